@@ -73,8 +73,8 @@ pub struct Mark(u32);
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Took {
-    /// Nanoseconds per packet, the feed's included, from the CPU time of the whole run: for long runs, of which it shows
-    /// fractions.
+    /// Nanoseconds per packet, the feed's included, from the CPU time of the whole run: for long runs, of which it
+    /// shows fractions.
     pub on_average: f64,
     /// The same as the kernel says, in whole nanoseconds: for short runs, whose preparation costs as much.
     pub by_kernel: f64,
@@ -123,8 +123,8 @@ impl Feeder {
         })
     }
 
-    /// Attaches the feed to devices that no packet ever comes by. Else the kernel patches its XDP dispatcher for each run,
-    /// and waits for all CPUs (`bpf_dispatcher_change_prog`): short runs would begin with caches gone cold.
+    /// Attaches the feed to devices that no packet ever comes by. Else the kernel patches its XDP dispatcher for each
+    /// run, and waits for all CPUs (`bpf_dispatcher_change_prog`): short runs would begin with caches gone cold.
     /// <https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/dispatcher.c>
     ///
     /// # Errors
@@ -156,8 +156,8 @@ impl Feeder {
         self.resizes = restore;
     }
 
-    /// From now on so many zeros are behind each frame. In XDP what is more than a page lies in other buffers; a test run of TC takes
-    /// no more.
+    /// Puts so many zeros behind each frame from now on. In XDP the bytes that find no room in one page lie in further
+    /// buffers; a test run of TC takes one page at most.
     pub fn lengthen(&mut self, bytes: usize) {
         self.tail = bytes;
     }

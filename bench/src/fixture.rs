@@ -53,7 +53,8 @@ pub struct BenchNode {
     _wire: Owned,
     /// The uplink's number.
     pub ifindex: u32,
-    /// Devices that no packet ever comes by, for three feeds at once: see [`Feeder::keep_ready`][super::Feeder::keep_ready].
+    /// Devices that no packet ever comes by, for three feeds at once: see
+    /// [`Feeder::keep_ready`][super::Feeder::keep_ready].
     pub idle: [[u32; 2]; 3],
 }
 
@@ -92,6 +93,8 @@ impl BenchNode {
         Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
+    /// Sets the MTU of the device by which packets come.
+    ///
     /// # Errors
     /// The kernel refuses.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {

@@ -203,9 +203,9 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes both entries of flows, and gives their places in the directory and among the unassured flows back, as garbage collection
-/// does: with a directory that is full of flows which are gone, a new flow would look for a place in vain, and in a queue of such it
-/// would look up each of them.
+/// Removes both entries of flows, and gives their places in the directory and among the unassured flows back, as
+/// garbage collection does: with a directory that is full of flows which are gone, a new flow would look for a place in
+/// vain, and in a queue of such it would look up each of them.
 ///
 /// # Errors
 /// An entry that is missing.

@@ -34,7 +34,7 @@ const SEQUENCE: u32 = 7_000;
 const TTL: u8 = 64;
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
-/// Places of the total length and of the checksum of an IPv4 header (RFC 791 section 3.1).
+/// Offsets in a frame: total length and checksum of the IPv4 header (RFC 791 section 3.1).
 const LENGTH: usize = ETHERNET + 2;
 const HEADER_SUM: usize = ETHERNET + 10;
 
@@ -77,7 +77,7 @@ pub fn lengthened(frame: &[u8], length: u16) -> Vec<u8> {
     bytes
 }
 
-/// As [`unpacked`] has them.
+/// The frame that has these bytes: the inverse of [`unpacked`].
 ///
 /// # Panics
 /// If there are not [`FRAME_LENGTH`] bytes.

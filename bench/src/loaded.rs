@@ -203,8 +203,8 @@ impl Loaded {
         Ok(took)
     }
 
-    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that most packets of the
-    /// bench go to.
+    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that
+    /// most packets of the bench go to.
     ///
     /// # Errors
     /// The kernel refuses.

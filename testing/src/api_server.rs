@@ -1,8 +1,8 @@
 //! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
 //!
-//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and takes
-//! Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its history
-//! (410 Gone), refuse tokens, know no streaming lists, and go away and return.
+//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and
+//! takes Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its
+//! history (410 Gone), refuse tokens, know no streaming lists, and go away and return.
 
 mod connection;
 mod http;
@@ -271,8 +271,8 @@ impl ApiServer {
         self.shared.change(|state| state.tokens = Some(tokens));
     }
 
-    /// Goes on taking connections and requests, and answers nothing, also to watches that are open: as a process that was
-    /// stopped, behind a kernel that was not.
+    /// Goes on taking connections and requests, and answers nothing, also to watches that are open: as a process that
+    /// was stopped, behind a kernel that was not.
     pub fn fall_silent(&self) {
         self.shared.change(|state| state.silent = true);
     }

@@ -141,7 +141,7 @@ mod tests {
         frames
     }
 
-    /// RFC 3720 appendix B.4.
+    /// The examples of RFC 3720 appendix B.4.
     #[test]
     fn crc32c_is_the_one_of_the_rfc() {
         assert_eq!(crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);

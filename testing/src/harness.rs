@@ -49,8 +49,8 @@ pub struct Harness {
 /// Small tables, so that they can be filled. Of their flows all may be unassured.
 pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, unassured: 256, ..MapSizes::DEFAULT };
 
-/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of this
-/// process, if one has ended well.
+/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of
+/// this process, if one has ended well.
 ///
 /// # Panics
 /// If nothing can be loaded: without root, or without a packet path in this build.
@@ -67,7 +67,8 @@ pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T
     lent(sizes, 0, &Pool::new(), work)
 }
 
-/// As [`with`], with programs of this test alone that fold IPv6 keys as `seed` says. What the harness says of IPv6 flows is wrong then.
+/// As [`with`], with programs of this test alone that fold IPv6 keys as `seed` says. What the harness says of IPv6
+/// flows is wrong then.
 ///
 /// # Panics
 /// As there.

@@ -1,5 +1,5 @@
-//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of their own.
-//! All that it does not know is an error, so that what is tested is what `kubectl apply -k` would apply.
+//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of
+//! their own. All that it does not know is an error, so that what is tested is what `kubectl apply -k` would apply.
 
 use std::fs;
 use std::path::Path;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The client and the router
-//! know the nodes' network only, so a pod is reached from outside through a node or not at all. What a network plugin puts in the place
-//! of `cni0` and of these routes is one of the layouts of [`Cni`].
+//! know the nodes' network only, so a pod is reached from outside through a node or not at all. What a network plugin
+//! puts in the place of `cni0` and of these routes is one of the layouts of [`Cni`].
 
 pub mod addressing;
 mod build;
@@ -69,7 +69,8 @@ pub struct Node {
     netns: Owned,
 }
 
-/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`, unless the lab has a network plugin's layout.
+/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`, unless the lab has a
+/// network plugin's layout.
 #[derive(Debug)]
 pub struct Pod {
     pub name: String,
@@ -125,7 +126,7 @@ impl Lab {
         all
     }
 
-    /// Changes each device that `wanted` names by namespace and device; `lo` is left alone.
+    /// Changes each device for whose namespace and name `wanted` holds; `lo` is left alone.
     ///
     /// # Errors
     /// The first change that fails.

@@ -1,5 +1,5 @@
-//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and checksum
-//! computed by etherparse, independently of the packet path.
+//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and
+//! checksum computed by etherparse, independently of the packet path.
 
 mod render;
 
@@ -22,6 +22,20 @@ pub mod flag {
     pub const RST: u8 = 4;
     pub const PSH: u8 = 8;
     pub const ACK: u8 = 16;
+}
+
+/// Types of SCTP chunks: RFC 9260 section 3.2.
+pub mod chunk {
+    pub const DATA: u8 = 0;
+    pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
+    pub const HEARTBEAT: u8 = 4;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+    pub const COOKIE_ECHO: u8 = 10;
+    pub const COOKIE_ACK: u8 = 11;
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
 /// An Ethernet frame with an IP packet.

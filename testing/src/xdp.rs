@@ -1,8 +1,9 @@
 //! The smallest XDP programs, attached without any loader.
 //!
 //! Frames that a veth sends by XDP_TX only arrive if the other end has an XDP program too. GRO there is not enough: it
-//! makes the receive ring, so the frame is queued and counted as sent, but only a program's presence makes `veth_xdp_flush`
-//! wake the receiver (Linux 6.18, drivers/net/veth.c; a redirect, which goes through `ndo_xdp_xmit`, always wakes it).
+//! makes the receive ring, so the frame is queued and counted as sent, but only a program's presence makes
+//! `veth_xdp_flush` wake the receiver (Linux 6.18, drivers/net/veth.c; a redirect, which goes through `ndo_xdp_xmit`,
+//! always wakes it).
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -251,7 +251,7 @@ fn local_policies_without_local_endpoints_are_counted() {
     let left = scrape.value(until, &draining).unwrap()
         - SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((3500.0..3601.0).contains(&left), "{left}");
-    // Where the endpoint is, nothing is missing.
+    // The endpoint's own node lacks none.
     let there = wait_scrape(&agents[1], "the Service", |scrape| {
         count(scrape, "kubeproxy_sync_proxy_rules_service_changes_total", &V4) == 2
     });

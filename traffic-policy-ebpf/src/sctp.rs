@@ -143,7 +143,7 @@ pub const fn timeout(timeouts: &Timeouts, second: u32, request: u8, reply: u8) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::ANSWERED;
+    use crate::tcp::{ANSWERED, tests::TIMEOUTS};
 
     const CLIENT: u32 = 0x1111_1111;
     const ENDPOINT: u32 = 0x2222_2222;
@@ -199,16 +199,7 @@ mod tests {
 
     #[test]
     fn life_of_an_association() {
-        let timeouts = Timeouts {
-            established: 86_400,
-            half_closed: 3_600,
-            finished: 120,
-            reset: 10,
-            unassured: 60,
-            udp: 30,
-            udp_answered: 121,
-        };
-        let of = |request, reply| timeout(&timeouts, 1, request, reply);
+        let of = |request, reply| timeout(&TIMEOUTS, 1, request, reply);
         assert_eq!(of(0, 0), 60);
         assert_eq!(of(0, ANSWERED), 60);
         let (request, reply) = (ASSURED, ASSURED | ANSWERED);

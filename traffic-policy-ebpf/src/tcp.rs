@@ -105,10 +105,11 @@ impl Timeouts {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const TIMEOUTS: Timeouts = Timeouts {
+    /// Times that all differ. The tests of [`crate::sctp`] use them, too.
+    pub(crate) const TIMEOUTS: Timeouts = Timeouts {
         established: 86_400,
         half_closed: 3_600,
         finished: 120,

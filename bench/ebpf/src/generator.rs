@@ -1,5 +1,5 @@
-//! Sends packets of many flows, run as a live frame (BPF_F_TEST_XDP_LIVE_FRAMES): what it transmits leaves by the device
-//! of its context. Pages come back as the receivers left them, so all headers are written each time.
+//! Sends packets of many flows, run as a live frame (BPF_F_TEST_XDP_LIVE_FRAMES): what it transmits leaves by the
+//! device of its context. Pages come back as the receivers left them, so all headers are written each time.
 
 use aya_ebpf::{
     btf_maps::Array,

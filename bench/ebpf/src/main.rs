@@ -3,10 +3,10 @@
 //! BPF_PROG_TEST_RUN gives a program the same buffer again and again, as the program left it. So `feed` writes the next
 //! packet into it and jumps to the program that is measured; the time of `feed` with an empty program is subtracted.
 //!
-//! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back. `floor_established`:
-//! parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses; no time-outs, no TCP
-//! states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an endpoint, insert both
-//! entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
+//! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back.
+//! `floor_established`: parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses;
+//! no time-outs, no TCP states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an
+//! endpoint, insert both entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 #![cfg_attr(
     target_arch = "bpf",
@@ -116,8 +116,8 @@ mod feed {
         TC_SHOT
     }
 
-    /// As `feed_xdp`, for programs that leave a packet of another length: gives it the length of a frame again, also where
-    /// nothing has changed it, so that this costs every program the same.
+    /// As `feed_xdp`, for programs that leave a packet of another length: gives it the length of a frame again, also
+    /// where nothing has changed it, so that this costs every program the same.
     #[xdp(frags)]
     pub fn feed_resized_xdp(ctx: XdpContext) -> u32 {
         let md = ctx.ctx;

@@ -17,8 +17,8 @@ use traffic_policy_agent::dataplane::{self, Kernel};
 use crate::code::Code;
 use crate::recorded::{OBJECT, Recorded};
 
-/// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room: the largest program takes
-/// Linux 6.1 half as much again as 6.18.
+/// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room: the largest program
+/// takes Linux 6.1 half as much again as 6.18.
 const MOST_VERIFIED: u64 = 250_000;
 /// MAX_BPF_STACK: what a chain of calls may use together.
 const MOST_STACK: u64 = 512;
@@ -58,8 +58,8 @@ fn nothing_is_copied_by_a_call() {
     assert!(code.has("tp_xdp_ingress"), "this is another object");
 }
 
-/// A route is believed by the hash of what was read. The programs that make flows are four in each family: fixed and variable headers, XDP
-/// and TC.
+/// A route is believed by the hash of what was read. The programs that make flows are four in each family: fixed and
+/// variable headers, XDP and TC.
 #[test]
 fn each_word_of_a_slots_route_is_read_once() {
     for (map, bytes) in [("tp_ep_routes4", 12), ("tp_ep_routes6", 24)] {

@@ -32,7 +32,8 @@ fn a_veth_with_checksum_offload() {
     check(&lab, &["--attach", "xdp"]).is_well();
 }
 
-/// A frame may have several buffers: a veth takes the programs whatever its MTU and that of its other end, and `check` knows it.
+/// A frame may have several buffers: a veth takes the programs whatever its MTU and that of its other end, and `check`
+/// knows it.
 #[test]
 fn jumbo_frames_in_xdp() {
     // The ends of a veth without XDP take any MTU.

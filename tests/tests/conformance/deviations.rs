@@ -1,8 +1,8 @@
 //! Deliberate deviations from kube-proxy.
 //!
-//! All of it is about the address that an endpoint sees. The fate of a flow is the same, with two exceptions: SCTP of pods
-//! and processes of the node is left alone, whose calls the kernel shows no program of sockets; and node ports are also reached
-//! on loopback, in both families.
+//! All of it is about the address that an endpoint sees. The fate of a flow is the same, with two exceptions: SCTP of
+//! pods and of processes of the node is left alone, as the kernel runs no program of the cgroup in their calls; and
+//! node ports are also reached on loopback, in both families.
 
 /// Origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -49,7 +49,7 @@ fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
             let free_address = topology::address(FREE, family, To::ClusterIp);
             flow("a ClusterIP that nobody has", free_address, "TCP", free);
             flow("a ClusterIP that nobody has", free_address, "UDP", free);
-            // No program of sockets sees it.
+            // The kernel runs no program of the cgroup in the calls of SCTP sockets.
             let fate = if origin == Origin::External { Fate::Reject } else { Fate::Unhandled };
             flow("a ClusterIP by SCTP", at(To::ClusterIp), "SCTP", &fate);
         }

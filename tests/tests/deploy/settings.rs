@@ -1,4 +1,5 @@
-//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document about them.
+//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document
+//! about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,7 +37,7 @@ fn arguments_and_variables_are_the_agents() {
         let pod = pod(folder);
         let arguments = pod.containers[0].args.clone().unwrap();
         let run = command("run");
-        // What the agent takes as variables, given as flags: clap judges values and conflicts.
+        // Variables of the agent are given as flags here, so that clap judges values and conflicts.
         let mut words = vec!["traffic-policy-agent".to_owned(), "run".to_owned()];
         for (name, value) in variables(folder) {
             let flag = run.get_arguments().find(|flag| flag.get_env().is_some_and(|own| *own == *name));

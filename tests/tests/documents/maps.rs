@@ -1,5 +1,5 @@
-//! docs/maps.md: every map of the object. Type, sizes and entries are made from the object; what they hold, and who writes
-//! and reads it, people write.
+//! docs/maps.md: every map of the object. Type, sizes and entries are made from the object; what they hold, and who
+//! writes and reads it, people write.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ fn the_page_lists_every_map() {
     assert!(unexplained.is_empty(), "{PAGE} does not explain {unexplained:?}");
 }
 
-/// Pages that name the layout of the maps, which is a part of the path of pins.
+/// Pages name the version of the maps' layout, which is a part of the path of pins.
 #[test]
 fn pages_name_the_layout_of_the_maps() {
     for (path, text) in [

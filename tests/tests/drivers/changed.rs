@@ -59,7 +59,7 @@ fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
     let Some([first, second]) = Wire::find(test, [0, 1]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
-    // What fails below is the driver's word, not a missing program.
+    // A failure below is then the driver's refusal, not a missing `ethtool`.
     run(Some(&fixture.node), "ethtool", &["-l", "eth0"]).unwrap();
     for attach in ["xdp", "tc"] {
         let agent = fixture.agent(attach).unwrap().start().unwrap();
@@ -83,8 +83,8 @@ fn mtu_and_queues() {
     }
 }
 
-/// Frames become longer than a page, and short again. A driver that keeps each in one page takes no XDP meanwhile (virtio_net
-/// before Linux 6.3): the agent says so, TC takes over.
+/// Frames become longer than a page, and short again. A driver that keeps each in one page takes no XDP meanwhile
+/// (virtio_net before Linux 6.3): the agent says so, TC takes over.
 fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();

@@ -1,5 +1,5 @@
-//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them, and
-//! every byte of what arrives there are as it said.
+//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them,
+//! and every byte of what arrives there are as it said.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -320,6 +320,7 @@ fn agrees(attach: &str) {
         let frame = packet(flow, number).macs(lab.client().addresses.mac(), gateway).bytes();
         send(&wire, &counters, &frame, flow, answer);
     }
+    // Time for the last packets to arrive: one that should not cannot be waited for.
     sleep(Duration::from_millis(300));
     let captured: Vec<_> =
         captures.into_iter().map(|(pod, capture)| (pod, capture.finish_valid().unwrap())).collect();

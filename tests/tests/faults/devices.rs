@@ -101,8 +101,8 @@ fn a_device_that_no_route_needs_any_more_is_let_go() {
     agent.wait_ready(SOON).unwrap();
     let all = Attached { xdp: false, ingress: 1, egress: 1 };
     assert_eq!(node.attached("up1").unwrap(), all);
-    // Away for a moment, as while it is replaced: nothing is taken off. Longer than the 5 s from one look at the devices to the
-    // next, and shorter than the 30 s for which a device may be without a route.
+    // Away for a moment, as while it is replaced: nothing is taken off. Longer than the 5 s from one look at the
+    // devices to the next, and shorter than the 30 s for which a device may be without a route.
     let delete = || node.netlink(async |net| net.delete_route(network, 24).await).unwrap();
     delete();
     std::thread::sleep(Duration::from_secs(7));

@@ -1,5 +1,5 @@
-//! A Service that does not fit into the maps is left out, by name and alone: other Services, and the node, are as healthy as
-//! before.
+//! A Service that does not fit into the maps is left out, by name and alone: other Services, and the node, are as
+//! healthy as before.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
@@ -18,8 +18,8 @@ const SOON: Duration = Duration::from_secs(20);
 const TINY: [&str; 4] = ["--frontend-entries", "64", "--source-range-entries", "64"];
 const HEALTH: u16 = 32000;
 
-/// Services of a tenant who wants everything: one asks for more frontends than the map takes, the other one, for its two ports
-/// together, for more source ranges than a Service may have.
+/// Services of a tenant who wants everything: one asks for more frontends than the map takes, the other one, for its
+/// two ports together, for more source ranges than a Service may have.
 fn greedy() -> [Service; 2] {
     let balanced = |name: &str, number: u16| {
         let vip = format!("203.0.113.{number}").parse().unwrap();
@@ -63,7 +63,7 @@ fn left_out(attach: &str) {
     for service in ["default/addresses", "default/ranges"] {
         agent.wait_said(&["no room", service], SOON).unwrap();
     }
-    // Where they are not in the maps, nobody is sent; those that are have their endpoint.
+    // Load balancers are told to send nobody to Services that are not in the maps; the others have their endpoint.
     for (number, status) in [(1, 503), (2, 503)] {
         let response = health(&cluster, number).unwrap();
         assert_eq!(response.status, status, "{number}: {}", response.body);

@@ -83,6 +83,7 @@ fn nodes_are_ready_only_after_both_lists() {
             cluster.control_plane.server().lists_of(held) >= 3
                 && cluster.control_plane.server().lists_of(other) >= 3
         });
+        // Nothing is to happen: time for an agent that does not wait for the list to become ready.
         sleep(Duration::from_millis(500));
         for agent in &cluster.cluster.agents {
             assert_eq!(agent.healthz().unwrap().status, 503, "{held:?} have not been listed");
@@ -112,10 +113,12 @@ fn an_outage_changes_nothing() {
     cluster.control_plane.endpoints(&web("cluster", CLUSTER), &cluster.backends[..1]).unwrap();
     let new = web("new", 30082);
     cluster.control_plane.apply(&new, &cluster.backends).unwrap();
+    // Nothing is to happen: time for the agents to meet errors, and for traffic meanwhile.
     sleep(Duration::from_secs(2));
     // One of the agents dies of something else just now. Its successor knows of nothing, and so touches nothing.
     cluster.cluster.agents[2].kill().unwrap();
     cluster.cluster.agents[2].start_again().unwrap();
+    // The same for the agent that is new.
     sleep(Duration::from_secs(2));
     assert_eq!(cluster.cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
     assert!(
@@ -139,8 +142,8 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody knows yet is no
-/// mistake, and has no Event.
+/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody
+/// knows yet is no mistake, and has no Event.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {

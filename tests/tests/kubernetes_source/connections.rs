@@ -1,5 +1,5 @@
-//! Connections to the API server: one by HTTP/2 for all watches, checked by pings; HTTP/1.1 where the server has no HTTP/2;
-//! compressed lists.
+//! Connections to the API server: one by HTTP/2 for all watches, checked by pings; HTTP/1.1 where the server has no
+//! HTTP/2; compressed lists.
 
 use std::{
     fs,
@@ -22,7 +22,8 @@ use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{Agent, service, until};
 
-/// A server that shows this certificate, and an agent that reaches it by the URL that `reach` gives: its own, or a relay's.
+/// A server that shows this certificate, and an agent that reaches it by the URL that `reach` gives: its own, or a
+/// relay's.
 async fn start(
     certificate: Certificate,
     reach: impl AsyncFnOnce(&ApiServer) -> String,
@@ -70,7 +71,7 @@ async fn an_event_leaves_the_watches_as_they_are() {
     let event = ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", "eth0 takes no XDP".to_owned());
     agent.source.events().post(event);
     until("the event", || !server.posted_events().is_empty()).await;
-    // A watch that has ended is asked for again within two seconds.
+    // Nothing is to happen: twice the two seconds within which a watch that has ended is asked for again.
     sleep(Duration::from_secs(4)).await;
     assert_eq!(server.requests_with("watch=true"), 4);
     assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());
@@ -107,7 +108,8 @@ async fn long_lists_come_compressed() {
     assert_eq!(server.lists_of(Kind::Service), 2, "the refused one, and the list");
 }
 
-/// A relay that, once stopped, holds its connections open and passes nothing on: kernels acknowledge, and nobody answers.
+/// A relay that, once stopped, holds its connections open and passes nothing on: kernels acknowledge, and nobody
+/// answers.
 struct Relay {
     address: SocketAddr,
     stopped: Arc<AtomicBool>,
@@ -143,7 +145,8 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
     }
 }
 
-/// 30 s of silence, 15 s for the answer to a ping, as kube-proxy; without one, watches stay open for minutes and hear nothing.
+/// 30 s of silence, 15 s for the answer to a ping, as kube-proxy; without one, watches stay open for minutes and hear
+/// nothing.
 #[tokio::test]
 async fn a_connection_into_a_black_hole_is_ended_by_pings() {
     let mut relay = None;

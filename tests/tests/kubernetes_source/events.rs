@@ -91,7 +91,7 @@ async fn a_loop_of_edits_costs_one_event_and_no_list() {
             .await;
     }
     until("the event", || !server.posted_events().is_empty()).await;
-    // Further ones would come by now: each edit has been seen.
+    // Nothing more is to come. Each edit has been seen, and an Event that is not held back is posted at once.
     sleep(Duration::from_millis(500)).await;
     assert_eq!(server.requests_with("/events"), 1, "forty edits");
     assert_eq!(server.requests_with("/namespaces/default/services"), 0);

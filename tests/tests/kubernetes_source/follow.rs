@@ -55,8 +55,8 @@ async fn changes_are_followed() {
     server.apply(&service("web", "10.96.0.1").replace("clusterIP: 10.96.0.1", "clusterIP: None")).unwrap();
     agent.expect(&[]).await;
     assert_eq!(server.lists_of(Kind::Service), 1, "all of it came by the watch");
-    // What is not for this proxy is not even sent: a cluster may have many headless Services. Of Services that another proxy
-    // serves the addresses must be known, but not the endpoints.
+    // The server does not even send objects that are not for this proxy: a cluster may have many headless Services. Of
+    // Services that another proxy serves the addresses must be known, but not the endpoints.
     let headless = "labelSelector=%21service.kubernetes.io%2Fheadless";
     assert!(server.requests_with(headless) >= 2);
     let others = format!("{headless}%2C%21service.kubernetes.io%2Fservice-proxy-name");
@@ -92,7 +92,8 @@ async fn long_lists_come_in_pages() {
     assert!(server.requests_with("continue=") >= 2);
 }
 
-/// All nodes start together after a power cut: what they ask for first comes from the API server's cache, not from etcd.
+/// All nodes start together after a power cut: what they ask for first comes from the API server's cache, not from
+/// etcd.
 #[tokio::test]
 async fn first_lists_come_from_the_cache() {
     let expected = [
@@ -195,7 +196,7 @@ async fn a_cut_watch_goes_on_where_it_was() {
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["a="]).await;
     until("the watches", || server.requests_with("watch=true") >= 4).await;
-    // Thanks to the bookmark they know a version that the history still holds.
+    // Thanks to the bookmark they know a version that the history still holds. Nothing shows that a bookmark has come.
     server.bookmark();
     tokio::time::sleep(Duration::from_millis(300)).await;
     server.compact();

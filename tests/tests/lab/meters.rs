@@ -37,6 +37,7 @@ fn a_good_path_loses_nothing() {
         let datagrams = Datagrams::start(from, target, 20, 5000, &ledger).unwrap();
         let held = HeldConnections::start(from, &[target], 20, Duration::from_millis(20)).unwrap();
         let new = NewConnections::start(from, 100, move |_| Some(target));
+        // The time of the measurement.
         sleep(Duration::from_secs(1));
         let datagrams = datagrams.finish().unwrap();
         println!("{datagrams}");
@@ -58,6 +59,7 @@ fn datagrams_lost_or_doubled_are_counted() {
         let (lab, ledger, _server) = lab_with(faults);
         let meter =
             Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 3, 2000, &ledger).unwrap();
+        // The time of the measurement.
         sleep(Duration::from_millis(500));
         let report = meter.finish().unwrap();
         assert!(report.sent > 100 && !report.is_clean(), "{report}");
@@ -76,6 +78,7 @@ fn a_silent_port_is_seen_as_loss_and_error() {
     let (lab, ledger, server) = lab_with(Faults::default());
     drop(server);
     let meter = Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 1, 100, &ledger).unwrap();
+    // The time of the measurement.
     sleep(Duration::from_millis(200));
     let report = meter.finish().unwrap();
     assert_eq!((report.lost_there, report.back), (report.sent, 0), "{report}");
@@ -94,6 +97,7 @@ fn failed_connections_and_lost_packets_are_counted() {
     // A wire that is cut for a while makes the kernel send again: nothing fails, but it shows.
     let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
     let meter = NewConnections::start(lab.node(2).netns(), 100, move |_| Some(target));
+    // Load before the cut, a cut longer than the 200 ms after which TCP sends again, and time for that.
     sleep(Duration::from_millis(100));
     lab.router().netlink(async |net| net.down("node-1").await).unwrap();
     sleep(Duration::from_millis(400));
@@ -122,6 +126,7 @@ fn broken_held_connections_are_counted() {
     let (lab, _, server) = lab_with(Faults::default());
     let target = target(&lab, Family::V4);
     let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
+    // Load before the server goes, and after.
     sleep(Duration::from_millis(100));
     drop(server);
     sleep(Duration::from_millis(100));

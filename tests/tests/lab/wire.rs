@@ -89,6 +89,7 @@ fn frames_sent_by_xdp_arrive() {
         let socket = UdpSocket::bind("172.18.0.1:0").unwrap();
         socket.send_to(b"x", (node.addresses.v4, PORT)).unwrap();
     });
+    // Time for the frame to come back: one more than that cannot be waited for.
     std::thread::sleep(Duration::from_millis(300));
     let frames = capture.finish().unwrap();
     let arp = |frame: &&Frame| frame.bytes[12..14] == [8, 6];

@@ -1,4 +1,5 @@
-//! The measurement itself: without an agent in the path it counts nothing, with a broken path it counts what is missing.
+//! The measurement itself: without an agent in the path it counts nothing, with a broken path it counts what is
+//! missing.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -29,6 +30,7 @@ fn the_machine_loses_nothing() {
             Meters::start(&format!("control {family:?}, no agent in the path"), &lab, &targets, &ledger);
         busy.kill_agents().unwrap();
         busy.start_agents_again(PATIENCE).unwrap();
+        // Load after the restart of the other lab's agents, too.
         sleep(Duration::from_secs(1));
         meters.finish(&lab);
     }
@@ -47,6 +49,7 @@ fn a_gap_is_seen() {
             &targets,
             &cluster.ledger,
         );
+        // Load before the gap.
         sleep(Duration::from_millis(300));
         cluster.kill_agents().unwrap();
         cluster.agents.iter().for_each(|agent| {

@@ -1,5 +1,5 @@
-//! Connections that are there before a flood: some talk all the time, others are silent until they are asked. And clients that come
-//! meanwhile.
+//! Connections that are there before a flood: some talk all the time, others are silent until they are asked. And
+//! clients that come meanwhile.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -79,7 +79,7 @@ impl Crowd {
             if let Err(error) = held.ask() {
                 broken.push(format!("{}: {error:#}", held.client()));
             }
-            // What is broken on a quiet wire is broken at once; more would only take long.
+            // A fault on a quiet wire shows at once; more of them would only take long.
             if broken.len() >= 3 {
                 break;
             }
@@ -122,8 +122,8 @@ impl Newcomers {
         Self { stop, thread }
     }
 
-    /// Nearly all were served, with the time-outs of a client's kernel. A flood may push out a flow that is not assured before a lost
-    /// segment is sent again: such a client is reset, and connects anew.
+    /// Nearly all were served, with the time-outs of a client's kernel. A flood may push out a flow that is not assured
+    /// before a lost segment is sent again: such a client is reset, and connects anew.
     pub fn finish(self, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         let (took, failures) = self.thread.join().unwrap();

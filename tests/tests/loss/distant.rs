@@ -1,5 +1,5 @@
-//! Clients far away open connections in a flood of forged SYNs: each SYN takes a place in the queue of unassured flows, and a client's
-//! has to last until its third packet has come, a round trip later.
+//! Clients far away open connections in a flood of forged SYNs: each SYN takes a place in the queue of unassured flows,
+//! and a client's has to last until its third packet has come, a round trip later.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -26,8 +26,8 @@ const CONNECTIONS: usize = 1_000;
 /// So many clients open one after the other.
 const CLIENTS: usize = 50;
 
-/// SYNs a second, in bursts that leave the clients' packets room in queues; a slow machine sends fewer. A flow then has 1.3 s to be
-/// assured, so that a segment which a busy machine loses is sent again in time. (At 100,000 it has 0.65 s.)
+/// SYNs a second, in bursts that leave the clients' packets room in queues; a slow machine sends fewer. A flow then has
+/// 1.3 s to be assured, so that a segment which a busy machine loses is sent again in time. (At 100,000 it has 0.65 s.)
 const RATE: u32 = 50_000;
 const BURST: u32 = 500;
 const BURST_EVERY: Duration = Duration::from_micros(1_000_000 * BURST as u64 / RATE as u64);

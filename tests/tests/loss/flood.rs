@@ -1,4 +1,5 @@
-//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are made.
+//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are
+//! made.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -22,8 +23,8 @@ use crate::quiet;
 /// Connections that talk, and as many that are silent: with two entries each, half of the small table.
 const CONNECTIONS: usize = 1_000;
 const SMALL: u32 = 8_192;
-/// With room for 30,000 flows beside these: at 70,000 SYNs a second a client has 0.4 s for its handshake, so that a segment which the
-/// flood pushes out of a queue may be sent again.
+/// With room for 30,000 flows beside these: at 70,000 SYNs a second a client has 0.4 s for its handshake, so that a
+/// segment which the flood pushes out of a queue may be sent again.
 const ENTRIES: u32 = 65_536;
 const SOURCES: u32 = 1 << 20;
 
@@ -58,7 +59,7 @@ impl Attacked {
         cluster.manifests.apply(&tcp("near", NEAR_PORT), &[Backend::of(near)]).unwrap();
         let nobody = Addresses::new([11, 255, 255, 255], [0x2001, 0xdb8, 0xf100, 1, 0, 0, 0, 1]);
         cluster.manifests.apply(&tcp("nobody", NOBODY_PORT), &[Backend::at(&nobody)]).unwrap();
-        // What is sent to strangers ends at the client, who says nothing about it.
+        // Packets to strangers end at the client, which does not answer them.
         let client = cluster.lab.client();
         let quietly = cluster.lab.router().netlink(async |net| {
             for (family, (network, prefix)) in Family::BOTH.into_iter().zip(STRANGERS) {
@@ -69,7 +70,7 @@ impl Attacked {
         quietly.unwrap();
         let number = entries.to_string();
         let sizes = ["--flow-entries", &number, "--flow-entries-v6", &number];
-        // What ends a flood's flows in time; those of connections that stand are as they are.
+        // Times that end a flood's flows within the test; those of established connections are the defaults.
         let short = ["--idle-unconfirmed", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
         let reset = ["--idle-reset", "1s"];
         cluster
@@ -133,8 +134,8 @@ impl Attacked {
         });
     }
 
-    /// In the endpoint's name to every port that may be a source port of the node, and in the clients' names, with numbers all over
-    /// the circle.
+    /// In the endpoint's name to every port that may be a source port of the node, and in the clients' names, with
+    /// numbers all over the circle.
     fn resets(&self, crowd: &Crowd) {
         let endpoint: IpAddr = self.cluster.lab.node(2).pod(1).address(self.family);
         let mixed = |number: u32| number.wrapping_mul(0x9e37_79b9);
@@ -233,7 +234,7 @@ fn floods(attach: &str, family: Family, sources: u32) {
     let newcomers = attacked.newcomers(NODE_PORT);
     attacked.resets(&crowd);
     newcomers.finish(&format!("{what} RSTs"));
-    // What really is reset shows when what is reset is gone.
+    // Flows that were reset are gone when this one is: only then it shows whether others were reset, too.
     let gone = reset.reset().to_string();
     until(&format!("{what}: the end of the reset connection"), PATIENCE, || {
         let flows = attacked.agent().json(&["flows"]).unwrap();

@@ -10,6 +10,7 @@ use crate::switch::{Balanced, HEALTH_PORT, policy_cluster, policy_local};
 
 fn preempt(balanced: &Balanced, what: &str, connections: u64) -> (Report, String) {
     let meter = balanced.connect(200, connections);
+    // Load on all nodes before one vanishes.
     sleep(Duration::from_secs(1));
     let node = balanced.cluster.lab.node(3);
     balanced.cluster.lab.cut(node).unwrap();

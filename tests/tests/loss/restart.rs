@@ -19,6 +19,7 @@ fn restarts(attach: &str, family: Family) {
     };
 
     let meters = start("SIGKILL, 3 s without an agent, start", &cluster);
+    // Load on the agents, then without any, then on the next ones: the time is what is tested.
     sleep(Duration::from_millis(300));
     cluster.kill_agents().unwrap();
     sleep(Duration::from_secs(3));
@@ -41,6 +42,7 @@ fn restarts(attach: &str, family: Family) {
         let meters = start("SIGTERM and start", &cluster);
         cluster.stop_agents().unwrap();
         cluster.start_agents_again(PATIENCE).unwrap();
+        // Load on the next agents.
         sleep(Duration::from_millis(300));
         meters.finish(&cluster.lab);
     }
@@ -57,6 +59,7 @@ fn from_tc_to_xdp_and_back() {
         let meters = Meters::start(&what, &cluster.lab, &targets, &cluster.ledger);
         cluster.kill_agents().unwrap();
         cluster.launch(|agent| agent.attach(attach)).unwrap();
+        // Load on the next agents.
         sleep(Duration::from_millis(200));
         meters.finish(&cluster.lab);
     }

@@ -73,6 +73,7 @@ impl Balanced {
     /// Changes the Service under load; the load balancer asks another port a while later.
     fn switch(&self, to: &Service, health_port: u16, total: u64) -> connections::Report {
         let meter = self.connect(CONNECTIONS_PER_SECOND, total);
+        // Load before the change.
         sleep(Duration::from_secs(2));
         self.cluster.manifests.service(to).unwrap();
         sleep(CONTROLLER);
@@ -132,6 +133,7 @@ fn xdp_there_and_back_and_the_drain_ends() {
         let node_without = Probe::tcp(cluster.at(2, Family::V4, NODE_PORT)).limit(Duration::from_millis(300));
         node_without.from(cluster.lab.client().netns()).unwrap()
     };
+    // Within the drain of 8 s, and past its end.
     sleep(Duration::from_secs(2));
     assert!(matches!(ask(), Outcome::Answered(_)), "the drain has not begun");
     sleep(Duration::from_secs(7));

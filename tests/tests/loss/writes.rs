@@ -73,6 +73,7 @@ fn next_write(agent: &Agent, before: usize) -> usize {
         assert!(start.elapsed() < scaled(PATIENCE), "nothing was written: {}", agent.log());
         sleep(Duration::from_millis(20));
     }
+    // Nothing more is to come: many times the 50 ms for which the agent collects changes.
     sleep(Duration::from_millis(700));
     let all = writes(agent);
     assert_eq!(all.len(), before + 1, "one change was written in several steps: {all:?}");
@@ -148,8 +149,8 @@ fn one_service_changes(services: u16) -> Vec<(usize, BTreeMap<String, usize>)> {
         let mut differences = differences(&before, &content(agent));
         // The bits of a Service that is gone are taken away by some later sweep.
         assert!(differences.remove("tp_prefilter").unwrap_or(0) <= 1);
-        // Endpoints that went away, one in each family and protocol or a Service's three in each family, stay named until
-        // the next sweeps have marked their flows.
+        // Endpoints that went away, one in each family and protocol or a Service's three in each family, stay named
+        // until the next sweeps have marked their flows.
         assert!(differences.remove("tp_removed_eps").unwrap_or(0) <= 6);
         steps.push((written, differences));
     };
@@ -168,9 +169,9 @@ fn one_service_changes_and_only_that_one_is_written() {
     let many = one_service_changes(200);
     println!("writes and changed entries, 3 other Services: {few:?}\n200 other Services: {many:?}");
     assert_eq!(few, many, "they depend on the number of other Services");
-    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends of
-    // each family change, and two endpoints get fresh slots for each of them; its four ports have their policy noted. No
-    // other entry of any map has changed a bit.
+    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends
+    // of each family change, and two endpoints get fresh slots for each of them; its four ports have their policy
+    // noted. No other entry of any map has changed a bit.
     for (written, differences) in &many {
         assert!(*written <= 20, "{written} writes");
         let known = ["tp_frontends4", "tp_frontends6", "tp_svc_names", "tp_endpoints4", "tp_endpoints6"];

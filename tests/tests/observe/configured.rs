@@ -182,7 +182,7 @@ fn sighup_applies_what_it_can_and_names_the_rest() {
     let flows = || agent.json(&["flows"]).unwrap().as_array().map_or(0, Vec::len);
     let there = flows();
     assert!(there > 0);
-    // Two sweeps.
+    // Nothing is to happen in two sweeps, 2 s apart.
     sleep(Duration::from_secs(4));
     assert_eq!(flows(), there);
     fs::write(&file, format!("{HEAD}{}", fields.replace("1h", "1s"))).unwrap();

@@ -77,7 +77,8 @@ fn attached_in_sync_and_after_death() {
     }
 }
 
-/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is stopped.
+/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is
+/// stopped.
 fn stopped_when(agent: &Agent, is_it: impl Fn(&Value) -> bool) -> Value {
     let process = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
     let start = Instant::now();
@@ -149,7 +150,8 @@ fn from_another_pid_namespace() {
         status["agent"]["running"].as_bool().unwrap()
     };
     assert!(is_running());
-    sleep(Duration::from_secs(3));
+    // Longer than the 5 s for which one sign of life counts.
+    sleep(Duration::from_secs(7));
     assert!(is_running(), "it goes on giving signs of life");
     agent.kill().unwrap();
     let start = Instant::now();

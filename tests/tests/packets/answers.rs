@@ -257,7 +257,8 @@ fn longer_than_the_way_out() {
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
             let may = |packet: Packet| packet.with(|p| p.dont_fragment = false);
-            // The first piece leaves as a copy, which a test run does not show: real sockets see it in `policy::fragments`.
+            // The first piece leaves as a copy, which a test run does not show: real sockets see it in
+            // `policy::fragments`.
             let second = |length: usize| {
                 let whole = may(forwarded(length)).fragments(length).remove(0);
                 let rest = whole.payload[1376..].to_vec();
@@ -297,7 +298,8 @@ fn longer_than_the_way_out() {
     });
 }
 
-/// RFC 2675: the kernel puts a hop-by-hop header before an IPv6 aggregate of more than 65,535 bytes. Its segments have none.
+/// RFC 2675: the kernel puts a hop-by-hop header before an IPv6 aggregate of more than 65,535 bytes. Its segments have
+/// none.
 #[test]
 fn aggregates_with_a_jumbo_header() {
     everywhere(|harness, terms| {

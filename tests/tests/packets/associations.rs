@@ -3,19 +3,18 @@
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, RST};
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, HZ, Harness, Hook, Ran, Setup, Spot};
 use traffic_policy_testing::packet::Packet;
+use traffic_policy_testing::packet::chunk::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, HEARTBEAT, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 
 use crate::dialogue::everywhere;
-use crate::sctp::{
-    ABORT, CLIENT, CLIENT_TAG, COOKIE_ACK, COOKIE_ECHO, ENDPOINT_TAG, SHUTDOWN, SHUTDOWN_ACK,
-    SHUTDOWN_COMPLETE, VIP, chunk, data, init, init_ack, sctp,
-};
+use crate::sctp::{CLIENT, CLIENT_TAG, ENDPOINT_TAG, VIP, chunk, data, init, init_ack, sctp};
 use crate::sweeping::{self, TIMEOUTS};
 use crate::table::{ENDPOINT_PORT, Terms};
 
 const OTHER_TAG: u32 = 0x7777_1234;
 
-const HEARTBEAT: u8 = 4;
-/// The flag T.
+/// The flag T of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own (RFC 9260 section 8.5.1).
 const REFLECTED: u8 = 1;
 
 /// An association through the programs, for tests of what the flow table remembers.
@@ -198,8 +197,8 @@ fn an_init_that_is_sent_again() {
     });
 }
 
-/// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260 section
-/// 5.2).
+/// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260
+/// section 5.2).
 #[test]
 fn a_restart_goes_on_with_the_same_endpoint() {
     each(|harness, with| {
@@ -213,7 +212,7 @@ fn a_restart_goes_on_with_the_same_endpoint() {
         assert_eq!(request.new_to, endpoint);
         assert_eq!((request.tags, reply.tags), ((client, anew), (anew, client)));
         assert_eq!(with.states(harness), (ASSURED, ASSURED | ANSWERED));
-        // Nobody who is there stays silent for longer than a heartbeat takes.
+        // A side that is there sends a HEARTBEAT every 30 s: after 45 s of silence an INIT begins another association.
         with.idle(harness, 44);
         with.request(harness, 0, &init(CLIENT_TAG));
         assert_eq!(with.entries(harness).0.new_to, endpoint);

@@ -9,6 +9,7 @@ use traffic_policy_testing::harness;
 fn jiffies_go_by() {
     harness::with(|harness| {
         let (start, first) = (Instant::now(), harness.now());
+        // The rate is measured over this time.
         std::thread::sleep(Duration::from_millis(200));
         let rate = f64::from(harness.now().wrapping_sub(first)) / start.elapsed().as_secs_f64();
         assert!((90.0..1100.0).contains(&rate), "{rate} jiffies per second");

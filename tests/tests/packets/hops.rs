@@ -150,7 +150,8 @@ fn way_back(dialogue: Dialogue, harness: &Harness, came_by: Device) -> Mac {
     ran.frame[..6].try_into().unwrap()
 }
 
-/// The FIB is asked once for all flows of a client that have their replies on one CPU, until something may have changed.
+/// The FIB is asked once for all flows of a client that have their replies on one CPU, until something may have
+/// changed.
 #[test]
 fn the_next_flow_of_a_client_asks_for_no_way_back() {
     everywhere(|harness, terms| {
@@ -168,9 +169,9 @@ fn the_next_flow_of_a_client_asks_for_no_way_back() {
             assert_eq!(way_back(harness, 4), MOVED);
             harness.change_config(|config| config.route += 1);
             assert_eq!(way_back(harness, 5), Spot::Router.mac());
-            // No answer is young any more.
             neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
             assert_eq!(way_back(harness, 6), Spot::Router.mac());
+            // With this age no answer is young enough to be used again.
             harness.change_config(|config| config.hop_max_age = 0);
             assert_eq!(way_back(harness, 7), MOVED);
             neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
@@ -279,7 +280,8 @@ fn a_first_packet_is_counted_once_and_only_if_it_is_sent() {
     });
 }
 
-/// Spoils what is stored of the ways to endpoints as a reader sees it that is overtaken by a writer: the source is another's.
+/// Spoils what is stored of the ways to endpoints as a reader sees it that is overtaken by a writer: the source is
+/// another's.
 fn spoil<A: Address>(routes: &mut Array<MapData, SlotRoute<A>>, other: A) {
     let mut spoilt = 0;
     for index in 0..routes.len().min(256) {

@@ -1,5 +1,6 @@
-//! Jumbo frames. In XDP those of more than a page lie in several buffers: headers in the first, and the programs say that they know
-//! (`xdp.frags`). A test run puts the first 3,520 bytes or so into it, as drivers do.
+//! Jumbo frames. In XDP a frame of more than a page lies in several buffers, with the headers in the first; the
+//! programs declare that they know such frames (`xdp.frags`). A test run puts about 3,520 bytes into the first buffer,
+//! as drivers do.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
@@ -16,8 +17,8 @@ const MTU: usize = 9000;
 /// Bytes of an IP packet in one buffer.
 const ONE: usize = 3000;
 
-/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: there real sockets send more, see `policy`,
-/// `jumbo`.
+/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: real sockets send more by TC,
+/// in `policy::jumbo`.
 fn lengths(terms: Terms) -> impl Iterator<Item = usize> {
     [ONE, 4000, MTU].into_iter().take(if terms.xdp() { 3 } else { 1 })
 }
@@ -26,7 +27,8 @@ fn setup(endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[endpoint]))
 }
 
-/// With as much payload as makes the IP packet so long. TCP: no SYN, for the latter takes the slow path whatever its length.
+/// The packet with as much payload as makes the IP packet so long. Rows about the fast path give TCP other flags than
+/// SYN, with which a packet takes the slow path whatever its length.
 fn long(packet: Packet, terms: Terms, length: usize) -> Packet {
     let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
     let payload: Vec<u8> = (0..length - header).map(|at| (at * 7) as u8).collect();
@@ -96,7 +98,7 @@ fn both_ways_by_one_device() {
     });
 }
 
-/// Which drivers take frames of several buffers from others is not known: TC sends them.
+/// Not every driver sends frames of several buffers that XDP redirects to it: TC sends them.
 #[test]
 fn by_another_device() {
     run(|_, terms| {
@@ -134,7 +136,7 @@ fn to_an_endpoint_here() {
     });
 }
 
-/// And whatever else is rare.
+/// XDP leaves fragments of several buffers to TC, as it does all such frames that are rare.
 #[test]
 fn fragments() {
     run(|_, terms| {
@@ -153,7 +155,7 @@ fn fragments() {
     });
 }
 
-/// The answer is made by TC, which can reach what lies in other buffers.
+/// TC makes the answers to such frames, as it can reach the bytes in further buffers.
 #[test]
 fn answers() {
     run(|_, terms| {

@@ -15,7 +15,8 @@ fn setup() -> Setup {
     Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR, (Spot::Local, ENDPOINT_PORT)]))
 }
 
-/// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may share them, and its port may be one of the pool.
+/// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may share them, and its port may
+/// be one of the pool.
 #[test]
 fn a_service_address_that_collides_with_the_nodes_is_served() {
     everywhere(|harness, terms| {
@@ -53,8 +54,8 @@ fn other_ports_and_addresses() {
     });
 }
 
-/// A switch that does not know an address yet floods frames: what is for another machine is left to it, even if both have
-/// the Service's address.
+/// A switch that does not know an address yet floods frames: what is for another machine is left to it, even if both
+/// have the Service's address.
 #[test]
 fn frames_for_other_machines() {
     table::run(|terms| {
@@ -218,8 +219,8 @@ fn options_of_all_lengths_are_kept() {
     });
 }
 
-/// The sender names the stops on the way (LSRR, SSRR): what the stack accepts of that is a setting of the host, and its default is nothing
-/// (`accept_source_route`, RFC 7126 sections 4.3 and 4.4).
+/// The sender names the stops on the way (LSRR, SSRR): what the stack accepts of that is a setting of the host, and its
+/// default is nothing (`accept_source_route`, RFC 7126 sections 4.3 and 4.4).
 #[test]
 fn source_routes_are_left_to_the_stack() {
     const HOP: [u8; 4] = [192, 0, 2, 77];
@@ -270,7 +271,8 @@ fn a_syn_with_a_fin_opens_nothing() {
     });
 }
 
-/// kubespray takes Services and pods from one /16: 10.233.0.0/18 and 10.233.64.0/18. Only what is in the range itself is looked at.
+/// kubespray takes Services and pods from one /16: 10.233.0.0/18 and 10.233.64.0/18. Only what is in the range itself
+/// is looked at.
 #[test]
 fn addresses_beside_the_service_cidr() {
     table::run(|terms| {

@@ -1,5 +1,5 @@
-//! Replies of endpoints on this node that routing would send out of another device for their new source: by rules of routing, a node with
-//! a way of its own for each of its addresses, endpoints on a card of their own.
+//! Replies of endpoints on this node that routing would send out of another device for their new source: by rules of
+//! routing, a node with a way of its own for each of its addresses, endpoints on a card of their own.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::lab::Family;
@@ -226,7 +226,8 @@ fn asked_again_when_something_may_have_changed() {
     });
 }
 
-/// XDP knows a member of a bond by its own number, and replies leave by the bond: it is asked once, and not after each change of routes.
+/// XDP knows a member of a bond by its own number, and replies leave by the bond: it is asked once, and not after each
+/// change of routes.
 #[test]
 fn a_request_by_a_device_that_is_not_known() {
     harness::with(|harness| {

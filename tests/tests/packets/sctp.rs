@@ -2,6 +2,9 @@
 //! is in [`crate::associations`].
 
 use traffic_policy_testing::harness::{Device, Frontend, Setup, Spot};
+use traffic_policy_testing::packet::chunk::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
 use crate::errors::{self, WHOLE};
@@ -20,15 +23,6 @@ pub(crate) const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 pub(crate) const CLIENT_TAG: u32 = 0xc11e_4711;
 pub(crate) const ENDPOINT_TAG: u32 = 0x0e0d_0042;
 
-// RFC 9260 section 3.2.
-const DATA: u8 = 0;
-pub(crate) const ABORT: u8 = 6;
-pub(crate) const SHUTDOWN: u8 = 7;
-pub(crate) const SHUTDOWN_ACK: u8 = 8;
-pub(crate) const COOKIE_ECHO: u8 = 10;
-pub(crate) const COOKIE_ACK: u8 = 11;
-pub(crate) const SHUTDOWN_COMPLETE: u8 = 14;
-
 /// A chunk, padded to four bytes.
 pub(crate) fn chunk(kind: u8, flags: u8, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + value.len()).unwrap().to_be_bytes();
@@ -44,11 +38,11 @@ fn opening(kind: u8, tag: u32) -> Vec<u8> {
 }
 
 pub(crate) fn init(tag: u32) -> Vec<u8> {
-    opening(1, tag)
+    opening(INIT, tag)
 }
 
 pub(crate) fn init_ack(tag: u32) -> Vec<u8> {
-    opening(2, tag)
+    opening(INIT_ACK, tag)
 }
 
 pub(crate) fn data(length: usize) -> Vec<u8> {
@@ -145,7 +139,7 @@ fn a_conversation_with_this_node() {
     });
 }
 
-/// A checksum that a device is to finish is 0, and is added to the sum: it has to stay so.
+/// A socket of this machine leaves the checksum 0 where a device computes it: it has to stay 0.
 #[test]
 fn an_unfinished_checksum_stays() {
     run(|terms| {
@@ -180,7 +174,8 @@ fn options_and_extension_headers() {
     });
 }
 
-/// An aggregate whose packets have been cut to fit the way is not measured by the longest of them.
+/// The packets of an aggregate of SCTP are as long as their sender has cut them. The number in the place of a segment's
+/// size (GSO_BY_FRAGS, 65,535) is not taken for their length.
 #[test]
 fn an_aggregate_of_whole_packets_is_sent_on() {
     run(|terms| {
@@ -248,7 +243,8 @@ fn nobody_there() {
     });
 }
 
-/// A checksum changes by the distance from the packet's end, which the first fragment does not tell.
+/// A changed port changes the checksum by a number that depends on its distance from the packet's end, which a first
+/// fragment does not tell.
 #[test]
 fn fragments() {
     const SIZE: usize = 1448;
@@ -308,7 +304,7 @@ fn too_long_for_the_way_out() {
     });
 }
 
-/// Quoted are ports and tag at least; a checksum that is quoted, too, stays as it was.
+/// An ICMP error quotes ports and tag at least. A checksum that is quoted, too, stays as it was.
 #[test]
 fn icmp_errors() {
     run(|terms| {

@@ -63,7 +63,8 @@ fn the_oldest_makes_room() {
     });
 }
 
-/// A flood of ten times the queue's length touches no flow that is assured, or that is assured before its turn in the queue comes.
+/// A flood of ten times the queue's length touches no flow that is assured, or that is assured before its turn in the
+/// queue comes.
 #[test]
 fn an_assured_flow_makes_no_room() {
     each(|harness, terms| {
@@ -87,7 +88,8 @@ fn an_assured_flow_makes_no_room() {
     });
 }
 
-/// One-way protocols (statsd, syslog) never confirm a flow: their sources must not push out clients that open connections.
+/// One-way protocols (statsd, syslog) never confirm a flow: their sources must not push out clients that open
+/// connections.
 #[test]
 fn tcp_and_udp_do_not_make_room_for_each_other() {
     each(|harness, terms| {

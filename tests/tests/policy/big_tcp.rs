@@ -1,5 +1,6 @@
-//! Aggregates of more than 65,535 bytes (BIG TCP), of which no header tells the length: an IPv6 packet has a hop-by-hop header for it, which
-//! its segments do not have, an IPv4 packet says 0. By TC alone, as any aggregate: XDP takes frames as they are on the wire.
+//! Aggregates of more than 65,535 bytes (BIG TCP), of which no header tells the length: an IPv6 packet has a hop-by-hop
+//! header for it, which its segments do not have, an IPv4 packet says 0. By TC alone, as any aggregate: XDP takes
+//! frames as they are on the wire.
 
 use traffic_policy_agent::dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
@@ -39,8 +40,8 @@ fn whole_aggregates_are_translated() {
     let (kernel, release) = Kernel::found().unwrap();
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(true)).unwrap();
     let lab = &cluster.lab;
-    // The stack's own forwarding (`ip6_forward`) takes the hop-by-hop header for part of each segment, and finds them too long for a way
-    // that is as wide as the ends'.
+    // The stack's own forwarding (`ip6_forward`) takes the hop-by-hop header for part of each segment, and finds them
+    // too long for a way that is as wide as the ends'.
     let is_between = |namespace: &str, device: &str| {
         !(device == "eth0" && (namespace == "client" || namespace.starts_with("pod")))
     };

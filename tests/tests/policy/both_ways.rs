@@ -1,5 +1,5 @@
-//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in flight, also
-//! with loss and reordering. Each stays known while it lives, and its end is noticed.
+//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in
+//! flight, also with loss and reordering. Each stays known while it lives, and its end is noticed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -37,7 +37,7 @@ fn flows(agent: &Agent, to: SocketAddr) -> Vec<Value> {
 fn bursts(cluster: &Cluster, agent: &Agent, to: SocketAddr, bytes: u64) {
     let stream = cluster.lab.client().netns().run(|| TcpStream::connect(to)).unwrap();
     stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
-    // Where nothing is read any more, the sender ends, too.
+    // The sender ends, too, when nobody reads any more.
     stream.set_write_timeout(Some(scaled(PATIENCE))).unwrap();
     let client = stream.local_addr().unwrap().to_string();
     let mut stream = BufReader::new(stream);

@@ -177,11 +177,11 @@ fn a_list_of_ten_thousand_endpoints_is_written_whole() {
         wanted
     };
     until("the list", SOON, || held() == wanted(&list));
-    // One is another, and the whole list moves.
+    // One endpoint changes, and the whole list is written into another range.
     list[5_000] = addresses(5_000, 1);
     write(&list);
     until("the other list", SOON, || held() == wanted(&list));
-    // Few are written one by one.
+    // A short list is written one by one.
     list.truncate(3);
     write(&list);
     until("a short list", SOON, || held() == wanted(&list));

@@ -1,5 +1,6 @@
-//! A process of the node is one Service's endpoint (a pod of the host's network), and its address and port are another Service's frontend
-//! at once. What comes back to a client of the latter leaves as if the process had sent it to the same client, and is not taken for that.
+//! A process of the node is one Service's endpoint (a pod of the host's network), and its address and port are at the
+//! same time another Service's frontend. A reply to a client of the latter leaves with the addresses and ports of a
+//! packet from the process to that client, and the programs must not take it for one.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn ask(socket: &UdpSocket, what: &str) -> String {
     String::from_utf8_lossy(&buffer[..length]).into_owned()
 }
 
-/// In TC, whose programs at egress see what those at ingress have sent on.
+/// By TC, as its programs at egress see the packets that those at ingress have redirected.
 #[test]
 fn its_address_is_a_frontend() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();

@@ -37,7 +37,7 @@ fn intact(attach: &str, hook: &str) {
                 let Some(outcome) = outcome else { continue };
                 let packets = count(hook, outcome) - before;
                 println!("{attach} {to}: {report:?}, {outcome} {packets} by {hook}");
-                // Of frames that fit into a page there would be twice as many at least; acknowledgements are among them.
+                // Frames that fit into a page would be more than twice as many. Acknowledgements are counted, too.
                 let fewest = BYTES / u64::from(MTU);
                 assert!(
                     (fewest..2 * fewest + fewest / 2).contains(&packets),

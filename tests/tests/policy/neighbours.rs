@@ -43,8 +43,8 @@ fn the_first_packet_waits_for_its_neighbour_in_xdp() {
     first_packet("xdp");
 }
 
-/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become stale and
-/// to be given up.
+/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become
+/// stale and to be given up.
 fn hurry(cluster: &Cluster) {
     for node in cluster.lab.nodes() {
         for family in ["ipv4", "ipv6"] {
@@ -74,7 +74,7 @@ fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
         assert!(answered(&old_flow(to)));
         cluster.answer(Protocol::Tcp, to).unwrap();
     }
-    // The agent asks the kernel to look after new next hops every few seconds.
+    // The agent asks the kernel every 5 s to probe the neighbours of new next hops.
     std::thread::sleep(Duration::from_secs(6));
     let held = HeldConnections::start(client, &targets, 4, Duration::from_millis(50)).unwrap();
     cluster.lab.router_change_mac(announce).unwrap();
@@ -114,8 +114,8 @@ fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
 
-/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that stands has packets here, for a new
-/// one asks the FIB, and what it learns holds for all.
+/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that is open has packets
+/// here: a new one would ask the FIB, and the answer would hold for all.
 #[test]
 fn a_gateways_new_mac_is_learnt_without_an_agent() {
     let (cluster, agents) = remote_only("xdp");
@@ -134,7 +134,7 @@ fn a_gateways_new_mac_is_learnt_without_an_agent() {
         agent.kill().unwrap();
     }
     cluster.lab.router_change_mac(true).unwrap();
-    // It looks again after 5 s.
+    // The packet path asks the FIB again after 5 s.
     wait(Duration::from_secs(30));
 }
 

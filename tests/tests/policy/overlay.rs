@@ -1,4 +1,5 @@
-//! Other nodes' pods behind a VXLAN device: packets come in by one attached device and leave by another of another kind.
+//! Other nodes' pods behind a VXLAN device: packets come in by one attached device and leave by another of another
+//! kind.
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -74,7 +75,8 @@ fn named_devices_by_generic_xdp() {
     overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
 }
 
-/// Why `auto` keeps XDP on a card beside an overlay: what needs no other device is over before there is an skb.
+/// XDP ends packets that need no other device before there is an skb: for this `auto` keeps XDP on a card beside an
+/// overlay.
 #[test]
 fn refusals_stay_with_xdp_beside_an_overlay() {
     let lab = Lab::builder().pods(&[0, 1]).overlay().wire_offloads(false);

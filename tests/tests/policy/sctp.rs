@@ -1,7 +1,8 @@
-//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on another.
+//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on
+//! another.
 //!
-//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do; each packet's checksum is computed in
-//! full by who gets it, and a wrong one is no packet.
+//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver computes the
+//! checksum of each packet in full, and ignores a packet with a wrong one.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,19 +21,12 @@ use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::packet::chunk::{
+    COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 
 const CLUSTER: u16 = 30_090;
 const LOCAL: u16 = 30_091;
-
-// RFC 9260 section 3.2.
-const DATA: u8 = 0;
-const INIT: u8 = 1;
-const INIT_ACK: u8 = 2;
-const SHUTDOWN: u8 = 7;
-const SHUTDOWN_ACK: u8 = 8;
-const COOKIE_ECHO: u8 = 10;
-const COOKIE_ACK: u8 = 11;
-const SHUTDOWN_COMPLETE: u8 = 14;
 
 /// A packet with one chunk.
 #[derive(Clone, Debug)]
@@ -50,7 +44,7 @@ impl Message {
         let mut bytes = [self.source.to_be_bytes(), self.destination.to_be_bytes()].concat();
         bytes.extend(self.tag.to_be_bytes());
         bytes.extend([0; 4]);
-        // Of DATA: one whole message. Of others a flag would mean something else.
+        // The flags B and E of DATA: the chunk is a whole message. Other chunks have no such flags.
         bytes.extend([self.kind, if self.kind == DATA { 3 } else { 0 }]);
         bytes.extend(length.to_be_bytes());
         bytes.extend(&self.value);
@@ -60,7 +54,7 @@ impl Message {
         bytes
     }
 
-    /// `None` of what has another checksum.
+    /// `None` if the checksum is wrong or the packet is cut.
     fn read(bytes: &[u8]) -> Option<Self> {
         let number = |at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
         let word = |at: usize| Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
@@ -80,7 +74,7 @@ fn raw(family: Family) -> Socket {
     socket
 }
 
-/// The next packet, and who sent it; `None` after the time-out of the socket, and of what is none.
+/// The next packet, and its sender; `None` after the socket's time-out, and for bytes that are no packet.
 fn receive(socket: &Socket, family: Family) -> Option<(IpAddr, Message)> {
     let mut buffer = [0; 4096];
     let (length, from) = recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut buffer).ok()?;
@@ -98,7 +92,8 @@ fn send(socket: &Socket, to: IpAddr, message: &Message) {
     drop(socket.send_to(&message.bytes(), &SockAddr::from(SocketAddr::new(to, 0))));
 }
 
-/// An endpoint in a pod, until `stop`: it says to each DATA chunk which pod it is, and whom it sees.
+/// An endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's address that it sees, and the
+/// length.
 fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool) {
     let socket = raw(family);
     let own_tag = 0xe000_0000 | number;
@@ -197,7 +192,9 @@ fn associations(attach: &str) {
     let elsewhere: Vec<_> = lab.pods().filter(|pod| pod.name == "pod-2-1").map(Backend::of).collect();
     cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
     cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    // Flows that have ended are counted at the end, which may come later than the default of 10 s.
+    let kept = ["--idle-reset", "1h"];
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for (number, pod) in (1..).zip(lab.pods()) {
@@ -218,7 +215,7 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str) {
     let client = lab.client().netns();
     let mut ports = 41_000..;
     for family in Family::BOTH {
-        // Enough for both endpoints to be chosen: one in a million runs misses one.
+        // Enough for both endpoints to be chosen: in four of a million runs one of them is not.
         let mut seen: HashMap<String, String> = HashMap::new();
         for _ in 0..20 {
             let association =

@@ -1,8 +1,8 @@
-//! Requests of a fleet of nodes to an API server: the watching clients of 200 agents, of the agent's own code, against the API server
-//! of the tests, in one process.
+//! Requests of a fleet of nodes to an API server: the watching clients of 200 agents, of the agent's own code, against
+//! the API server of the tests, in one process.
 //!
-//! Connections, requests and bytes are counted by the server, TLS included. They are numbers of messages, and so the same on any
-//! machine, but for the busiest second after an outage, which is a matter of chance, too.
+//! Connections, requests and bytes are counted by the server, TLS included. They are numbers of messages, and so the
+//! same on any machine, but for the busiest second after an outage, which depends on the machine and on chance.
 
 mod nodes;
 
@@ -264,7 +264,7 @@ async fn tenant(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Res
         let said = format!("never {edit}\"");
         nodes.wait("the edit is there", |node| node.warnings.iter().any(|text| text.contains(&said))).await?;
     }
-    // Time for Events that are under way.
+    // A node does not say when it has posted an Event: time for those that are under way.
     sleep(Duration::from_secs(2)).await;
     let (events, all) = (span.count(&["/events"]), span.count(&[]));
     ensure!(events >= u64::from(NODES), "{events} Events of {NODES} nodes: not each has told of the edits");
@@ -286,7 +286,8 @@ async fn outage(server: &mut ApiServer, nodes: &Nodes, figures: &mut Figures) ->
     let server = &*server;
     let span = Span::begin(server);
     nodes.wait("the new state is there", |node| node.moved_twice == SERVICES).await?;
-    // Kinds that have not changed are listed anew, too.
+    // The other kinds are listed anew, too, each within 30 s of the outage's end, and no node says when. The slowest of
+    // all nodes has its slices by now, at nearly 30 s.
     sleep(Duration::from_secs(5)).await;
     let pages = span.count(&["limit="]);
     let cached = span.requests(&["resourceVersionMatch=NotOlderThan"]);

@@ -19,9 +19,9 @@ use self::{report::Report, selection::Selection};
 
 /// Measures the packet path beside bare floors and others: about ten minutes for everything but one-shot
 ///
-/// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html (plots
-/// and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once more, then
-/// marked as noisy.
+/// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html
+/// (plots and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once
+/// more, then marked as noisy.
 #[derive(Parser)]
 #[command(name = "bench", bin_name = "cargo xtask bench")]
 struct Cli {
@@ -48,8 +48,8 @@ struct Cli {
     /// Seed of random choices
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
-    /// One short run of each row, told as instructions: for a machine whose clock advances by a nanosecond with each of them, as
-    /// `cargo xtask vm count` starts it
+    /// One short run of each row, told as instructions: for a machine whose clock advances by a nanosecond with each of
+    /// them, as `cargo xtask vm count` starts it
     #[arg(long, conflicts_with = "full")]
     instructions: bool,
     /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
@@ -135,7 +135,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for (name, measure) in PARTS {
         if let Err(error) = measure(effort, &mut report) {
-            // What was measured until then, and by the other parts, is worth keeping.
+            // Rows that were measured until then, and those of the other parts, are worth keeping.
             report.warn(format!("{name}: {error:#}"));
             code = ExitCode::FAILURE;
         }

@@ -14,8 +14,8 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{Effort, report::Report};
 
-/// Times that the programs are loaded afresh for one row. The kernel puts a program's code somewhere else each time, and maps
-/// too; for some tens of nanoseconds that alone makes 5 % or more.
+/// Times that the programs are loaded afresh for one row. The kernel puts a program's code somewhere else each time,
+/// and maps too; for some tens of nanoseconds that alone makes 5 % or more.
 const LOADS: usize = 4;
 
 /// Costs of some rows, measured with each of some loads and put together.

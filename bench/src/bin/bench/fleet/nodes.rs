@@ -111,8 +111,8 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Starts nodes, some at a time, and waits until they know all: what is counted is what they ask, and no time-outs of a
-    /// machine that has to be all of them.
+    /// Starts nodes, some at a time, and waits until they know all: what is counted is what they ask, and no time-outs
+    /// of a machine that has to be all of them.
     pub(super) async fn start(server: &ApiServer, count: u32) -> Result<Self> {
         let files = tempfile::tempdir()?;
         fs::write(files.path().join("token"), "token")?;

@@ -78,7 +78,8 @@ impl Wanted {
 #[derive(Clone, Copy)]
 enum To {
     Node,
-    /// A pod of this node, in a network without Services: also as XDP has delivered it, or as it comes from another node's pod.
+    /// A pod of this node, in a network without Services: also as XDP has delivered it, or as it comes from another
+    /// node's pod.
     Near,
     /// A pod in the /16 that ClusterIPs are taken from, which shares so many of its two bits with some of them.
     Pod(usize),

@@ -1,4 +1,5 @@
-//! New flows: what all packets until a flow is assured cost more than as many of an open flow, and each packet of a flood.
+//! New flows: what all packets until a flow is assured cost more than as many of an open flow, and each packet of a
+//! flood.
 
 use anyhow::{Result, ensure};
 use aya::Pod;
@@ -26,14 +27,16 @@ const GROUP: &str = "new flow";
 const COUNTED_FLOWS: u32 = 2_048;
 /// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
 const FILLED: f64 = 0.97;
-/// Of a flood: places in the queue of IPv4, twice as many as in that of IPv6. Its flows push each other out many times a round.
+/// Of a flood: places in the queue of IPv4, twice as many as in that of IPv6. Its flows push each other out many times
+/// a round.
 const FLOOD_PLACES: u32 = 16_384;
 
 /// Fill level of the tables before the run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
-    /// The same; the flows of the others are of few clients, as behind a load balancer that shows its own address.
+    /// As [`Self::Empty`], each flow of a client of its own. Flows of the other states are of few clients, as behind a
+    /// load balancer that shows its own address.
     Strangers,
     Filled,
     /// The queue of flows that are not assured is used up: each new one pushes out the oldest.
@@ -54,7 +57,7 @@ impl State {
     fn flows(self) -> u32 {
         match self {
             Self::Empty | Self::Strangers => 32_768,
-            // What fits into the rest, but for a few.
+            // As many as fit into the rest, but for a few.
             Self::Filled => 3_584,
             // Many times the places of the queue.
             Self::Flood => 4 * FLOOD_PLACES,
@@ -232,8 +235,8 @@ impl Opening {
     }
 }
 
-/// Turns of each program, of which the last is timed: what it finds in the caches is then what it left there itself. Where instructions
-/// are counted, caches do not matter.
+/// Turns of each program, of which the last is timed: what it finds in the caches is then what it left there itself.
+/// Caches do not matter to a count of instructions, which has one turn.
 fn turns(effort: Effort) -> usize {
     if effort.counted { 1 } else { 2 }
 }
@@ -333,7 +336,8 @@ fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> 
     let mut runs = Vec::new();
     for round in 0..effort.rounds {
         let empty = loaded.run(Subject::Empty(kind.hook), window, window.len)?;
-        // The first round fills the queue. After it the last flows of the round before stand, which are gone before their turn comes.
+        // The first round fills the queue. After it the last flows of the round before stand, which are gone before
+        // their turn comes.
         let evicted = if round == 0 { Evicted::Some } else { Evicted::Each };
         let took = first_packets(loaded, kind.hook, window, evicted)?;
         check_new(&all[all.len() - 1], &took.packet, loaded.setup.endpoints)?;

@@ -1,8 +1,9 @@
 //! New flows: an unanswered SYN, and a whole handshake.
 //!
 //! The cost of a new flow differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds
-//! 262,144 of them here; traffic-policy has a queue of 65,536 places for flows that no handshake has confirmed, where the latest
-//! push out the oldest. So both are measured, with as many flows as have room everywhere. Tables are emptied after each run.
+//! 262,144 of them here; traffic-policy has a queue of 65,536 places for flows that no handshake has confirmed, where
+//! the latest push out the oldest. So both are measured, with as many flows as have room everywhere. Tables are emptied
+//! after each run.
 
 use anyhow::{Result, ensure};
 use traffic_policy_agent::dataplane::MapSizes;
@@ -19,8 +20,9 @@ use crate::{
     report::{Row, Unit},
 };
 
-/// New flows of one run, the same for all subjects, as a fuller table is slower: as many as the queue of unassured flows has
-/// places. Only a subject that would take longer than a second for them (long lists of iptables) gets as many as are open then.
+/// New flows of one run, the same for all subjects, as a fuller table is slower: as many as the queue of unassured
+/// flows has places. Only a subject that would take longer than a second for them (long lists of iptables) gets as many
+/// as are open then.
 const MOST: u32 = MapSizes::DEFAULT.unassured;
 const LEAST: u32 = 2_048;
 const SECONDS: f64 = 1.0;

@@ -1,7 +1,8 @@
-//! Questions of UDP, as resolvers ask them: each from an address and port of its own, answered once, all to one endpoint on another
-//! node, so that each takes a source port of the node towards it for a while.
+//! Questions of UDP, as resolvers ask them: each from an address and port of its own, answered once, all to one
+//! endpoint on another node, so that each takes a source port of the node towards it for a while.
 //!
-//! Only where it is asked for by name, since it takes minutes: ports run out when the time-out of the first questions is over, not before.
+//! Only where it is asked for by name, since it takes minutes: ports run out when the time-out of the first questions
+//! is over, not before.
 
 use std::{
     collections::VecDeque,
