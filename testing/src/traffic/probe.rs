@@ -32,7 +32,12 @@ pub struct Probe {
     target: SocketAddr,
     source_port: u16,
     limit: Duration,
+    /// Bytes of the question.
+    length: usize,
 }
+
+/// What a question says if its length is not chosen.
+const QUESTION: &[u8] = b"hello\n";
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -42,7 +47,13 @@ enum Kind {
 
 impl Probe {
     pub fn tcp(target: SocketAddr) -> Self {
-        Self { kind: Kind::Tcp, target, source_port: 0, limit: Duration::from_millis(800) }
+        Self {
+            kind: Kind::Tcp,
+            target,
+            source_port: 0,
+            limit: Duration::from_millis(800),
+            length: QUESTION.len(),
+        }
     }
 
     pub fn udp(target: SocketAddr) -> Self {
@@ -52,6 +63,12 @@ impl Probe {
     /// From a port of choice instead of any free one.
     pub fn source_port(mut self, port: u16) -> Self {
         self.source_port = port;
+        self
+    }
+
+    /// With a question of so many bytes, of UDP one datagram.
+    pub fn length(mut self, length: usize) -> Self {
+        self.length = length;
         self
     }
 
@@ -77,8 +94,12 @@ impl Probe {
     async fn ask(self) -> Result<Outcome> {
         let start = Instant::now();
         let line = match self.kind {
-            Kind::Tcp => timeout(self.limit, exchange(self.socket(Type::STREAM)?, self.target)).await,
-            Kind::Udp => timeout(self.limit, datagram(self.socket(Type::DGRAM)?, self.target)).await,
+            Kind::Tcp => {
+                timeout(self.limit, exchange(self.socket(Type::STREAM)?, self.target, &self.question())).await
+            }
+            Kind::Udp => {
+                timeout(self.limit, datagram(self.socket(Type::DGRAM)?, self.target, &self.question())).await
+            }
         };
         match line {
             Err(_) => Ok(Outcome::Silent),
@@ -90,6 +111,12 @@ impl Probe {
                 _ => Err(error.into()),
             },
         }
+    }
+
+    fn question(&self) -> Vec<u8> {
+        let mut question = QUESTION.repeat(self.length.div_ceil(QUESTION.len()));
+        question.truncate(self.length);
+        question
     }
 
     fn socket(&self, kind: Type) -> Result<Socket> {
@@ -119,19 +146,19 @@ impl Outcome {
     }
 }
 
-async fn exchange(socket: Socket, target: SocketAddr) -> std::io::Result<String> {
+async fn exchange(socket: Socket, target: SocketAddr, question: &[u8]) -> std::io::Result<String> {
     let stream = TcpSocket::from_std_stream(socket.into()).connect(target).await?;
     let mut stream = BufReader::new(stream);
-    stream.write_all(b"hello\n").await?;
+    stream.write_all(question).await?;
     let mut line = String::new();
     stream.read_line(&mut line).await?;
     Ok(line)
 }
 
-async fn datagram(socket: Socket, target: SocketAddr) -> std::io::Result<String> {
+async fn datagram(socket: Socket, target: SocketAddr, question: &[u8]) -> std::io::Result<String> {
     let socket = UdpSocket::from_std(socket.into())?;
     socket.connect(target).await?;
-    socket.send(b"hello").await?;
+    socket.send(question).await?;
     let mut buffer = [0; 2048];
     let length = socket.recv(&mut buffer).await?;
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())

@@ -9,6 +9,7 @@ use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{CardTestbed, START};
+use crate::flows::served;
 use crate::wires::{Wire, ip, run};
 
 const BYTES: u64 = 200_000;
@@ -99,18 +100,21 @@ fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     set_mtu(&fixture, 9000);
     ip(Some(&fixture.node), &["link", "set", "eth0.7", "mtu", "9000"]).unwrap();
     set_all_mtus(&fixture, 9000);
-    if Kernel::running().unwrap().at_least(6, 3) {
-        assert!(has_xdp(&fixture), "{}", agent.log());
-    } else {
+    let stays = Kernel::running().unwrap().at_least(6, 3);
+    if !stays {
         println!("{}", agent.wait_said(words, START).unwrap());
     }
+    let before = served(&agent, "xdp").unwrap();
     goes_on(&fixture, &agent, "MTU 9000");
+    let by_xdp = served(&agent, "xdp").unwrap() - before;
+    assert_eq!(by_xdp != 0, stays, "{by_xdp} packets by XDP\n{}", agent.log());
     assert_eq!(
         ["eth0", "eth0.7"].map(|device| mtu_of(&fixture, device)),
         ["9000", "9000"],
         "{}",
         agent.log()
     );
+    assert_eq!(has_xdp(&fixture), stays, "{}", agent.log());
     set_all_mtus(&fixture, 1500);
     let start = Instant::now();
     while !has_xdp(&fixture) {

@@ -37,7 +37,6 @@ use crate::datapath::{
 /// The program at the end of every attached device, and of those to pods.
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
-    packet.pull(LINEAR);
     verdict::finish(packet, hook::EGRESS, outgoing(packet))
 }
 
@@ -46,6 +45,7 @@ fn outgoing<P: Packet>(packet: P) -> Decision {
     if packet.is_redirected() {
         return Outcome::Passed.into();
     }
+    packet.pull(LINEAR);
     let data = packet.data();
     if P::L2 != 0 && data + P::L2 > packet.end() || packet.tagged() {
         return Outcome::PassedNotIp.into();

@@ -105,6 +105,7 @@ impl<const SCTP: bool> Tc<SCTP> {
     /// Sends a copy of the frame as it is. Pointers into the packet are void after it.
     #[inline(always)]
     pub fn send_copy(self, ifindex: u32) -> bool {
+        self.note_redirected();
         // SAFETY: as above.
         unsafe { bpf_clone_redirect(self.skb, ifindex, 0) == 0 }
     }

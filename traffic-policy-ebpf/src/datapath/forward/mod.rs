@@ -178,7 +178,7 @@ pub fn is_too_scattered<P: Packet, F: Rewrite>(
 ) -> bool {
     let hop = forwarding.hop;
     !P::TC
-        && parsed.length > packet.length() - P::L2 as u32
+        && !parse::in_first_buffer(packet, parsed.length)
         && !hop.is_null()
         && get!(hop.ifindex) != packet.ingress()
 }

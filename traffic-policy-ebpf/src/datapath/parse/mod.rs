@@ -213,7 +213,7 @@ pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(),
 /// The outcome of passing.
 #[inline(always)]
 pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
-    if length <= packet.length() - P::L2 as u32 {
+    if in_first_buffer(packet, length) {
         return Ok(());
     }
     Err(if !P::TC && packet.holds(P::L2 as u32 + length) {
@@ -228,6 +228,12 @@ pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
 #[inline(always)]
 pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     lengths_agree(packet, parsed, |length| length <= packet.length())
+}
+
+/// Whether an IP packet of so many bytes ends in the first buffer of its frame.
+#[inline(always)]
+pub fn in_first_buffer<P: Packet>(packet: P, length: u32) -> bool {
+    length <= packet.length() - P::L2 as u32
 }
 
 #[inline(always)]
