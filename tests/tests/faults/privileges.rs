@@ -11,13 +11,14 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::until;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);
 /// CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON.
 const THREE: u64 = 1 << 39 | 1 << 12 | 1 << 38;
-/// CAP_SYS_ADMIN, CAP_SYS_PTRACE.
-const TO_END_SOCKETS: u64 = 1 << 21 | 1 << 19;
+/// CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_SYS_PTRACE.
+const TO_END_SOCKETS: u64 = 1 << 12 | 1 << 21 | 1 << 19;
 
 fn cluster() -> Cluster {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -25,9 +26,9 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Effective and permitted capabilities of each thread, and the bounding set.
-fn capabilities(agent: &Agent) -> Vec<[u64; 3]> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", agent.pid().unwrap())).unwrap();
+/// Effective and permitted capabilities of each thread of a process, and the bounding set.
+fn capabilities(process: u32) -> Vec<[u64; 3]> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of = |task: PathBuf| {
         let status = fs::read_to_string(task.join("status")).unwrap();
         ["CapEff:", "CapPrm:", "CapBnd:"].map(|name| {
@@ -56,7 +57,7 @@ fn exactly_three_capabilities_are_enough() {
         let builder = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).program(&script);
         let mut agent = builder.start().unwrap();
         agent.wait_ready(SOON).unwrap();
-        let held = capabilities(&agent);
+        let held = capabilities(agent.pid().unwrap());
         assert!(held.len() > 2 && held.iter().all(|held| *held == [THREE; 3]), "{attach}: {held:x?}");
         for family in Family::BOTH {
             let to = cluster.at(1, family, PORT);
@@ -69,19 +70,41 @@ fn exactly_three_capabilities_are_enough() {
     }
 }
 
-/// Root has all capabilities; the agent gives up what it does not need, in all threads and for good.
+/// Processes that a process has started, and that have not ended.
+fn children(process: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of = |task: PathBuf| fs::read_to_string(task.join("children")).unwrap();
+    let text: String = tasks.map(|task| of(task.unwrap().path())).collect();
+    text.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+/// Root has all capabilities; the agent gives up what it does not need, in all threads and for good. The process that ends
+/// sockets has those that this takes, and goes when the agent goes, also without a word.
 #[test]
 fn the_rest_is_given_up() {
     let cluster = cluster();
     let cgroup = Cgroup::create("privileges").unwrap();
-    for (with_cgroup, wanted) in [(false, THREE), (true, THREE | TO_END_SOCKETS)] {
+    for (with_cgroup, killed) in [(false, false), (true, false), (true, true)] {
         let builder = Agent::builder(&cluster.lab, cluster.lab.node(1));
         let builder = if with_cgroup { builder.cgroup(cgroup.path()) } else { builder };
         let mut agent = builder.start().unwrap();
         agent.wait_ready(SOON).unwrap();
-        let held = capabilities(&agent);
-        assert!(held.len() > 2 && held.iter().all(|held| *held == [wanted; 3]), "{with_cgroup}: {held:x?}");
+        let process = agent.pid().unwrap();
+        let held = capabilities(process);
+        assert!(held.len() > 2 && held.iter().all(|held| *held == [THREE; 3]), "{with_cgroup}: {held:x?}");
+        let children = children(process);
+        assert_eq!(children.len(), usize::from(with_cgroup), "{children:?}");
+        for child in &children {
+            assert_eq!(capabilities(*child), [[TO_END_SOCKETS; 3]]);
+        }
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, PORT)).unwrap();
-        agent.stop().unwrap();
+        if killed {
+            agent.kill().unwrap();
+        } else {
+            agent.stop().unwrap();
+        }
+        // One that nobody has waited for yet runs no program.
+        let runs = |child: &u32| fs::read_link(format!("/proc/{child}/exe")).is_ok();
+        until("the end of the process that ends sockets", SOON, || !children.iter().any(runs));
     }
 }

@@ -8,6 +8,7 @@ mod check;
 mod cleanup;
 mod completion;
 pub mod config_file;
+mod end_sockets;
 mod explain;
 mod file_limit;
 mod flows;
@@ -76,6 +77,9 @@ enum Command {
     VethPeer(veth_peer::Arguments),
     Completion(completion::Arguments),
     Man(man::Arguments),
+    /// Of `run`, which starts it.
+    #[command(hide = true)]
+    EndSockets,
 }
 
 /// Carries out what a command line says; its first word is the program's name.
@@ -114,6 +118,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::VethPeer(arguments) => arguments.execute(),
         Command::Completion(arguments) => arguments.execute(Arguments::command()),
         Command::Man(arguments) => arguments.execute(Arguments::command()),
+        Command::EndSockets => end_sockets::execute(),
     }
 }
 

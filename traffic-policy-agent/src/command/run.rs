@@ -10,11 +10,12 @@ use super::{file_limit, reload::Reloader, view};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     dataplane::{
-        Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges,
+        Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges,
         SourceCheck, drop_privileges,
     },
     in_effect::InEffect,
     model::{address::parse_cidr, parse_duration},
+    node::socket_ender::SocketEnder,
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
     systemd::Notifier,
 };
@@ -293,8 +294,13 @@ impl Arguments {
             )
             .into());
         };
+        // It keeps what is given up here.
+        let socket_ender = match self.cgroup {
+            Cgroup::None => None,
+            _ => Some(SocketEnder::start()?),
+        };
         // Before there are other threads, which would keep theirs.
-        drop_privileges(self.extras())?;
+        drop_privileges(self.has_low_ports())?;
         file_limit::raise();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -305,7 +311,7 @@ impl Arguments {
             let notifier = Notifier::from_environment();
             // From the beginning: who is not waiting for it is ended by SIGHUP.
             let reloads = reloader.follow(notifier.clone())?;
-            controller::run(self.settings(node_name, in_effect), reloads, notifier).await
+            controller::run(self.settings(node_name, in_effect, socket_ender), reloads, notifier).await
         });
         // A file system that does not answer would keep it beyond the time that a pod has, and dropping the runtime waits without end.
         runtime.shutdown_timeout(GRACE);
@@ -317,16 +323,16 @@ impl Arguments {
         Live { idle: self.table.idle(), node_port_addresses: self.node_port_addresses.clone() }
     }
 
-    fn extras(&self) -> Extras {
+    /// Whether some port to listen on may be below 1024.
+    fn has_low_ports(&self) -> bool {
         let is_low = |address: &SocketAddr| (1..1024).contains(&address.port());
-        let low_ports = is_low(&self.healthz_address)
+        is_low(&self.healthz_address)
             || self.metrics_address.0.as_ref().is_some_and(is_low)
             // From these come the health ports of Services, too.
-            || self.node_ports.0.iter().any(|range| *range.start() < 1024);
-        Extras { sockets: self.cgroup != Cgroup::None, low_ports }
+            || self.node_ports.0.iter().any(|range| *range.start() < 1024)
     }
 
-    fn settings(self, node_name: String, in_effect: InEffect) -> Settings {
+    fn settings(self, node_name: String, in_effect: InEffect, socket_ender: Option<SocketEnder>) -> Settings {
         let origin = match (self.source.manifests, self.source.kubeconfig) {
             (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
             (None, kubeconfig) => {
@@ -356,6 +362,7 @@ impl Arguments {
             metrics: self.metrics_address.0,
             in_effect,
             adopt: self.adopt,
+            socket_ender,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,

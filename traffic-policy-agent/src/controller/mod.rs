@@ -46,7 +46,7 @@ use crate::{
     in_effect::InEffect,
     inspect::service_count_reader,
     metrics::{Metrics, MetricsServer},
-    node::{self, Event, Events, Network},
+    node::{self, Event, Events, Network, socket_ender::SocketEnder},
     source::{Kubernetes, Manifests, Source},
     systemd::Notifier,
 };
@@ -75,6 +75,8 @@ pub struct Settings {
     pub in_effect: InEffect,
     /// `--adopt`
     pub adopt: bool,
+    /// `None`: no UDP socket is ended.
+    pub socket_ender: Option<SocketEnder>,
     pub dataplane: Config,
 }
 

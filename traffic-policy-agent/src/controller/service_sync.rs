@@ -21,7 +21,7 @@ use crate::{
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
     model::{Excess, HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
-    node::{self, Address},
+    node::{self, Address, socket_ender::SocketEnder},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 
@@ -56,6 +56,7 @@ pub(super) struct ServiceSync {
     shortage: Shortage,
     synced_once: bool,
     drains: Drains,
+    socket_ender: Option<SocketEnder>,
     ending: sockets::EndingSockets,
     /// This node's addresses as of the last write.
     local: BTreeSet<IpAddr>,
@@ -84,6 +85,7 @@ impl ServiceSync {
             shortage: Shortage::default(),
             synced_once: false,
             drains: Drains::default(),
+            socket_ender: settings.socket_ender.clone(),
             ending: sockets::EndingSockets::default(),
             local: BTreeSet::new(),
         }
@@ -245,7 +247,9 @@ impl ServiceSync {
 
     /// Ends UDP sockets whose endpoint is gone: see [`sockets::end_sockets`].
     pub(super) fn end_sockets(&self, path: &impl PacketPath) {
-        sockets::end_sockets(path, &self.ending);
+        if let Some(ender) = &self.socket_ender {
+            sockets::end_sockets(path, ender, &self.ending);
+        }
     }
 
     /// Hands scrapes their values: after each sweep, as that is often enough for any of them, and known to end soon.

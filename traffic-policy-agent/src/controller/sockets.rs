@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{PacketPath, flight::Flight};
 use crate::{
     dataplane::{ConnectedUdp, GoneEndpoint},
-    node::sockets::{Destroyed, destroy_udp},
+    node::{socket_ender::SocketEnder, sockets::Destroyed},
 };
 
 /// Tells the programs on the cgroup the node's own addresses and the ranges of its pods: before frontends are written whose
@@ -25,7 +25,7 @@ pub(super) type EndingSockets = Flight<(ConnectedUdp, BTreeSet<GoneEndpoint>)>;
 /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
 /// again. Called after the maps were written, when no new socket is sent there any more, and once more before the sweep
 /// forgets the endpoints: a call that was under way may have noted its socket late.
-pub(super) fn end_sockets(path: &impl PacketPath, ending: &EndingSockets) {
+pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &EndingSockets) {
     let Some(cgroup) = path.cgroup() else { return };
     let endpoints = path.gone_udp();
     if endpoints.is_empty() {
@@ -33,12 +33,12 @@ pub(super) fn end_sockets(path: &impl PacketPath, ending: &EndingSockets) {
     }
     match path.connected_udp() {
         Ok(sockets) => {
-            let cgroup = cgroup.to_owned();
+            let (cgroup, ender) = (cgroup.to_owned(), ender.clone());
             // It walks through namespaces, each with a dump of its sockets.
             ending.ask(
                 (sockets, endpoints),
                 |(_, earlier), (sockets, endpoints)| (sockets, &earlier | &endpoints),
-                move |(sockets, endpoints)| report(end(&cgroup, &sockets, &endpoints)),
+                move |(sockets, endpoints)| report(end(&ender, &cgroup, &sockets, &endpoints)),
             );
         }
         Err(error) => tracing::warn!("connected UDP sockets keep endpoints that are gone: {error:#}"),
@@ -46,10 +46,15 @@ pub(super) fn end_sockets(path: &impl PacketPath, ending: &EndingSockets) {
 }
 
 /// Sockets that were ended, and what could not be done.
-fn end(cgroup: &Path, sockets: &ConnectedUdp, endpoints: &BTreeSet<GoneEndpoint>) -> Result<Destroyed> {
+fn end(
+    ender: &SocketEnder,
+    cgroup: &Path,
+    sockets: &ConnectedUdp,
+    endpoints: &BTreeSet<GoneEndpoint>,
+) -> Result<Destroyed> {
     let mut all = Destroyed::default();
     for cookies in sockets.of(endpoints)? {
-        let mut destroyed = destroy_udp(cgroup, &cookies)?;
+        let mut destroyed = ender.destroy(cgroup, cookies)?;
         all.cookies.append(&mut destroyed.cookies);
         all.failures.append(&mut destroyed.failures);
         all.namespaces = all.namespaces.max(destroyed.namespaces);

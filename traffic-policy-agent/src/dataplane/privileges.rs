@@ -7,9 +7,10 @@ use anyhow::{Context, Result, bail};
 /// Capabilities that the agent needs, each with what it is for.
 const NEEDED: [(u32, &str, &str); 3] = [
     (39, "CAP_BPF", "load the packet path and create its maps"),
-    (12, "CAP_NET_ADMIN", "attach programs to network devices and keep neighbours resolved"),
+    (CAP_NET_ADMIN, "CAP_NET_ADMIN", "attach programs to network devices and keep neighbours resolved"),
     (38, "CAP_PERFMON", "let the packet path compare packet pointers"),
 ];
+const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
 /// To find the sockets of other users' processes.
 const CAP_SYS_PTRACE: u32 = 19;
@@ -17,39 +18,43 @@ const CAP_NET_BIND_SERVICE: u32 = 10;
 /// More than any kernel knows.
 const CAPABILITIES: u32 = 64;
 
-/// Tasks of some agents that need more privileges than those of all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Extras {
-    /// Ends UDP sockets in the network namespaces of pods (`--cgroup`).
-    pub sockets: bool,
-    /// Listens on ports below 1024.
-    pub low_ports: bool,
-}
-
-/// The capabilities that stay, as bits: of those that are there.
-fn kept(effective: u64, extras: Extras) -> u64 {
-    let bit = |number: u32| 1_u64 << number;
+/// The capabilities that the agent keeps, as bits: of those that are there.
+fn of_agent(effective: u64, low_ports: bool) -> u64 {
     let mut kept = NEEDED.iter().fold(0, |bits, (number, ..)| bits | bit(*number));
     // In the place of CAP_BPF or CAP_PERFMON, where a runtime does not know those.
-    if extras.sockets || effective & kept != kept {
+    if effective & kept != kept {
         kept |= bit(CAP_SYS_ADMIN);
     }
-    if extras.sockets {
-        kept |= bit(CAP_SYS_PTRACE);
-    }
-    if extras.low_ports {
+    if low_ports {
         kept |= bit(CAP_NET_BIND_SERVICE);
     }
     effective & kept
 }
 
+fn bit(number: u32) -> u64 {
+    1 << number
+}
+
 /// Gives up all capabilities that the agent does not need, for good. Called while this process has one thread: the others
-/// inherit what that has.
+/// inherit what that has. `low_ports`: it listens on ports below 1024.
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn drop_privileges(extras: Extras) -> Result<()> {
-    let kept = kept(effective_capabilities()?, extras);
+pub fn drop_privileges(low_ports: bool) -> Result<()> {
+    keep(of_agent(effective_capabilities()?, low_ports))
+}
+
+/// As [`drop_privileges`], for the process that ends UDP sockets in the network namespaces of pods.
+///
+/// # Errors
+/// As there.
+pub fn drop_privileges_to_end_sockets() -> Result<()> {
+    let needed = bit(CAP_NET_ADMIN) | bit(CAP_SYS_ADMIN) | bit(CAP_SYS_PTRACE);
+    keep(effective_capabilities()? & needed)
+}
+
+/// Gives up all capabilities but these, which it has.
+fn keep(kept: u64) -> Result<()> {
     // SAFETY: these calls take numbers only.
     unsafe {
         // Bounding set: needs CAP_SETPCAP, so its result is ignored.
@@ -124,12 +129,10 @@ mod tests {
     #[test]
     fn no_more_is_kept_than_is_needed() {
         let all = (1 << 41) - 1;
-        let sockets = Extras { sockets: true, low_ports: false };
-        assert_eq!(kept(all, Extras::default()), THREE);
-        assert_eq!(kept(all, sockets), THREE | 1 << 21 | 1 << 19);
-        assert_eq!(kept(all, Extras { low_ports: true, ..Extras::default() }), THREE | 1 << 10);
-        assert_eq!(kept(THREE, sockets), THREE, "what is not there is not kept");
+        assert_eq!(of_agent(all, false), THREE);
+        assert_eq!(of_agent(all, true), THREE | 1 << 10);
+        assert_eq!(of_agent(THREE, true), THREE, "what is not there is not kept");
         // A runtime that knows no CAP_BPF.
-        assert_eq!(kept(1 << 21 | 1 << 12 | 1 << 3, Extras::default()), 1 << 21 | 1 << 12);
+        assert_eq!(of_agent(1 << 21 | 1 << 12 | 1 << 3, false), 1 << 21 | 1 << 12);
     }
 }

@@ -17,11 +17,12 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use nix::sched::{CloneFlags, setns};
+use serde::{Deserialize, Serialize};
 
 use super::netlink::Connection;
 
 /// Result for sockets that were to be destroyed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destroyed {
     /// Cookies of the sockets that are destroyed now. Those that are neither here nor in `failures` are gone, or connected
     /// to something else by now.

@@ -325,6 +325,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         metrics: None,
         in_effect: InEffect::default(),
         adopt: false,
+        socket_ender: None,
         dataplane: Config {
             pins: None,
             source_check: crate::dataplane::SourceCheck::default(),
