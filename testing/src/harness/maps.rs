@@ -200,6 +200,14 @@ impl Harness {
         unsafe { (*self.tables.usage.pointer()).no_port = TableUsage::default().no_port };
     }
 
+    /// As if the searches for a source port that failed last had failed just now.
+    pub fn fail_searches_now(&mut self) {
+        let now = u64::from(self.now());
+        // SAFETY: as above.
+        let words = unsafe { &mut (*self.tables.usage.pointer()).no_port };
+        words.iter_mut().filter(|word| **word != 0).for_each(|word| *word = *word >> 32 << 32 | now);
+    }
+
     /// Flows of a family and protocol that are not assured, as the queues hold them.
     pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
         let wanted = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP };

@@ -113,6 +113,17 @@ fn capabilities_are_those_that_the_document_lists() {
     }
 }
 
+/// A rollout waits for the first sync of each pod: without the probe a release that never syncs would reach every node.
+#[test]
+fn a_rollout_waits_for_the_first_sync() {
+    for folder in FOLDERS.iter().filter(|folder| !folder.ends_with("cleanup")) {
+        let pod = pod(folder);
+        let probe = pod.containers[0].readiness_probe.clone().unwrap_or_else(|| panic!("{folder}: no probe"));
+        let path = probe.http_get.and_then(|asked| asked.path);
+        assert_eq!(path.as_deref(), Some("/readyz"), "{folder}");
+    }
+}
+
 /// The image and the settings of an overlay are those of its clean-up, too: a node has no other.
 #[test]
 fn an_overlay_cleans_up_with_its_own_image() {

@@ -162,6 +162,98 @@ fn ports_of_flows_that_are_over_are_used_again() {
     });
 }
 
+/// Datagrams: a question that has its answer, or none, is over after ten seconds; a stream is not.
+#[test]
+fn ports_of_questions_that_are_over_are_used_again() {
+    everywhere(|harness, terms| {
+        if terms.tcp {
+            return;
+        }
+        let (first, second) =
+            (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
+        let asked = |harness: &Harness| drop(first.open(harness));
+        let answered = |harness: &Harness| {
+            first.open(harness);
+            first.answer(harness, SYN_ACK);
+        };
+        let stream = |harness: &Harness| first.establish(harness);
+        type Reach<'a> = &'a dyn Fn(&Harness);
+        for (what, reach, seconds, outcome) in [
+            ("asked", &asked as Reach<'_>, 8, "dropped-no-snat-port"),
+            ("answered", &answered, 8, "dropped-no-snat-port"),
+            ("a stream", &stream, 100, "dropped-no-snat-port"),
+            ("asked", &asked, 12, "forwarded"),
+            ("answered", &answered, 12, "forwarded"),
+        ] {
+            harness.set_up(&setup(Spot::Near).pool([5000]));
+            reach(harness);
+            first.idle(harness, seconds);
+            assert_eq!(second.open(harness).outcome, outcome, "{what}, {seconds} s, {terms:?}");
+            assert_eq!(first.request_entry(harness).is_none(), outcome == "forwarded", "{what}, {seconds} s");
+        }
+    });
+}
+
+/// An endpoint that closes first is in TIME_WAIT: another client's SYN with older time stamps waits for a second there
+/// (RFC 7323 appendix B.2). So ports that are free come first.
+#[test]
+fn free_ports_come_before_those_of_flows_that_are_over() {
+    const FLOWS: u16 = 100;
+    harness::with_sizes(LARGE, |harness| {
+        for terms in Terms::all().filter(|terms| terms.tcp) {
+            harness.set_up(&setup(Spot::Near).pool(5000..5000 + 4 * FLOWS));
+            let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
+            for port in 1..=FLOWS {
+                of_port(port).establish(harness);
+                of_port(port).close(harness);
+                of_port(port).idle(harness, 30);
+            }
+            for port in 1..=FLOWS {
+                of_port(1000 + port).open(harness).expect("forwarded");
+            }
+            let requests: Vec<_> =
+                harness.flows(terms.family).into_iter().filter(FlowEntry::is_request).collect();
+            let taken_over = usize::from(2 * FLOWS) - requests.len();
+            assert!(taken_over <= 3, "{taken_over} of {FLOWS} took the port of another, {terms:?}");
+        }
+    });
+}
+
+/// A search of 256 insertions that finds nothing is not made for each packet of a client that goes on asking: for two jiffies
+/// there is the first attempt only.
+#[test]
+fn a_search_that_has_just_failed_is_spared() {
+    everywhere(|harness, terms| {
+        let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
+        let forget = |harness: &mut Harness, dialogue: Dialogue| {
+            let (request, reply) = dialogue.entries(harness);
+            harness.evict(&request);
+            harness.evict(&reply);
+        };
+        harness.set_up(&setup(Spot::Near).pool([5000, 5001]));
+        for port in 1..=2 {
+            of_port(port).open(harness).expect("forwarded");
+        }
+        of_port(3).open(harness).expect("dropped-no-snat-port");
+        // One of two ports is free, which half of all clients try first.
+        forget(harness, of_port(1));
+        let served = |harness: &mut Harness, port, spared| {
+            if spared {
+                harness.fail_searches_now();
+            } else {
+                harness.forget_failed_searches();
+            }
+            let found = of_port(port).open(harness).outcome == "forwarded";
+            if found {
+                forget(harness, of_port(port));
+            }
+            found
+        };
+        assert!((100..130).any(|port| !served(harness, port, true)), "{terms:?}");
+        assert!((200..230).all(|port| served(harness, port, false)), "{terms:?}");
+    });
+}
+
 /// An endpoint whose client never established its connection still awaits that when another client has got its port: it answers the SYN
 /// by what it expects (RFC 9293 section 3.10.7.4), and the client resets that.
 #[test]

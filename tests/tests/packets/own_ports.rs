@@ -82,6 +82,22 @@ fn both_go_on() {
     });
 }
 
+/// A port that a flow has already stays the flow's: answers to a process of the node that binds it go to the flow's client.
+#[test]
+fn a_flow_that_was_first_keeps_its_port() {
+    everywhere(|harness, terms| {
+        harness.set_up(&setup(&[OWN]));
+        let flow = Dialogue::new(terms, VIP);
+        flow.establish(harness);
+        leaves(harness, &own(terms, NEAR));
+        flow.answer(harness, flag::ACK).expect("replied");
+        flow.send(harness, flag::ACK).expect("forwarded");
+        let to_own = terms.answer(NEAR, (Spot::Node, OWN)).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
+        harness.run(terms.hook, &to_own).expect("replied");
+        flow.answer(harness, flag::ACK).expect("replied");
+    });
+}
+
 /// As if a second were a jiffy.
 fn hurried() -> Setup {
     setup(&[OWN]).with(|setup| setup.hz = 1)

@@ -65,6 +65,21 @@ fn frames_for_other_machines() {
     });
 }
 
+/// The fast path compares no MAC address: a flooded frame of a flow that stands is one more copy for its endpoint.
+#[test]
+fn frames_for_other_machines_of_a_flow_that_stands() {
+    table::run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let flooded = terms.request(NODE).with(|packet| packet.to = [2, 9, 9, 9, 9, 9]);
+        let steps = [
+            Step::new(&terms.request(NODE), "forwarded", &forwarded),
+            Step::new(&flooded, "forwarded", &forwarded),
+        ];
+        let near = Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR]));
+        vec![Case::new("another MAC address", near, steps)]
+    });
+}
+
 #[test]
 fn other_protocols() {
     table::run(|terms| {

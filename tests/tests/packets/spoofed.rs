@@ -317,6 +317,29 @@ fn a_direct_connection_may_follow_one_through_the_service() {
     });
 }
 
+/// One client port, by a Service and directly to the same endpoint of this node, at once: who was first goes on, as nobody
+/// sees the direct connection before its answers leave. conntrack gives the later one another port.
+#[test]
+fn a_direct_connection_beside_one_through_the_service() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)])));
+        let dialogue = Dialogue::new(terms, VIP);
+        dialogue.establish(harness);
+        // The answer to the direct SYN leaves with the Service's address, and the client resets what it does not know.
+        spoof(harness, dialogue, true, SYN_ACK, (1 << 20, 1 << 25)).expect("replied-local");
+        assert_eq!(states(harness, dialogue), OPEN);
+        dialogue.answer(harness, ACK).expect("replied-local");
+        // The other order: the endpoint's answers within the direct connection fit no SYN of the Service's.
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)])));
+        dialogue.open(harness).expect("delivered");
+        spoof(harness, dialogue, true, ACK, (1 << 20, 1 << 25)).expect("passed-out-of-window");
+        assert_eq!(states(harness, dialogue), (0, 0));
+    });
+}
+
 /// The endpoint has no such socket: it resets what the SYN began, and nothing else does.
 #[test]
 fn a_refused_connection_ends() {
