@@ -253,7 +253,7 @@ fn lines(
     stream::unfold(Some((shared, changed, after)), move |position| {
         let selection = selection.clone();
         async move {
-            let (shared, mut changed, after) = position?;
+            let (shared, mut changed, mut after) = position?;
             loop {
                 shared.voice().await;
                 if shared.state().cuts != cuts {
@@ -265,6 +265,8 @@ fn lines(
                         let error = json!({"type": "ERROR", "object": status(StatusCode::GONE, "too old")});
                         return Some((Ok(line(&error)), None));
                     }
+                    // What changed is of another kind. An API server writes nothing then, also no empty DATA frame.
+                    Ok((events, version)) if events.is_empty() && version > after => after = version,
                     Ok((events, version)) if version > after => {
                         let text: Vec<Bytes> = events.iter().map(line).collect();
                         return Some((Ok(text.concat().into()), Some((shared, changed, version))));

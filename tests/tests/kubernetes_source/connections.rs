@@ -20,7 +20,7 @@ use traffic_policy_agent::source::{Access, ObjectEvent, Subject};
 use traffic_policy_testing::api_server::{ApiServer, Certificate, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 
-use crate::fixture::{Agent, service, until};
+use crate::fixture::{Agent, PATIENCE, node, service, slice, until};
 
 /// A server that shows this certificate, and an agent that reaches it by the URL that `reach` gives: its own, or a
 /// relay's.
@@ -73,6 +73,29 @@ async fn an_event_leaves_the_watches_as_they_are() {
     until("the event", || !server.posted_events().is_empty()).await;
     // Nothing is to happen: twice the two seconds within which a watch that has ended is asked for again.
     sleep(Duration::from_secs(4)).await;
+    assert_eq!(server.requests_with("watch=true"), 4);
+    assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());
+}
+
+/// One kind changes in a loop. The server writes nothing to the watches of other kinds meanwhile, as a real one: h2
+/// takes 100 empty DATA frames in the life of a connection, and ends it at the next.
+#[tokio::test]
+async fn a_loop_of_edits_leaves_the_connection_as_it_is() {
+    let (server, mut agent) = start(certificate(), async |server| server.url()).await;
+    until("the watches", || server.requests_with("watch=true") >= 4).await;
+    for edit in 0..150 {
+        let name = format!("edit-{edit}");
+        server.apply(&service(&name, "10.96.0.2")).unwrap();
+        agent.expect(&["a=", &format!("{name}=")]).await;
+        server.delete(Kind::Service, "default", &name);
+        agent.expect(&["a="]).await;
+    }
+    // Each watch goes on: had one ended, it would bring this only after it was asked for anew.
+    server.apply(&format!("{}---\n{}", slice("a", &["10.1.0.1"]), node("here", "192.0.2.1"))).unwrap();
+    agent.expect(&["a=10.1.0.1:8080"]).await;
+    while agent.index.nodes().count() == 0 {
+        timeout(scaled(PATIENCE), agent.source.next()).await.unwrap().unwrap().apply(&mut agent.index);
+    }
     assert_eq!(server.requests_with("watch=true"), 4);
     assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());
 }

@@ -270,7 +270,7 @@ async fn tenant(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Res
     ensure!(events >= u64::from(NODES), "{events} Events of {NODES} nodes: not each has told of the edits");
     figures.at_most(EDIT_EVENTS, Unit::Count, per_node(events), 1.0);
     figures.at_most(EDIT_LISTS, Unit::Count, per_node(span.count(&["GET", "/namespaces/"])), 0.0);
-    figures.add(EDIT_REQUESTS, Unit::Count, per_node(all) * f64::from(LARGE));
+    figures.at_most(EDIT_REQUESTS, Unit::Count, per_node(all) * f64::from(LARGE), f64::from(LARGE));
     // Agents that start would tell of it, too.
     server.put(service(0, &json!({})))?;
     nodes.wait("the annotation is gone", |node| node.warnings.is_empty()).await
