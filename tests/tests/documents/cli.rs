@@ -69,7 +69,7 @@ pub fn plugin() -> Command {
 }
 
 pub fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|command| command.get_name() != "help" && !command.is_hide_set())
+    command.get_subcommands().filter(|command| command.get_name() != "help")
 }
 
 /// Arguments but `--help` and `--version`.

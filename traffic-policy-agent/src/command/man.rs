@@ -40,7 +40,7 @@ fn write(folder: &Path, name: &str, command: &clap::Command) -> Result<usize> {
     let path = folder.join(format!("{name}.1"));
     fs::write(&path, text).with_context(|| format!("{} cannot be written", path.display()))?;
     let mut count = 1;
-    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+    for inner in command.get_subcommands() {
         count += write(folder, &format!("{name}-{}", inner.get_name()), inner)?;
     }
     Ok(count)

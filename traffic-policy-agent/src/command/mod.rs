@@ -32,6 +32,7 @@ use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
+use crate::node::socket_ender::COMMAND;
 
 /// There are findings of level error, which have been printed: exit code 3.
 #[derive(Debug, thiserror::Error)]
@@ -77,9 +78,6 @@ enum Command {
     VethPeer(veth_peer::Arguments),
     Completion(completion::Arguments),
     Man(man::Arguments),
-    /// Of `run`, which starts it.
-    #[command(hide = true)]
-    EndSockets,
 }
 
 /// Carries out what a command line says; its first word is the program's name.
@@ -89,6 +87,10 @@ enum Command {
 pub fn execute(words: Vec<OsString>) -> Result<()> {
     if let Some(role) = kubectl::Role::of(words.first()) {
         return role.execute(&words);
+    }
+    // It is `run`'s own, and nobody types it: no page and no completion has it.
+    if words.get(1).is_some_and(|word| word == COMMAND) {
+        return end_sockets::execute();
     }
     let line = Line::parse(&words)?;
     let level = logging::start(&line.arguments.log, line.arguments.log_format)?;
@@ -118,7 +120,6 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::VethPeer(arguments) => arguments.execute(),
         Command::Completion(arguments) => arguments.execute(Arguments::command()),
         Command::Man(arguments) => arguments.execute(Arguments::command()),
-        Command::EndSockets => end_sockets::execute(),
     }
 }
 
