@@ -5,7 +5,7 @@
 //! agent does, however that ends, for its input ends then.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader, Write},
     net::SocketAddr,
     os::unix::process::CommandExt as _,
@@ -39,7 +39,12 @@ struct Process {
     child: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// Sockets that it has destroyed, with the endpoint of each: their program may keep them open, and nothing is left to do.
+    ended: BTreeSet<(u64, SocketAddr)>,
 }
+
+/// Sockets in [`Process::ended`], at most.
+const REMEMBERED: usize = 1 << 16;
 
 impl SocketEnder {
     /// Starts the process, with the capabilities that this one has.
@@ -47,9 +52,11 @@ impl SocketEnder {
     /// # Errors
     /// It cannot be started.
     pub fn start() -> Result<Self> {
-        let mut child = Command::new("/proc/self/exe")
-            .arg0("traffic-policy-agent")
-            .arg(COMMAND)
+        Self::of(Command::new("/proc/self/exe").arg0("traffic-policy-agent").arg(COMMAND))
+    }
+
+    fn of(command: &mut Command) -> Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -58,24 +65,35 @@ impl SocketEnder {
         let (Some(questions), Some(answers)) = (questions, answers) else {
             bail!("the process that ends UDP sockets has no pipes");
         };
-        Ok(Self(Arc::new(Mutex::new(Process { child, questions, answers: BufReader::new(answers) }))))
+        let (answers, ended) = (BufReader::new(answers), BTreeSet::new());
+        Ok(Self(Arc::new(Mutex::new(Process { child, questions, answers, ended }))))
     }
 
-    /// As [`destroy_udp`], in that process. Blocks until it is done.
+    /// As [`destroy_udp`], in that process, without those that were destroyed before. Blocks until it is done.
     ///
     /// # Errors
     /// As there; or the process has ended.
-    pub fn destroy(&self, cgroup: &Path, cookies: BTreeMap<u64, SocketAddr>) -> Result<Destroyed> {
+    pub fn destroy(&self, cgroup: &Path, mut cookies: BTreeMap<u64, SocketAddr>) -> Result<Destroyed> {
+        // A panic in between leaves half a question: the next answer then is an error of its JSON.
+        let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        cookies.retain(|cookie, endpoint| !process.ended.contains(&(*cookie, *endpoint)));
         if cookies.is_empty() {
             return Ok(Destroyed::default());
         }
-        let question = serde_json::to_string(&Question { cgroup: cgroup.to_owned(), cookies })?;
-        // A panic in between leaves half a question: the next answer then is an error of its JSON.
-        let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match process.ask(&question) {
-            Ok(answer) => serde_json::from_str::<Result<Destroyed, String>>(&answer)
-                .context("the process that ends UDP sockets gives an answer of another form")?
-                .map_err(anyhow::Error::msg),
+        let question = Question { cgroup: cgroup.to_owned(), cookies };
+        match process.ask(&serde_json::to_string(&question)?) {
+            Ok(answer) => {
+                let destroyed = serde_json::from_str::<Result<Destroyed, String>>(&answer)
+                    .context("the process that ends UDP sockets gives an answer of another form")?
+                    .map_err(anyhow::Error::msg)?;
+                if process.ended.len() > REMEMBERED {
+                    process.ended.clear();
+                }
+                let pairs =
+                    question.cookies.into_iter().filter(|(cookie, _)| destroyed.cookies.contains(cookie));
+                process.ended.extend(pairs);
+                Ok(destroyed)
+            }
             Err(error) => {
                 let ended = process.child.try_wait().ok().flatten();
                 let state =
@@ -141,6 +159,38 @@ mod tests {
         let [Err(refused), Ok(nothing)] = answers.as_slice() else { panic!("{answers:?}") };
         assert!(refused.contains("/nonexistent") && refused.contains("cgroup2"), "{refused}");
         assert_eq!(*nothing, Destroyed::default());
+    }
+
+    /// Answers each question by the number of questions so far as the only cookie.
+    const COUNTING: &str = r#"n=0; while read q; do n=$((n+1)); echo "{\"Ok\":{\"cookies\":[$n],\"namespaces\":1,\"failures\":[]}}"; done"#;
+
+    fn process(script: &str) -> SocketEnder {
+        SocketEnder::of(Command::new("sh").args(["-c", script])).unwrap()
+    }
+
+    #[test]
+    fn what_was_destroyed_is_not_asked_for_again() {
+        let ender = process(COUNTING);
+        let endpoint = |port| SocketAddr::from(([192, 0, 2, 1], port));
+        let ask = |cookies: &[(u64, u16)]| {
+            let cookies = cookies.iter().map(|(cookie, port)| (*cookie, endpoint(*port))).collect();
+            ender.destroy(Path::new("/x"), cookies).unwrap().cookies
+        };
+        assert_eq!(ask(&[(1, 53), (9, 53)]), BTreeSet::from([1]));
+        assert_eq!(ask(&[(1, 53)]), BTreeSet::new(), "no question");
+        assert_eq!(ask(&[(1, 54)]), BTreeSet::from([2]), "connected to another endpoint since");
+        assert_eq!(ask(&[(1, 53), (9, 53)]), BTreeSet::from([3]));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_told_of() {
+        let ender = process("exit 7");
+        ender.0.lock().unwrap().child.wait().unwrap();
+        let one = BTreeMap::from([(1, "192.0.2.1:53".parse().unwrap())]);
+        let error = ender.destroy(Path::new("/x"), one).unwrap_err().to_string();
+        for part in ["ended (exit status: 7)", "needs a restart of the agent"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 
     #[test]
