@@ -49,6 +49,8 @@ const ROLLING_REQUESTS: &str = "requests of a rolling update of all agents, a no
 const ROLLING_CONNECTIONS: &str = "connections of a rolling update, a node";
 const EDIT_EVENTS: &str = "Events for 50 edits of an invalid annotation, a node";
 const EDIT_LISTS: &str = "lists for these edits, a node";
+const EDIT_WATCHES: &str = "watches begun for these edits, a node";
+const EDIT_CONNECTIONS: &str = "connections for these edits, a node";
 const EDIT_REQUESTS: &str = "requests for these edits, of 5,000 nodes (computed)";
 
 const ROWS: [&str; 16] = [
@@ -67,6 +69,8 @@ const ROWS: [&str; 16] = [
     ROLLING_CONNECTIONS,
     EDIT_EVENTS,
     EDIT_LISTS,
+    EDIT_WATCHES,
+    EDIT_CONNECTIONS,
     EDIT_REQUESTS,
 ];
 
@@ -269,7 +273,11 @@ async fn tenant(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Res
     let (events, all) = (span.count(&["/events"]), span.count(&[]));
     ensure!(events >= u64::from(NODES), "{events} Events of {NODES} nodes: not each has told of the edits");
     figures.at_most(EDIT_EVENTS, Unit::Count, per_node(events), 1.0);
-    figures.at_most(EDIT_LISTS, Unit::Count, per_node(span.count(&["GET", "/namespaces/"])), 0.0);
+    // Whatever is read and not followed.
+    let watches = span.count(&["GET", "watch=true"]);
+    figures.at_most(EDIT_LISTS, Unit::Count, per_node(span.count(&["GET"]) - watches), 0.0);
+    figures.at_most(EDIT_WATCHES, Unit::Count, per_node(watches), 0.0);
+    figures.at_most(EDIT_CONNECTIONS, Unit::Count, per_node(span.connections()), 0.0);
     figures.at_most(EDIT_REQUESTS, Unit::Count, per_node(all) * f64::from(LARGE), f64::from(LARGE));
     // Agents that start would tell of it, too.
     server.put(service(0, &json!({})))?;
