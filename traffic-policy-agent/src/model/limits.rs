@@ -116,7 +116,8 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cause::Alone { kind, ipv6, needed, room } = self.cause else {
             return f.write_str(
-                "all Services together ask for more than twice what a map takes, and those that are served, then older ones, come first \
+                "all Services together ask for more than twice what a map takes, and those that are served, then \
+                 older ones, come first \
                  (--frontend-entries, --source-range-entries, --endpoint-entries)",
             );
         };
