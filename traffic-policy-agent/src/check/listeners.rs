@@ -8,7 +8,7 @@ use std::{
 
 use crate::model::Protocol;
 
-/// A listening TCP socket, or a UDP socket without a peer.
+/// A listening TCP or SCTP socket, or a UDP socket without a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) protocol: Protocol,
@@ -50,6 +50,9 @@ pub(super) fn read() -> Vec<Listener> {
         let text = fs::read_to_string(format!("/proc/self/net/{table}")).unwrap_or_default();
         found.extend(text.lines().skip(1).filter_map(|line| listener(line, protocol)));
     }
+    // There is none before the kernel's module is loaded.
+    let text = fs::read_to_string("/proc/self/net/sctp/eps").unwrap_or_default();
+    found.extend(text.lines().skip(1).flat_map(endpoints));
     let holders = if found.is_empty() { BTreeMap::new() } else { holders() };
     found
         .into_iter()
@@ -80,6 +83,16 @@ fn listener(line: &str, protocol: Protocol) -> Option<(SocketAddr, Protocol, u64
         bytes => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?)),
     };
     (port != 0).then_some((SocketAddr::new(address, port), protocol, fields.get(9)?.parse().ok()?))
+}
+
+/// Columns of /proc/net/sctp/eps (`sctp_eps_seq_show` in net/sctp/proc.c): two pointers, kind of socket, its state, hash
+/// bucket, local port, user, inode, and then its addresses, as people write them. None if it does not listen.
+fn endpoints(line: &str) -> Vec<(SocketAddr, Protocol, u64)> {
+    let fields: Vec<_> = line.split_whitespace().collect();
+    let [_, _, _, "10", _, port, _, inode, addresses @ ..] = fields.as_slice() else { return Vec::new() };
+    let (Ok(port @ 1..), Ok(inode)) = (port.parse(), inode.parse()) else { return Vec::new() };
+    let addresses = addresses.iter().filter_map(|address| address.parse().ok());
+    addresses.map(|address: IpAddr| (SocketAddr::new(address, port), Protocol::Sctp, inode)).collect()
 }
 
 /// The process of each socket's inode, as far as /proc shows their open files.
@@ -126,6 +139,19 @@ mod tests {
         assert_eq!(line(&tcp6, Protocol::Tcp), Some(("[2001:db8::1]:10133".into(), 4711)));
         assert_eq!(line(&tcp.replace(" 0A ", " 07 "), Protocol::Udp), Some(("127.0.0.1:10133".into(), 4711)));
         assert_eq!(line("", Protocol::Tcp), None);
+    }
+
+    #[test]
+    fn lines_of_sctp_are_understood() {
+        let line = |text: &str| -> Vec<_> {
+            endpoints(text).into_iter().map(|(local, _, inode)| (local.to_string(), inode)).collect()
+        };
+        let two = "0000000000000000 0000000000000000 2   10  29   31000     0 4711 192.0.2.1 192.0.2.2 ";
+        assert_eq!(line(two), [("192.0.2.1:31000".into(), 4711), ("192.0.2.2:31000".into(), 4711)]);
+        let ipv6 = two.replace("192.0.2.1 192.0.2.2", "2001:0db8:0000:0000:0000:0000:0000:0001");
+        assert_eq!(line(&ipv6), [("[2001:db8::1]:31000".into(), 4711)]);
+        assert_eq!(line(&two.replace(" 10 ", " 7 ")), [], "it does not listen");
+        assert_eq!(line(" ENDPT     SOCK   STY SST HBKT LPORT   UID INODE LADDRS"), []);
     }
 
     #[test]

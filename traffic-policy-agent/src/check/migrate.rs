@@ -9,10 +9,9 @@ use super::{
     Finding,
     nftables::{Family, Rules},
 };
-use crate::node::{
-    Ipvs, Network,
-    conntrack::{self, Transport},
-    ipvs,
+use crate::{
+    model::Protocol,
+    node::{Ipvs, Network, conntrack, ipvs},
 };
 
 const PROBE: &str = "migrate";
@@ -80,7 +79,7 @@ pub async fn migration(config: Option<&Path>) -> Result<Vec<Finding>> {
 
 fn connections() -> io::Result<[usize; 2]> {
     let live: Vec<_> = conntrack::translated()?.into_iter().filter(|connection| !connection.over).collect();
-    let tcp = live.iter().filter(|connection| connection.transport == Transport::Tcp).count();
+    let tcp = live.iter().filter(|connection| connection.protocol == Protocol::Tcp).count();
     Ok([tcp, live.len() - tcp])
 }
 

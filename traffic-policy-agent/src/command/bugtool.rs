@@ -191,6 +191,7 @@ fn command(words: &[&str]) -> Result<Vec<u8>> {
             child.wait()?;
             bail!("`{}` does not end within {} s", words.join(" "), PATIENCE.as_secs());
         }
+        // The standard library has no wait with a time limit.
         thread::sleep(Duration::from_millis(20));
     };
     let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());

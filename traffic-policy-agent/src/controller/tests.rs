@@ -218,6 +218,7 @@ async fn changes_that_come_together_are_written_together() {
     running.until("synced", |asked| asked.syncs.len() == 1).await;
     for number in 0..20 {
         write(running.folder.path(), &format!("s{number}"), "Cluster", 0, "here");
+        // Each is noticed by itself: all at once would be one change of the folder.
         sleep(Duration::from_millis(20)).await;
     }
     running.until("whole", |asked| asked.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;

@@ -4,7 +4,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    ops::Bound,
     time::{Duration, Instant},
 };
 
@@ -19,34 +18,24 @@ const ASKED: usize = 1000;
 /// network plugin come and go.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
 
-/// The devices, and the endpoints behind them.
+/// The devices that have been reported, and the round that goes on.
 #[derive(Debug, Default)]
 pub(super) struct Unattached {
     /// Packets that had been refused when the last round began.
     refused: u64,
-    round: Option<Round>,
+    /// Endpoints that this round has not asked for yet; the next ones stand last.
+    left: Vec<IpAddr>,
     /// Devices that have been reported, by name, and when each last led to an endpoint.
     told: BTreeMap<String, Instant>,
-}
-
-/// A walk over all endpoints, in pieces.
-#[derive(Debug, Default)]
-struct Round {
-    /// The last endpoint that was asked for; `None`: none yet.
-    after: Option<IpAddr>,
-    /// Endpoints that this round has found so far, by the names of the devices that lead to them.
-    behind: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Unattached {
     /// The endpoints to be asked for now; none, unless packets have been refused since the last round began.
     fn piece(&mut self, refused: u64, endpoints: impl FnOnce() -> BTreeSet<IpAddr>) -> Vec<IpAddr> {
-        if self.round.is_none() && refused != self.refused {
-            (self.refused, self.round) = (refused, Some(Round::default()));
+        if self.left.is_empty() && refused != self.refused {
+            (self.refused, self.left) = (refused, endpoints().into_iter().collect());
         }
-        let Some(round) = &self.round else { return Vec::new() };
-        let from = round.after.map_or(Bound::Unbounded, Bound::Excluded);
-        endpoints().range((from, Bound::Unbounded)).take(ASKED).copied().collect()
+        self.left[self.left.len().saturating_sub(ASKED)..].to_vec()
     }
 
     /// Takes the endpoints of a piece, by the names of the devices that lead to them, and returns the devices to
@@ -57,21 +46,10 @@ impl Unattached {
         found: BTreeMap<String, Vec<IpAddr>>,
         now: Instant,
     ) -> Vec<(String, Vec<IpAddr>)> {
-        let Some(round) = &mut self.round else { return Vec::new() };
+        self.left.truncate(self.left.len().saturating_sub(piece.len()));
         self.told.retain(|_, last| now.duration_since(*last) < FORGOTTEN);
-        let mut news = Vec::new();
-        for (device, endpoints) in found {
-            let behind = round.behind.entry(device.clone()).or_default();
-            behind.extend(endpoints);
-            if self.told.insert(device.clone(), now).is_none() {
-                news.push((device, behind.clone()));
-            }
-        }
-        round.after = piece.last().copied().or(round.after);
-        if piece.len() < ASKED {
-            self.round = None;
-        }
-        news
+        let news = |(device, _): &(String, Vec<IpAddr>)| self.told.insert(device.clone(), now).is_none();
+        found.into_iter().filter(news).collect()
     }
 }
 
@@ -147,7 +125,11 @@ mod tests {
     #[test]
     fn all_endpoints_are_asked_for_in_pieces_after_a_refusal() {
         let mut unattached = Unattached::default();
-        let all = || endpoints(2500);
+        let walks = std::cell::Cell::new(0);
+        let all = || {
+            walks.set(walks.get() + 1);
+            endpoints(2500)
+        };
         assert!(unattached.piece(0, all).is_empty(), "nothing was refused");
         let mut asked = BTreeSet::new();
         for expected in [1000, 1000, 500] {
@@ -160,8 +142,9 @@ mod tests {
             let news = unattached.found(&piece, last, Instant::now());
             assert_eq!(news.len(), usize::from(asked.len() == 1000), "{news:?}");
         }
-        assert_eq!(asked, all());
+        assert_eq!(asked, endpoints(2500));
         assert!(unattached.piece(7, all).is_empty(), "nothing was refused since");
+        assert_eq!(walks.get(), 1, "all are put together once a round");
         assert_eq!(unattached.piece(8, all).len(), 1000);
     }
 

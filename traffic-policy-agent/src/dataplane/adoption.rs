@@ -29,10 +29,7 @@ use super::{
         reader::Reader,
     },
 };
-use crate::{
-    model::Protocol,
-    node::conntrack::{Connection, Transport},
-};
+use crate::{model::Protocol, node::conntrack::Connection};
 
 /// Counts of adopted connections, and of those left out by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,23 +74,15 @@ impl Adopted {
     }
 }
 
-/// Key of a request entry: transport, client, frontend.
-type RequestId = (Transport, SocketAddr, SocketAddr);
+/// Key of a request entry: protocol, client, frontend.
+type RequestId = (Protocol, SocketAddr, SocketAddr);
 
 fn id_of(connection: &Connection) -> RequestId {
-    (connection.transport, connection.client, connection.frontend)
-}
-
-fn protocol(connection: &Connection) -> Protocol {
-    match connection.transport {
-        Transport::Tcp => Protocol::Tcp,
-        Transport::Udp => Protocol::Udp,
-        Transport::Sctp => Protocol::Sctp,
-    }
+    (connection.protocol, connection.client, connection.frontend)
 }
 
 fn frontend_of(connection: &Connection) -> FrontendId {
-    FrontendId { address: connection.frontend, protocol: protocol(connection) }
+    FrontendId { address: connection.frontend, protocol: connection.protocol }
 }
 
 /// The adopted connections that the table has.
@@ -227,12 +216,9 @@ where
         }
         let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         let tuple = key.unfolded(&entry, by);
+        let Some(protocol) = keys::protocol(tuple.protocol) else { return };
         let connection = Connection {
-            transport: match keys::protocol(tuple.protocol) {
-                Some(Protocol::Udp) => Transport::Udp,
-                Some(Protocol::Sctp) => Transport::Sctp,
-                Some(Protocol::Tcp) | None => Transport::Tcp,
-            },
+            protocol,
             client: address(tuple.source, tuple.ports.source()),
             frontend: address(tuple.destination, tuple.ports.destination()),
             endpoint: address(entry.destination, entry.ports.destination()),

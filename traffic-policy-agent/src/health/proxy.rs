@@ -22,7 +22,7 @@ use super::{
     listener::{Answer, FromHere, Served, json, not_found},
     report::{Facts, Report},
 };
-use crate::source::{Stale, StatusReader};
+use crate::source::{Stale, Status, StatusReader};
 
 /// A change that has been waiting this long is late.
 const LATE: Duration = Duration::from_secs(60);
@@ -36,7 +36,6 @@ pub struct ProxyHealth(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    late: Duration,
     started: Instant,
     state: Mutex<State>,
     healthz: Answers,
@@ -88,14 +87,9 @@ impl ProxyHealth {
     /// `ipv4` and `ipv6` say which families are proxied; `/healthz` names them.
     #[must_use]
     pub fn new(ipv4: bool, ipv6: bool) -> Self {
-        Self::with_late(ipv4, ipv6, LATE)
-    }
-
-    fn with_late(ipv4: bool, ipv6: bool, late: Duration) -> Self {
         let families = [(ipv4, "IPv4"), (ipv6, "IPv6")];
         let families = families.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name).collect();
         Self(Arc::new(Shared {
-            late,
             started: Instant::now(),
             state: Mutex::new(State { families, ..State::default() }),
             healthz: Answers::default(),
@@ -197,17 +191,12 @@ impl ProxyHealth {
     /// A change waits for too long: one that the run loop knows, or one that it has not taken from the source.
     fn is_late(&self, state: &State) -> bool {
         let unread = state.source.as_ref().and_then(StatusReader::unread_since);
-        self.is_stalled(state)
-            || [state.queued, unread].into_iter().flatten().any(|since| self.is_long_ago(since))
+        self.is_stalled(state) || [state.queued, unread].into_iter().flatten().any(is_long_ago)
     }
 
     /// The run loop stands still.
     fn is_stalled(&self, state: &State) -> bool {
-        state.beat.is_some_and(|beat| self.is_long_ago(beat))
-    }
-
-    fn is_long_ago(&self, time: Instant) -> bool {
-        time.elapsed() >= self.0.late
+        state.beat.is_some_and(is_long_ago)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -254,6 +243,10 @@ impl ProxyHealth {
     }
 }
 
+fn is_long_ago(time: Instant) -> bool {
+    time.elapsed() >= LATE
+}
+
 /// Never. What kube-proxy prints before its first update.
 const GO_ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
@@ -273,9 +266,10 @@ struct Body<'a> {
 }
 
 fn stale(state: &State) -> BTreeMap<&'static str, String> {
-    let kinds = state.source.iter().flat_map(|source| source.get().stale);
-    let text = |stale: &Stale| format!("older than {} s: {}", stale.since.elapsed().as_secs(), stale.why);
-    kinds.map(|(kind, stale)| (kind, text(&stale))).collect()
+    let text = |stale: &Stale| format!("older than {} s: {stale}", stale.since.elapsed().as_secs());
+    let kinds = |status: &Status| status.stale.iter().map(|(kind, stale)| (*kind, text(stale))).collect();
+    // Probes come often, and a status may name thousands of objects.
+    state.source.as_ref().map(|source| source.read(kinds)).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -353,13 +347,18 @@ mod tests {
         }
     }
 
-    pub(super) const LATE_HERE: Duration = Duration::from_millis(50);
-    /// Longer than that.
-    pub(super) const PAST: Duration = Duration::from_millis(60);
+    /// Lets so much time pass that what waits is late.
+    pub(super) fn pass(health: &ProxyHealth) {
+        let mut state = health.state();
+        let State { queued, beat, .. } = &mut *state;
+        for time in [queued, beat].into_iter().flatten() {
+            *time = time.checked_sub(LATE).unwrap();
+        }
+    }
 
     #[tokio::test]
     async fn from_start_to_late_and_back() {
-        let health = ProxyHealth::with_late(true, true, LATE_HERE);
+        let health = ProxyHealth::new(true, true);
         let probe = Probe::new(&health);
         health.set_node_eligible(true);
         assert_eq!(probe.statuses().await, (503, 200), "starting");
@@ -367,12 +366,12 @@ mod tests {
 
         health.synced();
         assert_eq!(probe.statuses().await, (200, 200), "synced");
-        tokio::time::sleep(PAST).await;
+        pass(&health);
         assert_eq!(probe.statuses().await, (200, 200), "nothing waits");
 
         health.queued();
         assert!(health.is_healthy(), "not late yet");
-        tokio::time::sleep(PAST).await;
+        pass(&health);
         health.failed();
         assert_eq!(probe.statuses().await, (503, 200), "late: the oldest change counts, not the last try");
         assert!(!health.is_healthy());
@@ -385,14 +384,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_loop_that_stands_still_is_not_alive() {
-        let health = ProxyHealth::with_late(true, true, LATE_HERE);
+        let health = ProxyHealth::new(true, true);
         let probe = Probe::new(&health);
         health.set_node_eligible(true);
         health.synced();
-        tokio::time::sleep(PAST).await;
+        pass(&health);
         assert_eq!(probe.statuses().await, (200, 200), "it has not begun");
         health.beat();
-        tokio::time::sleep(PAST).await;
+        pass(&health);
         assert_eq!(probe.statuses().await, (503, 503));
         health.beat();
         assert!(health.is_healthy());

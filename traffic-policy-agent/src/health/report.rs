@@ -74,7 +74,7 @@ impl Report {
         let stale = facts.source.iter().flat_map(|source| &source.stale);
         let stale = stale.map(|(what, stale)| {
             let seconds = stale.since.elapsed().as_secs_f64();
-            ((*what).to_owned(), StaleKind { seconds, why: stale.why.clone() })
+            ((*what).to_owned(), StaleKind { seconds, why: stale.to_string() })
         });
         Self {
             in_sync: waiting_for.is_empty() && facts.left_out.is_empty(),
@@ -146,10 +146,12 @@ mod tests {
         assert_eq!(report.errors.len(), 1);
         if let Some(source) = &mut good.source {
             let since = Instant::now().checked_sub(Duration::from_secs(40)).unwrap();
-            source.stale.insert("Services", Stale { since, why: "listed anew 20 s later".to_owned() });
+            let due = since + Duration::from_secs(60);
+            source.stale.insert("Services", Stale { since, why: "the list failed".to_owned(), due });
         }
         let report = Report::new(&good);
         assert!(report.in_sync && report.stale["Services"].seconds >= 40.0, "{report:?}");
+        assert!(report.stale["Services"].why.ends_with("listed anew in 20 s"), "{report:?}");
         let writing = Report::new(&Facts { waiting: Some(Duration::ZERO), ..facts() });
         assert_eq!(writing.waiting_for, ["a change is being written"]);
     }

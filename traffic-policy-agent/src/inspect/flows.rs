@@ -144,7 +144,8 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     })?;
     for (tuple, request) in requests {
         let reply = replies.get(&request.translated(tuple.protocol).reversed());
-        let mut flow = join(&tuple, &request, reply, clock);
+        // Of a program that this one does not know.
+        let Some(mut flow) = join(&tuple, &request, reply, clock) else { continue };
         if request.kind == kind::FORWARD {
             flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
         }
@@ -170,16 +171,16 @@ fn join<A: Address + FromWire>(
     request: &abi::Flow<A>,
     reply: Option<&abi::Flow<A>>,
     clock: &Clock,
-) -> Flow {
+) -> Option<Flow> {
     let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
     let traffic = |entry: &abi::Flow<A>| {
         let (packets, bytes) = entry.traffic();
         Traffic { packets, bytes }
     };
     let idle = clock.idle(request.last);
-    Flow {
+    Some(Flow {
         service: request.service,
-        protocol: keys::protocol(tuple.protocol).unwrap_or(Protocol::Tcp),
+        protocol: keys::protocol(tuple.protocol)?,
         client: address(tuple.source, tuple.ports.source()),
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),
@@ -195,7 +196,7 @@ fn join<A: Address + FromWire>(
         request: traffic(request),
         reply: reply.map(traffic),
         hop: None,
-    }
+    })
 }
 
 #[cfg(test)]
@@ -247,7 +248,7 @@ mod tests {
             ..request
         };
         let clock = Clock { jiffies: 1_000, hz: 250 };
-        let flow = join(&tuple, &request, Some(&reply), &clock);
+        let flow = join(&tuple, &request, Some(&reply), &clock).unwrap();
         assert_eq!(flow.client.to_string(), "192.0.2.10:40000");
         assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
         assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
@@ -255,7 +256,8 @@ mod tests {
         assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Assured, true, 7));
         assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
         assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
-        let alone = join(&tuple, &request, None, &clock);
+        let alone = join(&tuple, &request, None, &clock).unwrap();
         assert_eq!((alone.idle, alone.reply), (Duration::from_millis(400), None));
+        assert_eq!(join(&Tuple { protocol: 33, ..tuple }, &request, None, &clock), None, "unknown");
     }
 }

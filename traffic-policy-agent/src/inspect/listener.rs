@@ -89,12 +89,13 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for an event, at most for `limit`.
+    /// Waits for an event, at most for `limit`. An event about a protocol that this version does not know is passed over,
+    /// and ends the wait.
     ///
     /// # Errors
     /// The kernel refuses, or wrote what this version does not understand.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
-        self.events.next(limit)?.as_ref().map(decode).transpose()
+        Ok(self.events.next(limit)?.as_ref().map(decode).transpose()?.flatten())
     }
 
     /// Events suppressed that no event has told of yet.
@@ -112,12 +113,13 @@ impl Drop for Listener {
     }
 }
 
-fn decode(event: &abi::MonitorEvent) -> Result<Event> {
+fn decode(event: &abi::MonitorEvent) -> Result<Option<Event>> {
+    let Some(protocol) = keys::protocol(event.protocol.into()) else { return Ok(None) };
     let outcome = Outcome::numbered(event.outcome).with_context(|| {
         format!("an event has outcome {}, which this version does not know", event.outcome)
     })?;
     let address = |wide, port: Port| SocketAddr::new(from_wide(wide, event.ipv6 != 0), port.to_host());
-    Ok(Event {
+    Ok(Some(Event {
         time: event.time,
         outcome,
         hook: match event.hook {
@@ -127,12 +129,12 @@ fn decode(event: &abi::MonitorEvent) -> Result<Event> {
             _ => "socket",
         },
         service: (event.service != NO_SERVICE).then_some(event.service),
-        protocol: keys::protocol(event.protocol.into()).unwrap_or(Protocol::Tcp),
+        protocol,
         client: address(event.source, event.ports.source()),
         frontend: address(event.destination, event.ports.destination()),
         endpoint: (event.endpoint_port != Port::NONE).then(|| address(event.endpoint, event.endpoint_port)),
         ifindex: event.ifindex,
         netns: event.netns,
         suppressed: event.suppressed,
-    })
+    }))
 }

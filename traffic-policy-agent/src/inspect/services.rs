@@ -22,7 +22,7 @@ use crate::{
             reader::{Pod, Reader},
         },
     },
-    model::{Endpoint, FrontendKind, Policy, Protocol, ServiceName, ServicePortKey},
+    model::{Endpoint, FrontendKind, Policy, ServiceName, ServicePortKey},
 };
 
 /// A Service port of one family.
@@ -116,26 +116,22 @@ pub fn falls_back(external_policy: Policy, flags: u32) -> bool {
         && flags & frontend::LOCAL == 0
 }
 
-fn protocol(number: u32) -> Protocol {
-    keys::protocol(number).unwrap_or(Protocol::Tcp)
-}
-
 fn policy(local: bool) -> Policy {
     if local { Policy::Local } else { Policy::Cluster }
 }
 
-/// The Service port that a [`ServiceInfo`] names.
-pub fn service_key(info: &ServiceInfo) -> ServicePortKey {
+/// The Service port that a [`ServiceInfo`] names; `None` if its protocol is not known.
+pub fn service_key(info: &ServiceInfo) -> Option<ServicePortKey> {
     let text = |bytes: &[u8]| {
         let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     };
-    ServicePortKey {
+    Some(ServicePortKey {
         service: ServiceName { namespace: text(&info.namespace), name: text(&info.name) },
         port: text(&info.port),
-        protocol: protocol(info.protocol.into()),
+        protocol: keys::protocol(info.protocol.into())?,
         ipv6: info.ipv6 != 0,
-    }
+    })
 }
 
 /// The external policy of a Service, as it says itself.
@@ -149,7 +145,7 @@ pub fn external_policy(info: &ServiceInfo) -> Policy {
 /// The map cannot be read.
 pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
     let entries = pinned.map("tp_svc_names")?.entries::<u32, ServiceInfo>()?;
-    Ok(entries.into_iter().map(|(index, info)| (index, service_key(&info))).collect())
+    Ok(entries.into_iter().filter_map(|(index, info)| Some((index, service_key(&info)?))).collect())
 }
 
 impl ServicePort {
@@ -162,9 +158,9 @@ impl ServicePort {
             .map("tp_svc_names")?
             .entries::<u32, ServiceInfo>()?
             .into_iter()
-            .map(|(index, info)| {
+            .filter_map(|(index, info)| {
                 let port = ServicePort {
-                    key: service_key(&info),
+                    key: service_key(&info)?,
                     index,
                     external_policy: external_policy(&info),
                     internal_policy: policy(info.policies & policy::INTERNAL_LOCAL != 0),
@@ -174,7 +170,7 @@ impl ServicePort {
                     affinity: None,
                     source_ranges: Vec::new(),
                 };
-                (index, port)
+                Some((index, port))
             })
             .collect();
         add_frontends::<Address4>(pinned, "tp_frontends4", "tp_endpoints4", &mut ports)?;
@@ -269,6 +265,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Protocol;
 
     #[test]
     fn phases() {
@@ -319,8 +316,10 @@ mod tests {
             zero: 0,
         };
         info.namespace[..4].copy_from_slice(b"shop");
-        let key = service_key(&info);
+        let key = service_key(&info).unwrap();
         assert_eq!(key.service.to_string(), format!("shop/{}", "x".repeat(64)));
         assert_eq!((key.port.as_str(), key.protocol, key.ipv6), ("", Protocol::Udp, true));
+        info.protocol = 33;
+        assert_eq!(service_key(&info), None, "not known");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use crate::model::{Protocol, ServicePortKey};
+use crate::model::ServicePortKey;
 
 /// The value of the label `ip_family`.
 pub(super) const fn ip_family(ipv6: bool) -> &'static str {
@@ -15,14 +15,7 @@ pub(super) fn port_labels(key: &ServicePortKey) -> [(&'static str, &str); 5] {
         ("namespace", &key.service.namespace),
         ("service", &key.service.name),
         ("port", &key.port),
-        (
-            "protocol",
-            match key.protocol {
-                Protocol::Tcp => "TCP",
-                Protocol::Udp => "UDP",
-                Protocol::Sctp => "SCTP",
-            },
-        ),
+        ("protocol", key.protocol.name()),
         ("ip_family", ip_family(key.ipv6)),
     ]
 }

@@ -203,6 +203,7 @@ mod tests {
             let line = text.lines().find_map(|line| line.strip_prefix("traffic_policy_out_of_sync_seconds "));
             line.unwrap().parse().unwrap()
         };
+        // The clock is the machine's: so much time has passed then at least.
         std::thread::sleep(Duration::from_millis(5));
         assert!(age() >= 0.005, "never in sync so far");
         metrics.0.health.synced();

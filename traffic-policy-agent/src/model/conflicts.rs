@@ -35,9 +35,9 @@ fn rank(kind: FrontendKind) -> u8 {
     }
 }
 
-/// So many claimants of a frontend, in order of right, are told which Service has it; the others, that one of many
-/// before them has it. So a change concerns these at most, however many Services of a tenant claim one address.
-const NAMED: usize = 10;
+/// So many claimants of a frontend, or of a health port, in order of right, are told which Service has it; the others,
+/// that one of many before them has it. So a change concerns these at most, however many Services of a tenant claim one address.
+pub(super) const NAMED: usize = 10;
 
 /// The holder of a frontend that another Service port claims, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,8 +146,8 @@ mod tests {
             let after = heard(claims);
             for number in (0..40).filter(|number| *number != own) {
                 let changed = before[number as usize] != after[number as usize];
-                let claims = claims.0.get(&(FRONTEND.address, Protocol::Tcp)).into_iter().flatten();
-                let claims = claims.filter(|claim| claim.key.service == key(number).service).count() > 0;
+                let mut claims = claims.0.get(&(FRONTEND.address, Protocol::Tcp)).into_iter().flatten();
+                let claims = claims.any(|claim| claim.key.service == key(number).service);
                 assert!(!claims || !changed || touched.contains(&key(number).service), "{own}: {number}");
             }
             before = after;

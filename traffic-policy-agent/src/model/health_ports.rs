@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     Policy, Protocol, ServiceName,
+    conflicts::NAMED,
     object::{Service, ServiceType},
 };
 
@@ -182,11 +183,7 @@ impl Claims {
     }
 }
 
-/// So many Services that want a port by annotation, in order of right, are told which Service has it; the others, that
-/// one of many before them has it. So a change concerns these at most.
-const NAMED: usize = 10;
-
-/// The first [`NAMED`] claims by annotation.
+/// The first [`NAMED`] claims by annotation: they are told which Service has the port.
 fn named(claims: &BTreeSet<Claim>) -> impl Iterator<Item = &Claim> {
     let service = ServiceName { namespace: String::new(), name: String::new() };
     let first = Claim { what: Use::Annotation, created: i64::MIN, service };

@@ -69,6 +69,8 @@ pub struct Index {
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
     shares: Shares,
+    /// All objects were there when the shares were last judged.
+    judged: bool,
     ports: health_ports::Claims,
     warnings: BTreeMap<ServiceName, BTreeSet<String>>,
     /// Those that are about no Service.
@@ -209,48 +211,60 @@ impl Index {
     /// The same; `beat` is called for each Service that is looked at: as a sign of life, where there are many, or large ones.
     pub fn update_with(&mut self, input: &NodeInput, beat: &dyn Fn()) -> Changes {
         let mut changes = Changes::default();
-        self.update_node(input, &mut changes);
+        // Not by what is served, which a restart could not know: before all objects are there, and where this node's own
+        // settings change what all of them ask for.
+        let is_anew = self.update_node(input, &mut changes) || !self.judged;
 
         // Whoever shares a frontend with a changed Service gains or loses it.
         let mut settle = BTreeSet::new();
-        let mut admitted = BTreeSet::new();
-        for name in std::mem::take(&mut self.dirty) {
+        for name in self.take_dirty() {
             beat();
             let mut wanted = self.wanted_by(&name);
+            let old = self.wanted.get(&name).map(|old| old.created);
             let new = wanted.as_ref().map(|wanted| (wanted.created, wanted.demand));
-            self.shares.set(&name, self.wanted.get(&name).map(|old| old.created), new);
-            for (other, out) in self.shares.judge(&input.limits) {
-                if !out {
-                    admitted.insert(other);
-                    continue;
-                }
-                admitted.remove(&other);
-                if other != name
-                    && let Some(mut old) = self.wanted.get(&other).cloned()
-                {
-                    self.leave_out(&other, &mut old);
-                    self.replace(other, Some(old), &mut settle);
-                }
-            }
-            if let Some(wanted) = &mut wanted
-                && (self.shares.is_out(&name, wanted.created) || admitted.contains(&name))
-            {
+            let is_out = self.shares.set(&name, old, new, &input.limits);
+            if let Some(wanted) = wanted.as_mut().filter(|_| is_out) {
                 self.leave_out(&name, wanted);
             }
             self.replace(name, wanted, &mut settle);
         }
-        // Not before all have been looked at: until then they may be left out again.
+        let admitted =
+            if is_anew { self.judge_anew(input, &mut settle) } else { self.shares.judge(&input.limits) };
         for name in admitted {
             beat();
             let wanted = self.wanted_by(&name);
             self.replace(name, wanted, &mut settle);
         }
+        self.judged = self.synced;
         for name in settle {
             beat();
             self.settle(&name, &mut changes);
         }
         self.update_service_cidrs(input, &mut changes);
         changes
+    }
+
+    /// The Services that changed: those that are gone, whose room others may have, then the oldest first.
+    fn take_dirty(&mut self) -> Vec<ServiceName> {
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        let created = |name: &ServiceName| Some(self.services.get(name)?.created.unwrap_or(i64::MAX));
+        let mut dirty: Vec<_> = dirty.map(|name| (created(&name), name)).collect();
+        dirty.sort_unstable();
+        dirty.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Leaves Services out by their age alone, and returns those that are not left out any more.
+    fn judge_anew(&mut self, input: &NodeInput, settle: &mut BTreeSet<ServiceName>) -> Vec<ServiceName> {
+        let mut admitted = Vec::new();
+        for (name, is_out) in self.shares.judge_anew(&input.limits) {
+            if !is_out {
+                admitted.push(name);
+            } else if let Some(mut left) = self.wanted.get(&name).map(Wanted::without_ports) {
+                self.leave_out(&name, &mut left);
+                self.replace(name, Some(left), settle);
+            }
+        }
+        admitted
     }
 
     /// The desired state of a Service by itself; `None` if there is no such Service.
@@ -260,14 +274,15 @@ impl Index {
         Some(service_port::wanted(service, &slices, &self.context))
     }
 
-    /// Refuses a Service for want of room beside older ones, unless it is refused already.
+    /// Refuses a Service for want of room beside others, unless it is refused already.
     fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
         if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
-            wanted.refuse(name, Excess::beside_older(service, &self.context));
+            wanted.refuse(name, Excess::beside_others(service, &self.context));
         }
     }
 
-    fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) {
+    /// Returns whether all Services are to be looked at anew.
+    fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) -> bool {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
@@ -288,7 +303,8 @@ impl Index {
         let problems = problems.chain(self.service_cidrs.values().flat_map(|object| &object.problems));
         let texts = missing.into_iter().chain(problems.cloned());
         let warnings: BTreeSet<_> = texts.map(|text| Warning { service: None, text }).collect();
-        if self.context != context {
+        let is_other = self.context != context;
+        if is_other {
             self.context = context;
             self.dirty.extend(self.services.keys().cloned());
         }
@@ -304,6 +320,7 @@ impl Index {
             self.desired.warnings.extend(warnings.iter().cloned());
             self.node_warnings = warnings;
         }
+        is_other
     }
 
     fn update_service_cidrs(&mut self, input: &NodeInput, changes: &mut Changes) {

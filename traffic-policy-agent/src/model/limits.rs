@@ -5,7 +5,8 @@
 use std::{collections::BTreeSet, fmt, net::IpAddr, ops::AddAssign};
 
 use super::{
-    ServiceName, ServicePort, context::Context, object::Service, service_port, slice_ports::SlicePorts,
+    ServiceName, ServicePort, context::Context, object::Service, service_port, shares::TIMES,
+    slice_ports::SlicePorts,
 };
 
 /// Sizes of the maps, in entries; pairs are IPv4, IPv6.
@@ -36,6 +37,8 @@ pub(super) enum Kind {
     Endpoints,
     /// Endpoints that its slices name, before any of them is chosen.
     Listed,
+    /// Endpoints that may keep flows, whether or not new ones are sent to them.
+    Serving,
 }
 
 /// Entries that a Service asks for, over all of its ports, by kind and family.
@@ -49,7 +52,7 @@ impl Demand {
         let at = match kind {
             Kind::Frontends => 0,
             Kind::SourceRanges => 2,
-            Kind::Endpoints | Kind::Listed => 4,
+            Kind::Endpoints | Kind::Listed | Kind::Serving => 4,
         };
         self.0[at + usize::from(ipv6)] = entries;
     }
@@ -95,8 +98,8 @@ pub struct Excess {
 enum Cause {
     /// More than a map can hold.
     Alone { kind: Kind, ipv6: bool, needed: u64, room: u64 },
-    /// Nothing is left beside older Services. Without numbers: they change with each of those.
-    BesideOlder,
+    /// Nothing is left beside other Services. Without numbers: they change with each of those.
+    BesideOthers,
 }
 
 impl Excess {
@@ -113,7 +116,8 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cause::Alone { kind, ipv6, needed, room } = self.cause else {
             return f.write_str(
-                "all Services together ask for more than twice what a map takes, and older ones come first \
+                "all Services together ask for more than twice what a map takes, and those that are served, then \
+                 older ones, come first \
                  (--frontend-entries, --source-range-entries, --endpoint-entries)",
             );
         };
@@ -121,10 +125,15 @@ impl fmt::Display for Excess {
             Kind::Frontends => ("needs", "frontends", "--frontend-entries"),
             Kind::SourceRanges => ("needs", "source ranges", "--source-range-entries"),
             Kind::Endpoints => ("has", "endpoints", "--endpoint-entries"),
+            Kind::Serving => ("has", "endpoints that serve, on all nodes,", "--endpoint-entries"),
             Kind::Listed => ("lists", "endpoints, with those that do not serve,", "--endpoint-entries"),
         };
         let family = if ipv6 { "IPv6" } else { "IPv4" };
-        let limit = if kind == Kind::Listed { "no more are looked at than" } else { "the map takes" };
+        let limit = match kind {
+            Kind::Listed => "no more are looked at than",
+            Kind::Serving => "no more are remembered than",
+            _ => "the map takes",
+        };
         write!(f, "it {verb} {needed} {family} {what} over all of its ports, and {limit} {room} ({flag})")
     }
 }
@@ -140,8 +149,8 @@ impl Excess {
         Self { ports: ports(service, context), cause: Cause::Alone { kind, ipv6, needed, room } }
     }
 
-    pub(super) fn beside_older(service: &Service, context: &Context) -> Self {
-        Self { ports: ports(service, context), cause: Cause::BesideOlder }
+    pub(super) fn beside_others(service: &Service, context: &Context) -> Self {
+        Self { ports: ports(service, context), cause: Cause::BesideOthers }
     }
 }
 
@@ -206,7 +215,7 @@ fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chosen {
     /// Entries of the map of endpoints: a list for each policy that is used.
-    pub(super) slots: u64,
+    slots: u64,
     /// Endpoints that may keep flows.
     serving: u64,
 }
@@ -215,6 +224,14 @@ impl Chosen {
     /// Entries that are needed in the map or in memory, whichever are more.
     pub(super) fn cost(self) -> u64 {
         self.slots.max(self.serving)
+    }
+
+    /// The kind that is more than there is room for, how many they are, and the room.
+    pub(super) fn excess(self, limits: &Limits) -> Option<(Kind, [u64; 2])> {
+        let map = u64::from(limits.endpoints);
+        let slots = (Kind::Endpoints, [self.slots, map]);
+        let serving = (Kind::Serving, [self.serving, map * TIMES]);
+        [slots, serving].into_iter().find(|(_, [needed, room])| needed > room)
     }
 }
 

@@ -78,13 +78,13 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         }
         let mut ready_here = BTreeSet::new();
         let mut chosen = Chosen::default();
-        let room = u64::from(context.input.limits.endpoints);
+        let limits = &context.input.limits;
         for port in &service.ports {
             let candidates = candidates(port, ipv6, &slices, context.topology());
             let served = service_port(service, port, ipv6, &candidates, context);
             chosen += &served;
             // Ports beyond the limit are counted for the message, and not kept.
-            if chosen.slots > room {
+            if chosen.excess(limits).is_some() {
                 continue;
             }
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
@@ -96,8 +96,8 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
             };
             wanted.ports.push((Arc::new(key), Arc::new(served)));
         }
-        if chosen.slots > room {
-            let excess = Excess::alone(service, context, [chosen.slots, room], Kind::Endpoints, ipv6);
+        if let Some((kind, numbers)) = chosen.excess(limits) {
+            let excess = Excess::alone(service, context, numbers, kind, ipv6);
             wanted.demand = Demand::default();
             wanted.refuse(&service.name, excess);
             return wanted;
@@ -115,6 +115,22 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
 }
 
 impl Wanted {
+    /// The same without its ports.
+    pub(super) fn without_ports(&self) -> Self {
+        Self {
+            ports: Vec::new(),
+            created: self.created,
+            demand: self.demand,
+            refused: self.refused.clone(),
+            health: self.health.clone(),
+            annotated: self.annotated,
+            uses: self.uses.clone(),
+            foreign_ips: self.foreign_ips.clone(),
+            cluster_ips: self.cluster_ips.clone(),
+            warnings: self.warnings.clone(),
+        }
+    }
+
     /// Takes back all ports and the count of the health port, and warns of the reason.
     pub(super) fn refuse(&mut self, service: &ServiceName, excess: Excess) {
         self.ports = Vec::new();

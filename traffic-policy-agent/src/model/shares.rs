@@ -2,76 +2,137 @@
 //! built, and the data plane says what fits. Beyond that the oldest are built, and no Service port of the others is
 //! kept: the memory of the desired state is bounded, however many Services a tenant makes. Their objects are held all
 //! the same.
+//!
+//! A Service that has been admitted keeps its place: who grows beyond the room is left out himself, however old. His
+//! place stays his, so he comes back with what he had.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Limits, ServiceName, limits::Demand};
 
 /// All Services together may ask for so many times what the maps take.
-const TIMES: u64 = 2;
+pub(super) const TIMES: u64 = 2;
 
-/// The room that each Service asks for, by its age and name, and whether it may have it.
+/// Creation (seconds since 1970) and name: in this order the oldest come first.
+type Key = (i64, ServiceName);
+
+/// The room that each Service asks for, and whether it may have it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
-    /// By creation (seconds since 1970) and name: the oldest first.
-    asked: BTreeMap<(i64, ServiceName), Asked>,
-    /// Of all of them, those that are left out included.
-    sum: Demand,
-    /// Number of Services that are left out.
-    out: usize,
+    asked: BTreeMap<Key, Asked>,
+    /// Those that are left out.
+    out: BTreeSet<Key>,
+    /// The places of all.
+    held: Demand,
+    /// A place has become smaller since those that are left out were judged.
+    freed: bool,
+    /// Services that were judged, for tests.
+    #[cfg(test)]
+    pub(super) judged: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     demand: Demand,
-    out: bool,
+    /// Its place: what it was last admitted with.
+    held: Demand,
+}
+
+impl Asked {
+    /// Lets it have what it asks for, if there is room beside the places of all others.
+    fn admit(&mut self, all: &mut Demand, room: &Demand) -> bool {
+        let with = all.minus(&self.held).plus(&self.demand);
+        let fits = self.demand.fits(&self.held) || with.fits(room);
+        if fits {
+            (*all, self.held) = (with, self.demand);
+        }
+        fits
+    }
 }
 
 impl Shares {
-    /// Replaces the demand of a Service. `old` and `new` give its creation in seconds since 1970; `None`: it was, or
-    /// is, not there.
-    pub(super) fn set(&mut self, name: &ServiceName, old: Option<i64>, new: Option<(i64, Demand)>) {
-        let old = old.and_then(|created| self.asked.remove(&(created, name.clone())));
-        if let Some(old) = &old {
-            self.sum = self.sum.minus(&old.demand);
-            self.out -= usize::from(old.out);
+    /// Replaces the demand of a Service, and says whether it is left out. `old` and `new` give its creation in seconds
+    /// since 1970; `None`: it was, or is, not there.
+    pub(super) fn set(
+        &mut self,
+        name: &ServiceName,
+        old: Option<i64>,
+        new: Option<(i64, Demand)>,
+        limits: &Limits,
+    ) -> bool {
+        let before = self.held;
+        if let Some(created) = old.filter(|created| new.is_none_or(|(new, _)| new != *created)) {
+            let key = (created, name.clone());
+            let gone = self.asked.remove(&key).unwrap_or_default();
+            self.held = self.held.minus(&gone.held);
+            self.out.remove(&key);
         }
-        if let Some((created, demand)) = new {
-            let out = old.is_some_and(|old| old.out);
-            self.sum = self.sum.plus(&demand);
-            self.out += usize::from(out);
-            self.asked.insert((created, name.clone()), Asked { demand, out });
-        }
+        let out = new.is_some_and(|(created, demand)| {
+            let key = (created, name.clone());
+            let asked = self.asked.entry(key.clone()).or_default();
+            asked.demand = demand;
+            let out = !asked.admit(&mut self.held, &Demand::room(limits, TIMES));
+            if out {
+                self.out.insert(key);
+            } else {
+                self.out.remove(&key);
+            }
+            out
+        });
+        self.freed |= !before.fits(&self.held);
+        out
     }
 
-    /// Judges anew who may have what it asks for. Returns those for whom that changed, and whether they are left out.
-    pub(super) fn judge(&mut self, limits: &Limits) -> Vec<(ServiceName, bool)> {
-        let room = Demand::room(limits, TIMES);
-        // The ordinary case: there is room for all.
-        if self.out == 0 && self.sum.fits(&room) {
+    /// Gives room that has become free to those that are left out: first to those that have a place, then to the
+    /// oldest. Returns those that may have what they ask for now.
+    pub(super) fn judge(&mut self, limits: &Limits) -> Vec<ServiceName> {
+        if !std::mem::take(&mut self.freed) {
             return Vec::new();
         }
-        let mut had = Demand::default();
-        let mut changed = Vec::new();
-        self.out = 0;
-        for ((_, name), asked) in &mut self.asked {
-            let with = had.plus(&asked.demand);
-            let out = !with.fits(&room);
-            if out {
-                self.out += 1;
-            } else {
-                had = with;
+        let room = Demand::room(limits, TIMES);
+        let mut admitted = Vec::new();
+        for has_place in [true, false] {
+            for key in &self.out {
+                #[cfg(test)]
+                {
+                    self.judged += 1;
+                }
+                if let Some(asked) = self.asked.get_mut(key)
+                    && (asked.held != Demand::default()) == has_place
+                    && asked.admit(&mut self.held, &room)
+                {
+                    admitted.push(key.clone());
+                }
             }
-            if asked.out != out {
-                asked.out = out;
-                changed.push((name.clone(), out));
+            for key in &admitted {
+                self.out.remove(key);
+            }
+        }
+        admitted.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Judges all of them by their age alone. Returns those for whom that changed, and whether they are left out.
+    pub(super) fn judge_anew(&mut self, limits: &Limits) -> Vec<(ServiceName, bool)> {
+        let room = Demand::room(limits, TIMES);
+        self.freed = false;
+        // The ordinary case: there is room for all.
+        if self.out.is_empty() && self.held.fits(&room) {
+            return Vec::new();
+        }
+        self.held = Demand::default();
+        let mut changed = Vec::new();
+        for (key, asked) in &mut self.asked {
+            #[cfg(test)]
+            {
+                self.judged += 1;
+            }
+            asked.held = Demand::default();
+            let out = !asked.admit(&mut self.held, &room);
+            let news = if out { self.out.insert(key.clone()) } else { self.out.remove(key) };
+            if news {
+                changed.push((key.1.clone(), out));
             }
         }
         changed
-    }
-
-    /// Whether a Service, made at this time, is left out.
-    pub(super) fn is_out(&self, name: &ServiceName, created: i64) -> bool {
-        self.out > 0 && self.asked.get(&(created, name.clone())).is_some_and(|asked| asked.out)
     }
 }

@@ -8,18 +8,12 @@ use std::{
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::netlink::{Connection as Netlink, find};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Transport {
-    Tcp,
-    Udp,
-    Sctp,
-}
+use crate::model::Protocol;
 
 /// A connection whose destination conntrack translates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
-    pub transport: Transport,
+    pub protocol: Protocol,
     pub client: SocketAddr,
     /// Destination of the client's packets: the frontend.
     pub frontend: SocketAddr,
@@ -74,28 +68,28 @@ fn connection(message: &[u8]) -> Option<Connection> {
     if status & DESTINATION_NAT == 0 || find(attributes, ZONE).is_some() {
         return None;
     }
-    let (transport, client, frontend) = tuple(find(attributes, TUPLE_ORIGINAL)?)?;
+    let (protocol, client, frontend) = tuple(find(attributes, TUPLE_ORIGINAL)?)?;
     let (_, endpoint, source) = tuple(find(attributes, TUPLE_REPLY)?)?;
-    let over = match transport {
-        Transport::Tcp => {
+    let over = match protocol {
+        Protocol::Tcp => {
             let info = find(attributes, PROTOCOL_INFO).and_then(|info| find(info, INFO_TCP));
             let state = info.and_then(|tcp| find(tcp, TCP_STATE)).and_then(|state| state.first());
             state.is_some_and(|state| TCP_OVER.contains(state))
         }
-        Transport::Udp | Transport::Sctp => {
+        Protocol::Udp | Protocol::Sctp => {
             find(attributes, TIMEOUT).and_then(number).is_some_and(|left| left < NEAR_END)
         }
     };
-    Some(Connection { transport, client, frontend, endpoint, source, over })
+    Some(Connection { protocol, client, frontend, endpoint, source, over })
 }
 
 /// Protocol, source and destination.
-fn tuple(attributes: &[u8]) -> Option<(Transport, SocketAddr, SocketAddr)> {
+fn tuple(attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketAddr)> {
     let (ip, transport) = (find(attributes, TUPLE_IP)?, find(attributes, TUPLE_PROTOCOL)?);
     let protocol = match find(transport, 1)?.first()? {
-        6 => Transport::Tcp,
-        17 => Transport::Udp,
-        132 => Transport::Sctp,
+        6 => Protocol::Tcp,
+        17 => Protocol::Udp,
+        132 => Protocol::Sctp,
         _ => return None,
     };
     let port = |kind| find(transport, kind)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes));
@@ -156,7 +150,7 @@ mod tests {
     fn both_sides_of_a_translated_connection() {
         let found = connection(&message(6, SIDES, 0x1ae, &[tcp_state(3)])).unwrap();
         let expected = Connection {
-            transport: Transport::Tcp,
+            protocol: Protocol::Tcp,
             client: "192.0.2.10:40000".parse().unwrap(),
             frontend: "172.18.0.11:30080".parse().unwrap(),
             endpoint: "10.244.2.2:8080".parse().unwrap(),
@@ -166,7 +160,7 @@ mod tests {
         assert_eq!(found, expected);
         let sides = [("[fd00::1]:9", "[fd00::2]:53"), ("[fd00::3]:5353", "[fd00::1]:9")];
         let found = connection(&message(17, sides, DESTINATION_NAT, &[])).unwrap();
-        assert_eq!((found.transport, found.endpoint.to_string()), (Transport::Udp, "[fd00::3]:5353".into()));
+        assert_eq!((found.protocol, found.endpoint.to_string()), (Protocol::Udp, "[fd00::3]:5353".into()));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::correlator::{Correlator, REMEMBERED, WINDOW};
+use self::correlator::{Correlator, REMEMBERED, WINDOW, note};
 use super::chance::random;
 use crate::model::ServiceName;
 
@@ -150,16 +150,20 @@ async fn publish(recorder: &Recorder, event: ObjectEvent, node_name: &str, uids:
         Subject::Service(service) => service_reference(service, uids),
         Subject::Node => node_reference(node_name, uids),
     };
-    let type_ = if event.is_warning { EventType::Warning } else { EventType::Normal };
-    let posted = Event {
-        type_,
+    let subject = event.subject.clone();
+    if let Err(error) = recorder.publish(&posted(event), &reference).await {
+        debug!("event about {subject:?} not posted: {error}");
+    }
+}
+
+fn posted(event: ObjectEvent) -> Event {
+    Event {
+        type_: if event.is_warning { EventType::Warning } else { EventType::Normal },
         reason: event.reason,
-        note: Some(event.message),
+        // The API server refuses a longer one whole.
+        note: Some(note(event.message, "")),
         action: event.action,
         secondary: None,
-    };
-    if let Err(error) = recorder.publish(&posted, &reference).await {
-        debug!("event about {:?} not posted: {error}", event.subject);
     }
 }
 
@@ -205,5 +209,15 @@ mod tests {
             read += 1;
         }
         assert_eq!(read, 1000);
+    }
+
+    /// A Service may have 50 mistakes, of 80 characters each.
+    #[test]
+    fn a_first_event_is_no_longer_than_the_api_server_takes() {
+        let subject = || Subject::Node;
+        let long = ObjectEvent::warning(subject(), "Misconfigured", "Program", "\u{e4}b".repeat(1000));
+        assert_eq!(posted(long).note.unwrap(), "\u{e4}b".repeat(341));
+        let short = ObjectEvent::normal(subject(), "Drained", "Drain", "for 30 s".to_owned());
+        assert_eq!(posted(short).note.as_deref(), Some("for 30 s"));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Instant, SystemTime},
 };
@@ -28,8 +29,20 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub since: Instant,
-    /// The reason, and the time until the next list, in seconds, as a sentence.
+    /// The reason, as a sentence.
     pub why: String,
+    /// When all objects are asked for anew.
+    pub due: Instant,
+}
+
+impl fmt::Display for Stale {
+    /// The reason, and when the next list begins.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.due.saturating_duration_since(Instant::now()).as_millis().div_ceil(1000) {
+            0 => write!(f, "{}; they are being listed anew", self.why),
+            seconds => write!(f, "{}; they are listed anew in {seconds} s", self.why),
+        }
+    }
 }
 
 impl Status {
@@ -69,6 +82,11 @@ impl StatusReader {
     #[must_use]
     pub fn get(&self) -> Status {
         self.0.borrow().clone()
+    }
+
+    /// Reads it without a copy. The source waits meanwhile.
+    pub fn read<T>(&self, look: impl FnOnce(&Status) -> T) -> T {
+        look(&self.0.borrow())
     }
 
     /// Waits until the status satisfies `condition`, and returns it. `None` if the source stopped before.
@@ -111,16 +129,18 @@ impl StatusWriter {
         self.0.send_if_modified(|status| status.waiting.remove(what));
     }
 
-    /// The objects of a kind are known as of `since`, or of the moment that an earlier call gave; `why` is always
+    /// The objects of a kind are known as of `since`, or of the moment that an earlier call gave; the rest is always
     /// replaced.
-    pub(super) fn stale(&self, what: &'static str, since: Instant, why: String) {
+    pub(super) fn stale(&self, what: &'static str, mut stale: Stale) {
         self.0.send_modify(|status| {
-            let stale = status.stale.entry(what).or_insert_with(|| Stale { since, why: String::new() });
-            stale.why = why;
+            if let Some(earlier) = status.stale.get(what) {
+                stale.since = earlier.since;
+            }
+            status.stale.insert(what, stale);
         });
     }
 
-    /// The objects of a kind are listed: what is known of them is not stale any more.
+    /// The objects of a kind are listed, or will not be, for the API server does not give them: nothing waits.
     pub(super) fn followed(&self, what: &'static str) {
         self.0.send_if_modified(|status| status.stale.remove(what).is_some());
     }
@@ -173,7 +193,22 @@ impl StatusWriter {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::Stale;
     use crate::source::Manifests;
+
+    /// It may be asked for long after the error, and while the list takes its time.
+    #[test]
+    fn a_list_that_is_due_is_said_by_the_time_that_is_left() {
+        let since = Instant::now();
+        let stale = Stale { since, why: "the list failed".to_owned(), due: since + Duration::from_secs(22) };
+        assert_eq!(stale.to_string(), "the list failed; they are listed anew in 22 s");
+        let soon = Stale { due: since + Duration::from_millis(900), ..stale.clone() };
+        assert_eq!(soon.to_string(), "the list failed; they are listed anew in 1 s");
+        let over = Stale { due: since, ..stale };
+        assert_eq!(over.to_string(), "the list failed; they are being listed anew");
+    }
 
     /// A loop that takes nothing must be noticed by who does not ask the loop.
     #[tokio::test]

@@ -285,6 +285,10 @@ fn the_other_end_of_a_veth() {
         ],
     );
     with_modes(&with(Some(OtherEnd::for_tests(true))), &[(Mode::Xdp, None)]);
+    // A veth has frames of several buffers in XDP on every kernel that is supported.
+    let mut jumbo = with(Some(OtherEnd::for_tests(true)));
+    jumbo.link.mtu = 9000;
+    with_modes(&jumbo, &[(Mode::Auto, None), (Mode::Xdp, None), (Mode::Tc, None)]);
     let unseen = "could not be seen";
     with_modes(
         &with(None),

@@ -1,4 +1,10 @@
-//! Tokens, keys and passwords within text that is handed on.
+//! Tokens, keys and passwords within text that is handed on. Where the end of one is in doubt, too much is left out.
+
+mod scan;
+#[cfg(test)]
+mod tests;
+
+use scan::{Mark, Scan, Sign, closing, is_end, is_word, opening};
 
 /// The scheme of a bearer token: a blank is enough between it and the token.
 const BEARER: &str = "bearer";
@@ -41,8 +47,8 @@ fn is_name(plain: &str) -> bool {
     NAMES.iter().any(|name| plain.ends_with(name))
 }
 
-/// The text without secrets: words that follow the name of one, JSON web tokens, passwords of URLs, blocks of PEM, and
-/// the lines of a list or a block of YAML below the name of one.
+/// The text without secrets: values of names of secrets, words that follow `Bearer`, JSON web tokens, passwords of URLs
+/// and blocks of PEM.
 pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(bytes);
     let mut result = String::with_capacity(text.len());
@@ -84,15 +90,10 @@ fn without_passwords(line: &str) -> String {
     result + rest
 }
 
-/// Characters that belong to a secret, or to a name of one.
-fn is_word(c: char) -> bool {
-    c.is_ascii_alphanumeric() || "-_.+/=~@%".contains(c)
-}
-
 /// State that is carried from one line to the next.
 #[derive(Debug, Default)]
 struct Lines {
-    /// The list or block that is open below the name of a secret.
+    /// A value that goes on below the line of its name.
     below: Option<Below>,
     /// The name in a pair, if it is that of a secret, and the number of further lines in which its value may stand.
     named: Option<(String, u32)>,
@@ -100,102 +101,263 @@ struct Lines {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
-    /// A block of YAML: it ends before the first line that is not indented by more than so many bytes.
-    Block(usize),
-    /// A list: it ends with the line that begins with `]`.
+    /// It ends before the first line that is not indented by more than so many bytes.
+    Indented(usize),
+    /// It ends with the line that begins or ends with `]`.
     List,
+    /// Nothing stands behind the name, which is indented by so many bytes: its value follows, or names of its own.
+    Open(usize),
 }
 
 impl Lines {
     fn push(&mut self, result: &mut String, line: &str) {
-        let indent = line.len() - line.trim_start().len();
-        match self.below {
-            Some(Below::Block(of)) if indent > of || line.trim().is_empty() => return hide(result, line),
-            Some(Below::List) if !line.trim_start().starts_with(']') => return hide(result, line),
-            _ => self.below = None,
+        if self.hides(line) {
+            return hide(result, line);
         }
         self.named = match self.named.take() {
             Some((name, lines @ 1..)) => Some((name, lines - 1)),
             _ => None,
         };
-        let mut rest = line;
-        // The word before, if nothing but what may stand between a name and its value came since.
-        let mut name = String::new();
-        while !rest.is_empty() {
-            let end = rest.find(|c| !is_word(c)).unwrap_or(rest.len());
-            let (word, behind) = rest.split_at(end);
-            if let Some((own, value)) = word.split_once('=')
-                && plain(own).ends_with(AUTHORIZATION)
-                && !value.is_empty()
-            {
-                result.push_str(own);
-                result.push('=');
-                let value = &rest[own.len() + 1..];
-                rest = &value[push_authorization(result, "=", value)..];
-                name.clear();
+        let text = line.trim_end_matches(['\r', '\n']);
+        let mut scan = Scan::new(text, result);
+        while !scan.rest().is_empty() {
+            let rest = scan.rest();
+            let word = &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())];
+            if word.is_empty() {
+                scan.copy(rest.find(is_word).unwrap_or(rest.len()));
                 continue;
             }
-            if !word.is_empty() {
-                self.push_word(result, word, &mut name);
+            // Base64 of `{"`, as each JSON web token begins.
+            if word.starts_with("eyJ") && word.len() > 20 {
+                scan.leave_out(word.len());
+                continue;
             }
-            let next = behind.find(is_word).unwrap_or(behind.len());
-            let (between, behind) = behind.split_at(next);
-            result.push_str(between);
-            rest = behind;
-            let joins = name == BEARER || word.ends_with('=') || between.contains([':', '=']);
-            if !joins || !between.chars().all(|c| " :\"'=\\[|>\r\n".contains(c)) {
-                name.clear();
-            }
-            if is_name(&name) && name != BEARER && behind.is_empty() {
-                self.below = match between.trim_end().chars().next_back() {
-                    Some('|' | '>') => Some(Below::Block(indent)),
-                    Some('[') => Some(Below::List),
-                    _ => None,
-                };
-            }
-            if name.ends_with(AUTHORIZATION) {
-                rest = &behind[push_authorization(result, between, behind)..];
-                name.clear();
+            let before = scan.before();
+            scan.copy(word.len());
+            let name = plain(word);
+            match Sign::of(scan.rest()) {
+                Some(sign) => self.push_named(&mut scan, &sign, word, name, before),
+                None if name == BEARER => push_bearer(&mut scan),
+                None => {}
             }
         }
+        result.push_str(&line[text.len()..]);
     }
 
-    /// Appends a word, or [`REDACTED`] in its place. `name`: the word before, as [`plain`] has it, if the two may be
-    /// name and value; replaced by this word.
-    fn push_word(&mut self, result: &mut String, word: &str, name: &mut String) {
-        // `name=value` is one word.
-        if let Some((own, value)) = word.split_once('=')
-            && is_name(&plain(own))
-            && !value.is_empty()
-        {
-            result.push_str(own);
-            result.push('=');
-            result.push_str(REDACTED);
-            name.clear();
-            return;
+    /// Whether a line belongs to the value of a name above it.
+    fn hides(&mut self, line: &str) -> bool {
+        let text = line.trim();
+        let indent = line.len() - line.trim_start().len();
+        let hides = match self.below {
+            None => return false,
+            Some(Below::Indented(of)) => indent > of || text.is_empty(),
+            Some(Below::List) => {
+                if text.trim_end_matches([',', ';', '}']).ends_with(']') {
+                    self.below = None;
+                }
+                !text.starts_with(']')
+            }
+            Some(Below::Open(_)) if text.is_empty() => return false,
+            Some(Below::Open(of)) => {
+                let is_below = indent > of || (indent == of && text.starts_with("- "));
+                is_below && !has_name(text)
+            }
+        };
+        if !hides {
+            self.below = None;
         }
-        let mut own = plain(word);
+        hides
+    }
+
+    /// Appends the value of a word, or nothing if that is to be read like other text. `name`: the word as [`plain`] has
+    /// it; `before`: the line before it.
+    fn push_named(&mut self, scan: &mut Scan<'_>, sign: &Sign, word: &str, name: String, before: &str) {
         if NAME_OF_PAIR.contains(&name.as_str()) {
             // The value follows behind a key of its own.
-            self.named = is_name(&own).then(|| (own.clone(), PAIR_LINES));
-            result.push_str(word);
-            *name = own;
+            let value = scan.rest()[sign.len..].trim_start_matches(['\\', '"', '\'']);
+            let own = plain(&value[..value.find(|c| !is_word(c)).unwrap_or(value.len())]);
+            self.named = is_name(&own).then_some((own, PAIR_LINES));
             return;
         }
-        if VALUE_OF_PAIR.contains(&own.as_str())
-            && let Some((named, _)) = self.named.take()
-        {
-            own = named;
-            result.push_str(word);
-            *name = own;
-            return;
+        // `/run/token: no such file` is a message.
+        let is_path = word.starts_with('/') && sign.blanks && !sign.equals;
+        let name = match self.named.take_if(|_| VALUE_OF_PAIR.contains(&name.as_str())) {
+            Some((named, _)) => named,
+            None if is_name(&name) && !is_path => name,
+            None => return,
+        };
+        scan.copy(sign.len);
+        let column = column(before);
+        let (text, is_line) = scan.text();
+        if text.is_empty() {
+            self.below = is_line.then_some(Below::Open(column));
+        } else if is_line && is_indicator(text) {
+            self.below = Some(Below::Indented(column));
+            scan.pass(text.len());
+        } else if !sign.equals && opens_object(text) {
+            // Its names are judged by themselves, but the name may be that of a pair.
+            self.named = Some((name, PAIR_LINES));
+        } else if text.starts_with('[') {
+            if !push_list(scan, &name) && is_line {
+                self.below = Some(Below::List);
+            }
+        } else if let Some(mark) = opening(text) {
+            if !push_quoted(scan, &name, mark) && is_line {
+                self.below = Some(Below::Indented(column));
+            }
+        } else {
+            // A line of variables, or one word of a command: `PASSWORD=two words`.
+            let is_variable = before.trim_start().is_empty() || before.ends_with("export ");
+            let is_alone = before.ends_with(['"', '\'']) || (is_variable && !word.starts_with('-'));
+            let is_word = sign.equals && !sign.blanks && !is_alone;
+            let end = if is_word {
+                word_end(text, &name, before)
+            } else {
+                item_end(text, sign, &name, scan.bracket())
+            };
+            push_secret(scan, &name, end);
+            // Or so many words that they do not fit in the line.
+            if end == text.len() && is_line && !is_word {
+                self.below = Some(Below::Indented(column));
+            }
         }
-        let is_secret = is_name(name) && !is_name(&own);
-        // Base64 of `{"`, as each JSON web token begins.
-        let is_token = word.starts_with("eyJ") && word.len() > 20;
-        result.push_str(if is_secret || is_token { REDACTED } else { word });
-        *name = own;
     }
+}
+
+/// Bytes before the first key of a line of YAML.
+fn column(before: &str) -> usize {
+    let mut rest = before.trim_start();
+    while let Some(item) = rest.strip_prefix("- ") {
+        rest = item.trim_start();
+    }
+    before.len() - rest.len()
+}
+
+/// Whether a line below a name has a name of its own.
+fn has_name(text: &str) -> bool {
+    let text = text.strip_prefix("- ").unwrap_or(text).trim_start();
+    match opening(text) {
+        Some(mark @ (_, escapes)) => {
+            let inner = &text[escapes + 1..];
+            closing(inner, mark).is_some_and(|end| Sign::of(&inner[end..]).is_some_and(|sign| !sign.equals))
+        }
+        None => text.starts_with(['{', '}', ']']) || text.ends_with(':') || text.contains(": "),
+    }
+}
+
+/// Whether a block of YAML begins below the line: its indicator, with the signs that say how line ends count.
+fn is_indicator(text: &str) -> bool {
+    let signs = text.trim_end().strip_prefix(['|', '>']);
+    signs.is_some_and(|signs| signs.chars().all(|c| c.is_ascii_digit() || "+-".contains(c)))
+}
+
+/// Whether a text begins as an object of JSON or YAML does, and not as a secret that begins with the bracket.
+fn opens_object(text: &str) -> bool {
+    let Some(inner) = text.strip_prefix('{').map(str::trim_start) else { return false };
+    let word = inner.find(|c| !is_word(c)).unwrap_or(inner.len());
+    let has_key = word > 0 && Sign::of(&inner[word..]).is_some_and(|sign| sign.blanks && !sign.equals);
+    inner.is_empty() || inner.starts_with('}') || opening(inner).is_some() || has_key
+}
+
+/// Length of a value that is a word, or the scheme and the credentials of a header. Within the query of a URL it ends at
+/// `&`, too.
+fn word_end(text: &str, name: &str, before: &str) -> usize {
+    if has_parameters(name, text) {
+        return text.len();
+    }
+    let credentials =
+        scheme(name, text).map_or(0, |scheme| text.len() - text[scheme.len()..].trim_start().len());
+    let is_query = before.ends_with(['?', '&']);
+    let end = text[credentials..].find(|c: char| c.is_whitespace() || (is_query && c == '&'));
+    end.map_or(text.len(), |end| credentials + end)
+}
+
+/// Length of a value that is an item between brackets, or the rest of the line.
+fn item_end(text: &str, sign: &Sign, name: &str, bracket: Option<char>) -> usize {
+    let bracket = bracket.filter(|_| !has_parameters(name, text));
+    let has_commas = sign.blanks || sign.quoted;
+    let end = bracket.and_then(|bracket| text.find(|c| c == bracket || (has_commas && c == ',')));
+    end.unwrap_or(text.len())
+}
+
+/// Whether parameters follow the scheme of an `Authorization` header, with commas and quotation marks of their own.
+fn has_parameters(name: &str, text: &str) -> bool {
+    scheme(name, text).is_some_and(|scheme| LONG_SCHEMES.contains(&plain(scheme).as_str()))
+}
+
+/// Appends the word that follows `Bearer`, or nothing if that is a name.
+fn push_bearer(scan: &mut Scan<'_>) {
+    let (text, _) = scan.text();
+    let value = text.trim_start();
+    if value.is_empty() || value.len() == text.len() {
+        return;
+    }
+    scan.pass(text.len() - value.len());
+    let word = value.find(|c| !is_word(c)).unwrap_or(value.len());
+    let behind = &value[word..];
+    if is_name(&plain(&value[..word])) && Sign::of(behind).is_some_and(|sign| sign.len < behind.len()) {
+        return;
+    }
+    match opening(value) {
+        Some(mark) => {
+            push_quoted(scan, BEARER, mark);
+        }
+        None => scan.leave_out(value.find(char::is_whitespace).unwrap_or(value.len())),
+    }
+}
+
+/// Appends what begins with a quotation mark. Returns whether it ends in this line.
+fn push_quoted(scan: &mut Scan<'_>, name: &str, mark: Mark) -> bool {
+    scan.pass(mark.1 + 1);
+    let (text, _) = scan.text();
+    let end = closing(text, mark);
+    push_secret(scan, name, end.unwrap_or(text.len()));
+    let (text, _) = scan.text();
+    if end.is_some() {
+        scan.pass(text.find(mark.0).map_or(0, |at| at + 1));
+    }
+    end.is_some()
+}
+
+/// Appends a list. Returns whether it ends in this line.
+fn push_list(scan: &mut Scan<'_>, name: &str) -> bool {
+    scan.pass(1);
+    loop {
+        let (text, _) = scan.text();
+        let item = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
+        scan.pass(text.len() - item.len());
+        if let Some(behind) = item.strip_prefix(']') {
+            scan.pass(1);
+            // No list: a secret with brackets.
+            if !is_end(behind) && opening(behind).is_none() {
+                scan.leave_out(behind.len());
+            }
+            return true;
+        }
+        match opening(item) {
+            _ if item.is_empty() => return false,
+            Some(mark) => {
+                if !push_quoted(scan, name, mark) {
+                    return false;
+                }
+            }
+            None => push_secret(scan, name, item.find(']').unwrap_or(item.len())),
+        }
+    }
+}
+
+/// Appends [`REDACTED`] in the place of so many bytes, behind the scheme of an `Authorization` header.
+fn push_secret(scan: &mut Scan<'_>, name: &str, len: usize) {
+    let scheme = scheme(name, &scan.rest()[..len]).map_or(0, |scheme| scheme.len() + 1);
+    scan.pass(scheme);
+    scan.leave_out(len - scheme);
+}
+
+/// The scheme with which the value of an `Authorization` header begins.
+fn scheme<'a>(name: &str, value: &'a str) -> Option<&'a str> {
+    let (scheme, _) = value.split_once(' ').filter(|_| name.ends_with(AUTHORIZATION))?;
+    let known = plain(scheme);
+    (SCHEMES.contains(&known.as_str()) || LONG_SCHEMES.contains(&known.as_str())).then_some(scheme)
 }
 
 /// Appends a line that is nothing but a secret, with the blanks around it.
@@ -208,170 +370,4 @@ fn hide(result: &mut String, line: &str) {
     result.push_str(before);
     result.push_str(REDACTED);
     result.push_str(behind);
-}
-
-/// Appends the value of an `Authorization` header, with which `text` begins, without its credentials; returns its
-/// length in `text`, in bytes. `between` is the text before it. If that ends with a quotation mark, the value ends at
-/// the next mark like it; otherwise with the list that it is in, with the one word of a scheme of [`SCHEMES`], or with
-/// the line.
-fn push_authorization(result: &mut String, between: &str, text: &str) -> usize {
-    let line = text.find(['\r', '\n']).unwrap_or(text.len());
-    let end = match opening(between) {
-        // Within JSON that is a text of JSON each mark has as many backslashes before it.
-        Some(mark) => closing(&text[..line], mark),
-        None => text[..line].find([']', '}', '\'', '"']).filter(|_| !has_parameters(text)).unwrap_or(line),
-    };
-    let value = &text[..end];
-    if value.is_empty() {
-        return 0;
-    }
-    let (scheme, rest) = value.split_once(' ').unwrap_or(("", value));
-    let known = plain(scheme);
-    let one_word = SCHEMES.contains(&known.as_str());
-    if one_word || LONG_SCHEMES.contains(&known.as_str()) {
-        result.push_str(scheme);
-        result.push(' ');
-    }
-    result.push_str(REDACTED);
-    let word = rest.trim_start().find(|c| !is_word(c)).filter(|_| one_word && opening(between).is_none());
-    match word {
-        Some(word) => end - rest.trim_start().len() + word,
-        None => end,
-    }
-}
-
-/// Whether parameters follow the scheme, each with its own quotation marks.
-fn has_parameters(text: &str) -> bool {
-    text.split_once(' ').is_some_and(|(scheme, _)| LONG_SCHEMES.contains(&plain(scheme).as_str()))
-}
-
-/// The quotation mark that `between` ends with, and how many backslashes stand before it.
-fn opening(between: &str) -> Option<(char, usize)> {
-    let mark = between.chars().next_back().filter(|c| ['"', '\''].contains(c))?;
-    Some((mark, backslashes(&between[..between.len() - 1])))
-}
-
-/// Offset in bytes of the mark that closes the quotation, or of the first backslash before it; the length of `text` if
-/// there is none. `escapes`: number of backslashes before the opening mark.
-fn closing(text: &str, (mark, escapes): (char, usize)) -> usize {
-    let mut marks = text.match_indices(mark).map(|(at, _)| (at, backslashes(&text[..at])));
-    marks.find(|(_, before)| *before <= escapes).map_or(text.len(), |(at, before)| at - before)
-}
-
-/// Number of backslashes at the end of a text.
-fn backslashes(text: &str) -> usize {
-    text.len() - text.trim_end_matches('\\').len()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shown(text: &str) -> String {
-        String::from_utf8(redacted(text.as_bytes())).unwrap()
-    }
-
-    #[test]
-    fn secrets_are_redacted() {
-        for (text, expected) in [
-            ("Authorization: Bearer abc.def-1\n", "Authorization: Bearer (left out)\n"),
-            ("token: s3cr3t", "token: (left out)"),
-            ("Authorization: Basic dXNlcjpwdw==\n", "Authorization: Basic (left out)\n"),
-            ("{\"authorization\":\"basic dXNlcjpwdw==\"}", "{\"authorization\":\"basic (left out)\"}"),
-            ("Authorization: s3cr3t", "Authorization: (left out)"),
-            ("access-token: s3cr3t", "access-token: (left out)"),
-            ("--client-secret=s3cr3t -v", "--client-secret=(left out) -v"),
-            (
-                "{\"clientSecret\":\"s\",\"access_token\":\"t\"}",
-                "{\"clientSecret\":\"(left out)\",\"access_token\":\"(left out)\"}",
-            ),
-            ("GET /x?refresh_token=s3cr3t&a=b", "GET /x?refresh_token=(left out)&a=b"),
-            ("{\"password\":\"p\",\"user\":\"u\"}", "{\"password\":\"(left out)\",\"user\":\"u\"}"),
-            ("client-key-data=TUlJ", "client-key-data=(left out)"),
-            ("saw eyJhbGciOiJSUzI1NiIsImtpZCI6.x.y here", "saw (left out) here"),
-            ("Authorization: Negotiate YIIJvwYG", "Authorization: Negotiate (left out)"),
-            ("proxy-authorization: NTLM TlRMTVNTUAAB x=1", "proxy-authorization: NTLM (left out) x=1"),
-            (
-                "Authorization: Digest username=\"u\", nonce=\"n\", response=\"6629fae\"\nHost: a\n",
-                "Authorization: Digest (left out)\nHost: a\n",
-            ),
-            (
-                "{\"Authorization\":\"Digest username=\\\"u\\\", response=\\\"66\\\"\",\"Host\":\"a\"}",
-                "{\"Authorization\":\"Digest (left out)\",\"Host\":\"a\"}",
-            ),
-            ("Authorization: token ghp_s3cr3t", "Authorization: token (left out)"),
-            (
-                "Authorization: AWS4-HMAC-SHA256 Credential=AKIA/20261120, Signature=fe5f80",
-                "Authorization: AWS4-HMAC-SHA256 (left out)",
-            ),
-            ("Authorization: s3cr3t of two words", "Authorization: (left out)"),
-            ("authorization=Bearer s3cr3t a=b", "authorization=Bearer (left out) a=b"),
-            ("authorization=\"Digest a=\\\"b\\\"\" c=d", "authorization=\"Digest (left out)\" c=d"),
-            ("password=\"s3cr3t\" user=u", "password=\"(left out)\" user=u"),
-            (
-                "curl -H 'Authorization: Bearer s3cr3t' -v https://a/",
-                "curl -H 'Authorization: Bearer (left out)' -v https://a/",
-            ),
-            (
-                "map[Authorization:[Bearer s3cr3t] Accept:[json]]",
-                "map[Authorization:[Bearer (left out)] Accept:[json]]",
-            ),
-            (
-                "{\"headers\":{\"Authorization\":[\"Negotiate s3cr3t\"],\"Accept\":[\"a\"]}}",
-                "{\"headers\":{\"Authorization\":[\"Negotiate (left out)\"],\"Accept\":[\"a\"]}}",
-            ),
-            (
-                "{\\\"authorization\\\":\\\"Bearer s3\\\",\\\"a\\\":1}",
-                "{\\\"authorization\\\":\\\"Bearer (left out)\\\",\\\"a\\\":1}",
-            ),
-            ("x-api-key: s3cr3t", "x-api-key: (left out)"),
-            ("X-Api-Key:[s3cr3t]", "X-Api-Key:[(left out)]"),
-            ("X-Auth-Token: s3cr3t\r\n", "X-Auth-Token: (left out)\r\n"),
-            ("headers: {x-api-key: s3cr3t, accept: json}", "headers: {x-api-key: (left out), accept: json}"),
-            (
-                "{\"name\":\"X-API-Key\",\"value\":\"s3cr3t\"},{\"name\":\"Host\",\"value\":\"a\"}",
-                "{\"name\":\"X-API-Key\",\"value\":\"(left out)\"},{\"name\":\"Host\",\"value\":\"a\"}",
-            ),
-            (
-                "- name: Authorization\n  value: Bearer s3cr3t\n- name: Host\n  value: a\n",
-                "- name: Authorization\n  value: Bearer (left out)\n- name: Host\n  value: a\n",
-            ),
-            (
-                "env:\n- name: DB_PASSWORD\n  value: \"s3cr3t\"\n",
-                "env:\n- name: DB_PASSWORD\n  value: \"(left out)\"\n",
-            ),
-            (
-                "  token: |\n    s3cr3t\n    more\n  user: u\n",
-                "  token: |\n    (left out)\n    (left out)\n  user: u\n",
-            ),
-            (
-                "\"x-api-key\": [\n  \"s3cr3t\"\n],\n\"a\": 1\n",
-                "\"x-api-key\": [\n  (left out)\n],\n\"a\": 1\n",
-            ),
-            ("https://user:pw@192.0.2.1:6443/x", "https://(left out)@192.0.2.1:6443/x"),
-            (
-                "a\n-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nb\n",
-                "a\n(left out)\nb\n",
-            ),
-        ] {
-            assert_eq!(shown(text), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn all_else_stays() {
-        for text in [
-            "2026-11-22T12:00:00Z  INFO first sync services=3 writes=40\n",
-            "https://192.0.2.1:6443/api and user@host\n",
-            "{\"value\":\"/etc/kubernetes/proxy.conf\",\"source\":\"file\"}",
-            "the token of the service account, eyJ",
-            "basic checks: none; the basic rule",
-            "- name: web\n  value: 80\n",
-            "map[Accept:[json]] [token] x",
-            "secret:\n  secretName: web\n",
-            "",
-        ] {
-            assert_eq!(shown(text), text);
-        }
-    }
 }

@@ -11,7 +11,7 @@ use crate::{
         ALLOCATED, Answer, Ask, Balancer, Check, Fact, Fate, Finding, Judge, Judgement, Level, Membership,
         PortJudgement, Question, Row, Weights, Who,
     },
-    model::{FrontendKind, Policy, Protocol, ServicePortKey, object::Readiness, object::ServiceType},
+    model::{FrontendKind, Policy, ServicePortKey, object::Readiness, object::ServiceType},
 };
 
 /// With more Services, each has one line.
@@ -285,14 +285,9 @@ fn reached(port: &PortJudgement<'_>) -> String {
 }
 
 fn port_name(key: &ServicePortKey) -> String {
-    let protocol = match key.protocol {
-        Protocol::Tcp => "TCP",
-        Protocol::Udp => "UDP",
-        Protocol::Sctp => "SCTP",
-    };
     let family = if key.ipv6 { "IPv6" } else { "IPv4" };
     let dash = if key.port.is_empty() { "" } else { " " };
-    format!("{}{dash}{protocol} {family}", key.port)
+    format!("{}{dash}{} {family}", key.port, key.protocol)
 }
 
 pub(super) fn question(question: Question) -> String {

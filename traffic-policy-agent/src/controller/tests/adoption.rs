@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{super::adoption::finish, *};
-use crate::node::conntrack::{Connection, Transport};
+use crate::{model::Protocol, node::conntrack::Connection};
 
 fn connections(count: usize) -> Vec<Connection> {
     let [client, frontend, endpoint] = [1, 2, 3].map(|port| ([192, 0, 2, 1], port).into());
     let source = client;
-    vec![Connection { transport: Transport::Tcp, client, frontend, endpoint, source, over: false }; count]
+    vec![Connection { protocol: Protocol::Tcp, client, frontend, endpoint, source, over: false }; count]
 }
 
 /// The run loop has other things to do meanwhile.

@@ -151,6 +151,7 @@ impl PacketPath for Fake {
     fn sweep_on(&mut self) -> Result<bool> {
         let mut asked = self.asked();
         if asked.slow {
+            // The time that a piece of a large table takes.
             std::thread::sleep(Duration::from_millis(1));
         }
         asked.pieces -= 1;

@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
     tcp::{ANSWERED, ASSURED},
 };
 
-use super::{Adopted, protocol};
+use super::Adopted;
 use crate::{
     dataplane::maps::keys::{GoneEndpoint, ToWire, number},
     model::Protocol,
@@ -60,7 +60,7 @@ fn tuples<A: Address>(connection: &Connection, wire: impl Fn(IpAddr) -> A) -> [T
         source: wire(source.ip()),
         destination: wire(destination.ip()),
         ports: Ports::from_host(source.port(), destination.port()),
-        protocol: number(protocol(connection)),
+        protocol: number(connection.protocol),
     };
     [tuple(connection.client, connection.frontend), tuple(connection.endpoint, connection.source)]
 }
@@ -191,7 +191,7 @@ impl Tables<'_> {
         last: u32,
         adopted: &mut Adopted,
     ) -> Result<bool> {
-        let (protocol, endpoint) = (protocol(connection), connection.endpoint);
+        let (protocol, endpoint) = (connection.protocol, connection.endpoint);
         let Some(service) = service else {
             adopted.others += 1;
             return Ok(false);

@@ -61,23 +61,52 @@ fn without_frags(object: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
 
     use super::*;
     use crate::dataplane::bpf::loader::object_bytes;
 
     #[test]
     fn without_frags_only_the_section_differs() {
-        let sections = |object: &[u8]| {
-            let object = aya_obj::Object::parse(object).unwrap();
+        let parse = |object: &[u8]| aya_obj::Object::parse(object).unwrap();
+        let (with, without) = (parse(object_bytes()), parse(&without_frags(object_bytes())));
+        let sections = |object: &aya_obj::Object| {
             let of = |(name, program): (&String, &aya_obj::Program)| (name.clone(), program.section.clone());
             object.programs.iter().map(of).collect::<HashMap<_, _>>()
         };
-        let (with, without) = (sections(object_bytes()), sections(&without_frags(object_bytes())));
-        assert_eq!(with.len(), without.len());
         let frags = |section: &aya_obj::ProgramSection| {
             matches!(section, aya_obj::ProgramSection::Xdp { frags: true, .. })
         };
-        assert!(frags(&with["tp_xdp_ingress"]) && !without.values().any(frags));
+        assert!(frags(&sections(&with)["tp_xdp_ingress"]) && !sections(&without).values().any(frags));
+        // Instructions have no equality of their own.
+        let instructions = |object: &aya_obj::Object| -> Vec<String> {
+            let all = object.functions.values();
+            all.map(|function| format!("{} {:?}", function.name, function.instructions)).collect()
+        };
+        assert!(instructions(&with).len() >= with.programs.len());
+        // Not compared by assert_eq, which would print megabytes.
+        assert!(instructions(&with) == instructions(&without), "other instructions");
+        assert_eq!(with.programs.len(), without.programs.len());
+        assert_eq!(with.maps.keys().collect::<HashSet<_>>(), without.maps.keys().collect::<HashSet<_>>());
+    }
+
+    #[test]
+    fn each_kind_of_program_has_an_array_of_its_own() {
+        let modes = [Mode::Xdp, Mode::XdpGeneric];
+        assert_eq!(modes.map(|mode| pin(XDP_CALLS, mode)), [XDP_CALLS, XDP_CALLS_WITHOUT_FRAGS]);
+        assert_eq!(modes.map(|mode| pin("tp_flows4", mode)), ["tp_flows4"; 2]);
+        for (mode, other) in [(Mode::Xdp, Mode::XdpGeneric), (Mode::XdpGeneric, Mode::Xdp)] {
+            let folder = tempfile::tempdir().unwrap();
+            let pins = [mode, other].map(|mode| folder.path().join(pin(XDP_CALLS, mode)));
+            for path in pins.iter().chain([&folder.path().join("tp_flows4")]) {
+                fs::write(path, "").unwrap();
+            }
+            forget_other_kind(folder.path(), mode).unwrap();
+            assert_eq!(pins.map(|pin| pin.exists()), [true, false], "{mode:?}");
+            assert!(folder.path().join("tp_flows4").exists());
+            forget_other_kind(folder.path(), mode).unwrap();
+        }
+        let not_a_folder = forget_other_kind(Path::new("/proc/version"), Mode::Xdp).unwrap_err().to_string();
+        assert!(not_a_folder.contains("cannot be removed"), "{not_a_folder}");
     }
 }

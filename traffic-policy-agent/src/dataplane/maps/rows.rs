@@ -5,6 +5,7 @@ use std::{
     io,
     marker::PhantomData,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    sync::Once,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -12,6 +13,7 @@ use aya::{
     Ebpf, Pod,
     maps::{Array, Map, MapData, MapError},
 };
+use tracing::debug;
 
 use super::reader::MapInfo;
 use crate::dataplane::sys::{self, Batch, command};
@@ -77,8 +79,12 @@ fn write<V, E>(
     batch: impl FnOnce(&[V]) -> io::Result<()>,
     one: impl FnMut((u32, &V)) -> Result<(), E>,
 ) -> Result<(), E> {
-    if values.len() >= FEW && batch(values).is_ok() {
-        return Ok(());
+    static SAID: Once = Once::new();
+    if values.len() >= FEW {
+        match batch(values) {
+            Ok(()) => return Ok(()),
+            Err(error) => SAID.call_once(|| debug!("no batch: elements are written one by one: {error}")),
+        }
     }
     (first..).zip(values).try_for_each(one)
 }

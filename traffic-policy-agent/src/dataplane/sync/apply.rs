@@ -136,18 +136,12 @@ pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
 pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
         Op::Slots { ipv6, base, endpoints } => {
+            let v4 = |ip| if let IpAddr::V4(ip) = ip { Some(ip.to_wire()) } else { None };
+            let v6 = |ip| if let IpAddr::V6(ip) = ip { Some(ip.to_wire()) } else { None };
             if *ipv6 {
-                let slot = |endpoint: &Endpoint| match endpoint.address {
-                    SocketAddr::V6(address) => Some(slot(address.ip().to_wire(), endpoint)),
-                    SocketAddr::V4(_) => None,
-                };
-                put_slots(&mut maps.v6, *base, endpoints.iter().map(slot))?;
+                put_slots(&mut maps.v6, *base, endpoints, v6)?;
             } else {
-                let slot = |endpoint: &Endpoint| match endpoint.address {
-                    SocketAddr::V4(address) => Some(slot(address.ip().to_wire(), endpoint)),
-                    SocketAddr::V6(_) => None,
-                };
-                put_slots(&mut maps.v4, *base, endpoints.iter().map(slot))?;
+                put_slots(&mut maps.v4, *base, endpoints, v4)?;
             }
             Ok(endpoints.len())
         }
@@ -266,8 +260,10 @@ fn put_range<const W: usize>(
 fn put_slots<A: Address, const W: usize>(
     family: &mut Family<A, W>,
     base: u32,
-    slots: impl Iterator<Item = Option<Slot<A>>>,
+    endpoints: &[Endpoint],
+    wire: impl Fn(IpAddr) -> Option<A>,
 ) -> Result<()> {
+    let slots = endpoints.iter().map(|endpoint| Some(slot(wire(endpoint.address.ip())?, endpoint)));
     let slots: Vec<Slot<A>> =
         slots.collect::<Option<_>>().context("endpoints of another family in a list")?;
     let (rows, route_rows) = &family.slot_rows;

@@ -76,7 +76,7 @@ impl Simulator {
 
     /// Service port of an index; `None` if there is none.
     pub fn service(&self, index: u32) -> Option<ServicePortKey> {
-        self.copy.maps.services.get(&index, 0).ok().map(|info| service_key(&info))
+        self.copy.maps.services.get(&index, 0).ok().and_then(|info| service_key(&info))
     }
 
     /// Whether a frontend with these flags is forwarded as under policy Cluster although its Service has policy Local.

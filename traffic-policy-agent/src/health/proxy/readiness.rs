@@ -53,14 +53,14 @@ mod tests {
     use serde_json::Value;
 
     use super::{
-        super::tests::{LATE_HERE, PAST, Probe},
+        super::tests::{Probe, pass},
         *,
     };
 
     /// A rollout waits for this: not for the Node, which may be drained for long, and each write that fails.
     #[tokio::test]
     async fn ready_from_the_first_sync_on_whatever_the_node_is() {
-        let health = ProxyHealth::with_late(true, true, LATE_HERE);
+        let health = ProxyHealth::new(true, true);
         let probe = Probe::new(&health);
         let reason = |body: &Value| body["reason"].as_str().unwrap().to_owned();
         let (status, body) = probe.ask("/readyz").await;
@@ -86,7 +86,7 @@ mod tests {
 
         health.queued();
         assert_eq!(probe.ask("/readyz").await.0, 200, "not late yet");
-        tokio::time::sleep(PAST).await;
+        pass(&health);
         let (status, body) = probe.ask("/readyz").await;
         assert_eq!((status, reason(&body).contains("waiting")), (503, true), "{body}");
         health.synced();

@@ -183,6 +183,7 @@ async fn answers(address: &str, patience: Duration) -> Result<(), AccessError> {
     let connected = timeout(patience, async {
         while let Err(error) = TcpStream::connect(address).await {
             reason = error.to_string();
+            // A refusal comes at once: no more than two attempts a second.
             sleep(Duration::from_millis(500)).await;
         }
     })

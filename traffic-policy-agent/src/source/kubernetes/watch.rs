@@ -205,11 +205,9 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             };
             match next {
                 Some(Ok(event)) => {
+                    // That a list begins is said before it is asked for.
                     if !matches!(event, watcher::Event::Init) {
                         self.failing = None;
-                    }
-                    // Of a list it comes before the request.
-                    if !matches!(event, watcher::Event::Init) {
                         backoff.reset();
                     }
                     self.event(event).await?;
@@ -373,6 +371,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             );
         }
         self.refused = true;
+        self.sink.status.followed(self.kind.plural);
         self.listed().await
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{Listing, Watch};
-use crate::source::kubernetes::observe::API_SERVER;
+use crate::source::{Stale, kubernetes::observe::API_SERVER};
 
 /// Errors further apart than this are not of one outage.
 const LULL: Duration = Duration::from_secs(120);
@@ -25,8 +25,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
     pub(super) fn stale(&self, since: Instant, why: &str, pause: Duration) {
         // Before the first list no state is known.
         if self.listed && !self.refused {
-            let why = format!("{why}; they are listed anew {} s later", pause.as_secs());
-            self.sink.status.stale(self.kind.plural, since.into_std(), why);
+            let (since, due) = (since.into_std(), std::time::Instant::now() + pause);
+            self.sink.status.stale(self.kind.plural, Stale { since, why: why.to_owned(), due });
         }
     }
 

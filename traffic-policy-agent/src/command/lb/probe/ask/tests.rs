@@ -58,6 +58,7 @@ async fn against(once: &'static [u8], for_ever: &'static [u8], within: Duration)
         while stream.write_all(for_ever).await.is_ok() {
             // A byte now and then keeps what waits for the next byte only.
             if for_ever.len() == 1 {
+                // So long that whoever asks more at a time than was said is seen: all of them would come within it.
                 sleep(Duration::from_millis(20)).await;
             }
         }
