@@ -40,7 +40,7 @@ pub fn request<P: Packet, F: Family>(
     entry: *mut Flow<F::Address>,
     reply: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
-    let (head, numbers) = (parsed.head(packet), get!(entry.numbers));
+    let (head, numbers) = (parsed.head_of_any(packet), get!(entry.numbers));
     let state = get!(entry.state);
     if parsed.opens(packet) {
         if numbers == CLAIMED {
@@ -93,7 +93,7 @@ pub fn reply<P: Packet, F: Family>(
     if request.is_null() {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let (head, state) = (parsed.head(packet), get!(entry.state));
+    let (head, state) = (parsed.head_of_any(packet), get!(entry.state));
     if head.kind == chunk::COOKIE_ACK && accepts_restart(entry, request, &head) {
         return Transition::Keep(entry);
     }
