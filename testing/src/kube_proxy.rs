@@ -36,9 +36,11 @@ impl Backend {
     }
 }
 
-/// A Service port, served by TCP and UDP, of one family.
+/// A Service port of one family.
 #[derive(Clone, Debug)]
 pub struct Rules {
+    /// As rules name them.
+    pub protocols: &'static [&'static str],
     pub cluster_ip: SocketAddr,
     /// Of a load balancer.
     pub vip: SocketAddr,
@@ -57,7 +59,8 @@ pub struct KubeProxy<'a> {
     node: &'a Namespace,
 }
 
-const PROTOCOLS: [&str; 2] = ["tcp", "udp"];
+/// Those of nearly all tests.
+pub const TCP_AND_UDP: &[&str] = &["tcp", "udp"];
 
 impl<'a> KubeProxy<'a> {
     /// Writes the rules. `pods`: the network of the node's pods, whose traffic to ClusterIPs is not masqueraded.
@@ -112,8 +115,8 @@ fn iptables(pods: &str, services: &[Rules]) -> Result<(String, Vec<String>)> {
     let mut rules = String::new();
     let w = &mut rules;
     for (number, service) in services.iter().enumerate() {
-        for protocol in PROTOCOLS {
-            let id = format!("{}{number:015}", if protocol == "tcp" { 'T' } else { 'U' });
+        for protocol in service.protocols {
+            let id = format!("{:0<4}{number:012}", protocol.to_uppercase());
             let to = |address: SocketAddr| {
                 format!("-d {} -p {protocol} -m {protocol} --dport {}", address.ip(), address.port())
             };
@@ -184,7 +187,7 @@ fn nftables(ipv6: bool, pods: &str, services: &[Rules]) -> Result<String> {
     let mut chains = String::new();
     let (mut ips, mut ports) = (Vec::new(), Vec::new());
     for (number, service) in services.iter().enumerate() {
-        for protocol in PROTOCOLS {
+        for protocol in service.protocols {
             let id = format!("{number}-{protocol}");
             let key = |address: SocketAddr| format!("{} . {protocol} . {}", address.ip(), address.port());
             ips.push(format!("{} : goto service-{id}", key(service.cluster_ip)));

@@ -306,6 +306,14 @@ impl Netlink {
             .with_context(|| format!("unreachable route to {destination}/{prefix}"))
     }
 
+    /// Takes a route of [`Self::unreachable`] away.
+    pub async fn reachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
+        let route = route.kind(RouteType::Unreachable).build();
+        let deleted = self.0.route().del(route).execute().await;
+        deleted.with_context(|| format!("deleting the unreachable route to {destination}/{prefix}"))
+    }
+
     /// Makes an address one of this machine without giving it to a device, as cloud providers' agents do with the addresses of
     /// load balancers: `ip route add to local ADDRESS dev DEVICE`.
     pub async fn local(&self, address: IpAddr, device: &str) -> Result<()> {

@@ -11,6 +11,7 @@
 //! Each datagram is answered with an [`Answer`].
 
 pub mod answer;
+pub mod associations;
 pub mod balancer;
 pub mod connections;
 pub mod datagrams;

@@ -88,6 +88,13 @@ pub struct Head {
 }
 
 impl Head {
+    /// `chunk`: type, flags and length, a word in memory order.
+    #[inline(always)]
+    pub const fn of(tag: u32, chunk: u32) -> Self {
+        let [kind, flags, high, low] = chunk.to_ne_bytes();
+        Self { tag, kind, flags, length: u16::from_be_bytes([high, low]) }
+    }
+
     /// Whether it opens an association: an INIT with tag 0, alone in its packet of `length` bytes,
     /// common header included (sections 3.3.2 and 8.5.1).
     #[inline(always)]
@@ -106,11 +113,16 @@ impl Head {
         matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN | chunk::SHUTDOWN_ACK | chunk::SHUTDOWN_COMPLETE)
     }
 
+    /// Whether nothing of its sender follows.
+    #[inline(always)]
+    pub const fn is_last(&self) -> bool {
+        matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
+    }
+
     /// Whether it belongs to the association, as far as its tag tells. `tags`: those of its direction.
     #[inline(always)]
     pub const fn fits(&self, tags: Tags) -> bool {
-        let reflected = matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
-            && self.flags & chunk::REFLECTED != 0;
+        let reflected = self.is_last() && self.flags & chunk::REFLECTED != 0;
         let expected = if reflected { own(tags) } else { carried(tags) };
         expected != 0 && self.tag == expected
     }

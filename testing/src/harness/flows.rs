@@ -129,6 +129,9 @@ impl FlowEntry {
         if Self::has_beginning(self.protocol.into(), flow) {
             flow.numbers = self.began.into();
         }
+        if u32::from(self.protocol) == PROTOCOL_SCTP {
+            flow.numbers = u64::from(self.tags.0.to_be()) << 32 | u64::from(self.tags.1.to_be());
+        }
         if self.is_request() && self.state & ASSURED != 0 {
             flow.mac_tail = self.asked.to_ne_bytes();
         }

@@ -72,11 +72,28 @@ pub(super) async fn exchange(stream: &mut BufReader<TcpStream>, bytes: u64) -> R
 /// byte differs on either side.
 pub fn burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<()> {
     ensure!(bytes.is_multiple_of(8), "{bytes} is not a multiple of 8");
+    stream.get_ref().write_all(format!("exchange {bytes}\n").as_bytes())?;
+    let received = both_ways(stream, TO_SERVER, bytes)?;
+    ensure!(received == expected(TO_CLIENT, bytes), "the content that arrived here differs");
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
+    ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
+    Ok(())
+}
+
+/// The server's part of [`burst`].
+pub(super) fn answer_burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<()> {
+    let received = both_ways(stream, TO_CLIENT, bytes)?;
+    Ok(stream.get_ref().write_all(format!("{received}\n").as_bytes())?)
+}
+
+/// Sends one content and receives another, at the same time: the hash of what came.
+fn both_ways(stream: &mut io::BufReader<net::TcpStream>, seed: u64, bytes: u64) -> Result<u64> {
     let mut writer = stream.get_ref().try_clone()?;
-    writer.write_all(format!("exchange {bytes}\n").as_bytes())?;
-    let received = thread::scope(|scope| {
+    thread::scope(|scope| {
         let sent = scope.spawn(move || {
-            let mut content = Content(TO_SERVER);
+            let mut content = Content(seed);
             content.chunks(bytes).try_for_each(|chunk| writer.write_all(&chunk))
         });
         let mut hash = Hash::default();
@@ -89,14 +106,8 @@ pub fn burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<(
             left -= wanted;
         }
         sent.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?.context("sending")?;
-        Ok::<_, anyhow::Error>(hash.0)
-    })?;
-    ensure!(received == expected(TO_CLIENT, bytes), "the content that arrived here differs");
-    let mut line = String::new();
-    stream.read_line(&mut line)?;
-    let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
-    ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
-    Ok(())
+        Ok(hash.0)
+    })
 }
 
 async fn send(mut writer: impl AsyncWrite + Unpin, seed: u64, bytes: u64) -> Result<()> {

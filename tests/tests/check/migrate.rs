@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use traffic_policy_testing::agent::{self, Agent};
-use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
+use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules, TCP_AND_UDP};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::traffic::{Ledger, Probe, Server};
 
@@ -23,6 +23,7 @@ fn kube_proxy_and_what_goes_through_it() {
         let address = |text: &str| -> IpAddr { text.parse().unwrap() };
         let endpoint = SocketAddr::new(node.pod(1).address(Family::V4), 8080);
         let rules = Rules {
+            protocols: TCP_AND_UDP,
             cluster_ip: SocketAddr::new(address("10.96.0.10"), 80),
             vip: SocketAddr::new(address("198.51.100.10"), 80),
             node_port: 30080,

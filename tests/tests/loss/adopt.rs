@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
-use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules};
+use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules, TCP_AND_UDP};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Policy, Port, Service};
@@ -72,6 +72,7 @@ impl Takeover {
         let services: Vec<_> = (10..)
             .zip(POLICIES)
             .map(|(host, (_, policy, node_port))| Rules {
+                protocols: TCP_AND_UDP,
                 cluster_ip: SocketAddr::new(address(family, host, "cluster"), 80),
                 vip: SocketAddr::new(address(family, host, "vip"), 80),
                 node_port,

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod adopt;
+mod adopt_sctp;
 mod churn;
 mod cluster;
 mod control;

@@ -197,6 +197,66 @@ fn an_init_that_is_sent_again() {
     });
 }
 
+/// A round trip may take longer than the quarter of a second after which an INIT that nobody has answered is given up.
+#[test]
+fn an_init_between_answer_and_cookie_changes_nothing() {
+    each(|harness, with| {
+        with.request(harness, 0, &init(CLIENT_TAG));
+        with.reply(harness, CLIENT_TAG, &init_ack(ENDPOINT_TAG));
+        with.idle(harness, 2);
+        with.request(harness, 0, &init(OTHER_TAG));
+        with.request(harness, ENDPOINT_TAG, &chunk(COOKIE_ECHO, 0, &[7; 100]));
+        assert_eq!(with.states(harness), (ASSURED, ASSURED | ANSWERED));
+
+        with.request(harness, ENDPOINT_TAG, &chunk(ABORT, 0, &[]));
+        with.request(harness, 0, &init(CLIENT_TAG));
+        with.reply(harness, CLIENT_TAG, &init_ack(ENDPOINT_TAG));
+        with.idle(harness, 3);
+        with.request(harness, 0, &init(OTHER_TAG));
+        let (request, reply) = with.entries(harness);
+        assert_eq!((request.tags, reply.tags), ((OTHER_TAG, 0), (0, OTHER_TAG)), "it has waited long enough");
+        assert_eq!(with.states(harness), (0, 0));
+    });
+}
+
+/// The endpoint's tag is taken from the client's next packet, but not from one that would end the flow by it.
+#[test]
+fn a_tag_is_not_learnt_from_an_end() {
+    each(|harness, with| {
+        for end in [ABORT, SHUTDOWN_COMPLETE] {
+            with.request(harness, 0, &init(CLIENT_TAG));
+            with.reply(harness, CLIENT_TAG, &init_ack(ENDPOINT_TAG));
+            with.reply(harness, CLIENT_TAG, &chunk(COOKIE_ACK, 0, &[]));
+            assert_eq!(with.entries(harness).0.tags, (CLIENT_TAG, 0));
+            for flags in [0, REFLECTED] {
+                with.request(harness, OTHER_TAG, &chunk(end, flags, &[]));
+                assert_eq!(with.states(harness), (ASSURED, ASSURED | ANSWERED));
+                assert_eq!(with.entries(harness).0.tags, (CLIENT_TAG, 0));
+            }
+            with.request(harness, ENDPOINT_TAG, &data(8));
+            let (request, reply) = with.entries(harness);
+            assert_eq!((request.tags, reply.tags), ((CLIENT_TAG, ENDPOINT_TAG), (ENDPOINT_TAG, CLIENT_TAG)));
+            with.request(harness, ENDPOINT_TAG, &chunk(end, 0, &[]));
+            assert_eq!(with.entries(harness).0.state & RST, RST);
+        }
+    });
+}
+
+/// An entry that another CPU is removing, or writing over, stays claimed.
+#[test]
+fn a_claim_is_not_written_over() {
+    const CLAIMED: (u32, u32) = (u32::MAX, u32::MAX);
+    each(|harness, with| {
+        with.request(harness, 0, &init(CLIENT_TAG));
+        with.reply(harness, CLIENT_TAG, &init_ack(ENDPOINT_TAG));
+        with.reply(harness, CLIENT_TAG, &chunk(COOKIE_ACK, 0, &[]));
+        let (_, reply) = with.entries(harness);
+        harness.change(&reply, |entry| entry.tags = CLAIMED);
+        with.request(harness, ENDPOINT_TAG, &data(8));
+        assert_eq!(with.entries(harness).1.tags, CLAIMED);
+    });
+}
+
 /// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260
 /// section 5.2).
 #[test]

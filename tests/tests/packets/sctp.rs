@@ -259,6 +259,7 @@ fn fragments() {
         let there = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
         let reply = terms.reply(NEAR, Device::Eth0, Spot::RouterNear);
         let first = |packet: &Packet| long(packet).fragments(SIZE).remove(0);
+        let second = |packet: &Packet| long(packet).fragments(SIZE).remove(1);
         let answer = |packet: &Packet| {
             let long = sctp(packet, CLIENT_TAG, &data(4000)).with(|packet| packet.label = 9);
             long.fragments(SIZE).remove(0)
@@ -266,6 +267,7 @@ fn fragments() {
         let changed = [
             Step::new(&open(&from), "forwarded", &open(&there)),
             Step::dropped(&first(&from), "dropped-sctp-fragment"),
+            Step::passed(&second(&from), "passed-fragment"),
             Step::dropped(&answer(&reply), "dropped-sctp-fragment"),
         ];
         let there = terms.request(NODE).destination(terms.at(LOCAL));

@@ -30,6 +30,7 @@ mod reject;
 mod route_mtus;
 mod router;
 mod sctp;
+mod sctp_sockets;
 mod source_ranges;
 mod spoofed;
 mod stale_flows;

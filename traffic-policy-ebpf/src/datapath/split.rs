@@ -25,7 +25,6 @@ use crate::datapath::{
         self, Translatable,
         fragment::Later,
         nexthop::{self, Forwarding},
-        sctp,
     },
     maps::PIECE,
     parse::{ETHERNET, variable::ParseVariable as _},
@@ -110,9 +109,6 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     let translated = if later != 0 {
         translate(packet, &Later { parsed, last }, entry, last)
     } else {
-        if sctp::is_cut::<Tc<SCTP>, V4>(&parsed, entry) {
-            return Err(());
-        }
         translate(packet, &parsed, entry, last)
     };
     // Not looked up in a table, of whose numbers the verifier would know nothing.

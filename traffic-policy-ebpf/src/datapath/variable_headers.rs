@@ -70,10 +70,12 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         return Outcome::PassedMalformed.into();
     }
     let prepared = slow_path::prepare(packet, &parsed, now);
-    // Also where TC has to send it: the next fragment may be here before it has come there.
+    let cut = matches!(&prepared, Ok((forwarding, _)) if sctp::is_cut::<P, F>(&parsed, forwarding.entry));
     let known = match &prepared {
-        Ok(_) => true,
-        Err(decision) => decision.outcome as u32 == Outcome::PassedToTc as u32,
+        // Without the first fragment the others are of no use.
+        Ok(_) => !cut,
+        // Also where TC has to send it: the next fragment may be here before it has come there. Of SCTP TC alone knows whether it can.
+        Err(decision) => !P::SCTP && decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {
         if matches!(&prepared, Ok((_, last)) if *last != now) {
@@ -83,7 +85,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     }
     let decision = match prepared {
         Ok((forwarding, last)) => {
-            let decision = if sctp::is_cut::<P, F>(&parsed, forwarding.entry) {
+            let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
             } else {
                 forward::forward(packet, &parsed, &forwarding, last)

@@ -49,6 +49,8 @@ pub mod ctx {
 
     use super::family::Family;
 
+    pub const BY_FRAGMENTS: u32 = 0xffff;
+
     /// The packet interface of the parser.
     pub trait Packet: Copy {
         const TC: bool;
@@ -58,6 +60,7 @@ pub mod ctx {
         fn data(self) -> usize;
         fn end(self) -> usize;
         fn pull(self, wanted: u32);
+        fn distant_word(self, offset: u32) -> u32;
         fn length(self) -> u32;
         fn holds(self, length: u32) -> bool;
         fn segment(self) -> u32;
@@ -94,6 +97,9 @@ pub mod ctx {
             START + FRAME.with_borrow(Vec::len)
         }
         fn pull(self, _: u32) {}
+        fn distant_word(self, _: u32) -> u32 {
+            0
+        }
         fn length(self) -> u32 {
             FRAME.with_borrow(Vec::len) as u32
         }

@@ -41,9 +41,12 @@ pub(super) const SUITES: [Suite; 8] = [
             "sweeping::each_state_has_its_time",
         ],
     },
-    Suite { name: "policy", emulated: &["matrix::one_agent_tc", "matrix::one_agent_xdp"] },
+    Suite {
+        name: "policy",
+        emulated: &["matrix::one_agent_tc", "matrix::one_agent_xdp", "sctp_sockets::live_by_tc"],
+    },
     Suite { name: "sockets", emulated: &["conversations::cluster_ips_of_policy_cluster_and_local"] },
-    Suite { name: "loss", emulated: &["preemption::with_policy_local_nobody_notices"] },
+    Suite { name: "loss", emulated: &["preemption::with_policy_local_nobody_notices", "adopt_sctp::by_tc"] },
     Suite { name: DRIVERS, emulated: &["changed::mtu_beyond_a_page_auto", "matrix::four_queues_xdp"] },
     // Three nodes and both policies, a preemption, a live switch.
     Suite { name: DEMO, emulated: &[] },

@@ -16,6 +16,10 @@ const TAIL_CALL: i32 = 12;
 /// Headers that fit here need no further pull: Ethernet, IPv4 with all options, TCP.
 pub const LINEAR: u32 = 14 + 60 + 20;
 
+/// `gso_size` of an aggregate of whole SCTP packets, each of a length of its own: GSO_BY_FRAGS.
+/// <https://github.com/torvalds/linux/blob/v6.12/include/linux/skbuff.h>
+pub const BY_FRAGMENTS: u32 = 0xffff;
+
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
     const TC: bool;
@@ -34,8 +38,10 @@ pub trait Packet: Copy {
     /// First byte after what can be read directly.
     fn end(self) -> usize;
     /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
-    /// are void after it.
+    /// are void after it. Of an aggregate of SCTP packets only their common headers can be read.
     fn pull(self, wanted: u32);
+    /// The word at `offset` of a frame, also where it cannot be read directly; 0 where the frame has none.
+    fn distant_word(self, offset: u32) -> u32;
     /// Bytes of the whole frame, readable or not. XDP: of its first buffer; the rest of a jumbo frame
     /// may lie in others.
     fn length(self) -> u32;

@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::abi::{Piece, hook};
 
-use super::Packet;
+use super::{BY_FRAGMENTS, Packet};
 use crate::datapath::{
     flow::table,
     maps::{L3_TAIL_CALLS, TC_TAIL_CALLS, Table},
@@ -152,11 +152,20 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
-        if linear < wanted && linear < self.length() {
+        // The chunks of an aggregate of SCTP packets lie in a list of packets behind the headers (`sctp_packet_pack`). What was pulled out
+        // of the first of them would be missing there, and the kernel cuts the aggregate by the lengths of that list.
+        if linear < wanted && linear < self.length() && self.segment() != BY_FRAGMENTS {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
             // SAFETY: a helper of the kernel: the verifier checks its arguments.
             unsafe { bpf_skb_pull_data(self.skb, wanted) };
         }
+    }
+    #[inline(always)]
+    fn distant_word(self, offset: u32) -> u32 {
+        let mut word = 0u32;
+        // SAFETY: a helper of the kernel: the verifier checks its arguments. Where it fails it writes zeros.
+        unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, (&raw mut word).cast(), 4) };
+        word
     }
     #[inline(always)]
     fn holds(self, length: u32) -> bool {

@@ -67,6 +67,11 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
     }
+    /// Headers lie in the first buffer.
+    #[inline(always)]
+    fn distant_word(self, _: u32) -> u32 {
+        0
+    }
     #[inline(always)]
     fn holds(self, length: u32) -> bool {
         length <= self.length() || length <= self.length_of_all()

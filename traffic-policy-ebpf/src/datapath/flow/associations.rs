@@ -9,11 +9,12 @@
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
     outcome::Outcome,
-    sctp::{self, Head, chunk, tags},
+    sctp::{self, Head, Tags, chunk, tags},
     tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
 };
 
 use crate::datapath::{
+    barrier::compare_exchange,
     clock,
     ctx::Packet,
     family::Family,
@@ -27,6 +28,9 @@ use crate::datapath::{
 /// An INIT with another tag is a new attempt if no packet has come for this fraction of a second, as
 /// with a SYN in [`super::silence`].
 const NEW_ATTEMPT: u32 = 4;
+/// The same in seconds, once the endpoint has answered: the client's COOKIE ECHO is awaited then, and is
+/// on its way, or is sent again by then (RTO.Initial of Linux).
+const ANSWERED_ATTEMPT: u32 = 3;
 
 /// Advances the state of a flow by a packet of its client. `reply`: the reply entry, never null.
 #[inline(always)]
@@ -36,7 +40,7 @@ pub fn request<P: Packet, F: Family>(
     entry: *mut Flow<F::Address>,
     reply: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
-    let (head, numbers) = (parsed.head(packet), get!(entry.numbers));
+    let (head, numbers) = (parsed.head_of_any(packet), get!(entry.numbers));
     let state = get!(entry.state);
     if parsed.opens(packet) {
         if numbers == CLAIMED {
@@ -59,9 +63,11 @@ pub fn request<P: Packet, F: Family>(
         set!(entry.mac_tail = tag.to_ne_bytes());
         return Transition::Ignore(entry);
     }
-    if state & ASSURED != 0 && sctp::carried(numbers) == 0 && head.tag != 0 {
-        set!(entry.numbers = tags(sctp::own(numbers), head.tag));
-        set!(reply.numbers = tags(head.tag, sctp::carried(get!(reply.numbers))));
+    // Not by what ends an association: a forged one would end the flow.
+    if state & ASSURED != 0 && sctp::carried(numbers) == 0 && head.tag != 0 && !head.is_last() {
+        let known = get!(reply.numbers);
+        replace(entry, numbers, tags(sctp::own(numbers), head.tag));
+        replace(reply, known, tags(head.tag, sctp::carried(known)));
     }
     if !head.fits(get!(entry.numbers)) {
         return Transition::Ignore(entry);
@@ -87,7 +93,7 @@ pub fn reply<P: Packet, F: Family>(
     if request.is_null() {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
-    let (head, state) = (parsed.head(packet), get!(entry.state));
+    let (head, state) = (parsed.head_of_any(packet), get!(entry.state));
     if head.kind == chunk::COOKIE_ACK && accepts_restart(entry, request, &head) {
         return Transition::Keep(entry);
     }
@@ -106,9 +112,10 @@ pub fn reply<P: Packet, F: Family>(
     if head.kind == chunk::INIT_ACK {
         // Each answer to a repeated INIT has a tag of its own, and the client takes the first that it
         // gets. If that is another one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
-        let (tag, client) = (parsed.initiate_tag(packet), sctp::carried(get!(entry.numbers)));
-        set!(entry.numbers = tags(tag, client));
-        set!(request.numbers = tags(client, tag));
+        let (known, of_request) = (get!(entry.numbers), get!(request.numbers));
+        let (tag, client) = (parsed.initiate_tag(packet), sctp::carried(known));
+        replace(entry, known, tags(tag, client));
+        replace(request, of_request, tags(client, tag));
         set!(entry.state |= ANSWERED);
     } else if head.kind == chunk::COOKIE_ACK {
         let client = sctp::carried(get!(entry.numbers));
@@ -123,8 +130,17 @@ pub fn reply<P: Packet, F: Family>(
 /// from the client's next packet.
 #[inline(always)]
 fn begin<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, client: u32) {
-    set!(request.numbers = tags(client, 0));
-    set!(entry.numbers = tags(0, client));
+    replace(request, get!(request.numbers), tags(client, 0));
+    replace(entry, get!(entry.numbers), tags(0, client));
+}
+
+/// Replaces the tags of an entry that were read just before, unless another CPU has claimed it, or written
+/// it meanwhile.
+#[inline(always)]
+fn replace<A: Address>(entry: *mut Flow<A>, read: Tags, by: Tags) {
+    if read != CLAIMED {
+        compare_exchange(place!(mut entry.numbers), read, by);
+    }
 }
 
 /// Whether a COOKIE ACK says that the endpoint has accepted a restart, whose INIT came on this flow;
@@ -156,14 +172,17 @@ fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
 /// nor a new attempt.
 #[inline(always)]
 fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) -> bool {
-    if sctp::own(get!(entry.numbers)) == tag {
+    let (known, of_reply) = (get!(entry.numbers), get!(reply.numbers));
+    if sctp::own(known) == tag {
         return true;
     }
-    if !is_quiet(entry, reply, clock::hz() / NEW_ATTEMPT) {
+    let second = clock::hz();
+    let answered = get!(reply.state) & ANSWERED != 0;
+    if !is_quiet(entry, reply, if answered { ANSWERED_ATTEMPT * second } else { second / NEW_ATTEMPT }) {
         return false;
     }
-    set!(entry.numbers = tags(tag, 0));
-    set!(reply.numbers = tags(0, tag));
+    replace(entry, known, tags(tag, 0));
+    replace(reply, of_reply, tags(0, tag));
     set!(reply.state &= !ANSWERED);
     true
 }

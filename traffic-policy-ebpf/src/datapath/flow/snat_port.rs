@@ -127,13 +127,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             service: self.service,
             packets: Packets::default(),
             bytes: self.opening(),
-            numbers: if self.parsed.is_tcp() {
-                0
-            } else if self.parsed.is_sctp::<P>() {
-                sctp::tags(0, self.parsed.initiate_tag(self.packet))
-            } else {
-                self.now as u64
-            },
+            numbers: self.numbers(false),
             ifindex: self.packet.ingress(),
             mac_tail,
         }
@@ -143,6 +137,20 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     #[inline(always)]
     fn opening(&self) -> u64 {
         if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
+    }
+
+    /// [`Flow::numbers`] of the request entry or of the reply entry, as a flow begins: numbers of the SYN, the client's initiate
+    /// tag, or the time.
+    #[inline(always)]
+    fn numbers(&self, of_request: bool) -> u64 {
+        if self.parsed.is_tcp() {
+            return if of_request { self.opening() } else { 0 };
+        }
+        if self.parsed.is_sctp::<P>() {
+            let client = self.parsed.initiate_tag(self.packet);
+            return if of_request { sctp::tags(client, 0) } else { sctp::tags(0, client) };
+        }
+        self.now as u64
     }
 
     /// Window scale of the SYN.
@@ -170,13 +178,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             // An entry that is written over counts the packet later.
             packets: Packets::of((self.place == NEW) as u64).with_scale(self.scale()),
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
-            numbers: if self.parsed.is_tcp() {
-                self.opening()
-            } else if self.parsed.is_sctp::<P>() {
-                sctp::tags(self.parsed.initiate_tag(self.packet), 0)
-            } else {
-                self.now as u64
-            },
+            numbers: self.numbers(true),
             ifindex: self.place,
             mac_tail: [0; 4],
         }

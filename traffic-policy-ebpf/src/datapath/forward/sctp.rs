@@ -58,7 +58,7 @@ pub fn translate<P: Packet, F: Rewrite>(
         delta = checksum::add(delta, get!(flow.port_delta));
         let sum = load32::<8>(parsed.l4);
         if sum != 0 {
-            let length = (parsed.length - parsed.l4_offset) as u16;
+            let length = parsed.length.saturating_sub(parsed.l4_offset) as u16;
             let changed = sum ^ sctp_checksum(((was ^ ports) as u64) << 32 | length as u64).cast_unsigned();
             store32::<8>(parsed.l4, changed);
             delta = checksum::add(delta, checksum::delta(word_sum(sum), word_sum(changed)));

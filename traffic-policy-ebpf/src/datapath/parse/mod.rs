@@ -16,7 +16,7 @@ use network_types::eth::{EthHdr, EtherType};
 
 use crate::datapath::{
     barrier::opaque,
-    ctx::Packet,
+    ctx::{BY_FRAGMENTS, Packet},
     family::Family,
     verdict::Decision,
     words::{load8, load16, load32, load64},
@@ -33,10 +33,6 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
 const TCP_OPTIONS: u32 = 12;
-
-/// `gso_size` of an aggregate of whole SCTP packets, each of a length of its own: GSO_BY_FRAGS.
-/// <https://github.com/torvalds/linux/blob/v6.12/include/linux/skbuff.h>
-const BY_FRAGMENTS: u32 = 0xffff;
 
 /// A TCP, UDP or SCTP packet whose fixed headers can be read and written.
 #[derive(Clone, Copy)]
@@ -83,7 +79,7 @@ impl<F: Family> Parsed<F> {
     #[inline(always)]
     pub fn opens<P: Packet>(&self, packet: P) -> bool {
         if self.is_sctp::<P>() {
-            return self.head(packet).opens(self.length - self.l4_offset);
+            return self.head(packet).opens(self.length.saturating_sub(self.l4_offset));
         }
         tcp::opens(self.tcp_flags())
     }
@@ -97,18 +93,28 @@ impl<F: Family> Parsed<F> {
         self.tcp_flags() & (flag::FIN | flag::RST) != 0
     }
 
-    /// Tag and first chunk of an SCTP packet; without a tag, which fits nothing, if it is too short for them.
+    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits nothing, if it is too short for them.
     #[inline(always)]
     pub fn head<P: Packet>(&self, packet: P) -> sctp::Head {
         if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
             return sctp::Head::default();
         }
-        sctp::Head {
-            tag: load32::<4>(self.l4),
-            kind: load8::<12>(self.l4),
-            flags: load8::<13>(self.l4),
-            length: u16::from_be(load16::<14>(self.l4)),
+        sctp::Head::of(load32::<4>(self.l4), load32::<12>(self.l4))
+    }
+
+    /// As [`Self::head`], also of an aggregate, which begins with data or a COOKIE ECHO.
+    #[inline(always)]
+    pub fn head_of_any<P: Packet>(&self, packet: P) -> sctp::Head {
+        if self.l4 + sctp::HEADER as usize > packet.end() {
+            return sctp::Head::default();
         }
+        let chunk = if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
+            packet.distant_word(P::L2 as u32 + self.l4_offset + sctp::HEADER)
+        } else {
+            load32::<12>(self.l4)
+        };
+        // No chunk has length 0.
+        if chunk == 0 { sctp::Head::default() } else { sctp::Head::of(load32::<4>(self.l4), chunk) }
     }
 
     /// The initiate tag of INIT or INIT ACK; 0, which none is, of what is too short for one.
