@@ -1,5 +1,6 @@
-//! SCTP associations by the kernel's own sockets, one to one, which read and write as TCP's do. The language of a server is that of
-//! [`super`]: `exchange N` sends N bytes each way, any other line is answered by the name of the pod and the address that it sees.
+//! SCTP associations by the kernel's own sockets, one to one, which read and write as TCP's do. The language of a
+//! server is like that of [`super`]: `exchange N` sends N bytes each way, any other line is answered by the name of the
+//! pod, the address that it sees, and the length of the line.
 //!
 //! All sockets are bound to one address: hosts behind a Service have one path.
 
@@ -133,7 +134,8 @@ impl Association {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Sends so many bytes (a multiple of 8) and receives as many, at the same time. Fails if one differs on either side.
+    /// Sends so many bytes (a multiple of 8) and receives as many, at the same time. Fails if one differs on either
+    /// side.
     pub fn burst(&mut self, bytes: u64) -> Result<()> {
         transfer::burst(&mut self.stream, bytes)
     }

@@ -1,5 +1,5 @@
-//! From kube-proxy, of SCTP: associations of the kernel's own sockets that began under its rules, where the kernel has SCTP (emulated
-//! machines with Debian's kernels do).
+//! From kube-proxy, of SCTP: associations of the kernel's own sockets that began under its rules, where the kernel has
+//! SCTP (emulated machines with Debian's kernels do).
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

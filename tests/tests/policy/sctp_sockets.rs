@@ -1,7 +1,8 @@
-//! SCTP of the kernel's own sockets through an agent, where the kernel has it (emulated machines with Debian's kernels do): messages, megabytes
-//! both ways, shutdown, abort and restart, to endpoints on this node and on another.
+//! SCTP of the kernel's own sockets through an agent, where the kernel has it (emulated machines with Debian's
+//! kernels do): messages, megabytes both ways, shutdown, abort and restart, to endpoints on this node and on another.
 //!
-//! The megabytes are about aggregates: Linux gives its devices many SCTP packets at once, whose chunks lie in a list behind the headers.
+//! The megabytes are about aggregates: Linux gives its devices many SCTP packets at once, whose chunks lie in a list
+//! behind the headers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

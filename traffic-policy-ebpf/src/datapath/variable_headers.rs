@@ -74,7 +74,8 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let known = match &prepared {
         // Without the first fragment the others are of no use.
         Ok(_) => !cut,
-        // Also where TC has to send it: the next fragment may be here before it has come there. Of SCTP TC alone knows whether it can.
+        // Also where TC has to send it: the next fragment may be here before it has come there. Of SCTP TC
+        // alone knows whether it can.
         Err(decision) => !P::SCTP && decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {

@@ -152,8 +152,9 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
-        // The chunks of an aggregate of SCTP packets lie in a list of packets behind the headers (`sctp_packet_pack`). What was pulled out
-        // of the first of them would be missing there, and the kernel cuts the aggregate by the lengths of that list.
+        // The chunks of an aggregate of SCTP packets lie in a list of packets behind the headers
+        // (`sctp_packet_pack`). What was pulled out of the first of them would be missing there, and the
+        // kernel cuts the aggregate by the lengths of that list.
         if linear < wanted && linear < self.length() && self.segment() != BY_FRAGMENTS {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
             // SAFETY: a helper of the kernel: the verifier checks its arguments.

@@ -93,7 +93,8 @@ impl<F: Family> Parsed<F> {
         self.tcp_flags() & (flag::FIN | flag::RST) != 0
     }
 
-    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits nothing, if it is too short for them.
+    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits nothing, if it is
+    /// too short for them.
     #[inline(always)]
     pub fn head<P: Packet>(&self, packet: P) -> sctp::Head {
         if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
