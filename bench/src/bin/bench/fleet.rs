@@ -53,7 +53,7 @@ const EDIT_WATCHES: &str = "watches begun for these edits, a node";
 const EDIT_CONNECTIONS: &str = "connections for these edits, a node";
 const EDIT_REQUESTS: &str = "requests for these edits, of 5,000 nodes (computed)";
 
-const ROWS: [&str; 16] = [
+const ROWS: [&str; 18] = [
     CONNECTIONS,
     START_REQUESTS,
     START_STREAMED,
