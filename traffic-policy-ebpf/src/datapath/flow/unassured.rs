@@ -58,9 +58,7 @@ pub fn take_place<F: Family>(
 #[inline(always)]
 fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spares: bool) -> i32 {
     set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
-    match F::unassured()
-        .lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look)))
-    {
+    match F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look))) {
         Some(held) if get!(held.protocol) != 0 => {
             if F::V6 {
                 let_go6(spares as u64)
