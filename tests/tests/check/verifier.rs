@@ -42,7 +42,7 @@ fn what_the_verifier_refuses() {
     let damaged = damaged(&folder, &["tp_xdp_icmp6", "tp_tc_slow4"]);
     let log = folder.join("traffic-policy-verifier-tp_tc_slow4.log");
     let refused = format!(
-        "refuses 2 of the packet path's 46 programs; the first is tp_tc_slow4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
+        "refuses 2 of the packet path's 55 programs; the first is tp_tc_slow4, of which the kernel's verifier says: R9 !read_ok (its whole log is in {})",
         log.display()
     );
 
