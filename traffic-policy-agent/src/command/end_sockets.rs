@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::Result;
 
-use crate::{dataplane::drop_privileges_to_end_sockets, node::socket_ender};
+use crate::{dataplane::privileges::drop_privileges_to_end_sockets, node::socket_ender};
 
 /// Answers what `run` asks of its standard input.
 pub(super) fn execute() -> Result<()> {

@@ -58,10 +58,7 @@ pub use self::{
         reader::MapInfo,
     },
     nexthop::{Changed, NextHop},
-    privileges::{
-        check_privileges, drop_privileges, drop_privileges_to_end_sockets, effective_capabilities,
-        missing_privileges,
-    },
+    privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::Replaced,
     sockets::ConnectedUdp,
     start::cleanup,
