@@ -15,11 +15,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::super::*;
+use super::super::{packet_path::ReadConnected, *};
 use crate::{
     dataplane::{
-        Adopted, Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack,
-        LeftOut, Lost, NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
+        NextHop, Pool, Replaced, Written,
     },
     model::{Desired, Limits, ServicePortKey},
     node::{RouteMtus, conntrack::Connection},
@@ -70,6 +70,12 @@ pub(super) struct Asked {
     pub blind: bool,
     /// The cgroup cannot be attached to.
     pub refusing: bool,
+    /// UDP endpoints that stopped serving.
+    pub gone: BTreeSet<GoneEndpoint>,
+    /// Endpoints of each walk through the connected UDP sockets, of which there are none.
+    pub walks: Vec<BTreeSet<GoneEndpoint>>,
+    /// A walk takes until this is false.
+    pub walks_slowly: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -255,15 +261,22 @@ impl PacketPath for Fake {
     }
 
     fn cgroup(&self) -> Option<&Path> {
-        None
+        Some(Path::new("/sys/fs/cgroup"))
     }
 
     fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        BTreeSet::new()
+        self.asked().gone.clone()
     }
 
-    fn connected_udp(&self) -> Result<ConnectedUdp> {
-        bail!("there are no sockets")
+    fn connected_udp(&self) -> Result<ReadConnected> {
+        let fake = self.clone();
+        Ok(Box::new(move |endpoints| {
+            fake.asked().walks.push(endpoints.clone());
+            while fake.asked().walks_slowly {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Vec::new())
+        }))
     }
 
     fn set_route_mtus(&mut self, _: &RouteMtus) -> Result<bool> {
