@@ -108,8 +108,7 @@ pub struct Dataplane {
     pins: Option<Pins>,
     /// The links of another layout version are ours by now.
     adopted: bool,
-    /// Addresses of the node as the maps have them, and how many found no room; `None`: not known.
-    named: Option<(BTreeSet<IpAddr>, usize)>,
+    named: node::Named,
     /// MTUs of routes as the maps have them; `None`: not known.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,
