@@ -15,7 +15,7 @@ use crate::{
         Adopted, Attached, Changed, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost,
         NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, Limits, ServicePortKey},
+    model::{Changes, Desired, Limits},
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -25,13 +25,9 @@ pub(super) type ReadConnected =
 
 /// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
 pub(super) trait PacketPath {
-    /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
-    fn sync(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        addresses: &BTreeSet<IpAddr>,
-    ) -> Result<Written>;
+    /// Makes the maps equal to what is desired, touching only what `changes` name (everything, the first time).
+    fn sync(&mut self, desired: &Desired, changes: &Changes, addresses: &BTreeSet<IpAddr>)
+    -> Result<Written>;
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
     /// Time that the next sync had better wait.
@@ -116,10 +112,10 @@ impl PacketPath for Dataplane {
     fn sync(
         &mut self,
         desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
+        changes: &Changes,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        self.sync(desired, changed, addresses)
+        self.sync(desired, changes, addresses)
     }
 
     fn compares_all(&self) -> bool {

@@ -21,7 +21,7 @@ use crate::{
         Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
         NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, Limits, ServicePortKey},
+    model::{Changes, Desired, Limits, ServicePortKey},
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -91,24 +91,19 @@ impl Fake {
 }
 
 impl PacketPath for Fake {
-    fn sync(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        _: &BTreeSet<IpAddr>,
-    ) -> Result<Written> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
         let mut asked = self.asked();
         asked.service_cidrs.clone_from(&desired.service_cidrs);
-        asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
+        asked.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
         if asked.failing > 0 {
             asked.failing -= 1;
             bail!("the maps cannot be written");
         }
         let lack = Lack::Frontends { needed: 10, free: 5 };
         let left_out = |key| LeftOut::new(key, lack, &[], &[]);
-        let left_out = if asked.full > 0 { changed.iter().map(left_out).collect() } else { Vec::new() };
+        let left_out = if asked.full > 0 { changes.ports.iter().map(left_out).collect() } else { Vec::new() };
         asked.full = asked.full.saturating_sub(1);
-        Ok(Written { elements: changed.len(), left_out })
+        Ok(Written { elements: changes.ports.len(), left_out })
     }
 
     fn pause(&self) -> Duration {

@@ -27,7 +27,7 @@ use crate::{
         },
         tracing_copy::TracingCopy,
     },
-    model::Desired,
+    model::{Changes, Desired},
 };
 
 /// The loopback device, which every network namespace has: packets seem to come by it.
@@ -81,7 +81,7 @@ fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Re
     let context =
         Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
-    let plan = planner.plan(desired, &BTreeSet::new(), &context);
+    let plan = planner.plan(desired, &Changes::default(), &context);
     apply::needed(&plan.ops, planner.service_cidrs()).add_to(&mut maps.prefilter);
     for op in &plan.ops {
         apply::write(maps, op)?;
