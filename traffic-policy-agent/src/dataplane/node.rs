@@ -20,7 +20,8 @@ use super::{
     kernel,
     maps::{
         Maps,
-        keys::{ToWire as _, wide},
+        keys::{ToWire as _, first, wide},
+        prefilter,
     },
 };
 
@@ -31,10 +32,6 @@ use super::{
 /// The kernel refuses.
 pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
     let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
-    let first = |addresses: &[IpAddr]| {
-        [IpAddr::is_ipv4, IpAddr::is_ipv6]
-            .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
-    };
     let pod_bits = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(0, |range| u32::from(range.prefix_len()))
@@ -43,6 +40,7 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
     });
+    prefilter::set_primary(&mut maps.prefilter, primary);
     put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }
 

@@ -68,6 +68,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     for (place, port) in (0..).zip(POOL) {
         maps.pool.store(pool_port(place), port);
     }
+    prefilter::set_primary(&mut maps.prefilter, primary);
     prefilter::add(&mut maps.prefilter, Array::Pool, POOL.map(u32::from));
     let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
     device.set_addresses(primary.iter().copied());
