@@ -12,6 +12,7 @@ mod metrics;
 mod monitoring;
 mod outcomes;
 mod page;
+mod walls;
 mod words;
 
 /// Largest length of the README.

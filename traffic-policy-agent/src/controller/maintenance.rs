@@ -1,8 +1,9 @@
 //! Periodic maintenance for changes without a notification: routes, detached programs, failed writes; and their report by probes,
 //! metrics and Events.
 
+use traffic_policy_cluster::source::Source;
+
 use super::{Controller, packet_path::PacketPath};
-use crate::source::Source;
 
 /// For probes, as long as `others_serve` holds.
 const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";

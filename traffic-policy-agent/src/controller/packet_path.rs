@@ -4,13 +4,10 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path, time::Duration};
 
 use anyhow::Result;
 use ipnet::IpNet;
-
-use crate::{
-    dataplane::{
-        Adopted, Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes,
-        Interface, Lost, NextHop, Pool, Replaced, Written,
-    },
-    model::{Desired, Limits, ServicePortKey},
+use traffic_policy_cluster::model::{Desired, Limits, ServicePortKey};
+use traffic_policy_dataplane::{
+    Adopted, Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface,
+    Lost, NextHop, Pool, Replaced, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
