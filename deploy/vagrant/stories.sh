@@ -2,12 +2,13 @@
 # The three stories on the three nodes of the Vagrantfile, or of `cargo xtask vm lab -- deploy/vagrant/stories.sh`: asked as a client
 # of the nodes. Ends with 1 where a node did something else than is told. At its end node-3 is switched off.
 #   POWER_OFF             a command that switches node-3 off without a word; default: vagrant halt --force node-3
-#   TRAFFIC_POLICY_AGENT  the agent, for `lb`; default: the one that build.sh leaves. Without it that part is left out, and said
+#   TRAFFIC_POLICY_AGENT  the agent, beside which kubectl-traffic_policy is; default: where build.sh leaves them. Without it that part
+#                         is left out, and said
 set -euo pipefail
 
 cd "$(dirname "$0")"
 POWER_OFF=${POWER_OFF:-vagrant halt --force node-3}
-AGENT=${TRAFFIC_POLICY_AGENT:-../../target/vagrant/traffic-policy-agent}
+PLUGIN=$(dirname "${TRAFFIC_POLICY_AGENT:-../../target/vagrant/traffic-policy-agent}")/kubectl-traffic_policy
 # Seconds. Emulated nodes take a tenth for an answer.
 TIMEOUT=${TIMEOUT:-2}
 nodes="172.18.0.11 172.18.0.12 172.18.0.13"
@@ -63,13 +64,13 @@ echo "   Cluster: $by_cluster"
 echo "   Local:   $by_local"
 [[ "$by_local" == *"pod-1-1 30"* ]] || not_as_told "the only pod of node-1 got another number than half of the requests"
 [[ "$by_cluster" == *pod-1-1*pod-2-1*pod-2-2* ]] || not_as_told "policy Cluster did not spread over all pods"
-if [ -x "$AGENT" ]; then
+if [ -x "$PLUGIN" ]; then
     mkdir "$work/manifests"
     NODES=3 PODS="1 2 0" bash manifests.sh >"$work/manifests/cluster.yaml"
     echo "   The same from the objects alone, before any request:"
-    "$AGENT" lb local --manifests "$work/manifests" --balancer haproxy | sed 's/^/   | /'
+    "$PLUGIN" lb local --manifests "$work/manifests" --balancer haproxy | sed 's/^/   | /'
 else
-    echo "   (no \`lb\` of the same: there is no $AGENT)"
+    echo "   (no \`lb\` of the same: there is no $PLUGIN)"
 fi
 
 echo

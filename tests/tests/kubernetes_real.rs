@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use traffic_policy_agent::{
+use traffic_policy_cluster::{
     model::{Index, NodeInput, Policy, ServiceName},
     source::{Access, Kubernetes, ObjectEvent, Source, Subject},
 };

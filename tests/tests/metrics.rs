@@ -9,11 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
-use traffic_policy_agent::dataplane::{Attached, DataplaneUsage, Found, MapUsage};
 use traffic_policy_agent::health::ProxyHealth;
-use traffic_policy_agent::inspect::ServiceCount;
 use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed};
-use traffic_policy_agent::model::{self, ServiceName, ServicePortKey};
+use traffic_policy_cluster::model::{self, ServiceName, ServicePortKey};
+use traffic_policy_dataplane::inspect::ServiceCount;
+use traffic_policy_dataplane::{Attached, DataplaneUsage, Found, MapUsage};
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};

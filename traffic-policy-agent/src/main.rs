@@ -2,10 +2,10 @@
 
 use std::{env, io, process::ExitCode};
 
-use traffic_policy_agent::command::{self, FoundErrors, config_file::ConfigFileError};
+use traffic_policy_agent::command::{self, config_file::ConfigFileError};
 
-#[cfg(not(bpf_object))]
-compile_error!(
+const _: () = assert!(
+    traffic_policy_dataplane::HAS_OBJECT,
     "the packet path was not compiled, for there is no BPF toolchain: run `cargo xtask setup`, then build again"
 );
 
@@ -14,8 +14,6 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        // They stand in the output.
-        Err(error) if error.is::<FoundErrors>() => ExitCode::from(3),
         Err(error) => {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();

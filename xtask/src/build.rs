@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut command = cargo::cargo();
-    command.args(["build", "--package", "traffic-policy-agent"]);
+    command.args(["build", "--package", "traffic-policy-agent", "--package", "traffic-policy-lb"]);
     if !options.debug {
         command.arg("--release");
     }
@@ -46,7 +46,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if !cargo::status(&mut command)?.success() {
         return Ok(ExitCode::FAILURE);
     }
-    println!("{}", folder(target, !options.debug)?.join("traffic-policy-agent").display());
+    let folder = folder(target, !options.debug)?;
+    for program in ["traffic-policy-agent", "kubectl-traffic_policy"] {
+        println!("{}", folder.join(program).display());
+    }
     Ok(ExitCode::SUCCESS)
 }
 

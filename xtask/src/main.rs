@@ -12,7 +12,7 @@ mod target;
 mod test;
 mod vm;
 
-#[path = "../../traffic-policy-agent/build/toolchain.rs"]
+#[path = "../../crates/dataplane/build/toolchain.rs"]
 #[expect(dead_code, reason = "the build script needs more of it")]
 mod toolchain;
 

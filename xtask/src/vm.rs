@@ -157,7 +157,13 @@ impl Workshop {
     fn root<'a>(&self, built: &Built, programs: impl IntoIterator<Item = &'a Path>) -> Result<Root> {
         println!("vm: making the root disk …");
         let mut programs: Vec<PathBuf> = programs.into_iter().map(Path::to_owned).collect();
-        programs.extend([built.agent.clone(), built.demo.clone(), built.caller.clone(), built.lab.clone()]);
+        programs.extend([
+            built.agent.clone(),
+            built.plugin.clone(),
+            built.demo.clone(),
+            built.caller.clone(),
+            built.lab.clone(),
+        ]);
         programs.sort();
         programs.dedup();
         // The page has a table that the suite cni compares with.
@@ -182,6 +188,8 @@ impl Workshop {
 struct Built {
     arch: Arch,
     agent: PathBuf,
+    /// The plugin of kubectl, which tests look for beside the agent.
+    plugin: PathBuf,
     bench: PathBuf,
     demo: PathBuf,
     lab: PathBuf,
@@ -202,6 +210,7 @@ impl Built {
         Ok(Self {
             arch,
             agent: program("traffic-policy-agent"),
+            plugin: program("kubectl-traffic_policy"),
             bench: program("bench"),
             demo: program("demo"),
             lab: program("lab"),

@@ -46,6 +46,7 @@ case "$name $*" in
 "cargo build --release "*)
     mkdir -p target/release
     cp "$AGENT_PROGRAM" target/release/traffic-policy-agent
+    cp "$(dirname "$AGENT_PROGRAM")/kubectl-traffic_policy" target/release/
     touch target/release/lab target/release/bench
     ;;
 "cargo xtask vm lab -- "*) file "$5" ;;

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 
 use object::{Object, ObjectSection};
-use traffic_policy_agent::dataplane;
+use traffic_policy_dataplane as dataplane;
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/budgets/layout.txt");

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use aya::programs::ProgramInfo;
-use traffic_policy_agent::dataplane::{self, Kernel, MapSizes};
+use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
 
 use crate::recorded::Figures;
 

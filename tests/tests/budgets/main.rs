@@ -12,7 +12,7 @@ mod recorded;
 
 use std::collections::BTreeSet;
 
-use traffic_policy_agent::dataplane::{self, Kernel};
+use traffic_policy_dataplane::{self as dataplane, Kernel};
 
 use crate::code::Code;
 use crate::recorded::{OBJECT, Recorded};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use aya::programs::SchedClassifier;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcAttachType, TcHandle, qdisc_add_clsact};
-use traffic_policy_agent::dataplane::{self, Kernel, MapSizes};
+use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use memchr::memmem;
 use object::{Object, ObjectSection, ObjectSymbol};
-use traffic_policy_agent::dataplane::object_bytes;
+use traffic_policy_dataplane::object_bytes;
 use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::lab::Lab;

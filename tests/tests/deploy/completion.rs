@@ -9,8 +9,9 @@ use std::{
 };
 
 use clap::CommandFactory as _;
-use traffic_policy_agent::command::{Arguments, kubectl};
-use traffic_policy_testing::agent;
+use traffic_policy_agent::command::Arguments;
+use traffic_policy_lb::command as plugin_command;
+use traffic_policy_testing::{agent, plugin};
 
 use crate::kubectl::{Installed, out};
 
@@ -102,20 +103,24 @@ fn bash_offers_each_command_and_flag() {
     let installed = Installed::new();
     let agent = agent::program().unwrap();
     let plugin = installed.folder.path().join("kubectl-traffic_policy");
-    for (program, name, command) in [
-        (agent.as_path(), "traffic-policy-agent", Arguments::command()),
-        (plugin.as_path(), "kubectl-traffic_policy", kubectl::command()),
+    let of_plugin = ["--spread", "lb what-if", "what-if"];
+    for (program, name, command, [flag, place, inner]) in [
+        (agent.as_path(), "traffic-policy-agent", Arguments::command(), ["--flows", "explain", "veth-peer"]),
+        (plugin.as_path(), "kubectl-traffic_policy", plugin_command::command(), of_plugin),
     ] {
         let script = script(program, "bash");
         assert_eq!(differing(&script, name, command.clone()), Vec::<String>::new(), "{name}");
         // A script that lacks a flag or a command is noticed, and so is one for another program.
-        let without_flag = differing(&script.replace("--spread", ""), name, command.clone());
+        let without_flag = differing(&script.replace(flag, ""), name, command.clone());
         assert!(
-            without_flag.iter().any(|line| line.contains("lb what-if") && line.contains("--spread")),
+            without_flag.iter().any(|line| line.contains(place) && line.contains(flag)),
             "{without_flag:?}"
         );
-        let without_command = differing(&script.replace("what-if", "what"), name, command);
-        assert!(without_command.iter().any(|line| line.contains("\"what-if\"")), "{without_command:?}");
+        let without_command = differing(&script.replace(inner, "other"), name, command);
+        assert!(
+            without_command.iter().any(|line| line.contains(&format!("{inner:?}"))),
+            "{without_command:?}"
+        );
         assert_eq!(bash(&script, "another", &[]).status.code(), Some(4));
     }
 }
@@ -127,7 +132,7 @@ fn bash_completes_words() {
         writeln!(std::io::stderr(), "SKIPPED bash_completes_words: there is no bash").unwrap();
         return;
     }
-    let script = script(&agent::program().unwrap(), "bash");
+    let script = script(&plugin::program().unwrap(), "bash");
     for (line, wanted) in [
         ("sta", "status"),
         ("lb what", "what-if"),
@@ -136,7 +141,7 @@ fn bash_completes_words() {
         ("completion f", "fish"),
         ("lb nothing-like-it", ""),
     ] {
-        let output = bash(&script, "traffic-policy-agent", &[format!("traffic-policy-agent {line}")]);
+        let output = bash(&script, "kubectl-traffic_policy", &[format!("kubectl-traffic_policy {line}")]);
         let mut found: Vec<_> = out(&output).split_whitespace().map(str::to_owned).collect();
         found.sort_by_key(|word| wanted.find(word.as_str()));
         assert_eq!(found.join(" "), wanted, "{line}");
@@ -146,10 +151,10 @@ fn bash_completes_words() {
 /// Other shells load theirs where they are installed; a script that is cut off they refuse.
 #[test]
 fn other_shells_load_it() {
-    let agent = agent::program().unwrap();
+    let plugin = plugin::program().unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (shell, check) in [("zsh", "-n"), ("fish", "--no-execute")] {
-        let script = script(&agent, shell);
+        let script = script(&plugin, shell);
         assert!(
             script.contains("what-if") && script.contains("--spread") || script.contains("-l spread"),
             "{shell}"

@@ -1,4 +1,4 @@
-//! `kubectl traffic-policy explain --flows`: many flows at once, judged from the API as from the same objects in a folder.
+//! `explain --flows`: many flows at once, judged from the API as from the same objects in a folder.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -105,13 +105,14 @@ async fn flows_of_the_api_are_judged_as_those_of_a_folder() {
     let (flows, manifests) = (file("flows.json", &flows()), installed.path("manifests"));
     let explain = ["explain", "--flows", &flows, "--node-name", "node-1"];
     let of_the_folder =
-        answers(&out(&installed.plugin(&[&explain[..], &["--manifests", &manifests]].concat())));
+        answers(&out(&installed.agent(&[&explain[..], &["--manifests", &manifests]].concat())));
 
     let server = ApiServer::start().unwrap();
     server.apply(OBJECTS).unwrap();
     server.write_kubeconfig(&installed.folder.path().join("kubeconfig")).unwrap();
     let kubeconfig = installed.path("kubeconfig");
-    let ask = || answers(&out(&installed.plugin(&[&explain[..], &["--kubeconfig", &kubeconfig]].concat())));
+    let ask =
+        || answers(&out(&installed.agent(&[&explain[..], &["--api", "--kubeconfig", &kubeconfig]].concat())));
     let of_the_api = ask();
 
     for ((name, .., [verdict, outcome, candidates]), (answer, other)) in

@@ -6,7 +6,8 @@ use traffic_policy_agent::command::Arguments;
 use crate::{root, text};
 
 /// Programs that people bring.
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 16] = [
+    "cargo",
     "cp",
     "ctr",
     "export",
@@ -15,6 +16,7 @@ const PROGRAMS: [&str; 14] = [
     "kind",
     "kubeadm",
     "kubectl",
+    "kubectl-traffic_policy",
     "ln",
     "mkdir",
     "podman",
@@ -69,7 +71,9 @@ fn every_command_exists() {
             let name = words[at + 1];
             assert!(agent.find_subcommand(name).is_some(), "{command}: the agent has no {name}");
         }
-        for word in words.iter().filter(|word| word.starts_with("deploy/")) {
+        for word in
+            words.iter().filter(|word| ["crates/", "deploy/"].iter().any(|folder| word.starts_with(folder)))
+        {
             assert!(root().join(word).exists(), "{command}: {word} is not there");
         }
     }

@@ -190,21 +190,16 @@ fn programs_of_other_machines_start_emulated() {
         };
         let version = said(run(&["--version"]));
         assert_eq!(version.trim(), concat!("traffic-policy-agent ", env!("CARGO_PKG_VERSION")), "{other}");
-        // Parses, judges and prints, as on any machine.
-        let judged = run(&["lb", "--manifests", manifests.to_str().unwrap()]);
-        let own = Command::new(agent::program().unwrap())
-            .args(["lb", "--manifests", manifests.to_str().unwrap()])
-            .output()
-            .unwrap();
-        assert!(String::from_utf8_lossy(&own.stdout).contains("web"), "{own:?}");
-        assert_eq!(
-            String::from_utf8_lossy(&judged.stdout),
-            String::from_utf8_lossy(&own.stdout),
-            "{other}: {judged:?}"
-        );
-        assert_eq!(judged.status.code(), own.status.code(), "{other}");
-        let refused = run(&["lb", "--manifests", "/nowhere"]);
-        assert_eq!(refused.status.code(), Some(1), "{other}: {refused:?}");
+        // Parses and prints, as on any machine.
+        let script = said(run(&["completion", "bash"]));
+        let own =
+            said(Command::new(agent::program().unwrap()).args(["completion", "bash"]).output().unwrap());
+        assert_eq!(script, own, "{other}");
+        let manifests = manifests.to_str().unwrap();
+        let checked = run(&["check", "--node-name", "node-1", "--manifests", manifests, "--output", "json"]);
+        assert!(serde_json::from_slice::<Value>(&checked.stdout).is_ok(), "{other}: {checked:?}");
+        let refused = run(&["lb"]);
+        assert_eq!(refused.status.code(), Some(2), "{other}: {refused:?}");
     }
 }
 

@@ -1,15 +1,16 @@
-//! The agent's program as a plugin of kubectl, by the names under which people install it.
+//! The plugin of kubectl, by the names under which people install it; and `explain`, which reads clusters as it does.
 
 use std::{
     env, fs,
     io::Write,
     os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
     process::{Command, Output},
 };
 
 use serde_json::Value;
 use tempfile::TempDir;
-use traffic_policy_testing::{agent, api_server::ApiServer};
+use traffic_policy_testing::{agent, api_server::ApiServer, plugin};
 
 const MANIFESTS: &str = "apiVersion: v1
 kind: Node
@@ -47,7 +48,7 @@ pub struct Installed {
 impl Installed {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let program = fs::canonicalize(agent::program().unwrap()).unwrap();
+        let program = fs::canonicalize(plugin::program().unwrap()).unwrap();
         for name in ["kubectl-traffic_policy", "kubectl_complete-traffic_policy"] {
             symlink(&program, folder.path().join(name)).unwrap();
         }
@@ -63,16 +64,21 @@ impl Installed {
         self.folder.path().join(name).display().to_string()
     }
 
-    fn run(&self, program: &str, words: &[&str]) -> Output {
+    fn run(&self, program: &Path, words: &[&str]) -> Output {
         let path = format!("{}:{}", self.folder.path().display(), env::var("PATH").unwrap());
-        let mut command = Command::new(self.folder.path().join(program));
+        let mut command = Command::new(program);
         // Nothing of the machine's own cluster, if it has one.
         command.env("PATH", path).env("HOME", self.folder.path()).env_remove("KUBECONFIG");
         command.args(words).output().unwrap()
     }
 
     pub fn plugin(&self, words: &[&str]) -> Output {
-        self.run("kubectl-traffic_policy", words)
+        self.run(&self.folder.path().join("kubectl-traffic_policy"), words)
+    }
+
+    /// The agent's program on the same machine.
+    pub fn agent(&self, words: &[&str]) -> Output {
+        self.run(&agent::program().unwrap(), words)
     }
 }
 
@@ -94,19 +100,33 @@ fn it_judges_a_cluster() {
     assert_eq!(installed.plugin(&["run"]).status.code(), Some(2));
 }
 
+/// One line says which program has the command.
+#[test]
+fn each_program_names_the_other() {
+    let installed = Installed::new();
+    for (output, other) in [
+        (installed.agent(&["lb", "web", "--manifests", "/nowhere"]), "kubectl-traffic_policy lb"),
+        (installed.plugin(&["explain", "192.0.2.9", "192.0.2.1:30080"]), "traffic-policy-agent explain"),
+    ] {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(other) && said.lines().count() == 1, "{said}");
+    }
+}
+
 #[test]
 fn flows_are_explained_from_manifests_or_the_api() {
     let installed = Installed::new();
     let manifests = installed.path("manifests");
     let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--node-name", "node-1"];
-    let text = out(&installed.plugin(&[&flow[..], &["--manifests", &manifests]].concat()));
+    let text = out(&installed.agent(&[&flow[..], &["--manifests", &manifests]].concat()));
     assert!(text.contains("VERDICT     to 10.244.1.2:8080"), "{text}");
-    // Without a folder it is the API, of which nothing is known here.
-    let output = installed.plugin(&flow);
+    // Of the API nothing is known here.
+    let output = installed.agent(&[&flow[..], &["--api"]].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("no kubeconfig") && said.contains("--kubeconfig"), "{said}");
-    let output = installed.plugin(&["explain", "192.0.2.9", "192.0.2.1:30080"]);
+    let output = installed.agent(&["explain", "192.0.2.9", "192.0.2.1:30080", "--api"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--node-name"), "{output:?}");
 }
@@ -123,10 +143,10 @@ async fn the_api_is_asked_as_kubectl_does() {
     let text = out(&installed.plugin(&["lb", "--kubeconfig", &kubeconfig, "--output", "json"]));
     let document: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(document["services"][0]["name"], "web");
-    let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--node-name"];
-    let text = out(&installed.plugin(&[&flow[..], &["node-1", "--kubeconfig", &kubeconfig]].concat()));
+    let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--api", "--node-name"];
+    let text = out(&installed.agent(&[&flow[..], &["node-1", "--kubeconfig", &kubeconfig]].concat()));
     assert!(text.contains("VERDICT     to 10.244.1.2:8080"), "{text}");
-    let output = installed.plugin(&[&flow[..], &["node-9", "--kubeconfig", &kubeconfig]].concat());
+    let output = installed.agent(&[&flow[..], &["node-9", "--kubeconfig", &kubeconfig]].concat());
     assert!(String::from_utf8_lossy(&output.stderr).contains("no Node node-9"), "{output:?}");
     let mut command = Command::new(installed.folder.path().join("kubectl-traffic_policy"));
     command.args(["lb", "web", "--context", "c"]).env("KUBECONFIG", &file);

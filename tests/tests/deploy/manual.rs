@@ -9,7 +9,8 @@ use std::{
 };
 
 use clap::CommandFactory as _;
-use traffic_policy_agent::command::{Arguments, kubectl};
+use traffic_policy_agent::command::Arguments;
+use traffic_policy_lb::command as plugin_command;
 use traffic_policy_testing::agent;
 
 use crate::kubectl::{Installed, out};
@@ -52,7 +53,8 @@ fn warnings(page: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-fn check(program: &Path, name: &str, mut command: clap::Command) {
+/// `known`: a command, and a flag of its own.
+fn check(program: &Path, name: &str, mut command: clap::Command, known: (&str, &str)) {
     let folder = tempfile::tempdir().unwrap();
     out(&write(program, folder.path()));
     command.build();
@@ -74,10 +76,10 @@ fn check(program: &Path, name: &str, mut command: clap::Command) {
         }
     }
     // Both can fail.
-    let page = format!("{name}-lb-what-if.1");
+    let page = format!("{name}-{}.1", known.0);
     let (_, words) = pages.iter().find(|(other, _)| *other == page).unwrap();
     let text = fs::read_to_string(path(&page)).unwrap();
-    assert_eq!(missing(&text.replace("spread", "spreat"), words), ["--spread"]);
+    assert_eq!(missing(&text.replace(known.1, "another"), words), [format!("--{}", known.1)]);
     if is_read {
         fs::write(path(&page), format!("{text}\n.NOSUCHREQUEST\n")).unwrap();
         assert!(warnings(&path(&page)).unwrap().contains("NOSUCHREQUEST"));
@@ -89,11 +91,12 @@ fn check(program: &Path, name: &str, mut command: clap::Command) {
 #[test]
 fn each_command_has_a_page_with_its_flags() {
     let installed = Installed::new();
-    check(&agent::program().unwrap(), "traffic-policy-agent", Arguments::command());
+    check(&agent::program().unwrap(), "traffic-policy-agent", Arguments::command(), ("explain", "flows"));
     check(
         &installed.folder.path().join("kubectl-traffic_policy"),
         "kubectl-traffic_policy",
-        kubectl::command(),
+        plugin_command::command(),
+        ("lb-what-if", "spread"),
     );
 }
 

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use traffic_policy_agent::{
-    lb::{Ask, Balancer, Check, Fact, PROFILES, Weights},
-    model::Policy,
-};
+use traffic_policy_cluster::model::Policy;
+use traffic_policy_lb::{Ask, Balancer, Check, Fact, PROFILES, Weights};
 
 use crate::page;
 

@@ -4,7 +4,6 @@ use clap::{Arg, Command, CommandFactory};
 use traffic_policy_agent::command::{
     Arguments,
     config_file::fields::{FIELDS, Meaning},
-    kubectl,
 };
 
 use crate::page;
@@ -17,10 +16,13 @@ fn the_page_lists_every_command_and_flag() {
     let (global, _): (Vec<_>, Vec<_>) = arguments(&command).into_iter().partition(|arg| arg.is_global_set());
     assert!(!global.is_empty());
     page::compare(PAGE, "all commands", &table(&global));
-    page::compare(PAGE, "commands", &commands(&command));
+    page::compare(PAGE, "commands", &commands(&command, |_| true));
+    // `completion` and `man` are those of the agent.
+    let own = commands(&plugin(), |name| name.split(' ').next() == Some("lb"));
+    page::compare(PAGE, "commands of the plugin", &own);
 }
 
-/// docs/kubectl.md: the command that the agent itself has not.
+/// docs/kubectl.md: `status` of the plugin.
 #[test]
 fn the_page_lists_the_plugin_s_own_flags() {
     let plugin = plugin();
@@ -63,7 +65,7 @@ pub fn command() -> Command {
 
 /// The one of the plugin of kubectl.
 pub fn plugin() -> Command {
-    let mut command = kubectl::command();
+    let mut command = traffic_policy_lb::command::command();
     command.build();
     command
 }
@@ -87,9 +89,9 @@ pub fn named<'c>(prefix: &str, command: &'c Command) -> Vec<(String, &'c Command
     own.collect()
 }
 
-fn commands(command: &Command) -> String {
+fn commands(command: &Command, is_shown: impl Fn(&str) -> bool) -> String {
     let mut text = String::new();
-    for (name, command) in named("", command) {
+    for (name, command) in named("", command).into_iter().filter(|(name, _)| is_shown(name)) {
         text.push_str(&format!("### {name}\n\n"));
         let about = command.get_long_about().or(command.get_about()).unwrap().to_string();
         let about: Vec<_> = about.split("\n\n").map(page::cell).collect();

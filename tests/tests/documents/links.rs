@@ -5,8 +5,16 @@ use std::{collections::BTreeMap, path::Path};
 use crate::page::{self, code_spans};
 
 /// Folders whose files are named by their path from the root.
-const FOLDERS: [&str; 7] =
-    ["deploy/", "docs/", "tests/", "xtask/", "traffic-policy-ebpf/", "traffic-policy-agent/", ".ci/"];
+const FOLDERS: [&str; 8] = [
+    "crates/",
+    "deploy/",
+    "docs/",
+    "tests/",
+    "xtask/",
+    "traffic-policy-ebpf/",
+    "traffic-policy-agent/",
+    ".ci/",
+];
 
 #[test]
 fn links_lead_to_files_and_headings() {

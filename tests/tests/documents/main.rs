@@ -13,6 +13,7 @@ mod monitoring;
 mod outcomes;
 mod page;
 mod skips;
+mod walls;
 mod words;
 
 /// Largest length of the README.

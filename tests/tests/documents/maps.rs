@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aya_obj::{Map, Object};
-use traffic_policy_agent::dataplane::object_bytes;
+use traffic_policy_dataplane::object_bytes;
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use crate::page;

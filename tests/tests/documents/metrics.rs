@@ -6,13 +6,14 @@ use std::{
 };
 
 use traffic_policy_agent::{
-    dataplane::{Attached, DataplaneUsage, MapUsage},
     health::ProxyHealth,
-    inspect::ServiceCount,
     metrics::{Metrics, Observed},
+};
+use traffic_policy_cluster::{
     model::{Protocol, ServiceName, ServicePortKey},
     source::Manifests,
 };
+use traffic_policy_dataplane::{Attached, DataplaneUsage, MapUsage, inspect::ServiceCount};
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::exposition::{Exposition, Family, Kind};
 

@@ -1,6 +1,6 @@
 //! docs/outcomes.md: every outcome with its verdict, its reason and its remedy.
 
-use traffic_policy_agent::advice::{self, Context};
+use traffic_policy_dataplane::advice::{self, Context};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use crate::page;

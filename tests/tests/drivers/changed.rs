@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_agent::dataplane::Kernel;
+use traffic_policy_dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;

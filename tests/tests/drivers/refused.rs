@@ -1,7 +1,7 @@
 //! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
 //! `--attach auto` serves by TC. Where a newer kernel's driver does not refuse, XDP serves.
 
-use traffic_policy_agent::dataplane::Kernel;
+use traffic_policy_dataplane::Kernel;
 
 use crate::fixture::{CardTestbed, START};
 use crate::flows::{LEAST, nothing_failed, served};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData};
-use traffic_policy_agent::dataplane::ToWire;
+use traffic_policy_dataplane::ToWire;
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Frontend, FrontendKey, IndexRange, Port, SLOT_LOCAL, Slot, frontend,
 };

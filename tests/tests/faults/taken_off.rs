@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use traffic_policy_agent::dataplane::Kernel;
+use traffic_policy_dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::attached::{Attached, detach_links, socket_programs};
 use traffic_policy_testing::cgroup::Cgroup;

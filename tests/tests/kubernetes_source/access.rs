@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use traffic_policy_agent::source::{Access, Kubernetes};
+use traffic_policy_cluster::source::{Access, Kubernetes};
 use traffic_policy_testing::api_server::{ApiServer, Certificate};
 
 use crate::fixture::{Agent, service};

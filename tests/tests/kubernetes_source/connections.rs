@@ -16,7 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use traffic_policy_agent::source::{Access, ObjectEvent, Subject};
+use traffic_policy_cluster::source::{Access, ObjectEvent, Subject};
 use traffic_policy_testing::api_server::{ApiServer, Certificate, Kind, Streaming};
 use traffic_policy_testing::pace::scaled;
 

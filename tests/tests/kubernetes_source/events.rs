@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use traffic_policy_agent::model::ServiceName;
-use traffic_policy_agent::source::{ObjectEvent, Subject};
+use traffic_policy_cluster::model::ServiceName;
+use traffic_policy_cluster::source::{ObjectEvent, Subject};
 use traffic_policy_testing::api_server::ApiServer;
 use traffic_policy_testing::pace::scaled;
 

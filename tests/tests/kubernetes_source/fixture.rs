@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use tempfile::TempDir;
 use tokio::time::timeout;
-use traffic_policy_agent::{
+use traffic_policy_cluster::{
     model::{Index, NodeInput},
     source::{Access, Kubernetes, Source, Status},
 };

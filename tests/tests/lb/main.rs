@@ -3,5 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
+mod agreement;
 mod probe;
 mod watch;

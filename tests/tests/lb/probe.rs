@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::netns::Process;
 use traffic_policy_testing::nftables::{Chain, Family};
 use traffic_policy_testing::object::{Manifests, Policy, Service};
 use traffic_policy_testing::pace::{scaled, until, wait_for};
+use traffic_policy_testing::{agent::Agent, plugin};
 
 const PORT: u16 = 30080;
 const HEALTH: u16 = 32000;
@@ -33,7 +33,7 @@ fn cluster() -> Cluster {
 
 /// Exit code and output of `lb web --probe`, run by the client.
 fn run(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(agent::program().unwrap());
+    let mut command = Command::new(plugin::program().unwrap());
     let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());
     command.args(["lb", "web", "--probe", "--balancer", "gke", "--answer-within", &within]).args(more);
     command.arg("--manifests").arg(folder);
@@ -102,7 +102,7 @@ impl Watch {
     fn start(cluster: &Cluster) -> Self {
         let out = cluster.lab.logs().join("watch");
         let file = File::create(&out).unwrap();
-        let mut command = Command::new(agent::program().unwrap());
+        let mut command = Command::new(plugin::program().unwrap());
         let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());
         command.args(["lb", "watch", "web", "--probe", "--probe-every", "1s", "--answer-within", &within]);
         command.arg("--manifests").arg(cluster.manifests.folder());

@@ -12,9 +12,9 @@ use std::time::Duration;
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use traffic_policy_testing::agent;
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::{until, wait_for};
+use traffic_policy_testing::plugin;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -74,7 +74,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn watch() -> Command {
-    let mut command = Command::new(agent::program().unwrap());
+    let mut command = Command::new(plugin::program().unwrap());
     command.args(["lb", "watch", "web", "--balancer", "gke"]).stdin(Stdio::null()).stderr(Stdio::null());
     command
 }

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use traffic_policy_agent::lb::{Change, Event, Timed};
 use traffic_policy_lab::demo::cluster::{DemoCluster, RATE};
 use traffic_policy_lab::demo::scene::Outcome;
 use traffic_policy_lab::demo::{node_port, preemption, switch};
+use traffic_policy_lb::{Change, Event, Timed};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::recording::{agree, allowed};
 

@@ -8,7 +8,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_dataplane::MapSizes;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::flood::{STRANGERS, Variation, Wire, stranger};
 use traffic_policy_testing::impaired::{ImpairedWay, Impairment};

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use traffic_policy_agent::lb::{self, Change, Event, NodeChange, PodEvent, Timed};
-use traffic_policy_agent::model::{self, ServiceName};
+use traffic_policy_cluster::model::{self, ServiceName};
+use traffic_policy_lb::{self as lb, Change, Event, NodeChange, PodEvent, Timed};
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Backend, Service};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
 use serde_json::Value;
-use traffic_policy_agent::dataplane::ToWire;
+use traffic_policy_dataplane::ToWire;
 use traffic_policy_ebpf::abi::{self, Address4, FlowKey, PROTOCOL_TCP, Ports, Tuple, kind};
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::agent::Agent;

@@ -1,6 +1,6 @@
 //! Without an agent no sweep runs: expired flows make room for new ones all the same.
 
-use traffic_policy_agent::dataplane::Sweeper;
+use traffic_policy_dataplane::Sweeper;
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;

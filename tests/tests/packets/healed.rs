@@ -1,7 +1,7 @@
 //! Both entries of a flow say that it is assured. Of two CPUs that write a state at the same time one may undo that in one entry: such a
 //! flow must not go the slow way for ever.
 
-use traffic_policy_agent::dataplane::Sweeper;
+use traffic_policy_dataplane::Sweeper;
 use traffic_policy_ebpf::tcp::{ASSURED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use traffic_policy_agent::dataplane::{FromWire as _, ToWire as _};
+use traffic_policy_dataplane::{FromWire as _, ToWire as _};
 use traffic_policy_ebpf::abi::{Address6, Fold as _, Multipliers, kind};
 use traffic_policy_testing::harness::{self, Frontend, Harness, Hook, Setup, SourceCheck, Spot};
 use traffic_policy_testing::lab::Family;

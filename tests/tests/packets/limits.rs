@@ -1,6 +1,6 @@
 //! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
 
-use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_dataplane::MapSizes;
 use traffic_policy_testing::harness::{self, FlowEntry, Frontend, HZ, Harness, Hook, Input, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 

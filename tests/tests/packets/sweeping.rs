@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_agent::dataplane::{GoneEndpoint, Sweeper, endpoint_key};
-use traffic_policy_agent::model::Protocol;
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_dataplane::{GoneEndpoint, Sweeper, endpoint_key};
 use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;

@@ -1,6 +1,6 @@
 //! Flows that are not assured: the oldest makes room for a new one, and none that is assured does.
 
-use traffic_policy_agent::dataplane::MapSizes;
+use traffic_policy_dataplane::MapSizes;
 use traffic_policy_ebpf::abi::kind;
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED};
 use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Setup, Spot};

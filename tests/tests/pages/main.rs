@@ -15,8 +15,8 @@ use std::process::{Command, Output};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
-use traffic_policy_testing::agent;
 use traffic_policy_testing::browser::{Accessible, Tab};
+use traffic_policy_testing::plugin;
 
 /// Manifests, and the page that `lb` makes of them.
 struct Case {
@@ -36,7 +36,7 @@ impl Case {
     }
 
     fn start(&self, arguments: &[&str], page: &Path) -> Result<Output> {
-        let mut command = Command::new(agent::program()?);
+        let mut command = Command::new(plugin::program()?);
         command.arg("lb").args(arguments).arg("--manifests").arg(self.folder.path().join("manifests"));
         Ok(command.args(["--output", "json", "--html"]).arg(page).output()?)
     }

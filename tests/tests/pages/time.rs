@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use traffic_policy_agent::page::{Event, Page, Part, Second, Timeline};
+use traffic_policy_lb::page::{Event, Page, Part, Second, Timeline};
 use traffic_policy_testing::browser::{self, Browser, Look};
 
 use crate::{Case, assert_named, cluster::Cluster, pictures, table, texts};

@@ -2,7 +2,7 @@
 //! header for it, which its segments do not have, an IPv4 packet says 0. By TC alone, as any aggregate: XDP takes
 //! frames as they are on the wire.
 
-use traffic_policy_agent::dataplane::Kernel;
+use traffic_policy_dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::cluster::Cluster;

@@ -11,7 +11,7 @@ use std::{fs, thread};
 
 use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
-use traffic_policy_agent::node::sockets::{Destroyed, destroy_udp, supported};
+use traffic_policy_dataplane::node::sockets::{Destroyed, destroy_udp, supported};
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::netns::{Namespace, Owned, Process};
 use traffic_policy_testing::pace::scaled;

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 use aya::maps::{HashMap, Map, MapData};
-use traffic_policy_agent::dataplane::ToWire;
+use traffic_policy_dataplane::ToWire;
 use traffic_policy_ebpf::abi::{Address, SocketKey, TranslatedSocket};
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::object::Backend;

@@ -3,10 +3,11 @@
 mod facts;
 mod native;
 
+use traffic_policy_dataplane::{Mode, node};
+
 use self::facts::Way;
 pub(super) use self::facts::{Device, DeviceFacts};
 use super::finding::Finding;
-use crate::{dataplane::Mode, node};
 
 pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
     let mut findings: Vec<_> = facts

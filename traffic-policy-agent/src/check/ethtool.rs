@@ -2,11 +2,9 @@
 
 use std::io;
 
-use netlink_sys::protocols::NETLINK_GENERIC;
-
-use crate::{
-    dataplane::drivers::Channels,
-    node::netlink::{Connection, attribute, attributes, find, text},
+use traffic_policy_dataplane::{
+    drivers::Channels,
+    node::netlink::{Connection, attribute, attributes, find, protocols::NETLINK_GENERIC, text},
 };
 
 // linux/genetlink.h

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use traffic_policy_dataplane::{Cgroup, PinsLook};
 
 use super::Finding;
-use crate::dataplane::{Cgroup, PinsLook};
 
 pub(super) fn judge_pins(root: &Path, look: &PinsLook) -> Vec<Finding> {
     const PROBE: &str = "bpffs";

@@ -2,10 +2,9 @@
 
 use std::io;
 
-use netlink_sys::protocols::NETLINK_XFRM;
+use traffic_policy_dataplane::node::netlink::{Connection, protocols::NETLINK_XFRM};
 
 use super::Finding;
-use crate::node::netlink::Connection;
 
 // linux/xfrm.h
 const XFRM_MSG_GETPOLICY: u16 = 0x15;

@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use anyhow::Result;
+use traffic_policy_dataplane::{
+    Kernel, effective_capabilities, introspect, missing_privileges, node::sockets,
+};
 
 use super::Finding;
-use crate::{
-    dataplane::{Kernel, effective_capabilities, introspect, missing_privileges},
-    node::sockets,
-};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 

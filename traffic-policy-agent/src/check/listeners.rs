@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use crate::model::Protocol;
+use traffic_policy_cluster::model::Protocol;
 
 /// A listening TCP or SCTP socket, or a UDP socket without a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]

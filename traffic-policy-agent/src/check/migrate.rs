@@ -4,14 +4,12 @@ use std::{fs, io, path::Path};
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_dataplane::node::{Ipvs, Network, conntrack, ipvs};
 
 use super::{
     Finding,
     nftables::{Family, Rules},
-};
-use crate::{
-    model::Protocol,
-    node::{Ipvs, Network, conntrack, ipvs},
 };
 
 const PROBE: &str = "migrate";

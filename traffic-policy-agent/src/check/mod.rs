@@ -23,6 +23,11 @@ mod settings;
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
+use traffic_policy_cluster::{
+    model::object::{Node, Service},
+    source::{Change, Manifests, Update},
+};
+use traffic_policy_dataplane::PinsLook;
 
 pub use self::{
     ethtool::strips_vlans,
@@ -31,11 +36,6 @@ pub use self::{
     netfilter::{KUBE_PROXY, forward_policy_drop, kube_proxy_has_rules},
     other_end::{lost_at_other_end, prepared_other_end},
     settings::Settings,
-};
-use crate::{
-    dataplane::PinsLook,
-    model::object::{Node, Service},
-    source::{Change, Manifests, Update},
 };
 
 /// The objects of a folder of manifests that matter here.

@@ -2,9 +2,7 @@
 
 use std::{fmt, io};
 
-use netlink_sys::protocols::NETLINK_NETFILTER;
-
-use crate::node::netlink::{Connection, find, text};
+use traffic_policy_dataplane::node::netlink::{Connection, find, protocols::NETLINK_NETFILTER, text};
 
 /// The families whose hooks see IP packets on their way through the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,11 +2,9 @@
 
 use std::io;
 
+use traffic_policy_dataplane::{introspect, node::veth::End, veth_peer};
+
 use super::Finding;
-use crate::{
-    dataplane::{introspect, veth_peer},
-    node::veth::End,
-};
 
 /// Facts about the other end of a veth.
 #[derive(Clone, Debug, PartialEq, Eq)]

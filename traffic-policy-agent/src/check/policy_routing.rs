@@ -4,12 +4,12 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
-
-use super::Finding;
-use crate::{
-    dataplane::Kernel,
+use traffic_policy_dataplane::{
+    Kernel,
     node::{Link, Network, Ways},
 };
+
+use super::Finding;
 
 const PROBE: &str = "policy-routing";
 
@@ -82,8 +82,10 @@ fn finding(facts: &Facts, ways: &Ways) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_dataplane::node::OtherWay;
+
     use super::*;
-    use crate::{check::Severity, node::OtherWay};
+    use crate::check::Severity;
 
     fn facts(pod: IpAddr, served: &[u32]) -> Facts {
         let way = OtherWay { source: pod, prefix: 32, table: 2, device: 3 };

@@ -7,18 +7,15 @@ use std::{
 };
 
 use anyhow::Result;
+use traffic_policy_cluster::model::{
+    HEALTH_PORT_ANNOTATION, HealthPortRules, Index, NodeInput, Protocol, ServiceName, health_port,
+    object::{Service, ServiceType},
+};
+use traffic_policy_dataplane::{LEAST_POOL, Pool, ephemeral_ports, node::bound_ports, reserved_ports};
 
 use super::{
     Finding, Settings,
     listeners::{self, Listener},
-};
-use crate::{
-    dataplane::{LEAST_POOL, Pool, ephemeral_ports, reserved_ports},
-    model::{
-        HEALTH_PORT_ANNOTATION, HealthPortRules, Index, NodeInput, Protocol, ServiceName, health_port,
-        object::{Service, ServiceType},
-    },
-    node::bound_ports,
 };
 
 /// Facts about ports in use.

@@ -1,9 +1,9 @@
 //! Findings about the verifier: all programs are loaded with maps of their own, and attached nowhere.
 
 use anyhow::Result;
+use traffic_policy_dataplane::{Kernel, Refusal, check_privileges, try_programs};
 
 use super::Finding;
-use crate::dataplane::{Kernel, Refusal, check_privileges, try_programs};
 
 /// Facts about BPF programs on the node.
 #[derive(Clone, Debug)]

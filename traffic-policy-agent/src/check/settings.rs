@@ -2,10 +2,8 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use crate::{
-    dataplane::{Cgroup, Mode, Pool},
-    source::Manifests,
-};
+use traffic_policy_cluster::source::Manifests;
+use traffic_policy_dataplane::{Cgroup, Mode, Pool};
 
 /// Settings that `run` will be given.
 #[derive(Clone, Debug)]

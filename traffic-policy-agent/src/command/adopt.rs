@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-
-use super::view::{self, View};
-use crate::{
-    dataplane::adopt_pinned,
+use traffic_policy_dataplane::{
+    adopt_pinned,
     inspect::{Heartbeat, Presence},
     node::{conntrack, ipvs, kept_nat},
 };
+
+use super::view::{self, View};
 
 /// Take the connections that kube-proxy has begun over from conntrack, while its rules are still there.
 ///

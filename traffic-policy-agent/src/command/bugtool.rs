@@ -16,9 +16,9 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use serde::Serialize;
+use traffic_policy_dataplane::{DEFAULT_PINS, node::Network};
 
 use super::{ask, run::MetricsAddress, view};
-use crate::{dataplane::DEFAULT_PINS, node::Network};
 
 /// Collect what a report of a fault needs in one tar, whether an agent runs or not. Changes nothing.
 ///

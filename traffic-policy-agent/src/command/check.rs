@@ -8,16 +8,14 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
+use traffic_policy_cluster::source::Manifests;
+use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, Mode, Pool, PortRanges};
 
 use super::{
     run::MetricsAddress,
     view::{self, Output},
 };
-use crate::{
-    check::{self, Finding, Settings, Severity},
-    dataplane::{Cgroup, DEFAULT_PINS, Mode, Pool, PortRanges},
-    source::Manifests,
-};
+use crate::check::{self, Finding, Settings, Severity};
 
 /// Look this machine over before the first `run`, and say what to do. Changes nothing.
 ///

@@ -5,13 +5,14 @@ use std::io::ErrorKind;
 use anyhow::{Context, Result};
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
+use traffic_policy_dataplane::{
+    self as dataplane, Removed,
+    node::{self, Network, kept_nat},
+    veth_peer,
+};
 
 use super::view::{self, View};
-use crate::{
-    check,
-    dataplane::{self, Removed, veth_peer},
-    node::{self, Network, kept_nat},
-};
+use crate::check;
 
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]

@@ -11,9 +11,10 @@ use std::{
 };
 
 use serde_yaml_ng::{Mapping, Value};
+use traffic_policy_cluster::model::parse_duration;
 
 use self::fields::{FIELDS, Field, Kind, Meaning, TYPE};
-use crate::{controller::NodePortAddresses, model::parse_duration};
+use crate::controller::NodePortAddresses;
 
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";

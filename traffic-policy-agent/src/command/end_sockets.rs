@@ -3,8 +3,7 @@
 use std::io;
 
 use anyhow::Result;
-
-use crate::{dataplane::privileges::drop_privileges_to_end_sockets, node::socket_ender};
+use traffic_policy_dataplane::{node::socket_ender, privileges::drop_privileges_to_end_sockets};
 
 /// Answers what `run` asks of its standard input.
 pub(super) fn execute() -> Result<()> {

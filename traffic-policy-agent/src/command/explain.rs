@@ -10,23 +10,23 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use traffic_policy_cluster::{
+    command::{api::ApiArguments, listing},
+    model::{Index, NodeInput, Policy},
+    source::Manifests,
+};
+use traffic_policy_dataplane::{
+    DEFAULT_PINS, advice,
+    explain::simulator::Simulator,
+    explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
+    node::Network,
+};
 
 use super::{
-    api::ApiArguments,
-    listing,
     run::service_cidr,
     view::{self, Output},
 };
-use crate::{
-    advice,
-    controller::NodePortAddresses,
-    dataplane::DEFAULT_PINS,
-    explain::simulator::Simulator,
-    explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
-    model::{Index, NodeInput, Policy},
-    node::Network,
-    source::Manifests,
-};
+use crate::controller::NodePortAddresses;
 
 /// Say what becomes of a packet and why, by running the programs on it; nothing on the node changes.
 ///
@@ -132,12 +132,6 @@ struct OfflineArguments {
 }
 
 impl Arguments {
-    /// Asked about a cluster, and not about the node that it runs on.
-    pub(super) fn of_a_cluster(mut self: Box<Self>) -> Box<Self> {
-        self.offline.cluster = self.offline.manifests.is_none();
-        self
-    }
-
     pub(super) fn execute(self) -> Result<()> {
         let flows = self.asked()?;
         let many = self.flows.is_some();

@@ -9,12 +9,10 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use serde::Serialize;
+use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_dataplane::inspect::{Flow, FlowState, Way, device_name, service_names};
 
 use super::view::{self, View};
-use crate::{
-    inspect::{Flow, FlowState, Way, device_name, service_names},
-    model::ServicePortKey,
-};
 
 /// Show the flow table: who talks to which endpoint, by which frontend, in which state.
 #[derive(Debug, Args)]
@@ -190,7 +188,7 @@ impl Show {
     }
 
     fn row(&self, flow: &Flow) -> [String; 11] {
-        let reply = flow.reply.unwrap_or(crate::inspect::Traffic { packets: 0, bytes: 0 });
+        let reply = flow.reply.unwrap_or(traffic_policy_dataplane::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
         for (flag, text) in [(flow.gone, ", gone"), (flow.reply.is_none(), ", no reply entry")] {
             if flag {
@@ -234,12 +232,10 @@ mod tests {
     use std::time::Duration;
 
     use clap::Parser;
+    use traffic_policy_cluster::model::{Protocol, ServiceName};
+    use traffic_policy_dataplane::inspect::Traffic;
 
     use super::*;
-    use crate::{
-        inspect::Traffic,
-        model::{Protocol, ServiceName},
-    };
 
     #[derive(Parser)]
     struct Line {

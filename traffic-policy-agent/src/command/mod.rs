@@ -1,23 +1,16 @@
 //! The command line.
 
 mod adopt;
-mod api;
 mod ask;
 mod bugtool;
 mod check;
 mod cleanup;
-mod completion;
 pub mod config_file;
 mod end_sockets;
 mod explain;
 mod file_limit;
 mod flows;
-pub mod kubectl;
-mod lb;
 mod line;
-mod listing;
-mod logging;
-mod man;
 mod monitor;
 mod reload;
 mod run;
@@ -30,16 +23,17 @@ use std::ffi::OsString;
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use traffic_policy_cluster::command::{
+    completion,
+    logging::{self, LogFormat},
+    man,
+};
+use traffic_policy_dataplane::node::socket_ender::COMMAND;
 
-use self::{config_file::Note, line::Line, logging::LogFormat, reload::Reloader};
-use crate::node::socket_ender::COMMAND;
+use self::{config_file::Note, line::Line, reload::Reloader};
 
-/// There are findings of level error, which have been printed: exit code 3.
-#[derive(Debug, thiserror::Error)]
-#[error("{count} findings of level error")]
-pub struct FoundErrors {
-    pub count: usize,
-}
+/// The answer to `lb`, which this program had once.
+const MOVED: &str = "`lb` is a program of its own, which needs no node: `kubectl traffic-policy lb`, or `kubectl-traffic_policy lb`";
 
 /// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning of externalTrafficPolicy
 /// and internalTrafficPolicy.
@@ -70,7 +64,6 @@ enum Command {
     Status(status::Arguments),
     Services(services::Arguments),
     Flows(flows::Arguments),
-    Lb(Box<lb::Arguments>),
     Monitor(monitor::Arguments),
     Bugtool(bugtool::Arguments),
     Adopt(adopt::Arguments),
@@ -85,12 +78,12 @@ enum Command {
 /// # Errors
 /// Named, with what to do about it. Wrong usage is a [`clap::Error`], or a [`config_file::ConfigFileError`].
 pub fn execute(words: Vec<OsString>) -> Result<()> {
-    if let Some(role) = kubectl::Role::of(words.first()) {
-        return role.execute(&words);
-    }
     // It is `run`'s own, and nobody types it: no page and no completion has it.
     if words.get(1).is_some_and(|word| word == COMMAND) {
         return end_sockets::execute();
+    }
+    if words.get(1).is_some_and(|word| word == "lb") {
+        return Err(view::usage(MOVED).into());
     }
     let line = Line::parse(&words)?;
     let level = logging::start(&line.arguments.log, line.arguments.log_format)?;
@@ -112,7 +105,6 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
         Command::Status(arguments) => arguments.execute(),
         Command::Services(arguments) => arguments.execute(),
         Command::Flows(arguments) => arguments.execute(),
-        Command::Lb(arguments) => arguments.execute(),
         Command::Monitor(arguments) => arguments.execute(),
         Command::Bugtool(arguments) => arguments.execute(),
         Command::Adopt(arguments) => arguments.execute(),

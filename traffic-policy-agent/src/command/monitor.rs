@@ -15,16 +15,14 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::Args;
 use ipnet::IpNet;
+use traffic_policy_cluster::model::parse_duration;
+use traffic_policy_dataplane::inspect::{Event, Listener, Pinned, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use self::line::{Line, WallClock, show};
 use super::{
     flows::net,
     view::{self, View},
-};
-use crate::{
-    inspect::{Event, Listener, Pinned, ServicePort},
-    model::parse_duration,
 };
 
 /// Show drops, rejects and new flows as they happen: Service, policy, reason and fix.

@@ -9,12 +9,12 @@ use tokio::{
     task::spawn_blocking,
     time::{MissedTickBehavior, interval},
 };
+use traffic_policy_cluster::command::logging::LogLevel;
 
 use super::{
     Command,
     config_file::{self, ConfigFile, Note},
     line::Line,
-    logging::LogLevel,
 };
 use crate::{
     controller::{Live, Reload, Reloads},

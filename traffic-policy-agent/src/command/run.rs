@@ -5,18 +5,19 @@ use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, str::FromStr, t
 use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
+use traffic_policy_cluster::{
+    model::{address::parse_cidr, parse_duration},
+    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+};
+use traffic_policy_dataplane::{
+    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges, SourceCheck,
+    drop_privileges, node::socket_ender::SocketEnder,
+};
 
 use super::{file_limit, reload::Reloader, view};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
-    dataplane::{
-        Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges,
-        SourceCheck, drop_privileges,
-    },
     in_effect::InEffect,
-    model::{address::parse_cidr, parse_duration},
-    node::socket_ender::SocketEnder,
-    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
     systemd::Notifier,
 };
 

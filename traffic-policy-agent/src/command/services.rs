@@ -8,13 +8,11 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
+use traffic_policy_cluster::model::{Endpoint, Protocol};
+use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::view::{self, View};
-use crate::{
-    inspect::{Count, Counts, FrontendView, Phase, ServicePort},
-    model::{Endpoint, Protocol},
-};
 
 /// Show Services: frontends, policies, phases, endpoints, and packets by outcome.
 ///
@@ -184,7 +182,7 @@ pub(super) fn phase(phase: Phase) -> String {
 pub(super) fn reached(reached: &FrontendView, protocol: Protocol) -> String {
     let protocol = protocol.to_string().to_lowercase();
     match reached.kind {
-        crate::model::FrontendKind::LoopbackNodePort => {
+        traffic_policy_cluster::model::FrontendKind::LoopbackNodePort => {
             let address = if reached.address.is_ipv4() { "127.0.0.0/8" } else { "[::1]" };
             format!("{address}:{}/{protocol}", reached.address.port())
         }
@@ -289,11 +287,10 @@ fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint]) -> io::Result<
 mod tests {
     use std::time::Duration;
 
+    use traffic_policy_cluster::model::{FrontendKind, Policy};
+
     use super::*;
-    use crate::{
-        command::view,
-        model::{FrontendKind, Policy},
-    };
+    use crate::command::view;
 
     fn port() -> ServicePort {
         let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local, remote: !local };

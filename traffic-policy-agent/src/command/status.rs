@@ -7,18 +7,17 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
+use traffic_policy_dataplane::{
+    PinsLook,
+    inspect::{self, Heartbeat, Link, LinkHook, Phase, Pinned, PinnedMap, Presence, ServicePort},
+};
 use traffic_policy_ebpf::abi::{ABI_VERSION, Address, Address4, Address6, Tuple};
 
 use super::{
     ask, services,
     view::{self, View},
 };
-use crate::{
-    check,
-    dataplane::PinsLook,
-    health,
-    inspect::{self, Heartbeat, Link, LinkHook, Phase, Pinned, PinnedMap, Presence, ServicePort},
-};
+use crate::{check, health};
 
 /// Show what is attached where, whether the maps are in sync with the cluster and what is in the way, how full the maps
 /// are, and how many packets left the packet path in which way since the maps were made.

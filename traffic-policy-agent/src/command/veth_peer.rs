@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use clap::Args;
+use traffic_policy_dataplane::{check_privileges, veth_peer};
 
 use super::view;
-use crate::dataplane::{check_privileges, veth_peer};
 
 /// Prepare veths whose other ends an agent serves by XDP in the driver, as nodes of kind can be.
 ///

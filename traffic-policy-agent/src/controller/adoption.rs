@@ -11,16 +11,16 @@ use tokio::{
     task::{JoinHandle, spawn_blocking, yield_now},
     time,
 };
-
-use super::PacketPath;
-use crate::{
-    check,
-    dataplane::Adopted,
+use traffic_policy_dataplane::{
+    Adopted,
     node::{
         conntrack::{self, Connection},
         ipvs, kept_nat,
     },
 };
+
+use super::PacketPath;
+use crate::check;
 
 /// Reading conntrack may take up to one of so many parts of the time.
 const SHARE: u32 = 20;

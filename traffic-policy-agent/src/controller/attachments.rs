@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
+use traffic_policy_cluster::source::{ObjectEvent, Subject};
+use traffic_policy_dataplane::{
+    Lost,
+    node::{Filter, Network},
+};
 
 use super::PacketPath;
-use crate::{
-    dataplane::Lost,
-    node::{Filter, Network},
-    source::{ObjectEvent, Subject},
-};
 
 /// Programs that were detached by others, and failures to attach them again.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{
+use traffic_policy_cluster::{
     model::{ServiceName, ServicePortKey},
     source::{EventRecorder, ObjectEvent, Subject},
 };
@@ -54,8 +54,9 @@ impl Drains {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_cluster::model::Protocol;
+
     use super::*;
-    use crate::model::Protocol;
 
     #[test]
     fn each_drain_is_told_once_at_both_ends() {

@@ -2,11 +2,10 @@
 
 use std::net::SocketAddr;
 
+use traffic_policy_cluster::model::HealthPortRules;
+use traffic_policy_dataplane::{PortRanges, ephemeral_ports, reserved_ports};
+
 use super::Settings;
-use crate::{
-    dataplane::{PortRanges, ephemeral_ports, reserved_ports},
-    model::HealthPortRules,
-};
 
 /// Rules that are fixed at start; sysctls are read each time.
 #[derive(Debug)]

@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    dataplane::LeftOut,
+use traffic_policy_cluster::{
     model::{Excess, HealthCheck, ServiceName, ServicePortKey},
     source::{EventRecorder, ObjectEvent, Subject},
 };
+use traffic_policy_dataplane::LeftOut;
 
 /// Ports that `status` names; of the others it says how many there are.
 const NAMED: usize = 100;

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use traffic_policy_cluster::source::Source;
+
 use super::{Controller, packet_path::PacketPath};
-use crate::source::Source;
 
 /// For probes, as long as `others_serve` holds.
 const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";

@@ -30,6 +30,12 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
+use traffic_policy_cluster::source::{Kubernetes, Manifests, Source};
+use traffic_policy_dataplane::{
+    Changed, Config, Dataplane,
+    inspect::service_count_reader,
+    node::{self, Event, Events, Network, socket_ender::SocketEnder},
+};
 
 use self::{
     adoption::Adoption, gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath,
@@ -41,13 +47,9 @@ pub use self::{
 };
 use crate::{
     check,
-    dataplane::{Changed, Config, Dataplane},
     health::ProxyHealth,
     in_effect::InEffect,
-    inspect::service_count_reader,
     metrics::{Metrics, MetricsServer},
-    node::{self, Event, Events, Network, socket_ender::SocketEnder},
-    source::{Kubernetes, Manifests, Source},
     systemd::Notifier,
 };
 

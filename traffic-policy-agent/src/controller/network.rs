@@ -8,16 +8,16 @@ use std::{
 
 use anyhow::Result;
 use tokio::time::Instant;
-
-use super::{PacketPath, attachments::Attachments, unattached::Unattached};
-use crate::{
-    check,
-    dataplane::{Attached, Changed, Interface, Mode},
+use traffic_policy_cluster::source::{ObjectEvent, Subject};
+use traffic_policy_dataplane::{
+    Attached, Changed, Interface, Mode,
     node::{
         self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route, RouteMtus,
     },
-    source::{ObjectEvent, Subject},
 };
+
+use super::{PacketPath, attachments::Attachments, unattached::Unattached};
+use crate::check;
 
 /// A device that is not wanted any more is let go after this time: a default route that is replaced is gone for a moment.
 const UNWANTED: Duration = Duration::from_secs(30);

@@ -6,8 +6,8 @@ use std::{
 };
 
 use ipnet::IpNet;
-
-use crate::{model::address::parse_cidr, node::Address};
+use traffic_policy_cluster::model::address::parse_cidr;
+use traffic_policy_dataplane::node::Address;
 
 /// `--node-port-addresses`: words and CIDRs, of which each adds addresses. A family that neither a word nor a CIDR
 /// speaks of has all.

@@ -9,17 +9,14 @@ use std::{
 
 use anyhow::Result;
 use ipnet::IpNet;
-
-use crate::{
-    dataplane::{
-        Adopted, Attached, Changed, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost,
-        NextHop, Pool, Replaced, Written,
-    },
-    model::{Changes, Desired, Limits},
+use traffic_policy_cluster::model::{Changes, Desired, Limits};
+use traffic_policy_dataplane::{
+    Adopted, Attached, Changed, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost, NextHop,
+    Pool, Replaced, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
-/// Reads, of the table of connected UDP sockets, those of these endpoints by cookie: [`crate::dataplane::ConnectedUdp::of`].
+/// Reads, of the table of connected UDP sockets, those of these endpoints by cookie: [`traffic_policy_dataplane::ConnectedUdp::of`].
 pub(super) type ReadConnected =
     Box<dyn Fn(&BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
 

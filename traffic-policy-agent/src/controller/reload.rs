@@ -3,9 +3,9 @@
 use std::future::pending;
 
 use tokio::sync::{mpsc, oneshot};
+use traffic_policy_dataplane::IdleTimes;
 
 use super::NodePortAddresses;
-use crate::dataplane::IdleTimes;
 
 /// Those settings.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,14 @@ use std::{
 
 use ipnet::IpNet;
 use tokio::time::Instant;
+use traffic_policy_cluster::{
+    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
+    source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
+};
+use traffic_policy_dataplane::{
+    node::{self, Address, socket_ender::SocketEnder},
+    release_memory,
+};
 
 use super::{
     NodePortAddresses, PacketPath, Settings,
@@ -17,12 +25,8 @@ use super::{
     sockets,
 };
 use crate::{
-    dataplane::release_memory,
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
-    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
-    node::{self, Address, socket_ender::SocketEnder},
-    source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 
 /// The desired state, and what is known of how the maps follow it.

@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
 use anyhow::Result;
 use ipnet::IpNet;
-
-use super::{PacketPath, flight::Flight, packet_path::ReadConnected};
-use crate::{
-    dataplane::GoneEndpoint,
+use traffic_policy_dataplane::{
+    GoneEndpoint,
     node::{socket_ender::SocketEnder, sockets::Destroyed},
 };
+
+use super::{PacketPath, flight::Flight, packet_path::ReadConnected};
 
 /// Tells the programs on the cgroup the node's own addresses and the ranges of its pods: before frontends are written whose
 /// source ranges they are compared with.

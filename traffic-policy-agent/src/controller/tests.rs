@@ -14,10 +14,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
+use traffic_policy_dataplane::IdleTimes;
 
 use self::fake::{Fake, Running, settings};
 use super::*;
-use crate::dataplane::IdleTimes;
 
 const QUICK: Timing = Timing {
     debounce: Duration::from_millis(50),

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::Result;
+use traffic_policy_cluster::source::{ObjectEvent, Subject};
 
 use super::{PacketPath, network::NodeNetwork};
-use crate::source::{ObjectEvent, Subject};
 
 /// Endpoints whose routes are asked for in one go: one request to the kernel each.
 const ASKED: usize = 1000;

@@ -17,12 +17,12 @@ use std::{
 use hyper::{Request, StatusCode, body::Incoming};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
+use traffic_policy_cluster::source::{Stale, Status, StatusReader};
 
 use super::{
     listener::{Answer, FromHere, Served, json, not_found},
     report::{Facts, Report},
 };
-use crate::source::{Stale, Status, StatusReader};
 
 /// A change that has been waiting this long is late.
 const LATE: Duration = Duration::from_secs(60);

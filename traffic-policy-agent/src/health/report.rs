@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
-
-use crate::source::Status;
+use traffic_policy_cluster::source::Status;
 
 /// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,8 +92,9 @@ impl Report {
 mod tests {
     use std::time::Instant;
 
+    use traffic_policy_cluster::source::Stale;
+
     use super::*;
-    use crate::source::Stale;
 
     fn facts() -> Facts {
         Facts {

@@ -9,12 +9,12 @@ use std::{
 
 use hyper::{StatusCode, header::HeaderValue};
 use tracing::{info, warn};
+use traffic_policy_cluster::model::{HealthCheck, ServiceName};
 
 use super::{
     Connections, ProxyHealth,
     listener::{Answer, Served, json},
 };
-use crate::model::{HealthCheck, ServiceName};
 
 /// A port that cannot be listened on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use crate::model::ServicePortKey;
+use traffic_policy_cluster::model::ServicePortKey;
 
 /// The value of the label `ip_family`.
 pub(super) const fn ip_family(ipv6: bool) -> &'static str {

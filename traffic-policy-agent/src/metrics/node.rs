@@ -2,16 +2,17 @@
 
 use std::time::SystemTime;
 
+use traffic_policy_cluster::{
+    model::{Desired, FrontendKind, Policy, ServiceName},
+    source::Status,
+};
+use traffic_policy_dataplane::{Attached, DataplaneUsage};
+
 use super::{
     exposition::Family,
     labels::{ip_family, port_labels, unix},
 };
-use crate::{
-    dataplane::{Attached, DataplaneUsage},
-    health::ProxyHealth,
-    model::{Desired, FrontendKind, Policy, ServiceName},
-    source::Status,
-};
+use crate::health::ProxyHealth;
 
 /// State of the run loop at one moment.
 #[derive(Clone, Debug, Default)]
@@ -255,11 +256,10 @@ pub fn source(status: &Status) -> Vec<Family> {
 mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
+    use traffic_policy_cluster::model::{Endpoint, Frontend, Protocol, ServicePort, ServicePortKey};
+    use traffic_policy_dataplane::MapUsage;
+
     use super::*;
-    use crate::{
-        dataplane::MapUsage,
-        model::{Endpoint, Frontend, Protocol, ServicePort, ServicePortKey},
-    };
 
     fn key(name: &str, ipv6: bool) -> ServicePortKey {
         let service = ServiceName { namespace: "ns".to_owned(), name: name.to_owned() };

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_dataplane::{Counter, inspect::ServiceCount};
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{exposition::Family, labels::port_labels};
-use crate::{dataplane::Counter, inspect::ServiceCount, model::ServicePortKey};
 
 /// Packets by hook and outcome.
 pub fn by_hook(counters: &[Counter]) -> Family {
@@ -45,8 +46,9 @@ pub fn by_service(counts: &[ServiceCount]) -> Vec<Family> {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_cluster::model::{Protocol, ServiceName};
+
     use super::*;
-    use crate::model::{Protocol, ServiceName};
 
     fn count(name: &str, ipv6: bool, outcome: Outcome, packets: u64) -> ServiceCount {
         let service = ServiceName { namespace: "shop".to_owned(), name: name.to_owned() };

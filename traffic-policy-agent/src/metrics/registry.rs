@@ -10,6 +10,11 @@ use std::{
 };
 
 use anyhow::Result;
+use traffic_policy_cluster::{
+    model::Index,
+    source::{Batch, StatusReader},
+};
+use traffic_policy_dataplane::{Counter, inspect::ServiceCount};
 
 use super::{
     exposition::Family,
@@ -17,13 +22,7 @@ use super::{
     packets, process,
     syncs::Syncs,
 };
-use crate::{
-    dataplane::Counter,
-    health::ProxyHealth,
-    inspect::ServiceCount,
-    model::Index,
-    source::{Batch, StatusReader},
-};
+use crate::health::ProxyHealth;
 
 /// Everything that a scrape tells. Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]

@@ -5,14 +5,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use traffic_policy_cluster::{
+    model::{Index, Indexed, ServiceName, object::EndpointSlice},
+    source::{Batch, Change, Update},
+};
+
 use super::{
     exposition::Family,
     histogram::Histogram,
     labels::{ip_family, unix},
-};
-use crate::{
-    model::{Index, Indexed, ServiceName, object::EndpointSlice},
-    source::{Batch, Change, Update},
 };
 
 /// Both families are written in one go, so the figures of a sync are the same for both.
@@ -239,8 +240,9 @@ fn programming_bounds() -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_cluster::model::object::LastChange;
+
     use super::*;
-    use crate::model::object::LastChange;
 
     const START: Duration = Duration::from_secs(1_000_000);
 
@@ -253,9 +255,9 @@ mod tests {
             name: ServiceName { namespace: "ns".to_owned(), name: name.to_owned() },
             service: "web".to_owned(),
             ipv6: false,
-            ports: vec![crate::model::object::SlicePort {
+            ports: vec![traffic_policy_cluster::model::object::SlicePort {
                 name: String::new(),
-                protocol: crate::model::Protocol::Tcp,
+                protocol: traffic_policy_cluster::model::Protocol::Tcp,
                 port: ports,
             }],
             endpoints: Vec::new(),

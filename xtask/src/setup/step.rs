@@ -109,5 +109,5 @@ fn quietly(command: &mut Command) -> Result<()> {
 /// Throws away what was built without the thing that is there now.
 pub(super) fn forget_builds() {
     // Nothing may have been built yet.
-    let _ = cargo::cargo().args(["clean", "--quiet", "--package", "traffic-policy-agent"]).output();
+    let _ = cargo::cargo().args(["clean", "--quiet", "--package", "traffic-policy-dataplane"]).output();
 }

@@ -3,16 +3,14 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
-
-use crate::{
-    check::{ethtool, other_end::OtherEnd, settings::Settings},
-    dataplane::{
-        Kernel, Mode,
-        drivers::{self, Channels},
-        introspect,
-    },
+use traffic_policy_dataplane::{
+    Kernel, Mode,
+    drivers::{self, Channels},
+    introspect,
     node::{self, Header, Link, Network},
 };
+
+use crate::check::{ethtool, other_end::OtherEnd, settings::Settings};
 
 /// Facts that devices are judged by.
 #[derive(Clone, Debug)]

@@ -1,13 +1,12 @@
 //! Findings about XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
 
-use super::facts::{Device, DeviceFacts, Way};
-use crate::{
-    check::{finding::Finding, other_end},
-    dataplane::{
-        Mode,
-        drivers::{self, TooFew},
-    },
+use traffic_policy_dataplane::{
+    Mode,
+    drivers::{self, TooFew},
 };
+
+use super::facts::{Device, DeviceFacts, Way};
+use crate::check::{finding::Finding, other_end};
 
 /// Consequence if the driver refuses.
 fn effect(attach: Mode) -> &'static str {

@@ -1,9 +1,7 @@
+use traffic_policy_dataplane::{Kernel, drivers::Channels, node::Link};
+
 use super::*;
-use crate::{
-    check::{Severity, other_end::OtherEnd},
-    dataplane::{Kernel, drivers::Channels},
-    node::Link,
-};
+use crate::check::{Severity, other_end::OtherEnd};
 
 fn device(name: &str) -> Device {
     Device {

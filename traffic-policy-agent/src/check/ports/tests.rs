@@ -1,9 +1,8 @@
+use traffic_policy_cluster::model::{Policy, object::Port};
+use traffic_policy_dataplane::port_ranges;
+
 use super::*;
-use crate::{
-    check::{Severity, listeners::Holder},
-    dataplane::port_ranges,
-    model::{Policy, object::Port},
-};
+use crate::check::{Severity, listeners::Holder};
 
 fn facts() -> Facts {
     Facts {

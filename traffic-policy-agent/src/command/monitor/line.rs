@@ -8,13 +8,13 @@ use std::{
 use anyhow::Result;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
-
-use super::super::view;
-use crate::{
+use traffic_policy_cluster::model::FrontendKind;
+use traffic_policy_dataplane::{
     advice::{self, Context},
     inspect::{Event, ServicePort, device_name},
-    model::FrontendKind,
 };
+
+use super::super::view;
 
 /// Turns the time of events into that of calendars.
 pub struct WallClock {
@@ -24,7 +24,7 @@ pub struct WallClock {
 
 impl WallClock {
     pub fn now() -> Result<Self> {
-        Ok(Self { wall: Timestamp::now(), monotonic: crate::dataplane::monotonic()? })
+        Ok(Self { wall: Timestamp::now(), monotonic: traffic_policy_dataplane::monotonic()? })
     }
 
     fn of(&self, monotonic: u64) -> Timestamp {
@@ -150,10 +150,11 @@ fn text(line: &Line) -> String {
 
 #[cfg(test)]
 pub mod tests {
+    use traffic_policy_cluster::model::Protocol;
     use traffic_policy_ebpf::outcome::Outcome;
 
     use super::*;
-    use crate::{command::view::tests::port, model::Protocol};
+    use crate::command::view::tests::port;
 
     pub fn event(outcome: Outcome) -> Event {
         Event {

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_dataplane::node::conntrack::Connection;
+
 use super::{super::adoption::finish, *};
-use crate::{model::Protocol, node::conntrack::Connection};
 
 fn connections(count: usize) -> Vec<Connection> {
     let [client, frontend, endpoint] = [1, 2, 3].map(|port| ([192, 0, 2, 1], port).into());

@@ -14,16 +14,14 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-
-use super::super::{packet_path::ReadConnected, *};
-use crate::{
-    dataplane::{
-        Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
-        NextHop, Pool, Replaced, Written,
-    },
-    model::{Changes, Desired, Limits, ServicePortKey},
+use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
+use traffic_policy_dataplane::{
+    Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
+    NextHop, Pool, Replaced, Written,
     node::{RouteMtus, conntrack::Connection},
 };
+
+use super::super::{packet_path::ReadConnected, *};
 
 /// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]
@@ -337,13 +335,13 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         socket_ender: None,
         dataplane: Config {
             pins: None,
-            source_check: crate::dataplane::SourceCheck::default(),
+            source_check: traffic_policy_dataplane::SourceCheck::default(),
             on_other_layout: Default::default(),
             sizes: Default::default(),
             idle: Default::default(),
             pool: Default::default(),
             drain: Duration::ZERO,
-            mode: crate::dataplane::Mode::Tc,
+            mode: traffic_policy_dataplane::Mode::Tc,
             cgroup: Default::default(),
         },
     }

@@ -2,6 +2,9 @@
 
 use std::process::Command;
 
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_dataplane::GoneEndpoint;
+
 use super::{
     super::{
         sockets::{EndingSockets, end_sockets},
@@ -10,7 +13,6 @@ use super::{
     fake::Fake,
     timeout,
 };
-use crate::{dataplane::GoneEndpoint, model::Protocol};
 
 const LONG: Duration = Duration::from_secs(20);
 

@@ -1,10 +1,11 @@
 //! Programs that others detach: they are attached again, or the node reports that they are missing.
 
-use super::{super::*, fake::Fake};
-use crate::{
-    dataplane::{Lost, Mode},
+use traffic_policy_dataplane::{
+    Lost, Mode,
     node::{Header, Link},
 };
+
+use super::{super::*, fake::Fake};
 
 /// A node whose one device was named.
 struct Node {

@@ -1,0 +1,27 @@
+//! Compiles the programs that the bench measures by for BPF, and leaves the object in `OUT_DIR`, for `object`.
+//!
+//! Without a BPF toolchain the bench is built all the same, and says what is missing when it is run.
+
+#[path = "../dataplane/build/toolchain.rs"]
+#[expect(dead_code, reason = "setup needs more of it")]
+mod toolchain;
+
+use aya_build::{Package, Toolchain};
+
+fn main() -> anyhow::Result<()> {
+    println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
+    println!("cargo:rustc-check-cfg=cfg(bpf_object)");
+    let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
+    // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
+    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
+    aya_build::build_ebpf(
+        [Package {
+            name: "traffic-policy-bench-ebpf",
+            root_dir: concat!(env!("CARGO_MANIFEST_DIR"), "/ebpf"),
+            ..Default::default()
+        }],
+        Toolchain::Custom(&found.name),
+    )?;
+    println!("cargo:rustc-cfg=bpf_object");
+    Ok(())
+}

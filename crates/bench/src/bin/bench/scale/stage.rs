@@ -1,0 +1,132 @@
+//! A lab with one node, an API server, and an optimised agent on the node.
+
+use std::{
+    env,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::maps::{Array, HashMap, Map, MapData};
+use traffic_policy_dataplane::ToWire;
+use traffic_policy_ebpf::abi::{Address4, Frontend, FrontendKey, PROTOCOL_TCP, Port as AbiPort, Slot, scope};
+use traffic_policy_testing::{
+    agent::Agent,
+    control_plane::ControlPlane,
+    lab::{Family, Lab},
+    object::{Backend, Port, Service},
+    pinned,
+};
+
+use super::{cluster, stream::Stream};
+
+const WEB_PORT: u16 = 30_080;
+const POD_PORT: u16 = 8_080;
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) struct Stage {
+    pub(super) services: u32,
+    pub(super) control_plane: ControlPlane,
+    pub(super) agent: Agent,
+    pub(super) lab: Lab,
+}
+
+impl Stage {
+    /// The agent serves one Service at first, the one that the stream goes through.
+    pub(super) fn build(services: u32) -> Result<Self> {
+        let lab = Lab::builder().pods(&[1]).build()?;
+        let control_plane = ControlPlane::start(&lab)?;
+        let web = Service::new("web").port(Port::udp(80, POD_PORT).node_port(WEB_PORT));
+        control_plane.apply(&web, &[Backend::of(lab.node(1).pod(1))])?;
+        let agent = Agent::builder(&lab, lab.node(1)).program(&program()?);
+        let agent = agent.kubeconfig(control_plane.kubeconfig()).start()?;
+        agent.wait_ready(PATIENCE)?;
+        Ok(Self { services, control_plane, agent, lab })
+    }
+
+    /// From the client to the pod, through the node port.
+    pub(super) fn start_stream(&self) -> Result<Stream> {
+        let target = SocketAddr::new(self.lab.node(1).address(Family::V4), WEB_PORT);
+        Stream::start(&self.lab, POD_PORT, target)
+    }
+
+    pub(super) fn pid(&self) -> Result<u32> {
+        self.agent.pid().context("the agent has ended")
+    }
+
+    /// A map of the agent's.
+    pub(super) fn map(&self, name: &str) -> Result<MapData> {
+        let path = pinned::path(self.agent.pin_dir(), name)?;
+        MapData::from_pin(&path).with_context(|| format!("opening {}", path.display()))
+    }
+
+    pub(super) fn maps(&self) -> Result<Maps> {
+        Ok(Maps {
+            frontends: Map::HashMap(self.map("tp_frontends4")?).try_into()?,
+            slots: Map::Array(self.map("tp_endpoints4")?).try_into()?,
+        })
+    }
+}
+
+/// Map entries of a Service, as packets find them.
+pub(super) struct Maps {
+    frontends: HashMap<MapData, FrontendKey<Address4>, Frontend>,
+    slots: Array<MapData, Slot<Address4>>,
+}
+
+impl Maps {
+    /// The frontend of a Service's cluster IP; `None` if the map has none.
+    pub(super) fn frontend(&self, service: u32) -> Option<Frontend> {
+        let key = FrontendKey {
+            address: cluster::cluster_ip(service).to_wire(),
+            port: AbiPort::from_host(cluster::PORT),
+            protocol: PROTOCOL_TCP as u16,
+            scope: scope::ADDRESS,
+        };
+        self.frontends.get(&key, 0).ok()
+    }
+
+    /// Looks without a pause until a Service's frontend is another than `before`; when that was.
+    pub(super) fn wait(&self, service: u32, before: Option<Frontend>) -> Result<Instant> {
+        let start = Instant::now();
+        loop {
+            let now = self.frontend(service);
+            let at = Instant::now();
+            if now != before {
+                return Ok(at);
+            }
+            ensure!(at - start < PATIENCE, "Service {service} did not change in the maps for {PATIENCE:?}");
+        }
+    }
+
+    /// Fails unless a Service has so many endpoints.
+    pub(super) fn check(&self, service: u32, endpoints: u32) -> Result<()> {
+        let frontend =
+            self.frontend(service).with_context(|| format!("Service {service} has no frontend"))?;
+        let list = frontend.cluster;
+        ensure!(list.len == endpoints, "Service {service} has {} endpoints, not {endpoints}", list.len);
+        for index in list.base..list.base + list.len {
+            let slot = self.slots.get(&index, 0)?;
+            ensure!(slot.port == AbiPort::from_host(cluster::TARGET_PORT), "slot {index} holds no endpoint");
+        }
+        Ok(())
+    }
+}
+
+/// The agent as users have it. The rest of the bench needs no optimisation; this part would show the compiler's laziness.
+pub(super) fn program() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("TRAFFIC_POLICY_AGENT") {
+        return Ok(path.into());
+    }
+    let own = env::current_exe()?;
+    let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
+    let path = target.join("release/traffic-policy-agent");
+    if !path.is_file() {
+        bail!(
+            "there is no optimised agent at {}: run this by `cargo xtask bench`, or `cargo build --release -p traffic-policy-agent` first",
+            path.display()
+        );
+    }
+    Ok(path)
+}

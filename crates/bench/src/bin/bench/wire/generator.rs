@@ -1,0 +1,285 @@
+//! Sending, and counting what arrives.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    os::fd::{AsFd, AsRawFd},
+    thread::sleep,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{
+    Ebpf, EbpfLoader, TestRun, TestRunAttrs, TestRunOptions,
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
+    programs::{Program, Xdp},
+};
+use traffic_policy_bench::{
+    frame::{Content, frame},
+    object,
+};
+use traffic_policy_bench_ebpf::{
+    FRAME_LENGTH, FloorFlow,
+    traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
+};
+use traffic_policy_dataplane::{ToWire, load_programs, xdp_md};
+use traffic_policy_ebpf::abi::{Address, Address4, Port, Tuple};
+use traffic_policy_testing::{netlink::index, netns::Namespace};
+
+use super::{
+    cpu::stay,
+    fixture::{END, ENDPOINTS, NODE, SENDERS, WireTestbed},
+};
+
+pub(crate) const NODE_PORT: u16 = 30_080;
+pub(crate) const TARGET_PORT: u16 = 8_080;
+
+/// Path of a flood, and the expected result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path4 {
+    /// To a node port; what arrives at an endpoint comes from the node.
+    NodePort,
+    /// Straight to an endpoint, from the client.
+    Direct,
+}
+
+/// Packets to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Send {
+    Openings,
+    Requests,
+}
+
+/// The programs at both ends of the wire, and the floor.
+pub(crate) struct Traffic {
+    programs: Ebpf,
+    generator: Array<MapData, Generator>,
+    sink: Array<MapData, Sink>,
+    arrived: PerCpuArray<MapData, u64>,
+    pub(crate) floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
+    /// All packets are sent, forwarded and counted on this CPU.
+    pub(crate) cpu: usize,
+    /// Notes for the report.
+    pub(crate) notes: BTreeMap<String, String>,
+    pub(crate) losses: Vec<String>,
+}
+
+/// Packets that arrived, by [`Arrived`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts([u64; Arrived::COUNT]);
+
+impl Counts {
+    pub(crate) fn of(&self, arrived: Arrived) -> u64 {
+        self.0[arrived as usize]
+    }
+}
+
+/// One flood.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) took: Duration,
+    pub(crate) sent: u64,
+    /// Of a paced run: the time of its bursts, until all their packets had arrived.
+    pub(crate) busy: Duration,
+    pub(crate) counts: Counts,
+}
+
+impl Traffic {
+    pub(crate) fn load(cpu: usize) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        // The feed's, which has no part in this.
+        let mut programs = object::load(loader.map_max_entries("FRAMES", 1))?;
+        load_programs(&mut programs)?;
+        Ok(Self {
+            generator: take(&mut programs, "GENERATOR")?.try_into()?,
+            sink: take(&mut programs, "SINK")?.try_into()?,
+            arrived: take(&mut programs, "ARRIVED")?.try_into()?,
+            floor: take(&mut programs, "FLOOR_FLOWS")?.try_into()?,
+            programs,
+            cpu,
+            notes: BTreeMap::new(),
+            losses: Vec::new(),
+        })
+    }
+
+    /// Puts one of the programs on a device in native mode.
+    pub(crate) fn attach(&self, program: &str, namespace: &Namespace, device: &str) -> Result<()> {
+        let fd = self.program(program)?.fd()?.as_fd().as_raw_fd();
+        namespace.netlink(async |net| net.attach_xdp(device, fd).await)
+    }
+
+    fn program(&self, name: &str) -> Result<&Xdp> {
+        match self.programs.program(name).with_context(|| format!("no program {name}"))? {
+            Program::Xdp(program) => Ok(program),
+            _ => bail!("{name} is of another type"),
+        }
+    }
+
+    /// Sets what comes next: packets of `count` flows from the first one on, and what the sink does with them.
+    pub(crate) fn aim(&mut self, to: Path4, send: Send, count: u32, flags: u32) -> Result<()> {
+        let destination = match to {
+            Path4::NodePort => (NODE, NODE_PORT),
+            Path4::Direct => (later(ENDPOINTS, 1), TARGET_PORT),
+        };
+        let content = match send {
+            Send::Openings => Content::Syn,
+            Send::Requests => Content::Ack,
+        };
+        self.generator.set(0, generator(destination, content, count)?, 0)?;
+        let sink = Sink {
+            flags,
+            clients: SENDERS.to_wire().wire(),
+            client_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
+            endpoints: ENDPOINTS.to_wire().wire(),
+            endpoint_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
+            source: if to == Path4::NodePort { NODE.to_wire().wire() } else { 0 },
+            frontend: destination.0.to_wire().wire(),
+            frontend_port: Port::from_host(destination.1),
+            target_port: Port::from_host(TARGET_PORT),
+        };
+        Ok(self.sink.set(0, sink, 0)?)
+    }
+
+    /// Paced, with so many packets a second, in bursts of at most [`BATCH`].
+    pub(crate) fn pace(&mut self, rate: f64, burst_length: u32) -> Result<()> {
+        let generator = self.generator.get(&0, 0)?;
+        let interval = (f64::from(burst_length) * 1e9 / rate) as u64;
+        Ok(self.generator.set(0, Generator { interval, burst_length, ..generator }, 0)?)
+    }
+
+    fn set_flags(&mut self, flags: u32) -> Result<()> {
+        let sink = self.sink.get(&0, 0)?;
+        Ok(self.sink.set(0, Sink { flags, ..sink }, 0)?)
+    }
+
+    /// Has so many turns: sends as many packets as fast as they go, or fewer if it is paced. Then counts what has arrived when nothing arrives any more.
+    pub(crate) fn flood(&mut self, fixture: &WireTestbed, turns: u32) -> Result<Run> {
+        let before = self.begin(turns)?;
+        fixture.client.run(|| self.send(turns))?;
+        let ended = self.generator.get(&0, 0)?.ended;
+        let mut seen = self.counts()?;
+        loop {
+            sleep(Duration::from_millis(1));
+            let now = self.counts()?;
+            if now.0 == seen.0 {
+                break;
+            }
+            seen = now;
+        }
+        self.end(before, Duration::from_nanos(ended))
+    }
+
+    /// Sets the clock of a run of so many turns to zero. What has arrived before is for [`Self::end`].
+    pub(crate) fn begin(&mut self, turns: u32) -> Result<Counts> {
+        let generator = self.generator.get(&0, 0)?;
+        let generator = Generator {
+            turn: 0,
+            turns: turns.into(),
+            started: 0,
+            ended: 0,
+            due: 0,
+            since: 0,
+            busy: 0,
+            sent: 0,
+            burst: 0,
+            ..generator
+        };
+        self.generator.set(0, generator, 0)?;
+        self.counts()
+    }
+
+    /// Result of a run that ended at this time (CLOCK_MONOTONIC).
+    pub(crate) fn end(&self, before: Counts, ended: Duration) -> Result<Run> {
+        let Generator { started, sent, busy, .. } = self.generator.get(&0, 0)?;
+        let took = ended.saturating_sub(Duration::from_nanos(started));
+        let mut counts = self.counts()?;
+        for (count, before) in counts.0.iter_mut().zip(before.0) {
+            *count -= before;
+        }
+        Ok(Run { took, busy: Duration::from_nanos(busy), sent, counts })
+    }
+
+    /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
+    pub(crate) fn open(&mut self, fixture: &WireTestbed, to: Path4, flows: u32) -> Result<()> {
+        self.aim(to, Send::Openings, flows, sink::ANSWER | sink::CONFIRM | sink::VERIFY)?;
+        let run = self.flood(fixture, flows)?;
+        for arrived in [Arrived::Opening, Arrived::Answer, Arrived::Request] {
+            let number = run.counts.of(arrived);
+            ensure!(number == u64::from(flows), "{flows} handshakes, {number} {arrived:?}: {:?}", run.counts);
+        }
+        self.aim(to, Send::Requests, flows, sink::VERIFY)?;
+        self.verify(fixture, flows, Arrived::Request)?;
+        self.set_flags(0)
+    }
+
+    /// One packet of each flow, all of which must arrive.
+    pub(crate) fn verify(&mut self, fixture: &WireTestbed, flows: u32, wanted: Arrived) -> Result<()> {
+        let run = self.flood(fixture, flows)?;
+        ensure!(
+            run.counts.of(wanted) == u64::from(flows),
+            "{flows} packets sent to the node, but arrived: {:?}",
+            run.counts
+        );
+        Ok(())
+    }
+
+    /// Has so many turns, on the flood's CPU. To be called by a thread of its own in the clients' namespace.
+    pub(crate) fn send(&self, turns: u32) -> Result<()> {
+        stay(0, self.cpu)?;
+        let device = index(END)?;
+        let context = xdp_md(FRAME_LENGTH as u32, device);
+        let options = TestRunOptions {
+            data_in: Some(&[0; FRAME_LENGTH]),
+            ctx_in: Some(&context),
+            repeat: turns,
+            attrs: TestRunAttrs::new().xdp_live_frames(BATCH.min(turns)),
+            ..TestRunOptions::default()
+        };
+        self.program("generate")?.test_run(options).context("sending")?;
+        Ok(())
+    }
+
+    fn counts(&self) -> Result<Counts> {
+        let mut counts = Counts::default();
+        for (index, count) in counts.0.iter_mut().enumerate() {
+            *count = self.arrived.get(&(index as u32), 0)?.iter().sum();
+        }
+        Ok(counts)
+    }
+}
+
+fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
+    object.take_map(name).with_context(|| format!("no map {name}"))
+}
+
+/// The client of a flow.
+pub(crate) fn client(flow: u32) -> (Ipv4Addr, u16) {
+    let port = FIRST_PORT + (flow & ((1 << PORTS_SHIFT) - 1)) as u16;
+    (later(later(SENDERS, 1), flow >> PORTS_SHIFT), port)
+}
+
+pub(crate) fn later(address: Ipv4Addr, number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(address) + number)
+}
+
+fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Result<Generator> {
+    let template = frame((Ipv4Addr::UNSPECIFIED, 0).into(), destination.into(), content)?;
+    let mut bytes: Vec<u8> = template.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    bytes[24..26].fill(0);
+    bytes[50..52].fill(0);
+    let sum = |bytes: &[u8]| -> u64 {
+        bytes.chunks_exact(2).map(|word| u64::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
+    };
+    let segment = (FRAME_LENGTH - 34) as u16;
+    Ok(Generator {
+        template,
+        ip_sum: sum(&bytes[14..34]),
+        tcp_sum: sum(&bytes[34..])
+            + destination.0.to_wire().sum()
+            + sum(&[0, 6])
+            + sum(&segment.to_be_bytes()),
+        client: u32::from(later(SENDERS, 1)),
+        count,
+        ..Generator::default()
+    })
+}

@@ -1,0 +1,299 @@
+//! The feed: the programs that supply packets to the program that is measured, and floors to compare it with.
+
+use std::{
+    num::NonZeroUsize,
+    os::fd::AsFd,
+    ptr::{self, NonNull},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{
+    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    maps::{Array, HashMap, Map, MapData, ProgramArray},
+    programs::{Program, ProgramFd, Xdp, XdpMode},
+};
+use nix::{
+    sys::mman::{MapFlags, ProtFlags, mmap, munmap},
+    time::{ClockId, clock_gettime},
+};
+use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow};
+use traffic_policy_dataplane::{load_programs, sk_buff, xdp_md};
+use traffic_policy_ebpf::abi::{Address4, Tuple};
+
+use super::{frame::Frame, object};
+
+/// Hook of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    Xdp,
+    /// TC, packets that come in.
+    Ingress,
+    /// TC, packets that leave.
+    Egress,
+}
+
+impl Hook {
+    /// As rows call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "XDP",
+            Self::Ingress => "TC",
+            Self::Egress => "TC egress",
+        }
+    }
+}
+
+/// Room of the feed and of the floor.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Frames that can be placed at a time.
+    pub frames: u32,
+    /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the same.
+    pub floor_flows: u32,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { frames: FRAMES, floor_flows: 262_144 }
+    }
+}
+
+/// Frames that were placed together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    first: u32,
+    pub len: u32,
+}
+
+/// Number of frames placed so far.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(u32);
+
+/// Result of a run.
+#[derive(Clone, Debug)]
+pub struct Took {
+    /// Nanoseconds per packet, the feed's included, from the CPU time of the whole run: for long runs, of which it
+    /// shows fractions.
+    pub on_average: f64,
+    /// The same as the kernel says, in whole nanoseconds: for short runs, whose preparation costs as much.
+    pub by_kernel: f64,
+    /// Verdict on the last packet.
+    pub verdict: u32,
+    pub packet: Vec<u8>,
+}
+
+/// The loaded feed, with its floors.
+pub struct Feeder {
+    object: Ebpf,
+    /// The floor's flows.
+    pub floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
+    frames: Frames,
+    feed: Array<MapData, Feed>,
+    xdp_subject: ProgramArray<MapData>,
+    tc_subject: ProgramArray<MapData>,
+    /// The device by which packets come.
+    ifindex: u32,
+    /// The measured program leaves packets of another length.
+    resizes: bool,
+    /// Zeros behind each frame, bytes.
+    tail: usize,
+}
+
+impl Feeder {
+    /// Loads the feed; packets will come by the device `ifindex` of this network namespace.
+    ///
+    /// # Errors
+    /// The programs were not built (no BPF toolchain), or the kernel refuses.
+    pub fn load(ifindex: u32, room: &Room) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        loader.map_max_entries("FRAMES", room.frames).map_max_entries("FLOOR_FLOWS", room.floor_flows);
+        let mut object = object::load(&mut loader)?;
+        load_programs(&mut object)?;
+        Ok(Self {
+            floor: take(&mut object, "FLOOR_FLOWS")?.try_into()?,
+            frames: Frames::new(take(&mut object, "FRAMES")?, room.frames)?,
+            feed: take(&mut object, "FEED")?.try_into()?,
+            xdp_subject: take(&mut object, "XDP_SUBJECT")?.try_into()?,
+            tc_subject: take(&mut object, "TC_SUBJECT")?.try_into()?,
+            object,
+            ifindex,
+            resizes: false,
+            tail: 0,
+        })
+    }
+
+    /// Attaches the feed to devices that no packet ever comes by. Else the kernel patches its XDP dispatcher for each
+    /// run, and waits for all CPUs (`bpf_dispatcher_change_prog`): short runs would begin with caches gone cold.
+    /// <https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/dispatcher.c>
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn keep_ready(&mut self, idle: [u32; 2]) -> Result<()> {
+        for (name, ifindex) in ["feed_xdp", "feed_resized_xdp"].into_iter().zip(idle) {
+            let program = self.object.program_mut(name).with_context(|| format!("no program {name}"))?;
+            let program: &mut Xdp = program.try_into()?;
+            program.attach_to_if_index(ifindex, XdpMode::Skb)?;
+        }
+        Ok(())
+    }
+
+    /// A map of the floor.
+    pub(super) fn take(&mut self, name: &str) -> Result<Map> {
+        take(&mut self.object, name)
+    }
+
+    /// One of the feed's own programs: a floor, or the empty program of a hook.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn program(&self, name: &str) -> Result<ProgramFd> {
+        fd(&self.object, name)
+    }
+
+    /// The measured programs leave packets of another length than they got, so it is restored before each.
+    pub fn restore_lengths(&mut self, restore: bool) {
+        self.resizes = restore;
+    }
+
+    /// Puts so many zeros behind each frame from now on. In XDP the bytes that find no room in one page lie in further
+    /// buffers; a test run of TC takes one page at most.
+    pub fn lengthen(&mut self, bytes: usize) {
+        self.tail = bytes;
+    }
+
+    /// Forgets all frames.
+    pub fn clear(&mut self) {
+        self.frames.used = 0;
+    }
+
+    /// Number of frames placed so far, for [`Self::rewind`].
+    pub fn mark(&self) -> Mark {
+        Mark(self.frames.used)
+    }
+
+    /// Forgets the frames that were placed since.
+    pub fn rewind(&mut self, mark: Mark) {
+        self.frames.used = mark.0;
+    }
+
+    /// Places packets behind those that are there, to be sent in this order.
+    ///
+    /// # Errors
+    /// There is no room for them: see [`Room`].
+    pub fn place(&mut self, frames: &[Frame]) -> Result<Window> {
+        self.frames.place(frames)
+    }
+
+    /// Runs a program on so many packets of a window, from its first one on and round again.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn run(&mut self, hook: Hook, program: &ProgramFd, window: Window, packets: u32) -> Result<Took> {
+        let Window { first, len } = window;
+        self.feed.set(0, Feed { next: first, first, end: first + len, zero: 0 }, 0)?;
+        let length = FRAME_LENGTH + self.tail;
+        let (name, context) = match (hook, self.resizes) {
+            (Hook::Xdp, false) => ("feed_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
+            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
+            (Hook::Ingress | Hook::Egress, false) => ("feed_tc", sk_buff(self.ifindex, 0).to_vec()),
+            (Hook::Ingress | Hook::Egress, true) => ("feed_resized_tc", sk_buff(self.ifindex, 0).to_vec()),
+        };
+        match hook {
+            Hook::Xdp => self.xdp_subject.set(0, program, 0)?,
+            Hook::Ingress | Hook::Egress => self.tc_subject.set(0, program, 0)?,
+        }
+        let mut data = self.frames.get(first);
+        data.resize(length, 0);
+        // As much more as an answer may be longer.
+        let mut packet = vec![0; length + 256];
+        let options = TestRunOptions {
+            data_in: Some(&data),
+            data_out: Some(&mut packet),
+            ctx_in: Some(&context),
+            repeat: packets,
+            ..TestRunOptions::default()
+        };
+        let program = self.object.program(name).with_context(|| format!("no program {name}"))?;
+        // The CPU time of this thread leaves out what others run meanwhile.
+        let started = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        let result = match program {
+            Program::Xdp(program) => program.test_run(options)?,
+            Program::SchedClassifier(program) => program.test_run(options)?,
+            _ => bail!("{name} is of another type"),
+        };
+        let ended = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        let all = Duration::from(ended) - Duration::from(started);
+        packet.truncate(result.data_size_out as usize);
+        Ok(Took {
+            on_average: all.as_secs_f64() * 1e9 / f64::from(packets),
+            by_kernel: result.duration.as_secs_f64() * 1e9,
+            verdict: result.return_value,
+            packet,
+        })
+    }
+}
+
+/// A program of an object, to be jumped to.
+pub(super) fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
+    match object.program(name).with_context(|| format!("no program {name}"))? {
+        Program::Xdp(program) => Ok(program.fd()?.try_clone()?),
+        Program::SchedClassifier(program) => Ok(program.fd()?.try_clone()?),
+        _ => bail!("{name} is of another type"),
+    }
+}
+
+fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
+    object.take_map(name).with_context(|| format!("no map {name}"))
+}
+
+/// The array of frames, mapped into memory: a system call for each of a million takes seconds.
+struct Frames {
+    address: NonNull<Frame>,
+    length: NonZeroUsize,
+    capacity: u32,
+    used: u32,
+    _map: MapData,
+}
+
+// SAFETY: the memory is this value's own but for the programs, which run only while `Feeder` is borrowed.
+unsafe impl Send for Frames {}
+
+impl Frames {
+    fn new(map: Map, capacity: u32) -> Result<Self> {
+        let Map::Array(map) = map else { bail!("FRAMES is no array") };
+        let length = NonZeroUsize::new(capacity as usize * FRAME_LENGTH).context("no room for a frame")?;
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, map.fd().as_fd(), 0) }
+            .context("mapping the frames into memory failed")?;
+        Ok(Self { address: address.cast(), length, capacity, used: 0, _map: map })
+    }
+
+    fn place(&mut self, frames: &[Frame]) -> Result<Window> {
+        let window = Window { first: self.used, len: u32::try_from(frames.len())? };
+        let room = self.capacity - self.used;
+        ensure!(window.len <= room, "{} frames, but room for {room}", frames.len());
+        // SAFETY: within the mapping, which holds `capacity` frames, as an array's elements lie one after the other.
+        unsafe {
+            let first = self.address.as_ptr().add(window.first as usize);
+            ptr::copy_nonoverlapping(frames.as_ptr(), first, frames.len());
+        }
+        self.used += window.len;
+        Ok(window)
+    }
+
+    fn get(&self, index: u32) -> Vec<u8> {
+        assert!(index < self.capacity, "frame {index} of {}", self.capacity);
+        // SAFETY: as above.
+        super::frame::unpacked(&unsafe { ptr::read_volatile(self.address.as_ptr().add(index as usize)) })
+    }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, and no reference into it is kept.
+        let unmapped = unsafe { munmap(self.address.cast(), self.length.get()) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}

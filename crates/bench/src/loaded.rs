@@ -1,0 +1,255 @@
+//! The packet path, loaded with maps of its own beside the feed and its floors.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{Ebpf, maps::MapError, programs::ProgramFd};
+use ipnet::IpNet;
+use traffic_policy_dataplane::{
+    Kernel, MapSizes, Maps, ToWire, jumps, load, load_programs, maps::prefilter::Needed,
+};
+use traffic_policy_ebpf::{
+    abi::{Address4, Address6, ServiceCount, ServiceCountKey, hook, prefilter::ServiceBits},
+    hash,
+    outcome::Outcome,
+};
+
+use super::{
+    feeder::{Feeder, Hook, Room, Took, Window, fd},
+    fixture::BenchNode,
+    flows::{Places, later},
+    service,
+};
+
+/// A node port of a Service with endpoints on other nodes.
+pub const NODE_PORT: u16 = service::NODE_PORT;
+/// A node port of a Service without an endpoint.
+pub const NO_ENDPOINT_PORT: u16 = service::NO_ENDPOINT_PORT;
+/// A node port of a Service with policy Local, whose endpoints are elsewhere.
+pub const NO_LOCAL_PORT: u16 = service::NO_LOCAL_PORT;
+/// So many addresses after the node's is a load balancer's, whose port is [`NODE_PORT`].
+pub const VIP: u32 = service::VIP;
+/// The endpoints' port.
+pub const TARGET_PORT: u16 = service::TARGET_PORT;
+/// A port of the pool that no flow of the bench uses as its destination.
+pub const POOL_PORT: u16 = service::POOL.start;
+
+/// The range of ClusterIPs, and the first of the pods beside them: of one /16, as kubespray has them.
+const CLUSTER_IPS: &str = "10.233.0.0/18";
+const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
+
+/// A pod that shares none, one or both of its bits in the prefilter with some of so many ClusterIPs.
+///
+/// # Errors
+/// No pod does.
+pub fn pod_sharing(bits: usize, cluster_ips: u32) -> Result<IpAddr> {
+    let range: IpNet = CLUSTER_IPS.parse()?;
+    let bits_of = |address: IpAddr| -> Result<[u32; 2]> {
+        let IpAddr::V4(address) = address else { bail!("{address} is not IPv4") };
+        let ServiceBits { first, second } = ServiceBits::of(hash::address(address.to_wire()));
+        Ok([first, second])
+    };
+    let mut set = BTreeSet::new();
+    for number in 1..=cluster_ips {
+        set.extend(bits_of(later(range.network(), number))?);
+    }
+    for number in 0..8_192 {
+        let pod = later(PODS, number);
+        if bits_of(pod)?.iter().filter(|bit| set.contains(bit)).count() == bits {
+            return Ok(pod);
+        }
+    }
+    bail!("no pod shares {bits} bits with {cluster_ips} ClusterIPs")
+}
+
+/// A program to be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Empty(Hook),
+    Ours(Hook),
+    /// Sends the frame back.
+    MacSwap,
+    /// The least for a packet of a flow.
+    Floor,
+    /// The least for the first packet of a flow, without a look into the FIB.
+    FloorNew,
+    /// The same with one.
+    FloorNewFib,
+}
+
+impl Subject {
+    pub fn hook(self) -> Hook {
+        match self {
+            Self::Empty(hook) | Self::Ours(hook) => hook,
+            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib => Hook::Xdp,
+        }
+    }
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Empty(Hook::Xdp) => "empty_xdp",
+            Self::Empty(Hook::Ingress | Hook::Egress) => "empty_tc",
+            Self::Ours(Hook::Xdp) => "tp_xdp_ingress",
+            Self::Ours(Hook::Ingress) => "tp_tc_ingress",
+            Self::Ours(Hook::Egress) => "tp_tc_egress",
+            Self::MacSwap => "mac_swap",
+            Self::Floor => "floor_established",
+            Self::FloorNew => "floor_new",
+            Self::FloorNewFib => "floor_new_fib",
+        }
+    }
+}
+
+/// MapSizes of maps, and of the Service.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub sizes: MapSizes,
+    pub room: Room,
+    /// Endpoints of the Service: each takes as many flows as there are source ports.
+    pub endpoints: u32,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { sizes: MapSizes::default(), room: Room::default(), endpoints: 8 }
+    }
+}
+
+pub struct Loaded {
+    ours: Ebpf,
+    pub feeder: Feeder,
+    pub tables: Maps,
+    pub(super) places4: Places<Address4>,
+    pub(super) places6: Places<Address6>,
+    pub setup: Setup,
+}
+
+impl Loaded {
+    /// Fresh maps with Services whose node ports are [`NODE_PORT`] and those named beside it.
+    ///
+    /// # Errors
+    /// The kernel refuses, or there is no BPF object.
+    pub fn new(fixture: &BenchNode, setup: Setup) -> Result<Self> {
+        Self::beside_another(fixture, setup, 0)
+    }
+
+    /// As [`Self::new`] for one that is not alone: its feed has this one of the [idle devices][BenchNode::idle].
+    pub(super) fn beside_another(fixture: &BenchNode, setup: Setup, idle: usize) -> Result<Self> {
+        let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
+        load_programs(&mut ours)?;
+        let mut tables = Maps::take(&mut ours)?;
+        let mut map = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
+        let places4 = Places::new(map("tp_flow_dir4")?, map("tp_unassured4")?)?;
+        let places6 = Places::new(map("tp_flow_dir6")?, map("tp_unassured6")?)?;
+        jumps(&ours, &mut tables)?;
+        let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
+        feeder.keep_ready(fixture.idle[idle])?;
+        service::set_config(&mut tables);
+        service::describe_node(&mut tables)?;
+        service::set_services(&mut tables, fixture.ifindex, setup.endpoints)?;
+        service::set_floor(&mut feeder, &tables, setup.endpoints)?;
+        Ok(Self { ours, feeder, tables, places4, places6, setup })
+    }
+
+    /// Names so many ClusterIPs in the prefilter, and the range that they are taken from, as the agent does.
+    ///
+    /// # Errors
+    /// The addresses do not fit the range.
+    pub fn add_cluster_ips(&mut self, count: u32) -> Result<()> {
+        let range: IpNet = CLUSTER_IPS.parse()?;
+        let mut needed = Needed::default();
+        for number in 1..=count {
+            let address = later(range.network(), number);
+            ensure!(range.contains(&address), "{count} ClusterIPs in {range}");
+            needed.address(address);
+        }
+        needed.service_cidrs = Some([range].into());
+        needed.add_to(&mut self.tables.prefilter);
+        Ok(())
+    }
+
+    /// Answers that the packet path may send per jiffy.
+    pub fn set_answers_per_jiffy(&mut self, answers: u32) {
+        // SAFETY: a field of the mapped element.
+        self.tables.config.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
+    }
+
+    /// Runs a program on so many packets of a window.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn run(&mut self, subject: Subject, window: Window, packets: u32) -> Result<Took> {
+        let program = self.fd(subject)?;
+        self.feeder.run(subject.hook(), &program, window, packets)
+    }
+
+    /// As [`Self::run`] for the packet path, all of whose packets must end in one way.
+    ///
+    /// # Errors
+    /// A packet that ended in another, and what the kernel refuses.
+    pub fn run_to(&mut self, hook: Hook, window: Window, packets: u32, outcome: Outcome) -> Result<Took> {
+        let before = self.outcomes(hook)?;
+        let took = self.run(Subject::Ours(hook), window, packets)?;
+        let mut changed = self.outcomes(hook)?;
+        for (outcome, count) in before {
+            *changed.entry(outcome).or_default() -= count;
+        }
+        changed.retain(|_, count| *count != 0);
+        let expected = BTreeMap::from([(outcome.name(), u64::from(packets))]);
+        ensure!(changed == expected, "{packets} packets should be {}, but are {changed:?}", outcome.name());
+        Ok(took)
+    }
+
+    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that
+    /// most packets of the bench go to.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn made_and_removed(&self) -> Result<[u64; 2]> {
+        let made = self.tables.usage.read().unassured_next.iter().sum();
+        let removed = self.counted(service::SERVICE, Outcome::Forwarded)?.flows;
+        Ok([made, removed])
+    }
+
+    /// Packets that all Services have counted so far with an outcome, without those of flows that stand.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn counted_by_services(&self, outcome: Outcome) -> Result<u64> {
+        service::ALL.map(|service| Ok(self.counted(service, outcome)?.packets)).sum()
+    }
+
+    fn counted(&self, service: u32, outcome: Outcome) -> Result<ServiceCount> {
+        let key = ServiceCountKey { service, outcome: outcome as u32 };
+        match self.tables.service_counts.get(&key, 0) {
+            // Nothing was counted yet.
+            Err(MapError::KeyNotFound) => Ok(ServiceCount::default()),
+            count => Ok(count?),
+        }
+    }
+
+    /// Packets that ended at a hook so far, by outcome.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
+        let number = match hook {
+            Hook::Xdp => hook::XDP,
+            Hook::Ingress => hook::INGRESS,
+            Hook::Egress => hook::EGRESS,
+        };
+        let values = self.tables.counters.get(&number, 0)?;
+        let sum = |outcome: Outcome| values.iter().map(|cpu| cpu[outcome as usize]).sum();
+        Ok(Outcome::ALL.iter().map(|outcome| (outcome.name(), sum(*outcome))).collect())
+    }
+
+    pub(super) fn fd(&self, subject: Subject) -> Result<ProgramFd> {
+        match subject {
+            Subject::Ours(_) => fd(&self.ours, subject.program()),
+            _ => self.feeder.program(subject.program()),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Map content as an agent writes it: a Service with a node port and endpoints on other nodes, for both families and
+//! protocols, and the same for the floor.
+
+use std::{net::IpAddr, ops};
+
+use anyhow::{Result, bail};
+use aya::maps::{Array, HashMap};
+use traffic_policy_bench_ebpf::FloorFlow;
+use traffic_policy_dataplane::{
+    Maps, ToWire,
+    maps::prefilter::{self, Needed},
+    wide,
+};
+use traffic_policy_ebpf::abi::{
+    Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP,
+    Port, Slot, frontend, scope, source_check,
+};
+
+use super::{
+    feeder::Feeder,
+    fixture::{Addresses, MAC, ROUTER_MAC, V4, V6},
+    flows::later,
+};
+
+pub(super) const NODE_PORT: u16 = 30_080;
+/// Index of the Service with this node port.
+pub(super) const SERVICE: u32 = 1;
+/// Those of all Services.
+pub(super) const ALL: ops::RangeInclusive<u32> = SERVICE..=4;
+/// Node ports of Services without an endpoint, and with policy Local and none here.
+pub(super) const NO_ENDPOINT_PORT: u16 = 30_081;
+pub(super) const NO_LOCAL_PORT: u16 = 30_082;
+/// A load balancer's address of a Service, so many after the node's.
+pub(super) const VIP: u32 = 9;
+pub(super) const TARGET_PORT: u16 = 8_080;
+/// Source ports towards endpoints.
+pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
+
+/// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
+pub(super) fn set_config(tables: &mut Maps) {
+    let (config, filter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
+    // SAFETY: fields of mapped elements, and elements of their arrays.
+    unsafe {
+        config.store(|c| &raw mut (*c).route, 1);
+        config.store(|c| &raw mut (*c).hop_epoch, 1);
+        config.store(|c| &raw mut (*c).hop_max_age, u32::MAX);
+        config.store(|c| &raw mut (*c).pool_len, u32::from(POOL.end - POOL.start));
+        config.store(|c| &raw mut (*c).seed, 0x5eed_5eed_5eed_5eed);
+        for (i, port) in POOL.enumerate() {
+            pool.store(|p| p.cast::<u16>().add(i), port);
+        }
+    }
+    prefilter::add(filter, prefilter::Array::Pool, POOL.map(u32::from));
+    prefilter::add(filter, prefilter::Array::Endpoints, [u32::from(TARGET_PORT)]);
+    let mut needed = Needed::default();
+    let of_node = Frontend { flags: frontend::NODE_ADDRESS, ..Frontend::default() };
+    for (node, vip) in [V4.node, V6.node].map(|node| (node, later(node, VIP))) {
+        for port in [NODE_PORT, NO_ENDPOINT_PORT, NO_LOCAL_PORT] {
+            needed.frontend((node, port).into(), &of_node);
+        }
+        needed.address(vip);
+    }
+    needed.add_to(filter);
+}
+
+/// Describes the node as the agent does by default: its addresses are no sources of packets from outside.
+pub(super) fn describe_node(tables: &mut Maps) -> Result<()> {
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
+    let mut node = LocalNode { source_check: source_check::MARTIAN, ..LocalNode::default() };
+    node.note_address(0, v4.to_wire());
+    node.note_address(1, v6.to_wire());
+    tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
+    tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
+    prefilter::set_primary(&mut tables.prefilter, &[V4.node, V6.node]);
+    tables.local_node.set(0, node, 0)?;
+    Ok(())
+}
+
+/// Writes the Services, and the device by which packets come.
+pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> Result<()> {
+    tables.devices.insert(ifindex, device(), 0)?;
+    let services = [
+        (NODE_PORT, service(endpoints)),
+        (NO_ENDPOINT_PORT, Frontend { flags: frontend::NODE_ADDRESS, ..service(0) }),
+        (NO_LOCAL_PORT, Frontend { flags: service(1).flags | frontend::LOCAL, ..service(1) }),
+    ];
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+        for (number, (port, service)) in (SERVICE..).zip(services) {
+            let service = Frontend { service: number, ..service };
+            tables.v4.frontends.insert(key(v4.to_wire(), port, protocol), service, 0)?;
+            tables.v6.frontends.insert(key(v6.to_wire(), port, protocol), service, 0)?;
+        }
+    }
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (later(V4.node, VIP), later(V6.node, VIP)) else {
+        bail!("families mixed up")
+    };
+    let vip = Frontend { flags: frontend::HAS_ENDPOINTS, service: *ALL.end(), ..service(endpoints) };
+    tables.v4.frontends.insert(key(v4.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
+    tables.v6.frontends.insert(key(v6.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
+    for i in 0..endpoints {
+        let (port, flags, zero) = (Port::from_host(TARGET_PORT), 0, 0);
+        let (IpAddr::V4(v4), IpAddr::V6(v6)) = (endpoint(V4, i), endpoint(V6, i)) else {
+            bail!("families mixed up")
+        };
+        tables.v4.slots.set(i, Slot { address: v4.to_wire(), port, flags, zero }, 0)?;
+        tables.v6.slots.set(i, Slot { address: v6.to_wire(), port, flags, zero }, 0)?;
+    }
+    Ok(())
+}
+
+/// The first of the Services, for the floor.
+pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> Result<()> {
+    let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
+    let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
+        feeder.take("FLOOR_FRONTENDS")?.try_into()?;
+    frontends.insert(key(node.to_wire(), NODE_PORT, PROTOCOL_TCP), service(endpoints), 0)?;
+    let mut slots: Array<_, Slot<Address4>> = feeder.take("FLOOR_SLOTS")?.try_into()?;
+    for i in 0..endpoints {
+        slots.set(i, tables.v4.slots.get(&i, 0)?, 0)?;
+    }
+    let mut own: Array<_, FloorFlow> = feeder.take("FLOOR_NODE")?.try_into()?;
+    own.set(0, FloorFlow { source: node.to_wire(), ..macs() }, 0)?;
+    Ok(())
+}
+
+/// The MAC addresses of what the node forwards, as the floor's flows hold them.
+pub(super) fn macs() -> FloorFlow {
+    let ([a, b, c, d, e, f], [g, h, rest @ ..]) = (ROUTER_MAC, MAC);
+    FloorFlow {
+        macs: u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+        source_mac_tail: u32::from_ne_bytes(rest),
+        ..FloorFlow::default()
+    }
+}
+
+fn key<A>(address: A, port: u16, protocol: u32) -> FrontendKey<A> {
+    FrontendKey { address, port: Port::from_host(port), protocol: protocol as u16, scope: scope::ADDRESS }
+}
+
+fn service(endpoints: u32) -> Frontend {
+    Frontend {
+        service: SERVICE,
+        flags: frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS,
+        cluster: IndexRange { base: 0, len: endpoints },
+        local: IndexRange { base: 0, len: 0 },
+        ..Frontend::default()
+    }
+}
+
+fn device() -> DeviceInfo {
+    let [a, b] = wide(V6.node).wire();
+    DeviceInfo { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node).wire()[0], a, b] }
+}
+
+/// The address of an endpoint.
+pub(super) fn endpoint(addresses: Addresses, number: u32) -> IpAddr {
+    later(addresses.endpoint, number)
+}

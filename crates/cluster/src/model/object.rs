@@ -1,0 +1,232 @@
+//! The part of Kubernetes objects that the model reads: a few fields, checked and parsed, so that thousands of them are cheap to
+//! keep and two versions of one object compare equal unless something changed that matters here.
+
+use std::{
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
+
+use ipnet::IpNet;
+
+use super::{Policy, Protocol, ServiceName};
+
+/// `spec.type` of a Service that is proxied (never `ExternalName`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceType {
+    #[default]
+    ClusterIp,
+    NodePort,
+    LoadBalancer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub name: ServiceName,
+    /// `metadata.creationTimestamp` in seconds since 1970; `None` counts as newer than any other.
+    pub created: Option<i64>,
+    pub service_type: ServiceType,
+    /// Another proxy serves it (`service.kubernetes.io/service-proxy-name`): of it only the cluster IPs matter.
+    pub foreign: bool,
+    /// `spec.clusterIPs`.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Whether it is proxied in IPv4, and in IPv6: as a rule, whether it has a cluster IP of the family.
+    pub ipv4: bool,
+    pub ipv6: bool,
+    pub external_ips: Vec<IpAddr>,
+    /// `status.loadBalancer.ingress[].ip`, less those whose `ipMode` is `Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    pub ports: Vec<Port>,
+    pub external_policy: Policy,
+    pub internal_policy: Policy,
+    /// `spec.loadBalancerSourceRanges`; empty = every source.
+    pub source_ranges: Vec<IpNet>,
+    /// `sessionAffinity: ClientIP` with this time-out.
+    pub affinity: Option<Duration>,
+    /// 0 = none.
+    pub health_check_node_port: u16,
+    /// By the annotation `traffic-policy.io/health-check-node-port`; 0 = none.
+    pub health_annotation: u16,
+    /// The annotation `traffic-policy.io/external-fallback: cluster`.
+    pub external_fallback: bool,
+    pub drain: Option<Duration>,
+    /// Fields that identify the load balancer, where they were requested.
+    pub signs: Option<Box<Signs>>,
+    /// Unusable parts of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+impl Service {
+    /// One without ports and addresses.
+    #[must_use]
+    pub fn unserved(name: ServiceName) -> Self {
+        Self {
+            name,
+            created: None,
+            service_type: ServiceType::ClusterIp,
+            foreign: false,
+            cluster_ips: Vec::new(),
+            ipv4: false,
+            ipv6: false,
+            external_ips: Vec::new(),
+            load_balancer_ips: Vec::new(),
+            ports: Vec::new(),
+            external_policy: Policy::Cluster,
+            internal_policy: Policy::Cluster,
+            source_ranges: Vec::new(),
+            affinity: None,
+            health_check_node_port: 0,
+            health_annotation: 0,
+            external_fallback: false,
+            drain: None,
+            signs: None,
+            problems: Vec::new(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Empty for an unnamed port.
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+    /// 0 = none.
+    pub node_port: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointSlice {
+    pub name: ServiceName,
+    /// The Service that the label `kubernetes.io/service-name` names, in the slice's namespace.
+    pub service: String,
+    /// `addressType` is `IPv6`; otherwise `IPv4`.
+    pub ipv6: bool,
+    pub ports: Vec<SlicePort>,
+    pub endpoints: Vec<SliceEndpoint>,
+    /// Unusable parts of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+    pub last_change: LastChange,
+}
+
+/// When what an EndpointSlice says came to be: `endpoints.kubernetes.io/last-change-trigger-time`. For metrics: it does
+/// not matter to where packets go, so all are equal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LastChange(pub Option<SystemTime>);
+
+impl PartialEq for LastChange {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for LastChange {}
+
+impl EndpointSlice {
+    /// The Service whose endpoints these are.
+    #[must_use]
+    pub fn service_name(&self) -> ServiceName {
+        ServiceName { namespace: self.name.namespace.clone(), name: self.service.clone() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Empty for an unnamed port.
+    pub name: String,
+    pub protocol: Protocol,
+    pub port: u16,
+}
+
+/// One endpoint of a slice, of the slice's family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceEndpoint {
+    pub address: IpAddr,
+    pub node_name: Option<Box<str>>,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    /// `hints.forZones[].name`
+    pub for_zones: Vec<Box<str>>,
+    /// `hints.forNodes[].name`
+    pub for_nodes: Vec<Box<str>>,
+    /// `targetRef.name`, where it was asked for.
+    pub pod: Option<Box<str>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    /// The first address of each family, internal before external ones.
+    pub addresses: Vec<IpAddr>,
+    /// All internal and external addresses, in the order of the object.
+    pub all_addresses: Vec<IpAddr>,
+    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    pub pod_cidrs: Vec<IpNet>,
+    /// The label `topology.kubernetes.io/zone`.
+    pub zone: Option<String>,
+    /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
+    pub leaving: bool,
+    /// Facts for balancers and the scheduler, where they were requested.
+    pub standing: Standing,
+    /// Unusable parts of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}
+
+/// Facts about a Node that balancers and the scheduler depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The taint `ToBeDeletedByClusterAutoscaler`.
+    pub to_be_deleted: bool,
+    /// The label `node.kubernetes.io/exclude-from-external-load-balancers`.
+    pub excluded: bool,
+    /// `spec.unschedulable`
+    pub unschedulable: bool,
+    /// The condition `Ready`.
+    pub readiness: Readiness,
+    /// A machine that the cloud may take away at any time, by the labels that clouds put on them.
+    pub preemptible: bool,
+    /// Prefix of `spec.providerID`: `gce`, `aws`, `azure`, `kind`.
+    pub provider: Option<Box<str>>,
+    /// `status.addresses` of type `InternalIP`, in the order of the object.
+    pub internal_ips: Vec<IpAddr>,
+    /// The same of type `ExternalIP`.
+    pub external_ips: Vec<IpAddr>,
+}
+
+/// The condition `Ready` of a Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Readiness {
+    /// Also where a manifest has no conditions.
+    #[default]
+    Ready,
+    NotReady,
+    /// Its kubelet has not been heard of.
+    Unknown,
+}
+
+/// Fields of a Service that identify the load balancer in front of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// `spec.loadBalancerClass`
+    pub class: Option<String>,
+    /// Annotations that balancers' controllers read or write.
+    pub annotations: Vec<(String, String)>,
+    /// `status.loadBalancer.ingress[].hostname`
+    pub hostnames: Vec<String>,
+    /// An `ingress[].ipMode` is `Proxy`: the balancer ends connections and comes to the node port.
+    pub proxy_mode: bool,
+    /// `spec.selector`
+    pub selector: Vec<(String, String)>,
+}
+
+/// A range that the API server allocates cluster IPs from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceCidr {
+    pub name: String,
+    /// `spec.cidrs`
+    pub cidrs: Vec<IpNet>,
+    /// Unusable parts of this object, one sentence each, naming object and field.
+    pub problems: Vec<String>,
+}

@@ -1,0 +1,207 @@
+//! The client of the API: its connections, and the credentials that they are made with, followed as files change.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use http_body_util::BodyExt;
+use hyper::{Request, Response};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use kube::{
+    Config,
+    client::{Body, ClientBuilder, ConfigExt},
+    config::Kubeconfig,
+};
+use tokio::time::sleep;
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, util::BoxService};
+use tower_http::decompression::DecompressionLayer;
+
+use super::{
+    access::{Access, AccessError},
+    deadline::Answer,
+    one_by_one::OneByOne,
+};
+use crate::source::status::StatusWriter;
+
+/// Silence of the other end's kernel after which it is asked whether the connection is still there, then from question to
+/// question. After three without answer, that is 30 s, the connection is broken.
+const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5)];
+const KEEPALIVE_QUESTIONS: u32 = 3;
+/// For what was sent to be acknowledged.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_secs(10);
+/// Silence on an HTTP/2 connection after which a ping asks whether anybody is there, and how long the answer may take. As
+/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`.
+const PING: Duration = Duration::from_secs(30);
+const PONG: Duration = Duration::from_secs(15);
+
+/// Interval of checking the credentials' files. The kubelet replaces its certificate well before it expires.
+const LOOK: Duration = Duration::from_secs(5);
+
+pub(super) type Connections = BoxService<Request<Body>, Response<Answer>, BoxError>;
+
+/// The layers of requests except credentials of this agent's own.
+///
+/// # Errors
+/// Certificates that cannot be read; a proxy, which is not supported.
+pub(super) fn connections(mut config: Config) -> Result<Connections, kube::Error> {
+    if config.proxy_url.is_some() {
+        // Says which feature is missing.
+        config.default_retry = false;
+        ClientBuilder::try_from(config.clone())?;
+    }
+    let client: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        // Watches say nothing to the pool for minutes, and their connection is the one that is to be taken.
+        .pool_idle_timeout(None)
+        .http2_keep_alive_interval(PING)
+        .http2_keep_alive_timeout(PONG)
+        .build(OneByOne::new(https(&config)?));
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        // Of lists above 128 KiB; watches come as they are.
+        .layer(DecompressionLayer::new())
+        .service(client)
+        .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync));
+    Ok(BoxService::new(service))
+}
+
+/// TLS where the address says so, with HTTP/2 where the server takes it, else HTTP/1.1.
+fn https(config: &Config) -> Result<HttpsConnector<HttpConnector>, kube::Error> {
+    let builder =
+        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    let builder = match &config.tls_server_name {
+        None => builder,
+        Some(name) => {
+            let name =
+                name.clone().try_into().map_err(|error| kube::Error::Service(BoxError::from(error)))?;
+            builder.with_server_name_resolver(FixedServerNameResolver::new(name))
+        }
+    };
+    Ok(builder.enable_all_versions().wrap_connector(connector()))
+}
+
+fn connector() -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_connect_timeout(Some(CONNECT));
+    connector.set_keepalive(Some(KEEPALIVE[0]));
+    connector.set_keepalive_interval(Some(KEEPALIVE[1]));
+    connector.set_keepalive_retries(Some(KEEPALIVE_QUESTIONS));
+    // Elsewhere, where no agent runs, keepalive alone has to do.
+    #[cfg(target_os = "linux")]
+    connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    connector
+}
+
+/// Connections that are made anew, with other credentials, as soon as `next` has some.
+pub(super) struct Renewed {
+    current: Connections,
+    next: Next,
+}
+
+pub(super) type Next = Arc<Mutex<Option<Connections>>>;
+
+impl Renewed {
+    pub(super) fn new(current: Connections) -> (Self, Next) {
+        let next = Next::default();
+        (Self { current, next: Arc::clone(&next) }, next)
+    }
+}
+
+impl Service<Request<Body>> for Renewed {
+    type Response = Response<Answer>;
+    type Error = BoxError;
+    type Future = <Connections as Service<Request<Body>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        if let Some(next) = self.next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            self.current = next;
+        }
+        self.current.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        self.current.call(request)
+    }
+}
+
+/// Looks at the files of a kubeconfig and those that it names, for ever, and makes the client anew when one has changed.
+/// Watches that are open stay, as the API server lets them.
+pub(super) async fn follow(access: Access, next: Next, status: StatusWriter) {
+    const SUBJECT: &str = "kubeconfig";
+    let Access::Kubeconfig(path) = &access else { return };
+    let mut seen = stamps(path);
+    loop {
+        sleep(LOOK).await;
+        let now = stamps(path);
+        if now == seen {
+            continue;
+        }
+        seen = now;
+        let renewed = async { Ok::<_, AccessError>(connections(access.config().await?)?) };
+        match renewed.await {
+            Ok(connections) => {
+                *next.lock().unwrap_or_else(PoisonError::into_inner) = Some(connections);
+                status.well(SUBJECT, "it can be used again");
+                tracing::info!(file = %path.display(), "the credentials for the API server have changed, and are used from now on");
+            }
+            // Perhaps one file of two is written: the next change is a new chance.
+            Err(error) => status.trouble(SUBJECT, format!("the former credentials stay in use: {error}")),
+        }
+    }
+}
+
+/// When a file was changed, its length and inode; `None`: it is not there.
+type Stamp = Option<(SystemTime, u64, u64)>;
+
+/// Modification time, length and inode of each file that credentials come from.
+fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Stamp)> {
+    use std::os::unix::fs::MetadataExt;
+    let mut files = vec![kubeconfig.to_owned()];
+    if let Ok(read) = Kubeconfig::read_from(kubeconfig) {
+        let clusters = read.clusters.into_iter().filter_map(|named| named.cluster?.certificate_authority);
+        let users = read.auth_infos.into_iter().filter_map(|named| named.auth_info);
+        let users = users.flat_map(|user| [user.client_certificate, user.client_key]).flatten();
+        files.extend(clusters.chain(users).map(PathBuf::from));
+    }
+    let stamp = |file: PathBuf| {
+        let found = std::fs::metadata(&file).ok();
+        let stamp = found.and_then(|found| Some((found.modified().ok()?, found.len(), found.ino())));
+        (file, stamp)
+    };
+    files.into_iter().map(stamp).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::SockRef;
+
+    use super::*;
+
+    /// Without it a connection whose other end has vanished goes unnoticed.
+    #[tokio::test]
+    async fn connections_ask_whether_the_other_end_is_there() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let stream = connector().call(uri).await.unwrap();
+        let socket = SockRef::from(stream.inner());
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE[0]);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), KEEPALIVE[1]);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), KEEPALIVE_QUESTIONS);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+    }
+}

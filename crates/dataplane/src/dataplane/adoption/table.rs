@@ -1,0 +1,220 @@
+//! Entries of adopted connections, written and removed.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, MapData, MapError};
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_ebpf::{
+    abi::{Address, Address4, Address6, Flow, FlowKey, Multipliers, Ports, Tuple, kind},
+    tcp::{ANSWERED, ASSURED},
+};
+
+use super::Adopted;
+use crate::{
+    dataplane::maps::keys::{GoneEndpoint, ToWire, number},
+    node::conntrack::Connection,
+};
+
+/// Result of adopting one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Entered,
+    Known,
+    BegunAnew,
+    Clash,
+    NoRoom,
+}
+
+// linux/bpf.h, and what the kernel answers.
+const BPF_NOEXIST: u64 = 1;
+const EEXIST: i32 = 17;
+const E2BIG: i32 = 7;
+
+/// Inserts an entry that is not there; `None` if that was done.
+fn insert<A: Address>(
+    flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    tuple: &Tuple<A>,
+    entry: Flow<A>,
+    by: Multipliers,
+) -> Result<Option<Fate>>
+where
+    FlowKey<A>: aya::Pod,
+    Flow<A>: aya::Pod,
+{
+    match flows.insert(FlowKey::folded(tuple, by), entry.keeping(tuple), BPF_NOEXIST) {
+        Ok(()) => Ok(None),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EEXIST) => {
+            Ok(Some(Fate::Clash))
+        }
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(E2BIG) => {
+            Ok(Some(Fate::NoRoom))
+        }
+        Err(error) => Err(error).context("the flow table cannot be written"),
+    }
+}
+
+/// Request and reply tuple of a connection.
+fn tuples<A: Address>(connection: &Connection, wire: impl Fn(IpAddr) -> A) -> [Tuple<A>; 2] {
+    let tuple = |source: SocketAddr, destination: SocketAddr| Tuple {
+        source: wire(source.ip()),
+        destination: wire(destination.ip()),
+        ports: Ports::from_host(source.port(), destination.port()),
+        protocol: number(connection.protocol),
+    };
+    [tuple(connection.client, connection.frontend), tuple(connection.endpoint, connection.source)]
+}
+
+fn enter<A: Address>(
+    flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    [request, reply]: [Tuple<A>; 2],
+    service: u32,
+    last: u32,
+    by: Multipliers,
+) -> Result<Fate>
+where
+    FlowKey<A>: aya::Pod,
+    Flow<A>: aya::Pod,
+{
+    match flows.get(&FlowKey::folded(&request, by), 0) {
+        Ok(entry) if entry.kind == kind::LEFT => return Ok(Fate::Known),
+        Ok(_) => return Ok(Fate::BegunAnew),
+        Err(MapError::KeyNotFound) => {}
+        Err(error) => return Err(error).context("the flow table cannot be read"),
+    }
+    // What its packets become by conntrack, so that each entry names the other.
+    let entry = |kind, state, becomes: Tuple<A>| Flow {
+        source: becomes.source,
+        destination: becomes.destination,
+        ports: becomes.ports,
+        kind,
+        state,
+        last,
+        service,
+        ..Flow::default()
+    };
+    let reply_entry = entry(kind::LEFT_REPLY, ASSURED | ANSWERED, request.reversed());
+    match insert(flows, &reply, reply_entry, by)? {
+        Some(Fate::Clash) => {
+            let held = flows.get(&FlowKey::folded(&reply, by), 0);
+            if held.is_ok_and(|held| held.kind != kind::LEFT_REPLY) {
+                return Ok(Fate::Clash);
+            }
+        }
+        Some(fate) => return Ok(fate),
+        None => {}
+    }
+    match insert(flows, &request, entry(kind::LEFT, ASSURED, reply.reversed()), by)? {
+        None => Ok(Fate::Entered),
+        Some(fate) => {
+            // A packet was faster.
+            remove(flows, &reply, by)?;
+            Ok(if fate == Fate::Clash { Fate::BegunAnew } else { fate })
+        }
+    }
+}
+
+fn remove<A: Address>(
+    flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    tuple: &Tuple<A>,
+    by: Multipliers,
+) -> Result<()>
+where
+    FlowKey<A>: aya::Pod,
+    Flow<A>: aya::Pod,
+{
+    let key = FlowKey::folded(tuple, by);
+    match flows.get(&key, 0) {
+        Ok(entry) if matches!(entry.kind, kind::LEFT | kind::LEFT_REPLY) => {}
+        // It is another flow's by now.
+        Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
+        Err(error) => return Err(error).context("the flow table cannot be read"),
+    }
+    match flows.remove(&key) {
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(error) => Err(error).context("the flow table cannot be written"),
+    }
+}
+
+/// The flow tables of both families.
+pub(super) struct Tables<'a> {
+    pub(super) v4: &'a mut HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
+    pub(super) v6: &'a mut HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
+    /// The multipliers that IPv6 keys are folded by.
+    pub(super) by: Multipliers,
+}
+
+const fn v4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// An address of the family that the caller has looked at.
+fn wire4(address: IpAddr) -> Address4 {
+    v4(address).unwrap_or(Ipv4Addr::UNSPECIFIED).to_wire()
+}
+
+fn wire6(address: IpAddr) -> Address6 {
+    match address {
+        IpAddr::V6(address) => address.to_wire(),
+        IpAddr::V4(address) => address.to_ipv6_mapped().to_wire(),
+    }
+}
+
+impl Tables<'_> {
+    fn enter(&mut self, connection: &Connection, service: u32, last: u32) -> Result<Fate> {
+        if connection.frontend.is_ipv4() {
+            enter(self.v4, tuples(connection, wire4), service, last, self.by)
+        } else {
+            enter(self.v6, tuples(connection, wire6), service, last, self.by)
+        }
+    }
+
+    /// The request entry first: without it no packet uses the pair.
+    pub(super) fn remove(&mut self, connection: &Connection) -> Result<()> {
+        if connection.frontend.is_ipv4() {
+            tuples(connection, wire4).iter().try_for_each(|tuple| remove(self.v4, tuple, self.by))
+        } else {
+            tuples(connection, wire6).iter().try_for_each(|tuple| remove(self.v6, tuple, self.by))
+        }
+    }
+
+    /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend; `gone`: UDP flows to this endpoint
+    /// are to choose anew. Counts it, and returns whether it is in the table now.
+    pub(super) fn adopt(
+        &mut self,
+        connection: &Connection,
+        service: Option<u32>,
+        gone: impl Fn(&GoneEndpoint) -> bool,
+        last: u32,
+        adopted: &mut Adopted,
+    ) -> Result<bool> {
+        let (protocol, endpoint) = (connection.protocol, connection.endpoint);
+        let Some(service) = service else {
+            adopted.others += 1;
+            return Ok(false);
+        };
+        let udp = protocol == Protocol::Udp;
+        if connection.over || udp && gone(&GoneEndpoint { service, endpoint, protocol }) {
+            adopted.over += 1;
+            return Ok(false);
+        }
+        let fate = self.enter(connection, service, last)?;
+        match fate {
+            Fate::Entered | Fate::Known => {
+                *match protocol {
+                    Protocol::Tcp => &mut adopted.tcp,
+                    Protocol::Udp => &mut adopted.udp,
+                    Protocol::Sctp => &mut adopted.sctp,
+                } += 1;
+                adopted.entered += u64::from(fate == Fate::Entered);
+            }
+            Fate::BegunAnew => adopted.begun_anew += 1,
+            Fate::Clash => adopted.clash += 1,
+            Fate::NoRoom => adopted.no_room += 1,
+        }
+        Ok(matches!(fate, Fate::Entered | Fate::Known))
+    }
+}

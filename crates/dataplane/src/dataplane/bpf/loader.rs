@@ -1,0 +1,413 @@
+//! The compiled packet path, and its loading.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
+
+use traffic_policy_ebpf::abi::{Multipliers, RuntimeConfig};
+
+use super::{attach::Mode, frags};
+use crate::dataplane::{
+    kernel::Kernel,
+    maps::{self, reader::Reader},
+};
+
+#[cfg(bpf_object)]
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-ebpf"));
+#[cfg(not(bpf_object))]
+static OBJECT: &[u8] = &[];
+
+/// BPF_F_IPV6 of `bpf_l4_csum_replace`, Linux 6.16.
+/// <https://github.com/torvalds/linux/commit/ead7f9b8de65632ef8060b84b0c55049a33cfea1>
+const CHECKSUM_IPV6: u64 = 1 << 7;
+/// BPF_FIB_LOOKUP_SRC of `bpf_fib_lookup`, Linux 6.7.
+/// <https://github.com/torvalds/linux/commit/dab4e1f06cabb6834de14264394ccab197007302>
+const FIB_SOURCE: u32 = 1 << 4;
+/// BPF_FIB_LOOKUP_MARK of `bpf_fib_lookup`, Linux 6.10.
+/// <https://github.com/torvalds/linux/blob/v6.10/include/uapi/linux/bpf.h>
+const FIB_MARK: u32 = 1 << 5;
+
+/// Entries of the maps whose size the user chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Flow entries; twice the number of flows, and that twice over to stay fast.
+    pub flows4: u32,
+    pub flows6: u32,
+    /// TCP flows that are not assured, of IPv4; as many of UDP; of IPv6 half. A power of two.
+    pub unassured: u32,
+    /// Frontends of each family, and the ClusterIPs beside them.
+    pub frontends: u32,
+    /// `loadBalancerSourceRanges` of each family.
+    pub source_ranges: u32,
+    /// Slots of each family, and the routes beside them.
+    pub slots: u32,
+    /// Service ports, of both families together.
+    pub services: u32,
+    /// Counts of Service ports by outcome.
+    pub service_counts: u32,
+    /// Endpoints that were removed, until their flows and sockets know.
+    pub removed_endpoints: u32,
+    /// This node's own addresses, of each family.
+    pub node_addresses: u32,
+    pub affinity: u32,
+    /// Translated sockets; as many for connected UDP as for all others.
+    pub sockets: u32,
+    /// Datagrams in fragments, of each family.
+    pub fragments: u32,
+    /// Datagrams of the node's own, and ports of the pool that it uses itself, of each family.
+    pub own_sent: u32,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl MapSizes {
+    /// As the maps are declared.
+    pub const DEFAULT: Self = Self {
+        flows4: 262_144,
+        flows6: 65_536,
+        unassured: 65_536,
+        frontends: 65_536,
+        source_ranges: 65_536,
+        slots: 262_144,
+        services: 65_536,
+        service_counts: 262_144,
+        removed_endpoints: 65_536,
+        node_addresses: 4_096,
+        affinity: 65_536,
+        sockets: 65_536,
+        fragments: 8_192,
+        own_sent: 4_096,
+    };
+
+    /// Each size with the flag that sets it, and a map that has it.
+    fn named(&self) -> [(&'static str, &'static str, u32); 14] {
+        [
+            ("--flow-entries", "tp_flows4", self.flows4),
+            ("--flow-entries-v6", "tp_flows6", self.flows6),
+            ("--unassured-entries", "tp_unassured4", self.unassured),
+            ("--frontend-entries", "tp_frontends4", self.frontends),
+            ("--source-range-entries", "tp_src_ranges4", self.source_ranges),
+            ("--endpoint-entries", "tp_endpoints4", self.slots),
+            ("--service-entries", "tp_svc_names", self.services),
+            ("--service-count-entries", "tp_svc_counts", self.service_counts),
+            ("--removed-endpoint-entries", "tp_removed_eps", self.removed_endpoints),
+            ("--node-address-entries", "tp_node_addrs4", self.node_addresses),
+            ("--affinity-entries", "tp_affinity", self.affinity),
+            ("--socket-entries", "tp_sockets", self.sockets),
+            ("--fragment-entries", "tp_fragments4", self.fragments),
+            ("--own-sent-entries", "tp_own_sent4", self.own_sent),
+        ]
+    }
+
+    /// The sizes that the maps of a loaded object have, by the flags that would set them: pinned ones keep theirs.
+    ///
+    /// # Errors
+    /// A map is missing, or the kernel does not tell.
+    pub fn in_effect(object: &Ebpf) -> Result<Vec<(&'static str, u32)>> {
+        let size = |(flag, map, _)| Ok((flag, maps::size(object, map)?));
+        Self::DEFAULT.named().into_iter().map(size).collect()
+    }
+
+    /// Places of one queue of flows that are not assured: IPv4, IPv6.
+    fn unassured_places(&self) -> [u32; 2] {
+        let places = self.unassured.max(2).next_power_of_two();
+        [places, places / 2]
+    }
+
+    /// Size of a map on a machine with so many possible CPUs. Before Linux 6.16 each of them keeps 128 elements of a map whose oldest ones
+    /// are evicted (LRU) for itself; where none is left over, a CPU's next insertion evicts its last one. So those get room for twice as
+    /// many, unless another size was asked for.
+    fn on(&self, map: &str, cpus: u32) -> Option<u32> {
+        const EVICTING: [&str; 7] = [
+            "tp_affinity",
+            "tp_sockets",
+            "tp_conn_udp",
+            "tp_fragments4",
+            "tp_fragments6",
+            "tp_own_sent4",
+            "tp_own_sent6",
+        ];
+        let size = self.of(map)?;
+        let asked_for = Some(size) != Self::DEFAULT.of(map);
+        Some(if asked_for || !EVICTING.contains(&map) { size } else { size.max(cpus.saturating_mul(256)) })
+    }
+
+    fn of(&self, map: &str) -> Option<u32> {
+        match map {
+            "tp_flows4" => Some(self.flows4),
+            "tp_flows6" => Some(self.flows6),
+            "tp_unassured4" => Some(2 * self.unassured_places()[0]),
+            "tp_unassured6" => Some(2 * self.unassured_places()[1]),
+            "tp_frontends4" | "tp_frontends6" => Some(self.frontends),
+            "tp_src_ranges4" | "tp_src_ranges6" => Some(self.source_ranges),
+            "tp_endpoints4" | "tp_endpoints6" | "tp_ep_routes4" | "tp_ep_routes6" => Some(self.slots),
+            "tp_svc_names" => Some(self.services),
+            "tp_svc_counts" => Some(self.service_counts),
+            "tp_removed_eps" => Some(self.removed_endpoints),
+            "tp_node_addrs4" | "tp_node_addrs6" => Some(self.node_addresses),
+            "tp_affinity" => Some(self.affinity),
+            "tp_sockets" | "tp_conn_udp" => Some(self.sockets),
+            "tp_fragments4" | "tp_fragments6" => Some(self.fragments),
+            "tp_own_sent4" | "tp_own_sent6" => Some(self.own_sent),
+            "tp_flow_dir4" => Some(self.flows4.next_power_of_two()),
+            "tp_flow_dir6" => Some(self.flows6.next_power_of_two()),
+            _ => None,
+        }
+    }
+}
+
+/// The object with its maps created, or taken over from `pins`; programs are not loaded yet.
+///
+/// # Errors
+/// A pinned map of another layout, missing privileges, a kernel without BTF.
+pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
+    Ok(open(sizes, pins, 0, kernel, Mode::Auto)?.0)
+}
+
+/// As [`load`], with maps of its own and IPv6 keys that are folded as `seed` says.
+///
+/// # Errors
+/// As there.
+pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> {
+    Ok(open(sizes, None, seed, kernel, Mode::Auto)?.0)
+}
+
+/// As [`load`], with the XDP programs of `mode`. Returns also the kernel's type information, by which programs are
+/// loaded.
+///
+/// # Errors
+/// As there.
+pub fn open(
+    sizes: MapSizes,
+    pins: Option<&Path>,
+    seed: u64,
+    kernel: &Kernel,
+    mode: Mode,
+) -> Result<(Ebpf, Btf)> {
+    Loading { sizes, pins, shared: &|_| true, seed, explains: None, mode }.load(kernel)
+}
+
+/// The types of the running kernel.
+///
+/// # Errors
+/// The kernel does not describe them.
+pub fn kernel_types() -> Result<Btf> {
+    Btf::from_sys_fs().context(
+        "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
+    )
+}
+
+/// A copy of the object that notes its way: see [`crate::explain::Simulator`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routes {
+    /// Asked of the kernel.
+    Real,
+    /// Every endpoint of another node is reached.
+    Assumed,
+}
+
+/// The object for `explain`: `shared` maps are those pinned in `pins`, the others its own.
+///
+/// # Errors
+/// As [`load`]; a shared map that is not pinned.
+pub fn load_copy(
+    pins: Option<&Path>,
+    shared: &dyn Fn(&str) -> bool,
+    routes: Routes,
+    kernel: &Kernel,
+) -> Result<(Ebpf, Btf)> {
+    // Before Linux 6.16 a smaller LRU table evicts what was inserted last: each CPU claims 128 elements.
+    let sizes = MapSizes { flows4: 1024, flows6: 1024, unassured: 1024, ..MapSizes::default() };
+    // Its flows are its own, but for the seed that it shares.
+    let seed = pins.filter(|_| shared("tp_config")).map_or(0, pinned_seed);
+    Loading { sizes, pins, shared, seed, explains: Some(routes), mode: Mode::Auto }.load(kernel)
+}
+
+/// The seed that an earlier agent has pinned in `folder`; 0 if there is none.
+pub fn pinned_seed(folder: &Path) -> u64 {
+    // What is wrong with the map is said where it is opened for use.
+    let config = Reader::open(folder, "tp_config").and_then(|map| map.value::<RuntimeConfig>(0));
+    config.map_or(0, |config| config.seed)
+}
+
+struct Loading<'a> {
+    sizes: MapSizes,
+    pins: Option<&'a Path>,
+    /// Which maps are pinned.
+    shared: &'a dyn Fn(&str) -> bool,
+    /// Of the fold of IPv6 keys.
+    seed: u64,
+    explains: Option<Routes>,
+    /// Decides which XDP programs are loaded: see [`frags`].
+    mode: Mode,
+}
+
+impl Loading<'_> {
+    fn load(&self, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
+        if OBJECT.is_empty() {
+            bail!("this build holds no packet path: run `cargo xtask setup` and build again");
+        }
+        let shapes = shapes()?;
+        let mut paths: Vec<(&str, PathBuf)> = Vec::new();
+        let mut entries: Vec<(&str, u32)> = Vec::new();
+        for (name, shape) in &shapes {
+            let wanted = self.sizes.on(name, super::introspect::possible_cpus()).unwrap_or(shape.entries);
+            let mut used = wanted;
+            if let Some(pins) = self.pins.filter(|_| (self.shared)(name)) {
+                let path = pins.join(frags::pin(name, self.mode));
+                match pinned(&path, shape)? {
+                    Some(entries) => {
+                        if entries != wanted && self.explains.is_none() {
+                            tracing::warn!(
+                                map = name,
+                                entries,
+                                wanted,
+                                "the pinned map keeps its size; `cleanup` and a new start change it"
+                            );
+                        }
+                        used = entries;
+                    }
+                    // It would be made and pinned.
+                    None if self.explains.is_some() => {
+                        bail!(
+                            "{} is not there: is --pin-dir right, and an agent of this version set up?",
+                            path.display()
+                        )
+                    }
+                    None => {}
+                }
+                paths.push((name, path));
+            }
+            entries.push((name, used));
+        }
+        let btf = kernel_types()?;
+        let checksum_ipv6 = if kernel.at_least(6, 16) { CHECKSUM_IPV6 } else { 0 };
+        let fib_source = if kernel.at_least(6, 7) { FIB_SOURCE } else { 0 };
+        let fib_mark = if kernel.at_least(6, 10) { FIB_MARK } else { 0 };
+        let tracing = u32::from(self.explains.is_some());
+        let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
+        // The size of a pinned one is a power of two, too.
+        let last = |map: &str| {
+            let size = entries.iter().find(|(name, _)| *name == map).map_or(1, |(_, entries)| *entries);
+            size - 1
+        };
+        let directory = [last("tp_flow_dir4"), last("tp_flow_dir6")];
+        // Two queues in each.
+        let unassured = ["tp_unassured4", "tp_unassured6"].map(|map| last(map) / 2);
+        let Multipliers(multipliers) = Multipliers::of(self.seed);
+        let mut loader = EbpfLoader::new();
+        loader
+            .btf(Some(&btf))
+            .override_global("CHECKSUM_IPV6", &checksum_ipv6, true)
+            .override_global("FIB_SOURCE", &fib_source, true)
+            .override_global("FIB_MARK", &fib_mark, true)
+            .override_global("TRACING", &tracing, true)
+            .override_global("ASSUME_ROUTES", &assume_routes, true)
+            .override_global("FOLD_MULTIPLIERS", &multipliers, true)
+            .override_global("DIRECTORY_LAST4", &directory[0], true)
+            .override_global("DIRECTORY_LAST6", &directory[1], true)
+            .override_global("UNASSURED_LAST4", &unassured[0], true)
+            .override_global("UNASSURED_LAST6", &unassured[1], true);
+        for (name, entries) in &entries {
+            loader.map_max_entries(name, *entries);
+        }
+        for (name, path) in &paths {
+            loader.map_pin_path(name, path.as_path());
+        }
+        let object =
+            loader.load(&frags::object(OBJECT, self.mode)).context("loading the packet path failed")?;
+        Ok((object, btf))
+    }
+}
+
+/// Type and sizes of a map in the object.
+struct Shape {
+    kind: u32,
+    key: u32,
+    value: u32,
+    entries: u32,
+    flags: u32,
+}
+
+fn shapes() -> Result<HashMap<String, Shape>> {
+    let object = aya_obj::Object::parse(OBJECT).context("the embedded packet path is damaged")?;
+    Ok(object
+        .maps
+        .iter()
+        // Globals are maps too (.rodata), but private to each load.
+        .filter(|(name, _)| !name.starts_with('.'))
+        .map(|(name, map)| {
+            let shape = Shape {
+                kind: map.map_type(),
+                key: map.key_size(),
+                value: map.value_size(),
+                entries: map.max_entries(),
+                flags: map.map_flags(),
+            };
+            (name.clone(), shape)
+        })
+        .collect())
+}
+
+/// Entries of a pinned map; `None` if there is none. aya takes whatever lies at the path, so its layout is compared here.
+fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let info = MapInfo::from_pin(path).with_context(|| format!("{} is not a pinned map", path.display()))?;
+    let kind = info.map_type().map_or(u32::MAX, |kind| kind as u32);
+    let found = (kind, info.key_size(), info.value_size(), info.map_flags());
+    let wanted = (shape.kind, shape.key, shape.value, shape.flags);
+    if found != wanted {
+        bail!(
+            "{} was pinned by another version (type, key, value, flags {found:?}, this version wants {wanted:?}): run `traffic-policy-agent cleanup` with the same --pin-dir, which ends the flows in it",
+            path.display()
+        );
+    }
+    Ok(Some(info.max_entries()))
+}
+
+/// The compiled packet path, as an ELF object; empty in a build without a BPF toolchain.
+pub fn object_bytes() -> &'static [u8] {
+    OBJECT
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_cluster::model::Limits;
+
+    use super::*;
+
+    #[test]
+    fn the_models_limits_are_the_declared_sizes() {
+        let MapSizes { frontends, source_ranges, slots, .. } = MapSizes::DEFAULT;
+        let declared =
+            Limits { frontends: [frontends; 2], source_ranges: [source_ranges; 2], endpoints: slots };
+        assert_eq!(Limits::default(), declared);
+    }
+
+    #[test]
+    fn maps_that_evict_have_room_for_every_cpu() {
+        let sizes = MapSizes::DEFAULT;
+        for (map, on_2, on_128) in [
+            ("tp_own_sent4", 4_096, 32_768),
+            ("tp_fragments6", 8_192, 32_768),
+            ("tp_sockets", 65_536, 65_536),
+            ("tp_affinity", 65_536, 65_536),
+            ("tp_node_addrs4", 4_096, 4_096),
+        ] {
+            assert_eq!((sizes.on(map, 2), sizes.on(map, 128)), (Some(on_2), Some(on_128)), "{map}");
+        }
+        let asked_for = MapSizes { fragments: 1024, ..sizes };
+        assert_eq!(asked_for.on("tp_fragments4", 128), Some(1024));
+        assert_eq!(sizes.on("tp_config", 128), None);
+    }
+}

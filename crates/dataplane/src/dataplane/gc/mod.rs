@@ -1,0 +1,266 @@
+//! Garbage collection of flows: which sweep is due, done a piece at a time so that neither packets nor changes wait for a
+//! large table.
+
+mod pressure;
+mod room;
+pub mod sweeper;
+
+use std::{collections::BTreeSet, time::Instant};
+
+use anyhow::{Context as _, Result};
+use aya::Ebpf;
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_ebpf::{abi::mark, tcp::Timeouts};
+
+use self::{
+    room::Room,
+    sweeper::{Found, Sweeper},
+};
+use super::maps::{
+    Maps,
+    keys::{GoneEndpoint, endpoint_key},
+};
+
+/// Sweeps that are to be done, the one that is under way, and endpoints whose flows they mark.
+#[derive(Debug)]
+pub struct Gc {
+    sweeper: Sweeper,
+    /// Endpoints in `tp_removed_eps`: their flows are being marked.
+    gone: BTreeSet<GoneEndpoint>,
+    /// Result of the last periodic sweep: IPv4, IPv6.
+    found: [Found; 2],
+    room: Room,
+    /// The maps have been made equal to what is desired: before, it is unknown which of `gone` serve.
+    synced: bool,
+    /// Endpoints that were named as gone, for which no marking sweep has begun.
+    unmarked: BTreeSet<GoneEndpoint>,
+    /// Those of a marking sweep that failed: tried again with the next tick.
+    failed: BTreeSet<GoneEndpoint>,
+    /// Endpoints that the maps had no room to name.
+    unnamed: BTreeSet<GoneEndpoint>,
+    /// A periodic one is due, with those that had been named when it became due.
+    due: Option<BTreeSet<GoneEndpoint>>,
+    /// Periodic ones that followed another at once, for the table is nearly full.
+    hurried: u32,
+    /// The last one was for the sake of endpoints that are gone.
+    marked_last: bool,
+    under_way: Option<Kind>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// For the sake of these endpoints that are gone, at once.
+    Marking(BTreeSet<GoneEndpoint>),
+    Periodic {
+        /// Named before it was due, and marked before it began.
+        gone: BTreeSet<GoneEndpoint>,
+        /// The maps were written meanwhile.
+        written: bool,
+    },
+}
+
+/// The end of a periodic sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swept {
+    /// There are no flows, and none can have come by writes to the maps meanwhile.
+    pub no_flows: bool,
+}
+
+impl Gc {
+    /// `gone`: what an earlier agent had named; `full_at`: the word of [`Self::found_no_room`] as it is now.
+    pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>, full_at: u32) -> Self {
+        Self {
+            sweeper,
+            unmarked: gone.clone(),
+            gone,
+            found: Default::default(),
+            room: Room::new(full_at),
+            synced: false,
+            failed: BTreeSet::new(),
+            unnamed: BTreeSet::new(),
+            due: None,
+            hurried: 0,
+            marked_last: false,
+            under_way: None,
+        }
+    }
+
+    /// Idle times for the sweeps that begin from now on.
+    pub fn set_timeouts(&mut self, timeouts: Timeouts) {
+        self.sweeper.set_timeouts(timeouts);
+    }
+
+    /// Result of the last periodic sweep: IPv4, IPv6.
+    pub fn found(&self) -> [Found; 2] {
+        self.found
+    }
+
+    /// Episodes in which a flow found no room: IPv4, IPv6.
+    pub fn episodes(&self) -> [u64; 2] {
+        self.room.episodes()
+    }
+
+    /// Whether a flow has found no room since a sweep was last begun for it, and another may begin now. `full_at`:
+    /// [`traffic_policy_ebpf::abi::TableUsage::full_at`].
+    pub fn found_no_room(&mut self, full_at: u32) -> bool {
+        let busy = self.under_way.is_some() || self.due.is_some();
+        self.room.look(full_at, busy, Instant::now())
+    }
+
+    /// Endpoints whose flows are being marked.
+    pub fn gone(&self) -> &BTreeSet<GoneEndpoint> {
+        &self.gone
+    }
+
+    /// UDP endpoints that stopped serving since the last sweep.
+    pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        // What an earlier agent had named may serve again by now: nobody knows before the first sync.
+        if !self.synced {
+            return BTreeSet::new();
+        }
+        self.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
+    }
+
+    /// The maps have been made equal to what is desired.
+    pub fn synced(&mut self) {
+        self.synced = true;
+    }
+
+    /// The maps were written: flows that the sweep under way has not seen may need what is no longer desired.
+    pub fn written(&mut self) {
+        if let Some(Kind::Periodic { written, .. }) = &mut self.under_way {
+            *written = true;
+        }
+    }
+
+    /// Lets the next sweep be a periodic one.
+    pub fn request(&mut self) {
+        self.unmarked.append(&mut self.failed);
+        self.due = Some(self.gone.clone());
+    }
+
+    /// Whether [`Self::step`] has something to do.
+    pub fn is_active(&self) -> bool {
+        self.under_way.is_some() || self.due.is_some() || self.synced && !self.unmarked.is_empty()
+    }
+
+    /// Does a piece of what is to be swept, in fractions of a millisecond; the end of a periodic sweep, if that was it.
+    /// `serving`: whether a Service port names an endpoint as serving again, or still.
+    ///
+    /// # Errors
+    /// The kernel refuses; the next periodic sweep tries again.
+    pub fn step(
+        &mut self,
+        object: &Ebpf,
+        maps: &mut Maps,
+        serving: impl Fn(&GoneEndpoint) -> bool,
+    ) -> Result<Option<Swept>> {
+        if self.under_way.is_none() && !self.begin() {
+            return Ok(None);
+        }
+        match self.sweeper.go_on(object, maps) {
+            Ok(None) => Ok(None),
+            Ok(Some(found)) => match self.under_way.take() {
+                Some(Kind::Periodic { gone, written }) => {
+                    tracing::trace!(?found, "swept");
+                    self.found = found;
+                    self.room.swept(&found, self.sweeper.sizes());
+                    for endpoint in &gone {
+                        self.forget(maps, endpoint)?;
+                    }
+                    let again = std::mem::take(&mut self.unnamed);
+                    self.name(maps, &again, serving);
+                    // Noticed, marked, deleted: not a period for each.
+                    if self.sweeper.is_pressed() && self.hurried < 2 {
+                        self.hurried += 1;
+                        self.request();
+                    } else {
+                        self.hurried = 0;
+                    }
+                    let none = found.iter().all(|found| found.entries == 0);
+                    Ok(Some(Swept { no_flows: none && !written }))
+                }
+                Some(Kind::Marking(_)) | None => Ok(None),
+            },
+            Err(error) => {
+                if let Some(Kind::Marking(mut gone)) = self.under_way.take() {
+                    self.failed.append(&mut gone);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether there is one to be done.
+    fn begin(&mut self) -> bool {
+        let marking = self.synced && !self.unmarked.is_empty();
+        // They take turns: endpoints may go as fast as a large table is swept.
+        if marking && !(self.marked_last && self.due.is_some()) {
+            self.marked_last = true;
+            self.under_way = Some(Kind::Marking(std::mem::take(&mut self.unmarked)));
+            self.sweeper.begin(mark::ONLY);
+        } else if let Some(mut gone) = self.due.take() {
+            self.marked_last = false;
+            // A flow of a packet that was under way may be inserted behind the first sweep's back, so endpoints are
+            // forgotten after the second that marks.
+            gone.retain(|endpoint| self.synced && !self.unmarked.contains(endpoint));
+            self.under_way = Some(Kind::Periodic { gone, written: false });
+            let marks = self.synced && !self.gone.is_empty();
+            self.sweeper.begin(if marks { mark::TOO } else { mark::NONE });
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Names endpoints that take no more new flows, for the sweeps from now on to the next periodic one: a packet that
+    /// chose one of them just before may insert its flow behind the first sweep's back. What finds no room is named when
+    /// others are forgotten.
+    pub fn name(
+        &mut self,
+        maps: &mut Maps,
+        gone: &BTreeSet<GoneEndpoint>,
+        serving: impl Fn(&GoneEndpoint) -> bool,
+    ) {
+        for endpoint in gone.iter().filter(|endpoint| !serving(endpoint)) {
+            if let Err(error) = maps.gone.insert(endpoint_key(endpoint), 1, 0) {
+                if self.unnamed.is_empty() {
+                    tracing::warn!(endpoint = %endpoint.endpoint, "flows of an endpoint that is gone stay for now: {error}");
+                }
+                self.unnamed.insert(*endpoint);
+                continue;
+            }
+            self.gone.insert(*endpoint);
+            self.unmarked.insert(*endpoint);
+            if let Some(due) = &mut self.due {
+                due.remove(endpoint);
+            }
+            if let Some(Kind::Periodic { gone, .. }) = &mut self.under_way {
+                gone.remove(endpoint);
+            }
+        }
+    }
+
+    /// Takes off endpoints that serve again, or that a killed agent named and that serve.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn forget_serving(&mut self, maps: &mut Maps, serving: impl Fn(&GoneEndpoint) -> bool) -> Result<()> {
+        let back: Vec<_> = self.gone.iter().filter(|endpoint| serving(endpoint)).copied().collect();
+        for endpoint in back {
+            self.forget(maps, &endpoint)?;
+            self.unmarked.remove(&endpoint);
+        }
+        Ok(())
+    }
+
+    /// Does nothing if it is not named, or no longer.
+    fn forget(&mut self, maps: &mut Maps, endpoint: &GoneEndpoint) -> Result<()> {
+        if self.gone.contains(endpoint) {
+            let key = endpoint_key(endpoint);
+            maps.gone.remove(&key).context("forgetting a gone endpoint failed")?;
+            self.gone.remove(endpoint);
+        }
+        Ok(())
+    }
+}

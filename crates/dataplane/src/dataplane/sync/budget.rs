@@ -1,0 +1,138 @@
+//! Room in the maps of frontends and source ranges: what is used, and who may have the rest. A map that a write finds full
+//! would fail the whole sync; so it is counted here, and the Service port that does not fit is left out.
+
+use std::{collections::BTreeSet, fmt, net::SocketAddr};
+
+use traffic_policy_cluster::model::{Endpoint, ServicePortKey};
+
+use super::op::Held;
+
+/// Capacity in entries; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Frontends, and the ClusterIPs beside them.
+    pub frontends: [u32; 2],
+    pub source_ranges: [u32; 2],
+    /// Of each family.
+    pub slots: u32,
+    pub services: u32,
+}
+
+/// Entries of one map, of both families.
+#[derive(Clone, Copy, Debug)]
+pub struct Entries {
+    size: [u32; 2],
+    used: [u32; 2],
+}
+
+impl Entries {
+    /// A Service that asks for more than this share of a map, but for a few in any case, asks for much.
+    const MUCH: u32 = 256;
+    const FEW: u32 = 16;
+    /// This share is kept for those that ask for little: one Service alone cannot leave all others without room.
+    const KEPT: u32 = 8;
+
+    fn new(size: [u32; 2], used: impl Iterator<Item = bool>) -> Self {
+        let mut entries = Self { size, used: [0; 2] };
+        used.for_each(|ipv6| entries.add(ipv6));
+        entries
+    }
+
+    pub fn used(&self) -> [u64; 2] {
+        self.used.map(u64::from)
+    }
+
+    pub fn add(&mut self, ipv6: bool) {
+        self.used[usize::from(ipv6)] += 1;
+    }
+
+    pub fn remove(&mut self, ipv6: bool) {
+        let used = &mut self.used[usize::from(ipv6)];
+        *used = used.saturating_sub(1);
+    }
+
+    /// Whether `more` entries fit, for a Service that wants `all` of them over all of its ports.
+    pub fn fits(&self, ipv6: bool, more: usize, all: usize) -> bool {
+        self.free(ipv6, all) as usize >= more
+    }
+
+    /// Returns the number of free entries for a Service that needs `all` of them over all of its ports.
+    pub fn free(&self, ipv6: bool, all: usize) -> u32 {
+        let family = usize::from(ipv6);
+        let size = self.size[family];
+        let kept = if all > (size / Self::MUCH).max(Self::FEW) as usize { size / Self::KEPT } else { 0 };
+        (size - kept).saturating_sub(self.used[family])
+    }
+}
+
+/// Entries of the maps that are filled by writes of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub frontends: Entries,
+    pub source_ranges: Entries,
+}
+
+impl Budget {
+    pub fn new(capacity: &Capacity, held: &Held) -> Self {
+        let cluster_ips = held.cluster_ips.iter().map(std::net::IpAddr::is_ipv6);
+        let frontends = held.frontends.keys().map(|id| id.address.is_ipv6());
+        Self {
+            frontends: Entries::new(capacity.frontends, frontends.chain(cluster_ips)),
+            source_ranges: Entries::new(
+                capacity.source_ranges,
+                held.sources.iter().map(|source| source.ipv6),
+            ),
+        }
+    }
+}
+
+/// A lack of room in the maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lack {
+    Indices,
+    Endpoints { needed: usize },
+    Frontends { needed: usize, free: u32 },
+    SourceRanges { needed: usize, free: u32 },
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Indices => write!(f, "there are too many Service ports (--service-entries)"),
+            Self::Endpoints { needed } => {
+                write!(
+                    f,
+                    "it has {needed} endpoints, for which no slots in a row are free (--endpoint-entries)"
+                )
+            }
+            Self::Frontends { needed, free } => {
+                write!(f, "it needs {needed} more frontends, and {free} are free (--frontend-entries)")
+            }
+            Self::SourceRanges { needed, free } => {
+                write!(
+                    f,
+                    "it needs {needed} more source ranges, and {free} are free (--source-range-entries)"
+                )
+            }
+        }
+    }
+}
+
+/// A Service port that is not, or not as it should be, in the maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    pub key: ServicePortKey,
+    pub lack: Lack,
+    /// Of its endpoints on this node, those that the maps hold for all of its frontends.
+    pub local_endpoints: usize,
+}
+
+impl LeftOut {
+    /// `held`: what the maps hold for all of its frontends; `wanted`: what they should hold.
+    pub fn new(key: &ServicePortKey, lack: Lack, held: &[Endpoint], wanted: &[Endpoint]) -> Self {
+        let wanted: BTreeSet<SocketAddr> = wanted.iter().map(|endpoint| endpoint.address).collect();
+        let local = held.iter().filter(|endpoint| wanted.contains(&endpoint.address));
+        let addresses: BTreeSet<_> = local.map(|endpoint| endpoint.address.ip()).collect();
+        Self { key: key.clone(), lack, local_endpoints: addresses.len() }
+    }
+}

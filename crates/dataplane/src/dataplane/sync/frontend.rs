@@ -1,0 +1,90 @@
+//! Map values of one Service port and its frontends.
+
+use std::time::Duration;
+
+use traffic_policy_cluster::model::{self, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey};
+use traffic_policy_ebpf::abi::{Frontend, NAME_LENGTH, ServiceInfo, frontend, frontend_kind, policy};
+
+use crate::dataplane::maps::keys::number;
+
+/// See [`frontend`].
+pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
+    let policy =
+        if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy_here() };
+    let number = match kind {
+        FrontendKind::ClusterIp => frontend_kind::CLUSTER_IP,
+        FrontendKind::NodePort => frontend_kind::NODE_PORT,
+        FrontendKind::LoadBalancer => frontend_kind::LOAD_BALANCER,
+        FrontendKind::ExternalIp => frontend_kind::EXTERNAL_IP,
+        FrontendKind::LoopbackNodePort => frontend_kind::LOOPBACK,
+    };
+    let mut flags = number << frontend::KIND_SHIFT;
+    if policy == Policy::Local {
+        flags |= frontend::LOCAL;
+    }
+    if port.has_endpoints {
+        flags |= frontend::HAS_ENDPOINTS;
+    }
+    if node_address {
+        flags |= frontend::NODE_ADDRESS;
+    }
+    if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
+        flags |= frontend::SOURCE_RANGES;
+    }
+    flags
+}
+
+/// Inputs of draining besides the Service.
+#[derive(Clone, Copy, Debug)]
+pub struct Drain {
+    /// Of Services without an annotation of their own.
+    pub default: Duration,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub now: u64,
+}
+
+/// Until when new flows are still forwarded from this node: see [`model::drain_until`].
+pub fn drain_until(
+    port: &ServicePort,
+    kind: FrontendKind,
+    flags: u32,
+    local: u32,
+    held: Option<Frontend>,
+    drain: Drain,
+) -> u64 {
+    let is_local = kind != FrontendKind::ClusterIp && flags & frontend::LOCAL != 0;
+    let held = held
+        .map(|held| HeldPolicy { local: held.flags & frontend::LOCAL != 0, drain_until: held.drain_until });
+    model::drain_until(is_local, local as usize, held, port.drain.unwrap_or(drain.default), drain.now)
+}
+
+/// Seconds, 0 for none.
+pub fn affinity(port: &ServicePort) -> u32 {
+    port.affinity.map_or(0, |lasts| u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX))
+}
+
+/// The names and policies of a Service port, for human readers of the maps.
+pub fn info(key: &ServicePortKey, port: &ServicePort) -> ServiceInfo {
+    let name = |text: &str| {
+        let mut bytes = [0; NAME_LENGTH];
+        let length = text.len().min(NAME_LENGTH);
+        bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+        bytes
+    };
+    let mut policies = 0;
+    if port.external_policy == Policy::Local {
+        policies |= policy::EXTERNAL_LOCAL;
+    }
+    if port.internal_policy == Policy::Local {
+        policies |= policy::INTERNAL_LOCAL;
+    }
+    ServiceInfo {
+        namespace: name(&key.service.namespace),
+        name: name(&key.service.name),
+        port: name(&key.port),
+        protocol: number(key.protocol) as u8,
+        ipv6: u8::from(key.ipv6),
+        policies,
+        zero: 0,
+    }
+}

@@ -1,0 +1,356 @@
+//! The difference between what the maps hold and what they should hold. Pure: it says what to write, and in which order.
+//!
+//! Order makes each step safe: slots of a fresh range, then the frontends that point to them (each one atomic
+//! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
+//! Service, and an agent that takes the maps over writes nothing where nothing changed. A Service port that finds no room is
+//! left out alone.
+
+mod takeover;
+mod usage;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+use traffic_policy_cluster::model::{Changes, Desired, Endpoint, ServicePort, ServicePortKey};
+use traffic_policy_ebpf::abi::{self, Frontend, IndexRange};
+
+pub use self::usage::Usage;
+use self::{
+    takeover::{Vacated, take_over},
+    usage::Demands,
+};
+use super::{
+    alloc::EndpointLists,
+    budget::{Budget, Capacity, Lack, LeftOut},
+    frontend::{self, Drain},
+    op::{Held, Op},
+    ranges::Ranges,
+};
+use crate::dataplane::maps::keys::{FrontendId, GoneEndpoint, Source};
+
+/// Written state, and free entries.
+#[derive(Debug)]
+pub struct Planner {
+    held: Held,
+    ports: BTreeMap<ServicePortKey, Applied>,
+    lists: EndpointLists,
+    indices: Ranges,
+    budget: Budget,
+    /// Endpoints in the maps as they were found, until the first plan has compared them.
+    found: HashSet<GoneEndpoint>,
+    first: bool,
+    /// ClusterIPs that found no room.
+    unnamed: BTreeSet<IpAddr>,
+    /// ClusterIPs that were looked at, for tests.
+    #[cfg(test)]
+    looked_at: usize,
+    /// Service ports by their index in `ports`.
+    owners: HashMap<u32, ServicePortKey>,
+}
+
+#[derive(Clone, Debug)]
+struct Applied {
+    port: Arc<ServicePort>,
+    index: u32,
+    cluster: IndexRange,
+    local: IndexRange,
+}
+
+/// Operations for one change of the desired state.
+#[derive(Debug, Default)]
+pub struct Plan {
+    pub ops: Vec<Op>,
+    /// Endpoints that take no more new flows of their Service port.
+    pub gone: BTreeSet<GoneEndpoint>,
+    /// Service ports for which the maps have no room.
+    pub left_out: Vec<LeftOut>,
+    /// Belongs at the end of `ops`.
+    last: Vec<Op>,
+}
+
+/// Inputs of the plan besides the desired state.
+#[derive(Clone, Debug)]
+pub struct Context<'a> {
+    /// All addresses of this node.
+    pub addresses: &'a BTreeSet<IpAddr>,
+    /// Drain of Services without an annotation of their own.
+    pub drain: Duration,
+    /// CLOCK_MONOTONIC, nanoseconds.
+    pub monotonic: u64,
+    pub now: Instant,
+    /// The connections of an earlier proxy are about to be adopted.
+    pub adopting: bool,
+}
+
+impl Planner {
+    /// Starts from what the maps hold.
+    pub fn new(mut held: Held, capacity: Capacity) -> Self {
+        let budget = Budget::new(&capacity, &held);
+        let indices = held.frontends.values().map(|frontend| frontend.service);
+        let indices = indices.map(|index| IndexRange { base: index, len: 1 });
+        let indices = Ranges::round_robin(capacity.services, indices);
+        let mut found = HashSet::new();
+        for (id, frontend) in &held.frontends {
+            // An empty list has no place: the base that it names is another's.
+            for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
+                let (service, protocol) = (frontend.service, id.protocol);
+                let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
+                let endpoints = endpoints.map(|endpoint| endpoint.address);
+                found.extend(endpoints.map(|endpoint| GoneEndpoint { service, endpoint, protocol }));
+            }
+        }
+        let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
+        let lists = EndpointLists::new(std::mem::take(&mut held.slots), capacity.slots, frontends);
+        Self {
+            held,
+            ports: BTreeMap::new(),
+            lists,
+            indices,
+            budget,
+            found,
+            first: true,
+            unnamed: BTreeSet::new(),
+            #[cfg(test)]
+            looked_at: 0,
+            owners: HashMap::new(),
+        }
+    }
+
+    /// Plans for the Service ports and ClusterIPs that changed; the first plan is for all of them, and for what is left over
+    /// from an earlier agent.
+    pub fn plan(&mut self, desired: &Desired, changes: &Changes, context: &Context<'_>) -> Plan {
+        let mut plan = Plan::default();
+        self.lists.begin();
+        let mut before = HashSet::new();
+        let keys: Vec<&ServicePortKey> =
+            if self.first { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
+        // Addresses that a changed Service gives up, unless another takes them over in the same plan.
+        let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
+        for key in &keys {
+            if let Some(applied) = self.ports.get(key) {
+                // But for those that another has taken over since.
+                let owned = |id: &FrontendId| {
+                    self.held.frontends.get(id).is_some_and(|held| held.service == applied.index)
+                };
+                given_up.extend(ids(key, &applied.port).filter(owned));
+                let (service, protocol) = (applied.index, key.protocol);
+                let serving = applied.port.serving.iter();
+                before.extend(serving.map(|endpoint| GoneEndpoint {
+                    service,
+                    endpoint: *endpoint,
+                    protocol,
+                }));
+            }
+        }
+        if self.first {
+            given_up.extend(self.held.frontends.keys().copied());
+            before.extend(self.found.drain());
+        }
+        let demands = Demands::of(desired, &keys);
+        let mut vacated = Vec::new();
+        for key in keys.iter().filter(|key| !desired.ports.contains_key(*key)) {
+            vacated.extend(self.withdraw(key));
+        }
+        for key in &keys {
+            let Some(port) = desired.ports.get(*key) else { continue };
+            for id in ids(key, port) {
+                given_up.remove(&id);
+            }
+            self.apply(key, port, context, &demands, &mut vacated, &mut plan);
+        }
+        for left in vacated {
+            self.vacate(&left, context.now, &mut plan);
+        }
+        // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
+        let cluster_ips = self.concerned_cluster_ips(desired, changes);
+        self.forget_cluster_ips(&cluster_ips, desired, &mut plan);
+        for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
+            plan.ops.push(Op::ServiceCidr(*range, false));
+        }
+        let mut left: HashMap<u32, usize> = HashMap::new();
+        if self.first {
+            for frontend in self.held.frontends.values() {
+                *left.entry(frontend.service).or_default() += 1;
+            }
+        }
+        for id in given_up {
+            let Some(frontend) = self.held.frontends.remove(&id) else { continue };
+            self.budget.frontends.remove(id.address.is_ipv6());
+            plan.ops.push(Op::DeleteFrontend(id));
+            if let Some(left) = left.get_mut(&frontend.service) {
+                *left -= 1;
+                if *left == 0 {
+                    self.release_found(id, &frontend, context.now);
+                }
+            }
+        }
+        if self.first {
+            self.forget_leftovers(&mut plan);
+        }
+        // There may be room now that others have made some.
+        for LeftOut { key, .. } in std::mem::take(&mut plan.left_out) {
+            if let Some(port) = desired.ports.get(&key) {
+                self.apply(&key, port, context, &demands, &mut Vec::new(), &mut plan);
+            }
+        }
+        self.name_cluster_ips(&cluster_ips, desired, &mut plan);
+        for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
+            plan.last.push(Op::ServiceCidr(*range, true));
+        }
+        self.held.service_cidrs.clone_from(&desired.service_cidrs);
+        for op in &plan.last {
+            // Until now they were in the way of others.
+            if let Op::RemoveSourceRange(source) = op {
+                self.budget.source_ranges.remove(source.ipv6);
+            }
+        }
+        plan.ops.append(&mut plan.last);
+        self.first = false;
+        plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
+        plan
+    }
+
+    /// ClusterIPs as they are after the last plan.
+    pub fn cluster_ips(&self) -> &BTreeSet<IpAddr> {
+        &self.held.cluster_ips
+    }
+
+    /// Ranges of ClusterIPs as they are after the last plan.
+    pub fn service_cidrs(&self) -> &BTreeSet<IpNet> {
+        &self.held.service_cidrs
+    }
+
+    /// Frontends as they are after the last plan.
+    pub fn frontends(&self) -> &BTreeMap<FrontendId, Frontend> {
+        &self.held.frontends
+    }
+
+    /// Whether the Service port names the endpoint as serving again, or still.
+    pub fn is_serving(&self, endpoint: &GoneEndpoint) -> bool {
+        let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
+        owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
+    }
+
+    fn apply(
+        &mut self,
+        key: &ServicePortKey,
+        port: &Arc<ServicePort>,
+        context: &Context<'_>,
+        demands: &Demands<'_>,
+        vacated: &mut Vec<Vacated>,
+        plan: &mut Plan,
+    ) {
+        let old = self.ports.remove(key);
+        let adopted = old
+            .as_ref()
+            .map(|old| (old.index, old.cluster, old.local))
+            .or_else(|| take_over(key, port, vacated))
+            .or_else(|| self.adopt(key, port));
+        if let Some(lack) = self.lack(key, port, adopted.map(|(index, ..)| index), demands) {
+            self.leave_out(key, port, lack, old, adopted, plan);
+            return;
+        }
+        let now = context.now;
+        let index =
+            adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
+        let (old_cluster, old_local) =
+            adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
+        // The node's own addresses need no route: the packet path could not tell them from a destination that has none.
+        let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
+            let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
+            endpoints
+                .iter()
+                .map(|e| if own(e) { Endpoint { local: true, remote: false, ..*e } } else { *e })
+                .collect()
+        };
+        let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);
+        let local = self.lists.place(key.ipv6, old_local, &placed(&port.local), now, &mut plan.ops);
+        let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
+            let lack =
+                if index.is_none() { Lack::Indices } else { Lack::Endpoints { needed: port.cluster.len() } };
+            // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
+            if let (Some(index), None) = (index, adopted) {
+                self.indices.release(IndexRange { base: index, len: 1 }, now);
+            }
+            for (range, old) in [(cluster, old_cluster), (local, old_local)] {
+                if let Some(range) = range.filter(|range| *range != old) {
+                    self.lists.free(key.ipv6, range, now);
+                }
+            }
+            self.leave_out(key, port, lack, old, adopted, plan);
+            return;
+        };
+        let drain = Drain { default: context.drain, now: context.monotonic };
+        // Allowed before the frontends ask for it, forbidden after.
+        let sources = sources(key, port, index);
+        for source in &sources {
+            if self.held.sources.insert(*source) {
+                self.budget.source_ranges.add(source.ipv6);
+                plan.ops.push(Op::AddSourceRange(*source));
+            }
+        }
+        let info = frontend::info(key, port);
+        if self.held.names.get(&index) != Some(&info) {
+            plan.ops.push(Op::SetInfo(index, Box::new(info)));
+            self.held.names.insert(index, info);
+        }
+        for id_and_kind in &port.frontends {
+            let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
+            let held = self.held.frontends.get(&id).copied();
+            let mut flags =
+                frontend::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            if context.adopting {
+                flags |= abi::frontend::ADOPTING;
+            }
+            let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
+            let affinity = frontend::affinity(port);
+            let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
+            if held != Some(wanted) {
+                plan.ops.push(Op::SetFrontend(id, wanted));
+                if self.held.frontends.insert(id, wanted).is_none() {
+                    self.budget.frontends.add(key.ipv6);
+                }
+            }
+        }
+        for (old, new) in [(old_cluster, cluster), (old_local, local)] {
+            if old != new {
+                self.lists.free(key.ipv6, old, now);
+            }
+        }
+        for source in self.sources_of(key.ipv6, index) {
+            if !sources.contains(&source) {
+                self.remove_source(source, plan);
+            }
+        }
+        self.owners.insert(index, key.clone());
+        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
+    }
+
+    /// Time that the next plan had better wait, so that slots freed by this one can be used again.
+    pub fn pause(&self) -> Duration {
+        self.lists.pause()
+    }
+
+    /// Whether the next plan compares everything with what the maps hold.
+    pub fn is_first(&self) -> bool {
+        self.first
+    }
+}
+
+fn ids<'a>(key: &ServicePortKey, port: &'a ServicePort) -> impl Iterator<Item = FrontendId> + 'a {
+    let protocol = key.protocol;
+    port.frontends.iter().map(move |frontend| FrontendId { address: frontend.address, protocol })
+}
+
+fn sources(key: &ServicePortKey, port: &ServicePort, index: u32) -> BTreeSet<Source> {
+    let source = |range: &IpNet| Source { ipv6: key.ipv6, service: index, range: range.trunc() };
+    port.source_ranges.iter().map(source).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,409 @@
+//! Tests of a plan: the writes, their order, and what is not written.
+
+mod room;
+
+use traffic_policy_cluster::model::{FrontendKind, Policy, Protocol, ServiceName};
+use traffic_policy_ebpf::abi::{frontend, frontend_kind};
+
+use super::*;
+
+const CAPACITY: Capacity =
+    Capacity { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200 };
+
+fn key(name: &str) -> ServicePortKey {
+    let service = ServiceName { namespace: "default".into(), name: name.into() };
+    ServicePortKey { service, port: String::new(), protocol: Protocol::Tcp, ipv6: false }
+}
+
+fn endpoint(text: &str, local: bool) -> Endpoint {
+    Endpoint { address: text.parse().unwrap(), local, remote: false }
+}
+
+fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
+    let local = endpoints.iter().filter(|e| e.local && policy == Policy::Local).copied().collect();
+    ServicePort {
+        frontends: [traffic_policy_cluster::model::Frontend {
+            address: address.parse().unwrap(),
+            kind: FrontendKind::NodePort,
+        }]
+        .into(),
+        external_policy: policy,
+        external_fallback: false,
+        internal_policy: Policy::Cluster,
+        cluster: endpoints.to_vec(),
+        local,
+        has_endpoints: !endpoints.is_empty(),
+        serving: endpoints.iter().map(|e| e.address).collect(),
+        drain: None,
+        source_ranges: vec![],
+        affinity: None,
+    }
+}
+
+struct Node {
+    planner: Planner,
+    /// ClusterIPs that changed since the last plan.
+    cluster_ips: BTreeSet<IpAddr>,
+    desired: Desired,
+    addresses: BTreeSet<IpAddr>,
+    now: Instant,
+    monotonic: u64,
+}
+
+impl Node {
+    fn new() -> Self {
+        Self {
+            planner: Planner::new(Held::default(), CAPACITY),
+            cluster_ips: BTreeSet::new(),
+            desired: Desired::default(),
+            addresses: ["192.0.2.1".parse().unwrap()].into(),
+            now: Instant::now(),
+            monotonic: 1_000,
+        }
+    }
+
+    fn set(&mut self, name: &str, port: Option<ServicePort>) -> Plan {
+        match port {
+            Some(port) => self.desired.ports.insert(key(name), port.into()),
+            None => self.desired.ports.remove(&key(name)),
+        };
+        self.plan(&[key(name)])
+    }
+
+    fn plan(&mut self, changed: &[ServicePortKey]) -> Plan {
+        let context = Context {
+            addresses: &self.addresses,
+            drain: Duration::from_secs(30),
+            monotonic: self.monotonic,
+            now: self.now,
+            adopting: false,
+        };
+        let changes = Changes {
+            ports: changed.iter().cloned().collect(),
+            cluster_ips: std::mem::take(&mut self.cluster_ips),
+            ..Changes::default()
+        };
+        self.planner.plan(&self.desired, &changes, &context)
+    }
+
+    /// Of one Service; or of none any more.
+    fn set_cluster_ip(&mut self, address: IpAddr, is_one: bool) {
+        if is_one {
+            self.desired.cluster_ips.insert(address, 1);
+        } else {
+            self.desired.cluster_ips.remove(&address);
+        }
+        self.cluster_ips.insert(address);
+    }
+
+    /// Another agent takes over what this one has written.
+    fn restart(&mut self) {
+        let held = Held {
+            frontends: self.planner.held.frontends.clone(),
+            slots: self.planner.lists.held.clone(),
+            sources: self.planner.held.sources.clone(),
+            names: self.planner.held.names.clone(),
+            cluster_ips: self.planner.held.cluster_ips.clone(),
+            service_cidrs: self.planner.held.service_cidrs.clone(),
+        };
+        self.planner = Planner::new(held, CAPACITY);
+    }
+
+    fn frontend(&self, address: &str) -> Frontend {
+        self.planner.held.frontends
+            [&FrontendId { address: address.parse().unwrap(), protocol: Protocol::Tcp }]
+    }
+}
+
+fn keys(plan: &Plan) -> Vec<ServicePortKey> {
+    plan.left_out.iter().map(|left_out| left_out.key.clone()).collect()
+}
+
+const A: &str = "192.0.2.1:30080";
+const B: &str = "192.0.2.1:30081";
+
+#[test]
+fn slots_before_frontends_and_nothing_twice() {
+    let mut node = Node::new();
+    let plan = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+    assert!(matches!(plan.ops[..], [Op::Slots { .. }, Op::SetInfo(..), Op::SetFrontend(..)]), "{plan:?}");
+    let kind = frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
+    assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS | kind);
+    assert_eq!(node.plan(&[key("a")]).ops, []);
+    // Another Service does not touch the first.
+    let plan = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.2:80", false)])));
+    assert_eq!(plan.ops.len(), 3);
+    assert_ne!(node.frontend(A).cluster, node.frontend(B).cluster);
+    assert_ne!(node.frontend(A).service, node.frontend(B).service);
+}
+
+#[test]
+fn takeover_without_a_change_writes_nothing() {
+    let mut node = Node::new();
+    let _ = node.set(
+        "a",
+        Some(port(A, Policy::Local, &[endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)])),
+    );
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &[])));
+    node.restart();
+    let plan = node.plan(&[]);
+    assert_eq!(plan.ops, []);
+    assert_eq!(plan.gone, BTreeSet::new());
+}
+
+#[test]
+fn takeover_finds_what_changed_meanwhile() {
+    let mut node = Node::new();
+    let _ = node.set(
+        "a",
+        Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)])),
+    );
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.3:80", false)])));
+    let (index, other) = (node.frontend(A).service, node.frontend(B).service);
+    node.restart();
+    node.desired.ports.remove(&key("b"));
+    node.desired.ports.insert(key("a"), port(A, Policy::Cluster, &[endpoint("10.0.0.2:80", false)]).into());
+    let plan = node.plan(&[]);
+    assert!(
+        matches!(
+            plan.ops[..],
+            [Op::Slots { .. }, Op::SetFrontend(..), Op::DeleteFrontend(_), Op::ClearInfo(_)]
+        ),
+        "{plan:?}"
+    );
+    assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
+    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint.to_string())).collect();
+    assert_eq!(gone, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
+}
+
+#[test]
+fn drains_only_when_the_policy_turns_local() {
+    let remote = [endpoint("10.0.1.1:80", false)];
+    let both = [endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    let until = 1_000 + 30_000_000_000;
+    assert_eq!(node.frontend(A).drain_until, until);
+    node.monotonic += 5_000_000_000;
+    let _ = node.set("a", Some(port(A, Policy::Local, &[remote[0], endpoint("10.0.2.1:80", false)])));
+    assert_eq!(node.frontend(A).drain_until, until, "another change neither prolongs nor ends it");
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, [], "a takeover keeps a running drain");
+    let _ = node.set("a", Some(port(A, Policy::Local, &both)));
+    assert_eq!(node.frontend(A).drain_until, 0);
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    assert_eq!(node.frontend(A).drain_until, 0, "the last local endpoint left: no drain");
+    let _ = node.set("b", Some(port(B, Policy::Local, &remote)));
+    assert_eq!(node.frontend(B).drain_until, 0, "a new Service does not drain");
+}
+
+#[test]
+fn annotation_overrides_the_drain() {
+    let remote = [endpoint("10.0.1.1:80", false)];
+    for (drain, until) in [(Duration::ZERO, 0), (Duration::from_secs(2), 2_000_001_000)] {
+        let mut node = Node::new();
+        let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+        let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
+        assert_eq!(node.frontend(A).drain_until, until);
+    }
+}
+
+/// Without a local endpoint, the fallback treats policy Local as Cluster; a drain begins only when the fallback ends.
+#[test]
+fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
+    let (here, there) = (endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false));
+    let service = |endpoints: &[Endpoint]| ServicePort {
+        external_fallback: true,
+        drain: Some(Duration::from_secs(2)),
+        ..port(A, Policy::Local, endpoints)
+    };
+    let is_local = |node: &Node| node.frontend(A).flags & frontend::LOCAL != 0;
+    let mut node = Node::new();
+    let _ = node.set("a", Some(service(&[here, there])));
+    assert!(is_local(&node));
+    let lists = |node: &Node| (node.frontend(A).cluster.len, node.frontend(A).local.len);
+    assert_eq!(lists(&node), (2, 1));
+    // The last local endpoint leaves, and comes back.
+    let plan = node.set("a", Some(service(&[there])));
+    assert!(!is_local(&node) && plan.gone.iter().all(|gone| gone.endpoint == here.address), "{plan:?}");
+    assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));
+    let _ = node.set("a", Some(service(&[here, there])));
+    assert!(is_local(&node));
+    let _ = node.set("a", Some(service(&[there])));
+    // Without the annotation nodes without an endpoint drain, as after a change from Cluster.
+    let plain = |endpoints| ServicePort { external_fallback: false, ..service(endpoints) };
+    let _ = node.set("a", Some(plain(&[there])));
+    assert!(is_local(&node));
+    assert_eq!(node.frontend(A).drain_until, 2_000_001_000);
+    // No endpoint anywhere is what it is under any policy.
+    let _ = node.set("a", Some(service(&[])));
+    assert_eq!(node.frontend(A).flags & frontend::HAS_ENDPOINTS, 0);
+}
+
+#[test]
+fn an_endpoint_of_two_services_is_gone_for_the_one_that_loses_it() {
+    let one = [endpoint("10.0.1.1:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
+    let gone = |service| {
+        let endpoint = one[0].address;
+        BTreeSet::from([GoneEndpoint { service, endpoint, protocol: Protocol::Tcp }])
+    };
+    let (a, b) = (node.frontend(A).service, node.frontend(B).service);
+    assert_eq!(node.set("a", None).gone, gone(a));
+    let [of_a, of_b] = [a, b].map(|service| *gone(service).first().unwrap());
+    assert!(!node.planner.is_serving(&of_a) && node.planner.is_serving(&of_b));
+    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone, gone(b));
+    let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
+    assert!(node.planner.is_serving(&of_b), "again");
+}
+
+#[test]
+fn a_frontend_that_moves_is_replaced_not_deleted() {
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)])));
+    let moved = node.desired.ports.remove(&key("a")).unwrap();
+    node.desired.ports.insert(key("b"), moved);
+    let plan = node.plan(&[key("a"), key("b")]);
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::DeleteFrontend(_))), "{plan:?}");
+}
+
+/// As when a port is given another name: its flows and sockets are known by the index.
+#[test]
+fn who_takes_over_a_frontend_takes_over_the_index() {
+    let two = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
+    let mut node = Node::new();
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &two)));
+    let before = node.frontend(A);
+    node.desired.ports.remove(&key("a"));
+    node.desired.ports.insert(key("b"), port(A, Policy::Cluster, &two[1..]).into());
+    let plan = node.plan(&[key("a"), key("b")]);
+    assert_eq!(node.frontend(A).service, before.service);
+    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint)).collect();
+    assert_eq!(gone, [(before.service, two[0].address)]);
+    assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClearInfo(_))), "{plan:?}");
+    assert_eq!(node.planner.usage().services, 1);
+    let _ = node.set("b", None);
+    assert_eq!(node.planner.usage(), Usage::default());
+}
+
+const VIP: &str = "203.0.113.1:80";
+
+/// A load balancer with source ranges.
+fn guarded(endpoints: &[Endpoint], ranges: &[&str]) -> ServicePort {
+    let frontend = traffic_policy_cluster::model::Frontend {
+        address: VIP.parse().unwrap(),
+        kind: FrontendKind::LoadBalancer,
+    };
+    ServicePort {
+        frontends: [frontend].into(),
+        source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        ..port(VIP, Policy::Cluster, endpoints)
+    }
+}
+
+#[test]
+fn sources_are_allowed_first_and_forbidden_last() {
+    let vip = VIP;
+    let with = |ranges: &[&str]| Some(guarded(&[endpoint("10.0.0.1:80", false)], ranges));
+    let mut node = Node::new();
+    let plan = node.set("a", with(&["198.51.100.0/24"]));
+    assert!(
+        matches!(
+            plan.ops[..],
+            [Op::Slots { .. }, Op::AddSourceRange(_), Op::SetInfo(..), Op::SetFrontend(..)]
+        ),
+        "{plan:?}"
+    );
+    assert_ne!(node.frontend(vip).flags & frontend::SOURCE_RANGES, 0);
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, []);
+    let plan = node.set("a", with(&["192.0.2.0/24"]));
+    assert!(matches!(plan.ops[..], [Op::AddSourceRange(_), Op::RemoveSourceRange(_)]), "{plan:?}");
+    let plan = node.set("a", with(&[]));
+    assert!(matches!(plan.ops[..], [Op::SetFrontend(..), Op::RemoveSourceRange(_)]), "{plan:?}");
+    let _ = node.set("a", with(&["192.0.2.0/24"]));
+    let plan = node.set("a", None);
+    assert!(
+        matches!(plan.ops[..], [Op::DeleteFrontend(_), Op::ClearInfo(_), Op::RemoveSourceRange(_)]),
+        "{plan:?}"
+    );
+}
+
+/// A known address with an unknown port is refused: so an address becomes known after its ports, and is forgotten
+/// before them.
+#[test]
+fn cluster_ips_are_known_last_and_forgotten_first() {
+    let frontend = |address: &str| traffic_policy_cluster::model::Frontend {
+        address: address.parse().unwrap(),
+        kind: FrontendKind::ClusterIp,
+    };
+    let with = |addresses: &[&str]| {
+        let mut port = port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
+        port.frontends = addresses.iter().map(|address| frontend(address)).collect();
+        Some(port)
+    };
+    let address: IpAddr = "10.96.0.1".parse().unwrap();
+    let mut node = Node::new();
+    node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
+    node.set_cluster_ip(address, true);
+    let plan = node.set("a", with(&["10.96.0.1:80"]));
+    assert!(
+        matches!(plan.ops[..], [.., Op::SetFrontend(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
+        "{plan:?}"
+    );
+    node.restart();
+    assert_eq!(node.plan(&[]).ops, []);
+    node.desired.service_cidrs.clear();
+    node.set_cluster_ip(address, false);
+    let plan = node.set("a", None);
+    assert!(
+        matches!(
+            plan.ops[..],
+            [Op::ClusterIp(_, false), Op::ServiceCidr(_, false), Op::DeleteFrontend(_), Op::ClearInfo(_)]
+        ),
+        "{plan:?}"
+    );
+}
+
+/// Services that come one by one cost as much each, beside however many others.
+#[test]
+fn a_plan_looks_at_the_cluster_ips_that_changed() {
+    const ALL: u32 = 10_000;
+    let capacity = Capacity { frontends: [2 * ALL, 100], ..CAPACITY };
+    let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
+    let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(0x0a60_0000 + number));
+    for number in 0..ALL {
+        node.set_cluster_ip(address(number), true);
+        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), true)]);
+    }
+    assert_eq!(node.planner.looked_at, 3 * ALL as usize);
+    for number in 0..ALL {
+        node.set_cluster_ip(address(number), false);
+        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), false)]);
+    }
+    assert_eq!(node.planner.looked_at, 5 * ALL as usize);
+}
+
+#[test]
+fn what_is_used_up_and_what_drains() {
+    let remote = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
+    let mut node = Node::new();
+    assert_eq!(node.planner.usage(), Usage::default());
+    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
+    let mut ranged = port("[2001:db8::1]:80", Policy::Cluster, &[endpoint("[2001:db8::2]:80", false)]);
+    ranged.source_ranges = vec!["2001:db8:1::/48".parse().unwrap()];
+    let six = ServicePortKey { ipv6: true, ..key("b") };
+    node.desired.ports.insert(six.clone(), ranged.into());
+    let _ = node.plan(&[six]);
+    let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2 };
+    assert_eq!(node.planner.usage(), both);
+
+    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
+    assert_eq!(node.planner.draining(1_000), [(key("a"), Duration::from_secs(30))]);
+    assert_eq!(node.planner.draining(30_000_001_000), [], "it is over");
+    let _ = node.set("a", None);
+    assert_eq!(node.planner.usage(), Usage { frontends: [0, 1], slots: [0, 1], services: 1, ..both });
+}

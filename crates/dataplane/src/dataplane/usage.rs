@@ -1,0 +1,83 @@
+//! Use of the maps, and what else is known of the data plane without reading them.
+
+use std::time::SystemTime;
+
+use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_ebpf::abi::HOPS_PER_GENERATION;
+
+use super::{
+    clock,
+    gc::{Gc, sweeper::Found},
+    maps::{
+        Maps,
+        mmap::{config, used_hops},
+    },
+    sync::plan::Planner,
+};
+
+/// Entries of one map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapUsage {
+    pub map: &'static str,
+    /// `None`: for both families.
+    pub ipv6: Option<bool>,
+    pub used: u64,
+    pub size: u32,
+}
+
+/// Use of all maps, and what the last sweep and the planner know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataplaneUsage {
+    pub maps: Vec<MapUsage>,
+    /// Result of the last sweep: IPv4, IPv6.
+    pub found: [Found; 2],
+    /// Episodes in which the flow table had no room for a flow: IPv4, IPv6.
+    pub full: [u64; 2],
+    /// Ports that may be used as source towards endpoints.
+    pub snat_ports: u32,
+    /// Service ports that still forward new flows although they are Local and have no endpoint here: until when.
+    pub draining: Vec<(ServicePortKey, SystemTime)>,
+}
+
+impl DataplaneUsage {
+    /// Looks at what is known already: no map is read but for a few words.
+    pub fn read(maps: &Maps, planner: &Planner, gc: &Gc, devices: usize) -> Self {
+        let usage = planner.usage();
+        let room = &maps.room;
+        let mut entries = Vec::new();
+        for (family, found) in gc.found().iter().enumerate() {
+            let ipv6 = family == 1;
+            entries.extend(
+                [
+                    ("flows", u64::from(found.entries), [maps.v4.size, maps.v6.size][family]),
+                    ("unassured", u64::from(found.unassured), room.unassured[family]),
+                    ("frontends", usage.frontends[family], room.frontends[family]),
+                    ("slots", usage.slots[family], room.slots[family]),
+                    ("source-ranges", usage.source_ranges[family], room.source_ranges[family]),
+                ]
+                .map(|(map, used, size)| MapUsage { map, ipv6: Some(ipv6), used, size }),
+            );
+        }
+        let generation = maps.config.load(config::route) >> 16 & 1;
+        entries.extend(
+            [
+                ("services", usage.services, room.services),
+                ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
+                ("devices", devices as u64, room.devices),
+                ("gone-endpoints", gc.gone().len() as u64, room.gone),
+            ]
+            .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
+        );
+        // Without a clock nothing can be draining.
+        let monotonic = clock::monotonic().unwrap_or(u64::MAX);
+        let now = SystemTime::now();
+        let draining = planner.draining(monotonic);
+        Self {
+            maps: entries,
+            found: gc.found(),
+            full: gc.episodes(),
+            snat_ports: maps.config.load(config::pool_len),
+            draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The steps of a traced packet as sentences.
+
+use traffic_policy_cluster::model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
+use traffic_policy_ebpf::{
+    abi::{TraceStep, WideAddress, frontend, frontend_kind as kind_number, list, step},
+    outcome::Outcome,
+};
+
+use super::{
+    flow::{Flow, From},
+    simulator::Candidate,
+};
+use crate::{dataplane::from_wide, inspect::frontend_kind};
+
+/// Facts that follow from the steps.
+#[derive(Clone, Debug, Default)]
+pub struct FlowFacts {
+    pub service: Option<ServicePortKey>,
+    pub index: Option<u32>,
+    pub flags: u32,
+    /// Policy Local, forwarded as under Cluster by the Service's annotation.
+    pub falls_back: bool,
+    pub candidates: Vec<Candidate>,
+    pub chosen: Option<Candidate>,
+}
+
+/// Origin of a flow, in words.
+pub const fn origin(from: From) -> &'static str {
+    match from {
+        From::External => "a client outside this node",
+        From::Pod => "a pod of this node",
+        From::Node => "a process of this node",
+    }
+}
+
+/// Describes the steps of one flow.
+pub struct Describer<'a> {
+    pub flow: &'a Flow,
+    pub from: From,
+    pub facts: &'a FlowFacts,
+    /// The next hop is not judged.
+    pub offline: bool,
+}
+
+impl Describer<'_> {
+    /// A step as a sentence; `None` for those that explain nothing.
+    pub fn describe(&self, step: &TraceStep) -> Option<String> {
+        let Flow { destination, transport, .. } = self.flow;
+        Some(match step.kind {
+            step::FILTER => match step.value {
+                0 => format!("filter: no Service is at {destination}, the packet goes no further"),
+                1 => format!("filter: port {} may be one that replies come back to", destination.port()),
+                2 => format!("filter: a Service has port {}", destination.port()),
+                _ => format!("filter: {} may be an address of a Service", destination.ip()),
+            },
+            step::FRONTEND => {
+                let service = self
+                    .facts
+                    .service
+                    .as_ref()
+                    .map_or("a Service".to_owned(), |key| format!("Service {key}"));
+                format!("frontend: {destination}/{transport} is {} of {service}", kind(step.words[0] as u32))
+            }
+            step::NO_FRONTEND => match step.value {
+                number if number == Outcome::RejectedUnknownPort as u32 => format!(
+                    "frontend: {} is a ClusterIP, but its Service has no port {}/{transport}",
+                    destination.ip(),
+                    destination.port()
+                ),
+                number if number == Outcome::DroppedUnallocatedClusterIp as u32 => {
+                    format!(
+                        "frontend: {} is in the range of ClusterIPs, and no Service has it",
+                        destination.ip()
+                    )
+                }
+                _ => format!("frontend: {destination}/{transport} belongs to no Service on this node"),
+            },
+            step::SOURCE_RANGE => {
+                let source = self.flow.source.ip();
+                let assumed = if self.from == From::External {
+                    ""
+                } else {
+                    "; a socket that is not bound to an address is judged by the node's primary address, in a pod by the range of pods"
+                };
+                let within = if step.value == 1 { "within" } else { "in none of" };
+                format!("source: {source} is {within} loadBalancerSourceRanges{assumed}")
+            }
+            step::LIST => self.list(step),
+            step::AFFINITY if step.value == 1 => {
+                "affinity: the client has an endpoint already, and that still serves".to_owned()
+            }
+            step::AFFINITY if self.from == From::Pod => {
+                "affinity: a pod that has an endpoint already keeps it; which pod asks is not known, so this one chooses anew".to_owned()
+            }
+            step::AFFINITY => {
+                "affinity: the client has no endpoint yet; it keeps the one it gets now".to_owned()
+            }
+            step::SLOT => {
+                let chosen = self.facts.chosen?;
+                let place = if chosen.local { "on this node" } else { "not known to be on this node" };
+                let many = self.facts.candidates.len();
+                let how = match self.from {
+                    From::External => "by a hash of the flow",
+                    From::Pod | From::Node => "at random: a socket may get another one",
+                };
+                format!("endpoint: {}, {place}, one of {many}, chosen {how}", chosen.address)
+            }
+            step::ROUTE => {
+                let source = from_wide(WideAddress::from_wire(step.words), destination.is_ipv6());
+                match step.value {
+                    0 => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
+                    1 if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
+                    1 => format!("route: to another node by a known next hop; the source becomes {source}, so that the reply comes back here"),
+                    2 => format!("route: to another node, whose neighbour the kernel resolves; the source becomes {source}"),
+                    _ => "route: there is none that can be used".to_owned(),
+                }
+            }
+            step::OWN_LOOPBACK => format!("loopback: {} leads to the pod itself", destination.ip()),
+            step::PORT => {
+                format!("port: {} is free towards this endpoint and becomes the source port", step.value)
+            }
+            _ => return None,
+        })
+    }
+
+    fn list(&self, step: &TraceStep) -> String {
+        let internal = frontend::kind(self.facts.flags) == kind_number::CLUSTER_IP;
+        let policy = if internal { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
+        let count = self.facts.candidates.len();
+        let endpoints = match count {
+            0 => "no endpoint".to_owned(),
+            1 => "1 endpoint".to_owned(),
+            many => format!("{many} endpoints"),
+        };
+        match step.value {
+            list::CLUSTER if self.facts.falls_back && self.from == From::External => format!(
+                "policy: {policy} is Local and no endpoint is on this node, but the annotation {FALLBACK_ANNOTATION} lets it forward as under \
+                 Cluster: {endpoints} to choose from"
+            ),
+            list::CLUSTER if !self.facts.falls_back => {
+                format!("policy: {policy} is Cluster, {endpoints} to choose from")
+            }
+            list::LOCAL => format!("policy: {policy} is Local, {endpoints} on this node"),
+            list::DRAINING => format!(
+                "policy: {policy} turned Local a moment ago, and load balancers may not know yet: {endpoints} elsewhere"
+            ),
+            list::INTERNAL | list::CLUSTER => format!(
+                "policy: {policy} is Local, which is for clients outside this node; from inside {endpoints} to choose from"
+            ),
+            list::NONE_ANYWHERE => format!("policy: {policy} is Local, but there is no endpoint anywhere"),
+            _ => format!("policy: {policy} is Local, there are endpoints, and none of them is on this node"),
+        }
+    }
+
+    /// Sentence on the source address of a socket, as the endpoint sees it.
+    pub fn source(&self, masquerade: bool) -> String {
+        match (self.from, masquerade) {
+            (From::Node, true) => {
+                "source: the kernel picks the node's address on the way to the endpoint".to_owned()
+            }
+            (_, true) => "source: the pod reaches itself, and the connection stays within the pod".to_owned(),
+            (_, false) => {
+                "source: kept, for the address is translated at the socket and no reply has to come back to the Service's address".to_owned()
+            }
+        }
+    }
+}
+
+fn kind(flags: u32) -> &'static str {
+    match frontend_kind(flags) {
+        Some(FrontendKind::ClusterIp) => "the ClusterIP",
+        Some(FrontendKind::NodePort) => "the node port",
+        Some(FrontendKind::LoadBalancer) => "a load balancer's address",
+        Some(FrontendKind::ExternalIp) => "an external IP",
+        Some(FrontendKind::LoopbackNodePort) => "the node port on loopback",
+        None => "a frontend",
+    }
+}

@@ -1,0 +1,291 @@
+//! `explain`: the fate of a packet and the reasons, by running the programs on it.
+
+mod describe;
+mod flow;
+mod frame;
+mod scope;
+pub mod simulator;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use serde::Serialize;
+use traffic_policy_cluster::model::{FrontendKind, ServicePortKey};
+use traffic_policy_ebpf::{
+    abi::{IndexRange, Port, SocketQuestion, client, frontend, frontend_kind as kind_number, hook, step},
+    outcome::{Outcome, Verdict as Kernel},
+};
+
+use self::{
+    describe::FlowFacts,
+    simulator::{Entrance, Judged, PacketHook},
+};
+pub use self::{
+    flow::{Flow, From, SOURCE_PORT, Transport, read},
+    frame::Seen,
+    scope::NodeScope,
+    simulator::Simulator,
+};
+use crate::{dataplane::wide, inspect::frontend_kind};
+
+/// Result for the sender of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// A connection to an endpoint.
+    Endpoints,
+    /// An error, at once.
+    Reject,
+    /// Silence.
+    Drop,
+    /// Not ours: whatever would become of it without us.
+    Unhandled,
+}
+
+/// Answer for one flow. Serialized as `explain --flows` prints it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    pub name: String,
+    pub verdict: Verdict,
+    /// Name of the outcome, as `status` and metrics count it.
+    pub outcome: &'static str,
+    /// The endpoint that this very flow gets.
+    pub endpoint: Option<SocketAddr>,
+    /// All endpoints that a flow of this kind may get.
+    pub candidates: Vec<SocketAddr>,
+    /// Whether the endpoint sees an address of this node in place of the client's: kube-proxy's masquerade, less what
+    /// this project makes unnecessary.
+    pub masquerade: bool,
+    /// As the endpoint sees it; none without an endpoint.
+    pub source: Option<SocketAddr>,
+    /// Deciding hook: `xdp`, `tc` or `socket`.
+    pub hook: &'static str,
+    /// Origin of the flow: `external`, `pod` or `node`.
+    pub from: &'static str,
+    /// The Service port: namespace/name, and the port's name behind a colon if it has one.
+    pub service: Option<String>,
+    /// One sentence for each step, in order.
+    pub steps: Vec<String>,
+    /// The packet as it leaves, where it is sent on.
+    #[serde(skip)]
+    pub packet: Option<Seen>,
+    #[serde(skip)]
+    pub cause: Outcome,
+    #[serde(skip)]
+    pub key: Option<ServicePortKey>,
+    /// Kind of the Service address that is the destination.
+    #[serde(skip)]
+    pub frontend: Option<FrontendKind>,
+}
+
+/// Asks a [`Simulator`].
+pub struct Explainer {
+    simulator: Simulator,
+    scope: NodeScope,
+    /// The node's addresses towards others, for connections of its own that name no source.
+    primary: Vec<IpAddr>,
+    /// The device by which packets from a source come.
+    route_lookup: RouteLookup,
+    /// Cookie of the node's network namespace, as affinity knows it.
+    netns: u64,
+    offline: bool,
+}
+
+/// Finds the device by which packets from an address come; `None`: any will do.
+pub type RouteLookup = Box<dyn FnMut(IpAddr) -> Option<u32>>;
+
+impl Explainer {
+    pub fn new(
+        simulator: Simulator,
+        scope: NodeScope,
+        primary: Vec<IpAddr>,
+        route_lookup: RouteLookup,
+        netns: u64,
+        offline: bool,
+    ) -> Self {
+        Self { simulator, scope, primary, route_lookup, netns, offline }
+    }
+
+    /// Runs the programs for a flow and describes the result.
+    ///
+    /// # Errors
+    /// The kernel refuses to run the programs.
+    pub fn ask(&mut self, flow: &Flow) -> Result<Answer> {
+        let mut steps = Vec::new();
+        let from = match flow.from {
+            Some(from) => {
+                steps.push(format!("from {}, as the question says", describe::origin(from)));
+                from
+            }
+            None => {
+                let (from, why) = self.scope.guess(flow.source.ip());
+                steps.push(format!("from {}: {why}", describe::origin(from)));
+                from
+            }
+        };
+        let mut judged = self.judge(flow, from)?;
+        let mut facts = self.facts(flow, &judged)?;
+        if let Some(index) = facts.index.filter(|_| from != From::Pod && has_affinity(&judged)) {
+            // The client may have an endpoint already.
+            if self.simulator.remember_client(self.client(flow, from), client_kind(from), index)? {
+                judged = self.judge(flow, from)?;
+                facts = self.facts(flow, &judged)?;
+            }
+        }
+        let describer = describe::Describer { flow, from, facts: &facts, offline: self.offline };
+        steps.extend(judged.steps.iter().filter_map(|step| describer.describe(step)));
+        let verdict = verdict(judged.outcome);
+        let has_endpoint = verdict == Verdict::Endpoints;
+        let packet = if judged.frame.is_empty() { None } else { frame::read(&judged.frame) };
+        let endpoint = facts.chosen.filter(|_| has_endpoint).map(|chosen| chosen.address);
+        let (source, masquerade) = match (endpoint, packet) {
+            (None, _) => (None, false),
+            (Some(_), Some(packet)) => (Some(packet.source), packet.source != flow.source),
+            (Some(endpoint), None) => {
+                let masquerade = masquerades(&facts, from, flow, endpoint);
+                steps.push(describer.source(masquerade));
+                (Some(self.socket_source(flow)), masquerade)
+            }
+        };
+        let place = judged.steps.iter().rev().find(|step| step.kind == step::OUTCOME);
+        Ok(Answer {
+            name: flow.name.clone(),
+            verdict,
+            outcome: judged.outcome.name(),
+            endpoint,
+            candidates: if has_endpoint {
+                facts.candidates.iter().map(|candidate| candidate.address).collect()
+            } else {
+                Vec::new()
+            },
+            masquerade,
+            source,
+            hook: place.map_or("xdp", |step| hook_name(step.words[0] as u32)),
+            from: from.name(),
+            service: facts.service.as_ref().map(ToString::to_string),
+            key: facts.service,
+            steps,
+            packet: packet.filter(|_| has_endpoint),
+            cause: judged.outcome,
+            frontend: frontend_kind(facts.flags),
+        })
+    }
+
+    fn judge(&mut self, flow: &Flow, from: From) -> Result<Judged> {
+        if from != From::External {
+            return self.simulator.socket(SocketQuestion {
+                destination: wide(flow.destination.ip()),
+                source: wide(flow.source.ip()),
+                // A pod's own is not known; it is another one, and never 0, which stands for packets from outside.
+                netns: if from == From::Node { self.netns } else { !self.netns | 1 },
+                hash: spread(flow),
+                port: Port::from_host(flow.destination.port()),
+                protocol: u16::from(flow.transport.0),
+                node: u16::from(from == From::Node),
+                ipv6: u16::from(flow.destination.is_ipv6()),
+            });
+        }
+        let Entrance { ifindex, mac, hook } = self.entrance(flow.source.ip());
+        let frame = frame::build(flow, mac)?;
+        let judged = self.simulator.packet(hook, ifindex, &frame)?;
+        if hook == PacketHook::Xdp && judged.outcome as u32 == Outcome::PassedToTc as u32 {
+            let mut finished = self.simulator.packet(PacketHook::Tc, ifindex, &frame)?;
+            finished.steps.splice(0..0, judged.steps);
+            return Ok(finished);
+        }
+        Ok(judged)
+    }
+
+    fn entrance(&mut self, source: IpAddr) -> Entrance {
+        let device = (self.route_lookup)(source);
+        let entrances = self.simulator.entrances();
+        let named = entrances.iter().find(|entrance| Some(entrance.ifindex) == device);
+        *named.unwrap_or(&entrances[0])
+    }
+
+    fn facts(&self, flow: &Flow, judged: &Judged) -> Result<FlowFacts> {
+        let ipv6 = flow.destination.is_ipv6();
+        let mut facts = FlowFacts::default();
+        for step in &judged.steps {
+            match step.kind {
+                step::FRONTEND => {
+                    facts.service = self.simulator.service(step.value);
+                    facts.index = Some(step.value);
+                    facts.flags = step.words[0] as u32;
+                    facts.falls_back = self.simulator.falls_back(step.value, facts.flags);
+                }
+                step::LIST => {
+                    let range = IndexRange { base: step.words[0] as u32, len: step.words[1] as u32 };
+                    facts.candidates = self.simulator.candidates(ipv6, range)?;
+                }
+                step::SLOT => facts.chosen = Some(self.simulator.endpoint(ipv6, step.value)?),
+                _ => {}
+            }
+        }
+        Ok(facts)
+    }
+
+    fn client(&self, flow: &Flow, from: From) -> [u64; 2] {
+        if from == From::External { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
+    }
+
+    /// Source address of a socket, as an endpoint sees it: the one it is bound to, and for a destination on loopback the
+    /// address that the kernel picks for the route to the endpoint.
+    fn socket_source(&self, flow: &Flow) -> SocketAddr {
+        let own = self.primary.iter().find(|address| address.is_ipv6() == flow.source.is_ipv6());
+        match own {
+            Some(own) if flow.source.ip().is_loopback() => SocketAddr::new(*own, flow.source.port()),
+            _ => flow.source,
+        }
+    }
+}
+
+fn has_affinity(judged: &Judged) -> bool {
+    judged.steps.iter().any(|step| step.kind == step::AFFINITY)
+}
+
+fn client_kind(from: From) -> u16 {
+    if from == From::External { client::ADDRESS } else { client::NETNS }
+}
+
+/// Sockets have no port yet when they choose: any number spreads them.
+fn spread(flow: &Flow) -> u64 {
+    let port = u64::from(flow.source.port());
+    let [head, tail] = wide(flow.source.ip()).wire();
+    (tail ^ head ^ port << 32 | port).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+}
+
+const fn hook_name(number: u32) -> &'static str {
+    match number {
+        hook::SOCKET => "socket",
+        hook::XDP => "xdp",
+        // As `--output json` has promised; `tc-ingress` elsewhere.
+        _ => "tc",
+    }
+}
+
+/// Verdict for the sender of a new flow.
+pub fn verdict(outcome: Outcome) -> Verdict {
+    match outcome {
+        Outcome::Forwarded | Outcome::Delivered | Outcome::Connected => Verdict::Endpoints,
+        _ if outcome.verdict() == Kernel::Drop => Verdict::Drop,
+        _ if outcome.verdict() == Kernel::Send => Verdict::Reject,
+        _ => Verdict::Unhandled,
+    }
+}
+
+/// Whether an endpoint sees this node instead of the client, for a connection whose address is translated before there is a
+/// packet. The kernel picks the source after the translation: for a process of the node an address of the node, which is
+/// what kube-proxy's masquerade shows there. Pods keep theirs; where kube-proxy would hide them for the policy Cluster
+/// it is not needed, for the reply never meets the Service's address.
+fn masquerades(facts: &FlowFacts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
+    let kind = frontend::kind(facts.flags);
+    if kind == kind_number::LOOPBACK {
+        return true;
+    }
+    let is_local = facts.flags & frontend::LOCAL != 0 || facts.falls_back;
+    if kind != kind_number::CLUSTER_IP && !is_local {
+        return false;
+    }
+    from == From::Node || flow.source.ip() == endpoint.ip()
+}

@@ -1,0 +1,116 @@
+//! The simulator of `explain`: packets and calls of sockets are judged by a copy of the programs, beside a running packet
+//! path or without one.
+
+mod live;
+mod offline;
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_ebpf::abi::{Frontend, IndexRange, SLOT_LOCAL, SocketQuestion};
+
+pub use crate::dataplane::tracing_copy::{Judged, PacketHook};
+use crate::{
+    dataplane::{
+        maps::keys::{FromWire, FrontendId},
+        sync::apply,
+        tracing_copy::TracingCopy,
+    },
+    inspect::{external_policy, falls_back, service_key},
+};
+
+/// An endpoint of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub address: SocketAddr,
+    /// On this node, by its `nodeName` or as the node's own address.
+    pub local: bool,
+}
+
+/// A device that packets may come by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entrance {
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub hook: PacketHook,
+}
+
+/// A packet path to ask.
+pub struct Simulator {
+    copy: TracingCopy,
+    entrances: Vec<Entrance>,
+    /// Every Service is taken to have the external policy Cluster.
+    as_cluster: bool,
+}
+
+impl Simulator {
+    /// Devices that packets come by; offline one that stands for all.
+    pub fn entrances(&self) -> &[Entrance] {
+        &self.entrances
+    }
+
+    /// Runs the programs of a hook on a frame that came by a device, as the first packet of its flow.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
+        self.copy.packet(hook, ifindex, frame)
+    }
+
+    /// Asks what becomes of a call of a socket.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn socket(&mut self, question: SocketQuestion) -> Result<Judged> {
+        self.copy.socket(question)
+    }
+
+    /// Lets the copy know where the running packet path sent this client last.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remember_client(&mut self, client: [u64; 2], kind: u16, service: u32) -> Result<bool> {
+        self.copy.remember_client(client, kind, service)
+    }
+
+    /// Service port of an index; `None` if there is none.
+    pub fn service(&self, index: u32) -> Option<ServicePortKey> {
+        self.copy.maps.services.get(&index, 0).ok().and_then(|info| service_key(&info))
+    }
+
+    /// Whether a frontend with these flags is forwarded as under policy Cluster although its Service has policy Local.
+    pub fn falls_back(&self, index: u32, flags: u32) -> bool {
+        let info = self.copy.maps.services.get(&index, 0).ok().filter(|_| !self.as_cluster);
+        info.is_some_and(|info| falls_back(external_policy(&info), flags))
+    }
+
+    /// The endpoints of a list.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn candidates(&self, ipv6: bool, range: IndexRange) -> Result<Vec<Candidate>> {
+        (range.base..range.base.saturating_add(range.len)).map(|index| self.endpoint(ipv6, index)).collect()
+    }
+
+    /// The endpoint in a slot.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn endpoint(&self, ipv6: bool, index: u32) -> Result<Candidate> {
+        let (address, port, flags) = if ipv6 {
+            let slot = self.copy.maps.v6.slots.get(&index, 0)?;
+            (slot.address.to_ip(), slot.port, slot.flags)
+        } else {
+            let slot = self.copy.maps.v4.slots.get(&index, 0)?;
+            (slot.address.to_ip(), slot.port, slot.flags)
+        };
+        let address = SocketAddr::new(address, port.to_host());
+        Ok(Candidate { address, local: flags & SLOT_LOCAL != 0 })
+    }
+
+    /// The frontend at an address, as it lies in the maps.
+    pub fn frontend(&self, id: &FrontendId) -> Option<Frontend> {
+        apply::frontend(&self.copy.maps, id)
+    }
+}

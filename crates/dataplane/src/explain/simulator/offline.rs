@@ -1,0 +1,89 @@
+//! Without a device: the maps are the copy's own, written from what the manifests want.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use traffic_policy_cluster::model::{Changes, Desired};
+use traffic_policy_ebpf::abi::{DeviceInfo, HOP_XDP, Hop, RuntimeConfig};
+
+use super::{Entrance, PacketHook, Simulator};
+use crate::dataplane::{
+    bpf::loader::Routes,
+    maps::{
+        Maps,
+        keys::SetAddresses,
+        mmap::pool_port,
+        prefilter::{self, Array},
+    },
+    privileges::check_privileges,
+    sync::{
+        apply,
+        op::Held,
+        plan::{Context, Planner},
+    },
+    tracing_copy::TracingCopy,
+};
+
+/// The loopback device, which every network namespace has: packets seem to come by it.
+const IFINDEX: u32 = 1;
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// See `hop::ASSUMED_HOP` of the packet path.
+const ASSUMED_HOP: u32 = 1;
+/// Source ports towards endpoints of other nodes: some that no node port has.
+const POOL: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+
+impl Simulator {
+    /// The packet path of a node that is not there. `primary`: its address of each family towards others, where it has
+    /// one. The next hop is not judged: whatever is not on this node is reached.
+    ///
+    /// # Errors
+    /// Missing privileges; the kernel refuses.
+    pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
+        check_privileges()?;
+        let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;
+        set_up(&mut copy.maps, primary)?;
+        write(&mut copy.maps, desired, addresses)?;
+        let entrances = vec![Entrance { ifindex: IFINDEX, mac: MAC, hook: PacketHook::Xdp }];
+        Ok(Self { copy, entrances, as_cluster: false })
+    }
+}
+
+fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
+    let config = RuntimeConfig {
+        route: 1,
+        hop_epoch: 1,
+        hop_max_age: u32::MAX,
+        pool_len: POOL.len() as u32,
+        seed: 0x7472_6166_6669_6321,
+        answers_per_jiffy: 1,
+        ..RuntimeConfig::default()
+    };
+    maps.config.write(config);
+    for (place, port) in (0..).zip(POOL) {
+        maps.pool.store(pool_port(place), port);
+    }
+    prefilter::set_primary(&mut maps.prefilter, primary);
+    prefilter::add(&mut maps.prefilter, Array::Pool, POOL.map(u32::from));
+    let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
+    device.set_addresses(primary.iter().copied());
+    maps.devices.insert(IFINDEX, device, 0)?;
+    let hop = Hop { ifindex: IFINDEX, mtu: 0xffff, epoch: 1, flags: HOP_XDP, ..Hop::default() };
+    maps.hops.set(ASSUMED_HOP, hop, 0)?;
+    Ok(())
+}
+
+fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+    let context =
+        Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
+    let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
+    let plan = planner.plan(desired, &Changes::default(), &context);
+    apply::needed(&plan.ops, planner.service_cidrs()).add_to(&mut maps.prefilter);
+    for op in &plan.ops {
+        apply::write(maps, op)?;
+    }
+    Ok(())
+}

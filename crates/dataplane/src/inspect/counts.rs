@@ -1,0 +1,164 @@
+//! Packets of each Service by outcome: those that the packet path has added up, and those of flows that still stand.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+use anyhow::Result;
+use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_ebpf::{
+    abi::{self, Address4, Address6, FlowKey, ServiceCountKey, kind},
+    outcome::Outcome,
+};
+
+use super::{pinned::Pinned, services::service_names};
+
+/// Packets with one outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    pub packets: u64,
+    /// Bytes of IP packets.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, packets: u64, bytes: u64) {
+        self.packets += packets;
+        self.bytes += bytes;
+    }
+}
+
+/// Packets and flows of all Services, by the index of the Service port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub packets: BTreeMap<(u32, Outcome), Count>,
+    /// Flows that stand.
+    pub flows: BTreeMap<u32, u64>,
+}
+
+/// One line of what is counted, for metrics. A packet whose flow is removed at the moment of reading may be missing or
+/// counted twice; the next reading is right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceCount {
+    pub key: ServicePortKey,
+    pub outcome: Outcome,
+    pub packets: u64,
+    /// Bytes of IP packets.
+    pub bytes: u64,
+}
+
+/// The outcome that packets of an entry have.
+pub fn outcome(kind: u8) -> Option<Outcome> {
+    Some(match kind {
+        kind::FORWARD => Outcome::Forwarded,
+        kind::REPLY => Outcome::Replied,
+        kind::DELIVER => Outcome::Delivered,
+        kind::REPLY_LOCAL => Outcome::RepliedLocal,
+        _ => return None,
+    })
+}
+
+/// Reads the counts of the packet path pinned below `root` again and again, such that they never fall while a Service
+/// lives: a flow may be removed at the moment of reading.
+///
+/// The function fails where the maps cannot be read.
+pub fn service_count_reader(root: PathBuf) -> impl Fn() -> Result<Vec<ServiceCount>> + Send + Sync + 'static {
+    let highest: Mutex<Highest> = Mutex::default();
+    move || {
+        let counts = ServiceCount::all(&Pinned::open(&root)?)?;
+        Ok(steady(&mut highest.lock().unwrap_or_else(PoisonError::into_inner), counts))
+    }
+}
+
+type Highest = BTreeMap<(ServicePortKey, Outcome), Count>;
+
+fn steady(highest: &mut Highest, mut counts: Vec<ServiceCount>) -> Vec<ServiceCount> {
+    let mut next = Highest::new();
+    for count in &mut counts {
+        let key = (count.key.clone(), count.outcome);
+        if let Some(before) = highest.get(&key) {
+            count.packets = count.packets.max(before.packets);
+            count.bytes = count.bytes.max(before.bytes);
+        }
+        next.insert(key, Count { packets: count.packets, bytes: count.bytes });
+    }
+    // Of Services that are gone nothing is remembered.
+    *highest = next;
+    counts
+}
+
+impl Counts {
+    /// Packets by Service and outcome.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn read(pinned: &Pinned) -> Result<Self> {
+        let mut counts = Self::default();
+        pinned.map("tp_svc_counts")?.each(|key: ServiceCountKey, count: abi::ServiceCount| {
+            if let Some(outcome) = Outcome::numbered(key.outcome) {
+                counts.packets.entry((key.service, outcome)).or_default().add(count.packets, count.bytes);
+            }
+        })?;
+        let mut add = |kind, service, (packets, bytes)| {
+            let Some(outcome) = outcome(kind) else { return };
+            counts.packets.entry((service, outcome)).or_default().add(packets, bytes);
+            if matches!(kind, kind::FORWARD | kind::DELIVER) {
+                *counts.flows.entry(service).or_default() += 1;
+            }
+        };
+        pinned.map("tp_flows4")?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
+            add(flow.kind, flow.service, flow.traffic());
+        })?;
+        pinned.map("tp_flows6")?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
+            add(flow.kind, flow.service, flow.traffic());
+        })?;
+        Ok(counts)
+    }
+}
+
+impl ServiceCount {
+    /// Counts by the names of Services; without flows of Services that no longer exist.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
+        let names = service_names(pinned)?;
+        let counts = Counts::read(pinned)?;
+        Ok(counts
+            .packets
+            .into_iter()
+            .filter_map(|((service, outcome), Count { packets, bytes })| {
+                let key = names.get(&service)?.clone();
+                Some(Self { key, outcome, packets, bytes })
+            })
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_cluster::model::{Protocol, ServiceName};
+
+    use super::*;
+
+    #[test]
+    fn never_fall_while_the_service_lives() {
+        let count = |packets| {
+            let key = ServicePortKey {
+                service: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+                port: "http".to_owned(),
+                protocol: Protocol::Tcp,
+                ipv6: false,
+            };
+            ServiceCount { key, outcome: Outcome::Forwarded, packets, bytes: packets * 100 }
+        };
+        let mut highest = Highest::new();
+        assert_eq!(steady(&mut highest, vec![count(7)]), [count(7)]);
+        assert_eq!(steady(&mut highest, vec![count(5)]), [count(7)], "a flow was counted twice before");
+        assert_eq!(steady(&mut highest, vec![count(9)]), [count(9)]);
+        assert_eq!(steady(&mut highest, Vec::new()), []);
+        assert_eq!(steady(&mut highest, vec![count(1)]), [count(1)], "another Service of the same name");
+    }
+}

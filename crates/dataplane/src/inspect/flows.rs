@@ -1,0 +1,261 @@
+//! The flow table: request and reply entry of each flow put together.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::Result;
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_ebpf::{
+    abi::{
+        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, RuntimeConfig, Tuple, kind,
+    },
+    tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
+};
+
+use super::{
+    heartbeat::{Clock, Heartbeat},
+    pinned::Pinned,
+};
+use crate::dataplane::maps::keys::{self, FromWire, from_wide};
+
+/// A flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Index of the Service port.
+    pub service: u32,
+    pub protocol: Protocol,
+    pub client: SocketAddr,
+    /// Destination of the client's packets: the frontend.
+    pub frontend: SocketAddr,
+    pub endpoint: SocketAddr,
+    /// Whom the endpoint sees.
+    pub source: SocketAddr,
+    pub way: Way,
+    pub state: FlowState,
+    /// The endpoint takes no new connections: a new one with the same ports chooses again.
+    pub gone: bool,
+    /// Since the last packet of either direction.
+    pub idle: Duration,
+    pub request: Traffic,
+    /// `None` if the reply entry is gone.
+    pub reply: Option<Traffic>,
+    /// Next hop towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
+    pub hop: Option<(u32, IpAddr)>,
+}
+
+/// Location of the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// On another node.
+    Forwarded,
+    /// On this node.
+    Delivered,
+    /// Wherever conntrack translates to: it began under kube-proxy.
+    Conntrack,
+}
+
+/// Traffic of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// State of a flow, as its packets have shown it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum FlowState {
+    /// The client has sent; no answer yet.
+    New,
+    /// The endpoint has answered; the client has not confirmed that it is where it says.
+    Answered,
+    Assured,
+    /// One side has sent FIN.
+    Closing,
+    /// Both have.
+    Finished,
+    Reset,
+}
+
+impl FlowState {
+    /// By the states of both entries: see [`traffic_policy_ebpf::tcp`].
+    fn of(request: u8, reply: u8) -> Self {
+        if (request | reply) & RST != 0 {
+            Self::Reset
+        } else if request & reply & FIN != 0 {
+            Self::Finished
+        } else if (request | reply) & FIN != 0 {
+            Self::Closing
+        } else if request & ASSURED != 0 {
+            Self::Assured
+        } else if reply & ANSWERED != 0 {
+            Self::Answered
+        } else {
+            Self::New
+        }
+    }
+
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Answered => "answered",
+            Self::Assured => "assured",
+            Self::Closing => "closing",
+            Self::Finished => "finished",
+            Self::Reset => "reset",
+        }
+    }
+}
+
+impl Flow {
+    /// Calls `visit` with each flow.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn each(pinned: &Pinned, mut visit: impl FnMut(Self)) -> Result<()> {
+        let hops = hops(pinned)?;
+        let clock = Heartbeat::read(pinned)?.clock()?;
+        family::<Address4>(pinned, "tp_flows4", &hops, &clock, &mut visit)?;
+        family::<Address6>(pinned, "tp_flows6", &hops, &clock, &mut visit)
+    }
+}
+
+fn family<A: Address + FromWire + Eq + std::hash::Hash>(
+    pinned: &Pinned,
+    map: &str,
+    hops: &HashMap<u32, HopKey>,
+    clock: &Clock,
+    visit: &mut impl FnMut(Flow),
+) -> Result<()> {
+    let by = Multipliers::of(pinned.element::<RuntimeConfig>("tp_config")?.seed);
+    let (mut requests, mut replies) = (Vec::new(), HashMap::new());
+    pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
+        kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.unfolded(&entry, by), entry)),
+        kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
+            replies.insert(key.unfolded(&entry, by), entry);
+        }
+        // Being written at this moment.
+        _ => {}
+    })?;
+    for (tuple, request) in requests {
+        let reply = replies.get(&request.translated(tuple.protocol).reversed());
+        // Of a program that this one does not know.
+        let Some(mut flow) = join(&tuple, &request, reply, clock) else { continue };
+        if request.kind == kind::FORWARD {
+            flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
+        }
+        visit(flow);
+    }
+    Ok(())
+}
+
+/// Keys of the next hops in use, by their index.
+fn hops(pinned: &Pinned) -> Result<HashMap<u32, HopKey>> {
+    let entries = pinned.map("tp_nexthop_ids")?.entries::<HopKey, u32>()?;
+    Ok(entries.into_iter().map(|(key, index)| (index, key)).collect())
+}
+
+const AF_INET: u8 = 2;
+
+fn gateway(hop: &HopKey) -> IpAddr {
+    from_wide(hop.gateway, hop.family != AF_INET)
+}
+
+fn join<A: Address + FromWire>(
+    tuple: &Tuple<A>,
+    request: &abi::Flow<A>,
+    reply: Option<&abi::Flow<A>>,
+    clock: &Clock,
+) -> Option<Flow> {
+    let address = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
+    let traffic = |entry: &abi::Flow<A>| {
+        let (packets, bytes) = entry.traffic();
+        Traffic { packets, bytes }
+    };
+    let idle = clock.idle(request.last);
+    Some(Flow {
+        service: request.service,
+        protocol: keys::protocol(tuple.protocol)?,
+        client: address(tuple.source, tuple.ports.source()),
+        frontend: address(tuple.destination, tuple.ports.destination()),
+        endpoint: address(request.destination, request.ports.destination()),
+        source: address(request.source, request.ports.source()),
+        way: match request.kind {
+            kind::DELIVER => Way::Delivered,
+            kind::LEFT => Way::Conntrack,
+            _ => Way::Forwarded,
+        },
+        state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
+        gone: request.state & GONE != 0,
+        idle: reply.map_or(idle, |reply| idle.min(clock.idle(reply.last))),
+        request: traffic(request),
+        reply: reply.map(traffic),
+        hop: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_ebpf::abi::Ports;
+
+    use super::*;
+    use crate::dataplane::maps::keys::ToWire;
+
+    #[test]
+    fn states() {
+        for (request, reply, state) in [
+            (0, 0, FlowState::New),
+            (0, ANSWERED, FlowState::Answered),
+            (ASSURED, ASSURED | ANSWERED, FlowState::Assured),
+            (ASSURED | FIN, ASSURED | ANSWERED, FlowState::Closing),
+            (ASSURED, ASSURED | ANSWERED | FIN, FlowState::Closing),
+            (ASSURED | FIN, ASSURED | ANSWERED | FIN, FlowState::Finished),
+            (ASSURED | FIN, ASSURED | ANSWERED | RST, FlowState::Reset),
+            (RST, 0, FlowState::Reset),
+        ] {
+            assert_eq!(FlowState::of(request, reply), state, "{request:#b} {reply:#b}");
+        }
+    }
+
+    #[test]
+    fn both_halves_make_one_flow() {
+        let ip = |octets: [u8; 4]| std::net::Ipv4Addr::from(octets).to_wire();
+        let (client, node, pod) = (ip([192, 0, 2, 10]), ip([172, 18, 0, 11]), ip([10, 244, 2, 2]));
+        let tuple =
+            Tuple { source: client, destination: node, ports: Ports::from_host(40000, 30080), protocol: 6 };
+        let request = abi::Flow {
+            source: node,
+            destination: pod,
+            ports: Ports::from_host(5555, 8080),
+            kind: kind::FORWARD,
+            state: ASSURED | GONE,
+            last: 900,
+            packets: abi::Packets::of(3),
+            bytes: 180,
+            service: 7,
+            ..abi::Flow::default()
+        };
+        let reply = abi::Flow {
+            last: 950,
+            packets: abi::Packets::of(2),
+            bytes: 120,
+            state: ASSURED | ANSWERED,
+            ..request
+        };
+        let clock = Clock { jiffies: 1_000, hz: 250 };
+        let flow = join(&tuple, &request, Some(&reply), &clock).unwrap();
+        assert_eq!(flow.client.to_string(), "192.0.2.10:40000");
+        assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
+        assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
+        assert_eq!(flow.endpoint.to_string(), "10.244.2.2:8080");
+        assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Assured, true, 7));
+        assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
+        assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
+        let alone = join(&tuple, &request, None, &clock).unwrap();
+        assert_eq!((alone.idle, alone.reply), (Duration::from_millis(400), None));
+        assert_eq!(join(&Tuple { protocol: 33, ..tuple }, &request, None, &clock), None, "unknown");
+    }
+}

@@ -1,0 +1,324 @@
+//! Services as the packet path knows them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::SocketAddr,
+    time::Duration,
+};
+
+use anyhow::Result;
+use ipnet::IpNet;
+use traffic_policy_cluster::model::{Endpoint, FrontendKind, Policy, ServiceName, ServicePortKey};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
+    Slot, frontend, frontend_kind, policy, scope,
+};
+
+use super::pinned::Pinned;
+use crate::dataplane::{
+    clock,
+    maps::{
+        keys::{self, FromWire},
+        reader::{Pod, Reader},
+    },
+};
+
+/// A Service port of one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    pub key: ServicePortKey,
+    /// By which flows and counts name it.
+    pub index: u32,
+    pub external_policy: Policy,
+    pub internal_policy: Policy,
+    /// By address.
+    pub frontends: Vec<FrontendView>,
+    /// Endpoints for policy Cluster.
+    pub cluster: Vec<Endpoint>,
+    /// Endpoints for policy Local.
+    pub local: Vec<Endpoint>,
+    /// For how long a client stays with its endpoint.
+    pub affinity: Option<Duration>,
+    /// Sources that may use its load balancer addresses; empty = all.
+    pub source_ranges: Vec<IpNet>,
+}
+
+/// An address on which a Service port is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrontendView {
+    pub address: SocketAddr,
+    pub kind: FrontendKind,
+    /// The one that holds here.
+    pub policy: Policy,
+    pub phase: Phase,
+}
+
+/// Treatment of a new connection from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Active,
+    /// Policy Local, no endpoint here, and for this time still forwarded to other nodes.
+    Draining(Duration),
+    /// Policy Local, no endpoint here, and the Service's annotation lets this node forward: as under policy Cluster.
+    Fallback,
+    /// Policy Local and no endpoint here: dropped.
+    NoLocalEndpoint,
+    /// No endpoint anywhere: rejected.
+    Rejecting,
+}
+
+impl Phase {
+    fn of(frontend: &Frontend, now: u64) -> Self {
+        if frontend.flags & frontend::HAS_ENDPOINTS == 0 {
+            return Self::Rejecting;
+        }
+        if frontend.flags & frontend::LOCAL == 0 || frontend.local.len > 0 {
+            return if frontend.flags & frontend::LOCAL == 0 && frontend.cluster.len == 0 {
+                Self::Rejecting
+            } else {
+                Self::Active
+            };
+        }
+        match frontend.drain_until.saturating_sub(now) {
+            0 => Self::NoLocalEndpoint,
+            rest => Self::Draining(Duration::from_nanos(rest)),
+        }
+    }
+}
+
+/// The kind of a frontend with these flags.
+pub fn frontend_kind(flags: u32) -> Option<FrontendKind> {
+    Some(match frontend::kind(flags) {
+        frontend_kind::CLUSTER_IP => FrontendKind::ClusterIp,
+        frontend_kind::NODE_PORT => FrontendKind::NodePort,
+        frontend_kind::LOAD_BALANCER => FrontendKind::LoadBalancer,
+        frontend_kind::EXTERNAL_IP => FrontendKind::ExternalIp,
+        frontend_kind::LOOPBACK => FrontendKind::LoopbackNodePort,
+        _ => return None,
+    })
+}
+
+/// On loopback there are only processes of the node, for which the external policy does not hold.
+fn as_judged(mut frontend: Frontend, kind: FrontendKind) -> Frontend {
+    if kind == FrontendKind::LoopbackNodePort {
+        frontend.flags &= !frontend::LOCAL;
+    }
+    frontend
+}
+
+/// Whether a frontend with these flags, of a Service with external policy Local, is one of policy Cluster in the maps: then no endpoint
+/// is here, and the Service's annotation lets this node forward.
+pub fn falls_back(external_policy: Policy, flags: u32) -> bool {
+    external_policy == Policy::Local
+        && !matches!(frontend::kind(flags), frontend_kind::CLUSTER_IP | frontend_kind::LOOPBACK)
+        && flags & frontend::LOCAL == 0
+}
+
+fn policy(local: bool) -> Policy {
+    if local { Policy::Local } else { Policy::Cluster }
+}
+
+/// The Service port that a [`ServiceInfo`] names; `None` if its protocol is not known.
+pub fn service_key(info: &ServiceInfo) -> Option<ServicePortKey> {
+    let text = |bytes: &[u8]| {
+        let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    Some(ServicePortKey {
+        service: ServiceName { namespace: text(&info.namespace), name: text(&info.name) },
+        port: text(&info.port),
+        protocol: keys::protocol(info.protocol.into())?,
+        ipv6: info.ipv6 != 0,
+    })
+}
+
+/// The external policy of a Service, as it says itself.
+pub fn external_policy(info: &ServiceInfo) -> Policy {
+    policy(info.policies & policy::EXTERNAL_LOCAL != 0)
+}
+
+/// Names of Service ports by their index.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
+    let entries = pinned.map("tp_svc_names")?.entries::<u32, ServiceInfo>()?;
+    Ok(entries.into_iter().filter_map(|(index, info)| Some((index, service_key(&info)?))).collect())
+}
+
+impl ServicePort {
+    /// All Service ports, by name.
+    ///
+    /// # Errors
+    /// The maps cannot be read.
+    pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
+        let mut ports: HashMap<u32, ServicePort> = pinned
+            .map("tp_svc_names")?
+            .entries::<u32, ServiceInfo>()?
+            .into_iter()
+            .filter_map(|(index, info)| {
+                let port = ServicePort {
+                    key: service_key(&info)?,
+                    index,
+                    external_policy: external_policy(&info),
+                    internal_policy: policy(info.policies & policy::INTERNAL_LOCAL != 0),
+                    frontends: Vec::new(),
+                    cluster: Vec::new(),
+                    local: Vec::new(),
+                    affinity: None,
+                    source_ranges: Vec::new(),
+                };
+                Some((index, port))
+            })
+            .collect();
+        add_frontends::<Address4>(pinned, "tp_frontends4", "tp_endpoints4", &mut ports)?;
+        add_frontends::<Address6>(pinned, "tp_frontends6", "tp_endpoints6", &mut ports)?;
+        add_source_ranges::<1>(pinned, "tp_src_ranges4", false, &mut ports)?;
+        add_source_ranges::<4>(pinned, "tp_src_ranges6", true, &mut ports)?;
+        let mut ports: Vec<_> = ports.into_values().collect();
+        ports.sort_by(|a, b| a.key.cmp(&b.key));
+        for port in &mut ports {
+            port.frontends.sort_by_key(|reached| (reached.kind, reached.address));
+            port.source_ranges.sort();
+        }
+        Ok(ports)
+    }
+}
+
+fn add_frontends<A: Address + FromWire>(
+    pinned: &Pinned,
+    frontends: &str,
+    slots: &str,
+    ports: &mut HashMap<u32, ServicePort>,
+) -> Result<()>
+where
+    FrontendKey<A>: Pod,
+    Slot<A>: Pod,
+{
+    let slots = pinned.map(slots)?;
+    let entries = pinned.map(frontends)?.entries::<FrontendKey<A>, Frontend>()?;
+    // Read after them: a drain that has just begun would seem to last longer than it does.
+    let now = clock::monotonic()?;
+    for (key, frontend) in entries {
+        if key.scope == scope::CLUSTER_IP {
+            continue;
+        }
+        let Some(port) = ports.get_mut(&frontend.service) else { continue };
+        let Some(kind) = frontend_kind(frontend.flags) else { continue };
+        let falls_back = falls_back(port.external_policy, frontend.flags);
+        let frontend = as_judged(frontend, kind);
+        port.frontends.push(FrontendView {
+            address: SocketAddr::new(key.address.to_ip(), key.port.to_host()),
+            kind,
+            policy: policy(falls_back || frontend.flags & frontend::LOCAL != 0),
+            phase: match Phase::of(&frontend, now) {
+                Phase::Active if falls_back => Phase::Fallback,
+                phase => phase,
+            },
+        });
+        if frontend.affinity != 0 {
+            port.affinity = Some(Duration::from_secs(frontend.affinity.into()));
+        }
+        // All frontends of a Service port have the same lists.
+        if port.cluster.is_empty() {
+            port.cluster = endpoints::<A>(&slots, frontend.cluster)?;
+        }
+        if port.local.is_empty() {
+            port.local = endpoints::<A>(&slots, frontend.local)?;
+        }
+    }
+    Ok(())
+}
+
+fn add_source_ranges<const W: usize>(
+    pinned: &Pinned,
+    map: &str,
+    ipv6: bool,
+    ports: &mut HashMap<u32, ServicePort>,
+) -> Result<()> {
+    for source in keys::read_sources::<W>(&pinned.map(map)?, ipv6)? {
+        if let Some(port) = ports.get_mut(&source.service) {
+            port.source_ranges.push(source.range);
+        }
+    }
+    Ok(())
+}
+
+fn endpoints<A: Address + FromWire>(slots: &Reader, range: IndexRange) -> Result<Vec<Endpoint>>
+where
+    Slot<A>: Pod,
+{
+    (range.base..range.base.saturating_add(range.len))
+        .map(|index| {
+            let slot: Slot<A> = slots.value(index)?;
+            Ok(Endpoint {
+                address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
+                local: slot.flags & SLOT_LOCAL != 0,
+                remote: slot.flags & SLOT_REMOTE != 0,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use traffic_policy_cluster::model::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn phases() {
+        let range = |len| IndexRange { base: 7, len };
+        let local = frontend::LOCAL | frontend::HAS_ENDPOINTS;
+        let of = |flags, cluster, local, drain_until| {
+            let frontend = Frontend {
+                flags,
+                cluster: range(cluster),
+                local: range(local),
+                drain_until,
+                ..Frontend::default()
+            };
+            Phase::of(&frontend, 1_000)
+        };
+        assert_eq!(of(frontend::HAS_ENDPOINTS, 2, 0, 0), Phase::Active);
+        assert_eq!(of(local, 2, 1, 0), Phase::Active);
+        assert_eq!(of(local, 2, 1, 9_000), Phase::Active, "a local endpoint ends it");
+        assert_eq!(of(local, 2, 0, 0), Phase::NoLocalEndpoint);
+        assert_eq!(of(local, 2, 0, 1_000), Phase::NoLocalEndpoint);
+        assert_eq!(of(local, 2, 0, 3_000), Phase::Draining(Duration::from_nanos(2_000)));
+        assert_eq!(of(frontend::LOCAL, 0, 0, 9_000), Phase::Rejecting);
+        assert_eq!(of(0, 0, 0, 0), Phase::Rejecting);
+        let loopback = Frontend { flags: local, cluster: range(2), ..Frontend::default() };
+        assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::NodePort), 0), Phase::NoLocalEndpoint);
+        assert_eq!(Phase::of(&as_judged(loopback, FrontendKind::LoopbackNodePort), 0), Phase::Active);
+    }
+
+    #[test]
+    fn what_falls_back() {
+        let of = |policy, kind: u32, flags| falls_back(policy, kind << frontend::KIND_SHIFT | flags);
+        assert!(of(Policy::Local, frontend_kind::NODE_PORT, frontend::HAS_ENDPOINTS));
+        assert!(!of(Policy::Local, frontend_kind::NODE_PORT, frontend::LOCAL));
+        assert!(!of(Policy::Cluster, frontend_kind::NODE_PORT, 0));
+        assert!(!of(Policy::Local, frontend_kind::CLUSTER_IP, 0), "the internal policy is another");
+        assert!(!of(Policy::Local, frontend_kind::LOOPBACK, 0), "it is for processes of the node");
+    }
+
+    #[test]
+    fn names_end_at_the_first_zero() {
+        let mut info = ServiceInfo {
+            namespace: [0; 64],
+            name: [b'x'; 64],
+            port: [0; 64],
+            protocol: 17,
+            ipv6: 1,
+            policies: 0,
+            zero: 0,
+        };
+        info.namespace[..4].copy_from_slice(b"shop");
+        let key = service_key(&info).unwrap();
+        assert_eq!(key.service.to_string(), format!("shop/{}", "x".repeat(64)));
+        assert_eq!((key.port.as_str(), key.protocol, key.ipv6), ("", Protocol::Udp, true));
+        info.protocol = 33;
+        assert_eq!(service_key(&info), None, "not known");
+    }
+}

@@ -1,0 +1,173 @@
+//! Two CPUs that handle packets of the same flows at the same time.
+//!
+//! The order of two packets is unknown, so no model predicts the outcome of each. Invariants when both CPUs are done: request
+//! entries have their reply entries, no two flows share a port towards one endpoint, and every flow is one that a Service allows. And
+//! in the end, when all flows have expired: nothing is left, not a place of the directory, and the counts add up.
+
+use std::net::SocketAddr;
+
+use fastrand::Rng;
+use traffic_policy_dataplane::Sweeper;
+use traffic_policy_testing::{
+    harness::{Device, FlowEntry, Harness, Hook, Input, SIZES, Spot},
+    packet::Packet,
+};
+
+use crate::{
+    model::{STEPS, TIMEOUTS},
+    run::{Path, Totals, sound},
+    segment::{Flags, bits, end},
+    topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
+};
+
+/// Rounds of one sequence, and packets of a round on each CPU.
+const ROUNDS: usize = 50;
+const PACKETS: usize = 40;
+/// Two CPUs that see the client's first word at the same moment both count it: what the sweep leaves as it is.
+const DRIFT: u64 = 1024;
+/// Sequence numbers of every SYN and SYN-ACK, so that each later segment fits.
+const SYN: u32 = 1_000;
+const ANSWER: u32 = 5_000;
+
+const FLAGS: [Flags; 8] = [
+    Flags::Syn,
+    Flags::Syn,
+    Flags::SynAck,
+    Flags::SynAck,
+    Flags::Ack,
+    Flags::Ack,
+    Flags::FinAck,
+    Flags::RstAck,
+];
+
+/// Runs sequences until `enough` says so; false on a machine with one CPU.
+///
+/// # Errors
+/// The first rule that is broken.
+pub fn fuzz(
+    harness: &mut Harness,
+    path: Path,
+    rng: &mut Rng,
+    totals: &mut Totals,
+    mut enough: impl FnMut(&Totals) -> bool,
+) -> Result<bool, String> {
+    while !enough(totals) {
+        if !sequence(harness, path, rng, totals)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn sequence(harness: &mut Harness, path: Path, rng: &mut Rng, totals: &mut Totals) -> Result<bool, String> {
+    harness.set_up(&topology::setup());
+    let mut services = SERVICES;
+    let mut sweeper = Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
+    for _ in 0..ROUNDS {
+        let entries = harness.flows(path.family);
+        let one: Vec<_> = (0..PACKETS).map(|_| random(path, &entries, rng)).collect();
+        let mut other = one.clone();
+        if rng.bool() {
+            rng.shuffle(&mut other);
+        }
+        let Some(sent) = harness.at_once([&one, &other]) else { return Ok(false) };
+        totals.packets += 2 * PACKETS as u64;
+        totals.translated += sent.iter().sum::<usize>() as u64;
+        let entries = harness.flows(path.family);
+        sound(&entries)?;
+        allowed(path, &entries)?;
+        match rng.u8(..8) {
+            0 => {
+                let number = rng.usize(..services.len());
+                Change::random(rng).apply(&mut services[number], number as u32 + 1, harness);
+            }
+            1 => wait(harness, path, STEPS[rng.usize(..STEPS.len())]),
+            2 => drop(harness.sweep(&mut sweeper, false)),
+            _ => {}
+        }
+    }
+    wait(harness, path, 2 * TIMEOUTS.established);
+    for _ in 0..3 {
+        harness.sweep(&mut sweeper, false);
+    }
+    nothing_left(harness, path)?;
+    Ok(true)
+}
+
+fn wait(harness: &mut Harness, path: Path, jiffies: u32) {
+    for entry in harness.flows(path.family) {
+        harness.change(&entry, |entry| entry.go_back(jiffies));
+    }
+}
+
+/// A packet of a client to a Service, or of an endpoint by one of the entries.
+fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
+    let replies: Vec<_> = entries.iter().filter(|entry| !entry.is_request()).collect();
+    let flags = FLAGS[rng.usize(..FLAGS.len())];
+    if rng.bool() && !replies.is_empty() {
+        let entry = replies[rng.usize(..replies.len())];
+        let packet = packet(entry.protocol == 6, entry.from, entry.to, flags, (ANSWER, SYN));
+        let of = |spot: Spot| spot.of(path.family) == entry.from.ip();
+        let way = ENDPOINTS.iter().find(|endpoint| of(endpoint.spot)).and_then(|endpoint| endpoint.way);
+        return match way {
+            Some((device, router)) => input(path.hook, device, &packet.macs(router.mac(), device.mac())),
+            None => input(Hook::Egress, Device::Eth0, &packet),
+        };
+    }
+    let client = CLIENTS[rng.usize(..CLIENTS.len())].of(path.family);
+    let from = SocketAddr::new(client, CLIENT_PORTS[rng.usize(..CLIENT_PORTS.len())]);
+    let to = SERVICES[rng.usize(..SERVICES.len())].at(path.family);
+    let packet = packet(rng.u8(..4) > 0, from, to, flags, (SYN, ANSWER));
+    input(path.hook, Device::Eth0, &packet.macs(Spot::Router.mac(), Device::Eth0.mac()))
+}
+
+fn input(hook: Hook, device: Device, packet: &Packet) -> Input {
+    Input { device, ..Input::new(hook, packet.bytes()) }
+}
+
+fn packet(tcp: bool, from: SocketAddr, to: SocketAddr, flags: Flags, (own, other): (u32, u32)) -> Packet {
+    if !tcp {
+        return Packet::udp(end(from), end(to));
+    }
+    let (sequence, acknowledgement) = match flags {
+        Flags::Syn => (own, 0),
+        Flags::SynAck => (own, other + 1),
+        _ => (own + 1, other + 1),
+    };
+    Packet::tcp(end(from), end(to), bits(flags)).numbers(sequence, acknowledgement)
+}
+
+/// Every flow is of a Service, to one of the endpoints that there are.
+fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
+    for request in entries.iter().filter(|entry| entry.is_request()) {
+        let service = SERVICES.iter().any(|service| service.at(path.family) == request.to);
+        let to = |spot: Spot| SocketAddr::new(spot.of(path.family), TARGET);
+        let Some(endpoint) = ENDPOINTS.iter().find(|endpoint| to(endpoint.spot) == request.new_to) else {
+            return Err(format!("to no endpoint: {request:?}"));
+        };
+        let source = endpoint.way.map_or(request.from.ip(), |(device, _)| device.spot().of(path.family));
+        if !service || request.new_from.ip() != source {
+            return Err(format!("of no Service, or from another source than {source}: {request:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Entries and directory places that are left when all flows have expired: none.
+fn nothing_left(harness: &Harness, path: Path) -> Result<(), String> {
+    let entries = harness.flows(path.family);
+    if !entries.is_empty() {
+        return Err(format!("after the last sweep: {entries:?}"));
+    }
+    let places = harness.places(path.family);
+    if places > 0 {
+        return Err(format!("{places} places of the directory are taken by no flow"));
+    }
+    for tcp in [true, false] {
+        let count = harness.unassured(path.family, tcp);
+        if count.cast_signed().unsigned_abs() > DRIFT {
+            return Err(format!("{} flows are not assured, of none", count.cast_signed()));
+        }
+    }
+    Ok(())
+}

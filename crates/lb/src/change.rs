@@ -1,0 +1,244 @@
+//! Changes of a cluster that are asked about, made to the objects of one Service.
+
+mod pods;
+
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
+
+use traffic_policy_cluster::model::{
+    Policy, ServiceName,
+    object::{EndpointSlice, Node, Readiness, Service, ServiceType, SliceEndpoint},
+};
+
+use super::cluster::Cluster;
+
+/// Stands for the `healthCheckNodePort` that the API server would give.
+pub const ALLOCATED: u16 = u16::MAX;
+
+/// Change of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeChange {
+    /// Without a word, with its pods.
+    Gone,
+    /// Cordoned, its pods moved to others.
+    Drained,
+    /// A new one, without pods.
+    Added,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    Policy(Policy),
+    Node(String, NodeChange),
+    PodDeleted(String),
+    Scale(usize),
+    /// As a spread constraint over nodes would have it.
+    Spread,
+    Drain(Duration),
+}
+
+/// A change that cannot be made.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    #[error("there is no Node {0}")]
+    NoNode(String),
+    #[error("there is a Node {0} already")]
+    NodeThere(String),
+    #[error("no ready pod {pod} of {service}: it has {known}")]
+    NoPod { pod: String, service: ServiceName, known: String },
+    #[error("no node is left that a pod could be put on")]
+    NoRoom,
+    #[error("{0} has no EndpointSlice with an endpoint: where its pods listen is not known")]
+    NoEndpoints(ServiceName),
+    #[error(
+        "{0} has topology hints that name other zones than the endpoints' own, as its annotation service.kubernetes.io/topology-mode gives by the \
+         zones' CPUs: which a pod elsewhere would get cannot be foretold. Ask without the hints: delete them from a copy of the manifests"
+    )]
+    Hints(ServiceName),
+}
+
+/// Value of `--node`: `NAME=gone|drained|added`.
+impl FromStr for NodeChange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "gone" => Ok(Self::Gone),
+            "drained" => Ok(Self::Drained),
+            "added" => Ok(Self::Added),
+            _ => Err(format!("`{text}` is not gone, drained or added")),
+        }
+    }
+}
+
+pub(super) use pods::PodState;
+
+/// The objects of one Service, as they are changed.
+#[derive(Clone, Debug)]
+pub(super) struct Objects {
+    nodes: BTreeMap<String, Node>,
+    service: Service,
+    slices: Vec<EndpointSlice>,
+}
+
+impl Objects {
+    pub(super) fn of(cluster: &Cluster, name: &ServiceName) -> Option<Self> {
+        let index = cluster.index();
+        let mut service = index.services().find(|service| service.name == *name)?.clone();
+        if index.is_health_port_refused(&service) {
+            // Whoever has the port is not among these objects.
+            service.health_annotation = 0;
+        }
+        Some(Self {
+            nodes: index.nodes().map(|node| (node.name.clone(), node.clone())).collect(),
+            service,
+            slices: index.slices_of(name).cloned().collect(),
+        })
+    }
+
+    pub(super) fn cluster(&self) -> Cluster {
+        Cluster::of(self.nodes.values().cloned(), self.service.clone(), self.slices.iter().cloned())
+    }
+
+    pub(super) fn make(&mut self, change: &Change) -> Result<(), ChangeError> {
+        match change {
+            Change::Policy(policy) => {
+                self.service.external_policy = *policy;
+                let wants_port =
+                    *policy == Policy::Local && self.service.service_type == ServiceType::LoadBalancer;
+                if wants_port && self.service.health_check_node_port == 0 {
+                    self.service.health_check_node_port = ALLOCATED;
+                }
+            }
+            Change::Drain(drain) => self.service.drain = Some(*drain),
+            Change::Node(name, NodeChange::Gone) => {
+                self.nodes.remove(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;
+                self.retain(|endpoint| endpoint.node_name.as_deref() != Some(name.as_str()));
+            }
+            Change::Node(name, NodeChange::Drained) => {
+                let node = self.nodes.get_mut(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;
+                node.standing.unschedulable = true;
+                for pod in self.pods().into_iter().filter(|(_, node)| node == name).map(|(pod, _)| pod) {
+                    let to = self.emptiest()?;
+                    self.move_pod(&pod, &to)?;
+                }
+            }
+            Change::Node(name, NodeChange::Added) => {
+                if self.nodes.contains_key(name) {
+                    return Err(ChangeError::NodeThere(name.clone()));
+                }
+                self.nodes.insert(name.clone(), Node { name: name.clone(), ..Node::default() });
+            }
+            Change::PodDeleted(pod) => {
+                let pods = self.pods();
+                if !pods.contains_key(pod) {
+                    let known: Vec<_> = pods.keys().take(5).map(String::as_str).collect();
+                    return Err(ChangeError::NoPod {
+                        pod: pod.clone(),
+                        service: self.service.name.clone(),
+                        known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+                    });
+                }
+                self.retain(|endpoint| label(endpoint) != *pod);
+            }
+            Change::Scale(wanted) => self.scale(*wanted)?,
+            Change::Spread => self.spread()?,
+        }
+        Ok(())
+    }
+
+    /// Ready pods, by name or address, and their nodes.
+    pub(super) fn pods(&self) -> BTreeMap<String, String> {
+        let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
+        endpoints
+            .filter(|endpoint| endpoint.ready)
+            .filter_map(|endpoint| Some((label(endpoint), endpoint.node_name.as_deref()?.to_owned())))
+            .collect()
+    }
+
+    fn retain(&mut self, keep: impl Fn(&SliceEndpoint) -> bool) {
+        for slice in &mut self.slices {
+            slice.endpoints.retain(&keep);
+        }
+    }
+
+    fn move_pod(&mut self, pod: &str, to: &str) -> Result<(), ChangeError> {
+        let hints = self.hints_on(to)?;
+        for endpoint in self.slices.iter_mut().flat_map(|slice| &mut slice.endpoints) {
+            if label(endpoint) == pod {
+                endpoint.node_name = Some(to.into());
+                hints.put(endpoint);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ready pods on each node that the scheduler would use, and on those that have some.
+    fn counts(&self) -> BTreeMap<String, (bool, usize)> {
+        let is_usable = |node: &Node| {
+            !node.standing.unschedulable && !node.leaving && node.standing.readiness == Readiness::Ready
+        };
+        let mut counts: BTreeMap<String, (bool, usize)> =
+            self.nodes.values().map(|node| (node.name.clone(), (is_usable(node), 0))).collect();
+        for node in self.pods().into_values() {
+            counts.entry(node).or_insert((false, 0)).1 += 1;
+        }
+        counts
+    }
+
+    /// The node where the scheduler would most likely put a pod: the one with the fewest of them.
+    fn emptiest(&self) -> Result<String, ChangeError> {
+        let counts = self.counts();
+        let usable = counts.iter().filter(|(_, (usable, _))| *usable);
+        let found = usable.min_by_key(|(_, (_, count))| *count).map(|(name, _)| name.clone());
+        found.ok_or(ChangeError::NoRoom)
+    }
+
+    fn scale(&mut self, wanted: usize) -> Result<(), ChangeError> {
+        loop {
+            let pods = self.pods();
+            match pods.len() {
+                now if now == wanted => return Ok(()),
+                now if now < wanted => self.add_pod(now + 1)?,
+                _ => {
+                    // A ReplicaSet deletes first where it has the most pods.
+                    let counts = self.counts();
+                    let most = pods.iter().max_by_key(|(_, node)| counts.get(*node).map_or(0, |(_, n)| *n));
+                    let Some((pod, _)) = most else { return Ok(()) };
+                    self.retain(|endpoint| label(endpoint) != *pod);
+                }
+            }
+        }
+    }
+
+    fn add_pod(&mut self, number: usize) -> Result<(), ChangeError> {
+        let node = self.emptiest()?;
+        let mut pod = format!("new-{number}");
+        while self.pods().contains_key(&pod) {
+            pod.push('\'');
+        }
+        self.put_pod(&pod, &node, true)
+    }
+
+    fn spread(&mut self) -> Result<(), ChangeError> {
+        loop {
+            let counts = self.counts();
+            let emptiest = self.emptiest()?;
+            let fewest = counts.get(&emptiest).map_or(0, |(_, count)| *count);
+            // Also pods of nodes that the scheduler would not use now.
+            let fullest = counts.iter().max_by_key(|(_, (usable, count))| (!usable && *count > 0, *count));
+            let Some((fullest, (usable, most))) = fullest else { return Ok(()) };
+            if *most == 0 || *usable && *most <= fewest + 1 {
+                return Ok(());
+            }
+            let pods = self.pods();
+            let Some((pod, _)) = pods.iter().find(|(_, node)| *node == fullest) else { return Ok(()) };
+            self.move_pod(pod, &emptiest)?;
+        }
+    }
+}
+
+/// The pod's name, or the address where none is known.
+pub(super) fn label(endpoint: &SliceEndpoint) -> String {
+    endpoint.pod.as_deref().map_or_else(|| endpoint.address.to_string(), str::to_owned)
+}

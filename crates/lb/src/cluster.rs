@@ -1,0 +1,117 @@
+//! The objects of a cluster at one moment.
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, Ipv6Addr},
+};
+
+use traffic_policy_cluster::model::{
+    FrontendKind, Index, NodeInput, ServiceName,
+    object::{EndpointSlice, Node, Service},
+};
+
+use super::nodes::Nodes;
+
+/// A cluster whose Services can be judged.
+#[derive(Debug)]
+pub struct Cluster {
+    index: Index,
+    /// No Node objects were given: the nodes are those that endpoints name.
+    pub nodes_are_guessed: bool,
+}
+
+impl Cluster {
+    #[must_use]
+    pub fn new(index: Index) -> Self {
+        let mut cluster = Self { index, nodes_are_guessed: false };
+        cluster.prepare();
+        cluster
+    }
+
+    /// Changes the objects.
+    pub fn change(&mut self, change: impl FnOnce(&mut Index)) {
+        if std::mem::take(&mut self.nodes_are_guessed) {
+            self.index.reset::<Node>(Vec::new(), &[]);
+        }
+        change(&mut self.index);
+        self.prepare();
+    }
+
+    fn prepare(&mut self) {
+        let index = &mut self.index;
+        self.nodes_are_guessed = index.nodes().next().is_none();
+        if self.nodes_are_guessed {
+            let services: Vec<_> = index.services().map(|service| service.name.clone()).collect();
+            let slices = services.iter().flat_map(|service| index.slices_of(service));
+            let names: BTreeSet<String> = slices
+                .flat_map(|slice| slice.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref()))
+                .map(str::to_owned)
+                .collect();
+            for name in names {
+                index.apply(Node { name, ..Node::default() });
+            }
+        }
+        // For what does not depend on the node: which Service has which frontend, and what is left out of objects. Node
+        // ports are taken at the unspecified addresses, for every node's own.
+        let input = NodeInput {
+            node_port_addresses: vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
+            ipv4: true,
+            ipv6: true,
+            ..NodeInput::default()
+        };
+        let _ = index.update(&input);
+    }
+
+    #[must_use]
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Services that clients outside the cluster reach, by name.
+    pub fn exposed(&self) -> impl Iterator<Item = &ServiceName> {
+        self.index.services().map(|service| &service.name).filter(|name| self.is_exposed(name))
+    }
+
+    fn is_exposed(&self, name: &ServiceName) -> bool {
+        let ports = &self.index.desired().ports;
+        let first = super::judge::first_key(name);
+        let mut own = ports.range(first..).take_while(|(key, _)| key.service == *name);
+        own.any(|(_, port)| port.frontends.iter().any(|frontend| is_external(frontend.kind)))
+    }
+
+    /// Services of this name, in the namespace or any, whether exposed or not.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Vec<&Service> {
+        let is_meant = |service: &&Service| match name.split_once('/') {
+            Some((namespace, name)) => service.name.namespace == namespace && service.name.name == name,
+            None => service.name.name == name,
+        };
+        self.index.services().filter(is_meant).collect()
+    }
+
+    pub(super) fn nodes(&self) -> Nodes<'_> {
+        Nodes::new(self.index.nodes())
+    }
+
+    /// A cluster of one Service.
+    pub(super) fn of(
+        nodes: impl IntoIterator<Item = Node>,
+        service: Service,
+        slices: impl IntoIterator<Item = EndpointSlice>,
+    ) -> Self {
+        let mut index = Index::default();
+        for node in nodes {
+            index.apply(node);
+        }
+        index.apply(service);
+        for slice in slices {
+            index.apply(slice);
+        }
+        Self::new(index)
+    }
+}
+
+/// Whether clients outside the cluster come by it.
+pub(super) const fn is_external(kind: FrontendKind) -> bool {
+    matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort)
+}

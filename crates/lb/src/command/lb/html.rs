@@ -1,0 +1,55 @@
+//! `--html`: what is printed, as a page, too.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{document::Document, print::View, what_if::Compared};
+use crate::{
+    Judgement,
+    page::{self, Page, Part},
+};
+
+/// A page beside what is printed.
+#[derive(Debug, Args)]
+pub(super) struct HtmlArguments {
+    /// Also write a page of HTML that needs nothing else, in place of what is there: a map of nodes and pods, tables, findings.
+    #[arg(long, env = "TRAFFIC_POLICY_LB_HTML", value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+impl HtmlArguments {
+    /// Says early that it cannot be written there: listing a cluster takes a while.
+    pub(super) fn check(&self) -> Result<()> {
+        self.html.as_deref().map_or(Ok(()), page::check)
+    }
+
+    /// Writes a page, if one is asked for.
+    pub(super) fn write(&self, make: impl FnOnce() -> Result<Page>) -> Result<()> {
+        match &self.html {
+            Some(path) => make()?.write(path),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn write_services<'a>(&self, view: &View<'_, 'a>, judgements: &[Judgement<'a>]) -> Result<()> {
+        self.write(|| {
+            let title = match judgements {
+                [one] => one.service.name.to_string(),
+                more => format!("{} Services behind load balancers", more.len()),
+            };
+            Page::new(title).with(Part::Judged, &Document::new(view, judgements))
+        })
+    }
+
+    pub(super) fn write_change(&self, compared: &Compared<'_, '_>) -> Result<()> {
+        self.write(|| {
+            let [before, after] = compared.sides();
+            Page::new(format!("What if: {}", compared.name()))
+                .with(Part::Judged, &before)?
+                .with(Part::After, &after)?
+                .with(Part::WhatIf, &compared.document())
+        })
+    }
+}

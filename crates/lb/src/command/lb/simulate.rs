@@ -1,0 +1,275 @@
+//! `lb simulate`: what becomes of requests while a cluster changes, second by second.
+
+mod print;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde::Serialize;
+use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
+use traffic_policy_cluster::model::{Policy, ServiceName, object::Service};
+
+use super::{BalancerArguments, SourceArguments, document, html, print::View};
+use crate::{
+    Balancer, Counts, Judge, Learn, Load, Measured, Moment, Simulated, Simulation, Span, Timed,
+    page::{Event, Page, Part, Second, Timeline},
+};
+
+/// Play what happens to a Service on a time line: what the balancer thinks of each node and when, and what becomes of each request:
+/// answered, lost, or cut. Nothing is sent and nothing is changed; the same seed gives the same run.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The Service: NAME, or NAMESPACE/NAME.
+    #[arg(value_name = "SERVICE")]
+    service: String,
+    /// Something that happens, and when: '5s policy=Local'. Events are the flags of `lb what-if` without their dashes (policy=Local,
+    /// drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread), and rollout, crash=NODE (its agent), outage=TIME (of the
+    /// API); may be repeated.
+    #[arg(
+        long = "event",
+        env = "TRAFFIC_POLICY_SIMULATE_EVENT",
+        value_name = "TIME EVENT",
+        value_delimiter = ','
+    )]
+    events: Vec<Timed>,
+    /// Requests a second.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_RATE", value_name = "N", default_value = "100",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+    /// Length of the simulation.
+    #[arg(long = "for", env = "TRAFFIC_POLICY_SIMULATE_FOR", value_name = "TIME", default_value = "60s")]
+    lasts: Span,
+    /// Phases of the balancer's checks, and the endpoint of each request, follow from this number.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SEED", value_name = "N", default_value = "1")]
+    seed: u64,
+    #[command(flatten)]
+    delays: Delays,
+    #[command(flatten)]
+    output: OutputArguments,
+    #[command(flatten)]
+    html: html::HtmlArguments,
+    #[command(flatten)]
+    source: SourceArguments,
+    #[command(flatten)]
+    balancer: BalancerArguments,
+}
+
+/// Delays of everything but the balancer. The defaults are assumptions.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Delays")]
+struct Delays {
+    /// From a request to the end of its answer: what it goes through may vanish in between.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_REQUEST_TIME", value_name = "TIME", default_value = "100ms")]
+    request_time: Span,
+    /// From an object's change to what agents have written.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_AGENT_DELAY", value_name = "TIME", default_value = "100ms")]
+    agent_delay: Span,
+    /// From a pod's change to its EndpointSlice.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_SIMULATE_ENDPOINTS_DELAY",
+        value_name = "TIME",
+        default_value = "500ms"
+    )]
+    endpoints_delay: Span,
+    /// Until Kubernetes takes a silent node for lost (--node-monitor-grace-period of its controller manager).
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_NODE_GRACE", value_name = "TIME", default_value = "50s")]
+    node_grace: Span,
+    /// From a pod's creation to its being ready.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_START", value_name = "TIME", default_value = "5s")]
+    pod_start: Span,
+    /// Time that a pod goes on serving after its deletion, as with a preStop hook that sleeps.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_STOP", value_name = "TIME", default_value = "0")]
+    pod_stop: Span,
+    /// From the crash of an agent to its being back.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_AGENT_RESTART", value_name = "TIME", default_value = "5s")]
+    agent_restart: Span,
+}
+
+impl Delays {
+    const fn learn(&self) -> Learn {
+        Learn {
+            agent: self.agent_delay.0,
+            endpoints: self.endpoints_delay.0,
+            node_grace: self.node_grace.0,
+            pod_start: self.pod_start.0,
+            pod_stop: self.pod_stop.0,
+            agent_restart: self.agent_restart.0,
+        }
+    }
+}
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let Span(lasts) = self.lasts;
+        if lasts.is_zero() {
+            return Err(view::usage("--for 0: nothing would happen; write --for 60s").into());
+        }
+        self.html.check()?;
+        let (named, overrides) = self.balancer.read()?;
+        let cluster = self.source.read()?;
+        let found = cluster.named(&self.service);
+        let service: &Service = match found.as_slice() {
+            [] => bail!("there is no Service {}", self.service),
+            [service] => service,
+            [first, ..] => bail!(
+                "{} Services are called {}: write NAMESPACE/NAME, as {}",
+                found.len(),
+                self.service,
+                first.name
+            ),
+        };
+        let judge = Judge::new(&cluster, named, overrides);
+        let (balancer, why) = judge.balancer(service);
+        let simulation = Simulation {
+            cluster: &cluster,
+            service: &service.name,
+            balancer,
+            events: self.events.clone(),
+            learn: self.delays.learn(),
+            load: Load { rate: self.rate, lasts, request: self.delays.request_time.0 },
+            seed: self.seed,
+            measured: Measured::default(),
+        };
+        // What cannot be is the fault of an argument.
+        let simulated = simulation.run().map_err(|error| view::usage(&error.to_string()))?;
+        let shown = Shown {
+            service: &service.name,
+            policy: service.external_policy,
+            balancer: &simulation.balancer,
+            why_balancer: &why,
+            rate: self.rate,
+            seed: self.seed,
+            lasts,
+            simulated: &simulated,
+        };
+        self.html.write(|| {
+            let judgements: Vec<_> = judge.service(&service.name).into_iter().collect();
+            let view = View { judge: &judge, why: false, all_nodes: false };
+            Page::new(format!("Simulated: {}", service.name))
+                .with(Part::Judged, &document::Document::new(&view, &judgements))?
+                .with(Part::Timeline, &shown.time_line())
+        })?;
+        match self.output.output {
+            Output::Json => view::print_json(&shown.document()),
+            Output::Table => view::print(|out| shown.print(out)),
+        }
+    }
+}
+
+/// A run, to be printed.
+struct Shown<'s> {
+    service: &'s ServiceName,
+    policy: Policy,
+    balancer: &'s Balancer,
+    why_balancer: &'s str,
+    rate: u32,
+    seed: u64,
+    lasts: Duration,
+    simulated: &'s Simulated,
+}
+
+#[derive(Serialize)]
+struct Document<'s> {
+    namespace: &'s str,
+    name: &'s str,
+    /// At first.
+    policy: &'static str,
+    balancer: &'static str,
+    rate: u32,
+    seed: u64,
+    lasts_seconds: f64,
+    total: Counts,
+    nodes: BTreeMap<&'s str, Counts>,
+    pods: BTreeMap<&'s str, Counts>,
+    /// Why requests were lost or cut.
+    why: Vec<WhyDocument>,
+    seconds: Vec<SecondDocument<'s>>,
+    timeline: Vec<MomentDocument<'s>>,
+}
+
+#[derive(Serialize)]
+struct WhyDocument {
+    why: &'static str,
+    requests: u64,
+}
+
+/// Requests that were sent in one second.
+#[derive(Serialize)]
+struct SecondDocument<'s> {
+    second: usize,
+    #[serde(flatten)]
+    all: Counts,
+    nodes: BTreeMap<&'s str, Counts>,
+    pods: BTreeMap<&'s str, Counts>,
+}
+
+#[derive(Serialize)]
+struct MomentDocument<'s> {
+    at_seconds: f64,
+    what: String,
+    nodes: &'s [String],
+}
+
+impl Shown<'_> {
+    /// For a page.
+    fn time_line(&self) -> Timeline {
+        let seconds = self.simulated.seconds.iter().map(|second| {
+            let Counts { ok, lost, cut } = second.all;
+            Second { ok, lost, cut }
+        });
+        let events = self
+            .simulated
+            .line
+            .iter()
+            .map(|moment| Event { second: moment.at.as_secs_f64(), what: print::sentence(moment) });
+        Timeline {
+            title: format!("{}, {}, {} requests a second", self.service, self.balancer.name, self.rate),
+            seconds: seconds.collect(),
+            events: events.collect(),
+        }
+    }
+
+    fn document(&self) -> Document<'_> {
+        let Simulated { nodes, pods, seconds, line, why, .. } = self.simulated;
+        Document {
+            namespace: &self.service.namespace,
+            name: &self.service.name,
+            policy: view::policy(self.policy),
+            balancer: self.balancer.name,
+            rate: self.rate,
+            seed: self.seed,
+            lasts_seconds: self.lasts.as_secs_f64(),
+            total: self.simulated.total(),
+            nodes: self.simulated.by_node(),
+            pods: self.simulated.by_pod(),
+            why: why
+                .iter()
+                .map(|(why, requests)| WhyDocument { why: print::why(*why), requests: *requests })
+                .collect(),
+            seconds: seconds
+                .iter()
+                .enumerate()
+                .map(|(second, of)| SecondDocument {
+                    second,
+                    all: of.all,
+                    nodes: named(nodes, &of.nodes),
+                    pods: named(pods, &of.pods),
+                })
+                .collect(),
+            timeline: line
+                .iter()
+                .map(|Moment { at, what, nodes }| MomentDocument {
+                    at_seconds: at.as_secs_f64(),
+                    what: print::what(what),
+                    nodes,
+                })
+                .collect(),
+        }
+    }
+}
+
+fn named<'s>(names: &'s [String], counts: &BTreeMap<usize, Counts>) -> BTreeMap<&'s str, Counts> {
+    counts.iter().filter_map(|(number, counts)| Some((names.get(*number)?.as_str(), *counts))).collect()
+}

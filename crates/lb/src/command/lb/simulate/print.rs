@@ -1,0 +1,175 @@
+//! A simulation as text: seconds in which something changes, totals, and the time line.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Write},
+    ops::RangeInclusive,
+};
+
+use traffic_policy_cluster::command::view;
+
+use super::{
+    super::print::{natural, paragraph, percent, question},
+    Shown,
+};
+use crate::{Counts, Moment, Second, What, Why};
+
+/// More nodes are counted, and not named.
+const NAMED: usize = 6;
+
+/// Something that happened, with the nodes that it happened to.
+pub(super) fn sentence(Moment { what: happened, nodes, .. }: &Moment) -> String {
+    match nodes.is_empty() {
+        true => what(happened),
+        false => format!("{}: {}", names(nodes), what(happened)),
+    }
+}
+
+impl Shown<'_> {
+    pub(super) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "{}  externalTrafficPolicy {}; {} requests/s for {}, seed {}",
+            self.service,
+            view::policy(self.policy),
+            self.rate,
+            view::span(self.lasts),
+            self.seed
+        )?;
+        writeln!(out, "balancer  {} ({})\n", self.balancer.name, self.why_balancer)?;
+        self.seconds(out)?;
+        writeln!(out)?;
+        self.totals(out)?;
+        if !self.simulated.line.is_empty() {
+            writeln!(out)?;
+        }
+        for moment in &self.simulated.line {
+            let title = format!("{:>9.3} s  ", moment.at.as_secs_f64());
+            paragraph(out, &title, &sentence(moment))?;
+        }
+        Ok(())
+    }
+
+    fn seconds(&self, out: &mut dyn Write) -> io::Result<()> {
+        let groups = grouped(&self.simulated.seconds);
+        view::table(
+            out,
+            ["SECOND", "REQUESTS", "OK", "LOST", "CUT", "SENT TO"],
+            &groups,
+            |(range, all, nodes)| {
+                let second = match (range.start(), range.end()) {
+                    (first, last) if first == last => first.to_string(),
+                    (first, last) => format!("{first}–{last}"),
+                };
+                let [sent, ok, lost, cut] = [all.all(), all.ok, all.lost, all.cut].map(|n| n.to_string());
+                [second, sent, ok, lost, cut, self.sent_to(nodes)]
+            },
+        )
+    }
+
+    fn sent_to(&self, nodes: &BTreeMap<usize, u64>) -> String {
+        if nodes.is_empty() {
+            return "nobody".to_owned();
+        }
+        if nodes.len() > NAMED {
+            return format!("{} nodes", nodes.len());
+        }
+        let mut nodes: Vec<_> =
+            nodes.iter().filter_map(|(node, sent)| Some((self.simulated.nodes.get(*node)?, sent))).collect();
+        nodes.sort_by_cached_key(|(name, _)| natural(name));
+        nodes.iter().map(|(name, sent)| format!("{name} {sent}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn totals(&self, out: &mut dyn Write) -> io::Result<()> {
+        let total = self.simulated.total();
+        writeln!(
+            out,
+            "TOTAL   {} requests: {} ok, {} lost, {} cut",
+            total.all(),
+            total.ok,
+            total.lost,
+            total.cut
+        )?;
+        for (reason, requests) in &self.simulated.why {
+            writeln!(out, "  {requests} {}", why(*reason))?;
+        }
+        let mut pods: Vec<_> =
+            self.simulated.by_pod().into_iter().filter(|(_, counts)| counts.all() > 0).collect();
+        pods.sort_by(|(a, x), (b, y)| y.ok.cmp(&x.ok).then_with(|| natural(a).cmp(&natural(b))));
+        writeln!(out)?;
+        view::table(out, ["POD", "OK", "LOST", "CUT", "SHARE"], &pods, |(pod, counts)| {
+            let share = percent(counts.ok as f64 / total.ok.max(1) as f64);
+            let [ok, lost, cut] = [counts.ok, counts.lost, counts.cut].map(|count| count.to_string());
+            [(*pod).to_owned(), ok, lost, cut, share]
+        })
+    }
+}
+
+type Group = (RangeInclusive<usize>, Counts, BTreeMap<usize, u64>);
+
+/// Seconds in a row that are alike: the same nodes were sent requests, and requests were lost or cut in all or in none.
+fn grouped(seconds: &[Second]) -> Vec<Group> {
+    let like = |second: &Second| {
+        let nodes: BTreeSet<usize> = second.nodes.keys().copied().collect();
+        (nodes, second.all.lost > 0, second.all.cut > 0)
+    };
+    let mut groups: Vec<Group> = Vec::new();
+    let mut last = None;
+    for (number, second) in seconds.iter().enumerate() {
+        let this = Some(like(second));
+        if this != last {
+            groups.push((number..=number, Counts::default(), BTreeMap::new()));
+        }
+        last = this;
+        let Some((range, all, nodes)) = groups.last_mut() else { continue };
+        *range = *range.start()..=number;
+        *all = *all + second.all;
+        for (node, counts) in &second.nodes {
+            *nodes.entry(*node).or_default() += counts.all();
+        }
+    }
+    groups
+}
+
+fn names(nodes: &[String]) -> String {
+    let mut sorted: Vec<&String> = nodes.iter().collect();
+    sorted.sort_by_cached_key(|name| natural(name));
+    match sorted.as_slice() {
+        [first, ..] if sorted.len() > NAMED => format!("{first} and {} others", sorted.len() - 1),
+        _ => sorted.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", "),
+    }
+}
+
+pub(super) const fn why(why: Why) -> &'static str {
+    match why {
+        Why::NoNode => "lost: the balancer had no node to send to",
+        Why::NodeGone => "lost or cut: sent to a node that is gone",
+        Why::Dropped => "lost: dropped by a node without a pod (policy Local)",
+        Why::Refused => "lost: refused, no endpoint anywhere",
+        Why::PodGone => "lost or cut: passed on to a pod that is gone",
+        Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns dark",
+    }
+}
+
+pub(super) fn what(what: &What) -> String {
+    match what {
+        What::Event(event) => event.to_string(),
+        What::Written => "the agent has written it".to_owned(),
+        What::Drains(time) => format!("without a pod, forwards for {} more", view::span(*time)),
+        What::DrainOver => "the drain is over".to_owned(),
+        What::AgentBack => "the agent is back".to_owned(),
+        What::ApiBack => "the API is back".to_owned(),
+        What::TakenForLost => "taken for lost by Kubernetes, its pods are no endpoints any more".to_owned(),
+        What::PodStarts(pod) => format!("pod {pod} starts"),
+        What::PodReady(pod) => format!("pod {pod} is ready"),
+        What::PodStopped(pod) => format!("pod {pod} has stopped"),
+        What::Asks(asked) => match question(*asked).as_str() {
+            "–" => "the balancer asks nothing from now on".to_owned(),
+            asked => format!("the balancer asks {asked} from now on"),
+        },
+        What::Dark => "turned dark".to_owned(),
+        What::Green => "turned green".to_owned(),
+        What::FailsOpen => "all are dark: the balancer sends to all of them".to_owned(),
+        What::NobodyLeft => "all are dark: the balancer sends to nobody".to_owned(),
+    }
+}

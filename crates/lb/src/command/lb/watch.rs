@@ -1,0 +1,296 @@
+//! `lb watch`: the judgement anew with each change, as a view on a terminal, else as a line for each change.
+
+mod picture;
+mod screen;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, IsTerminal as _, Write},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use k8s_openapi::jiff::Timestamp;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+use traffic_policy_cluster::{
+    model::{Index, ServiceName},
+    source::{self, Source},
+};
+
+use self::{picture::Picture, screen::Screen};
+use super::{
+    BalancerArguments, SourceArguments,
+    probe::{ProbeArguments, ask},
+};
+use crate::{
+    Balancer, Cluster, Judge, Overrides, Span,
+    probe::{Asking, Heard, Probed},
+    watch::{self, Snapshot},
+};
+
+/// Follow the cluster, and say who turns dark or green, and when.
+///
+/// On a terminal a view that is drawn anew, 80 columns wide; otherwise, and when it ends, a line for each change, with its time (UTC).
+/// Ctrl-C ends it.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Only this Service: NAME, or NAMESPACE/NAME.
+    #[arg(value_name = "SERVICE")]
+    service: Option<String>,
+    /// With --probe: how long from one round of questions to the next.
+    #[arg(long, env = "TRAFFIC_POLICY_WATCH_PROBE_EVERY", value_name = "TIME", default_value = "5s")]
+    probe_every: Span,
+    #[command(flatten)]
+    source: SourceArguments,
+    #[command(flatten)]
+    balancer: BalancerArguments,
+    #[command(flatten)]
+    probe: ProbeArguments,
+}
+
+/// Changes come in groups: they are judged together.
+const GROUP: Duration = Duration::from_millis(200);
+/// Interval of redrawing a view and of checking for its reader.
+const TICK: Duration = Duration::from_secs(1);
+/// Until an answer that differs is asked for again.
+const DOUBT: Duration = Duration::from_secs(1);
+/// Lines that are kept for the view.
+const KEPT: usize = 1000;
+
+impl Arguments {
+    pub(super) fn execute(self) -> Result<()> {
+        let (named, overrides) = self.balancer.read()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let result = runtime.block_on(self.run(named, overrides));
+        // A look at a folder that hangs must not keep it from ending.
+        runtime.shutdown_background();
+        match result {
+            Err(error) if is_gone(&error) => Ok(()),
+            result => result,
+        }
+    }
+
+    async fn run(self, named: Option<&'static Balancer>, overrides: Overrides) -> Result<()> {
+        let screen = io::stdout().is_terminal();
+        let mut stop = Stop::new(screen).context("signals cannot be waited for")?;
+        let mut source = tokio::select! {
+            source = self.source.follow() => source?,
+            () = stop.wait() => return Ok(()),
+        };
+        let mut watch = Watch {
+            arguments: &self,
+            named,
+            overrides,
+            cluster: Cluster::new(Index::default()),
+            snapshot: None,
+            picture: Picture::default(),
+            heard: watch::Heard::default(),
+            askings: Vec::new(),
+            out: Out { screen: screen.then(Screen::enter).transpose()?, log: VecDeque::new() },
+        };
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // When changes that have come are to be judged, and when the nodes are to be asked.
+        let mut due: Option<Instant> = None;
+        let mut ask_at: Option<Instant> = None;
+        // However often objects change, nodes are not asked all the time.
+        let mut earliest = Instant::now();
+        let mut rounds: JoinSet<Vec<(Asking, Heard, Duration)>> = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = stop.wait() => return Ok(()),
+                batch = source.next() => {
+                    let Some(batch) = batch else { bail!("the source of objects has ended") };
+                    watch.cluster.change(|index| {
+                        batch.apply(index);
+                        while let Some(more) = source.try_next() {
+                            more.apply(index);
+                        }
+                    });
+                    due.get_or_insert_with(|| Instant::now() + GROUP);
+                }
+                () = at(due) => {
+                    due = None;
+                    if watch.cluster.index().is_synced() {
+                        watch.judge()?;
+                        if self.probe.probe && rounds.is_empty() {
+                            ask_at = Some(earliest);
+                        }
+                        watch.draw(&source)?;
+                    }
+                }
+                () = at(ask_at) => {
+                    ask_at = None;
+                    earliest = Instant::now() + DOUBT;
+                    let (askings, limits) = (watch.askings.clone(), self.probe.limits());
+                    rounds.spawn(async move { ask(askings, limits, |_, _| ()).await });
+                }
+                Some(round) = rounds.join_next() => {
+                    let probed = Probed::new(round.context("a round of questions has ended")?);
+                    let lines = watch.heard.round(&probed);
+                    watch.out.log(lines)?;
+                    let pause = if watch.heard.doubts() { DOUBT } else { self.probe_every.0.max(DOUBT) };
+                    ask_at = Some(Instant::now() + pause);
+                    watch.draw(&source)?;
+                }
+                _ = ticks.tick() => {
+                    if screen::nobody_reads() {
+                        return Ok(());
+                    }
+                    watch.draw(&source)?;
+                }
+            }
+        }
+    }
+}
+
+/// Never, without a time.
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The reader has gone: a closed pipe, or a terminal that is no more.
+fn is_gone(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO))
+}
+
+/// Signals that end it. That its terminal has gone is one only where there is a view: `nohup` keeps it from who writes to a file.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Option<Signal>,
+}
+
+impl Stop {
+    fn new(screen: bool) -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: screen.then(|| signal(SignalKind::hangup())).transpose()?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => _ = hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {}, () = hangup => {} }
+    }
+}
+
+struct Watch<'w> {
+    arguments: &'w Arguments,
+    named: Option<&'static Balancer>,
+    overrides: Overrides,
+    cluster: Cluster,
+    /// As it was last judged.
+    snapshot: Option<Snapshot>,
+    picture: Picture,
+    heard: watch::Heard,
+    /// For the next round.
+    askings: Vec<Asking>,
+    out: Out,
+}
+
+impl Watch<'_> {
+    fn judge(&mut self) -> Result<()> {
+        let judge = Judge::new(&self.cluster, self.named, self.overrides.clone());
+        let names: Vec<ServiceName> = match &self.arguments.service {
+            None => self.cluster.exposed().cloned().collect(),
+            Some(name) => self.cluster.named(name).iter().map(|service| service.name.clone()).collect(),
+        };
+        let judgements: Vec<_> = names.iter().filter_map(|name| judge.service(name)).collect();
+        if self.arguments.probe.probe {
+            self.askings = self.arguments.probe.questions(&self.cluster, &judge, &judgements)?.askings;
+        }
+        let snapshot = Snapshot::new(&judge, &judgements);
+        self.picture = Picture::new(&judge, &judgements);
+        let lines = match self.snapshot.take() {
+            Some(old) => old.changes(&snapshot),
+            None => {
+                let mut lines = snapshot.beginning();
+                if lines.is_empty() {
+                    let what = self.arguments.service.as_deref().unwrap_or("any Service");
+                    lines.push(format!("{what}: is not reached from outside"));
+                }
+                lines
+            }
+        };
+        self.snapshot = Some(snapshot);
+        self.out.log(lines)
+    }
+
+    fn draw(&mut self, source: &Source) -> Result<()> {
+        let Some(screen) = &mut self.out.screen else { return Ok(()) };
+        let status = source.status().get();
+        let troubles: BTreeMap<_, _> = status.errors.into_iter().collect();
+        let lines = self.picture.lines(screen.size(), &troubles, &self.out.log, |service, node| {
+            self.arguments.probe.probe.then(|| self.heard.cause(service, node))
+        });
+        Ok(screen.draw(&lines)?)
+    }
+}
+
+/// Destination of output lines.
+struct Out {
+    screen: Option<Screen>,
+    /// The last ones, the oldest first.
+    log: VecDeque<String>,
+}
+
+impl Out {
+    fn log(&mut self, lines: Vec<String>) -> Result<()> {
+        let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string();
+        let mut out = io::stdout().lock();
+        for line in lines {
+            let line = format!("{time} {line}");
+            if self.screen.is_none() {
+                writeln!(out, "{line}")?;
+            } else if self.log.len() == KEPT {
+                self.log.pop_front();
+            }
+            if self.screen.is_some() {
+                self.log.push_back(line);
+            }
+        }
+        Ok(out.flush()?)
+    }
+}
+
+impl Drop for Out {
+    /// The lines that a view has shown are printed when the view closes, so that they stay readable.
+    fn drop(&mut self) {
+        let Some(screen) = self.screen.take() else { return };
+        let (width, _) = screen.size();
+        drop(screen);
+        let mut out = io::stdout().lock();
+        for line in self.log.iter().flat_map(|line| picture::wrapped(line, width)) {
+            // Whoever cannot read it any more does not miss it.
+            if writeln!(out, "{line}").is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl SourceArguments {
+    /// Follows what [`Self::read`] reads once.
+    async fn follow(&self) -> Result<Source> {
+        match &self.manifests {
+            Some(folder) => Ok(source::watch_folder(folder.clone())),
+            None => Ok(source::watch_cluster(&self.access()).await?),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The first port of a Service on every node, by one version of the objects: the answers to health checks, and the endpoints that the
+//! node chooses among.
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+
+use traffic_policy_cluster::model::{ListId, Policy, ServiceName, object::Readiness};
+
+use super::{Behind, Judge, is_external};
+use crate::{
+    balancer::Balancer,
+    nodes::Who,
+    rules::DEFAULT_DRAIN,
+    verdict::{Answer, Fate, Membership, Question},
+};
+
+/// Consequences of one version of the objects.
+#[derive(Debug)]
+pub(crate) struct Standpoint {
+    pub policy: Policy,
+    /// Under policy Local a node without an endpoint does as under Cluster.
+    pub falls_back: bool,
+    pub drain: Duration,
+    /// Question that the balancer asks once it knows of this version.
+    pub question: Question,
+    /// It heeds the number of endpoints that the health port answers with.
+    pub weighs: bool,
+    pub nodes: BTreeMap<String, OnNode>,
+    lists: BTreeMap<ListId, Vec<SocketAddr>>,
+}
+
+/// One node that knows this version.
+#[derive(Debug)]
+pub(crate) struct OnNode {
+    /// The balancer sends to it, if it is well.
+    pub member: bool,
+    /// Its kubelet has not been heard of.
+    pub silent: bool,
+    /// `/healthz` on port 10256.
+    pub proxy: Answer,
+    /// The health port, if there is one.
+    pub health: Option<Answer>,
+    pub announced: bool,
+    /// But for a drain.
+    pub fate: Fate,
+    /// Endpoints of its own that policy Local would use.
+    pub local_endpoints: usize,
+    list: ListId,
+    cluster: ListId,
+}
+
+impl Standpoint {
+    /// Whether policy Local is in effect on a node with so many endpoints of its own.
+    pub fn is_local(&self, local_endpoints: usize) -> bool {
+        self.policy == Policy::Local && !(self.falls_back && local_endpoints == 0)
+    }
+
+    /// Endpoints that the node chooses among.
+    pub fn list(&self, node: &OnNode) -> &[SocketAddr] {
+        self.lists.get(&node.list).map_or(&[], Vec::as_slice)
+    }
+
+    /// The same while it drains.
+    pub fn draining(&self, node: &OnNode) -> &[SocketAddr] {
+        self.lists.get(&node.cluster).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Judge<'_> {
+    /// Of the first port that is reached from outside; `None` as for [`Self::service`].
+    pub(crate) fn standpoint(&self, name: &ServiceName, balancer: &Balancer) -> Option<Standpoint> {
+        let index = self.cluster.index();
+        let reach = index.reach(name)?;
+        let (port, everywhere, frontends) = reach.ports.iter().find_map(|(key, everywhere)| {
+            let port = index.desired().ports.get(key)?;
+            let frontends: Vec<_> =
+                port.frontends.iter().filter(|frontend| is_external(frontend.kind)).copied().collect();
+            (!frontends.is_empty()).then_some((port, everywhere, frontends))
+        })?;
+        let behind = Behind { port, everywhere, reach: &reach, balancer };
+        let question = behind.question(&frontends);
+        let mut nodes = BTreeMap::new();
+        let mut lists = BTreeMap::new();
+        let mut keep = |id: ListId| {
+            lists
+                .entry(id)
+                .or_insert_with(|| everywhere.list(id).iter().map(|place| place.address).collect::<Vec<_>>());
+        };
+        let special = everywhere.special();
+        let names = index.nodes().map(|node| node.name.as_str());
+        for name in names.chain(special.iter().copied()) {
+            if nodes.contains_key(name) {
+                continue;
+            }
+            let kind = self.nodes.kind(name);
+            let ask = |question| behind.row(Who::Node(name), kind.clone(), 1, question);
+            let (row, list) = ask(Question::ProxyHealth);
+            let cluster = everywhere.cluster(name, kind.zone);
+            keep(list);
+            keep(cluster);
+            let health =
+                reach.health.as_ref().map(|health| ask(Question::ServiceHealth(health.port)).0.answer);
+            let on_node = OnNode {
+                member: row.membership == Membership::Member,
+                silent: kind.readiness == Readiness::Unknown,
+                proxy: row.answer,
+                health,
+                announced: ask(Question::Nothing).0.answer.is_green(),
+                fate: row.fate,
+                local_endpoints: everywhere.list(everywhere.local(name)).len(),
+                list,
+                cluster,
+            };
+            nodes.insert(name.to_owned(), on_node);
+        }
+        Some(Standpoint {
+            policy: port.external_policy,
+            falls_back: port.external_fallback,
+            drain: reach.service.drain.unwrap_or(DEFAULT_DRAIN),
+            question,
+            weighs: behind.weighs(question),
+            nodes,
+            lists,
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! Answers of nodes, as far as they are understood.
+
+use serde::Deserialize;
+use traffic_policy_cluster::model::ServiceName;
+
+use crate::Question;
+
+/// Answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    Http(Http),
+    /// The connection was made, and closed at once.
+    Connected,
+    /// By an RST or an ICMP error.
+    Refused,
+    /// No connection in time.
+    Silence,
+    /// A connection, and no whole answer in time.
+    Hangs,
+    /// There is no way to the address.
+    Unreachable,
+    /// Not a valid HTTP response, with the reason.
+    Garbled(&'static str),
+    /// The Node has no address of the wanted type.
+    NoAddress,
+    /// This machine could not ask: why not.
+    NotAsked(String),
+}
+
+impl Heard {
+    /// Whether something at the address answered at all.
+    pub(super) const fn is_contact(&self) -> bool {
+        matches!(self, Self::Http(_) | Self::Connected | Self::Refused | Self::Hangs | Self::Garbled(_))
+    }
+}
+
+/// An answer of HTTP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http {
+    pub status: u16,
+    /// The header `X-Load-Balancing-Endpoint-Weight`.
+    pub weight: Option<usize>,
+    pub spoken: Spoken,
+}
+
+/// Content of a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spoken {
+    /// As a `healthCheckNodePort` does.
+    Service {
+        service: ServiceName,
+        endpoints: usize,
+        /// kube-proxy says it since 1.27.
+        healthy: Option<bool>,
+    },
+    /// As `/healthz` does.
+    Proxy {
+        /// kube-proxy says it since 1.28.
+        eligible: Option<bool>,
+        healthy: Option<bool>,
+    },
+    Other,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServiceBody {
+    service: Named,
+    local_endpoints: usize,
+    service_proxy_healthy: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    namespace: String,
+    name: String,
+}
+
+impl Named {
+    /// Whether it may be shown as it is: answers are not trusted.
+    fn is_name(&self) -> bool {
+        [&self.namespace, &self.name].iter().all(|part| {
+            part.len() <= 253
+                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ProxyBody {
+    #[serde(rename = "lastUpdated")]
+    _last_updated: String,
+    #[serde(rename = "currentTime")]
+    _current_time: String,
+    node_eligible: Option<bool>,
+    healthy: Option<bool>,
+}
+
+impl Http {
+    /// Understands the answer to a question.
+    #[must_use]
+    pub fn read(question: Question, status: u16, weight: Option<&[u8]>, body: &[u8]) -> Self {
+        let weight = weight.and_then(|weight| std::str::from_utf8(weight).ok()?.trim().parse().ok());
+        let spoken = match question {
+            Question::ServiceHealth(_) => match serde_json::from_slice::<ServiceBody>(body) {
+                Ok(body) if body.service.is_name() => Spoken::Service {
+                    service: ServiceName { namespace: body.service.namespace, name: body.service.name },
+                    endpoints: body.local_endpoints,
+                    healthy: body.service_proxy_healthy,
+                },
+                _ => Spoken::Other,
+            },
+            _ => match serde_json::from_slice::<ProxyBody>(body) {
+                Ok(body) => Spoken::Proxy { eligible: body.node_eligible, healthy: body.healthy },
+                Err(_) => Spoken::Other,
+            },
+        };
+        Self { status, weight, spoken }
+    }
+}

@@ -1,0 +1,409 @@
+//! Findings about a Service, the worst first.
+
+mod checks;
+
+use std::time::Duration;
+
+use traffic_policy_cluster::model::Policy;
+
+use super::{
+    balancer::{Ask, Weights},
+    finding::{Finding, Level},
+    fix,
+    judge::Judge,
+    verdict::{Fate, Judgement, Membership, PortJudgement, Row, as_f64},
+};
+
+/// Default of `--drain` of `run`.
+pub(super) const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+/// From here on a pod gets so much more than the mean that it should be known.
+const UNEVEN: f64 = 1.25;
+const VERY_UNEVEN: f64 = 1.5;
+
+pub(super) fn findings<'a>(
+    judge: &Judge<'a>,
+    judgement: &Judgement<'a>,
+    warnings: impl Iterator<Item = impl AsRef<str>>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (at, port) in judgement.ports.iter().enumerate() {
+        let case = Case { judge, judgement, port };
+        let found = [
+            case.nobody(),
+            case.answers_nothing(),
+            case.green_without_pod(),
+            case.dark_with_pod(),
+            case.times_out(),
+            case.assumed_to_ask(),
+            case.on_one_node(),
+            case.uneven(),
+            case.client_address(),
+            case.leaving(),
+            case.not_ready(),
+        ];
+        // What a second port has in common with the first is said once.
+        for finding in found.into_iter().flatten() {
+            if at == 0 || findings.iter().all(|other: &Finding| other.code != finding.code) {
+                findings.push(finding);
+            }
+        }
+    }
+    if let Some(port) = judgement.ports.first() {
+        let case = Case { judge, judgement, port };
+        findings.extend(case.drain());
+        findings.extend(case.no_health_port());
+        findings.extend(case.one_node_at_a_time());
+    }
+    for warning in warnings {
+        findings.push(Finding::new(
+            Level::Warning,
+            "object",
+            warning.as_ref().to_owned(),
+            "correct the object; until then that part of it is left out",
+        ));
+    }
+    findings.sort_by_key(|finding| finding.level);
+    findings
+}
+
+/// A Service port, and what is known around it.
+struct Case<'c, 'a> {
+    judge: &'c Judge<'a>,
+    judgement: &'c Judgement<'a>,
+    port: &'c PortJudgement<'a>,
+}
+
+impl<'a> Case<'_, 'a> {
+    fn name(&self) -> String {
+        self.judgement.service.name.to_string()
+    }
+
+    /// Number of nodes, with the names of some: `3 nodes (a, b, c)`.
+    fn nodes(&self, which: impl Fn(&Row<'a>) -> bool) -> String {
+        const MOST: usize = 3;
+        let rows: Vec<_> = self.port.rows.iter().filter(|row| which(row)).collect();
+        let count: usize = rows.iter().map(|row| row.count).sum();
+        let mut names = Vec::new();
+        for row in rows {
+            if names.len() < MOST {
+                names.extend(self.judge.names(self.port, row, MOST - names.len()));
+            }
+        }
+        match (count, names.as_slice()) {
+            (1, [name]) => format!("node {name}"),
+            (_, names) if count > names.len() => {
+                format!("{count} nodes ({}, …)", names.join(", "))
+            }
+            (_, names) => format!("{count} nodes ({})", names.join(", ")),
+        }
+    }
+
+    fn nobody(&self) -> Option<Finding> {
+        if self.port.ready() == 0 && self.port.pods.is_empty() {
+            return Some(Finding::new(
+                Level::Error,
+                "no-endpoint",
+                format!("{} has no endpoint that takes connections: every request is refused", self.name()),
+                "let a pod of it become ready",
+            ));
+        }
+        if self.port.green() > 0 {
+            return None;
+        }
+        let after = match (self.port.failed_open, self.port.lost) {
+            (false, _) => "the balancer sends to nobody".to_owned(),
+            (true, lost) => format!(
+                "the balancer then sends to all of them, and {} of the requests are lost",
+                percent(lost)
+            ),
+        };
+        Some(Finding::new(
+            Level::Error,
+            "nobody-green",
+            format!("no node is healthy for the balancer of {}: {after}", self.name()),
+            "see the column TOLD: a pod must be ready on a node that the balancer knows",
+        ))
+    }
+
+    /// Green, but requests are not answered there.
+    fn answers_nothing(&self) -> Option<Finding> {
+        let bad = |row: &Row<'_>| row.takes && !matches!(row.fate, Fate::Served { .. });
+        let (count, share) = self.port.sum(bad);
+        if count == 0 || self.port.failed_open || self.port.pods.is_empty() {
+            return None;
+        }
+        let dropped = self.port.sum(|row| bad(row) && row.fate == Fate::Dropped).0 > 0;
+        let how = if dropped { "dropped" } else { "refused" };
+        let name = self.name();
+        let what = format!(
+            "{} is sent {} of the requests of {name}, which are {how} there",
+            self.nodes(bad),
+            percent(share)
+        );
+        let finding = |fix: &str| Finding::new(Level::Error, "green-and-lost", what, fix);
+        Some(match self.judgement.policy {
+            Policy::Cluster => finding("let a pod of it become ready"),
+            Policy::Local if self.is_node_port() => finding(
+                "give it a health port and let the balancer ask there, or set externalTrafficPolicy: Cluster",
+            )
+            .with_yaml(self.health_port_yaml()),
+            Policy::Local => {
+                finding("let the balancer ask the healthCheckNodePort, or set externalTrafficPolicy: Cluster")
+            }
+        })
+    }
+
+    fn green_without_pod(&self) -> Option<Finding> {
+        let bad = |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here: 0, .. });
+        let (count, share) = self.port.sum(bad);
+        if count == 0 || self.port.failed_open {
+            return None;
+        }
+        let preemptible = self.port.sum(|row| bad(row) && row.kind.preemptible).0;
+        let risk = match preemptible {
+            0 => "each is forwarded, and dies if that node goes".to_owned(),
+            n if n == count => {
+                "each is forwarded, and dies with that node, which the cloud may take away at any time"
+                    .to_owned()
+            }
+            n => format!(
+                "each is forwarded, and dies if that node goes; {n} of them the cloud may take away at any time"
+            ),
+        };
+        let name = self.name();
+        let finding = Finding::new(
+            Level::Warning,
+            "green-without-pod",
+            format!(
+                "{} healthy without a pod of {name} and {} {} of its requests: {risk}",
+                if count == 1 {
+                    format!("{} is", self.nodes(bad))
+                } else {
+                    format!("{} are", self.nodes(bad))
+                },
+                if count == 1 { "gets" } else { "get" },
+                percent(share)
+            ),
+            match self.judgement.policy {
+                Policy::Cluster => {
+                    format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does")
+                }
+                Policy::Local => {
+                    "let the balancer ask the health port, which says 503 on such a node: the fallback is then for what still comes".to_owned()
+                }
+            },
+        );
+        let lacks_port = self.judgement.policy == Policy::Local && self.is_node_port();
+        Some(if lacks_port { finding.with_yaml(self.health_port_yaml()) } else { finding })
+    }
+
+    fn dark_with_pod(&self) -> Option<Finding> {
+        let bad = |row: &Row<'_>| row.pods > 0 && !row.takes;
+        let (count, _) = self.port.sum(bad);
+        // That no node is green is said elsewhere.
+        if count == 0 || self.port.green() == 0 {
+            return None;
+        }
+        let pods: usize = self.port.rows.iter().filter(|row| bad(row)).map(|row| row.pods * row.count).sum();
+        let level = match self.judgement.policy {
+            Policy::Local => Level::Warning,
+            Policy::Cluster => Level::Note,
+        };
+        let excluded = self.port.sum(|row| bad(row) && row.membership == Membership::Excluded).0 > 0;
+        let fix = if excluded {
+            "take the label node.kubernetes.io/exclude-from-external-load-balancers off the node, or keep these pods away from it"
+        } else {
+            "see --why for what keeps the node out"
+        };
+        Some(Finding::new(
+            level,
+            "dark-with-pod",
+            format!(
+                "{} gets no traffic although {} of {} there",
+                self.nodes(bad),
+                counted(pods, "pod is ready", "pods are ready"),
+                self.name()
+            ),
+            fix,
+        ))
+    }
+
+    fn on_one_node(&self) -> Option<Finding> {
+        let ready = || self.port.pods.iter().filter(|pod| pod.ready);
+        let node = ready().next()?.node?;
+        if self.judge.node_count() < 2 || ready().any(|pod| pod.node != Some(node)) {
+            return None;
+        }
+        let name = self.name();
+        let (level, what) = match ready().count() {
+            1 => {
+                (Level::Note, format!("the only pod of {name} is on node {node}: it is gone with that node"))
+            }
+            n => (
+                Level::Warning,
+                format!("all {n} pods of {name} are on node {node}: they are gone with that node"),
+            ),
+        };
+        let yaml = fix::spread(self.judgement.service);
+        Some(Finding::new(level, "one-node", what, "spread the pods over nodes").with_yaml(yaml))
+    }
+
+    fn uneven(&self) -> Option<Finding> {
+        let skew = self.port.skew().filter(|skew| *skew >= UNEVEN)?;
+        let most = self.port.pods.iter().max_by(|a, b| a.share.total_cmp(&b.share))?;
+        let mean = 1.0 / as_f64(self.port.ready().max(1));
+        let level = if skew >= VERY_UNEVEN { Level::Warning } else { Level::Note };
+        let weights = match self.judgement.balancer.weights.value {
+            Weights::Annotated(name, value) if self.judgement.policy == Policy::Local => {
+                format!("; or let the balancer weigh: annotation {name}: {value}")
+            }
+            _ => String::new(),
+        };
+        let what = format!(
+            "{} of {} gets {} of the requests, {skew:.2} times the mean of {}",
+            most.label(),
+            self.name(),
+            percent(most.share),
+            percent(mean)
+        );
+        let yaml = fix::spread(self.judgement.service);
+        Some(
+            Finding::new(level, "uneven", what, format!("as many pods on each node{weights}"))
+                .with_yaml(yaml),
+        )
+    }
+
+    fn client_address(&self) -> Option<Finding> {
+        let service = self.judgement.service;
+        if service.source_ranges.is_empty() {
+            return None;
+        }
+        if self.judgement.balancer.proxies.value {
+            return Some(Finding::new(
+                Level::Warning,
+                "source-ranges-see-the-balancer",
+                format!(
+                    "{} has loadBalancerSourceRanges, but its balancer makes connections of its own: nodes see the balancer's address, \
+                     and not the client's",
+                    self.name()
+                ),
+                "let the balancer itself judge sources, or use one that passes packets through",
+            ));
+        }
+        let forwarded =
+            |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here, of } if here < of);
+        (self.port.sum(forwarded).0 > 0).then(|| {
+            Finding::new(
+                Level::Note,
+                "client-address",
+                format!(
+                    "{} has loadBalancerSourceRanges, which hold at the node that a request comes to; its pods see that node's \
+                     address wherever it is forwarded, and cannot judge the client themselves",
+                    self.name()
+                ),
+                match self.judgement.policy {
+                    Policy::Cluster => "externalTrafficPolicy: Local keeps the client's address",
+                    Policy::Local => "without traffic-policy.io/external-fallback the client's address is kept, and nothing is forwarded",
+                },
+            )
+        })
+    }
+
+    fn leaving(&self) -> Option<Finding> {
+        let leaving = |row: &Row<'_>| row.kind.leaving && (row.takes || row.pods > 0);
+        if self.port.sum(leaving).0 == 0 {
+            return None;
+        }
+        Some(Finding::new(
+            Level::Note,
+            "leaving",
+            format!(
+                "{} is being deleted or has the taint ToBeDeletedByClusterAutoscaler: its requests and pods move to others",
+                self.nodes(leaving)
+            ),
+            "nothing, if others have pods; see `lb what-if --node NAME=drained`",
+        ))
+    }
+
+    fn not_ready(&self) -> Option<Finding> {
+        use traffic_policy_cluster::model::object::Readiness;
+        let silent = |row: &Row<'_>| row.kind.readiness == Readiness::Unknown;
+        if self.port.sum(silent).0 == 0 {
+            return None;
+        }
+        Some(Finding::new(
+            Level::Note,
+            "silent-node",
+            format!("the kubelet of {} is not heard of: its checks are taken to fail", self.nodes(silent)),
+            "see `kubectl describe node`",
+        ))
+    }
+
+    /// Whether a change to policy Local would lose requests.
+    fn drain(&self) -> Option<Finding> {
+        let service = self.judgement.service;
+        let node_port_only = self.is_node_port() && service.health_annotation == 0;
+        if self.judgement.policy != Policy::Cluster || node_port_only {
+            return None;
+        }
+        let balancer = &self.judgement.balancer;
+        if balancer.local.ask.value == Ask::TrafficPort {
+            return None;
+        }
+        let needed = balancer.drain();
+        let drain = service.drain.unwrap_or(DEFAULT_DRAIN);
+        if drain >= needed.value {
+            return None;
+        }
+        let from = if service.drain.is_some() { "its annotation" } else { "the agent's default" };
+        let level = if service.drain.is_some() { Level::Warning } else { Level::Note };
+        let about = if needed.sure { "" } else { "about " };
+        let text = span(needed.value);
+        Some(
+            Finding::new(
+                level,
+                "short-drain",
+                format!(
+                    "a change of {} to policy Local would be believed by {} after up to {about}{text}; nodes without a pod forward for \
+                     {} ({from})",
+                    self.name(),
+                    balancer.name,
+                    span(drain)
+                ),
+                format!("before such a change, the annotation traffic-policy.io/drain: {text}"),
+            )
+            .with_yaml(fix::annotation("traffic-policy.io/drain", &text)),
+        )
+    }
+
+    fn one_node_at_a_time(&self) -> Option<Finding> {
+        (self.judgement.balancer.one_node && self.port.taking() > 1).then(|| {
+            Finding::new(
+                Level::Note,
+                "one-node-at-a-time",
+                format!(
+                    "{} sends everything to one node at a time: the shares of nodes are chances to be that node",
+                    self.judgement.balancer.name
+                ),
+                "",
+            )
+        })
+    }
+}
+
+/// A share as text.
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
+}
+
+/// As an annotation takes it.
+pub(super) fn span(time: Duration) -> String {
+    match time.as_millis() % 1000 {
+        0 => format!("{}s", time.as_secs()),
+        _ => format!("{}ms", time.as_millis()),
+    }
+}

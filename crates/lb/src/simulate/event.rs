@@ -1,0 +1,158 @@
+//! Events that happen to a cluster, each at its time.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use traffic_policy_cluster::model::{Policy, parse_duration};
+
+use crate::change::{Change, NodeChange};
+
+/// One thing that happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// As `lb what-if` takes it; pods that are moved or added take their time.
+    Change(Change),
+    /// Every pod is replaced, one after the other: the new one is ready before the old one is deleted.
+    Rollout,
+    /// The agent of a node dies; what it has written goes on. It is started again.
+    Crash(String),
+    /// Nobody learns of changes for so long.
+    Outage(Duration),
+    /// One step in the life of a pod, at a moment that was measured.
+    Pod(String, PodEvent),
+}
+
+/// Change of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodEvent {
+    /// A new one is ready on this node; the objects say so.
+    Ready(String),
+    /// The objects say that it terminates; it still serves.
+    Terminating,
+    /// It takes no connections any more.
+    Stopped,
+    /// The objects do not name it any more.
+    Removed,
+}
+
+/// An event and its time, since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timed {
+    pub at: Duration,
+    pub event: Event,
+}
+
+/// Syntax of events, for messages.
+const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|drained|added, pod=NAME, scale=N, spread, rollout, \
+                     crash=NODE or outage=TIME";
+
+/// A time and an event: `5s policy=Local`, `10s node=n3=gone`. Events are the flags of `lb what-if` without their dashes, and
+/// `rollout`, `crash=NODE`, `outage=TIME`.
+impl FromStr for Timed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let (time, event) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let at = parse_duration(time)
+            .ok_or_else(|| format!("`{time}` is not a time: an event is written as '5s policy=Local'"))?;
+        if event.trim().is_empty() {
+            return Err(format!("`{text}` does not say what happens: {FORMS}"));
+        }
+        Ok(Self { at, event: event.trim().parse()? })
+    }
+}
+
+impl FromStr for Event {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, value) = match text.split_once('=') {
+            Some((key, value)) => (key, Some(value.trim())),
+            None => (text, None),
+        };
+        let named = |what: &str| match value {
+            Some(value) if !value.is_empty() && !value.contains(char::is_whitespace) => Ok(value.to_owned()),
+            _ => Err(format!("`{text}` does not name a {what}: {key}=NAME")),
+        };
+        let time = || {
+            let value = value.unwrap_or("");
+            parse_duration(value).ok_or_else(|| format!("`{value}` is not a time: write {key}=30s"))
+        };
+        match key {
+            "policy" => match value.unwrap_or("").to_ascii_lowercase().as_str() {
+                "local" => Ok(Self::Change(Change::Policy(Policy::Local))),
+                "cluster" => Ok(Self::Change(Change::Policy(Policy::Cluster))),
+                other => Err(format!("`{other}` is not a policy: Local or Cluster")),
+            },
+            "drain" => Ok(Self::Change(Change::Drain(time()?))),
+            "node" => {
+                let (name, change) = value
+                    .and_then(|value| value.split_once('='))
+                    .filter(|(name, _)| !name.is_empty())
+                    .ok_or_else(|| format!("`{text}` is not node=NAME=gone, drained or added"))?;
+                Ok(Self::Change(Change::Node(name.to_owned(), change.parse()?)))
+            }
+            "pod" => Ok(Self::Change(Change::PodDeleted(named("pod")?))),
+            "scale" => {
+                let count: u16 = value
+                    .and_then(|value| value.parse().ok())
+                    .ok_or_else(|| format!("`{text}` is not scale=N, a number of pods"))?;
+                Ok(Self::Change(Change::Scale(count.into())))
+            }
+            "spread" if value.is_none() => Ok(Self::Change(Change::Spread)),
+            "rollout" if value.is_none() => Ok(Self::Rollout),
+            "crash" => Ok(Self::Crash(named("node")?)),
+            "outage" => Ok(Self::Outage(time()?)),
+            "spread" | "rollout" => Err(format!("`{text}`: {key} takes no value")),
+            _ => Err(format!("`{text}` is no event: {FORMS}")),
+        }
+    }
+}
+
+/// A sentence for the time line.
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Change(Change::Policy(policy)) => write!(f, "externalTrafficPolicy {policy:?}"),
+            Self::Change(Change::Drain(drain)) => {
+                write!(f, "annotation traffic-policy.io/drain: {}s", drain.as_secs_f64())
+            }
+            Self::Change(Change::Node(_, NodeChange::Gone)) => f.write_str("gone without a word"),
+            Self::Change(Change::Node(_, NodeChange::Drained)) => {
+                f.write_str("drained, its pods are evicted")
+            }
+            Self::Change(Change::Node(_, NodeChange::Added)) => f.write_str("a new node"),
+            Self::Change(Change::PodDeleted(pod)) => write!(f, "pod {pod} is deleted"),
+            Self::Change(Change::Scale(count)) => write!(f, "scaled to {count} pods"),
+            Self::Change(Change::Spread) => f.write_str("pods are spread evenly"),
+            Self::Rollout => f.write_str("rolling update begins"),
+            Self::Crash(_) => f.write_str("the agent crashes; what it has written goes on"),
+            Self::Outage(time) => write!(f, "the API is away for {}s", time.as_secs_f64()),
+            Self::Pod(pod, PodEvent::Ready(_)) => write!(f, "pod {pod} is ready"),
+            Self::Pod(pod, PodEvent::Terminating) => write!(f, "pod {pod} terminates"),
+            Self::Pod(pod, PodEvent::Stopped) => write!(f, "pod {pod} has stopped"),
+            Self::Pod(pod, PodEvent::Removed) => write!(f, "pod {pod} is no endpoint any more"),
+        }
+    }
+}
+
+impl Event {
+    /// The node that it is about.
+    pub(super) fn node(&self) -> Option<&str> {
+        match self {
+            Self::Change(Change::Node(node, _)) | Self::Crash(node) | Self::Pod(_, PodEvent::Ready(node)) => {
+                Some(node)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the API server takes part.
+    pub(super) const fn needs_api(&self) -> bool {
+        match self {
+            Self::Change(Change::Node(_, NodeChange::Gone)) | Self::Crash(_) | Self::Outage(_) => false,
+            Self::Pod(_, step) => !matches!(step, PodEvent::Stopped),
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Changes: who goes dark, who gets what, what is lost, and what makes it lossless.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use traffic_policy_cluster::model::Policy;
+
+use super::*;
+use crate::{Change, ChangeError, Cost, NodeChange, PROFILES, WhatIf};
+
+fn changed<T>(
+    yaml: &str,
+    name: &str,
+    changes: &[Change],
+    look: impl FnOnce(&str, &str, &Cost) -> T,
+) -> Result<T, ChangeError> {
+    let cluster = cluster(yaml);
+    let what_if = WhatIf::new(&cluster, &web(), changes)?.expect("the Service is there");
+    let [before, after] = what_if.judges(balancer(name), &Overrides::default());
+    let (old, new) = (before.service(&web()).unwrap(), after.service(&web()).unwrap());
+    let cost = what_if.cost(&(&before, &old), &(&after, &new));
+    Ok(look(&table(&before, &old), &table(&after, &new), &cost))
+}
+
+/// Shares and seconds of what is lost.
+fn lost(cost: &Cost) -> Vec<(u32, u32)> {
+    cost.lost.iter().map(|loss| ((loss.share * 100.0).round() as u32, loss.seconds.round() as u32)).collect()
+}
+
+fn gone(name: &str) -> Change {
+    Change::Node(name.to_owned(), NodeChange::Gone)
+}
+
+#[test]
+fn a_switch_loses_what_the_drain_does_not_cover() {
+    let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster", "a@n1 b@n2");
+    let to_local = Change::Policy(Policy::Local);
+    // 30 s for the controller, 2 checks every 3 s, 1 s for the answer; 30 s are the default.
+    let needed = changed(&yaml, "gke", std::slice::from_ref(&to_local), |_, after, cost| {
+        assert!(after.contains("n3 0 Unavailable no dropped 0"), "{after}");
+        assert_eq!(lost(cost), [(33, 7)]);
+        assert!(cost.cut.is_empty(), "{:?}", cost.cut);
+        cost.drain.unwrap().0
+    })
+    .unwrap();
+    assert_eq!(needed, 37.0);
+    let drain = Change::Drain(Duration::from_secs(37));
+    let enough = changed(&yaml, "gke", &[to_local.clone(), drain], |_, _, cost| lost(cost)).unwrap();
+    assert!(enough.is_empty(), "{enough:?}");
+    let none = Change::Drain(Duration::ZERO);
+    assert_eq!(changed(&yaml, "gke", &[to_local, none], |_, _, cost| lost(cost)).unwrap(), [(33, 37)]);
+}
+
+#[test]
+fn no_drain_helps_a_balancer_that_asks_the_traffic_port() {
+    let yaml = manifests("n1 n2", "NodePort Cluster", "a@n1");
+    let changes = [Change::Policy(Policy::Local), Change::Drain(Duration::from_secs(3600))];
+    changed(&yaml, "aws-alb", &changes, |_, after, cost| {
+        assert!(after.contains("n2 0 Silence no dropped 0"), "{after}");
+        assert_eq!(lost(cost), [(50, 35)]);
+        assert_eq!(cost.drain, None);
+        assert!(cost.advice[0].contains("no drain"), "{:?}", cost.advice);
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_preempted_node_without_a_pod_costs_under_cluster_and_nothing_under_local() {
+    for (policy, expected) in [("Cluster", vec![(33, 25)]), ("Local", vec![])] {
+        let yaml = manifests("n1 n2 n3/spot", &format!("LoadBalancer {policy}"), "a@n1 b@n2");
+        let found = changed(&yaml, "gke", &[gone("n3")], |_, _, cost| lost(cost)).unwrap();
+        assert_eq!(found, expected, "{policy}");
+    }
+}
+
+/// `trafficDistribution`: each endpoint has its own zone as hint, also where a change puts it.
+#[test]
+fn traffic_stays_in_its_zone_through_a_change() {
+    let yaml = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/b");
+    let after = |change: Change| changed(&yaml, "gke", &[change], |_, after, _| after.to_owned());
+    let own_zone = |table: &str, node: &str| {
+        let row = table.lines().find(|line| line.starts_with(node)).unwrap_or_else(|| panic!("{table}"));
+        row.to_owned()
+    };
+    // A third pod, on n3: n1 has only its own still, and the nodes of zone b have both of theirs.
+    let scaled = after(Change::Scale(3)).unwrap();
+    assert!(own_zone(&scaled, "n1").contains("1/1"), "{scaled}");
+    assert!(own_zone(&scaled, "n2").contains("1/2"), "{scaled}");
+    // The pod of n1 moves into zone b: no endpoint names zone a, whose node takes all.
+    let drained = after(Change::Node("n1".to_owned(), NodeChange::Drained)).unwrap();
+    assert!(own_zone(&drained, "n2").contains("1/2"), "{drained}");
+    // Hints by the zones' CPUs: what the controller would write is not known.
+    let by_cpu = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/a");
+    let refused = changed(&by_cpu, "gke", &[Change::Scale(3)], |_, _, _| ()).unwrap_err();
+    assert!(
+        matches!(refused, ChangeError::Hints(_)) && refused.to_string().contains("topology-mode"),
+        "{refused}"
+    );
+    // What moves no pod is judged all the same.
+    changed(&by_cpu, "gke", &[Change::Policy(Policy::Local)], |_, _, _| ()).unwrap();
+}
+
+#[test]
+fn a_preempted_node_takes_its_pods_with_it() {
+    let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");
+    changed(&yaml, "gke", &[gone("n2")], |_, after, cost| {
+        assert_eq!(after, "n1 1 Ok(None) yes 1/1 100\n  a 100");
+        // Its own half for 25 s; half of the other's, until Kubernetes takes it for lost.
+        assert_eq!(lost(cost), [(50, 25), (25, 50)]);
+        assert_eq!(cost.cut.len(), 2);
+    })
+    .unwrap();
+}
+
+#[test]
+fn pods_that_move_leave_their_node_dark() {
+    let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n2");
+    let drained = Change::Node("n1".to_owned(), NodeChange::Drained);
+    changed(&yaml, "gke", &[drained], |_, after, cost| {
+        assert!(after.contains("n3 1 Ok(Some(1)) yes 1/1 50"), "{after}");
+        assert!(after.contains("n1 0 Unavailable no dropped 0"), "{after}");
+        assert_eq!(lost(cost), [(50, 6)]);
+        assert!(cost.advice[0].contains("6 s after its deletion"), "{:?}", cost.advice);
+    })
+    .unwrap();
+}
+
+#[test]
+fn scaling_and_spreading_follow_the_scheduler() {
+    let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n1 c@n1");
+    let after = |changes: &[Change]| changed(&yaml, "gke", changes, |_, after, _| after.to_owned()).unwrap();
+    let text = after(&[Change::Spread]);
+    assert_eq!(text.matches("1/1 33").count(), 3, "{text}");
+    let text = after(&[Change::Scale(5)]);
+    assert!(text.contains("n1 3") && text.contains("n2 1") && text.contains("n3 1"), "{text}");
+    let text = after(&[Change::Spread, Change::Scale(1), Change::Node("n4".to_owned(), NodeChange::Added)]);
+    assert_eq!(text.matches("1/1 100").count(), 1, "{text}");
+    assert!(text.contains("n4"), "{text}");
+    assert!(after(&[Change::Scale(0)]).contains("refused"));
+}
+
+/// A health port by annotation makes lossless what the traffic port cannot.
+#[test]
+fn a_drain_helps_who_asks_a_health_port() {
+    let switch = [Change::Policy(Policy::Local)];
+    for (service, drain) in [
+        ("NodePort Cluster", None),
+        ("NodePort Cluster health-check-node-port=\"31999\"", Some(65.0)),
+        ("NodePort Cluster health-check-node-port=\"30080\"", None),
+    ] {
+        let yaml = manifests("n1 n2", service, "a@n1");
+        changed(&yaml, "aws-alb", &switch, |_, _, cost| {
+            assert_eq!(cost.drain.map(|(seconds, _)| seconds), drain, "{service}");
+        })
+        .unwrap();
+    }
+}
+
+/// Nothing is lost that only came to the wrong node.
+#[test]
+fn the_fallback_loses_nothing() {
+    let switch = [Change::Policy(Policy::Local), Change::Drain(Duration::ZERO)];
+    let deleted = [Change::PodDeleted("a".to_owned())];
+    for (fallback, lossless) in [("", false), ("external-fallback=cluster", true)] {
+        let cluster = manifests("n1 n2", &format!("LoadBalancer Cluster {fallback}"), "a@n1");
+        let local = manifests("n1 n2", &format!("LoadBalancer Local {fallback}"), "a@n1 b@n2");
+        for (yaml, changes) in [(&cluster, &switch[..]), (&local, &deleted[..])] {
+            changed(yaml, "gke", changes, |_, after, cost| {
+                assert_eq!(lost(cost).is_empty(), lossless, "{fallback:?} {changes:?}\n{after}");
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_cannot_change() {
+    let yaml = manifests("n1", "LoadBalancer Local", "a@n1");
+    let error = |change: Change| changed(&yaml, "gke", &[change], |_, _, _| ()).unwrap_err().to_string();
+    assert_eq!(error(gone("n9")), "there is no Node n9");
+    assert_eq!(error(Change::Node("n1".to_owned(), NodeChange::Added)), "there is a Node n1 already");
+    assert_eq!(error(Change::PodDeleted("b".to_owned())), "no ready pod b of shop/web: it has a");
+    let drained = Change::Node("n1".to_owned(), NodeChange::Drained);
+    assert_eq!(error(drained), "no node is left that a pod could be put on");
+}
+
+proptest! {
+    #[test]
+    fn the_drain_that_is_named_loses_nothing(
+        profile in prop::sample::select(PROFILES.map(|balancer| balancer.name).to_vec()),
+        pods in 1usize..4,
+        more in 0u64..100,
+    ) {
+        let names: Vec<_> = (1..=pods).map(|pod| format!("p{pod}@n{pod}")).collect();
+        let yaml = manifests("n1 n2 n3 n4", "LoadBalancer Cluster", &names.join(" "));
+        let switch = [Change::Policy(Policy::Local)];
+        let needed = changed(&yaml, profile, &switch, |_, _, cost| cost.drain).unwrap();
+        // Who asks the traffic port cannot be helped.
+        if let Some((needed, _)) = needed {
+            let drain = Duration::from_secs_f64(needed) + Duration::from_secs(more);
+            let changes = [Change::Policy(Policy::Local), Change::Drain(drain)];
+            let found = changed(&yaml, profile, &changes, |_, _, cost| lost(cost)).unwrap();
+            prop_assert!(found.is_empty(), "{:?}", found);
+        } else {
+            prop_assert_eq!(profile, "aws-alb");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The judgement of a Service: nodes, pods, and findings.
+
+use std::net::SocketAddr;
+
+use traffic_policy_cluster::model::{Frontend, Policy, ServicePortKey, object::Service};
+
+use super::{balancer::Balancer, finding::Finding, nodes::Kind, nodes::Who};
+
+/// Question that a balancer asks of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    ProxyHealth,
+    ServiceHealth(u16),
+    TrafficPort(u16),
+    Nothing,
+}
+
+/// Answer of a node, if an agent or kube-proxy works there and nothing blocks the path to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// 200; a health port of a Service gives a number of endpoints.
+    Ok(Option<usize>),
+    Unavailable,
+    Open,
+    Refused,
+    Silence,
+    Announced,
+    NotAnnounced,
+}
+
+impl Answer {
+    #[must_use]
+    pub const fn is_green(self) -> bool {
+        matches!(self, Self::Ok(_) | Self::Open | Self::Announced)
+    }
+}
+
+/// Whether a balancer knows a node at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Membership {
+    Member,
+    /// The label `node.kubernetes.io/exclude-from-external-load-balancers`.
+    Excluded,
+    /// There is no such Node.
+    NoNode,
+}
+
+/// Treatment of a client's new connection or first datagram at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// To one of `of` endpoints, of which `here` are on the node. To the others it is forwarded, with the node's address as
+    /// source. Under policy Local `here` is 0 only where the Service's annotation makes the node forward.
+    Served { here: usize, of: usize },
+    /// In silence: policy Local, and endpoints on other nodes only.
+    Dropped,
+    /// With an ICMP error: no endpoint anywhere.
+    Refused,
+}
+
+/// One node, or several of which the same is true.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row<'a> {
+    pub who: Who<'a>,
+    pub count: usize,
+    pub kind: Kind<'a>,
+    /// Ready endpoints on each.
+    pub pods: usize,
+    pub membership: Membership,
+    pub answer: Answer,
+    pub fate: Fate,
+    /// The balancer sends to it.
+    pub takes: bool,
+    /// Of all requests, all nodes of the row together.
+    pub share: f64,
+}
+
+impl Row<'_> {
+    pub(super) const fn is_green(&self) -> bool {
+        matches!(self.membership, Membership::Member) && self.answer.is_green()
+    }
+}
+
+/// An endpoint, and what it gets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodShare<'a> {
+    pub address: SocketAddr,
+    pub pod: Option<&'a str>,
+    pub node: Option<&'a str>,
+    pub ready: bool,
+    /// Of all requests.
+    pub share: f64,
+}
+
+impl PodShare<'_> {
+    /// The pod's name, or the address where none is known.
+    #[must_use]
+    pub fn label(&self) -> String {
+        self.pod.map_or_else(|| self.address.ip().to_string(), str::to_owned)
+    }
+}
+
+/// Service ports of which the same is true.
+#[derive(Clone, Debug)]
+pub struct PortJudgement<'a> {
+    pub keys: Vec<ServicePortKey>,
+    pub frontends: Vec<Frontend>,
+    pub question: Question,
+    /// Nodes with endpoints first, by name; then the others.
+    pub rows: Vec<Row<'a>>,
+    pub pods: Vec<PodShare<'a>>,
+    /// No node is green, and all get traffic for that reason.
+    pub failed_open: bool,
+    /// Requests without an answer, of all.
+    pub lost: f64,
+}
+
+impl PortJudgement<'_> {
+    /// The largest share of a pod over the mean of all ready ones; `None` without requests that arrive.
+    #[must_use]
+    pub fn skew(&self) -> Option<f64> {
+        let counted = || self.pods.iter().filter(|pod| pod.ready || pod.share > 0.0);
+        let total: f64 = counted().map(|pod| pod.share).sum();
+        let largest = counted().map(|pod| pod.share).fold(0.0, f64::max);
+        (total > 0.0).then(|| largest * as_f64(counted().count()) / total)
+    }
+
+    pub(super) fn sum(&self, which: impl Fn(&Row<'_>) -> bool) -> (usize, f64) {
+        let rows = self.rows.iter().filter(|row| which(row));
+        rows.fold((0, 0.0), |(count, share), row| (count + row.count, share + row.share))
+    }
+
+    #[must_use]
+    pub fn green(&self) -> usize {
+        self.rows.iter().filter(|row| row.is_green()).map(|row| row.count).sum()
+    }
+
+    #[must_use]
+    pub fn taking(&self) -> usize {
+        self.sum(|row| row.takes).0
+    }
+
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.rows.iter().map(|row| row.count).sum()
+    }
+
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        self.pods.iter().filter(|pod| pod.ready).count()
+    }
+
+    /// Whether the same is true of two ports, but for their numbers.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let kind = std::mem::discriminant::<Question>;
+        let pods = |port: &Self| -> Vec<_> {
+            port.pods
+                .iter()
+                .map(|pod| (pod.label(), pod.node.map(str::to_owned), pod.ready, pod.share.to_bits()))
+                .collect()
+        };
+        kind(&self.question) == kind(&other.question) && self.rows == other.rows && pods(self) == pods(other)
+    }
+}
+
+/// One Service behind a balancer.
+#[derive(Clone, Debug)]
+pub struct Judgement<'a> {
+    pub service: &'a Service,
+    pub policy: Policy,
+    pub balancer: Balancer,
+    /// Reason for taking this balancer.
+    pub why_balancer: String,
+    pub ports: Vec<PortJudgement<'a>>,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+    /// Amount of work: nodes and classes of nodes, and endpoints in lists.
+    pub work: usize,
+}
+
+pub(super) const fn as_f64(count: usize) -> f64 {
+    count as f64
+}

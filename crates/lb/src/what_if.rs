@@ -1,0 +1,319 @@
+//! The effect of a change: before and after, what is lost between, and what makes it lossless.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+use traffic_policy_cluster::model::{Policy, ServiceName, health_port};
+
+use super::{
+    balancer::{Ask, Balancer, Fact, unsure},
+    change::{Change, ChangeError, NodeChange, Objects},
+    cluster::Cluster,
+    judge::Judge,
+    nodes::Who,
+    overrides::Overrides,
+    rules::DEFAULT_DRAIN,
+    verdict::{Fate, Judgement, PortJudgement, as_f64},
+};
+
+/// Time for which a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s
+/// from Kubernetes 1.32 on, 40 s before.
+pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
+
+/// A Service before and after some changes.
+#[derive(Debug)]
+pub struct WhatIf {
+    before: Cluster,
+    after: Cluster,
+    name: ServiceName,
+    changes: Vec<Change>,
+}
+
+/// Requests that are lost until all parts have reacted to a change.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Loss {
+    /// Of all requests.
+    pub share: f64,
+    /// At most.
+    pub seconds: f64,
+    /// Whether the balancer's times are known.
+    pub sure: bool,
+    pub why: String,
+}
+
+impl Loss {
+    /// As seconds of all traffic.
+    #[must_use]
+    pub fn weight(&self) -> f64 {
+        self.share * self.seconds
+    }
+}
+
+/// Cost of a change.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Cost {
+    pub lost: Vec<Loss>,
+    /// Open connections that are cut, of all, and why.
+    pub cut: Vec<(f64, String)>,
+    /// `traffic-policy.io/drain` that makes a change to policy Local lossless, in seconds; and whether the balancer's times are
+    /// known.
+    pub drain: Option<(f64, bool)>,
+    /// Further conditions for a lossless change, or why there are none.
+    pub advice: Vec<String>,
+}
+
+impl WhatIf {
+    /// # Errors
+    /// A change that cannot be made: nodes or pods that are not there. `None`: the Service is not there.
+    pub fn new(
+        cluster: &Cluster,
+        name: &ServiceName,
+        changes: &[Change],
+    ) -> Result<Option<Self>, ChangeError> {
+        let Some(mut objects) = Objects::of(cluster, name) else { return Ok(None) };
+        let before = objects.cluster();
+        for change in changes {
+            objects.make(change)?;
+        }
+        Ok(Some(Self { before, after: objects.cluster(), name: name.clone(), changes: changes.to_vec() }))
+    }
+
+    /// Before and after.
+    #[must_use]
+    pub fn judges(&self, named: Option<&'static Balancer>, overrides: &Overrides) -> [Judge<'_>; 2] {
+        [&self.before, &self.after].map(|cluster| Judge::new(cluster, named, overrides.clone()))
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &ServiceName {
+        &self.name
+    }
+
+    /// Cost of the change for the first of the Service's ports.
+    #[must_use]
+    pub fn cost<'a>(
+        &self,
+        before: &(&Judge<'a>, &Judgement<'a>),
+        after: &(&Judge<'a>, &Judgement<'a>),
+    ) -> Cost {
+        let (Some(old), Some(new)) = (before.1.ports.first(), after.1.ports.first()) else {
+            return Cost::default();
+        };
+        let between = Between {
+            old: by_node(before.0, old),
+            new: by_node(after.0, new),
+            judgement: before.1,
+            after: after.1,
+            port: old,
+            changes: &self.changes,
+        };
+        let mut cost = Cost::default();
+        between.vanished(&mut cost);
+        between.switched(&mut cost);
+        between.went_dark(&mut cost);
+        cost
+    }
+}
+
+/// One node before or after.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    takes: bool,
+    share: f64,
+    fate: Fate,
+    pods: usize,
+}
+
+fn by_node<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str, Seen> {
+    let mut seen = BTreeMap::new();
+    for row in &port.rows {
+        let each =
+            Seen { takes: row.takes, share: row.share / as_f64(row.count), fate: row.fate, pods: row.pods };
+        match row.who {
+            Who::Node(name) => _ = seen.insert(name, each),
+            Who::Others(_) => {
+                seen.extend(judge.names(port, row, row.count).into_iter().map(|name| (name, each)));
+            }
+        }
+    }
+    seen
+}
+
+/// Inputs of the comparison.
+struct Between<'b, 'a> {
+    old: BTreeMap<&'a str, Seen>,
+    new: BTreeMap<&'a str, Seen>,
+    judgement: &'b Judgement<'a>,
+    after: &'b Judgement<'a>,
+    port: &'b PortJudgement<'a>,
+    changes: &'b [Change],
+}
+
+impl Between<'_, '_> {
+    fn balancer(&self) -> &Balancer {
+        &self.judgement.balancer
+    }
+
+    fn gone(&self) -> impl Iterator<Item = &str> {
+        self.changes.iter().filter_map(|change| match change {
+            Change::Node(name, NodeChange::Gone) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Nodes that are gone without a word.
+    fn vanished(&self, cost: &mut Cost) {
+        let notices = self.balancer().notices_silence(self.judgement.policy);
+        for name in self.gone() {
+            let sent = self.old.get(name).map_or(0.0, |seen| seen.share);
+            if sent > 0.0 {
+                cost.lose(
+                    sent,
+                    notices,
+                    format!("requests that are sent to {name} until the balancer gives it up"),
+                );
+                cost.cut.push((sent, format!("connections by {name}")));
+            }
+            // Other nodes go on choosing its pods until Kubernetes takes it for lost.
+            let pods: f64 =
+                self.port.pods.iter().filter(|pod| pod.node == Some(name)).map(|pod| pod.share).sum();
+            let own = match self.old.get(name).map(|seen| (seen.share, seen.fate)) {
+                Some((share, Fate::Served { here, of })) => share * as_f64(here) / as_f64(of.max(1)),
+                _ => 0.0,
+            };
+            let others = pods - own;
+            if others > 1e-9 {
+                cost.lose(
+                    others,
+                    NODE_GRACE,
+                    format!(
+                        "requests that other nodes forward to its pods until Kubernetes takes {name} for lost"
+                    ),
+                );
+                cost.cut.push((others, format!("connections by other nodes to pods of {name}")));
+            }
+        }
+    }
+
+    /// Cluster to Local.
+    fn switched(&self, cost: &mut Cost) {
+        if (self.judgement.policy, self.after.policy) != (Policy::Cluster, Policy::Local) {
+            return;
+        }
+        if self.after.service.external_fallback {
+            cost.advice.push(
+                "no drain is needed: the annotation traffic-policy.io/external-fallback lets nodes without a pod go on forwarding"
+                    .to_owned(),
+            );
+            return;
+        }
+        let share = self.darkened(|seen| seen.fate == Fate::Dropped);
+        let balancer = self.balancer();
+        let asks_traffic = balancer.local.ask.value == Ask::TrafficPort
+            || balancer.local.ask.value == Ask::ServiceHealth && health_port(self.after.service).is_none();
+        if asks_traffic {
+            if share > 0.0 {
+                cost.lose(
+                    share,
+                    balancer.notices_silence(Policy::Local),
+                    "requests that are sent to nodes without a pod until the balancer's check of the traffic port has failed"
+                        .to_owned(),
+                );
+                cost.advice.push(
+                    "no drain makes this lossless: the traffic port answers as long as it lasts, so the balancer notices only \
+                     afterwards. Let it ask the healthCheckNodePort; the annotation traffic-policy.io/health-check-node-port gives a Service of \
+                     type NodePort one"
+                        .to_owned(),
+                );
+            }
+            return;
+        }
+        let needed = balancer.drain();
+        cost.drain = Some((needed.value.as_secs_f64(), needed.sure));
+        let drain = self.after.service.drain.unwrap_or(DEFAULT_DRAIN);
+        if let Some(rest) = needed.value.checked_sub(drain).filter(|rest| !rest.is_zero())
+            && share > 0.0
+        {
+            cost.lose(
+                share,
+                Fact { value: rest, sure: needed.sure },
+                "requests that are sent to nodes without a pod after their drain is over, until the balancer has given them up"
+                    .to_owned(),
+            );
+        }
+        cost.advice.push(
+            "kube-proxy has no drain: with it the whole time is lost, by the share of the nodes without a pod".to_owned(),
+        );
+    }
+
+    /// Nodes that turn dark because their last pod goes, under policy Local.
+    fn went_dark(&self, cost: &mut Cost) {
+        let both_local = (self.judgement.policy, self.after.policy) == (Policy::Local, Policy::Local);
+        let share = self.darkened(|_| true);
+        if share > 0.0 && self.balancer().cuts.value {
+            cost.cut.push((
+                share,
+                format!("connections by nodes that turn dark: {} cuts them", self.balancer().name),
+            ));
+        }
+        // With the fallback, what still comes is forwarded.
+        if !both_local || self.after.service.external_fallback {
+            return;
+        }
+        let emptied = self.darkened(|seen| !matches!(seen.fate, Fate::Served { .. }) || seen.pods == 0);
+        if emptied == 0.0 {
+            return;
+        }
+        let asks_traffic = self.balancer().local.ask.value == Ask::TrafficPort;
+        let balancer = self.balancer();
+        let notices = if asks_traffic {
+            balancer.notices_silence(Policy::Local)
+        } else {
+            balancer.notices_refusal(Policy::Local)
+        };
+        cost.lose(
+            emptied,
+            notices,
+            "requests to a node whose last pod goes, if that pod stops at once, until the balancer gives the node up".to_owned(),
+        );
+        let seconds = notices.value.as_secs_f64();
+        cost.advice.push(if balancer.local.ask.value == Ask::Nothing {
+            format!(
+                "{} announces a node as long as an endpoint there is ready or serving, a terminating one too, so requests come until it stops: no \
+                 time of grace makes this lossless; keep a second pod on the node, or move pods one node at a time",
+                balancer.name
+            )
+        } else if asks_traffic {
+            "the check of the traffic port fails only when requests do: no time of grace makes this lossless".to_owned()
+        } else {
+            format!(
+                "nothing of that is lost if a pod goes on serving for {seconds:.0} s after its deletion (a preStop hook that sleeps, within \
+                 terminationGracePeriodSeconds): the health port says 503 at once, and what still comes is served"
+            )
+        });
+    }
+
+    /// The share of nodes, those that are gone aside, that had traffic and get none now.
+    fn darkened(&self, which: impl Fn(&Seen) -> bool) -> f64 {
+        let stays =
+            self.old.iter().filter(|(name, seen)| seen.takes && self.gone().all(|gone| gone != **name));
+        stays
+            .filter_map(|(name, old)| {
+                let new = self.new.get(name)?;
+                (!new.takes && which(new)).then_some(old.share)
+            })
+            .sum()
+    }
+}
+
+impl Cost {
+    fn lose(&mut self, share: f64, time: Fact<Duration>, why: String) {
+        self.lost.push(Loss { share, seconds: time.value.as_secs_f64(), sure: time.sure, why });
+    }
+
+    /// All that is lost, as seconds of all traffic.
+    #[must_use]
+    pub fn weight(&self) -> f64 {
+        self.lost.iter().map(Loss::weight).sum()
+    }
+}

@@ -1,0 +1,149 @@
+//! The compiled programs on single packets: loaded with maps of their own in a namespace of their own, run by
+//! BPF_PROG_TEST_RUN.
+//!
+//! ```text
+//!                       ┌ 172.18.0.1 → client 192.0.2.0/24
+//!        ┌ eth0 ────────┼ 172.18.0.3 → endpoints 10.0.2.0/24
+//!        │              └ 172.18.0.9 → endpoints 10.0.4.0/24   (its MAC address is not known)
+//! node ──┼ eth1 ──────── 172.19.0.3 → endpoints 10.0.3.0/24
+//!        ├ slim0 ─────── 172.20.0.3 → endpoints 10.0.5.0/24   (MTU 1400)
+//!        ├ tun0 ──────── 172.21.0.3 → endpoints 10.0.7.0/24   (no Ethernet, MTU 1400)
+//!        └ pod0 ──────── endpoints 10.0.1.0/24                (not attached: they are on this node)
+//! ```
+
+mod both;
+mod flows;
+mod loaded;
+mod maps;
+mod pool;
+mod prefilter;
+mod run;
+mod setup;
+mod world;
+
+use std::io::ErrorKind;
+use std::ops::{Deref, DerefMut};
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use aya::maps::MapError;
+use traffic_policy_dataplane::{self as dataplane, Found, MapSizes, Sweeper};
+use traffic_policy_ebpf::abi::jump;
+
+pub use self::both::on_one_cpu;
+pub use self::flows::FlowEntry;
+pub use self::loaded::Loaded;
+use self::pool::Pool;
+pub use self::run::{Hook, Input, Ran, Way};
+pub use self::setup::{Frontend, HZ, POOL_PORT, Setup, SourceCheck};
+use self::world::World;
+pub use self::world::{Device, Spot};
+use crate::netns::Namespace;
+
+/// Loaded programs, and a node of their own. Lives on a thread inside the node's namespace.
+pub struct Harness {
+    loaded: Loaded,
+    world: World,
+}
+
+/// Small tables, so that they can be filled. Of their flows all may be unassured.
+pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, unassured: 256, ..MapSizes::DEFAULT };
+
+/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of
+/// this process, if one has ended well.
+///
+/// # Panics
+/// If nothing can be loaded: without root, or without a packet path in this build.
+pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    static IDLE: Pool<Loaded> = Pool::new();
+    lent(SIZES, 0, &IDLE, work)
+}
+
+/// As [`with`], with tables of other sizes, and programs of this test alone.
+///
+/// # Panics
+/// As there.
+pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    lent(sizes, 0, &Pool::new(), work)
+}
+
+/// As [`with`], with programs of this test alone that fold IPv6 keys as `seed` says. What the harness says of IPv6
+/// flows is wrong then.
+///
+/// # Panics
+/// As there.
+pub fn with_seed<T: Send>(seed: u64, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
+    lent(SIZES, seed, &Pool::new(), work)
+}
+
+fn lent<T: Send>(
+    sizes: MapSizes,
+    seed: u64,
+    idle: &Pool<Loaded>,
+    work: impl FnOnce(&mut Harness) -> T + Send,
+) -> T {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let name = format!("tp-packets-{}-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let create =
+        |name: &str| Namespace::create(name).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    let (namespace, wire) = (create(&name), create(&format!("{name}-wire")));
+    let world = World::build(&namespace, &wire).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    let load = || Loaded::load(sizes, seed).unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+    idle.lend(load, |mut loaded| {
+        namespace.run(|| {
+            loaded.renew().unwrap_or_else(|error| panic!("packet tests: {error:#}"));
+            let mut harness = Harness { loaded, world };
+            let done = work(&mut harness);
+            (harness.loaded, done)
+        })
+    })
+}
+
+impl Deref for Harness {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.loaded
+    }
+}
+
+impl DerefMut for Harness {
+    fn deref_mut(&mut self) -> &mut Loaded {
+        &mut self.loaded
+    }
+}
+
+impl Harness {
+    /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.
+    pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        for index in 0..jump::COUNT {
+            let tables = &mut self.tables;
+            for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps] {
+                match jumps.clear_index(&index) {
+                    // Not every place is taken.
+                    Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
+                    cleared => cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}")),
+                }
+            }
+        }
+        let done = work(self);
+        let restored = dataplane::jumps(&self.loaded.object, &mut self.loaded.tables);
+        restored.unwrap_or_else(|error| panic!("{error:#}"));
+        done
+    }
+
+    /// Sweeps both families as the agent does.
+    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_gone: bool) -> [Found; 2] {
+        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_gone);
+        found.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// The kernel's number of a device.
+    pub fn ifindex(&self, device: Device) -> u32 {
+        self.world.ifindex(device)
+    }
+
+    pub fn namespace(&self) -> &Namespace {
+        self.world.namespace()
+    }
+}

@@ -1,0 +1,280 @@
+//! The flow tables in the terms of a test: entries of both families alike.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use aya::maps::{HashMap, MapData};
+use traffic_policy_dataplane::{FromWire, ToWire};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_SCTP, PROTOCOL_UDP, Port, Ports, Tuple, kind,
+};
+use traffic_policy_ebpf::tcp::ASSURED;
+
+use super::Harness;
+use crate::bpf_map::BpfMap;
+use crate::lab::Family;
+
+/// An address of one family in the form of the maps, from one that may be of either.
+pub(super) trait Wire: FromWire {
+    fn from_ip(address: IpAddr) -> Self;
+}
+
+impl Wire for Address4 {
+    fn from_ip(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => address.to_wire(),
+            IpAddr::V6(address) => panic!("{address} is no IPv4 address"),
+        }
+    }
+}
+
+impl Wire for Address6 {
+    fn from_ip(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V6(address) => address.to_wire(),
+            IpAddr::V4(address) => panic!("{address} is no IPv6 address"),
+        }
+    }
+}
+
+/// One half of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowEntry {
+    pub protocol: u8,
+    /// The packets that it matches.
+    pub from: SocketAddr,
+    pub to: SocketAddr,
+    /// Addresses of the translated packets.
+    pub new_from: SocketAddr,
+    pub new_to: SocketAddr,
+    pub kind: u8,
+    pub state: u8,
+    pub hop: u16,
+    pub epoch: u16,
+    /// Jiffies of its last packet.
+    pub last: u32,
+    /// Request entry: jiffies of a SYN that came when the flow was assured, or 0.
+    pub asked: u32,
+    /// UDP that is not assured: jiffies when the flow began.
+    pub began: u32,
+    /// Request entry that is not assured: its place in the queues.
+    pub place: Option<u32>,
+    /// SCTP: initiate tag of the sender of its direction, and the tag that its packets carry; 0 if it is not known.
+    pub tags: (u32, u32),
+    pub service: u32,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+impl FlowEntry {
+    fn read<A: Address + FromWire>(key: &FlowKey<A>, flow: &Flow<A>) -> Self {
+        let tuple = key.tuple(flow);
+        let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
+        let assured = flow.state & ASSURED != 0;
+        let tail = u32::from_ne_bytes(flow.mac_tail);
+        let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
+        Self {
+            protocol: tuple.protocol as u8,
+            from: end(tuple.source, tuple.ports.source()),
+            to: end(tuple.destination, tuple.ports.destination()),
+            new_from: end(flow.source, flow.ports.source()),
+            new_to: end(flow.destination, flow.ports.destination()),
+            kind: flow.kind,
+            state: flow.state,
+            hop: flow.hop,
+            epoch: flow.epoch,
+            last: flow.last,
+            asked: if request && assured { tail } else { 0 },
+            began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
+            place: if request && !assured { tail.checked_sub(1) } else { None },
+            tags: match tuple.protocol {
+                PROTOCOL_SCTP => {
+                    (u32::from_be((flow.numbers >> 32) as u32), u32::from_be(flow.numbers as u32))
+                }
+                _ => (0, 0),
+            },
+            service: flow.service,
+            packets: flow.traffic().0,
+            bytes: flow.traffic().1,
+        }
+    }
+
+    /// Whether it notes when its flow began.
+    fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
+        let known = matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::REPLY | kind::REPLY_LOCAL);
+        known && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
+    }
+
+    fn tuple<A: Address + Wire>(&self) -> Tuple<A> {
+        Tuple {
+            source: A::from_ip(self.from.ip()),
+            destination: A::from_ip(self.to.ip()),
+            ports: Ports::from_host(self.from.port(), self.to.port()),
+            protocol: u32::from(self.protocol),
+        }
+    }
+
+    fn key<A: Address + Wire>(&self) -> FlowKey<A> {
+        FlowKey::of(&self.tuple())
+    }
+
+    /// Takes over what a test may change.
+    fn write<A: Address>(&self, flow: &mut Flow<A>) {
+        flow.kind = self.kind;
+        flow.state = self.state;
+        flow.hop = self.hop;
+        flow.epoch = self.epoch;
+        flow.last = self.last;
+        flow.ports = Ports::from_host(self.new_from.port(), self.new_to.port());
+        if Self::has_beginning(self.protocol.into(), flow) {
+            flow.numbers = self.began.into();
+        }
+        if u32::from(self.protocol) == PROTOCOL_SCTP {
+            flow.numbers = u64::from(self.tags.0.to_be()) << 32 | u64::from(self.tags.1.to_be());
+        }
+        if self.is_request() && self.state & ASSURED != 0 {
+            flow.mac_tail = self.asked.to_ne_bytes();
+        }
+    }
+
+    /// As if all that it has noted had been so many jiffies earlier.
+    pub fn go_back(&mut self, jiffies: u32) {
+        self.last = self.last.wrapping_sub(jiffies);
+        self.began = self.began.wrapping_sub(jiffies);
+        if self.asked != 0 {
+            self.asked = self.asked.wrapping_sub(jiffies);
+        }
+    }
+
+    /// Whether it is a request entry.
+    pub fn is_request(&self) -> bool {
+        matches!(self.kind, kind::FORWARD | kind::DELIVER)
+    }
+}
+
+impl Harness {
+    /// All entries of a family, requests first, by the addresses that they match.
+    pub fn flows(&self, family: Family) -> Vec<FlowEntry> {
+        let mut entries = match family {
+            Family::V4 => dump::<Address4>(self.map("tp_flows4")),
+            Family::V6 => dump::<Address6>(self.map("tp_flows6")),
+        };
+        entries.sort_by_key(|entry| (!entry.is_request(), entry.from, entry.to, entry.protocol));
+        entries
+    }
+
+    /// The only flow of a family: its request entry and its reply entry.
+    pub fn flow(&self, family: Family) -> (FlowEntry, FlowEntry) {
+        match self.flows(family).as_slice() {
+            [request, reply] if request.is_request() && !reply.is_request() => (*request, *reply),
+            other => panic!("not one pair of entries: {other:#?}"),
+        }
+    }
+
+    /// Addresses and protocol of the flows that the queues of those that are not assured hold, by their places.
+    pub fn queued(&self, family: Family) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {
+        match family {
+            Family::V4 => queued::<Address4>(self.map("tp_unassured4")),
+            Family::V6 => queued::<Address6>(self.map("tp_unassured6")),
+        }
+    }
+
+    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports that its packets get.
+    pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
+        let mut entry = *entry;
+        change(&mut entry);
+        if entry.from.is_ipv4() {
+            edit(&mut self.tables.v4.flows, &entry);
+        } else {
+            edit(&mut self.tables.v6.flows, &entry);
+        }
+    }
+
+    /// As if a UDP flow that is not assured had begun so many jiffies earlier; its next packet is looked at closely.
+    pub fn begin_earlier(&self, entry: &FlowEntry, jiffies: u32) {
+        let entry = FlowEntry { began: entry.began.wrapping_sub(jiffies), ..*entry };
+        if entry.from.is_ipv4() {
+            rewrite::<Address4>(self.map("tp_flows4"), &entry);
+        } else {
+            rewrite::<Address6>(self.map("tp_flows6"), &entry);
+        }
+    }
+
+    /// Makes an IPv6 entry of the main table that of packets to another address whose key is the same.
+    pub fn exchange(&mut self, entry: &FlowEntry, to: Ipv6Addr) -> FlowEntry {
+        let (table, key) = (&mut self.tables.v6.flows, entry.key());
+        let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
+        flow.kept = to.to_wire().kept();
+        table.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
+        FlowEntry::read(&key, &flow)
+    }
+
+    /// Deletes one entry.
+    pub fn evict(&mut self, entry: &FlowEntry) {
+        if entry.from.is_ipv4() {
+            self.tables.v4.flows.remove(&entry.key())
+        } else {
+            self.tables.v6.flows.remove(&entry.key())
+        }
+        .unwrap_or_else(|error| panic!("deleting {entry:?}: {error}"));
+    }
+}
+
+/// All entries of a map, read by one call: a comparison of tables is what a fuzzer does most.
+fn dump<A: Address + FromWire>(map: &BpfMap) -> Vec<FlowEntry> {
+    let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
+    let entries = entries.iter().map(|(key, value)| {
+        assert_eq!((key.len(), value.len()), (size_of::<FlowKey<A>>(), size_of::<Flow<A>>()));
+        // SAFETY: plain numbers, as many bytes as were read.
+        let (key, flow) = unsafe {
+            (
+                key.as_ptr().cast::<FlowKey<A>>().read_unaligned(),
+                value.as_ptr().cast::<Flow<A>>().read_unaligned(),
+            )
+        };
+        FlowEntry::read(&key, &flow)
+    });
+    entries.collect()
+}
+
+fn queued<A: Address + FromWire>(map: &BpfMap) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {
+    let places = map.read().unwrap_or_else(|error| panic!("reading the queues: {error:#}"));
+    let held = places.iter().map(|(place, value)| {
+        assert_eq!((place.len(), value.len()), (size_of::<u32>(), size_of::<Tuple<A>>()));
+        // SAFETY: plain numbers, as many bytes as were read.
+        let (place, tuple) = unsafe {
+            (
+                place.as_ptr().cast::<u32>().read_unaligned(),
+                value.as_ptr().cast::<Tuple<A>>().read_unaligned(),
+            )
+        };
+        let from = SocketAddr::new(tuple.source.to_ip(), tuple.ports.source().to_host());
+        let to = SocketAddr::new(tuple.destination.to_ip(), tuple.ports.destination().to_host());
+        (place, (from, to, tuple.protocol as u8))
+    });
+    held.filter(|(_, (_, _, protocol))| *protocol != 0).collect()
+}
+
+fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entry: &FlowEntry) {
+    let key = entry.key();
+    let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
+    entry.write(&mut flow);
+    map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
+}
+
+/// As [`edit`], by the map's descriptor.
+fn rewrite<A: Address + Wire>(map: &BpfMap, entry: &FlowEntry) {
+    let wanted = entry.key::<A>();
+    // SAFETY: plain numbers without padding.
+    let wanted = unsafe {
+        std::slice::from_raw_parts((&raw const wanted).cast::<u8>(), size_of::<FlowKey<A>>()).to_vec()
+    };
+    let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
+    let value = entries.get(&wanted).unwrap_or_else(|| panic!("no entry {entry:?}"));
+    // SAFETY: as many bytes as were read, any of which make one.
+    let mut flow = unsafe { value.as_ptr().cast::<Flow<A>>().read_unaligned() };
+    entry.write(&mut flow);
+    // SAFETY: plain numbers without padding.
+    let value = unsafe { std::slice::from_raw_parts((&raw const flow).cast::<u8>(), size_of::<Flow<A>>()) };
+    map.write(&wanted, value).unwrap_or_else(|error| panic!("writing {entry:?}: {error:#}"));
+}

@@ -1,0 +1,96 @@
+//! The loaded programs with their maps, and the state in which each test finds them.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use anyhow::{Context, Result};
+use aya::Ebpf;
+use aya::maps::{HashMap, Map, MapData, PerCpuArray};
+use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes, Maps};
+use traffic_policy_ebpf::abi::{Affinity, AffinityKey, HOPS, RejectBucket};
+
+use crate::bpf_map::{BpfMap, Entries, Kind};
+use crate::lab::Family;
+
+/// Of an array no more than this many elements are written, from the first on: all next hops, and slots of as many
+/// frontends as any test has.
+pub(super) const ELEMENTS: u32 = HOPS;
+
+/// Programs and maps. Verifying the programs takes most of a second, and half a minute on an emulated machine.
+pub struct Loaded {
+    pub object: Ebpf,
+    pub tables: Maps,
+    pub(super) buckets: PerCpuArray<MapData, RejectBucket>,
+    pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
+    /// Every map of the object by name, but for constants.
+    maps: BTreeMap<String, BpfMap>,
+}
+
+impl Loaded {
+    pub(super) fn load(sizes: MapSizes, seed: u64) -> Result<Self> {
+        dataplane::check_privileges()?;
+        let mut object = dataplane::load_seeded(sizes, seed, &Kernel::running()?)?;
+        dataplane::load_programs(&mut object)?;
+        let mut maps = BTreeMap::new();
+        for (name, map) in object.maps().filter(|(name, _)| !name.starts_with(".rodata")) {
+            let map = descriptor(map)?.try_clone_to_owned().map_err(Into::into).and_then(BpfMap::new);
+            maps.insert(name.to_owned(), map.with_context(|| format!("map {name}"))?);
+        }
+        let tables = Maps::take(&mut object)?;
+        let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
+        let buckets = take("tp_reject_limit")?.try_into()?;
+        let affinity = take("tp_affinity")?.try_into()?;
+        Ok(Self { object, tables, buckets, affinity, maps })
+    }
+
+    /// Makes every map as it is when it is new, and puts the programs in place that others jump to.
+    pub fn renew(&mut self) -> Result<()> {
+        for (name, map) in &self.maps {
+            map.renew(ELEMENTS).with_context(|| format!("emptying {name}"))?;
+        }
+        dataplane::jumps(&self.object, &mut self.tables)
+    }
+
+    /// Content of every map, by name; of a ring buffer nothing.
+    pub fn content(&self) -> Result<BTreeMap<String, Entries>> {
+        let maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
+        maps.map(|(name, map)| Ok((name.clone(), map.read().with_context(|| format!("reading {name}"))?)))
+            .collect()
+    }
+
+    /// Writes an entry into every map that bpf(2) can write.
+    pub fn scribble(&self) -> Result<()> {
+        let mut maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
+        maps.try_for_each(|(name, map)| map.scribble(ELEMENTS).with_context(|| format!("writing {name}")))
+    }
+
+    pub(super) fn map(&self, name: &str) -> &BpfMap {
+        self.maps.get(name).unwrap_or_else(|| panic!("no map {name}"))
+    }
+
+    /// Places of the directory of a family's flows that are taken.
+    pub fn places(&self, family: Family) -> usize {
+        let name = if family == Family::V4 { "tp_flow_dir4" } else { "tp_flow_dir6" };
+        let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
+        // The last field of a tuple is its protocol; 0 of a free place.
+        places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
+    }
+
+    /// Unread bytes of events.
+    pub fn unread_events(&self) -> Result<u64> {
+        self.maps.get("tp_events").context("no map tp_events")?.unread()
+    }
+}
+
+fn descriptor(map: &Map) -> Result<BorrowedFd<'_>> {
+    match map {
+        Map::Array(map)
+        | Map::HashMap(map)
+        | Map::LpmTrie(map)
+        | Map::LruHashMap(map)
+        | Map::PerCpuArray(map)
+        | Map::ProgramArray(map)
+        | Map::RingBuf(map) => Ok(map.fd().as_fd()),
+        other => anyhow::bail!("a map of another type: {other:?}"),
+    }
+}

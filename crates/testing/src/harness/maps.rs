@@ -1,0 +1,390 @@
+//! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use aya::maps::lpm_trie::{Key, LpmTrie};
+use aya::maps::{Array, HashMap, MapData, PerCpuValues};
+use traffic_policy_dataplane::{ToWire as _, wide};
+use traffic_policy_ebpf::abi::{
+    Address, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
+    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
+    RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange,
+    TableUsage, WideAddress, scope, source_check,
+};
+
+use super::flows::Wire;
+use super::loaded::ELEMENTS;
+use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot, prefilter};
+use crate::lab::{Addresses, Family};
+
+/// Slots of one frontend; each list has half of them.
+const SLOTS: u32 = 64;
+
+impl Harness {
+    /// Makes the maps as `setup` says, without any flow, counter or hop.
+    pub fn set_up(&mut self, setup: &Setup) {
+        self.try_set_up(setup).unwrap_or_else(|error| panic!("writing the maps: {error:#}"));
+    }
+
+    fn try_set_up(&mut self, setup: &Setup) -> Result<()> {
+        self.clear()?;
+        for (number, frontend) in (1..).zip(&setup.frontends) {
+            let v4 = &mut self.loaded.tables.v4;
+            write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
+            let v6 = &mut self.loaded.tables.v6;
+            write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
+            self.write_sources(number, frontend)?;
+        }
+        let config = RuntimeConfig {
+            route: 1,
+            hop_epoch: 1,
+            hop_max_age: setup.hop_max_age,
+            pool_len: setup.pool.len() as u32,
+            seed: setup.seed,
+            answers_per_jiffy: setup.answers_per_jiffy,
+            route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
+            ..RuntimeConfig::default()
+        };
+        // SAFETY: the elements are mapped as long as the tables live, and no program runs meanwhile. The indices are
+        // below the lengths of the arrays.
+        unsafe {
+            self.tables.config.pointer().write_volatile(config);
+            self.tables
+                .heartbeat
+                .pointer()
+                .write_volatile(AgentHeartbeat { hz: setup.hz, ..AgentHeartbeat::default() });
+            self.tables.usage.pointer().write_volatile(TableUsage::default());
+            prefilter::fill(self.tables.prefilter.pointer(), setup);
+            for (index, port) in setup.pool.iter().enumerate() {
+                self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
+            }
+        }
+        for spot in &setup.service_cidrs {
+            let Addresses { v4, v6 } = spot.addresses().network();
+            let key = ServiceCidr { address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.service_cidrs.insert(&Key::new(Family::V4.prefix().into(), key), 1, 0)?;
+            let key = ServiceCidr { address: words(v6) };
+            self.tables.v6.service_cidrs.insert(&Key::new(Family::V6.prefix().into(), key), 1, 0)?;
+        }
+        self.write_route_mtus(setup)?;
+        self.describe_node(setup)?;
+        for (device, xdp) in &setup.devices {
+            let v6 = wide(device.spot().of(Family::V6)).wire();
+            let entry = DeviceInfo {
+                mac: device.mac(),
+                flags: match (device, xdp) {
+                    (Device::Tun0, _) => HOP_NO_ETHERNET,
+                    (_, true) => HOP_XDP,
+                    (_, false) => 0,
+                },
+                mtu: if *device == Device::Tun0 { 1400 } else { 0 },
+                addresses: [wide(device.spot().of(Family::V4)).wire()[0], v6[0], v6[1]],
+                ..DeviceInfo::default()
+            };
+            let index = self.ifindex(*device);
+            self.tables.devices.insert(index, entry, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the MTUs that routes name, beside those that are there.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn write_route_mtus(&mut self, setup: &Setup) -> Result<()> {
+        for (spot, mtu) in &setup.route_mtus {
+            let Addresses { v4, v6 } = spot.addresses().network();
+            let prefix = RoutePrefix { address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.route_mtus.insert(&Key::new(Family::V4.prefix().into(), prefix), *mtu, 0)?;
+            let prefix = RoutePrefix { address: words(v6) };
+            self.tables.v6.route_mtus.insert(&Key::new(Family::V6.prefix().into(), prefix), *mtu, 0)?;
+        }
+        Ok(())
+    }
+
+    /// As the agent does: the pods of this node are behind pod0.
+    fn describe_node(&mut self, setup: &Setup) -> Result<()> {
+        let pods = Spot::NodePod0.addresses().network();
+        let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
+        let mut node = LocalNode {
+            pods: [wide(pods.v4.into()), wide(pods.v6.into())],
+            pod_masks: masks,
+            source_check: match setup.source_check {
+                SourceCheck::Off => source_check::OFF,
+                SourceCheck::Martian => source_check::MARTIAN,
+                SourceCheck::Strict => source_check::STRICT,
+            },
+            ..LocalNode::default()
+        };
+        for device in Device::ALL {
+            let Addresses { v4, v6 } = device.spot().addresses();
+            node.note_address(0, v4.to_wire());
+            node.note_address(1, v6.to_wire());
+            self.tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
+            self.tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
+        }
+        self.tables.local_node.set(0, node, 0)?;
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        clear(&mut self.tables.v4.flows)?;
+        clear(&mut self.tables.v6.flows)?;
+        clear(&mut self.tables.v4.frontends)?;
+        clear(&mut self.tables.v6.frontends)?;
+        clear(&mut self.affinity)?;
+        forget(&mut self.tables.v4.sources)?;
+        forget(&mut self.tables.v6.sources)?;
+        forget(&mut self.tables.v4.service_cidrs)?;
+        forget(&mut self.tables.v6.service_cidrs)?;
+        forget(&mut self.tables.v4.route_mtus)?;
+        forget(&mut self.tables.v6.route_mtus)?;
+        clear(&mut self.tables.hop_index)?;
+        clear(&mut self.tables.devices)?;
+        clear(&mut self.tables.gone)?;
+        for name in ["tp_own_sent4", "tp_own_sent6", "tp_fragments4", "tp_fragments6"] {
+            self.map(name).empty()?;
+        }
+        for name in ["tp_scratch4", "tp_scratch6"] {
+            self.map(name).renew(1)?;
+        }
+        for name in ["tp_ep_routes4", "tp_ep_routes6"] {
+            self.map(name).renew(SLOTS * 8)?;
+        }
+        for name in ["tp_flow_dir4", "tp_flow_dir6", "tp_unassured4", "tp_unassured6"] {
+            self.map(name).renew(ELEMENTS)?;
+        }
+        self.fill_buckets(0)
+    }
+
+    /// Gives every CPU this many answers to make; more come with time.
+    pub fn fill_buckets(&mut self, tokens: u32) -> Result<()> {
+        let filled = self.now();
+        let buckets =
+            vec![RejectBucket { tokens, filled }; aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        // A bucket that was last filled long ago is full.
+        let buckets: Vec<_> = if tokens == 0 {
+            buckets
+                .into_iter()
+                .map(|b| RejectBucket { filled: b.filled.wrapping_sub(1 << 20), ..b })
+                .collect()
+        } else {
+            buckets
+        };
+        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
+    }
+
+    /// As if every CPU had just made as many answers as it may.
+    pub fn empty_buckets(&mut self) {
+        // SAFETY: a field of the mapped element.
+        self.tables.config.store(|config| unsafe { &raw mut (*config).answers_per_jiffy }, 0);
+        self.clear_buckets().unwrap_or_else(|error| panic!("emptying the buckets: {error:#}"));
+    }
+
+    fn clear_buckets(&mut self) -> Result<()> {
+        let buckets = vec![RejectBucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
+        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
+    }
+
+    /// A copy of the words that the packet path writes.
+    pub fn usage(&self) -> TableUsage {
+        // SAFETY: the element is mapped as long as the tables live.
+        unsafe { self.tables.usage.pointer().read_volatile() }
+    }
+
+    /// As if no search for a source port had failed within the last jiffies.
+    pub fn forget_failed_searches(&mut self) {
+        // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
+        unsafe { (*self.tables.usage.pointer()).no_port = TableUsage::default().no_port };
+    }
+
+    /// As if the searches for a source port that failed last had failed just now.
+    pub fn fail_searches_now(&mut self) {
+        let now = u64::from(self.now());
+        // SAFETY: as above.
+        let words = unsafe { &mut (*self.tables.usage.pointer()).no_port };
+        words.iter_mut().filter(|word| **word != 0).for_each(|word| *word = *word >> 32 << 32 | now);
+    }
+
+    /// Flows of a family and protocol that are not assured, as the queues hold them.
+    pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
+        let wanted = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP };
+        let queued = self.queued(family);
+        queued.values().filter(|(_, _, protocol)| u32::from(*protocol) == wanted).count() as u64
+    }
+
+    /// As if every client with an endpoint of its own had come this much earlier.
+    pub fn age_affinity(&mut self, seconds: u32) {
+        assert!(self.affinity.keys().next().is_some(), "no client has an endpoint of its own");
+        self.go_back_with_affinity(Duration::from_secs(seconds.into()));
+    }
+
+    /// The same; there need not be any client.
+    pub fn go_back_with_affinity(&mut self, time: Duration) {
+        let entries: Vec<_> =
+            self.affinity.iter().map(|entry| entry.unwrap_or_else(|error| panic!("{error}"))).collect();
+        for (key, mut value) in entries {
+            value.used = value.used.wrapping_sub(time.as_nanos() as u64);
+            self.affinity.insert(key, value, 0).unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+
+    /// Changes the words that the agent writes.
+    pub fn change_config(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
+        // SAFETY: as above; no program runs meanwhile.
+        unsafe { change(&mut *self.tables.config.pointer()) }
+    }
+
+    /// Writes one more frontend, or another one in its place.
+    pub fn put(&mut self, number: u32, frontend: &Frontend) {
+        let v4 = &mut self.loaded.tables.v4;
+        let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
+        let v6 = &mut self.loaded.tables.v6;
+        let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
+        let third = self.write_sources(number, frontend);
+        // SAFETY: as in `try_set_up`.
+        unsafe { prefilter::name(self.loaded.tables.prefilter.pointer(), frontend) };
+        first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
+    }
+
+    /// Takes a frontend away.
+    pub fn take_away(&mut self, frontend: &Frontend) {
+        let tables = &mut self.loaded.tables;
+        let first = remove(&mut tables.v4.frontends, frontend, Family::V4);
+        let second = remove(&mut tables.v6.frontends, frontend, Family::V6);
+        first.and(second).unwrap_or_else(|error| panic!("removing a frontend: {error:#}"));
+    }
+
+    /// Names an endpoint that takes no more new flows of a frontend, for sweeps.
+    pub fn name_gone(&mut self, number: u32, spot: Spot, port: u16) {
+        for (family, protocol) in Family::BOTH
+            .into_iter()
+            .flat_map(|family| [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP].map(|protocol| (family, protocol)))
+        {
+            let key = EndpointKey {
+                address: wide(spot.of(family)),
+                port: Port::from_host(port),
+                protocol: protocol as u8,
+                ipv6: (family == Family::V6) as u8,
+                service: number,
+            };
+            let named = self.tables.gone.insert(key, 1, 0);
+            named.unwrap_or_else(|error| panic!("naming an endpoint that is gone: {error}"));
+        }
+    }
+
+    pub fn forget_gone(&mut self) {
+        clear(&mut self.tables.gone).unwrap_or_else(|error| panic!("{error:#}"));
+    }
+
+    fn write_sources(&mut self, number: u32, frontend: &Frontend) -> Result<()> {
+        for Addresses { v4, v6 } in frontend.sources.iter().map(|spot| spot.addresses()) {
+            let key = SourceRange { service: number, address: [u32::from_ne_bytes(v4.octets())] };
+            self.tables.v4.sources.insert(&Key::new(32 + 32, key), 1, 0)?;
+            let key = SourceRange { service: number, address: words(v6) };
+            self.tables.v6.sources.insert(&Key::new(32 + 128, key), 1, 0)?;
+        }
+        Ok(())
+    }
+}
+
+/// The words of an address, in memory order.
+fn words(address: Ipv6Addr) -> [u32; 4] {
+    let octets = address.octets();
+    std::array::from_fn(|word| {
+        let at = word * 4;
+        u32::from_ne_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+    })
+}
+
+fn clear<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>) -> Result<()> {
+    let keys: Vec<K> = map.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}
+
+fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
+    let keys: Vec<_> = map.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}
+
+fn key_of<A: Address + Wire>(frontend: &Frontend, protocol: u32, family: Family) -> FrontendKey<A> {
+    FrontendKey {
+        address: A::from_ip(frontend.address.of(family)),
+        port: Port::from_host(frontend.port),
+        protocol: protocol as u16,
+        scope: scope::ADDRESS,
+    }
+}
+
+fn remove<A: Address + Wire>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    frontend: &Frontend,
+    family: Family,
+) -> Result<()> {
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
+        frontends.remove(&key_of(frontend, protocol, family))?;
+    }
+    Ok(())
+}
+
+fn write<A: Address + Wire>(
+    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    slots: &mut Array<MapData, Slot<A>>,
+    number: u32,
+    frontend: &Frontend,
+    family: Family,
+) -> Result<()> {
+    let base = number * SLOTS;
+    ensure!(
+        base + SLOTS <= ELEMENTS,
+        "frontend {number}: what its slots hold would be left to the next test"
+    );
+    let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<IndexRange> {
+        for (index, (spot, port)) in (base..).zip(endpoints) {
+            let address: IpAddr = spot.of(family);
+            // As the agent does: by `nodeName`, and for the node's own addresses.
+            let own = matches!(spot, Spot::Local | Spot::LocalTyped | Spot::Node | Spot::NodeEth1);
+            let remote = matches!(spot, Spot::RemoteBehindPod0);
+            let flags = if own {
+                SLOT_LOCAL
+            } else if remote {
+                SLOT_REMOTE
+            } else {
+                0
+            };
+            let slot = Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, zero: 0 };
+            slots.set(index, slot, 0)?;
+        }
+        Ok(IndexRange { base, len: endpoints.len() as u32 })
+    };
+    let entry = FrontendEntry {
+        service: number,
+        flags: frontend.flags,
+        cluster: list(base, &frontend.cluster)?,
+        local: list(base + SLOTS / 2, &frontend.local)?,
+        drain_until: frontend.drain_until,
+        affinity: frontend.affinity,
+        ..FrontendEntry::default()
+    };
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
+        frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
+    }
+    if frontend.is_cluster_ip() {
+        let key = FrontendKey {
+            address: A::from_ip(frontend.address.of(family)),
+            port: Port::NONE,
+            protocol: 0,
+            scope: scope::CLUSTER_IP,
+        };
+        frontends.insert(key, FrontendEntry::default(), 0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,199 @@
+//! One packet through one program.
+
+use aya::Ebpf;
+use aya::programs::{
+    Program, RawTracePoint, RawTracePointRunOptions, SchedClassifier, TestRun, TestRunOptions, Xdp,
+};
+use traffic_policy_dataplane::{sk_buff, xdp_md};
+use traffic_policy_ebpf::abi::hook;
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+use super::{Device, Harness};
+use crate::packet::{Packet, difference, render};
+
+/// A program that sees packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Xdp,
+    Ingress,
+    Egress,
+    /// Of a device without Ethernet.
+    IngressL3,
+    EgressL3,
+}
+
+impl Hook {
+    /// Those that see packets come in: one table of cases serves both.
+    pub const INGRESS: [Self; 2] = [Self::Xdp, Self::Ingress];
+
+    fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => "tp_xdp_ingress",
+            Self::Ingress => "tp_tc_ingress",
+            Self::Egress => "tp_tc_egress",
+            Self::IngressL3 => "tp_l3_ingress",
+            Self::EgressL3 => "tp_l3_egress",
+        }
+    }
+
+    fn number(self) -> u32 {
+        match self {
+            Self::Xdp => hook::XDP,
+            Self::Ingress | Self::IngressL3 => hook::INGRESS,
+            Self::Egress | Self::EgressL3 => hook::EGRESS,
+        }
+    }
+
+    /// Meaning of the program's return value.
+    pub(super) fn way(self, verdict: u32) -> Way {
+        // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and linux/pkt_cls.h.
+        match (self, verdict as i32) {
+            (Self::Xdp, 2) => Way::Pass,
+            (Self::Xdp, 1) => Way::Drop,
+            (Self::Xdp, 3) => Way::Back,
+            (Self::Xdp, 4) => Way::Redirect,
+            (hook, -1) if hook != Self::Xdp => Way::Pass,
+            (hook, 2) if hook != Self::Xdp => Way::Drop,
+            (hook, 7) if hook != Self::Xdp => Way::Redirect,
+            (hook, other) => panic!("{hook:?} answered {other}, which is no verdict of ours"),
+        }
+    }
+}
+
+/// Verdict of the kernel's on the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Pass,
+    Drop,
+    /// XDP: out of the device by which it came.
+    Back,
+    Redirect,
+}
+
+/// A frame at a hook.
+#[derive(Clone, Debug)]
+pub struct Input {
+    pub hook: Hook,
+    pub device: Device,
+    pub frame: Vec<u8>,
+    /// Payload bytes of each segment of an aggregate, for TC.
+    pub segment: u32,
+    /// For TC.
+    pub mark: u32,
+}
+
+impl Input {
+    pub fn new(hook: Hook, frame: Vec<u8>) -> Self {
+        Self { hook, device: Device::Eth0, frame, segment: 0, mark: 0 }
+    }
+}
+
+/// Result of running the programs on a packet.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    pub outcome: &'static str,
+    pub way: Way,
+    pub frame: Vec<u8>,
+}
+
+impl Ran {
+    /// Compares the whole frame.
+    #[track_caller]
+    pub fn expect_frame(&self, expected: &Packet) -> &Self {
+        if let Some(difference) = difference(&expected.bytes(), &self.frame) {
+            panic!("{}: {difference}", self.outcome);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub fn expect(&self, outcome: &str) -> &Self {
+        assert_eq!(self.outcome, outcome, "{:?}\n{}", self.way, render(&self.frame));
+        self
+    }
+}
+
+impl Harness {
+    /// Runs a packet that comes in by eth0 (or, at egress, leaves by it).
+    #[track_caller]
+    pub fn run(&self, hook: Hook, packet: &Packet) -> Ran {
+        self.input(&Input::new(hook, packet.bytes()))
+    }
+
+    /// Runs a frame, and checks what holds of every packet: one counter moves by one and its name says the verdict, a
+    /// packet that is only passed is untouched.
+    #[track_caller]
+    pub fn input(&self, input: &Input) -> Ran {
+        let before = self.counters(input.hook);
+        let (verdict, frame) = execute(&self.object, self.ifindex(input.device), input);
+        let after = self.counters(input.hook);
+        let moved: Vec<_> = before
+            .iter()
+            .zip(&after)
+            .filter(|((_, before), (_, after))| before != after)
+            .map(|((outcome, before), (_, after))| (*outcome, after - before))
+            .collect();
+        let [(outcome, 1)] = moved.as_slice() else {
+            panic!("not one outcome: {moved:?}\n{}", render(&input.frame));
+        };
+        let way = input.hook.way(verdict);
+        let fits = match outcome.verdict() {
+            Verdict::Pass => way == Way::Pass,
+            Verdict::Drop => way == Way::Drop,
+            Verdict::Send => matches!(way, Way::Back | Way::Redirect),
+        };
+        assert!(fits, "{} with verdict {way:?}", outcome.name());
+        // What may have concerned a Service was given an Ethernet header.
+        let pushed = input.hook == Hook::IngressL3 && frame.len() > input.frame.len();
+        if outcome.name().starts_with("passed")
+            && let Some(difference) = difference(&input.frame, if pushed { &frame[14..] } else { &frame })
+        {
+            panic!("{}, but {difference}", outcome.name());
+        }
+        Ran { outcome: outcome.name(), way, frame }
+    }
+
+    fn counters(&self, hook: Hook) -> Vec<(Outcome, u64)> {
+        let values = self.tables.counters.get(&hook.number(), 0);
+        let values = values.unwrap_or_else(|error| panic!("reading the counters: {error}"));
+        let sum = |outcome: Outcome| values.iter().map(|cpu| cpu[outcome as usize]).sum();
+        Outcome::ALL.iter().map(|outcome| (*outcome, sum(*outcome))).collect()
+    }
+
+    /// The time in jiffies, as flows note it.
+    pub fn now(&self) -> u32 {
+        let program: Result<&RawTracePoint, _> = named(&self.object, "tp_clock").try_into();
+        let ran = program.and_then(|program| program.test_run(RawTracePointRunOptions::default()));
+        ran.unwrap_or_else(|error| panic!("running clock: {error}")).return_value
+    }
+}
+
+/// Runs a frame that comes by the device of this number.
+pub(super) fn execute(object: &Ebpf, index: u32, input: &Input) -> (u32, Vec<u8>) {
+    let mut frame = vec![0; input.frame.len() + 256];
+    let xdp = xdp_md(input.frame.len() as u32, index);
+    let mut skb = sk_buff(index, input.segment);
+    // `struct __sk_buff`.
+    skb[8..12].copy_from_slice(&input.mark.to_ne_bytes());
+    let program = named(object, input.hook.program());
+    let options = TestRunOptions {
+        data_in: Some(&input.frame),
+        data_out: Some(&mut frame),
+        ctx_in: Some(if input.hook == Hook::Xdp { &xdp } else { &skb }),
+        ..TestRunOptions::default()
+    };
+    let ran = if input.hook == Hook::Xdp {
+        let program: Result<&Xdp, _> = program.try_into();
+        program.and_then(|program| program.test_run(options))
+    } else {
+        let program: Result<&SchedClassifier, _> = program.try_into();
+        program.and_then(|program| program.test_run(options))
+    };
+    let ran = ran.unwrap_or_else(|error| panic!("running {}: {error:?}", input.hook.program()));
+    frame.truncate(ran.data_size_out as usize);
+    (ran.return_value, frame)
+}
+
+fn named<'a>(object: &'a Ebpf, name: &str) -> &'a Program {
+    object.program(name).unwrap_or_else(|| panic!("no program {name}"))
+}

@@ -1,0 +1,110 @@
+//! Tables and base chains of nftables, made in a namespace without `nft`.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+};
+use traffic_policy_dataplane::node::netlink::{attribute, message};
+
+use crate::netns::Namespace;
+
+/// The family of a table, as linux/netfilter.h numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Inet = 1,
+    Ip = 2,
+    Ip6 = 10,
+}
+
+/// A chain to be made, and its table with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a> {
+    pub family: Family,
+    pub table: &'a str,
+    pub name: &'a str,
+    /// Whether it is called where packets are forwarded, and then whether its policy is DROP.
+    pub forward: Option<bool>,
+}
+
+// linux/netlink.h, linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+const CREATE: u16 = 0x400;
+const NESTED: u16 = 0x8000;
+const BATCH_BEGIN: u16 = 16;
+const BATCH_END: u16 = 17;
+const SUBSYSTEM: u16 = 10;
+const NEWTABLE: u16 = SUBSYSTEM << 8;
+const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
+const NEWCHAIN: u16 = SUBSYSTEM << 8 | 3;
+
+impl Namespace {
+    /// Makes a table without chains.
+    pub fn nft_table(&self, family: Family, name: &str) -> Result<()> {
+        self.transaction(&[request(NEWTABLE, family, &text(1, name))])
+            .with_context(|| format!("making the nftables table {name}"))
+    }
+
+    pub fn nft_chain(&self, chain: &Chain<'_>) -> Result<()> {
+        let mut attributes = [text(1, chain.table), text(3, chain.name)].concat();
+        if let Some(drops) = chain.forward {
+            // NF_INET_FORWARD, priority 0; NF_DROP is 0, NF_ACCEPT 1.
+            let hook = [attribute(1, &2u32.to_be_bytes()), attribute(2, &0u32.to_be_bytes())].concat();
+            attributes.extend(attribute(4 | NESTED, &hook));
+            attributes.extend(attribute(5, &u32::from(!drops).to_be_bytes()));
+            attributes.extend(text(7, "filter"));
+        }
+        self.transaction(&[
+            request(NEWTABLE, chain.family, &text(1, chain.table)),
+            request(NEWCHAIN, chain.family, &attributes),
+        ])
+        .with_context(|| format!("making the nftables chain {}", chain.name))
+    }
+
+    /// Deletes a table with its chains.
+    pub fn delete_nft_table(&self, family: Family, name: &str) -> Result<()> {
+        self.transaction(&[request(DELTABLE, family, &text(1, name))])
+            .with_context(|| format!("deleting the nftables table {name}"))
+    }
+
+    fn transaction(&self, messages: &[Vec<u8>]) -> Result<()> {
+        self.run(|| {
+            let socket = socket(
+                AddressFamily::Netlink,
+                SockType::Raw,
+                SockFlag::SOCK_CLOEXEC,
+                SockProtocol::NetlinkNetFilter,
+            )?;
+            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+            let batch = [bare(BATCH_BEGIN), messages.concat(), bare(BATCH_END)].concat();
+            send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
+            for _ in messages {
+                let mut answer = [0; 1024];
+                let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+                // The header, then the error code of an acknowledgement.
+                let Some(code) = answer[..length].get(16..20) else { bail!("an answer was cut short") };
+                match i32::from_ne_bytes(code.try_into()?) {
+                    0 => {}
+                    code => return Err(io::Error::from_raw_os_error(-code).into()),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+fn text(kind: u16, text: &str) -> Vec<u8> {
+    attribute(kind, &[text.as_bytes(), &[0]].concat())
+}
+
+fn request(kind: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
+    message(kind, REQUEST | ACK | CREATE, 0, &[&[family as u8, 0, 0, 0], attributes].concat())
+}
+
+/// Begin and end of a transaction name the subsystem, in network byte order.
+fn bare(kind: u16) -> Vec<u8> {
+    message(kind, REQUEST, 0, &[&[0, 0], SUBSYSTEM.to_be_bytes().as_slice()].concat())
+}

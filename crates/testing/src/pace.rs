@@ -1,0 +1,127 @@
+//! Pace of this machine: the factor by which it is slower than the one that the limits of tests were chosen on.
+//!
+//! A limit of a wait for something that must happen is [`scaled`], so that a slow, busy or emulated machine is given its
+//! time; a fast one waits no longer, since the wait ends when it happens. Not scaled are times that a test is about: what
+//! users are promised, and how long silence is listened to.
+
+use std::env;
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use traffic_policy_dataplane::sys;
+
+/// Overrides what is measured: how many times slower, 1 or more.
+const VARIABLE: &str = "TRAFFIC_POLICY_TEST_PACE";
+/// Beyond this a machine is not slow but stuck.
+const SLOWEST: f64 = 50.0;
+/// Time in which a machine that runs the suites well verifies and translates a program of [`BRANCHES`].
+const REFERENCE: Duration = Duration::from_millis(40);
+/// Each may go either way, so that the verifier keeps and compares states, as it does most of its time.
+const BRANCHES: usize = 3000;
+
+/// A limit that a test chose for a fast machine, as it is on this one.
+pub fn scaled(limit: Duration) -> Duration {
+    limit.mul_f64(pace())
+}
+
+/// Waits until something holds, for at most this time, [`scaled`].
+///
+/// # Panics
+/// If it does not hold by then.
+#[track_caller]
+pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    wait_for(what, limit, || holds().then_some(()));
+}
+
+/// Waits until there is something, for at most this time, [`scaled`], and gives it.
+///
+/// # Panics
+/// If there is nothing by then.
+#[track_caller]
+pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < scaled(limit), "waited for {what} in vain");
+        sleep(Duration::from_millis(50));
+    }
+}
+
+/// From 1, a fast machine, to 50; measured once in each process.
+///
+/// # Panics
+/// If the variable holds anything but a number of at least 1.
+pub fn pace() -> f64 {
+    static PACE: OnceLock<f64> = OnceLock::new();
+    *PACE.get_or_init(|| match env::var(VARIABLE) {
+        Ok(text) => parse(&text).unwrap_or_else(|error| panic!("{error:#}")),
+        // Without privileges no agent starts either, and nothing is worth waiting for.
+        Err(_) => measure().map_or(1.0, of),
+    })
+}
+
+fn parse(text: &str) -> Result<f64> {
+    let pace: f64 = text.trim().parse().with_context(|| format!("{VARIABLE}={text} is no number"))?;
+    ensure!(pace >= 1.0 && pace.is_finite(), "{VARIABLE}={text}: a number of at least 1 is needed");
+    Ok(pace)
+}
+
+fn of(took: Duration) -> f64 {
+    (took.as_secs_f64() / REFERENCE.as_secs_f64()).clamp(1.0, SLOWEST)
+}
+
+/// Times the kernel at what an agent's start is made of, whatever this program's own build: verifying and translating.
+fn measure() -> Result<Duration> {
+    // r0 = bpf_get_prandom_u32(); r7 = 0
+    let mut code = vec![[0x85, 0, 0, 0, 7, 0, 0, 0], [0xb7, 7, 0, 0, 0, 0, 0, 0]];
+    // r6 = r0; r6 &= 1; if r6 != 0 { r7 += 1 }
+    let branch = [
+        [0xbf, 0x06, 0, 0, 0, 0, 0, 0],
+        [0x57, 6, 0, 0, 1, 0, 0, 0],
+        [0x15, 6, 1, 0, 0, 0, 0, 0],
+        [0x07, 7, 0, 0, 1, 0, 0, 0],
+    ];
+    code.extend([branch; BRANCHES].concat());
+    // r0 = 0; exit
+    code.extend([[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]]);
+    let start = Instant::now();
+    /// `enum bpf_prog_type`: BPF_PROG_TYPE_SOCKET_FILTER
+    const SOCKET_FILTER: u32 = 1;
+    drop(sys::load(SOCKET_FILTER, &code, c"GPL")?);
+    Ok(start.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_machine_has_more_time_and_a_fast_one_no_less() {
+        assert!((of(REFERENCE / 4) - 1.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 20) - 20.0).abs() < 1e-9);
+        assert!((of(REFERENCE * 1000) - SLOWEST).abs() < 1e-9);
+        let limit = Duration::from_secs(20);
+        assert!(scaled(limit) >= limit);
+    }
+
+    #[test]
+    fn only_numbers_of_at_least_one_are_taken() {
+        assert!((parse(" 20\n").unwrap() - 20.0).abs() < 1e-9);
+        for wrong in ["", "fast", "0.5", "-1", "NaN", "inf"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    /// Prints what it is on this machine: `cargo test -p traffic-policy-tests --lib pace -- --nocapture`.
+    #[test]
+    fn the_kernel_can_be_timed() {
+        match measure() {
+            Ok(took) => println!("{BRANCHES} branches in {took:?}: pace {:.2}", of(took)),
+            Err(error) => crate::skipped("the_kernel_can_be_timed", format!("{error:#}")),
+        }
+    }
+}

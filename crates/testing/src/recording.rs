@@ -1,0 +1,329 @@
+//! Scenes that are played in the lab, recorded so that `lb simulate` can play them again: when requests were sent, when checks began,
+//! when something was changed, and when the agents had written it. What becomes of each request, and when the balancer
+//! believes, the simulator has to find out by itself.
+
+mod order;
+mod synced;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use traffic_policy_cluster::model::{Index, ServiceName};
+use traffic_policy_cluster::source;
+use traffic_policy_lb::{self as lb, Event, Learn, Load, Measured, Simulated, Simulation, Timed};
+
+use self::order::{Asked, Happening};
+pub use self::synced::{Synced, last_sync};
+use crate::cluster::Cluster;
+use crate::lab::Family;
+use crate::netns::Namespace;
+use crate::traffic::balancer::{Check, Timing};
+use crate::traffic::connections::Report;
+use crate::traffic::{Balancer, NewConnections};
+
+/// The port by which every agent answers /healthz.
+const HEALTHZ: u16 = 10256;
+/// A health port follows the maps so much later at most: within a check's time on a busy machine.
+const NOTICE: Duration = Duration::from_millis(250);
+
+/// A scene as it is played: its clock, and what has happened so far.
+pub struct Recording {
+    nodes: Vec<(String, SocketAddr)>,
+    client: Namespace,
+    balancer: Balancer,
+    objects: lb::Cluster,
+    start: Instant,
+    rate: u32,
+    sent: Arc<Mutex<Vec<Instant>>>,
+    meter: NewConnections,
+    happened: Vec<Happened>,
+    controller: Option<Happening>,
+}
+
+/// One thing that happened.
+struct Happened {
+    event: Event,
+    when: Happening,
+    /// Nodes whose checks may notice it at once, by number.
+    noticed_at: Vec<usize>,
+    /// When each node's agent had written it, if it is a change of objects.
+    written: Vec<Happening>,
+}
+
+/// A finished scene.
+pub struct Recorded {
+    pub balancer: Balancer,
+    pub report: Report,
+    /// From the beginning of the scene, as are the moments that were measured.
+    pub start: Instant,
+    pub events: Vec<Timed>,
+    pub measured: Measured,
+    /// Delay between the last change and the moment at which the balancer was told where to ask.
+    pub controller: Duration,
+    objects: lb::Cluster,
+    rate: u32,
+}
+
+impl Recording {
+    /// Begins with requests, so many in a second and so many in all, to where the balancer sends them.
+    pub fn begin(cluster: &Cluster, balancer: Balancer, rate: u32, total: u64) -> Result<Self> {
+        let nodes = cluster.lab.nodes().iter();
+        let nodes = nodes.map(|node| (node.name.clone(), SocketAddr::new(node.address(Family::V4), HEALTHZ)));
+        let client = cluster.lab.client().netns().clone();
+        let (start, sent) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+        let (chooser, shared) = (balancer.chooser(), sent.clone());
+        let choose = move |number| {
+            shared.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
+            chooser.choose(number)
+        };
+        Ok(Self {
+            nodes: nodes.collect(),
+            objects: objects(cluster)?,
+            meter: NewConnections::start_bounded(&client, rate, total, choose),
+            client,
+            start,
+            rate,
+            sent,
+            happened: Vec::new(),
+            controller: None,
+            balancer,
+        })
+    }
+
+    pub fn start(&self) -> Instant {
+        self.start
+    }
+
+    pub fn balancer(&self) -> &Balancer {
+        &self.balancer
+    }
+
+    /// The number of requests that were sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
+    }
+
+    /// Whether the first so many requests have ended.
+    pub fn are_over(&self, first: u64) -> bool {
+        self.meter.are_over(first)
+    }
+
+    /// Does something that no object tells of. Nodes, by number, whose checks may fail or succeed from then on.
+    pub fn happens(
+        &mut self,
+        event: Event,
+        noticed_at: &[usize],
+        act: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let when = during(act)?;
+        let noticed_at = noticed_at.to_vec();
+        self.happened.push(Happened { event, when, noticed_at, written: Vec::new() });
+        Ok(())
+    }
+
+    /// Changes objects, and waits until every agent has written that.
+    pub fn changes(&mut self, event: Event, act: impl FnOnce() -> Result<()>) -> Result<()> {
+        let since = Synced::now();
+        let when = during(act)?;
+        let written = self.nodes.iter().map(|(_, healthz)| {
+            let at = since.next(&self.client, *healthz)?;
+            // Not before it was to be known; no later than the agent says.
+            Ok(Happening { from: when.from, to: at, at })
+        });
+        let written = written.collect::<Result<_>>()?;
+        self.happened.push(Happened { event, when, noticed_at: Vec::new(), written });
+        Ok(())
+    }
+
+    /// The cloud's controller has seen the last change, and tells the balancer where to ask.
+    pub fn controller_asks(&mut self, port: u16, path: &str) -> Result<()> {
+        let balancer = &self.balancer;
+        let when = during(|| {
+            balancer.ask_at(port, path);
+            Ok(())
+        });
+        self.controller = Some(when?);
+        Ok(())
+    }
+
+    /// Waits for the last request.
+    pub fn end(self) -> Recorded {
+        let Self { nodes, balancer, objects, start, rate, sent, meter, mut happened, mut controller, .. } =
+            self;
+        let report = meter.wait();
+        let mut checks: Vec<Vec<Asked>> = nodes.iter().map(|_| Vec::new()).collect();
+        for Check { node, began, ended, healthy } in balancer.asked() {
+            if let Some(number) = nodes.iter().position(|(name, _)| *name == node) {
+                checks[number].push(Asked { began, ended, healthy, at: began });
+            }
+        }
+        for number in 0..happened.len() {
+            let next = happened.get(number + 1).map(|next| next.when.from);
+            let until = |when: &Happening| next.map_or(when.to + NOTICE, |next| next.min(when.to + NOTICE));
+            let Happened { when, noticed_at, written, .. } = &mut happened[number];
+            order::settle(when, until(when), &mut checks, noticed_at);
+            for (node, written) in written.iter_mut().enumerate() {
+                order::settle(written, until(written), &mut checks, &[node]);
+            }
+        }
+        if let Some(when) = &mut controller {
+            let all: Vec<usize> = (0..nodes.len()).collect();
+            order::settle(when, when.to + NOTICE, &mut checks, &all);
+        }
+        let since = |at: Instant| at.saturating_duration_since(start);
+        let requests =
+            sent.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|at| since(*at)).collect();
+        let mut measured = Measured { requests: Some(requests), ..Measured::default() };
+        for (number, ((name, _), checks)) in nodes.into_iter().zip(checks).enumerate() {
+            let within = checks.into_iter().filter(|check| check.at >= start);
+            measured.checks.insert(name.clone(), within.map(|check| since(check.at)).collect());
+            let written = happened.iter().filter_map(|happened| happened.written.get(number));
+            measured.agents.insert(name, written.map(|written| since(written.at)).collect());
+        }
+        let last = happened.last().map_or(start, |last| last.when.at);
+        let controller = controller.map(|when| when.at.saturating_duration_since(last)).unwrap_or_default();
+        let events =
+            happened.into_iter().map(|one| Timed { at: since(one.when.at), event: one.event }).collect();
+        Recorded { balancer, report, start, events, measured, controller, objects, rate }
+    }
+}
+
+impl Recorded {
+    /// Requests that came to nothing, or would have: one whose first segment was dropped was lost, be it answered when it was sent again.
+    pub fn lost(&self) -> u64 {
+        self.report.failed + self.report.resent
+    }
+
+    pub fn all(&self) -> u64 {
+        self.report.ok + self.report.failed
+    }
+
+    /// The same in the simulator, with the moments as they were.
+    pub fn simulate(&self, service: &ServiceName, balancer: lb::Balancer) -> Result<Simulated> {
+        self.simulate_with(service, balancer, &[])
+    }
+
+    /// As [`Self::simulate`], after something that did not happen.
+    pub fn simulate_with(
+        &self,
+        service: &ServiceName,
+        mut balancer: lb::Balancer,
+        before: &[Timed],
+    ) -> Result<Simulated> {
+        balancer.controller.value = self.controller;
+        let requests = self.measured.requests.iter().flatten().copied();
+        let last = requests.chain(self.events.iter().map(|event| event.at)).max().unwrap_or_default();
+        // A request that is sent in the last moment is one, too.
+        let lasts = last + Duration::from_secs(1);
+        let simulation = Simulation {
+            cluster: &self.objects,
+            service,
+            balancer,
+            events: before.iter().chain(&self.events).cloned().collect(),
+            learn: Learn::default(),
+            load: Load { rate: self.rate, lasts, request: Duration::ZERO },
+            seed: 1,
+            measured: self.measured.clone(),
+        };
+        simulation.run().context("the simulator refuses the scene")
+    }
+}
+
+/// The objects that the agents of a cluster follow.
+pub fn objects(cluster: &Cluster) -> Result<lb::Cluster> {
+    let mut index = Index::default();
+    source::read_cluster(cluster.manifests.folder())?.apply(&mut index);
+    Ok(lb::Cluster::new(index))
+}
+
+/// The lab's load balancer as a profile; what it asks is taken from another one.
+pub fn profile(like: &lb::Balancer, timing: Timing) -> lb::Balancer {
+    let mut balancer = like.clone();
+    for check in [&mut balancer.cluster, &mut balancer.local] {
+        check.interval.value = timing.interval;
+        check.timeout.value = timing.interval;
+        check.failures.value = timing.failures;
+        check.successes.value = 1;
+    }
+    balancer.controller.value = Duration::ZERO;
+    balancer
+}
+
+/// Whether lost requests agree: within 5 %, or 3.
+pub fn agree(simulated: u64, happened: u64) -> bool {
+    simulated.abs_diff(happened) <= allowed(happened)
+}
+
+/// By how much they may differ.
+pub fn allowed(happened: u64) -> u64 {
+    (happened / 20).max(3)
+}
+
+/// Differences of a scene from what it was planned to be: the largest one, of checks, events, agents, controller and requests.
+pub fn lateness(recorded: &Recorded, planned: &Planned<'_>) -> Duration {
+    let Planned { events, phases, interval, agents, controller } = *planned;
+    let mut late = recorded.controller.abs_diff(controller);
+    for (happened, planned) in recorded.events.iter().zip(events) {
+        late = late.max(happened.at.abs_diff(planned.at));
+    }
+    for written in recorded.measured.agents.values() {
+        for (written, planned) in written.iter().zip(events) {
+            late = late.max(written.abs_diff(planned.at + agents));
+        }
+    }
+    for (node, checks) in &recorded.measured.checks {
+        let phase = phases.get(node).copied().unwrap_or_default();
+        for check in checks {
+            let off = (*check + interval).saturating_sub(phase).as_nanos() % interval.as_nanos().max(1);
+            let off = Duration::from_nanos(off as u64);
+            late = late.max(off.min(interval - off));
+        }
+    }
+    let gap = Duration::from_secs(1) / recorded.rate.max(1);
+    for (number, sent) in recorded.measured.requests.iter().flatten().enumerate() {
+        late = late.max(sent.abs_diff(gap * u32::try_from(number).unwrap_or(u32::MAX)));
+    }
+    late
+}
+
+/// Moments that a scene was planned to have.
+#[derive(Clone, Copy)]
+pub struct Planned<'p> {
+    pub events: &'p [Timed],
+    pub phases: &'p BTreeMap<String, Duration>,
+    pub interval: Duration,
+    /// From a change to the maps.
+    pub agents: Duration,
+    pub controller: Duration,
+}
+
+/// When it was done, taken to be in the middle.
+fn during(act: impl FnOnce() -> Result<()>) -> Result<Happening> {
+    let from = Instant::now();
+    act()?;
+    let to = Instant::now();
+    Ok(Happening { from, to, at: from + (to - from) / 2 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::agree;
+
+    #[test]
+    fn lost_requests_agree_within_5_percent_or_3() {
+        for (simulated, happened, wanted) in [
+            (0, 3, true),
+            (0, 4, false),
+            (3, 0, true),
+            (4, 0, false),
+            (210, 200, true),
+            (211, 200, false),
+            (189, 200, false),
+        ] {
+            assert_eq!(agree(simulated, happened), wanted, "{simulated} {happened}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Walls between the crates, from `cargo metadata`: who may know what, the order of the crates, and the share that each has of the code.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    process::Command,
+};
+
+use serde_json::Value;
+
+use crate::page;
+
+/// Crates of this workspace from bottom to top: each depends on those before it only.
+const ORDER: [&str; 12] = [
+    "traffic-policy-ebpf",
+    "traffic-policy-bench-ebpf",
+    "traffic-policy-cluster",
+    "traffic-policy-dataplane",
+    "traffic-policy-lb",
+    "traffic-policy-agent",
+    "traffic-policy-testing",
+    "traffic-policy-lab",
+    "traffic-policy-fuzz",
+    "traffic-policy-bench",
+    "traffic-policy-tests",
+    "xtask",
+];
+
+/// What users have, and exactly the crates below it.
+const BELOW: [(&str, &[&str]); 4] = [
+    ("traffic-policy-cluster", &[]),
+    ("traffic-policy-dataplane", &["traffic-policy-cluster", "traffic-policy-ebpf"]),
+    ("traffic-policy-lb", &["traffic-policy-cluster"]),
+    ("traffic-policy-agent", &["traffic-policy-cluster", "traffic-policy-dataplane", "traffic-policy-ebpf"]),
+];
+
+/// The first letters of a library's name, and the crates that may depend on it.
+const KNOW: [(&str, &[&str]); 4] = [
+    (
+        "aya",
+        &[
+            "traffic-policy-ebpf",
+            "traffic-policy-bench-ebpf",
+            "traffic-policy-dataplane",
+            "traffic-policy-testing",
+            "traffic-policy-bench",
+            "traffic-policy-tests",
+        ],
+    ),
+    ("rtnetlink", &["traffic-policy-dataplane", "traffic-policy-testing"]),
+    ("netlink-", &["traffic-policy-dataplane", "traffic-policy-testing"]),
+    ("kube", &["traffic-policy-cluster", "traffic-policy-testing", "traffic-policy-tests"]),
+];
+
+/// The largest share of one crate, in percent of all lines of Rust that are not of tests.
+const LARGEST: usize = 20;
+
+fn metadata() -> Value {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // What other machines need was never fetched here.
+    let platform = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--format-version", "1", "--offline", "--filter-platform", &platform]);
+    let output = command.current_dir(page::root()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// The crates of this workspace, and the names of what each depends on, of any kind.
+fn crates(metadata: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
+    let own = metadata["packages"].as_array().unwrap().iter().filter(|package| package["source"].is_null());
+    let named = own.map(|package| {
+        let on = package["dependencies"].as_array().unwrap().iter().map(|on| text(&on["name"]));
+        (text(&package["name"]), on.collect())
+    });
+    named.collect()
+}
+
+/// Dependencies that [`ORDER`], [`BELOW`] and [`KNOW`] do not allow.
+fn holes(crates: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
+    let place = |name: &str| ORDER.iter().position(|own| *own == name);
+    let mut holes = Vec::new();
+    for (name, on) in crates {
+        let Some(own) = place(name) else {
+            holes.push(format!("{name} has no place in the order"));
+            continue;
+        };
+        let upwards = on.iter().filter(|on| place(on).is_some_and(|place| place >= own));
+        holes.extend(upwards.map(|on| format!("{name} depends on {on}, which is above it")));
+        for (library, who) in KNOW {
+            let known = on.iter().filter(|on| on.starts_with(library)).filter(|_| !who.contains(name));
+            holes.extend(known.map(|on| format!("{name} depends on {on}")));
+        }
+    }
+    for (name, below) in BELOW {
+        let on: BTreeSet<_> = crates[name].iter().copied().filter(|on| place(on).is_some()).collect();
+        if on != below.iter().copied().collect() {
+            holes.push(format!("{name} depends on {on:?}, not on {below:?}"));
+        }
+    }
+    holes
+}
+
+#[test]
+fn crates_know_what_is_below_them_only() {
+    let metadata = metadata();
+    let crates = crates(&metadata);
+    assert_eq!(crates.len(), ORDER.len(), "{:?}", crates.keys());
+    assert_eq!(holes(&crates), Vec::<String>::new());
+    // Each kind of hole is noticed.
+    for (name, on) in [
+        ("traffic-policy-cluster", "traffic-policy-lb"),
+        ("traffic-policy-lb", "traffic-policy-dataplane"),
+        ("traffic-policy-agent", "aya-obj"),
+        ("traffic-policy-lb", "netlink-sys"),
+        ("traffic-policy-dataplane", "kube"),
+    ] {
+        let mut broken = crates.clone();
+        broken.get_mut(name).unwrap().insert(on);
+        assert!(!holes(&broken).is_empty(), "{name} may depend on {on}");
+    }
+}
+
+/// Also by way of others: people build it where there is neither BPF nor netlink.
+#[test]
+fn the_plugin_is_built_without_bpf_and_netlink() {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    let names: BTreeMap<_, _> =
+        packages.map(|package| (text(&package["id"]), text(&package["name"]))).collect();
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap().iter();
+    let nodes: BTreeMap<_, _> = nodes.map(|node| (text(&node["id"]), node)).collect();
+    let mut open: Vec<_> =
+        names.iter().filter(|(_, name)| **name == "traffic-policy-lb").map(|(id, _)| *id).collect();
+    let mut found = BTreeSet::new();
+    while let Some(id) = open.pop() {
+        if !found.insert(id) {
+            continue;
+        }
+        let on = nodes[id]["deps"].as_array().unwrap().iter();
+        // Tests may need more.
+        let on = on.filter(|on| on["dep_kinds"].as_array().unwrap().iter().any(|kind| kind["kind"] != "dev"));
+        open.extend(on.map(|on| text(&on["pkg"])));
+    }
+    let found: BTreeSet<_> = found.iter().map(|id| names[id]).collect();
+    assert!(found.contains("kube") && found.contains("traffic-policy-cluster"), "{found:?}");
+    let linux = ["aya", "netlink", "rtnetlink", "traffic-policy-ebpf", "traffic-policy-dataplane"];
+    let wrong: Vec<_> =
+        found.iter().filter(|name| linux.iter().any(|linux| name.starts_with(linux))).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// Lines of a file before its tests.
+fn lines(text: &str) -> usize {
+    let mut count = 0;
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        let of_tests = lines.peek().is_some_and(|next| next.contains("mod tests {"));
+        if line == "#[cfg(test)]" && of_tests {
+            break;
+        }
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn no_crate_is_most_of_the_code() {
+    let mut shares: BTreeMap<String, usize> = BTreeMap::new();
+    for path in page::files(&["rs"]) {
+        let parts: Vec<_> = path.split('/').collect();
+        if parts.iter().any(|part| ["tests", "tests.rs"].contains(part)) {
+            continue;
+        }
+        let name = if parts[0] == "crates" { parts[..2].join("/") } else { parts[0].to_owned() };
+        *shares.entry(name).or_default() += lines(&page::text(&path));
+    }
+    let all: usize = shares.values().sum();
+    let mut sorted: Vec<_> = shares.into_iter().collect();
+    sorted.sort_by_key(|(_, own)| std::cmp::Reverse(*own));
+    for (name, own) in &sorted {
+        println!("{:>5.1} %  {own:>6}  {name}", *own as f64 * 100.0 / all as f64);
+    }
+    assert!(sorted.len() > 8 && all > 50_000, "{sorted:?}");
+    let (name, largest) = &sorted[0];
+    assert!(largest * 100 <= all * LARGEST, "{name} has {largest} of {all} lines: more than {LARGEST} %");
+}
+
+#[test]
+fn lines_of_tests_are_not_counted() {
+    assert_eq!(lines("//! A file.\nfn one() {}\n\n#[cfg(test)]\nmod tests {\n    fn two() {}\n}\n"), 3);
+    assert_eq!(lines("#[cfg(test)]\nmod tests;\nfn one() {}\n"), 3);
+}
+
+/// Only the data plane says it, among what users run.
+#[test]
+fn unsafe_is_forbidden_elsewhere() {
+    for root in ["crates/cluster/src/lib.rs", "crates/lb/src/lib.rs", "traffic-policy-agent/src/lib.rs"] {
+        assert!(page::text(root).contains("#![forbid(unsafe_code)]"), "{root}");
+    }
+}
