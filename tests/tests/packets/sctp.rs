@@ -7,6 +7,7 @@ use traffic_policy_testing::packet::chunk::{
 };
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
+use crate::answers::{port_unreachable, too_long};
 use crate::errors::{self, WHOLE};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
@@ -235,7 +236,7 @@ fn nobody_there() {
                 "no endpoint anywhere",
                 Setup::of(Frontend::new(NODE.0, NODE.1)),
                 [
-                    Step::new(&request, "rejected-no-endpoint", &crate::answers::port_unreachable(&request)),
+                    Step::new(&request, "rejected-no-endpoint", &port_unreachable(&request)),
                     Step::passed(&sctp(&terms.request(NODE), ENDPOINT_TAG, &data(8)), "passed-no-flow"),
                 ],
             ),
@@ -295,7 +296,8 @@ fn too_long_for_the_way_out() {
         if terms.xdp() {
             steps.push(Step::passed(&long(&from), "passed-to-tc"));
         } else {
-            steps.push(Step::dropped(&long(&from), "rejected-mtu-exceeded"));
+            let answer = too_long(&long(&from), 1300);
+            steps.push(Step::new(&long(&from), "rejected-mtu-exceeded", &answer));
         }
         if !terms.xdp() && terms.v4() {
             let may = |packet: Packet| packet.with(|packet| packet.dont_fragment = false);
