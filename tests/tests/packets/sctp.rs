@@ -7,7 +7,7 @@ use traffic_policy_testing::packet::chunk::{
 };
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
-use crate::answers::{port_unreachable, too_long};
+use crate::answers::{port_unreachable, time_exceeded, too_long};
 use crate::errors::{self, WHOLE};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
@@ -190,6 +190,21 @@ fn an_aggregate_of_whole_packets_is_sent_on() {
                 &sctp(&forwarded, ENDPOINT_TAG, &data(1000)),
             )
             .segments(0xffff),
+        ];
+        vec![Case::new("GSO_BY_FRAGS", setup(NODE, NEAR), steps)]
+    });
+}
+
+/// `bpf_skb_change_tail` makes one packet of it, whose bytes lie together, before it is cut.
+#[test]
+fn an_aggregate_whose_ttl_ends_is_answered() {
+    run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let open = |packet: &Packet| sctp(packet, 0, &init(CLIENT_TAG));
+        let last = sctp(&terms.request(NODE), ENDPOINT_TAG, &data(3000)).ttl(1);
+        let steps = [
+            Step::new(&open(&terms.request(NODE)), "forwarded", &open(&forwarded)),
+            Step::new(&last, "rejected-ttl-exceeded", &time_exceeded(&last)).segments(0xffff),
         ];
         vec![Case::new("GSO_BY_FRAGS", setup(NODE, NEAR), steps)]
     });
