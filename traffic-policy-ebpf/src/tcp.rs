@@ -16,6 +16,9 @@ pub const ANSWERED: u8 = 8;
 pub const GONE: u8 = 16;
 /// The last sweep found both entries idle for too long.
 pub const MARKED: u8 = 32;
+/// Both entries: the packets of this flow's client look like another flow's once they are
+/// delivered, so XDP leaves them to TC.
+pub const BY_TC: u8 = 64;
 
 /// Bits of the flags byte of a TCP header.
 pub mod flag {

@@ -27,7 +27,7 @@ pub(crate) fn port_unreachable(about: &Packet) -> Packet {
     error(about, (3, 3), (1, 4), [0; 4])
 }
 
-fn time_exceeded(about: &Packet) -> Packet {
+pub(crate) fn time_exceeded(about: &Packet) -> Packet {
     error(about, (11, 0), (3, 0), [0; 4])
 }
 

@@ -10,6 +10,7 @@ mod associations;
 mod checksums;
 mod clock;
 mod conversation;
+mod delivered;
 mod dialogue;
 mod errors;
 mod extensions;

@@ -7,6 +7,7 @@ use traffic_policy_testing::packet::chunk::{
 };
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
 
+use crate::answers::{port_unreachable, time_exceeded, too_long};
 use crate::errors::{self, WHOLE};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
@@ -194,6 +195,21 @@ fn an_aggregate_of_whole_packets_is_sent_on() {
     });
 }
 
+/// `bpf_skb_change_tail` makes one packet of it, whose bytes lie together, before it is cut.
+#[test]
+fn an_aggregate_whose_ttl_ends_is_answered() {
+    run(|terms| {
+        let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
+        let open = |packet: &Packet| sctp(packet, 0, &init(CLIENT_TAG));
+        let last = sctp(&terms.request(NODE), ENDPOINT_TAG, &data(3000)).ttl(1);
+        let steps = [
+            Step::new(&open(&terms.request(NODE)), "forwarded", &open(&forwarded)),
+            Step::new(&last, "rejected-ttl-exceeded", &time_exceeded(&last)).segments(0xffff),
+        ];
+        vec![Case::new("GSO_BY_FRAGS", setup(NODE, NEAR), steps)]
+    });
+}
+
 /// Without a flow: only an INIT alone in its packet, with tag 0, makes one. The stack answers what is its own.
 #[test]
 fn what_opens_nothing_is_left_to_the_stack() {
@@ -235,7 +251,7 @@ fn nobody_there() {
                 "no endpoint anywhere",
                 Setup::of(Frontend::new(NODE.0, NODE.1)),
                 [
-                    Step::new(&request, "rejected-no-endpoint", &crate::answers::port_unreachable(&request)),
+                    Step::new(&request, "rejected-no-endpoint", &port_unreachable(&request)),
                     Step::passed(&sctp(&terms.request(NODE), ENDPOINT_TAG, &data(8)), "passed-no-flow"),
                 ],
             ),
@@ -295,7 +311,8 @@ fn too_long_for_the_way_out() {
         if terms.xdp() {
             steps.push(Step::passed(&long(&from), "passed-to-tc"));
         } else {
-            steps.push(Step::dropped(&long(&from), "rejected-mtu-exceeded"));
+            let answer = too_long(&long(&from), 1300);
+            steps.push(Step::new(&long(&from), "rejected-mtu-exceeded", &answer));
         }
         if !terms.xdp() && terms.v4() {
             let may = |packet: Packet| packet.with(|packet| packet.dont_fragment = false);

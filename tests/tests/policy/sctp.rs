@@ -1,12 +1,14 @@
 //! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on
 //! another.
 //!
-//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver computes the
-//! checksum of each packet in full, and ignores a packet with a wrong one.
+//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver
+//! computes the checksum of each packet in full. One that is wrong is not taken for a packet that
+//! did not come: the test names it.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd as _;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,6 +29,9 @@ use traffic_policy_testing::packet::chunk::{
 
 const CLUSTER: u16 = 30_090;
 const LOCAL: u16 = 30_091;
+
+/// Packets that came with a wrong checksum, or cut.
+type Damaged = Mutex<Vec<String>>;
 
 /// A packet with one chunk.
 #[derive(Clone, Debug)]
@@ -54,16 +59,25 @@ impl Message {
         bytes
     }
 
-    /// `None` if the checksum is wrong or the packet is cut.
-    fn read(bytes: &[u8]) -> Option<Self> {
+    /// # Errors
+    /// A sentence that says what is wrong: the checksum, or the lengths.
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let Some((sum, message)) = Self::parts(bytes) else { return Err(format!("cut: {bytes:02x?}")) };
+        let computed = crc32c(&[&bytes[..8], &[0; 4], &bytes[12..]].concat()).to_le_bytes();
+        if computed == sum {
+            Ok(message)
+        } else {
+            Err(format!("CRC32c {sum:02x?} where {computed:02x?} is right: {message:?}"))
+        }
+    }
+
+    /// The checksum, and the rest.
+    fn parts(bytes: &[u8]) -> Option<([u8; 4], Self)> {
         let number = |at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
         let word = |at: usize| Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
-        let sum = bytes.get(8..12)?;
-        if crc32c(&[bytes.get(..8)?, &[0; 4], bytes.get(12..)?].concat()).to_le_bytes() != *sum {
-            return None;
-        }
         let value = bytes.get(16..12 + usize::from(number(14)?))?.to_vec();
-        Some(Self { source: number(0)?, destination: number(2)?, tag: word(4)?, kind: bytes[12], value })
+        let (source, destination, tag) = (number(0)?, number(2)?, word(4)?);
+        Some((*bytes.get(8..)?.first_chunk()?, Self { source, destination, tag, kind: bytes[12], value }))
     }
 }
 
@@ -74,8 +88,9 @@ fn raw(family: Family) -> Socket {
     socket
 }
 
-/// The next packet, and its sender; `None` after the socket's time-out, and for bytes that are no packet.
-fn receive(socket: &Socket, family: Family) -> Option<(IpAddr, Message)> {
+/// The next packet, and its sender; `None` after the socket's time-out, and for a packet that is
+/// damaged, which is noted.
+fn receive(socket: &Socket, family: Family, damaged: &Damaged) -> Option<(IpAddr, Message)> {
     let mut buffer = [0; 4096];
     let (length, from) = recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut buffer).ok()?;
     let from = from?;
@@ -84,7 +99,13 @@ fn receive(socket: &Socket, family: Family) -> Option<(IpAddr, Message)> {
     let bytes = &buffer[..length];
     // A raw IPv4 socket gets the IP header too.
     let header = if family == Family::V4 { usize::from(bytes.first()? & 15) * 4 } else { 0 };
-    Some((from, Message::read(bytes.get(header..)?)?))
+    match Message::read(bytes.get(header..)?) {
+        Ok(message) => Some((from, message)),
+        Err(error) => {
+            damaged.lock().unwrap().push(format!("from {from}: {error}"));
+            None
+        }
+    }
 }
 
 fn send(socket: &Socket, to: IpAddr, message: &Message) {
@@ -94,12 +115,12 @@ fn send(socket: &Socket, to: IpAddr, message: &Message) {
 
 /// An endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's address that it sees, and the
 /// length.
-fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool) {
+fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool, damaged: &Damaged) {
     let socket = raw(family);
     let own_tag = 0xe000_0000 | number;
     let mut clients: HashMap<SocketAddr, u32> = HashMap::new();
     while !stop.load(Relaxed) {
-        let Some((from, asked)) = receive(&socket, family) else { continue };
+        let Some((from, asked)) = receive(&socket, family, damaged) else { continue };
         let client = SocketAddr::new(from, asked.source);
         if asked.destination != TARGET {
             continue;
@@ -123,8 +144,9 @@ fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool) {
 }
 
 /// A client's association.
-struct Association {
+struct Association<'a> {
     socket: Socket,
+    damaged: &'a Damaged,
     family: Family,
     to: SocketAddr,
     port: u16,
@@ -132,10 +154,10 @@ struct Association {
     tag: u32,
 }
 
-impl Association {
-    fn new(client: &Namespace, family: Family, to: SocketAddr, port: u16) -> Self {
+impl<'a> Association<'a> {
+    fn new(client: &Namespace, family: Family, to: SocketAddr, port: u16, damaged: &'a Damaged) -> Self {
         let own_tag = 0xc000_0000 | u32::from(port);
-        Self { socket: client.run(|| raw(family)), family, to, port, own_tag, tag: 0 }
+        Self { socket: client.run(|| raw(family)), damaged, family, to, port, own_tag, tag: 0 }
     }
 
     fn message(&self, kind: u8, value: &[u8]) -> Message {
@@ -147,7 +169,7 @@ impl Association {
         let start = Instant::now();
         while start.elapsed() < limit {
             send(&self.socket, self.to.ip(), asked);
-            while let Some((from, answer)) = receive(&self.socket, self.family) {
+            while let Some((from, answer)) = receive(&self.socket, self.family, self.damaged) {
                 let ours =
                     (from, answer.source, answer.destination) == (self.to.ip(), self.to.port(), self.port);
                 if ours && answer.tag == self.own_tag && answer.kind == kind {
@@ -195,31 +217,34 @@ fn associations(attach: &str) {
     // Flows that have ended are counted at the end, which may come later than the default of 10 s.
     let kept = ["--idle-reset", "1h"];
     let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, damaged) = (AtomicBool::new(false), Damaged::default());
     thread::scope(|scope| {
         for (number, pod) in (1..).zip(lab.pods()) {
             for family in Family::BOTH {
-                let stop = &stop;
-                scope.spawn(move || pod.netns().run(|| serve(pod, family, number, stop)));
+                let (stop, damaged) = (&stop, &damaged);
+                scope.spawn(move || pod.netns().run(|| serve(pod, family, number, stop, damaged)));
             }
         }
-        let ended =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach)));
+        let asked = std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach, &damaged));
+        let ended = std::panic::catch_unwind(asked);
         stop.store(true, Relaxed);
+        // First: whoever gets a damaged packet says nothing, and the other waits in vain.
+        let damaged = damaged.lock().unwrap();
+        assert!(damaged.is_empty(), "{attach}, damaged packets: {damaged:#?}");
         ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
 
-fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str) {
+fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, damaged: &Damaged) {
     let lab = &cluster.lab;
     let client = lab.client().netns();
     let mut ports = 41_000..;
+    let mut associate = |family, to| Association::new(client, family, to, ports.next().unwrap(), damaged);
     for family in Family::BOTH {
         // Enough for both endpoints to be chosen: in four of a million runs one of them is not.
         let mut seen: HashMap<String, String> = HashMap::new();
         for _ in 0..20 {
-            let association =
-                Association::new(client, family, cluster.at(1, family, CLUSTER), ports.next().unwrap());
+            let association = associate(family, cluster.at(1, family, CLUSTER));
             let said = association.whole(&[1, 300, 1200]);
             let words: Vec<Vec<&str>> = said.iter().map(|line| line.split(' ').collect()).collect();
             for (line, length) in words.iter().zip(["1", "300", "1200"]) {
@@ -236,10 +261,9 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str) {
         let expected = [("pod-1-1".to_owned(), here.clone()), ("pod-2-1".to_owned(), there)];
         assert_eq!(seen, HashMap::from(expected), "{attach} {family:?}");
 
-        let association =
-            Association::new(client, family, cluster.at(2, family, LOCAL), ports.next().unwrap());
+        let association = associate(family, cluster.at(2, family, LOCAL));
         assert_eq!(association.whole(&[100]), [format!("pod-2-1 {here} 100")], "{attach} {family:?}");
-        let nobody = Association::new(client, family, cluster.at(1, family, LOCAL), ports.next().unwrap());
+        let nobody = associate(family, cluster.at(1, family, LOCAL));
         assert_eq!(nobody.ask(&nobody.init(), INIT_ACK, Duration::from_millis(500)), None);
     }
     let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
@@ -265,4 +289,31 @@ fn by_tc() {
 #[test]
 fn by_xdp() {
     associations("xdp");
+}
+
+#[test]
+fn a_wrong_checksum_is_told_from_silence() {
+    let message = Message { source: 1, destination: 2, tag: 3, kind: DATA, value: vec![9; 30] };
+    let whole = message.bytes();
+    assert!(Message::read(&whole).is_ok());
+    for bit in 0..whole.len() * 8 {
+        let mut bytes = whole.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(Message::read(&bytes).is_err(), "bit {bit}");
+    }
+    let namespace = Namespace::create(&format!("sctp-checksum-{}", std::process::id())).unwrap();
+    namespace.netlink(async |net| net.up("lo").await).unwrap();
+    for (family, address) in
+        [(Family::V4, IpAddr::from(Ipv4Addr::LOCALHOST)), (Family::V6, IpAddr::from(Ipv6Addr::LOCALHOST))]
+    {
+        let (socket, damaged) = (namespace.run(|| raw(family)), Damaged::default());
+        let mut bytes = whole.clone();
+        bytes[8] ^= 1;
+        socket.send_to(&bytes, &SockAddr::from(SocketAddr::new(address, 0))).unwrap();
+        assert!(receive(&socket, family, &damaged).is_none());
+        let noted = damaged.lock().unwrap().clone();
+        assert!(noted.len() == 1 && noted[0].contains("CRC32c"), "{noted:?}");
+        assert!(receive(&socket, family, &damaged).is_none(), "silence");
+        assert_eq!(damaged.lock().unwrap().len(), 1);
+    }
 }

@@ -49,7 +49,9 @@ pub use self::{
     },
     heartbeat::AgentHeartbeat,
     local_node::{LocalNode, source_check},
-    nexthop::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey},
+    nexthop::{
+        DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey,
+    },
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     route_mtu::{RoutePrefix, RouteQuery},

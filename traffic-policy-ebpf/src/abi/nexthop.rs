@@ -9,6 +9,8 @@ pub const HOP_NO_ETHERNET: u32 = 2;
 /// The device leads to several others by the kernel's routes (IPIP or SIT without `remote`): packets need the route itself. Never without
 /// [`HOP_NO_ETHERNET`].
 pub const HOP_ROUTED: u32 = 4;
+/// Of a device alone: an XDP program sees its packets before TC does.
+pub const DEVICE_XDP: u32 = 8;
 
 /// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
 /// reader on another CPU never sees half of one. What orders writer and readers: docs/memory-ordering.md.
@@ -56,7 +58,7 @@ pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
 pub struct DeviceInfo {
     pub mac: [u8; 6],
     pub zero: u16,
-    /// [`HOP_XDP`] if it takes frames from XDP; [`HOP_NO_ETHERNET`], [`HOP_ROUTED`].
+    /// [`HOP_XDP`] if it takes frames from XDP; [`HOP_NO_ETHERNET`], [`HOP_ROUTED`], [`DEVICE_XDP`].
     pub flags: u32,
     /// Largest IP packet, bytes; 0 = not known.
     pub mtu: u32,

@@ -59,7 +59,8 @@
 //! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on
 //!   flows that exist; [`flow::associations`]: state transitions of SCTP; [`flow::snat_port`]: entries
 //!   of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
-//!   [`flow::recycle`]: expired flows, removed for a new one.
+//!   [`flow::recycle`]: expired flows, removed for a new one; [`flow::delivered`]: packets that TC
+//!   sees once more, after XDP has delivered them.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
 //!   [`forward::stored_hop`]: the table of next hops; [`forward::client_hop`]: a cache of those towards
 //!   clients; [`forward::reply_way`]: the device by which a reply of an endpoint here leaves;

@@ -16,7 +16,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::{
-        first_packet, recycle,
+        delivered, first_packet, recycle,
         snat_port::{self, NewFlow},
         state::{self, Transition},
         table::FlowTable,
@@ -198,15 +198,6 @@ fn list<P: Packet, F: Family>(
     Ok(list)
 }
 
-/// Whether XDP has delivered this packet: then its tuple is that of a reply, reversed.
-#[inline(always)]
-fn delivered<F: Family>(parsed: &Parsed<F>) -> bool {
-    let Some(scratch) = F::scratch() else { return false };
-    set!(scratch.other = parsed.tuple.reversed());
-    let key = borrow(place!(const scratch.other));
-    !FlowTable::<F>::new().find(key).is_null()
-}
-
 /// Makes the flow of a packet that has none. `restart`: an entry to be written over, or null.
 #[inline(always)]
 fn create<P: Packet, F: Family>(
@@ -215,7 +206,7 @@ fn create<P: Packet, F: Family>(
     restart: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Created<F::Address>, Decision> {
-    if P::TC && restart.is_null() && delivered(parsed) {
+    if P::TC && restart.is_null() && delivered::by_xdp(packet, parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
     let (Some(config), Some(usage), Some(scratch)) =
@@ -276,6 +267,7 @@ fn create<P: Packet, F: Family>(
         }
     }
     let inserted = inserted.map_err(|outcome| Decision::refused(outcome, list.service))?;
+    delivered::tell_apart::<F>();
     let request = place!(mut scratch.request);
     if !restart.is_null() {
         let key = borrow(place!(const scratch.key));

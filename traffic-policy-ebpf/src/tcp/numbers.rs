@@ -114,6 +114,12 @@ pub const fn acknowledges(number: u32, opening: Numbers) -> bool {
     number.wrapping_sub(sequence(opening)).wrapping_sub(1) <= acknowledgement(opening)
 }
 
+/// The sequence number after a SYN or SYN-ACK of these numbers and all that was sent after it.
+#[inline(always)]
+const fn sent_after(opening: Numbers) -> u32 {
+    sequence(opening).wrapping_add(acknowledgement(opening)).wrapping_add(1)
+}
+
 impl Segment {
     #[inline(always)]
     const fn has(&self, flags: u8) -> bool {
@@ -220,16 +226,14 @@ pub const fn assuring(state: u8, segment: &Segment) -> After {
 /// The numbers of the reply entry when `segment` assures the flow.
 #[inline(always)]
 pub const fn assured_reply(segment: &Segment, answer: Numbers) -> Numbers {
-    let end = sequence(answer).wrapping_add(acknowledgement(answer)).wrapping_add(1);
-    numbers(end, sequence(segment.numbers))
+    numbers(sent_after(answer), sequence(segment.numbers))
 }
 
 /// The numbers that an endpoint has which awaits the ACK of its SYN-ACK still, when another connection gets the tuple: to that one's SYN
 /// it says what it expects (RFC 9293 section 3.10.7.4). An entry that is not assured has a length in the place of the second number.
 #[inline(always)]
 pub const fn half_open(opening: Numbers, answer: Numbers) -> Numbers {
-    let end = sequence(answer).wrapping_add(acknowledgement(answer)).wrapping_add(1);
-    numbers(end, sequence(opening).wrapping_add(1))
+    numbers(sent_after(answer), sequence(opening).wrapping_add(1))
 }
 
 /// Whether an RST of the client ends a flow that is not assured.

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
-use traffic_policy_ebpf::abi::{DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP};
+use traffic_policy_ebpf::abi::{DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP};
 
 use super::{
     bpf::{
@@ -66,7 +66,7 @@ impl Devices {
             self.without_xdp(maps, interface)?;
         }
         let attached = attached?;
-        describe(maps, interface, Some(attached == Attached::XdpDriver))?;
+        describe(maps, interface, Some(attached))?;
         self.attached.insert(interface.ifindex, (interface.clone(), attached));
         self.unsettled.remove(&interface.ifindex);
         Ok(attached)
@@ -97,7 +97,7 @@ impl Devices {
             return Ok(());
         }
         *attached = Attached::Tc;
-        describe(maps, interface, Some(false))?;
+        describe(maps, interface, Some(Attached::Tc))?;
         nexthop::raise(maps, Changed::Routes)
     }
 
@@ -196,18 +196,22 @@ impl Devices {
     }
 }
 
-/// Writes what the packet path must know of a device; `xdp`: whether it takes frames from XDP, `None` as before.
-fn describe(maps: &mut Maps, interface: &Interface, xdp: Option<bool>) -> Result<()> {
+/// Writes what the packet path must know of a device; `attached`: how it is attached, `None` as
+/// before.
+fn describe(maps: &mut Maps, interface: &Interface, attached: Option<Attached>) -> Result<()> {
     let held = maps.devices.get(&interface.ifindex, 0).ok();
     let mut device = DeviceInfo {
         mac: interface.mac,
         zero: 0,
-        flags: match (interface.ethernet, xdp) {
+        flags: match (interface.ethernet, attached) {
             (false, _) if interface.point_to_point => HOP_NO_ETHERNET,
             (false, _) => HOP_NO_ETHERNET | HOP_ROUTED,
-            (true, Some(true)) => HOP_XDP,
-            (true, Some(false)) => 0,
-            (true, None) => held.map_or(0, |held| held.flags),
+            // A driver that takes frames from XDP, too.
+            (true, Some(Attached::XdpDriver)) => HOP_XDP | DEVICE_XDP,
+            (true, Some(Attached::XdpGeneric)) => DEVICE_XDP,
+            (true, Some(Attached::Tc)) => 0,
+            // Of a new one XDP may see the first packet before it is known how it is attached.
+            (true, None) => held.map_or(DEVICE_XDP, |held| held.flags),
         },
         mtu: interface.mtu,
         addresses: [0; 3],

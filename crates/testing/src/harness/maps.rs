@@ -8,7 +8,7 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
-    Address, AgentHeartbeat, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
+    Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
     RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange,
     TableUsage, WideAddress, scope, source_check,
@@ -76,7 +76,7 @@ impl Harness {
                 mac: device.mac(),
                 flags: match (device, xdp) {
                     (Device::Tun0, _) => HOP_NO_ETHERNET,
-                    (_, true) => HOP_XDP,
+                    (_, true) => HOP_XDP | DEVICE_XDP,
                     (_, false) => 0,
                 },
                 mtu: if *device == Device::Tun0 { 1400 } else { 0 },

@@ -2,6 +2,7 @@
 
 pub mod associations;
 pub mod datagrams;
+pub mod delivered;
 pub mod first_packet;
 pub mod gc;
 pub mod recycle;

@@ -10,6 +10,7 @@ use traffic_policy_ebpf::{
         RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
+    tcp::BY_TC,
 };
 
 use crate::datapath::{
@@ -194,6 +195,9 @@ pub fn resolve_egress<P: Packet, F: Family>(
     let kind = get!(entry.kind);
     let (index, epoch) = table::next_hop(entry);
     if kind == kind::DELIVER {
+        if !P::TC && get!(entry.state) & BY_TC != 0 {
+            return Err(Outcome::PassedToTc.into());
+        }
         return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
     }
     if let Some(hop) = fresh(epoch, index, now) {
