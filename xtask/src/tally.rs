@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::test::Cost;
+
 /// Sums over all test programs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
@@ -20,6 +22,8 @@ pub(crate) struct Tally {
     /// Tests of the same programs that were not asked for.
     pub(crate) left_out: u64,
     pub(crate) failures: Vec<String>,
+    /// Of each test, where they are known one by one.
+    pub(crate) costs: Vec<Cost>,
     /// A test program has said its result.
     concluded: bool,
 }
@@ -73,6 +77,7 @@ impl Tally {
         self.skipped += other.skipped;
         self.left_out += other.left_out;
         self.failures.extend(other.failures);
+        self.costs.extend(other.costs);
     }
 
     /// Tests that were run or skipped.

@@ -1,9 +1,15 @@
-//! `cargo xtask test`: everything that can fail, one stage after the other, also after a failure.
+//! `cargo xtask test`: everything that can fail, also after a failure: lints, the build, tests that have the machine for
+//! themselves, then all others from one queue, with the emulated machines beside them.
+
+mod cost;
+mod plan;
+mod processors;
+mod program;
+mod queue;
 
 use std::{
     env,
     ffi::OsString,
-    fs,
     num::NonZeroUsize,
     path::PathBuf,
     process::{Command, ExitCode},
@@ -14,6 +20,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+pub(crate) use self::cost::Cost;
+use self::{cost::Known, plan::Job, program::Program as TestProgram, queue::Slots};
 use crate::{
     build, cargo, image, lint,
     setup::{self, programs},
@@ -44,9 +52,15 @@ const EMULATOR: [programs::Program<'static>; 1] = [if cfg!(target_arch = "x86_64
 /// Variable of the harness: the number of tests that run at once.
 const THREADS: &str = "RUST_TEST_THREADS";
 
+/// Variables by which tests write what they compare otherwise. Several write into one file, and take turns.
+const WRITING: [&str; 3] = ["UPDATE_BUDGETS", "UPDATE_DOCS", "UPDATE_EXPECTED"];
+
+/// What `quick` runs of the suites, beside unit tests: whole suites, or a test.
+const QUICK: [&str; 3] = ["packets", "documents", "policy::matrix::one_agent_tc"];
+
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone; `image`: those of deploy/ with the image that users load, which is built first
+    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone; `quick`: style, lints, unit tests, packets, a matrix of policies and documents; `image`: the tests of deploy/ with the image that users load, which is built first
     filter: Option<String>,
 }
 
@@ -63,6 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     match &options.filter {
         None => everything(&mut stages)?,
         Some(filter) if filter == "lints" => lints(&mut stages),
+        Some(filter) if filter == "quick" => quick(&mut stages),
         Some(filter) if filter == "image" => of_the_image(&mut stages),
         Some(filter) => matching(&mut stages, filter)?,
     }
@@ -71,29 +86,46 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 fn everything(stages: &mut Stages) -> Result<()> {
     lints(stages);
-    let built = stages.one("build", build_all);
-    if !built {
-        return Ok(());
-    }
+    let Some(tests) = built(stages) else { return Ok(()) };
     programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
     programs::prepare(&programs::READERS, programs::NO_READERS);
     programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     programs::prepare(&programs::RULES, programs::NO_RULES);
-    stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
-    stages.one("documentation tests", |tally| tests(tally, &["--doc"], &[]));
-    stages.one("packet, model and namespace tests", |tally| tests(tally, &["--test", "*"], &[]));
-    stages.one("Linux 6.1 and the newest, emulated", other_kernels);
+    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.alone);
+    stages.one("tests that run alone: loss, time", |tally| Ok(run_jobs(&alone, tally)));
+    let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
+    stages.at_once([
+        &[("unit, packet, model and namespace tests", &others)],
+        // They wait for processors that others leave: emulation is slow, and is given its time.
+        &[
+            ("documentation tests", &documentation_tests),
+            ("Linux 6.1 and the newest, emulated", &other_kernels),
+        ],
+    ]);
     Ok(())
+}
+
+/// What a contributor runs after each change.
+fn quick(stages: &mut Stages) {
+    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
+    stages.one("lints: cargo clippy", lint::clippy);
+    let Some(tests) = built(stages) else { return };
+    let tests = selected(tests, |suite, unit, test| {
+        unit || QUICK.iter().any(|&wanted| wanted == suite || wanted == cost::test_name(suite, test))
+    });
+    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    stages.one("unit tests, packets, documents, a matrix of policies", |tally| Ok(run_jobs(&jobs, tally)));
 }
 
 fn lints(stages: &mut Stages) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
     // The packet path has a target folder of its own, and `core`, which is compiled for it first, keeps one CPU busy.
     stages.at_once([
-        &[("lints: cargo clippy", lint::clippy as Stage), ("documentation: cargo doc", lint::doc)],
+        &[("lints: cargo clippy", &lint::clippy), ("documentation: cargo doc", &lint::doc)],
         &[
-            ("lints of the packet path: cargo clippy for BPF", lint::clippy_bpf),
-            ("documentation of the packet path: cargo rustdoc for BPF", lint::doc_bpf),
+            ("lints of the packet path: cargo clippy for BPF", &lint::clippy_bpf),
+            ("documentation of the packet path: cargo rustdoc for BPF", &lint::doc_bpf),
         ],
     ]);
 }
@@ -103,26 +135,22 @@ fn of_the_image(stages: &mut Stages) {
     programs::prepare(&CONTAINERS, NO_CONTAINERS);
     programs::prepare(&EMULATOR, "the other machine's program is not started");
     let mut archive = PathBuf::new();
-    let built = stages.one("image", |_| {
+    let made = stages.one("image", |_| {
         archive = image::for_both()?;
         Ok(true)
     });
-    if built {
+    if made {
+        let Some(tests) = built(stages) else { return };
+        let tests = selected(tests, |suite, _, _| suite == "deploy");
+        let jobs = plan::jobs(&tests, &Known::read(), slots().always);
         stages.one("tests of deploy, by the image", |tally| {
-            tests_with(tally, &["--test", "deploy"], &[], &[("TRAFFIC_POLICY_IMAGE", archive)])
+            Ok(queue::run(&jobs, slots(), &[("TRAFFIC_POLICY_IMAGE", archive)], tally))
         });
     }
 }
 
 fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
-    if !stages.one("build", build_all) {
-        return Ok(());
-    }
-    let programs =
-        fs::read_dir(cargo::root().join("tests/tests")).context("the tests are not in tests/tests")?;
-    let programs = programs.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    let programs: Vec<String> =
-        programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
+    let Some(tests) = built(stages) else { return Ok(()) };
     if filter.contains("deploy") || filter.contains("container") {
         programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
     }
@@ -136,18 +164,14 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
         programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     }
     // As `cargo xtask vm test` names them.
-    if let Some((suite, test)) = filter.split_once("::")
-        && programs.iter().any(|name| name == suite)
-    {
-        stages.one(&format!("tests of {suite} named {test}"), |tally| {
-            tests(tally, &["--test", suite], &[test])
-        });
-    } else {
-        for name in programs.iter().filter(|name| name.contains(filter)) {
-            stages.one(&format!("tests of {name}"), |tally| tests(tally, &["--test", name], &[]));
-        }
-        stages.one(&format!("tests named {filter}"), |tally| tests(tally, &["--tests"], &[filter]));
-    }
+    let named =
+        filter.split_once("::").filter(|(suite, _)| tests.iter().any(|(program, _)| program.suite == *suite));
+    let tests = selected(tests, |suite, _, test| match named {
+        Some((named, within)) => suite == named && test.contains(within),
+        None => suite.contains(filter) || test.contains(filter),
+    });
+    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    stages.one(&format!("tests named {filter}"), |tally| Ok(run_jobs(&jobs, tally)));
     if stages.tally.passed + stages.tally.failed == 0 {
         bail!("no test or suite has {filter:?} in its name: `ls tests/tests` are the suites");
     }
@@ -158,9 +182,35 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(cargo::status(command)?.success())
 }
 
-/// The agent, which tests start as a user would, and all test programs.
-fn build_all(_: &mut Tally) -> Result<bool> {
-    build::test_programs(None).map(|_| true)
+/// The agent, which tests start as a user would, and all test programs; each with its tests.
+fn built(stages: &mut Stages) -> Option<Vec<(TestProgram, Vec<String>)>> {
+    let mut tests = Vec::new();
+    let built = stages.one("build", |_| {
+        if !succeeds(build::workspace().arg("--quiet"))? {
+            return Ok(false);
+        }
+        let found = TestProgram::all()?.into_iter();
+        let found = found.map(|program| program.tests().map(|tests| (program, tests)));
+        tests = found.collect::<Result<_>>()?;
+        Ok(true)
+    });
+    built.then_some(tests)
+}
+
+/// Those of the tests that are wanted, by suite, whether it is of unit tests, and name.
+fn selected(
+    tests: Vec<(TestProgram, Vec<String>)>,
+    wanted: impl Fn(&str, bool, &str) -> bool,
+) -> Vec<(TestProgram, Vec<String>)> {
+    let of = |(program, mut tests): (TestProgram, Vec<String>)| {
+        tests.retain(|test| wanted(&program.suite, program.unit, test));
+        (program, tests)
+    };
+    tests.into_iter().map(of).collect()
+}
+
+fn run_jobs(jobs: &[Job<'_>], tally: &mut Tally) -> bool {
+    queue::run(jobs, slots(), &[], tally)
 }
 
 /// The oldest and the newest kernel, where machines can be emulated.
@@ -176,18 +226,8 @@ fn other_kernels(tally: &mut Tally) -> Result<bool> {
     kernels.run(tally)
 }
 
-/// Runs tests of the whole workspace, always: see [`build::workspace`].
-fn tests(tally: &mut Tally, targets: &[&str], arguments: &[&str]) -> Result<bool> {
-    tests_with(tally, targets, arguments, &[])
-}
-
-/// As [`tests`], with variables in the environment.
-fn tests_with(
-    tally: &mut Tally,
-    targets: &[&str],
-    arguments: &[&str],
-    variables: &[(&str, PathBuf)],
-) -> Result<bool> {
+/// Tests of documentation of the whole workspace, always: see [`build::workspace`].
+fn documentation_tests(tally: &mut Tally) -> Result<bool> {
     let own = env::current_exe().context("this program's own path is unknown")?;
     let mut command = cargo::cargo();
     if !cargo::is_root() {
@@ -195,20 +235,22 @@ fn tests_with(
         let runner = format!("target.'cfg(all())'.runner = ['{}', 'run-test', '--']", own.display());
         command.args(["--config", &runner]);
     }
-    command.args(["test", "--workspace", "--no-fail-fast"]).args(targets).arg("--").args(arguments);
-    command.env("TRAFFIC_POLICY_AGENT", build::program("traffic-policy-agent", false)?);
-    command.envs(variables.iter().map(|(name, value)| (name, value)));
-    if env::var_os(THREADS).is_none() {
-        command.env(THREADS, threads().to_string());
-    }
+    command.args(["test", "--workspace", "--no-fail-fast", "--doc"]);
     tally.run(&mut command)
 }
 
-/// Tests of a program that run at once: half as many again as there are CPUs, since most of them wait half of their time, for an
-/// agent, an answer or silence. Those that measure loss take turns, and the one that measures speed is alone in its program.
-fn threads() -> usize {
+/// Tests that run at once: half as many again as there are CPUs, since most of them wait half of their time, for an
+/// agent, an answer or silence; and twice that while all that run are waiting.
+fn slots() -> Slots {
+    if let Some(set) = env::var(THREADS).ok().and_then(|number| number.parse().ok()) {
+        return Slots { always: set, most: set };
+    }
+    if WRITING.iter().any(|variable| env::var_os(variable).is_some()) {
+        return Slots { always: 1, most: 1 };
+    }
     let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    cpus + cpus / 2
+    let always = cpus + cpus / 2;
+    Slots { always, most: 2 * always }
 }
 
 /// Runs one test program, as root if it is of a package that needs it. Called by cargo.
@@ -224,8 +266,8 @@ pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
     cargo::exit_code(command.args(arguments))
 }
 
-/// A stage that several threads may run.
-type Stage = fn(&mut Tally) -> Result<bool>;
+/// A stage with its name, which another thread may run.
+type Stage<'a> = (&'a str, &'a (dyn Fn(&mut Tally) -> Result<bool> + Sync));
 
 /// The stages so far.
 struct Stages {
@@ -251,7 +293,7 @@ impl Stages {
     }
 
     /// Runs two rows of stages beside each other.
-    fn at_once(&mut self, rows: [&[(&str, Stage)]; 2]) {
+    fn at_once(&mut self, rows: [&[Stage<'_>]; 2]) {
         let mut parts =
             rows.map(|_| Self { started: self.started, tally: Tally::default(), table: Vec::new() });
         thread::scope(|scope| {
@@ -280,6 +322,9 @@ impl Stages {
         }
         for name in &self.tally.failures {
             println!("  {name}");
+        }
+        if let Err(error) = cost::conclude(&self.table, &self.tally.costs) {
+            println!("The cost cannot be kept: {error:#}");
         }
         println!("{}", self.tally);
         let all = self.table.iter().all(|(_, succeeded, _)| *succeeded) && self.tally.failed == 0;

@@ -7,6 +7,7 @@ mod bugtool;
 mod configured;
 mod counts;
 mod flows;
+mod loaded;
 mod monitor;
 mod outside;
 mod services;

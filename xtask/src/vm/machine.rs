@@ -60,8 +60,9 @@ impl Machine<'_> {
             None => Command::new("setpriv"),
             Some(_) => cargo::privileged("setpriv").context("neither root nor sudo")?,
         };
-        // It ends with this program, also if that is killed.
-        command.args(["--pdeathsig", "KILL"]);
+        // It ends with this program, also if that is killed, and leaves processors to tests that run beside
+        // it: those within wait as long as emulation takes.
+        command.args(["--pdeathsig", "KILL", "nice", "-n", "10"]);
         if let Some(name) = &self.netns {
             command.args(["nsenter", &format!("--net=/run/netns/{name}")]);
         }

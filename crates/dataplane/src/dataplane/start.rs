@@ -17,7 +17,7 @@ use super::{
     check_privileges, clock,
     devices::{Devices, pinned_devices},
     gc::Gc,
-    heartbeat, jumps,
+    heartbeat,
     maps::mmap::{config, table_usage},
     nexthop, node,
     sockets::Sockets,
@@ -66,14 +66,15 @@ impl Dataplane {
         let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
-        if let Err(error) = verifier::load(&mut object, &btf) {
+        let needed = |name: &str| programs::is_needed(name, config.mode);
+        if let Err(error) = verifier::load_those(&mut object, &btf, needed) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
         super::bpf::log::follow(&mut object)?;
-        jumps(&object, &mut maps)?;
+        programs::jumps_needed(&object, &mut maps, config.mode)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }

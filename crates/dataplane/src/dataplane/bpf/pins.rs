@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `maps` | every map, by its name in the packet path |
 //! | `links` | programs on devices (`xdp-2-eth0`: hook, number and name of the device) and on the cgroup |
-//! | `programs` | the entry programs `tp_xdp_ingress`, `tp_tc_ingress` and `tp_tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. They are replaced when an agent starts, and take nothing from the network by themselves |
+//! | `programs` | the entry programs `tp_xdp_ingress`, `tp_tc_ingress` and `tp_tc_egress`, for others to run: in a bench of their own, with BPF_PROG_TEST_RUN or by a tail call; on the agent's maps. Where the agent was started with `--attach tc`, what `tp_xdp_ingress` jumps to is not loaded: it passes such packets on, unfinished. They are replaced when an agent starts, and take nothing from the network by themselves |
 
 mod look;
 mod removal;

@@ -10,7 +10,7 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::jump;
 
-use super::{loader::kernel_types, verifier};
+use super::{attach::Mode, loader::kernel_types, verifier};
 use crate::dataplane::maps::Maps;
 
 /// A hook of devices by which packets come in.
@@ -70,6 +70,12 @@ const L3_JUMPS: [(u32, &str); 7] = [
 /// The programs where packets enter, which are pinned for others to run.
 pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
+/// Whether an agent needs a program of this name. Where XDP is attached to no device, none jumps to these, which are a third of
+/// what the verifier walks. The entry program is pinned nevertheless.
+pub fn is_needed(name: &str, mode: Mode) -> bool {
+    mode != Mode::Tc || !XDP_JUMPS.iter().any(|(_, jump)| *jump == name)
+}
+
 /// Verifies and loads every program of an object.
 ///
 /// # Errors
@@ -102,7 +108,18 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// # Errors
 /// A program that is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
+    jumps_needed(object, maps, Mode::Auto)
+}
+
+/// As [`jumps`], of those that [`is_needed`] names. Others are left as an earlier agent put them: its XDP programs, which are
+/// attached until this one's devices are, go on as they were.
+///
+/// # Errors
+/// As there.
+pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, mode: Mode) -> Result<()> {
+    if mode != Mode::Tc {
+        put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
+    }
     put_in_place(&mut maps.tc_jumps, object, &TC_JUMPS)?;
     put_in_place(&mut maps.l3_jumps, object, &L3_JUMPS)
 }
