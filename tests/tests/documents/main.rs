@@ -5,6 +5,7 @@
 
 mod balancers;
 mod cli;
+mod glossary;
 mod journeys;
 mod limits;
 mod links;
