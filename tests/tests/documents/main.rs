@@ -12,6 +12,7 @@ mod links;
 mod maps;
 mod metrics;
 mod monitoring;
+mod names;
 mod outcomes;
 mod page;
 mod roles;
