@@ -10,7 +10,7 @@ const DRAWING: &str = "traffic-policy-ebpf/src/datapath/mod.rs";
 /// Programs are named here, and so called by the kernel.
 const PROGRAMS: &str = "traffic-policy-ebpf/src/main.rs";
 
-/// Some files, and the functions in them that a row names.
+/// Some files, and the functions in them that a row names: `name`, or `module::name` where two of a journey have one name.
 #[derive(Debug)]
 struct Row {
     number: String,
@@ -113,9 +113,17 @@ fn the_drawing_is_that_of_the_code() {
 
 #[test]
 fn calls_and_bodies_are_found() {
-    let text = "fn one() -> [u8; 2] {\n    two::<V4>(three(), self.four());\n}\nfn five();\nfn six() {}\n";
+    let text = "fn one() -> [u8; 2] {\n    two::<V4>(three(), self.four(), a::seven());\n}\nfn five();\nfn six() {}\n";
     let inner = body(text, "one").unwrap();
-    for (name, found) in [("two", true), ("three", true), ("four", true), ("hree", false), ("six", false)] {
+    for (name, found) in [
+        ("two", true),
+        ("three", true),
+        ("four", true),
+        ("a::seven", true),
+        ("b::seven", false),
+        ("hree", false),
+        ("six", false),
+    ] {
         assert_eq!(call(inner, name).is_some(), found, "{name}");
     }
     assert!(body(text, "five").is_none() && body(text, "six").is_some() && call(text, "one").is_none());
@@ -170,8 +178,9 @@ fn code(file: &str) -> String {
     lines.map(|line| line.split(" // ").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The body of a function, if the text has one of this name with a body.
+/// The body of a function, if the text has one of this name with a body. The text is that of the module that a name may have.
 fn body<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    let name = name.rsplit("::").next().unwrap_or(name);
     let declared = text.match_indices("fn ").find_map(|(at, _)| {
         let rest = text[at + 3..].strip_prefix(name)?;
         let signature = rest.strip_prefix(['(', '<'])?;

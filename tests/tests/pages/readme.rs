@@ -21,14 +21,16 @@ fn the_picture_of_the_readme_is_a_page() -> Result<()> {
     let pods = [("web-x2k9q", "pool-1-a"), ("web-m4wzt", "pool-1-b"), ("web-q8vhn", "pool-1-b")];
     let case = Case::new(&cluster(&nodes, "Cluster", &pods).manifests())?;
     case.make(&["shop/web", "--balancer", "gke"])?;
-    let mut tab = browser.open(&case.page(), Look::DESKTOP)?;
+    let mut tab = browser.open(&case.page(), Look { reduced_motion: true, ..Look::DESKTOP })?;
     // The page goes on with tables, which the README has no room for.
     let below = tab.evaluate(
-        "(() => { const map = document.querySelector('.map'); let removed = 0; \
+        "(() => { const map = document.querySelector('.map').parentElement; let removed = 0; \
          for (let part = map; part !== document.body; part = part.parentElement) \
          while (part.nextElementSibling) { part.nextElementSibling.remove(); removed += 1; } return removed; })()",
     )?;
     ensure!(below.as_u64() > Some(0), "nothing is below the map: {below}");
+    // Only what is drawn anew has the page's new height.
+    tab.settle()?;
     let taken = pictures().join("readme.png");
     tab.screenshot(&taken)?;
     let committed = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no root")?.join(PICTURE);
