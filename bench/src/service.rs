@@ -71,6 +71,7 @@ pub(super) fn describe_node(tables: &mut Maps) -> Result<()> {
     node.note_address(1, v6.to_wire());
     tables.v4.node_addresses.insert(v4.to_wire(), 1, 0)?;
     tables.v6.node_addresses.insert(v6.to_wire(), 1, 0)?;
+    prefilter::set_primary(&mut tables.prefilter, &[V4.node, V6.node]);
     tables.local_node.set(0, node, 0)?;
     Ok(())
 }

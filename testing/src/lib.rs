@@ -58,8 +58,11 @@ pub mod pinned;
 pub mod real_api_server;
 pub mod recording;
 pub mod script;
+mod skipped;
 pub mod state;
 pub mod traffic;
 pub mod tun;
 pub mod wireguard;
 pub mod xdp;
+
+pub use self::skipped::skipped;

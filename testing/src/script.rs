@@ -153,7 +153,7 @@ fn changes(changes: &Changes) -> String {
         text.push_str(&format!("{} {} {} {family}\n", key.service, key.port, key.protocol));
     }
     let others = [
-        (changes.health, "health"),
+        (!changes.health.is_empty(), "health"),
         (changes.node_eligible, "node"),
         (changes.service_cidrs, "service CIDRs"),
         (changes.warnings, "warnings"),

@@ -76,6 +76,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
         return Ok(());
     }
     programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    programs::prepare(&programs::READERS, programs::NO_READERS);
     programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     programs::prepare(&programs::RULES, programs::NO_RULES);
     stages.one("unit tests", |tally| tests(tally, &["--lib", "--bins"], &[]));
@@ -124,6 +125,9 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
         programs.map(|name| name.strip_suffix(".rs").map(str::to_owned).unwrap_or(name)).collect();
     if filter.contains("deploy") || filter.contains("container") {
         programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+    }
+    if filter.contains("deploy") {
+        programs::prepare(&programs::READERS, programs::NO_READERS);
     }
     if filter.contains("cni") {
         programs::prepare(&programs::RULES, programs::NO_RULES);

@@ -4,12 +4,13 @@ use std::net::IpAddr;
 
 use traffic_policy_agent::dataplane::wide;
 use traffic_policy_ebpf::abi::{
-    Address4, Address6, Prefilter, PrefilterCidr, ServiceBits, frontend::NODE_ADDRESS, prefilter::node_bit,
+    Address4, Address6, Prefilter, PrefilterCidr, ServiceBits, WideAddress, frontend::NODE_ADDRESS,
+    prefilter::node_bit,
 };
 use traffic_policy_ebpf::hash;
 
 use super::flows::Wire;
-use super::{Frontend, Harness, Setup};
+use super::{Frontend, Harness, Setup, Spot};
 use crate::lab::{Addresses, Family};
 
 impl Harness {
@@ -21,6 +22,22 @@ impl Harness {
     }
 }
 
+impl Harness {
+    /// As if the agent did not know the node's primary addresses.
+    pub fn forget_primary(&mut self) {
+        let filter = self.tables.prefilter.pointer();
+        // SAFETY: the element is mapped as long as the tables live.
+        unsafe { (&raw mut (*filter).primary).write_volatile([WideAddress::UNSPECIFIED; 2]) };
+    }
+
+    /// As if no address had a bit of the node's in the prefilter.
+    pub fn forget_node_bits(&mut self) {
+        let filter = self.tables.prefilter.pointer();
+        // SAFETY: as above; no program runs meanwhile.
+        unsafe { (&raw mut (*filter).node_addresses).write_bytes(0, 1) };
+    }
+}
+
 /// Makes the prefilter as `setup` says.
 ///
 /// # Safety
@@ -29,6 +46,7 @@ pub(super) unsafe fn fill(prefilter: *mut Prefilter, setup: &Setup) {
     // SAFETY: as the caller says; a port is the number of a bit.
     unsafe {
         prefilter.write_bytes(0, 1);
+        (*prefilter).primary = Family::BOTH.map(|family| wide(Spot::Node.of(family)));
         setup.frontends.iter().for_each(|frontend| name(prefilter, frontend));
         for port in &setup.pool {
             set((&raw mut (*prefilter).pool).cast(), (*port).into());

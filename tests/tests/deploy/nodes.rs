@@ -38,7 +38,10 @@ impl Nodes {
         let lab = match Cni::missing_program() {
             None => matrix::lab().cni(Cni::Kindnet),
             Some(program) => {
-                println!("SKIPPED kindnet's layout, plain routes in its place: there is no {program}");
+                traffic_policy_testing::skipped(
+                    "kindnet's layout, plain routes in its place",
+                    format!("there is no {program}"),
+                );
                 matrix::lab()
             }
         };

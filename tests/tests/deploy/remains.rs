@@ -66,7 +66,8 @@ fn differing<'a>(before: &'a State, after: &'a State) -> Vec<&'a str> {
 #[test]
 fn whatever_is_left_is_named() {
     if let Some(program) = Cni::missing_program() {
-        println!("SKIPPED whatever_is_left_is_named: there is no {program} (nftables, iptables, iproute2)");
+        let why = format!("there is no {program} (nftables, iptables, iproute2)");
+        traffic_policy_testing::skipped("whatever_is_left_is_named", why);
         return;
     }
     let node = Namespace::create(&format!("tp-remains-{}", process::id())).unwrap();

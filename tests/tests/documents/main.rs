@@ -16,6 +16,7 @@ mod names;
 mod outcomes;
 mod page;
 mod roles;
+mod skips;
 mod width;
 mod words;
 

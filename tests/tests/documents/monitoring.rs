@@ -154,6 +154,9 @@ fn wrong_queries_are_found() {
 fn prometheus_takes_the_rules() {
     match Command::new("promtool").args(["check", "rules"]).arg(page::root().join(ALERTS)).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-        Err(error) => eprintln!("SKIPPED prometheus_takes_the_rules: no promtool here: {error}"),
+        Err(error) => traffic_policy_testing::skipped(
+            "prometheus_takes_the_rules",
+            format!("no promtool here: {error}"),
+        ),
     }
 }

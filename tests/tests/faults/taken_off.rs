@@ -40,7 +40,10 @@ fn come_back(attach: &str, all: Attached) {
     // Below Linux 6.6 TC programs are filters, which have no links that could be taken away.
     let has_tcx = Kernel::running().unwrap().has_tcx();
     if !has_tcx && !all.xdp {
-        println!("SKIPPED come_back {attach}: TC programs have no links on this kernel");
+        traffic_policy_testing::skipped(
+            format!("come_back {attach}"),
+            "TC programs have no links on this kernel",
+        );
         return;
     }
     let links = u32::from(all.xdp) + if has_tcx { all.ingress + all.egress } else { 0 };

@@ -187,7 +187,10 @@ impl Load {
 fn skips(test: &str, backend: Backend) -> bool {
     let skips = !backend.is_there();
     if skips {
-        println!("SKIPPED {test}: {} is not here (`cargo xtask setup`)", backend.program());
+        traffic_policy_testing::skipped(
+            test,
+            format!("{} is not here (`cargo xtask setup`)", backend.program()),
+        );
     }
     skips
 }

@@ -21,7 +21,8 @@ fn adopted(test: &str, attach: &str, family: Family) {
     let backend = Backend::Nftables;
     let missing = if associations::are_there() { None } else { Some("SCTP of the kernel") };
     if let Some(missing) = missing.or_else(|| (!backend.is_there()).then(|| backend.program())) {
-        println!("SKIPPED {test}: there is no {missing} here (`cargo xtask vm test loss::adopt_sctp`)");
+        let why = format!("there is no {missing} here (`cargo xtask vm test loss::adopt_sctp`)");
+        traffic_policy_testing::skipped(test, why);
         return;
     }
     let cluster = cluster::without_agents(&[1, 1], attach);

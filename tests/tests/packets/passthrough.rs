@@ -1,6 +1,6 @@
 //! Packets to no Service, and malformed ones: passed on as they came, byte for byte.
 
-use traffic_policy_testing::harness::{self, Device, Frontend, Input, Setup, Spot};
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
@@ -25,6 +25,26 @@ fn a_service_address_that_collides_with_the_nodes_is_served() {
         let dialogue = Dialogue::new(terms, (Spot::Vip, PORT));
         dialogue.open(harness).expect("forwarded");
         dialogue.establish(harness);
+    });
+}
+
+/// The prefilter compares the node's primary address itself. Other addresses, and that one where the agent does
+/// not know it, go by bits.
+#[test]
+fn node_ports_are_served_by_the_primary_address_or_by_its_bit() {
+    everywhere(|harness, terms| {
+        let setup = || Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR]));
+        for forget in [Harness::forget_node_bits, Harness::forget_primary] {
+            harness.set_up(&setup());
+            forget(harness);
+            let dialogue = Dialogue::new(terms, NODE);
+            dialogue.open(harness).expect("forwarded");
+            dialogue.establish(harness);
+        }
+        harness.set_up(&setup());
+        harness.forget_primary();
+        harness.forget_node_bits();
+        Dialogue::new(terms, NODE).open(harness).expect("passed");
     });
 }
 

@@ -59,7 +59,10 @@ fn whole_aggregates_are_translated() {
     lab.each_device(|_, _| true, larger_ones).unwrap();
     for family in Family::BOTH {
         if family == Family::V4 && !kernel.at_least(6, 3) {
-            println!("SKIPPED whole_aggregates_are_translated by IPv4: Linux {release} makes none");
+            traffic_policy_testing::skipped(
+                "whole_aggregates_are_translated by IPv4",
+                format!("Linux {release} makes none"),
+            );
             continue;
         }
         for (name, port, pod) in ports {

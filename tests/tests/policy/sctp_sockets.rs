@@ -141,7 +141,8 @@ impl Scene {
 
 fn lives(test: &str, attach: &'static str) {
     if !associations::are_there() {
-        println!("SKIPPED {test}: this kernel has no SCTP (`cargo xtask vm test policy::sctp_sockets`)");
+        let why = "this kernel has no SCTP (`cargo xtask vm test policy::sctp_sockets`)";
+        traffic_policy_testing::skipped(test, why);
         return;
     }
     let scene = Scene::new(attach);

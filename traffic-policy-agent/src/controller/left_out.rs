@@ -25,16 +25,18 @@ pub(super) struct Shortage {
 }
 
 impl Shortage {
-    /// Takes what a write left out. Logs, and posts Events, of Services that were not among it before; of those that were
+    /// Takes what a write left out, and which Services are refused, where that changed. Logs, and posts Events, of Services that were not among it before; of those that were
     /// refused the model has warned.
     pub(super) fn update(
         &mut self,
         left_out: Vec<LeftOut>,
-        refused: &BTreeMap<ServiceName, Excess>,
+        refused: Option<&BTreeMap<ServiceName, Excess>>,
         lines: &mut LogLimit,
         events: &EventRecorder,
     ) {
-        self.refused.clone_from(refused);
+        if let Some(refused) = refused {
+            self.refused.clone_from(refused);
+        }
         self.left_out = left_out.into_iter().map(|left_out| (left_out.key.clone(), left_out)).collect();
         let mut services: BTreeMap<&ServiceName, Vec<&LeftOut>> = BTreeMap::new();
         for left_out in self.left_out.values() {

@@ -1,6 +1,8 @@
 //! Periodic maintenance for changes without a notification: routes, detached programs, failed writes; and their report by probes,
 //! metrics and Events.
 
+use std::collections::BTreeSet;
+
 use super::{Controller, packet_path::PacketPath};
 use crate::source::Source;
 
@@ -28,7 +30,7 @@ impl<P: PacketPath> Controller<P> {
             self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {
-            self.services.update_health(source).await;
+            self.services.update_health(source, Some(&BTreeSet::new())).await;
         }
         self.beat();
         self.report_attachments(source);

@@ -55,6 +55,8 @@ pub(super) struct NodeNetwork {
     pub(super) unattached: Unattached,
     /// Of the Node, that have not been posted yet.
     pub(super) events: Vec<ObjectEvent>,
+    /// [`check::strips_vlans`]
+    strips_vlans: fn(u32) -> bool,
 }
 
 impl NodeNetwork {
@@ -77,7 +79,14 @@ impl NodeNetwork {
             fell_back: BTreeSet::new(),
             unattached: Unattached::default(),
             events: Vec::new(),
+            strips_vlans: check::strips_vlans,
         }
+    }
+
+    /// The same, where devices strip VLAN tags as `strips_vlans` says of their index.
+    #[cfg(test)]
+    pub(super) fn stripping(self, strips_vlans: fn(u32) -> bool) -> Self {
+        Self { strips_vlans, ..self }
     }
 
     /// Addresses of this node's devices, as last read.
@@ -109,7 +118,7 @@ impl NodeNetwork {
             return;
         }
         if self.fell_back.insert(link.index) {
-            let hidden = hides_vlans(link);
+            let hidden = self.hides_vlans(link);
             let why = if hidden {
                 "takes VLAN tags out of frames before XDP sees them, and VLANs are on it"
             } else {
@@ -379,7 +388,7 @@ impl NodeNetwork {
             mac: link.mac,
             mtu: link.mtu,
             running: link.running,
-            wire: link.wire && !hides_vlans(link),
+            wire: link.wire && !self.hides_vlans(link),
             ethernet: link.header == Header::Ethernet,
             point_to_point: link.point_to_point,
             addresses: self
@@ -389,6 +398,11 @@ impl NodeNetwork {
                 .map(|address| address.address)
                 .collect(),
         }
+    }
+
+    /// Whether XDP would take what comes by a VLAN for what comes by the device itself, and serve node ports there.
+    fn hides_vlans(&self, link: &Link) -> bool {
+        link.has_vlans && (self.strips_vlans)(link.index)
     }
 
     /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
@@ -408,9 +422,4 @@ impl NodeNetwork {
         }
         Ok(())
     }
-}
-
-/// XDP would take what comes by a VLAN for what comes by the device itself, and serve node ports there.
-fn hides_vlans(link: &Link) -> bool {
-    link.has_vlans && check::strips_vlans(link.index)
 }

@@ -1,28 +1,33 @@
 //! The controller's interface to the data plane. [`Dataplane`] has it; tests have one without a kernel.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::Result;
 use ipnet::IpNet;
 
 use crate::{
     dataplane::{
-        Adopted, Attached, Changed, ConnectedUdp, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes,
-        Interface, Lost, NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, Dataplane, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lost,
+        NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, Limits, ServicePortKey},
+    model::{Changes, Desired, Limits},
     node::{RouteMtus, conntrack::Connection},
 };
 
+/// Reads, of the table of connected UDP sockets, those of these endpoints by cookie: [`crate::dataplane::ConnectedUdp::of`].
+pub(super) type ReadConnected =
+    Box<dyn Fn(&BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
+
 /// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
 pub(super) trait PacketPath {
-    /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
-    fn sync(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        addresses: &BTreeSet<IpAddr>,
-    ) -> Result<Written>;
+    /// Makes the maps equal to what is desired, touching only what `changes` name (everything, the first time).
+    fn sync(&mut self, desired: &Desired, changes: &Changes, addresses: &BTreeSet<IpAddr>)
+    -> Result<Written>;
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
     /// Time that the next sync had better wait.
@@ -83,7 +88,8 @@ pub(super) trait PacketPath {
     fn cgroup(&self) -> Option<&Path>;
     /// UDP endpoints that stopped serving since the last sweep.
     fn gone_udp(&self) -> BTreeSet<GoneEndpoint>;
-    fn connected_udp(&self) -> Result<ConnectedUdp>;
+    /// The table of connected UDP sockets, to be read in another thread.
+    fn connected_udp(&self) -> Result<ReadConnected>;
 
     /// Tells the packet path the MTUs that routes name; whether it knew others.
     fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool>;
@@ -106,10 +112,10 @@ impl PacketPath for Dataplane {
     fn sync(
         &mut self,
         desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
+        changes: &Changes,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
-        self.sync(desired, changed, addresses)
+        self.sync(desired, changes, addresses)
     }
 
     fn compares_all(&self) -> bool {
@@ -236,8 +242,9 @@ impl PacketPath for Dataplane {
         self.gone_udp()
     }
 
-    fn connected_udp(&self) -> Result<ConnectedUdp> {
-        self.connected_udp()
+    fn connected_udp(&self) -> Result<ReadConnected> {
+        let table = self.connected_udp()?;
+        Ok(Box::new(move |endpoints| table.of(endpoints)))
     }
 
     fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool> {

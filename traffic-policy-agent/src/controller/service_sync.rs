@@ -20,7 +20,7 @@ use crate::{
     dataplane::release_memory,
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
-    model::{Excess, HealthCheck, Index, NodeInput, ServiceName, ServicePortKey, Warning},
+    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
     node::{self, Address, socket_ender::SocketEnder},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
@@ -41,17 +41,15 @@ pub(super) struct ServiceSync {
     checks: BTreeMap<ServiceName, HealthCheck>,
     /// Listening addresses of health-check ports.
     health_addresses: BTreeSet<IpAddr>,
-    /// Health checks have changed since the last write that succeeded.
-    health_changed: bool,
-    /// Checks or addresses have changed since ports were last opened and closed.
+    /// Addresses, or all checks, have changed since ports were last opened and closed.
     ports_changed: bool,
-    /// Warnings that have been logged.
-    warned: BTreeSet<Warning>,
-    /// One of them, which is not the model's.
+    /// A note has been logged.
+    noted: bool,
+    /// A warning that has been logged and is not the model's.
     concern: Option<String>,
     lines: LogLimit,
-    /// Service ports whose write failed, because that of all did.
-    failed: BTreeSet<ServicePortKey>,
+    /// Changes whose write failed, because that of all did.
+    failed: Changes,
     /// Service ports without room.
     shortage: Shortage,
     synced_once: bool,
@@ -76,12 +74,11 @@ impl ServiceSync {
             health_addresses: BTreeSet::new(),
             health,
             metrics,
-            health_changed: true,
             ports_changed: true,
-            warned: BTreeSet::new(),
+            noted: false,
             concern: None,
             lines: LogLimit::new(),
-            failed: BTreeSet::new(),
+            failed: Changes::default(),
             shortage: Shortage::default(),
             synced_once: false,
             drains: Drains::default(),
@@ -165,23 +162,21 @@ impl ServiceSync {
             ipv6: true,
         };
         let mut changes = self.index.update_with(&input, beat);
-        changes.ports.append(&mut self.failed);
         changes.ports.extend(self.shortage.keys().cloned());
         let desired = self.index.desired();
         let concern =
             chosen.concern(&self.node_name, addresses.iter().map(|address| address.address), &primary);
-        // A write comes with each change of an endpoint; what is said of all Services does not change with it.
-        if changes.warnings || concern != self.concern {
-            let mut warnings = desired.warnings.clone();
-            warnings.extend(concern.iter().map(|text| Warning { service: None, text: text.clone() }));
-            report_warnings(&warnings, &self.warned, &desired.refused, &mut self.lines, source);
-            (self.warned, self.concern) = (warnings, concern);
+        if concern != self.concern {
+            changes.warned.extend(concern.iter().map(|text| Warning { service: None, text: text.clone() }));
+            self.concern = concern;
         }
-        self.health_changed |= changes.health;
+        let warned = std::mem::take(&mut changes.warned);
+        report_warnings(&warned, &mut self.noted, &desired.refused, &mut self.lines, source);
+        changes.add_unwritten(std::mem::take(&mut self.failed));
         let local = node::local(addresses);
         changes.ports.extend(desired.ports_at(self.local.symmetric_difference(&local)));
         let full = path.compares_all();
-        let result = path.sync(desired, &changes.ports, &local);
+        let result = path.sync(desired, &changes, &local);
         match &result {
             Ok(_) => self.metrics.synced(start.elapsed(), full),
             Err(_) => self.metrics.failed(start.elapsed(), full),
@@ -191,12 +186,20 @@ impl ServiceSync {
                 self.local = local;
                 self.end_sockets(path);
                 let held_back = self.shortage.holds_back() || !written.left_out.is_empty();
-                self.shortage.update(written.left_out, &desired.refused, &mut self.lines, &source.events());
+                let refused = Some(&desired.refused).filter(|_| changes.refused);
+                self.shortage.update(written.left_out, refused, &mut self.lines, &source.events());
                 self.health.left_out(self.shortage.lines());
-                if std::mem::take(&mut self.health_changed) || held_back {
+                if held_back {
                     self.checks.clone_from(&desired.health);
                     self.shortage.hold_back(&mut self.checks);
                     self.ports_changed = true;
+                } else {
+                    for name in &changes.health {
+                        match desired.health.get(name) {
+                            Some(check) => self.checks.insert(name.clone(), check.clone()),
+                            None => self.checks.remove(name),
+                        };
+                    }
                 }
                 if !self.synced_once {
                     tracing::info!(services = desired.ports.len(), writes = written.elements, "first sync");
@@ -217,8 +220,10 @@ impl ServiceSync {
                 if first {
                     self.observe(path, &source.events());
                 }
-                if std::mem::take(&mut self.ports_changed) || self.has_health_failures() {
-                    self.update_health(source).await;
+                if std::mem::take(&mut self.ports_changed) {
+                    self.update_health(source, None).await;
+                } else if !changes.health.is_empty() || self.has_health_failures() {
+                    self.update_health(source, Some(&changes.health)).await;
                 }
                 if first {
                     release_memory();
@@ -230,7 +235,7 @@ impl ServiceSync {
                     "writing the maps failed, trying again in {} s: {error:#}",
                     self.retry.as_secs()
                 );
-                self.failed = changes.ports;
+                self.failed = changes;
                 self.health.explain(format!("{error:#}"));
                 self.health.failed();
                 true
@@ -267,14 +272,19 @@ impl ServiceSync {
             node_eligible: desired.node_eligible,
             warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
             no_room: self.shortage.ports(),
-            failed: self.failed.len(),
+            failed: self.failed.ports.len(),
             no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
         });
     }
 
-    /// Opens and closes health-check ports, as the maps hold what they promise.
-    pub(super) async fn update_health(&mut self, source: &Source) {
-        let failures = self.service_health.update(&self.checks, &self.health_addresses).await;
+    /// Opens and closes health-check ports, as the maps hold what they promise: of these Services and of those whose ports
+    /// failed; of all for `None`.
+    pub(super) async fn update_health(&mut self, source: &Source, services: Option<&BTreeSet<ServiceName>>) {
+        let (health, checks, addresses) = (&mut self.service_health, &self.checks, &self.health_addresses);
+        let failures = match services {
+            Some(services) => health.update_those(checks, addresses, services).await,
+            None => health.update(checks, addresses).await,
+        };
         for failure in failures {
             source.events().post(ObjectEvent::warning(
                 Subject::Service(failure.service.clone()),
@@ -286,21 +296,21 @@ impl ServiceSync {
     }
 }
 
-/// Logs what has not been reported yet, and posts an Event where a Service is concerned. Notes, which every node has about the
-/// same Services at every start, are one line of the log, and no Event.
+/// Logs new warnings, and posts an Event where a Service is concerned. Notes, which every node has about the same Services
+/// at every start, are one line of the log, and no Event.
 fn report_warnings(
     warnings: &BTreeSet<Warning>,
-    reported: &BTreeSet<Warning>,
+    noted: &mut bool,
     refused: &BTreeMap<ServiceName, Excess>,
     lines: &mut LogLimit,
     source: &Source,
 ) {
     if let Some(note) = warnings.iter().find(|warning| warning.is_note())
-        && !reported.iter().any(Warning::is_note)
+        && !std::mem::replace(noted, true)
     {
         tracing::info!("{note} There may be more such Services: `services` names each");
     }
-    for warning in warnings.difference(reported).filter(|warning| !warning.is_note()) {
+    for warning in warnings.iter().filter(|warning| !warning.is_note()) {
         if warning.service.is_none() || lines.take() {
             tracing::warn!("{warning}");
         }

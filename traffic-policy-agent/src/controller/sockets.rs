@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 use anyhow::Result;
 use ipnet::IpNet;
 
-use super::{PacketPath, flight::Flight};
+use super::{PacketPath, flight::Flight, packet_path::ReadConnected};
 use crate::{
-    dataplane::{ConnectedUdp, GoneEndpoint},
+    dataplane::GoneEndpoint,
     node::{socket_ender::SocketEnder, sockets::Destroyed},
 };
 
@@ -20,7 +20,7 @@ pub(super) fn describe_node(path: &mut impl PacketPath, primary: &[IpAddr], pods
 }
 
 /// The walk through all processes, one at a time: while an endpoint is gone each write asks for one.
-pub(super) type EndingSockets = Flight<(ConnectedUdp, BTreeSet<GoneEndpoint>)>;
+pub(super) type EndingSockets = Flight<(ReadConnected, BTreeSet<GoneEndpoint>)>;
 
 /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
 /// again. Called after the maps were written, when no new socket is sent there any more, and once more before the sweep
@@ -49,11 +49,11 @@ pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &
 fn end(
     ender: &SocketEnder,
     cgroup: &Path,
-    sockets: &ConnectedUdp,
+    connected: &ReadConnected,
     endpoints: &BTreeSet<GoneEndpoint>,
 ) -> Result<Destroyed> {
     let mut all = Destroyed::default();
-    for cookies in sockets.of(endpoints)? {
+    for cookies in connected(endpoints)? {
         let mut destroyed = ender.destroy(cgroup, cookies)?;
         all.cookies.append(&mut destroyed.cookies);
         all.failures.append(&mut destroyed.failures);

@@ -3,6 +3,7 @@
 mod adoption;
 mod fake;
 mod other_layout;
+mod sockets;
 mod taken_off;
 
 use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};

@@ -86,7 +86,7 @@ use self::{
     },
 };
 use crate::{
-    model::{Desired, Limits, ServicePortKey},
+    model::{Changes, Desired, Limits},
     node::RouteMtus,
 };
 
@@ -108,8 +108,7 @@ pub struct Dataplane {
     pins: Option<Pins>,
     /// The links of another layout version are ours by now.
     adopted: bool,
-    /// Addresses of the node as the maps have them, and how many found no room; `None`: not known.
-    named: Option<(BTreeSet<IpAddr>, usize)>,
+    named: node::Named,
     /// MTUs of routes as the maps have them; `None`: not known.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,
@@ -146,14 +145,14 @@ impl Dataplane {
         snat_ports::apply(&mut self.maps, ports);
     }
 
-    /// Makes the maps equal to what is desired, touching only what `changed` names (everything, the first time).
+    /// Makes the maps equal to what is desired, touching only what `changes` name (everything, the first time).
     ///
     /// # Errors
     /// The first write that failed; the others were done. The next call compares with the maps anew.
     pub fn sync(
         &mut self,
         desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
+        changes: &Changes,
         addresses: &BTreeSet<IpAddr>,
     ) -> Result<Written> {
         if self.stale {
@@ -167,7 +166,7 @@ impl Dataplane {
             now: Instant::now(),
             adopting: self.adoption.is_pending(),
         };
-        let plan = self.planner.plan(desired, changed, &context);
+        let plan = self.planner.plan(desired, changes, &context);
         let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
         let mut elements = needed.add_to(&mut self.maps.prefilter);
         if !plan.ops.is_empty() {

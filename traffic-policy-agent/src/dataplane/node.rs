@@ -20,7 +20,8 @@ use super::{
     kernel,
     maps::{
         Maps,
-        keys::{ToWire as _, wide},
+        keys::{ToWire as _, first, wide},
+        prefilter,
     },
 };
 
@@ -31,10 +32,6 @@ use super::{
 /// The kernel refuses.
 pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
     let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
-    let first = |addresses: &[IpAddr]| {
-        [IpAddr::is_ipv4, IpAddr::is_ipv6]
-            .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
-    };
     let pod_bits = [false, true].map(|ipv6| {
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(0, |range| u32::from(range.prefix_len()))
@@ -43,6 +40,7 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
         let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
         range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
     });
+    prefilter::set_primary(&mut maps.prefilter, primary);
     put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }
 
@@ -55,15 +53,31 @@ pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
 impl Dataplane {
     /// Too many addresses are no reason to write nothing else.
     pub(super) fn name_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<()> {
-        let named = self.named.take();
+        let Self { named, maps, .. } = self;
+        named.name(addresses, |addresses| name_addresses(maps, addresses))
+    }
+}
+
+/// The node's addresses as the maps have them, and how many found no room; `None`: not known.
+#[derive(Debug, Default)]
+pub(super) struct Named(Option<(BTreeSet<IpAddr>, usize)>);
+
+impl Named {
+    /// Writes the addresses by `write`, which returns how many find no room, unless the last call has written the same.
+    fn name(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        write: impl FnOnce(&BTreeSet<IpAddr>) -> Result<usize>,
+    ) -> Result<()> {
+        let named = self.0.take();
         if named.as_ref().is_some_and(|(named, _)| named == addresses) {
             // Nobody else writes them, and there may be thousands.
-            self.named = named;
+            self.0 = named;
             return Ok(());
         }
-        let left_out = name_addresses(&mut self.maps, addresses)?;
+        let left_out = write(addresses)?;
         let said = named.is_some_and(|(_, left_out)| left_out > 0);
-        self.named = Some((addresses.clone(), left_out));
+        self.0 = Some((addresses.clone(), left_out));
         if left_out > 0 && !said {
             tracing::warn!(
                 "the node has {} addresses (leftovers on kube-ipvs0?), and {left_out} find no room: packets from outside in \
@@ -145,6 +159,31 @@ fn put(maps: &mut Maps, change: impl FnOnce(LocalNode) -> LocalNode) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A node may have thousands, and a sync comes with each change of an endpoint.
+    #[test]
+    fn the_maps_are_read_only_if_addresses_changed() {
+        let addresses = |count: u8| (0..count).map(|number| IpAddr::from([192, 0, 2, number])).collect();
+        let mut named = Named::default();
+        let mut writes = 0;
+        for (count, fails, written, is_ok) in [
+            (2, true, 1, false),
+            // Nobody knows what the failed write has done.
+            (2, false, 2, true),
+            (2, false, 2, true),
+            (3, false, 3, true),
+            (3, true, 3, true),
+            (2, true, 4, false),
+            (2, false, 5, true),
+            (2, false, 5, true),
+        ] {
+            let named = named.name(&addresses(count), |_| {
+                writes += 1;
+                if fails { anyhow::bail!("the kernel refuses") } else { Ok(0) }
+            });
+            assert_eq!((writes, named.is_ok()), (written, is_ok), "{count} addresses, write {written}");
+        }
+    }
 
     #[test]
     fn addresses_beyond_the_room_are_left_out() {

@@ -101,7 +101,7 @@ impl Dataplane {
             config,
             pins: None,
             adopted,
-            named: None,
+            named: node::Named::default(),
             route_mtus: None,
             adoption: Adoption::default(),
         })

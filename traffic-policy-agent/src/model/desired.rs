@@ -160,9 +160,8 @@ pub struct Desired {
     /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
     /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
-    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere. Another map
-    /// whenever one comes or goes, so that it is seen at once that none did.
-    pub cluster_ips: Arc<BTreeMap<IpAddr, u32>>,
+    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere.
+    pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Ranges of ClusterIPs: an address in them that no Service has is unallocated.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     pub warnings: BTreeSet<Warning>,

@@ -1,5 +1,6 @@
 //! The objects, and the desired state that follows from them, recomputed only where something changed.
 
+mod foreign;
 mod objects;
 mod ports;
 mod settle;
@@ -7,7 +8,6 @@ mod settle;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -29,12 +29,17 @@ use super::{
 pub struct Changes {
     /// Service ports that were added, changed or removed.
     pub ports: BTreeSet<ServicePortKey>,
+    /// Cluster IPs that came or went, or went and came again.
+    pub cluster_ips: BTreeSet<IpAddr>,
     /// Which Services ask for more than the maps can hold.
     pub refused: bool,
-    pub health: bool,
+    /// Services whose health check was added, changed or removed.
+    pub health: BTreeSet<ServiceName>,
     pub node_eligible: bool,
     pub service_cidrs: bool,
     pub warnings: bool,
+    /// Warnings that were added.
+    pub warned: BTreeSet<Warning>,
 }
 
 impl Changes {
@@ -42,6 +47,14 @@ impl Changes {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Adds earlier changes that were not written to the maps. Their warnings have been told.
+    pub fn add_unwritten(&mut self, earlier: Self) {
+        self.ports.extend(earlier.ports);
+        self.cluster_ips.extend(earlier.cluster_ips);
+        self.health.extend(earlier.health);
+        self.refused |= earlier.refused;
     }
 }
 
@@ -65,6 +78,13 @@ pub struct Index {
     /// Whether every Service that there is has been seen, as far as the source knows.
     blind: bool,
     foreign: ForeignIps,
+    /// Addresses that another proxy's Services have gained or lost in this update.
+    foreign_changed: BTreeSet<IpAddr>,
+    /// Ranges of ClusterIPs that the desired ones were taken from; `None`: to be taken anew.
+    asked_cidrs: Option<BTreeSet<IpNet>>,
+    /// Services that were looked at for the sake of such addresses, for tests.
+    #[cfg(test)]
+    looked_at: usize,
     context: Context,
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
@@ -226,16 +246,20 @@ impl Index {
             if let Some(wanted) = wanted.as_mut().filter(|_| is_out) {
                 self.leave_out(&name, wanted);
             }
-            self.replace(name, wanted, &mut settle);
+            self.replace(name, wanted, &mut settle, &mut changes);
         }
-        let admitted =
-            if is_anew { self.judge_anew(input, &mut settle) } else { self.shares.judge(&input.limits) };
+        let admitted = if is_anew {
+            self.judge_anew(input, &mut settle, &mut changes)
+        } else {
+            self.shares.judge(&input.limits)
+        };
         for name in admitted {
             beat();
             let wanted = self.wanted_by(&name);
-            self.replace(name, wanted, &mut settle);
+            self.replace(name, wanted, &mut settle, &mut changes);
         }
         self.judged = self.synced;
+        self.touch_foreign(&mut settle);
         for name in settle {
             beat();
             self.settle(&name, &mut changes);
@@ -254,14 +278,19 @@ impl Index {
     }
 
     /// Leaves Services out by their age alone, and returns those that are not left out any more.
-    fn judge_anew(&mut self, input: &NodeInput, settle: &mut BTreeSet<ServiceName>) -> Vec<ServiceName> {
+    fn judge_anew(
+        &mut self,
+        input: &NodeInput,
+        settle: &mut BTreeSet<ServiceName>,
+        changes: &mut Changes,
+    ) -> Vec<ServiceName> {
         let mut admitted = Vec::new();
         for (name, is_out) in self.shares.judge_anew(&input.limits) {
             if !is_out {
                 admitted.push(name);
             } else if let Some(mut left) = self.wanted.get(&name).map(Wanted::without_ports) {
                 self.leave_out(&name, &mut left);
-                self.replace(name, Some(left), settle);
+                self.replace(name, Some(left), settle, changes);
             }
         }
         admitted
@@ -314,6 +343,7 @@ impl Index {
         }
         if self.node_warnings != warnings {
             changes.warnings = true;
+            changes.warned.extend(warnings.difference(&self.node_warnings).cloned());
             for old in &self.node_warnings {
                 self.desired.warnings.remove(old);
             }
@@ -323,51 +353,23 @@ impl Index {
         is_other
     }
 
-    fn update_service_cidrs(&mut self, input: &NodeInput, changes: &mut Changes) {
-        let mut ranges = BTreeSet::new();
-        if !self.blind {
-            ranges.clone_from(&input.service_cidrs);
-            ranges.extend(self.service_cidrs.values().flat_map(|object| &object.cidrs));
-            ranges = self.foreign.taken_from(&ranges);
-        }
-        if self.desired.service_cidrs != ranges {
-            self.desired.service_cidrs = ranges;
-            changes.service_cidrs = true;
-        }
-    }
-
-    /// Another proxy has other addresses now: Services that name one of them lose or gain it.
-    fn replace_foreign(
-        &mut self,
-        name: &ServiceName,
-        old: &[IpAddr],
-        new: &[IpAddr],
-        settle: &mut BTreeSet<ServiceName>,
-    ) {
-        if old == new {
-            return;
-        }
-        self.foreign.remove(name, old);
-        self.foreign.add(name, new);
-        let changed = |address: &IpAddr| old.contains(address) || new.contains(address);
-        let concerned = self
-            .services
-            .values()
-            .filter(|service| service.external_ips.iter().chain(&service.load_balancer_ips).any(changed));
-        settle.extend(concerned.map(|service| service.name.clone()));
-    }
-
     /// Takes note of what one Service wants, and of whom that touches.
-    fn replace(&mut self, name: ServiceName, wanted: Option<Wanted>, settle: &mut BTreeSet<ServiceName>) {
+    fn replace(
+        &mut self,
+        name: ServiceName,
+        wanted: Option<Wanted>,
+        settle: &mut BTreeSet<ServiceName>,
+        changes: &mut Changes,
+    ) {
         let old = self.wanted.remove(&name);
         let cluster_ips = |wanted: &Option<Wanted>| {
             wanted.as_ref().map(|wanted| wanted.cluster_ips.clone()).unwrap_or_default()
         };
-        self.replace_cluster_ips(&cluster_ips(&old), &cluster_ips(&wanted));
+        self.replace_cluster_ips(&cluster_ips(&old), &cluster_ips(&wanted), changes);
         let foreign = |wanted: &Option<Wanted>| {
             wanted.as_ref().map(|wanted| wanted.foreign_ips.clone()).unwrap_or_default()
         };
-        self.replace_foreign(&name, &foreign(&old), &foreign(&wanted), settle);
+        self.replace_foreign(&name, &foreign(&old), &foreign(&wanted));
         if let Some(old) = old {
             self.ports.remove(old.created, &name, &old.uses, settle);
             for (key, port) in &old.ports {
@@ -388,18 +390,23 @@ impl Index {
         settle.insert(name);
     }
 
-    fn replace_cluster_ips(&mut self, old: &[IpAddr], new: &[IpAddr]) {
+    fn replace_cluster_ips(&mut self, old: &[IpAddr], new: &[IpAddr], changes: &mut Changes) {
         if old == new {
             return;
         }
-        let counts = Arc::make_mut(&mut self.desired.cluster_ips);
+        let counts = &mut self.desired.cluster_ips;
         for address in new {
-            *counts.entry(*address).or_default() += 1;
+            let count = counts.entry(*address).or_default();
+            if *count == 0 {
+                changes.cluster_ips.insert(*address);
+            }
+            *count += 1;
         }
         for address in old {
             if let Some(count) = counts.get_mut(address) {
                 *count -= 1;
                 if *count == 0 {
+                    changes.cluster_ips.insert(*address);
                     counts.remove(address);
                 }
             }

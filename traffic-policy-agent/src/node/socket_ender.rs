@@ -55,7 +55,8 @@ impl SocketEnder {
         Self::of(Command::new("/proc/self/exe").arg0("traffic-policy-agent").arg(COMMAND))
     }
 
-    fn of(command: &mut Command) -> Result<Self> {
+    /// As [`Self::start`], by this command.
+    pub(crate) fn of(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

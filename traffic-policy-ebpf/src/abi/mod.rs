@@ -65,7 +65,7 @@ pub use self::{
 };
 
 /// Version of all layouts below.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

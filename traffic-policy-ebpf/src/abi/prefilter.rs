@@ -13,6 +13,10 @@ pub const CIDRS: usize = 8;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Prefilter {
+    /// The node's primary address, IPv4 and IPv6, which most requests to node ports and most replies
+    /// are for: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not known. Its bit
+    /// in [`Self::node_addresses`] may be missing.
+    pub primary: [WideAddress; 2],
     /// Destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],
     /// Ports used as source towards endpoints.

@@ -92,10 +92,10 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
         // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
         return Outcome::PassedMissedTailCall.into();
     }
+    let mut last = clock::jiffies();
     let established = !parsed.is_sctp::<P>()
         && state::is_established(get!(entry.state), parsed.tcp_flags())
-        && state::advance(entry, state::numbers_of(parsed), state::window_of(parsed));
-    let mut last = clock::jiffies();
+        && state::advance(entry, parsed, state::numbers_of(parsed), last);
     if !established {
         entry = match state::track_reply(packet, parsed, entry) {
             Transition::Keep(kept) => kept,

@@ -65,15 +65,16 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
     };
     let matched = prefilter::classify::<F>(&parsed.tuple);
-    trace::note(step::FILTER, matched as u32, [0; 2]);
     if matches!(matched, Match::No) {
+        trace::note(step::FILTER, Match::No as u32, [0; 2]);
         return Outcome::Passed.into();
     }
+    trace::note(step::FILTER, matched as u32, [0; 2]);
     // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
     // So is a frame in several buffers (XDP), whose length only a helper of the kernel tells.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
         let now = clock::jiffies();
-        let (numbers, window) = (state::numbers_of(&parsed), state::window_of(&parsed));
+        let numbers = state::numbers_of(&parsed);
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let entry = FlowTable::<F>::new().find(&parsed.tuple);
         if !entry.is_null() {
@@ -87,7 +88,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if (kind == kind::DELIVER || !hop.is_null())
-                    && (!assured || state::advance(entry, numbers, window))
+                    && (!assured || state::advance(entry, &parsed, numbers, now))
                 {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);

@@ -28,7 +28,9 @@ pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
     let Some(filter) = PREFILTER.get_ptr(0) else { return Match::No };
     let hash = hash::address(tuple.destination);
     // Requests to node ports and replies first.
-    if bit(place!(const filter.node_addresses).cast(), node_bit(hash)) {
+    if is_primary::<F>(filter, tuple.destination)
+        || bit(place!(const filter.node_addresses).cast(), node_bit(hash))
+    {
         let port = tuple.ports.destination().to_host() as u32;
         if bit(place!(const filter.node_ports).cast(), port) {
             return Match::NodePort;
@@ -38,6 +40,14 @@ pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
         }
     }
     if is_service::<F>(filter, tuple.destination, hash) { Match::Service } else { Match::No }
+}
+
+/// Whether an address is the node's primary one.
+#[inline(always)]
+fn is_primary<F: Family>(filter: *const Prefilter, address: F::Address) -> bool {
+    let ([head, tail], [primary, primary_tail]) =
+        (address.wide().wire(), get!(filter.primary[F::INDEX]).wire());
+    head == primary && (!F::V6 || tail == primary_tail)
 }
 
 /// Whether an address may be a frontend's that is none of this node, or of a range of ClusterIPs.

@@ -13,6 +13,12 @@ pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables
 
 pub(crate) const NO_RULES: &str = "tests of network plugins' layouts are skipped";
 
+/// The programs by which the tests of what is installed read it: completions, manual pages, answers.
+pub(crate) const READERS: [Program<'static>; 4] =
+    [("zsh", "zsh"), ("fish", "fish"), ("man", "man-db"), ("curl", "curl")];
+
+pub(crate) const NO_READERS: &str = "parts of the tests of what is installed are skipped";
+
 /// The browser that opens the pages of `lb --html` and of the bench.
 pub(crate) const BROWSER: [Program<'static>; 1] = [("chromium", "chromium")];
 pub(crate) const NO_BROWSER: &str = "tests that open pages are skipped";

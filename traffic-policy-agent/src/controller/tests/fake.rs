@@ -15,13 +15,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::super::*;
+use super::super::{packet_path::ReadConnected, *};
 use crate::{
     dataplane::{
-        Adopted, Attached, Changed, ConnectedUdp, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack,
-        LeftOut, Lost, NextHop, Pool, Replaced, Written,
+        Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
+        NextHop, Pool, Replaced, Written,
     },
-    model::{Desired, Limits, ServicePortKey},
+    model::{Changes, Desired, Limits, ServicePortKey},
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -70,6 +70,12 @@ pub(super) struct Asked {
     pub blind: bool,
     /// The cgroup cannot be attached to.
     pub refusing: bool,
+    /// UDP endpoints that stopped serving.
+    pub gone: BTreeSet<GoneEndpoint>,
+    /// Endpoints of each walk through the connected UDP sockets, of which there are none.
+    pub walks: Vec<BTreeSet<GoneEndpoint>>,
+    /// A walk takes until this is false.
+    pub walks_slowly: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -85,24 +91,19 @@ impl Fake {
 }
 
 impl PacketPath for Fake {
-    fn sync(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        _: &BTreeSet<IpAddr>,
-    ) -> Result<Written> {
+    fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
         let mut asked = self.asked();
         asked.service_cidrs.clone_from(&desired.service_cidrs);
-        asked.syncs.push([changed.clone(), desired.ports.keys().cloned().collect()]);
+        asked.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
         if asked.failing > 0 {
             asked.failing -= 1;
             bail!("the maps cannot be written");
         }
         let lack = Lack::Frontends { needed: 10, free: 5 };
         let left_out = |key| LeftOut::new(key, lack, &[], &[]);
-        let left_out = if asked.full > 0 { changed.iter().map(left_out).collect() } else { Vec::new() };
+        let left_out = if asked.full > 0 { changes.ports.iter().map(left_out).collect() } else { Vec::new() };
         asked.full = asked.full.saturating_sub(1);
-        Ok(Written { elements: changed.len(), left_out })
+        Ok(Written { elements: changes.ports.len(), left_out })
     }
 
     fn pause(&self) -> Duration {
@@ -255,15 +256,22 @@ impl PacketPath for Fake {
     }
 
     fn cgroup(&self) -> Option<&Path> {
-        None
+        Some(Path::new("/sys/fs/cgroup"))
     }
 
     fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        BTreeSet::new()
+        self.asked().gone.clone()
     }
 
-    fn connected_udp(&self) -> Result<ConnectedUdp> {
-        bail!("there are no sockets")
+    fn connected_udp(&self) -> Result<ReadConnected> {
+        let fake = self.clone();
+        Ok(Box::new(move |endpoints| {
+            fake.asked().walks.push(endpoints.clone());
+            while fake.asked().walks_slowly {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Vec::new())
+        }))
     }
 
     fn set_route_mtus(&mut self, _: &RouteMtus) -> Result<bool> {

@@ -92,6 +92,28 @@ async fn a_wire_without_driver_xdp_is_told() {
     assert_eq!((node.told(), node.fake.asked().attached.len()), (Vec::new(), 3));
 }
 
+/// A card that takes the VLAN tags out of frames is served by TC as long as a VLAN is on it: XDP would take what comes by the
+/// VLAN for the card's own.
+#[tokio::test]
+async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
+    for (strips, has_vlans, by_xdp) in [(true, true, false), (true, false, true), (false, true, true)] {
+        let mut node = Node::new();
+        node.network = node.network.stripping(if strips { |index| index == 7 } else { |_| false });
+        // A device that has changed in any way is attached to anew.
+        (node.link.wire, node.link.has_vlans, node.link.mtu) = (true, has_vlans, 9000);
+        node.look_at_devices();
+        let wires: Vec<_> = node.fake.attached().map(|(interface, _)| interface.wire).collect();
+        assert_eq!(wires, [by_xdp], "strips {strips}, VLANs {has_vlans}");
+        let told = node.told();
+        let hidden = told.iter().any(|(_, message)| message.contains("takes VLAN tags out of frames"));
+        assert_eq!(hidden, !by_xdp, "{told:?}");
+        // The VLAN goes.
+        node.link.has_vlans = false;
+        node.look_at_devices();
+        assert!(node.fake.attached().all(|(interface, _)| interface.wire), "strips {strips}");
+    }
+}
+
 /// Looks at the devices may fail before they come to it.
 #[tokio::test]
 async fn what_nobody_has_put_back_by_the_next_look_is_broken() {

@@ -95,6 +95,12 @@ pub fn wide(address: IpAddr) -> WideAddress {
     }
 }
 
+/// The first address of each family, IPv4 and IPv6; unspecified where there is none.
+pub fn first(addresses: &[IpAddr]) -> [WideAddress; 2] {
+    [IpAddr::is_ipv4, IpAddr::is_ipv6]
+        .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
+}
+
 /// An address of the wide form.
 pub fn from_wide(wide: WideAddress, ipv6: bool) -> IpAddr {
     if ipv6 { wide.ipv6().to_ip() } else { wide.ipv4().to_ip() }

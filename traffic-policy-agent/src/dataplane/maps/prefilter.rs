@@ -15,7 +15,7 @@ use traffic_policy_ebpf::{
 };
 
 use super::{
-    keys::{ToWire, wide},
+    keys::{ToWire, first, wide},
     mmap::Mapped,
 };
 
@@ -41,6 +41,12 @@ fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
         };
         first.add(index)
     }
+}
+
+/// Writes the node's primary address of each family, the first one in `primary`.
+pub fn set_primary(filter: &mut Mapped<Prefilter>, primary: &[IpAddr]) {
+    // SAFETY: a field of the mapped element.
+    filter.store(|f| unsafe { &raw mut (*f).primary }, first(primary));
 }
 
 /// Sets bits; returns the number of words written. A bit is set before anything is written that needs it. The packet path sets bits

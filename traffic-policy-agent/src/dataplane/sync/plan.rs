@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     dataplane::maps::keys::{FrontendId, GoneEndpoint, Source},
-    model::{Desired, Endpoint, ServicePort, ServicePortKey},
+    model::{Changes, Desired, Endpoint, ServicePort, ServicePortKey},
 };
 
 /// Written state, and free entries.
@@ -46,8 +46,11 @@ pub struct Planner {
     /// Endpoints in the maps as they were found, until the first plan has compared them.
     found: HashSet<GoneEndpoint>,
     first: bool,
-    /// As it was compared with what the maps hold.
-    cluster_ips: Option<Arc<BTreeMap<IpAddr, u32>>>,
+    /// ClusterIPs that found no room.
+    unnamed: BTreeSet<IpAddr>,
+    /// ClusterIPs that were looked at, for tests.
+    #[cfg(test)]
+    looked_at: usize,
     /// Service ports by their index in `ports`.
     owners: HashMap<u32, ServicePortKey>,
 }
@@ -113,24 +116,21 @@ impl Planner {
             budget,
             found,
             first: true,
-            cluster_ips: None,
+            unnamed: BTreeSet::new(),
+            #[cfg(test)]
+            looked_at: 0,
             owners: HashMap::new(),
         }
     }
 
-    /// Plans for the Service ports that changed; the first plan is for all of them, and for what is left over from
-    /// an earlier agent.
-    pub fn plan(
-        &mut self,
-        desired: &Desired,
-        changed: &BTreeSet<ServicePortKey>,
-        context: &Context<'_>,
-    ) -> Plan {
+    /// Plans for the Service ports and ClusterIPs that changed; the first plan is for all of them, and for what is left over
+    /// from an earlier agent.
+    pub fn plan(&mut self, desired: &Desired, changes: &Changes, context: &Context<'_>) -> Plan {
         let mut plan = Plan::default();
         self.lists.begin();
         let mut before = HashSet::new();
         let keys: Vec<&ServicePortKey> =
-            if self.first { desired.ports.keys().collect() } else { changed.iter().collect() };
+            if self.first { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
         // Addresses that a changed Service gives up, unless another takes them over in the same plan.
         let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
         for key in &keys {
@@ -169,10 +169,8 @@ impl Planner {
             self.vacate(&left, context.now, &mut plan);
         }
         // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
-        let same = self.cluster_ips.as_ref().is_some_and(|known| Arc::ptr_eq(known, &desired.cluster_ips));
-        if !same {
-            self.forget_cluster_ips(desired, &mut plan);
-        }
+        let cluster_ips = self.concerned_cluster_ips(desired, changes);
+        self.forget_cluster_ips(&cluster_ips, desired, &mut plan);
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
             plan.ops.push(Op::ServiceCidr(*range, false));
         }
@@ -202,9 +200,7 @@ impl Planner {
                 self.apply(&key, port, context, &demands, &mut Vec::new(), &mut plan);
             }
         }
-        if !same {
-            self.name_cluster_ips(desired, &mut plan);
-        }
+        self.name_cluster_ips(&cluster_ips, desired, &mut plan);
         for range in desired.service_cidrs.difference(&self.held.service_cidrs) {
             plan.last.push(Op::ServiceCidr(*range, true));
         }

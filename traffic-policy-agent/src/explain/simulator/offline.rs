@@ -27,7 +27,7 @@ use crate::{
         },
         tracing_copy::TracingCopy,
     },
-    model::Desired,
+    model::{Changes, Desired},
 };
 
 /// The loopback device, which every network namespace has: packets seem to come by it.
@@ -68,6 +68,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     for (place, port) in (0..).zip(POOL) {
         maps.pool.store(pool_port(place), port);
     }
+    prefilter::set_primary(&mut maps.prefilter, primary);
     prefilter::add(&mut maps.prefilter, Array::Pool, POOL.map(u32::from));
     let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
     device.set_addresses(primary.iter().copied());
@@ -81,7 +82,7 @@ fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Re
     let context =
         Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
-    let plan = planner.plan(desired, &BTreeSet::new(), &context);
+    let plan = planner.plan(desired, &Changes::default(), &context);
     apply::needed(&plan.ops, planner.service_cidrs()).add_to(&mut maps.prefilter);
     for op in &plan.ops {
         apply::write(maps, op)?;

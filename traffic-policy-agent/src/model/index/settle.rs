@@ -75,7 +75,7 @@ impl Index {
         warnings.extend(denied.iter().map(|(port, why)| health_ports::sentence(name, *port, why)));
         let health = wanted.health.as_ref().filter(|_| denied.is_none());
         if self.desired.health.get(name) != health {
-            changes.health = true;
+            changes.health.insert(name.clone());
             match health {
                 Some(health) => self.desired.health.insert(name.clone(), health.clone()),
                 None => self.desired.health.remove(name),
@@ -86,6 +86,7 @@ impl Index {
         if old != warnings {
             changes.warnings = true;
             let about = |text: &String| Warning { service: Some(name.clone()), text: text.clone() };
+            changes.warned.extend(warnings.difference(&old).map(about));
             for text in &old {
                 self.desired.warnings.remove(&about(text));
             }

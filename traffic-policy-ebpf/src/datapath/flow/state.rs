@@ -65,12 +65,17 @@ pub fn window_of<F: Family>(parsed: &Parsed<F>) -> Window {
 
 /// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and [`window_of`]; false: they do not simply
 /// continue it. UDP: all are 0.
+///
+/// The window is read from the first packet of each jiffy only: the largest one decides, and hosts that
+/// move much data offer theirs over and over.
 #[inline(always)]
-pub fn advance<A: Address>(entry: *mut Flow<A>, numbers: u64, window: Window) -> bool {
+pub fn advance<F: Family>(entry: *mut Flow<F::Address>, parsed: &Parsed<F>, numbers: u64, now: u32) -> bool {
     let continues = numbers::continues(numbers, get!(entry.numbers));
     if continues {
         set!(entry.numbers = numbers);
-        note_window(entry, window);
+        if get!(entry.last) != now {
+            note_window(entry, window_of(parsed));
+        }
     }
     continues
 }

@@ -42,6 +42,8 @@ fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
 
 struct Node {
     planner: Planner,
+    /// ClusterIPs that changed since the last plan.
+    cluster_ips: BTreeSet<IpAddr>,
     desired: Desired,
     addresses: BTreeSet<IpAddr>,
     now: Instant,
@@ -52,6 +54,7 @@ impl Node {
     fn new() -> Self {
         Self {
             planner: Planner::new(Held::default(), CAPACITY),
+            cluster_ips: BTreeSet::new(),
             desired: Desired::default(),
             addresses: ["192.0.2.1".parse().unwrap()].into(),
             now: Instant::now(),
@@ -75,7 +78,22 @@ impl Node {
             now: self.now,
             adopting: false,
         };
-        self.planner.plan(&self.desired, &changed.iter().cloned().collect(), &context)
+        let changes = Changes {
+            ports: changed.iter().cloned().collect(),
+            cluster_ips: std::mem::take(&mut self.cluster_ips),
+            ..Changes::default()
+        };
+        self.planner.plan(&self.desired, &changes, &context)
+    }
+
+    /// Of one Service; or of none any more.
+    fn set_cluster_ip(&mut self, address: IpAddr, is_one: bool) {
+        if is_one {
+            self.desired.cluster_ips.insert(address, 1);
+        } else {
+            self.desired.cluster_ips.remove(&address);
+        }
+        self.cluster_ips.insert(address);
     }
 
     /// Another agent takes over what this one has written.
@@ -327,7 +345,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     let address: IpAddr = "10.96.0.1".parse().unwrap();
     let mut node = Node::new();
     node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
-    Arc::make_mut(&mut node.desired.cluster_ips).insert(address, 1);
+    node.set_cluster_ip(address, true);
     let plan = node.set("a", with(&["10.96.0.1:80"]));
     assert!(
         matches!(plan.ops[..], [.., Op::SetFrontend(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
@@ -336,7 +354,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
     node.desired.service_cidrs.clear();
-    Arc::make_mut(&mut node.desired.cluster_ips).clear();
+    node.set_cluster_ip(address, false);
     let plan = node.set("a", None);
     assert!(
         matches!(
@@ -345,6 +363,25 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
         ),
         "{plan:?}"
     );
+}
+
+/// Services that come one by one cost as much each, beside however many others.
+#[test]
+fn a_plan_looks_at_the_cluster_ips_that_changed() {
+    const ALL: u32 = 10_000;
+    let capacity = Capacity { frontends: [2 * ALL, 100], ..CAPACITY };
+    let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
+    let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(0x0a60_0000 + number));
+    for number in 0..ALL {
+        node.set_cluster_ip(address(number), true);
+        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), true)]);
+    }
+    assert_eq!(node.planner.looked_at, 3 * ALL as usize);
+    for number in 0..ALL {
+        node.set_cluster_ip(address(number), false);
+        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), false)]);
+    }
+    assert_eq!(node.planner.looked_at, 5 * ALL as usize);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    net::IpAddr,
     time::Duration,
 };
 
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     dataplane::maps::keys::Source,
-    model::{Desired, Protocol, ServiceName, ServicePort, ServicePortKey},
+    model::{Changes, Desired, Protocol, ServiceName, ServicePort, ServicePortKey},
 };
 
 /// Entries in use; pairs are IPv4, IPv6.
@@ -131,34 +132,68 @@ impl Planner {
         None
     }
 
-    pub(super) fn forget_cluster_ips(&mut self, desired: &Desired, plan: &mut Plan) {
-        let Self { held, budget, .. } = self;
-        held.cluster_ips.retain(|address| {
-            let known = desired.cluster_ips.contains_key(address);
-            if !known {
-                budget.frontends.remove(address.is_ipv6());
-                plan.ops.push(Op::ClusterIp(*address, false));
-            }
-            known
-        });
+    /// ClusterIPs that may have come or gone: all of them, the first time.
+    pub(super) fn concerned_cluster_ips(&self, desired: &Desired, changes: &Changes) -> BTreeSet<IpAddr> {
+        if self.first {
+            self.held.cluster_ips.iter().chain(desired.cluster_ips.keys()).copied().collect()
+        } else {
+            changes.cluster_ips.clone()
+        }
     }
 
-    /// Says which addresses are ClusterIPs. One that finds no room is left out until the next plan: its other ports are
-    /// dropped then, instead of rejected.
-    pub(super) fn name_cluster_ips(&mut self, desired: &Desired, plan: &mut Plan) {
-        let mut whole = true;
-        for address in desired.cluster_ips.keys().filter(|address| !self.held.cluster_ips.contains(address)) {
-            if !self.budget.frontends.fits(address.is_ipv6(), 1, 1) {
-                whole = false;
+    /// Forgets those of `concerned` that are ClusterIPs no more.
+    pub(super) fn forget_cluster_ips(
+        &mut self,
+        concerned: &BTreeSet<IpAddr>,
+        desired: &Desired,
+        plan: &mut Plan,
+    ) {
+        for address in concerned {
+            self.note_look();
+            if desired.cluster_ips.contains_key(address) {
                 continue;
             }
-            plan.last.push(Op::ClusterIp(*address, true));
-            self.budget.frontends.add(address.is_ipv6());
+            self.unnamed.remove(address);
+            if self.held.cluster_ips.remove(address) {
+                self.budget.frontends.remove(address.is_ipv6());
+                plan.ops.push(Op::ClusterIp(*address, false));
+            }
         }
-        self.held.cluster_ips.extend(plan.last.iter().filter_map(|op| match op {
-            Op::ClusterIp(address, true) => Some(*address),
-            _ => None,
-        }));
-        self.cluster_ips = whole.then(|| std::sync::Arc::clone(&desired.cluster_ips));
+    }
+
+    /// Says which of `concerned` are ClusterIPs. One that finds no room is left out until a plan has some: its other ports are
+    /// dropped then, instead of rejected.
+    pub(super) fn name_cluster_ips(
+        &mut self,
+        concerned: &BTreeSet<IpAddr>,
+        desired: &Desired,
+        plan: &mut Plan,
+    ) {
+        for address in concerned {
+            self.note_look();
+            if desired.cluster_ips.contains_key(address) && !self.held.cluster_ips.contains(address) {
+                self.unnamed.insert(*address);
+            }
+        }
+        for ipv6 in [false, true] {
+            while self.budget.frontends.fits(ipv6, 1, 1) {
+                // IPv4 addresses sort before IPv6 ones.
+                let next = if ipv6 { self.unnamed.last() } else { self.unnamed.first() };
+                let Some(address) = next.copied().filter(|address| address.is_ipv6() == ipv6) else { break };
+                self.note_look();
+                self.unnamed.remove(&address);
+                plan.last.push(Op::ClusterIp(address, true));
+                self.budget.frontends.add(ipv6);
+                self.held.cluster_ips.insert(address);
+            }
+        }
+    }
+
+    /// Counts a ClusterIP that a plan looks at, in tests.
+    fn note_look(&mut self) {
+        #[cfg(test)]
+        {
+            self.looked_at += 1;
+        }
     }
 }

@@ -162,7 +162,7 @@ fn cluster_ips_find_room_later() {
     let mut node = Node::new();
     for number in 0..4 {
         let ip: IpAddr = format!("10.96.0.{number}").parse().unwrap();
-        Arc::make_mut(&mut node.desired.cluster_ips).insert(ip, 1);
+        node.set_cluster_ip(ip, true);
     }
     let _ = node.set("a", Some(addresses(16)));
     for number in 0..80 {
@@ -173,7 +173,7 @@ fn cluster_ips_find_room_later() {
     }
     assert_eq!(node.planner.usage().frontends, [100, 0]);
     let ip: IpAddr = "10.96.0.9".parse().unwrap();
-    Arc::make_mut(&mut node.desired.cluster_ips).insert(ip, 1);
+    node.set_cluster_ip(ip, true);
     assert_eq!(node.plan(&[]).ops, []);
     assert!(node.set("s0", None).ops.contains(&Op::ClusterIp(ip, true)));
 }

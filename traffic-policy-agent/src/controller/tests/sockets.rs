@@ -1,0 +1,44 @@
+//! UDP sockets whose endpoint is gone: how often the controller walks through them.
+
+use std::process::Command;
+
+use super::{
+    super::{
+        sockets::{EndingSockets, end_sockets},
+        *,
+    },
+    fake::Fake,
+    timeout,
+};
+use crate::{dataplane::GoneEndpoint, model::Protocol};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// Writes may come twenty times a second, and a walk through the processes of all pods may take longer than their pause.
+#[tokio::test]
+async fn writes_during_a_walk_ask_for_one_more_together() {
+    let gone = |last: u8| GoneEndpoint {
+        service: 1,
+        endpoint: SocketAddr::from(([10, 1, 0, last], 53)),
+        protocol: Protocol::Udp,
+    };
+    let fake = Fake::default();
+    let ender = SocketEnder::of(&mut Command::new("true")).unwrap();
+    let ending = EndingSockets::default();
+    fake.asked().walks_slowly = true;
+    for last in 0..=20 {
+        fake.asked().gone = BTreeSet::from([gone(last)]);
+        end_sockets(&fake, &ender, &ending);
+    }
+    fake.asked().walks_slowly = false;
+    let all: BTreeSet<_> = (0..=20).map(gone).collect();
+    let walked = async {
+        while fake.asked().walks.iter().flatten().copied().collect::<BTreeSet<_>>() != all {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let arrived = timeout(LONG, walked).await;
+    let walks: Vec<_> = fake.asked().walks.iter().map(BTreeSet::len).collect();
+    assert!(arrived.is_ok(), "endpoints were forgotten: {walks:?}");
+    assert_eq!(walks, [1, 20], "endpoints of each walk");
+}
