@@ -10,7 +10,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 24] = [
+const OTHERS: [&str; 25] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -35,6 +35,7 @@ const OTHERS: [&str; 24] = [
     "--offloads",
     "--verify",
     "--cni",
+    "--pauses",
     // deploy/kind/up.sh
     "--xdp",
 ];
