@@ -57,8 +57,12 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
         let mut own: Vec<Job<'a>> =
             (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
         for (seconds, test) in timed {
-            // The processes of a suite take about as long as each other.
-            let Some(job) = own.iter_mut().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
+            // The processes of a suite take about as long as each other. None is left without a test:
+            // without a name a test program runs all that it has.
+            let less = |a: &&mut Job<'_>, b: &&mut Job<'_>| {
+                a.seconds.total_cmp(&b.seconds).then(a.tests.len().cmp(&b.tests.len()))
+            };
+            let Some(job) = own.iter_mut().min_by(less) else { break };
             job.seconds += seconds;
             job.alone |= ALONE.contains(&test_name(suite, test).as_str());
             job.tests.push(test.clone());
@@ -131,7 +135,10 @@ mod tests {
 
     #[test]
     fn each_test_is_in_one_process() {
-        let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &Known::default());
+        // As short as the file of times can say.
+        let known = Known::of(&[("policy::t1", 0.0), ("policy::t2", 0.0), ("policy::t3", 0.0)]);
+        let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &known);
+        assert!(jobs.iter().all(|(_, tests, _)| !tests.is_empty()), "{jobs:?}");
         for (suite, number, processes) in [("packets", 200, 5), ("budgets", 5, 1), ("policy", 4, 4)] {
             let of = jobs.iter().filter(|(name, ..)| name == suite);
             assert_eq!(of.clone().count(), processes, "{suite}");
