@@ -152,7 +152,8 @@ fn rows(time: &str, commit: &str, stages: &[(String, bool, Duration)], tests: &[
     rows
 }
 
-/// Rows of this run, beside those of the same name in the last ones. A run of another number of tests is no measure.
+/// Rows of this run, beside those of the same name in the last ones. A run of another number of
+/// tests is no measure.
 fn table(rows: &[Row], before: &[Row]) -> String {
     let mut text = "\n=== cost, in seconds: now, the median of the last runs, and those (of a suite the sum of its tests)\n"
         .to_owned();

@@ -1,12 +1,13 @@
-//! What of the tests runs in which process, which come first, and which have the machine for themselves.
+//! What of the tests runs in which process, which come first, and which have the machine for
+//! themselves.
 
 use super::{
     cost::{Known, test_name},
     program::Program,
 };
 
-/// Measure loss, or time against a bound: a machine that is busy with other tests looks like a network that loses packets.
-/// Suites, or tests.
+/// Measure loss, or time against a bound: a machine that is busy with other tests looks like a
+/// network that loses packets. Suites, or tests.
 const ALONE: [&str; 5] = [
     "lab::remains::a_lab_comes_up_fast_and_goes_completely",
     "loss",
@@ -14,8 +15,8 @@ const ALONE: [&str; 5] = [
     "sockets::cost::of_connect",
     "speed",
 ];
-/// One process loads or computes something for all of its tests. Each is cut into few processes, as unit tests are, of which
-/// most take less time than a process.
+/// One process loads or computes something for all of its tests. Each is cut into few processes, as
+/// unit tests are, of which most take less time than a process.
 const TOGETHER: [&str; 2] = ["budgets", "packets"];
 /// Where it is not known from an earlier run.
 const SECONDS: f64 = 10.0;
@@ -40,8 +41,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The jobs of these tests: first those that run alone, then the others, the longest first, so that none begins late and
-/// keeps one processor busy at the end.
+/// The jobs of these tests: first those that run alone, then the others, the longest first, so that
+/// none begins late and keeps one processor busy at the end.
 pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in tests {
@@ -57,8 +58,12 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
         let mut own: Vec<Job<'a>> =
             (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
         for (seconds, test) in timed {
-            // The processes of a suite take about as long as each other.
-            let Some(job) = own.iter_mut().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
+            // The processes of a suite take about as long as each other. None is left without a
+            // test: without a name a test program runs all that it has.
+            let less = |a: &&mut Job<'_>, b: &&mut Job<'_>| {
+                a.seconds.total_cmp(&b.seconds).then(a.tests.len().cmp(&b.tests.len()))
+            };
+            let Some(job) = own.iter_mut().min_by(less) else { break };
             job.seconds += seconds;
             job.alone |= ALONE.contains(&test_name(suite, test).as_str());
             job.tests.push(test.clone());
@@ -131,7 +136,10 @@ mod tests {
 
     #[test]
     fn each_test_is_in_one_process() {
-        let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &Known::default());
+        // As short as the file of times can say.
+        let known = Known::of(&[("policy::t1", 0.0), ("policy::t2", 0.0), ("policy::t3", 0.0)]);
+        let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &known);
+        assert!(jobs.iter().all(|(_, tests, _)| !tests.is_empty()), "{jobs:?}");
         for (suite, number, processes) in [("packets", 200, 5), ("budgets", 5, 1), ("policy", 4, 4)] {
             let of = jobs.iter().filter(|(name, ..)| name == suite);
             assert_eq!(of.clone().count(), processes, "{suite}");

@@ -22,7 +22,8 @@ impl Ticks {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
+    /// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first
+    /// two.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
@@ -47,7 +48,8 @@ impl Processors {
         Self { looked: Instant::now(), before: Ticks::now() }
     }
 
-    /// Whether they have idled enough since the last look; never twice within a second, so that what was started is seen.
+    /// Whether they have idled enough since the last look; never twice within a second, so that
+    /// what was started is seen.
     pub(super) fn have_room(&mut self) -> bool {
         if self.looked.elapsed() < LOOK {
             return false;

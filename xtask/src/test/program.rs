@@ -58,7 +58,8 @@ impl Program {
         }
         let path = PathBuf::from(message["executable"].as_str()?);
         let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-        // `path+file:///…/testing#traffic-policy-testing@0.1.0`, or `…/xtask#0.1.0` where both names are the same.
+        // `path+file:///…/testing#traffic-policy-testing@0.1.0`, or `…/xtask#0.1.0` where both
+        // names are the same.
         let id = message["package_id"].as_str()?.rsplit('#').next()?;
         let package = match id.split_once('@') {
             Some((name, _)) => name,
@@ -118,7 +119,8 @@ impl Program {
         } else {
             Command::new(&self.path)
         };
-        // Several run one after the other, on the main thread. One alone has a thread of its own, as tests have in general.
+        // Several run one after the other, on the main thread. One alone has a thread of its own,
+        // as tests have in general.
         let threads = if tests.len() > 1 { "--test-threads=1" } else { "--test-threads=2" };
         command.args([threads, "--exact"]).args(tests).current_dir(&self.folder);
         command.env("CARGO_MANIFEST_DIR", &self.folder);

@@ -31,7 +31,8 @@ pub(super) struct Slots {
     pub(super) most: usize,
 }
 
-/// Runs the jobs in their order, as many at a time as there are slots, of those that run alone one; whether all passed.
+/// Runs the jobs in their order, as many at a time as there are slots, of those that run alone one;
+/// whether all passed.
 pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)], tally: &mut Tally) -> bool {
     let before = tally.failed;
     thread::scope(|scope| {
@@ -159,7 +160,8 @@ fn lines(from: Option<impl Read>) -> Vec<(Instant, String)> {
     lines
 }
 
-/// Name and result of a test, of a line of the harness: `test a::b - should panic ... ok`, `test a ... ignored, why`.
+/// Name and result of a test, of a line of the harness: `test a::b - should panic ... ok`, `test a
+/// ... ignored, why`.
 fn result(line: &str) -> Option<(&str, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let word = word.split(',').next().unwrap_or(word);
