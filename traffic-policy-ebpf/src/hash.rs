@@ -49,7 +49,8 @@ mod tests {
     use super::*;
     use crate::abi::{Address4, Ports};
 
-    /// Ports that a client counts up must spread evenly: 100,000 flows over 7 endpoints, each within 3 % of its share.
+    /// Ports that a client counts up must spread evenly: 100,000 flows over 7 endpoints, each
+    /// within 3 % of its share.
     #[test]
     fn consecutive_ports_spread_evenly() {
         for seed in [0, 1, 0xdead_beef_0bad_cafe] {

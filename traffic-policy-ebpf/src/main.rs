@@ -1,5 +1,5 @@
-//! Every program, and the function that it is. For the BPF target only: on the host this is an empty program, so that the
-//! workspace builds as a whole.
+//! Every program, and the function that it is. For the BPF target only: on the host this is an
+//! empty program, so that the workspace builds as a whole.
 //!
 //! The way of a packet from program to program is drawn in [`datapath`].
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
@@ -10,7 +10,8 @@ mod datapath;
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
 
-/// Programs of one kind: `name => function` with what the function is given, made of the kernel's context.
+/// Programs of one kind: `name => function` with what the function is given, made of the kernel's
+/// context.
 #[cfg(target_arch = "bpf")]
 macro_rules! programs {
     (
@@ -47,7 +48,8 @@ macro_rules! socket_programs {
     };
 }
 
-/// Programs that the kernel calls for each element of a map (`bpf_map_elem` iterators): `name: key => value, function`.
+/// Programs that the kernel calls for each element of a map (`bpf_map_elem` iterators):
+/// `name: key => value, function`.
 #[cfg(target_arch = "bpf")]
 macro_rules! iterators {
     ($($name:ident: $key:ty => $value:ty, $visit:path;)+) => {
@@ -99,7 +101,8 @@ mod programs {
         tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
         tp_xdp_reject4 => reject::run::<Xdp, V4>;
         tp_xdp_reject6 => reject::run::<Xdp, V6>;
-        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no
+        // program of sockets.
         tp_explain_sock => explain::run;
     }
 
@@ -173,14 +176,16 @@ mod programs {
         "cgroup/sock_release", tp_sk_release => sock::release;
     }
 
-    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
+    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the
+    // time in jiffies.
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
         tp_gc_begin => gc::begin;
         tp_clock => clock::run;
     }
 
-    // Walks over the tables of flows and sockets, which `tp_gc_begin` begins; read by the agent a piece at a time.
+    // Walks over the tables of flows and sockets, which `tp_gc_begin` begins; read by the agent a
+    // piece at a time.
     iterators! {
         tp_gc_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
         tp_gc_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;

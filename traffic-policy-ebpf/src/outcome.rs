@@ -2,7 +2,8 @@
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $text:literal, $verdict:ident;)+) => {
-        /// Every way a packet can leave the program. Numbers are never reused: they index pinned counters.
+        /// Every way a packet can leave the program. Numbers are never reused: they index pinned
+        /// counters.
         #[must_use]
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,20 +54,24 @@ outcomes! {
     Delivered = 2, "delivered", Pass;
     /// A reply of an endpoint on this node, source rewritten on its way out.
     RepliedLocal = 3, "replied-local", Pass;
-    /// An ICMP error about a packet of a reply, sent on to the endpoint on another node that sent it.
+    /// An ICMP error about a packet of a reply, sent on to the endpoint on another node that sent
+    /// it.
     ForwardedIcmpError = 4, "forwarded-icmp-error", Send;
     /// An ICMP error about a request to an endpoint on another node, sent on to the client.
     RepliedIcmpError = 5, "replied-icmp-error", Send;
-    /// An ICMP error about a packet of a reply, handed to the stack for the endpoint on this node that sent it.
+    /// An ICMP error about a packet of a reply, handed to the stack for the endpoint on this node
+    /// that sent it.
     DeliveredIcmpError = 6, "delivered-icmp-error", Pass;
-    /// An ICMP error of this node or one of its endpoints about a request, rewritten on its way out.
+    /// An ICMP error of this node or one of its endpoints about a request, rewritten on its way
+    /// out.
     RepliedLocalIcmpError = 7, "replied-local-icmp-error", Pass;
 
     /// No endpoint anywhere: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live ended here: time exceeded was sent.
     RejectedTtlExceeded = 9, "rejected-ttl-exceeded", Send;
-    /// Longer than the MTU of the route, and not to be fragmented: fragmentation needed (packet too big) was sent.
+    /// Longer than the MTU of the route, and not to be fragmented: fragmentation needed (packet too
+    /// big) was sent.
     RejectedMtuExceeded = 10, "rejected-mtu-exceeded", Send;
     /// A segment without a flow to an address that is not this node's: RST was sent.
     ResetNoFlow = 11, "reset-no-flow", Send;
@@ -92,17 +97,19 @@ outcomes! {
     DroppedInternalError = 23, "dropped-internal-error", Drop;
     /// The source is in none of the Service's `loadBalancerSourceRanges`.
     DroppedSourceRange = 24, "dropped-source-range", Drop;
-    /// The time to live of a packet ended here of which no error may speak: an error itself, or a later fragment (RFC 1122
-    /// section 3.2.2).
+    /// The time to live of a packet ended here of which no error may speak: an error itself, or a
+    /// later fragment (RFC 1122 section 3.2.2).
     DroppedTtlExceeded = 28, "dropped-ttl-exceeded", Drop;
 
-    /// The source of a new flow is none that a packet from outside can have: this node's own or a frontend's, reserved, or
-    /// (`--source-check strict`) one to which no route leads by the device that the packet came by.
+    /// The source of a new flow is none that a packet from outside can have: this node's own or a
+    /// frontend's, reserved, or (`--source-check strict`) one to which no route leads by the device
+    /// that the packet came by.
     DroppedMartianSource = 29, "dropped-martian-source", Drop;
     /// The endpoint is on another node, behind a device that no program is attached to.
     DroppedUnattachedDevice = 30, "dropped-unattached-device", Drop;
 
-    /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be updated.
+    /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be
+    /// updated.
     DroppedSctpFragment = 26, "dropped-sctp-fragment", Drop;
     /// An address of the cluster's range of ClusterIPs that no Service has.
     DroppedUnallocatedClusterIp = 25, "dropped-unallocated-cluster-ip", Drop;
@@ -115,15 +122,18 @@ outcomes! {
     PassedMalformed = 34, "passed-malformed", Pass;
     /// Neither TCP, UDP nor SCTP.
     PassedUnsupportedProtocol = 35, "passed-unsupported-protocol", Pass;
-    /// A fragment without ports of which the first, with the ports, has not come or was not a Service packet.
+    /// A fragment without ports of which the first, with the ports, has not come or was not a
+    /// Service packet.
     PassedFragment = 36, "passed-fragment", Pass;
     /// IPv6 extension headers before the transport header that cannot be skipped.
     PassedUnsupportedHeader = 37, "passed-unsupported-header", Pass;
     /// A bit was set, but there is neither a flow nor a frontend.
     PassedNotService = 38, "passed-not-service", Pass;
-    /// A segment without a flow to an address of this node: the stack's, or a connection of an earlier proxy.
+    /// A segment without a flow to an address of this node: the stack's, or a connection of an
+    /// earlier proxy.
     PassedNoFlow = 39, "passed-no-flow", Pass;
-    /// XDP cannot finish it (next hop not resolved, device cannot take frames from XDP, too long): TC does.
+    /// XDP cannot finish it (next hop not resolved, device cannot take frames from XDP, too long):
+    /// TC does.
     PassedToTc = 40, "passed-to-tc", Pass;
     /// XDP has delivered it already.
     PassedDelivered = 41, "passed-delivered", Pass;
@@ -133,20 +143,24 @@ outcomes! {
     PassedMissedTailCall = 43, "passed-missed-tail-call", Pass;
     /// A frame for another machine's MAC address, flooded by a switch: that machine's business.
     PassedOtherHost = 44, "passed-other-host", Pass;
-    /// An answer to a datagram that this node, or a pod behind its masquerade, sent from a port that is also a Service's.
+    /// An answer to a datagram that this node, or a pod behind its masquerade, sent from a port
+    /// that is also a Service's.
     PassedOwnAnswer = 46, "passed-own-answer", Pass;
-    /// A segment of an endpoint whose numbers are not those of the flow, which has not begun or has ended: of another connection
-    /// with the same addresses and ports.
+    /// A segment of an endpoint whose numbers are not those of the flow, which has not begun or has
+    /// ended: of another connection with the same addresses and ports.
     PassedOutOfWindow = 47, "passed-out-of-window", Pass;
     /// An ICMP error about a packet of no flow.
     PassedIcmpNoFlow = 48, "passed-icmp-no-flow", Pass;
-    /// A packet of a connection that began under an earlier proxy, and was adopted: conntrack translates it.
+    /// A packet of a connection that began under an earlier proxy, and was adopted: conntrack
+    /// translates it.
     PassedToConntrack = 49, "passed-to-conntrack", Pass;
 
-    /// A socket of this node or its pods: its destination was translated to an endpoint before any packet was made.
+    /// A socket of this node or its pods: its destination was translated to an endpoint before any
+    /// packet was made.
     Connected = 56, "connected", Pass;
-    /// A reply of an endpoint on this node, or an ICMP error about one: sent by the device to which routing leads packets of its new
-    /// source, not by the one to which the endpoint's address led it.
+    /// A reply of an endpoint on this node, or an ICMP error about one: sent by the device to which
+    /// routing leads packets of its new source, not by the one to which the endpoint's address led
+    /// it.
     RepliedRedirected = 57, "replied-redirected", Send;
 }
 

@@ -28,14 +28,15 @@ pub mod flag {
     pub const ACK: u8 = 16;
 }
 
-/// Whether a segment opens a connection: SYN without ACK, RST or FIN. With FIN it is invalid (conntrack's `tcp_valid_flags`).
+/// Whether a segment opens a connection: SYN without ACK, RST or FIN. With FIN it is invalid
+/// (conntrack's `tcp_valid_flags`).
 #[inline(always)]
 pub const fn opens(flags: u8) -> bool {
     flags & (flag::SYN | flag::ACK | flag::RST | flag::FIN) == flag::SYN
 }
 
-/// Whether a connection with these entries was reset or closed by both sides. Whether the last data has arrived, and a SYN may open
-/// a new one: [`numbers::is_over`].
+/// Whether a connection with these entries was reset or closed by both sides. Whether the last data
+/// has arrived, and a SYN may open a new one: [`numbers::is_over`].
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
@@ -55,8 +56,8 @@ pub mod class {
     pub const COUNT: usize = 4;
 }
 
-/// The class of a flow with these states of its entries; [`class::COUNT`] if it is in none. `tcp`: TCP
-/// or SCTP.
+/// The class of a flow with these states of its entries; [`class::COUNT`] if it is in none. `tcp`:
+/// TCP or SCTP.
 #[inline(always)]
 pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
     if !tcp {

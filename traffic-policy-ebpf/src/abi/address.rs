@@ -1,24 +1,29 @@
-//! Addresses in network byte order, as they lie in a packet, and how two of them become part of a flow key.
+//! Addresses in network byte order, as they lie in a packet, and how two of them become part of a
+//! flow key.
 
 use core::mem::{align_of, size_of};
 
-/// The multipliers of the halves of an IPv6 destination: odd, so that no bit is lost, and secret. Who knew them could send from
-/// one prefix packets to one destination whose keys are those of other sources' packets to another one, and hold their ports.
+/// The multipliers of the halves of an IPv6 destination: odd, so that no bit is lost, and secret.
+/// Who knew them could send from one prefix packets to one destination whose keys are those of
+/// other sources' packets to another one, and hold their ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multipliers(pub [u64; 2]);
 
 impl Multipliers {
-    /// Those of programs that were loaded without a seed: by tests and benches, whose tables nobody else has.
+    /// Those of programs that were loaded without a seed: by tests and benches, whose tables nobody
+    /// else has.
     pub const UNSEEDED: Self = Self::of(0);
 
-    /// Those of a seed: that of the hash, which is pinned, so that programs of a later agent find the flows of an earlier one.
+    /// Those of a seed: that of the hash, which is pinned, so that programs of a later agent find
+    /// the flows of an earlier one.
     #[must_use]
     pub const fn of(seed: u64) -> Self {
         Self([splitmix64(seed, 1) | 1, splitmix64(seed, 2) | 1])
     }
 }
 
-/// The number so many places after the seed (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// The number so many places after the seed (Steele, Lea and Flood, "Fast splittable pseudorandom
+/// number generators", 2014).
 const fn splitmix64(seed: u64, place: u64) -> u64 {
     let z = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -48,8 +53,9 @@ pub struct Address4(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Address6([u64; 2]);
 
-/// An address of either family in network byte order, in maps that serve both: of IPv6 its first eight bytes and its last eight; of IPv4
-/// its four bytes, zero filled. Which of the two it is, is said beside it.
+/// An address of either family in network byte order, in maps that serve both: of IPv6 its first
+/// eight bytes and its last eight; of IPv4 its four bytes, zero filled. Which of the two it is, is
+/// said beside it.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct WideAddress([u64; 2]);
@@ -91,7 +97,8 @@ impl Address4 {
     /// 0.0.0.0, "not known".
     pub const UNSPECIFIED: Self = Self(0);
 
-    /// The address in a word that was loaded from a packet, or from a structure of the kernel that has it in the same order.
+    /// The address in a word that was loaded from a packet, or from a structure of the kernel that
+    /// has it in the same order.
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(word: u32) -> Self {
@@ -163,7 +170,8 @@ impl Address for Address4 {
     fn mixed(self) -> u64 {
         self.0 as u64
     }
-    /// RFC 1122 section 3.2.1.3: 0/8 (this network), 127/8 (loopback), 224/4 (multicast), 240/4 (reserved, broadcast).
+    /// RFC 1122 section 3.2.1.3: 0/8 (this network), 127/8 (loopback), 224/4 (multicast), 240/4
+    /// (reserved, broadcast).
     #[inline(always)]
     fn is_no_source(self) -> bool {
         let [first, ..] = self.0.to_ne_bytes();

@@ -6,7 +6,8 @@ use super::{Port, WideAddress};
 pub mod client {
     /// The source address of its packets.
     pub const ADDRESS: u16 = 0;
-    /// The cookie of its network namespace: a connection made on this node has no source address yet.
+    /// The cookie of its network namespace: a connection made on this node has no source address
+    /// yet.
     pub const NETNS: u16 = 1;
 }
 
@@ -18,7 +19,8 @@ pub struct AffinityKey {
     pub client: [u64; 2],
     /// Index of the Service port.
     pub service: u32,
-    /// 0: in the list for policy Cluster, 1: in the one for Local. A client that uses both may have two endpoints.
+    /// 0: in the list for policy Cluster, 1: in the one for Local. A client that uses both may have
+    /// two endpoints.
     pub list: u16,
     /// See [`client`].
     pub kind: u16,

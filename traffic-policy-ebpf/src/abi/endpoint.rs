@@ -2,8 +2,8 @@
 
 use super::{Port, WideAddress};
 
-/// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
-/// say.
+/// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered
+/// here whatever the routes say.
 pub const SLOT_LOCAL: u16 = 1;
 /// An endpoint of another node, by its `nodeName`: never delivered here whatever the routes say.
 pub const SLOT_REMOTE: u16 = 2;
@@ -19,7 +19,8 @@ pub struct Slot<A> {
     pub zero: u32,
 }
 
-/// Key of `tp_removed_eps`: an endpoint that takes no more new flows of a Service port; of others it may.
+/// Key of `tp_removed_eps`: an endpoint that takes no more new flows of a Service port; of others
+/// it may.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointKey {

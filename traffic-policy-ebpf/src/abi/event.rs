@@ -37,7 +37,8 @@ pub struct MonitorEvent {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct EventBucket {
-    /// CLOCK_MONOTONIC nanoseconds up to which events have been paid for; it runs ahead of the clock by one burst at most.
+    /// CLOCK_MONOTONIC nanoseconds up to which events have been paid for; it runs ahead of the
+    /// clock by one burst at most.
     pub paid_until: u64,
     /// Events suppressed since the last one that was written.
     pub suppressed: u64,

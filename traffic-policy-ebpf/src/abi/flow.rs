@@ -12,10 +12,12 @@ pub mod kind {
     pub const DELIVER: u8 = 3;
     /// Reply entry of [`DELIVER`], seen at TC egress.
     pub const REPLY_LOCAL: u8 = 4;
-    /// Request entry of a connection that began under an earlier proxy: conntrack goes on translating it, so its packets are
-    /// handed to the stack as they are. Written and removed by the agent alone.
+    /// Request entry of a connection that began under an earlier proxy: conntrack goes on
+    /// translating it, so its packets are handed to the stack as they are. Written and removed by
+    /// the agent alone.
     pub const LEFT: u8 = 5;
-    /// Reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being given to another flow.
+    /// Reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being given
+    /// to another flow.
     pub const LEFT_REPLY: u8 = 6;
 }
 
@@ -31,11 +33,13 @@ pub struct Flow<A: Address> {
     pub source: A,
     pub destination: A,
     pub ports: Ports,
-    /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
+    /// Difference of the one's complement sums of the addresses, and of the ports:
+    /// [`crate::checksum`].
     pub address_delta: u16,
     pub port_delta: u16,
-    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch. [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel
-    /// routes the packet, and else the hop that it is redirected to; asked only if it leaves by another device than `ifindex`.
+    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch.
+    /// [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel routes the packet, and else the hop
+    /// that it is redirected to; asked only if it leaves by another device than `ifindex`.
     pub hop: u16,
     /// Of `hop`: one aligned word with it, which is read and written as one.
     pub epoch: u16,
@@ -50,7 +54,8 @@ pub struct Flow<A: Address> {
     /// Index of the Service port.
     pub service: u32,
     pub packets: Packets,
-    /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
+    /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request
+    /// entry has them.
     pub bytes: u64,
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is
     /// assured, as in the table of [`crate::tcp::numbers`]. SCTP: two tags, see [`crate::sctp`].
@@ -58,8 +63,9 @@ pub struct Flow<A: Address> {
     /// half of a request entry the jiffies until which its datagrams need nothing but their
     /// translation.
     pub numbers: u64,
-    /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
-    /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
+    /// Reply entry: the device by which the request came, and the MAC address that sent it, which
+    /// is used only if there is no route to the client. Request entry: its place in `tp_flow_dir4`
+    /// or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
     /// Request entry, native byte order. While the flow is not assured: its place in
     /// `tp_unassured4` or `tp_unassured6`, plus 1. Later: of TCP the jiffies of a SYN that came on
@@ -81,8 +87,8 @@ impl<A: Address> Flow<A> {
     }
 }
 
-/// Packets of one direction of a flow, and the window that its TCP segments offer: one word, so that an established packet
-/// that raises the window has it at hand.
+/// Packets of one direction of a flow, and the window that its TCP segments offer: one word, so
+/// that an established packet that raises the window has it at hand.
 ///
 /// | bits | |
 /// |---|---|
@@ -145,7 +151,8 @@ impl Packets {
         Self(self.0 & (Self::COUNT | Self::SCALE) | window.0)
     }
 
-    /// With the scale of a SYN or SYN-ACK, `None` if it has no such option. Windows of an earlier one are forgotten.
+    /// With the scale of a SYN or SYN-ACK, `None` if it has no such option. Windows of an earlier
+    /// one are forgotten.
     #[inline(always)]
     pub const fn with_scale(self, scale: Option<u8>) -> Self {
         let scale = match scale {
@@ -161,7 +168,8 @@ impl Packets {
         ((self.0 & Self::SCALE) >> 44) as u32
     }
 
-    /// The largest window that this direction has offered, in bytes, at most 2^30. Scaled if both sides have said that they do it.
+    /// The largest window that this direction has offered, in bytes, at most 2^30. Scaled if both
+    /// sides have said that they do it.
     #[inline(always)]
     pub const fn offered(self, other: Self) -> u32 {
         let field = (self.0 >> 48) as u32;

@@ -1,10 +1,11 @@
 //! Keys of the flow tables.
 //!
-//! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet feels it. So the two IPv6
-//! addresses of a packet are folded into the room of one, and the entry keeps the destination: key and destination together
-//! give the source back, so no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
-//! destination has no flow and gets none. By chance that happens to one in 2^64, and what the fold multiplies by is secret
-//! ([`Multipliers`]), so that nobody can choose addresses for it.
+//! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet
+//! feels it. So the two IPv6 addresses of a packet are folded into the room of one, and the entry
+//! keeps the destination: key and destination together give the source back, so no packet ever gets
+//! another flow's translation. A packet whose key is taken by a flow to another destination has no
+//! flow and gets none. By chance that happens to one in 2^64, and what the fold multiplies by is
+//! secret ([`Multipliers`]), so that nobody can choose addresses for it.
 
 use core::mem::size_of;
 
@@ -116,7 +117,8 @@ mod tests {
         }
     }
 
-    /// Neighbours in a few networks, to each other: no two share a key, for none of them was made to.
+    /// Neighbours in a few networks, to each other: no two share a key, for none of them was made
+    /// to.
     #[test]
     fn addresses_that_are_much_alike_have_keys_of_their_own() {
         let networks = [0, 1, 0x2001_0db8_0000_0000, 0x2001_0db8_0000_0001, 0xfd00_0000_0000_0000, u64::MAX];

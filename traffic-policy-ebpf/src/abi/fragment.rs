@@ -1,4 +1,5 @@
-//! Fragment records: ports of a datagram, kept from its first fragment for the later ones, which carry none.
+//! Fragment records: ports of a datagram, kept from its first fragment for the later ones, which
+//! carry none.
 
 use super::Ports;
 
@@ -28,9 +29,10 @@ pub struct Fragment {
 /// Room for the second piece of a packet that is sent in two; a power of two of bytes.
 pub type Piece = [u64; 256];
 
-/// In [`Fragment::protocol`]: the first fragment was no part of its flow's conversation, so the later ones do not keep the flow alive.
+/// In [`Fragment::protocol`]: the first fragment was no part of its flow's conversation, so the
+/// later ones do not keep the flow alive.
 pub const IGNORED: u32 = 1 << 31;
 
-/// Reassembly timeout of fragments, in nanoseconds (RFC 8200 section 4.5): after that time the number may be another
-/// datagram's.
+/// Reassembly timeout of fragments, in nanoseconds (RFC 8200 section 4.5): after that time the
+/// number may be another datagram's.
 pub const REASSEMBLY: u64 = 60_000_000_000;

@@ -6,7 +6,8 @@ use super::Port;
 pub mod scope {
     /// Address, port and protocol as packets carry them.
     pub const ADDRESS: u32 = 0;
-    /// A node port on the loopback addresses, for sockets of the node's own network namespace; the address is zero.
+    /// A node port on the loopback addresses, for sockets of the node's own network namespace; the
+    /// address is zero.
     pub const LOOPBACK: u32 = 1;
     /// A ClusterIP as such: port and protocol are zero. Its other ports are known to lead nowhere.
     pub const CLUSTER_IP: u32 = 2;
@@ -23,8 +24,8 @@ pub struct FrontendKey<A> {
     pub scope: u32,
 }
 
-/// Key of a source range in a longest-prefix trie: the Service port in full, then a prefix of the source.
-/// `W` is 1 word for IPv4, 4 for IPv6, in memory order.
+/// Key of a source range in a longest-prefix trie: the Service port in full, then a prefix of the
+/// source. `W` is 1 word for IPv4, 4 for IPv6, in memory order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourceRange<const W: usize> {
@@ -48,7 +49,8 @@ pub struct ServiceCidr<const W: usize> {
     pub address: [u32; W],
 }
 
-/// The key of a look-up in that trie; `#[repr(C, packed(4))]`, for the address follows the length at once.
+/// The key of a look-up in that trie; `#[repr(C, packed(4))]`, for the address follows the length
+/// at once.
 #[repr(C, packed(4))]
 #[derive(Clone, Copy)]
 pub struct ServiceCidrQuery<A> {
@@ -56,7 +58,8 @@ pub struct ServiceCidrQuery<A> {
     pub address: A,
 }
 
-/// Consecutive indices of an array map, such as the slots of a list in `tp_endpoints`; written as one aligned word.
+/// Consecutive indices of an array map, such as the slots of a list in `tp_endpoints`; written as
+/// one aligned word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct IndexRange {
@@ -66,7 +69,8 @@ pub struct IndexRange {
 
 /// Flags of a [`Frontend`].
 pub mod frontend {
-    /// The policy that holds here is Local: of a ClusterIP for all clients, of others for packets from outside.
+    /// The policy that holds here is Local: of a ClusterIP for all clients, of others for packets
+    /// from outside.
     pub const LOCAL: u32 = 1;
     /// Some endpoint, anywhere, takes new connections.
     pub const HAS_ENDPOINTS: u32 = 2;
@@ -74,7 +78,8 @@ pub mod frontend {
     pub const NODE_ADDRESS: u32 = 4;
     /// Only sources in the Service's ranges are served.
     pub const SOURCE_RANGES: u32 = 8;
-    /// The connections of an earlier proxy are not in the flow tables yet: what has no flow and opens none is the stack's.
+    /// The connections of an earlier proxy are not in the flow tables yet: what has no flow and
+    /// opens none is the stack's.
     pub const ADOPTING: u32 = 16;
     /// Place of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
@@ -107,11 +112,11 @@ pub struct Frontend {
     /// Slots of the endpoints for policy Cluster, and for policy Local.
     pub cluster: IndexRange,
     pub local: IndexRange,
-    /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes although the policy is
-    /// Local and no endpoint is here; 0 = not draining.
+    /// CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other nodes
+    /// although the policy is Local and no endpoint is here; 0 = not draining.
     pub drain_until: u64,
-    /// Seconds for which a client stays with its endpoint (`sessionAffinity: ClientIP`), counted from its last new
-    /// connection; 0 = no affinity.
+    /// Seconds for which a client stays with its endpoint (`sessionAffinity: ClientIP`), counted
+    /// from its last new connection; 0 = no affinity.
     pub affinity: u32,
     pub zero: u32,
 }

@@ -2,7 +2,8 @@
 
 use super::WideAddress;
 
-/// One element of `tp_heartbeat`. Programs read [`Self::hz`], [`Self::jiffies`]. Times are CLOCK_MONOTONIC nanoseconds.
+/// One element of `tp_heartbeat`. Programs read [`Self::hz`], [`Self::jiffies`]. Times are
+/// CLOCK_MONOTONIC nanoseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AgentHeartbeat {

@@ -15,7 +15,8 @@ pub mod source_check {
 /// Words of [`LocalNode::address_bits`] of one family.
 const ADDRESS_WORDS: usize = 4;
 
-/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by the agent.
+/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by
+/// the agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LocalNode {

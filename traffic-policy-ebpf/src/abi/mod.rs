@@ -1,9 +1,10 @@
 //! Layouts of the maps.
 //!
-//! Words taken from packets stay as they lie in memory (network byte order, loaded natively): the packet path compares
-//! and stores them and seldom needs their numeric value. Addresses and ports are types of their own, which no number in host order
-//! is taken for. Each type is free of implicit padding where its bytes are
-//! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
+//! Words taken from packets stay as they lie in memory (network byte order, loaded natively): the
+//! packet path compares and stores them and seldom needs their numeric value. Addresses and ports
+//! are types of their own, which no number in host order is taken for. Each type is free of
+//! implicit padding where its bytes are compared. A change of any layout raises [`ABI_VERSION`],
+//! which is part of the pin path.
 
 mod address;
 mod affinity;

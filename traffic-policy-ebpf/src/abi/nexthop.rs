@@ -6,14 +6,15 @@ use super::WideAddress;
 pub const HOP_XDP: u32 = 1;
 /// Its device has no Ethernet header: no MAC address is needed.
 pub const HOP_NO_ETHERNET: u32 = 2;
-/// The device leads to several others by the kernel's routes (IPIP or SIT without `remote`): packets need the route itself. Never without
-/// [`HOP_NO_ETHERNET`].
+/// The device leads to several others by the kernel's routes (IPIP or SIT without `remote`):
+/// packets need the route itself. Never without [`HOP_NO_ETHERNET`].
 pub const HOP_ROUTED: u32 = 4;
 /// Of a device alone: an XDP program sees its packets before TC does.
 pub const DEVICE_XDP: u32 = 8;
 
-/// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within one aligned word, so a
-/// reader on another CPU never sees half of one. What orders writer and readers: docs/memory-ordering.md.
+/// A next hop. A hop keeps its device, gateway and MTU for life. Its destination MAC lies within
+/// one aligned word, so a reader on another CPU never sees half of one. What orders writer and
+/// readers: docs/memory-ordering.md.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Hop {
@@ -42,12 +43,13 @@ pub struct HopKey {
     pub family: u8,
     /// 0 or 1, see [`RuntimeConfig::route`][super::RuntimeConfig::route].
     pub generation: u8,
-    /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery found), not of the
-    /// gateway alone.
+    /// Largest IP packet, bytes: a matter of the destination (its route, or what path MTU discovery
+    /// found), not of the gateway alone.
     pub mtu: u16,
 }
 
-/// Number of hops; half of them are in use at a time (see [`RuntimeConfig::route`][super::RuntimeConfig::route]).
+/// Number of hops; half of them are in use at a time (see
+/// [`RuntimeConfig::route`][super::RuntimeConfig::route]).
 pub const HOPS: u32 = 16_384;
 /// Hops of one generation.
 pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
@@ -58,11 +60,12 @@ pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
 pub struct DeviceInfo {
     pub mac: [u8; 6],
     pub zero: u16,
-    /// [`HOP_XDP`] if it takes frames from XDP; [`HOP_NO_ETHERNET`], [`HOP_ROUTED`], [`DEVICE_XDP`].
+    /// [`HOP_XDP`] if it takes frames from XDP; [`HOP_NO_ETHERNET`], [`HOP_ROUTED`],
+    /// [`DEVICE_XDP`].
     pub flags: u32,
     /// Largest IP packet, bytes; 0 = not known.
     pub mtu: u32,
-    /// Its first global IPv4 address ([`Address4`][super::Address4]), then its first global IPv6 address. Used where the kernel's FIB
-    /// does not name the source.
+    /// Its first global IPv4 address ([`Address4`][super::Address4]), then its first global IPv6
+    /// address. Used where the kernel's FIB does not name the source.
     pub addresses: [u64; 3],
 }

@@ -4,18 +4,20 @@ use super::{Address, WideAddress};
 
 /// Words of one bit array over all ports, or over 16 bits of a hash.
 pub const PORT_WORDS: usize = 1024;
-/// Words of the bit array over [`ServiceBits`]: 64 KiB. Of the addresses that are none of 10,000 ClusterIPs one in 700 has both bits.
+/// Words of the bit array over [`ServiceBits`]: 64 KiB. Of the addresses that are none of 10,000
+/// ClusterIPs one in 700 has both bits.
 pub const SERVICE_WORDS: usize = 8192;
-/// Ranges of ClusterIPs of a family that are compared. Kubernetes has one, and one more while it is changed.
+/// Ranges of ClusterIPs of a family that are compared. Kubernetes has one, and one more while it is
+/// changed.
 pub const CIDRS: usize = 8;
 
 /// Bit arrays and ranges of the prefilter. Ports in host order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Prefilter {
-    /// The node's primary address, IPv4 and IPv6, which most requests to node ports and most replies
-    /// are for: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not known. Its bit
-    /// in [`Self::node_addresses`] may be missing.
+    /// The node's primary address, IPv4 and IPv6, which most requests to node ports and most
+    /// replies are for: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not
+    /// known. Its bit in [`Self::node_addresses`] may be missing.
     pub primary: [WideAddress; 2],
     /// Destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],
@@ -23,10 +25,11 @@ pub struct Prefilter {
     pub pool: [u64; PORT_WORDS],
     /// Ports of endpoints, wherever they are.
     pub endpoints: [u64; PORT_WORDS],
-    /// Hashes of this node's addresses: those of frontends, by the agent, and those that have been the source towards an endpoint, by
-    /// the packet path. See [`node_bit`].
+    /// Hashes of this node's addresses: those of frontends, by the agent, and those that have been
+    /// the source towards an endpoint, by the packet path. See [`node_bit`].
     pub node_addresses: [u64; PORT_WORDS],
-    /// Hashes of addresses and ports of endpoints on this node that have had a flow, by the packet path: [`endpoint_bit`].
+    /// Hashes of addresses and ports of endpoints on this node that have had a flow, by the packet
+    /// path: [`endpoint_bit`].
     pub local_endpoints: [u64; PORT_WORDS],
     /// Hashes of all other frontends' addresses, and of ClusterIPs, two bits each: [`ServiceBits`].
     pub services: [u64; SERVICE_WORDS],
@@ -67,7 +70,8 @@ impl ServiceBits {
     #[inline(always)]
     pub const fn of(hash: u64) -> Self {
         const SHIFT: u32 = u64::BITS - (SERVICE_WORDS as u64 * 64).ilog2();
-        // Neighbours differ in few bits of a product: those of the second one are spread by another.
+        // Neighbours differ in few bits of a product: those of the second one are spread by
+        // another.
         let again = (hash ^ (hash >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         Self { first: (hash >> SHIFT) as u32, second: (again >> SHIFT) as u32 }
     }
@@ -78,7 +82,8 @@ mod tests {
     use super::*;
     use crate::abi::Address4;
 
-    /// 10,000 ClusterIPs in a row, as an allocator gives them, and as many pods of a range of their own.
+    /// 10,000 ClusterIPs in a row, as an allocator gives them, and as many pods of a range of their
+    /// own.
     #[test]
     fn few_pods_share_both_bits_with_a_cluster_ip() {
         let mut bits = vec![false; SERVICE_WORDS * 64];

@@ -1,7 +1,7 @@
 //! Hooks and programs, their counters, and the rate limit of answers.
 
-/// Programs that take over from the entry program of a hook, in its array of programs: index = [`FAMILY`][jump::FAMILY]
-/// × (0: IPv4, 1: IPv6) + one of these.
+/// Programs that take over from the entry program of a hook, in its array of programs: index =
+/// [`FAMILY`][jump::FAMILY] × (0: IPv4, 1: IPv6) + one of these.
 pub mod jump {
     /// Flows to be made, and those whose state changes.
     pub const SLOW_PATH: u32 = 0;
@@ -14,14 +14,15 @@ pub mod jump {
     /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
     pub const ICMP_ERROR_OUT: u32 = 4;
     pub const VARIABLE_HEADERS_OUT: u32 = 5;
-    /// The entry program of TC ingress, for packets that were given an Ethernet header, or that have lost a tag. One for both families, in
-    /// IPv4's place.
+    /// The entry program of TC ingress, for packets that were given an Ethernet header, or that
+    /// have lost a tag. One for both families, in IPv4's place.
     pub const WITH_ETHERNET: u32 = 6;
     /// TC: IPv4 packets that are too long for the way out and may be fragmented.
     pub const SPLIT: u32 = 7;
     /// TC: frames with a priority tag. One for both families, in IPv6's place of [`SPLIT`].
     pub const PRIORITY_TAG: u32 = FAMILY + SPLIT;
-    /// SCTP: what [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be it, and its [`SPLIT`].
+    /// SCTP: what [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be it, and its
+    /// [`SPLIT`].
     pub const SCTP: u32 = 8;
     pub const SCTP_OUT: u32 = 9;
     pub const SCTP_SPLIT: u32 = 10;

@@ -1,13 +1,15 @@
 //! MTUs that routes of the node name.
 
-/// Destination of a route of the node's main table, in a longest-prefix trie. `W` is 1 word for IPv4, 4 for IPv6, in memory order.
+/// Destination of a route of the node's main table, in a longest-prefix trie. `W` is 1 word for
+/// IPv4, 4 for IPv6, in memory order.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RoutePrefix<const W: usize> {
     pub address: [u32; W],
 }
 
-/// The key of a look-up in that trie begins with `bits`: a [`RoutePrefix`] behind its length in bits.
+/// The key of a look-up in that trie begins with `bits`: a [`RoutePrefix`] behind its length in
+/// bits.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RouteQuery<A> {

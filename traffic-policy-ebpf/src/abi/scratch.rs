@@ -1,11 +1,13 @@
-//! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the stack.
+//! Scratch memory of a CPU: what one program leaves to the next, and structures too large for the
+//! stack.
 
 use super::{
     Address, Affinity, AffinityKey, ClientHops, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports,
     RouteQuery, Tuple,
 };
 
-/// Per-CPU scratch space: state that one program hands to the next, and structures too large for its stack.
+/// Per-CPU scratch space: state that one program hands to the next, and structures too large for
+/// its stack.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Scratch<A: Address> {
@@ -19,7 +21,8 @@ pub struct Scratch<A: Address> {
     pub outcome: u32,
     /// The next hop to a client without a route: back out of the device by which its request came.
     pub ingress_device_hop: Hop,
-    /// Key of the last look-up among the MTUs of routes, and what the route asked for last takes, in bytes: at most 0xffff.
+    /// Key of the last look-up among the MTUs of routes, and what the route asked for last takes,
+    /// in bytes: at most 0xffff.
     pub route: RouteQuery<A>,
     pub route_mtu: u64,
     /// For an outcome that says "too long": what would have fitted, in bytes.
@@ -50,10 +53,12 @@ pub struct Scratch<A: Address> {
     /// 1 if it is a fragment.
     pub fragmented: u64,
     pub walked: ExtensionWalk,
-    /// The place of `tp_flow_dir4` or `tp_flow_dir6` that this CPU took last, and the one that it looks at.
+    /// The place of `tp_flow_dir4` or `tp_flow_dir6` that this CPU took last, and the one that it
+    /// looks at.
     pub directory_at: u32,
     pub directory_look: u32,
-    /// The place of `tp_unassured4` or `tp_unassured6` that is looked at, and whether its flow has made room.
+    /// The place of `tp_unassured4` or `tp_unassured6` that is looked at, and whether its flow has
+    /// made room.
     pub unassured_look: u32,
     pub made_room: u32,
     /// 1: the queue of TCP is looked at first.
@@ -72,7 +77,8 @@ pub struct ExtensionWalk {
     pub protocol: u32,
     /// Bytes from the IP header to what follows the extension headers.
     pub offset: u32,
-    /// Fragment offset in bytes, and in the lowest bit whether more follow (host order); 0 if the packet is whole.
+    /// Fragment offset in bytes, and in the lowest bit whether more follow (host order); 0 if the
+    /// packet is whole.
     pub fragment: u32,
     /// Of the fragment header, memory order.
     pub identification: u32,
@@ -91,8 +97,8 @@ pub struct PortSearch {
     /// Next place in `tp_snat_ports`, and how many there are.
     pub at: u32,
     pub pool_len: u32,
-    /// Places from this try to the next. It grows from try to try where not every port is tried, so that a run of taken ports
-    /// is left soon.
+    /// Places from this try to the next. It grows from try to try where not every port is tried, so
+    /// that a run of taken ports is left soon.
     pub step: u32,
     /// Result of the last insertion: 0, or a negative error number.
     pub result: i32,
@@ -110,7 +116,8 @@ pub struct PortSearch {
 pub struct AffinityLookup<A> {
     pub key: AffinityKey,
     pub value: Affinity,
-    /// An endpoint that a client had at this time or before is forgotten: nanoseconds, CLOCK_MONOTONIC.
+    /// An endpoint that a client had at this time or before is forgotten: nanoseconds,
+    /// CLOCK_MONOTONIC.
     pub valid_from: u64,
     /// The endpoint that is looked for.
     pub address: A,

@@ -1,6 +1,7 @@
 //! Names of Service ports, and what was counted for each.
 
-/// Bytes of a namespace, a name or a port's name, zero filled. Kubernetes allows 63 (RFC 1123 labels).
+/// Bytes of a namespace, a name or a port's name, zero filled. Kubernetes allows 63 (RFC 1123
+/// labels).
 pub const NAME_LENGTH: usize = 64;
 
 /// The index that stands for "no Service".
@@ -12,7 +13,8 @@ pub mod policy {
     pub const INTERNAL_LOCAL: u8 = 2;
 }
 
-/// Name of the Service port that has an index. Written by the agent for display; the packet path does not read it.
+/// Name of the Service port that has an index. Written by the agent for display; the packet path
+/// does not read it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceInfo {
@@ -36,8 +38,8 @@ pub struct ServiceCountKey {
     pub outcome: u32,
 }
 
-/// Packets of a Service port by outcome: refusals as they happen, those of flows when the flow ends. Flows that still
-/// stand count for themselves.
+/// Packets of a Service port by outcome: refusals as they happen, those of flows when the flow
+/// ends. Flows that still stand count for themselves.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ServiceCount {

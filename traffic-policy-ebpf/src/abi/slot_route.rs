@@ -8,8 +8,8 @@ pub const HOP_LOCAL: u16 = 0xffff;
 
 /// Route to an endpoint: found by the first new flow to a slot, used by the later ones.
 ///
-/// Several words that other CPUs read while they are written, in any order that compiler and CPU like. A reader takes a copy
-/// and believes it only if [`Self::is_whole`].
+/// Several words that other CPUs read while they are written, in any order that compiler and CPU
+/// like. A reader takes a copy and believes it only if [`Self::is_whole`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SlotRoute<A> {
@@ -35,7 +35,8 @@ impl<A: Address> SlotRoute<A> {
         self.check == hash::check(self.source, self.word)
     }
 
-    /// The route epoch, never 0, and the hop index that hold together; `None` if nothing is stored, or not in one piece.
+    /// The route epoch, never 0, and the hop index that hold together; `None` if nothing is stored,
+    /// or not in one piece.
     #[inline(always)]
     pub fn route(&self) -> Option<(u16, u16)> {
         let (epoch, hop) = ((self.word >> 16) as u16, self.word as u16);
@@ -56,8 +57,9 @@ mod tests {
         assert_eq!(SlotRoute::<Address6>::default().route(), None);
     }
 
-    /// All values that a reader may see while one route is written over another: each word of either, whatever the order of
-    /// loads and stores. The addresses are of one node, and the numbers alike, as in use.
+    /// All values that a reader may see while one route is written over another: each word of
+    /// either, whatever the order of loads and stores. The addresses are of one node, and the
+    /// numbers alike, as in use.
     fn mixtures<A: Address + std::fmt::Debug>(sources: &[A]) {
         let ways = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (257, 1), (1, HOP_LOCAL), (u16::MAX, 7)];
         let routes: Vec<SlotRoute<A>> = sources

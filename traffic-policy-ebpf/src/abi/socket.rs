@@ -12,7 +12,8 @@ pub struct SocketKey {
     pub address: WideAddress,
     pub port: Port,
     pub protocol: u8,
-    /// 0: keyed by the endpoint, for replies; 1: keyed by the frontend, for datagrams of an unconnected socket.
+    /// 0: keyed by the endpoint, for replies; 1: keyed by the frontend, for datagrams of an
+    /// unconnected socket.
     pub forward: u8,
     pub ipv6: u32,
 }
@@ -28,8 +29,10 @@ pub struct TranslatedSocket {
     pub service: u32,
     /// Cookie of the network namespace.
     pub netns: u64,
-    /// In a forward entry: the endpoint's place within its list, which may have been written anew since.
+    /// In a forward entry: the endpoint's place within its list, which may have been written anew
+    /// since.
     pub offset: u32,
-    /// In a forward entry: when a datagram went by it last, in seconds of CLOCK_MONOTONIC; 0 = the endpoint is gone.
+    /// In a forward entry: when a datagram went by it last, in seconds of CLOCK_MONOTONIC; 0 = the
+    /// endpoint is gone.
     pub used: u32,
 }

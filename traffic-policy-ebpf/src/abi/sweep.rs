@@ -7,8 +7,8 @@ pub mod mark {
     pub const NONE: u32 = 0;
     /// Beside all else that a sweep does.
     pub const TOO: u32 = 1;
-    /// And does nothing else: it may follow another sweep at once, where what a sweep looks for twice must have time to
-    /// change in between.
+    /// And does nothing else: it may follow another sweep at once, where what a sweep looks for
+    /// twice must have time to change in between.
     pub const ONLY: u32 = 2;
 }
 
@@ -18,7 +18,8 @@ pub mod mark {
 pub struct Sweep {
     /// 0: IPv4, 1: IPv6.
     pub ipv6: u32,
-    /// By [`mod@class`]: flows idle for so long go before their time, in jiffies, and at most so many of them. Counted down.
+    /// By [`mod@class`]: flows idle for so long go before their time, in jiffies, and at most so
+    /// many of them. Counted down.
     pub pressure: [u32; class::COUNT],
     pub surplus: [u32; class::COUNT],
     /// Time-outs, jiffies: see [`crate::tcp::Timeouts`].
@@ -36,7 +37,8 @@ pub struct Sweep {
     pub unassured_udp: u32,
     pub marked: u32,
     pub deleted: u32,
-    /// Out: flows of each class by the logarithm of their idle time: index i counts those idle for less than 2^(i+1) jiffies.
+    /// Out: flows of each class by the logarithm of their idle time: index i counts those idle for
+    /// less than 2^(i+1) jiffies.
     pub idle: [[u32; 32]; class::COUNT],
     /// Elements looked at so far, of any table.
     pub visited: u32,

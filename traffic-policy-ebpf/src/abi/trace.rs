@@ -7,7 +7,8 @@ pub const TRACE_STEPS: usize = 32;
 
 /// Kinds of [`TraceStep`]. Each says what `value` and `words` hold.
 pub mod step {
-    /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the address of a Service.
+    /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the
+    /// address of a Service.
     pub const FILTER: u32 = 1;
     /// Frontend found. `value`: index of the Service port. `words[0]`: flags.
     pub const FRONTEND: u32 = 2;
@@ -21,8 +22,9 @@ pub mod step {
     pub const AFFINITY: u32 = 6;
     /// An endpoint chosen. `value`: its index in `tp_endpoints`.
     pub const SLOT: u32 = 7;
-    /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3 none.
-    /// `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the source towards it.
+    /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3
+    /// none. `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the source towards
+    /// it.
     pub const ROUTE: u32 = 8;
     /// A source port claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
@@ -68,8 +70,8 @@ pub struct PacketTrace {
     pub steps: [TraceStep; TRACE_STEPS],
 }
 
-/// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
-/// `tp_explain_call`.
+/// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a
+/// test. One element of `tp_explain_call`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SocketQuestion {

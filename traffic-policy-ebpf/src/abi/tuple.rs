@@ -2,7 +2,8 @@
 
 use super::Address;
 
-/// A port in network byte order, as it lies in a packet. There is no implicit way from and to a number.
+/// A port in network byte order, as it lies in a packet. There is no implicit way from and to a
+/// number.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Port(u16);
@@ -23,7 +24,8 @@ impl Port {
         u16::from_be(self.0)
     }
 
-    /// The port in a word that was loaded from a packet, or from a structure of the kernel that has it in the same order.
+    /// The port in a word that was loaded from a packet, or from a structure of the kernel that has
+    /// it in the same order.
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(word: u16) -> Self {

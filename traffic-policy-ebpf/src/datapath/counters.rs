@@ -1,7 +1,7 @@
 //! Packets counted by outcome: of each hook, and of each Service port.
 //!
-//! Flows count their own packets, so that an established packet pays nothing for its Service; what is counted here for
-//! Service ports are refusals, and flows that have ended.
+//! Flows count their own packets, so that an established packet pays nothing for its Service; what
+//! is counted here for Service ports are refusals, and flows that have ended.
 
 use core::ptr;
 
@@ -58,7 +58,8 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
     if count.is_null() {
         return;
     }
-    // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
+    // An atomic addition of zero costs as much as any other, and the compiler must not leave it
+    // out.
     if packets != 0 {
         fetch_add(place!(mut count.packets), packets);
     }

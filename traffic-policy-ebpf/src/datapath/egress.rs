@@ -1,11 +1,14 @@
-//! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
+//! The program of TC egress: replies of endpoints on this node get the address that the client
+//! named as source.
 //!
-//! The kernel has routed such a packet by the endpoint's address. Where that is another way than the new source has, by rules of routing
-//! (an endpoint on a card of its own, a node with a default route for each of its addresses), the packet is redirected to the latter.
-//! The question costs a look into the FIB, so it is asked only if the request came by another device, once for each flow and epoch.
+//! The kernel has routed such a packet by the endpoint's address. Where that is another way than
+//! the new source has, by rules of routing (an endpoint on a card of its own, a node with a default
+//! route for each of its addresses), the packet is redirected to the latter. The question costs a
+//! look into the FIB, so it is asked only if the request came by another device, once for each flow
+//! and epoch.
 //!
-//! A packet that was redirected, here or by TC ingress, has all its translations: the program of the
-//! device that it leaves by lets it through.
+//! A packet that was redirected, here or by TC ingress, has all its translations: the program of
+//! the device that it leaves by lets it through.
 
 use core::ptr;
 
@@ -67,8 +70,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     reply::<P, F, false>(packet, &parsed)
 }
 
-/// Outcome of a packet with ports that leaves. Not `FULL`: one whose request came by another device goes on in the program for headers
-/// of variable length, which can redirect it. This one has no registers to spare.
+/// Outcome of a packet with ports that leaves. Not `FULL`: one whose request came by another device
+/// goes on in the program for headers of variable length, which can redirect it. This one has no
+/// registers to spare.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
     let of_endpoint = prefilter::is_local_endpoint::<F>(parsed.tuple.source, parsed.tuple.ports.source());
@@ -89,7 +93,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
     }
     if P::L2 != 0 && !FULL && get!(entry.ifindex) != packet.ingress() {
         packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
-        // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
+        // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the
+        // packet.
         return Outcome::PassedMissedTailCall.into();
     }
     let mut last = clock::jiffies();
@@ -116,8 +121,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
     translate::<P, F, _, FULL>(packet, parsed, entry, last)
 }
 
-/// Translates a packet that leaves by its reply entry, and, if `FULL`, redirects it where it has to be. `last`: the time of the flow's last
-/// packet then.
+/// Translates a packet that leaves by its reply entry, and, if `FULL`, redirects it where it has to
+/// be. `last`: the time of the flow's last packet then.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
     packet: P,
@@ -142,7 +147,8 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
     C::outcome(kind::REPLY_LOCAL).into()
 }
 
-/// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its TTL was stepped when it was routed.
+/// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its
+/// TTL was stepped when it was routed.
 #[inline(always)]
 fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,

@@ -1,6 +1,7 @@
 //! Events for `monitor`: refusals and new flows, written to a ring buffer.
 //!
-//! Usually it has no reader: then it costs one load, and only for packets that are refused or make a flow.
+//! Usually it has no reader: then it costs one load, and only for packets that are refused or make
+//! a flow.
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
@@ -36,7 +37,8 @@ pub struct NewEvent<A> {
     pub endpoint: (A, Port),
 }
 
-/// Writes an event, if there is a reader and the rate limit allows it. `new_event` is asked only then.
+/// Writes an event, if there is a reader and the rate limit allows it. `new_event` is asked only
+/// then.
 #[inline(always)]
 pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     let Some(config) = CONFIG.get_ptr(0) else { return };
@@ -56,7 +58,8 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
         set!(bucket.suppressed += 1);
         return;
     }
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is handed in once.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is
+    // handed in once.
     let event = unsafe {
         bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<MonitorEvent>() as u64, 0)
     }

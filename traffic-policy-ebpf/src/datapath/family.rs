@@ -45,7 +45,8 @@ pub trait Family: 'static {
     fn service_cidrs() -> Table;
     /// This node's own addresses.
     fn node_addresses() -> Table;
-    /// Datagrams that this node itself has sent from a frontend's port, or from a port of the SNAT pool.
+    /// Datagrams that this node itself has sent from a frontend's port, or from a port of the SNAT
+    /// pool.
     fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
@@ -53,7 +54,8 @@ pub trait Family: 'static {
     fn route_mtus() -> Table;
     /// Ports of fragmented datagrams.
     fn fragments() -> Table;
-    /// Room of this CPU for what the stack has none for, and for what one program leaves to the next.
+    /// Room of this CPU for what the stack has none for, and for what one program leaves to the
+    /// next.
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
     /// From the wide form of the FIB.
     fn narrow(wide: WideAddress) -> Self::Address;

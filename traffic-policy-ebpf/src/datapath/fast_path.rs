@@ -1,12 +1,14 @@
-//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow needs nothing else.
+//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow
+//! needs nothing else.
 //!
 //! ```text
 //! parse → prefilter → one flow lookup → translation as the entry says → verdict
 //!                       └ no flow, not established, or its next hop is old: the slow path
 //! ```
 //!
-//! Instructions before the lookup are nearly free, for the packet waits for the lookup's hash meanwhile; each instruction
-//! after it counts. So checks that can be made before the lookup are made before it.
+//! Instructions before the lookup are nearly free, for the packet waits for the lookup's hash
+//! meanwhile; each instruction after it counts. So checks that can be made before the lookup are
+//! made before it.
 
 use traffic_policy_ebpf::{
     abi::{jump, kind, step},
@@ -70,8 +72,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         return Outcome::Passed.into();
     }
     trace::note(step::FILTER, matched as u32, [0; 2]);
-    // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
-    // So is a frame in several buffers (XDP), whose length only a helper of the kernel tells.
+    // What opens or ends a conversation changes its state: all of it is for the slow path, which
+    // checks the lengths itself. So is a frame in several buffers (XDP), whose length only a helper
+    // of the kernel tells.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
         let now = clock::jiffies();
         let numbers = state::numbers_of(&parsed);
@@ -92,7 +95,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                 {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
-                    // Of what can be dropped here, this alone is no failure of the kernel: `slow_path` finds it again.
+                    // Of what can be dropped here, this alone is no failure of the kernel:
+                    // `slow_path` finds it again.
                     if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
                         return if decision.is_answered() {
                             reject::to_reject::<P, F>(packet, &parsed, decision)

@@ -1,4 +1,5 @@
-//! The programs for ICMP errors about packets of flows. The flow itself stays as it is: anybody can send an error.
+//! The programs for ICMP errors about packets of flows. The flow itself stays as it is: anybody can
+//! send an error.
 
 use traffic_policy_ebpf::{
     abi::{Flow, hook, kind},
@@ -41,7 +42,8 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
     }
 }
 
-/// The program for errors that leave this node: of its own stack, which knows only the translated packet, or of an endpoint.
+/// The program for errors that leave this node: of its own stack, which knows only the translated
+/// packet, or of an endpoint.
 #[inline(always)]
 pub fn run_out<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))

@@ -1,8 +1,9 @@
 //! The entry program of TC ingress on devices without Ethernet: IPIP, GRE, WireGuard, tun.
 //!
-//! A packet that may concern a Service is given an Ethernet header with empty addresses, and goes the way of all other packets from then
-//! on: it may be sent out by a device with Ethernet, and where the stack takes it, the kernel takes the header off again
-//! (`sch_handle_ingress`). Everything else passes as it came.
+//! A packet that may concern a Service is given an Ethernet header with empty addresses, and goes
+//! the way of all other packets from then on: it may be sent out by a device with Ethernet, and
+//! where the stack takes it, the kernel takes the header off again (`sch_handle_ingress`).
+//! Everything else passes as it came.
 
 use traffic_policy_ebpf::{
     abi::{hook, jump},

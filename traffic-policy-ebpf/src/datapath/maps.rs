@@ -1,4 +1,5 @@
-//! All maps, pinned by their names; sizes of the flow tables are set by the agent at load. And access to hash maps by address.
+//! All maps, pinned by their names; sizes of the flow tables are set by the agent at load. And
+//! access to hash maps by address.
 
 use core::ptr;
 
@@ -16,8 +17,9 @@ use traffic_policy_ebpf::abi::{
     SocketQuestion, SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
-/// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
-/// deleted or replaced is handed out again at once, on the CPU that freed it, as that of another key.
+/// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since
+/// Linux 6.1 an element that was deleted or replaced is handed out again at once, on the CPU that
+/// freed it, as that of another key.
 /// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/memalloc.c>
 const NO_PREALLOC: usize = 1;
 /// BPF_F_MMAPABLE: the agent writes by plain stores.
@@ -27,20 +29,21 @@ const MMAPABLE: usize = 1024;
 pub static FLOWS4: HashMap<FlowKey<Address4>, Flow<Address4>, 262_144> = HashMap::new();
 #[btf_map(name = "tp_flows6")]
 pub static FLOWS6: HashMap<FlowKey<Address6>, Flow<Address6>, 65_536> = HashMap::new();
-/// Flows that are not assured by the tuples of their requests, in the order in which they began: two queues of equal length, TCP
-/// and UDP. A new flow takes the place of the oldest one.
+/// Flows that are not assured by the tuples of their requests, in the order in which they began:
+/// two queues of equal length, TCP and UDP. A new flow takes the place of the oldest one.
 #[btf_map(name = "tp_unassured4")]
 pub static UNASSURED4: Array<Tuple<Address4>, 131_072> = Array::new();
 #[btf_map(name = "tp_unassured6")]
 pub static UNASSURED6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// Flows of the main tables by the tuples of their requests, at places of their own: where the packet path finds flows that are
-/// over when a table is full and no agent sweeps it.
+/// Flows of the main tables by the tuples of their requests, at places of their own: where the
+/// packet path finds flows that are over when a table is full and no agent sweeps it.
 #[btf_map(name = "tp_flow_dir4")]
 pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_flow_dir6")]
 pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// Tuples of answers to what this node, or a pod behind its masquerade, sent from a frontend's address and port (UDP), or from a port
-/// of the pool to an endpoint's: with the jiffies of the last datagram, or of a connection's end. The kernel evicts the oldest.
+/// Tuples of answers to what this node, or a pod behind its masquerade, sent from a frontend's
+/// address and port (UDP), or from a port of the pool to an endpoint's: with the jiffies of the
+/// last datagram, or of a connection's end. The kernel evicts the oldest.
 #[btf_map(name = "tp_own_sent4")]
 pub static OWN_SENT4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
 #[btf_map(name = "tp_own_sent6")]
@@ -76,8 +79,8 @@ pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PR
 /// Sockets whose destination was translated: TCP, and UDP that is not connected.
 #[btf_map(name = "tp_sockets")]
 pub static SOCKETS: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
-/// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
-/// long must not be pushed out by many that do not.
+/// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are
+/// closed: one that lives long must not be pushed out by many that do not.
 #[btf_map(name = "tp_conn_udp")]
 pub static CONNECTED_UDP: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
 #[btf_map(name = "tp_local_node")]
@@ -100,7 +103,8 @@ pub static ENDPOINTS6: Array<Slot<Address6>, 262_144> = Array::new();
 pub static ENDPOINT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_ep_routes6")]
 pub static ENDPOINT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
-/// MTUs of the main table's routes that name one, in bytes; 0 of a route within such a one that names none.
+/// MTUs of the main table's routes that name one, in bytes; 0 of a route within such a one that
+/// names none.
 #[btf_map(name = "tp_route_mtus4")]
 pub static ROUTE_MTUS4: LpmTrie<RoutePrefix<1>, u32, 16_384> = LpmTrie::new();
 #[btf_map(name = "tp_route_mtus6")]
@@ -118,7 +122,8 @@ pub static PREFILTER: Array<Prefilter, 1, MMAPABLE> = Array::new();
 /// The agent's heartbeat.
 #[btf_map(name = "tp_heartbeat")]
 pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
-/// Ports that may be used as source towards endpoints, host order, the first `RuntimeConfig::pool_len` are valid.
+/// Ports that may be used as source towards endpoints, host order, the first
+/// `RuntimeConfig::pool_len` are valid.
 #[btf_map(name = "tp_snat_ports")]
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]
@@ -139,8 +144,8 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 /// The second piece of a packet that is sent in two.
 #[btf_map(name = "tp_piece")]
 pub static PIECE: PerCpuArray<Piece, 1> = PerCpuArray::new();
-/// The other programs of the packet path. Pinned like all maps: the kernel empties an array of programs when its last
-/// user lets go of it.
+/// The other programs of the packet path. Pinned like all maps: the kernel empties an array of
+/// programs when its last user lets go of it.
 #[btf_map(name = "tp_xdp_calls")]
 pub static XDP_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map(name = "tp_tc_calls")]
@@ -176,18 +181,19 @@ impl Table {
         self.0
     }
 
-    /// The caller names the types that the map was declared with. The value stays valid until the program ends, also where its
-    /// element is removed meanwhile.
+    /// The caller names the types that the map was declared with. The value stays valid until the
+    /// program ends, also where its element is removed meanwhile.
     #[inline(always)]
     pub fn lookup<K, V>(self, key: &K) -> Option<*mut V> {
-        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value with its own.
+        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value
+        // with its own.
         let value = unsafe { bpf_map_lookup_elem(self.0, ptr::from_ref(key).cast()) }.cast::<V>();
         if value.is_null() { None } else { Some(value) }
     }
 
-    /// 0, or the negative number of an error. 32 bits of it: where the verifier has put a direct call to the map's own function in the
-    /// helper's place, the upper half is only defined since Linux 6.4, when these began to return `long`.
-    /// <https://github.com/aya-rs/aya/issues/1331>
+    /// 0, or the negative number of an error. 32 bits of it: where the verifier has put a direct
+    /// call to the map's own function in the helper's place, the upper half is only defined since
+    /// Linux 6.4, when these began to return `long`. <https://github.com/aya-rs/aya/issues/1331>
     #[inline(always)]
     pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i32 {
         // SAFETY: as above; the kernel copies key and value.

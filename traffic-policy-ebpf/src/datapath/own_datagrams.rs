@@ -1,8 +1,10 @@
-//! Datagrams that this node itself sends from a port that is also a Service's: their answers are the node's.
+//! Datagrams that this node itself sends from a port that is also a Service's: their answers are
+//! the node's.
 //!
-//! A process may have bound that port, and a network plugin's masquerade takes any port (`--random-fully`) for a pod's question to
-//! a DNS server. conntrack knows whose the answer is; the packet path, which comes before it, notes the question where it leaves.
-//! No TCP connection and no SCTP association begins with an answer, so this is about UDP alone.
+//! A process may have bound that port, and a network plugin's masquerade takes any port
+//! (`--random-fully`) for a pod's question to a DNS server. conntrack knows whose the answer is;
+//! the packet path, which comes before it, notes the question where it leaves. No TCP connection
+//! and no SCTP association begins with an answer, so this is about UDP alone.
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, Tuple, scope},
@@ -24,7 +26,8 @@ use crate::datapath::{
 /// Seconds after which an answer is taken for a request: `nf_conntrack_udp_timeout`.
 const LASTS: u32 = 30;
 
-/// Notes a datagram that leaves, if it is the node's own and comes from a frontend's address and port.
+/// Notes a datagram that leaves, if it is the node's own and comes from a frontend's address and
+/// port.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();

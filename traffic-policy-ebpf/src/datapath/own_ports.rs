@@ -1,9 +1,10 @@
-//! Ports of the pool that this node itself has in use towards an endpoint: a process has bound one, or a network plugin's
-//! masquerade has given one to a pod's connection (`--random-fully`). A new flow towards that endpoint gets another port, so that the
-//! node's answers stay its own.
+//! Ports of the pool that this node itself has in use towards an endpoint: a process has bound one,
+//! or a network plugin's masquerade has given one to a pod's connection (`--random-fully`). A new
+//! flow towards that endpoint gets another port, so that the node's answers stay its own.
 //!
-//! conntrack knows them, but its functions for programs are those of a module on most kernels: without that module's BTF no program
-//! that calls them loads. So what leaves is noted, in the map of [`super::own_datagrams`] and by the same tuple: that of the answer.
+//! conntrack knows them, but its functions for programs are those of a module on most kernels:
+//! without that module's BTF no program that calls them loads. So what leaves is noted, in the map
+//! of [`super::own_datagrams`] and by the same tuple: that of the answer.
 
 use traffic_policy_ebpf::abi::{DeviceInfo, PROTOCOL_UDP, Tuple};
 
@@ -17,14 +18,14 @@ use crate::datapath::{
     value::{borrow, load, store},
 };
 
-/// Seconds after the last datagram, FIN or RST for which a port is held. A connection holds its port until then, or until the kernel
-/// evicts the note.
+/// Seconds after the last datagram, FIN or RST for which a port is held. A connection holds its
+/// port until then, or until the kernel evicts the note.
 const LASTS: u32 = 30;
 /// The time of a connection that has not ended.
 const OPEN: u32 = 0;
 
-/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a port
-/// of the pool to an endpoint's port, if it is the node's own.
+/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a
+/// port of the pool to an endpoint's port, if it is the node's own.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let opens = parsed.opens(packet);
@@ -35,8 +36,8 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     if !prefilter::is_pool_port(ports.source()) || !prefilter::is_endpoint(ports.destination()) {
         return;
     }
-    // A flow's packet that TC sends on came by an attached device. Its look-up is not worth it for each datagram, so those of pods
-    // behind a masquerade are left out.
+    // A flow's packet that TC sends on came by an attached device. Its look-up is not worth it for
+    // each datagram, so those of pods behind a masquerade are left out.
     let came_by = packet.came_by();
     if came_by != 0
         && (parsed.is_udp::<P>()

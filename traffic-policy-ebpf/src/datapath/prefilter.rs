@@ -1,5 +1,6 @@
-//! The prefilter: says, before any lookup, whether a packet or a call may concern a Service. Most packets of a node do not: they are its
-//! pods' own, often on the ports that Services have, too (80, 443). So it goes by addresses.
+//! The prefilter: says, before any lookup, whether a packet or a call may concern a Service. Most
+//! packets of a node do not: they are its pods' own, often on the ports that Services have, too
+//! (80, 443). So it goes by addresses.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -11,7 +12,8 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
 
-/// Result of the prefilter for a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
+/// Result of the prefilter for a packet. Numbers as in
+/// [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,
@@ -80,8 +82,8 @@ fn is_in_cidr<F: Family>(filter: *const Prefilter, address: F::Address) -> bool 
     false
 }
 
-/// Whether a destination may be a Service: all that other calls pay for. Node ports by their port alone, for calls reach them on
-/// loopback addresses, too.
+/// Whether a destination may be a Service: all that other calls pay for. Node ports by their port
+/// alone, for calls reach them on loopback addresses, too.
 #[inline(always)]
 pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
@@ -117,7 +119,8 @@ pub fn note_local_endpoint<F: Family>(address: F::Address, port: Port) {
     set_bit(place!(mut filter.local_endpoints).cast(), endpoint_bit(address, port.to_host()));
 }
 
-/// Notes that an address of this node is about to be the source towards an endpoint: replies come to it.
+/// Notes that an address of this node is about to be the source towards an endpoint: replies come
+/// to it.
 #[inline(always)]
 pub fn note_source<F: Family>(address: F::Address) {
     let Some(filter) = PREFILTER.get_ptr_mut(0) else { return };
@@ -130,7 +133,8 @@ fn bit(array: *const u64, index: u32) -> bool {
     load(array.wrapping_add((index >> 6) as usize)) >> (index & 63) & 1 != 0
 }
 
-/// Sets it, beside other CPUs and the agent. A traced copy, which shares the array with the running programs, changes nothing.
+/// Sets it, beside other CPUs and the agent. A traced copy, which shares the array with the running
+/// programs, changes nothing.
 #[inline(always)]
 fn set_bit(array: *mut u64, index: u32) {
     if !trace::is_on() && !bit(array, index) {

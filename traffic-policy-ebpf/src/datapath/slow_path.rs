@@ -1,5 +1,5 @@
-//! The slow path: everything that an established packet does not need. The flow of a packet is found and its state advanced, or
-//! made; then the packet is forwarded.
+//! The slow path: everything that an established packet does not need. The flow of a packet is
+//! found and its state advanced, or made; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow, Slot, frontend, kind, step},
@@ -35,8 +35,8 @@ use crate::datapath::{
     verdict::{self, Decision},
 };
 
-/// The program for everything that an established packet does not need: flows to be made, conversations that change
-/// their state, hops to be resolved.
+/// The program for everything that an established packet does not need: flows to be made,
+/// conversations that change their state, hops to be resolved.
 #[inline(always)]
 pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let decision =
@@ -62,8 +62,9 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, decision)
 }
 
-/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop. Returns with it the time of the flow's last
-/// packet: now, but for one that does not belong to it. [`first_packet::settle`] is to be called behind it.
+/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop. Returns
+/// with it the time of the flow's last packet: now, but for one that does not belong to it.
+/// [`first_packet::settle`] is to be called behind it.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
@@ -161,8 +162,8 @@ fn list<P: Packet, F: Family>(
         _ if source::is_martian(packet, parsed) => {
             return Err(Outcome::DroppedMartianSource.into());
         }
-        // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
-        // that this node may make.
+        // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments
+        // would use up the answers that this node may make.
         Err(refusal)
             if refusal.outcome as u32 == Outcome::RejectedUnknownPort as u32
                 && !parsed.is_udp::<P>()
@@ -178,13 +179,13 @@ fn list<P: Packet, F: Family>(
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_sctp::<P>() && !parsed.opens(packet) {
-        // An association that is not known. Where the address is the node's own, the stack answers with
-        // an ABORT (RFC 9260 section 8.4).
+        // An association that is not known. Where the address is the node's own, the stack answers
+        // with an ABORT (RFC 9260 section 8.4).
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
-        // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
-        // continues a connection that an earlier proxy left in conntrack.
+        // Nothing is known of this connection. What is the node's own stays the stack's business:
+        // it answers RST, or continues a connection that an earlier proxy left in conntrack.
         let flags = get!((list.frontend).flags);
         let segment = parsed.tcp_flags();
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
@@ -225,7 +226,8 @@ fn create<P: Packet, F: Family>(
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    // Its range is quarantined before it is written again, so it does not change while this program runs.
+    // Its range is quarantined before it is written again, so it does not change while this program
+    // runs.
     let slot = borrow(slot);
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);

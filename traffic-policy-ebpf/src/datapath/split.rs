@@ -1,13 +1,13 @@
-//! The program for IPv4 packets that are too long for the way out and may be fragmented (RFC 791 section 3.2): translated, and sent in two
-//! pieces, as a router does. `reject` leads here.
+//! The program for IPv4 packets that are too long for the way out and may be fragmented (RFC 791
+//! section 3.2): translated, and sent in two pieces, as a router does. `reject` leads here.
 //!
-//! Two pieces, so the packet may be at most about twice as long as what fits; and without options, of
-//! which a router copies only some. Other packets that are too long are dropped, aggregates (GRO) as a
-//! whole. Where the neighbour is not resolved, the first piece is lost: the second has the kernel
-//! resolve it.
+//! Two pieces, so the packet may be at most about twice as long as what fits; and without options,
+//! of which a router copies only some. Other packets that are too long are dropped, aggregates
+//! (GRO) as a whole. Where the neighbour is not resolved, the first piece is lost: the second has
+//! the kernel resolve it.
 //!
-//! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost at its receiver. Datagrams that their
-//! sender has fragmented have whole ones.
+//! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost
+//! at its receiver. Datagrams that their sender has fragmented have whole ones.
 
 use traffic_policy_ebpf::{
     abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Piece, hook, jump, kind},
@@ -84,8 +84,8 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     if rest == 0 || rest > MOST || rest > way.mtu - HEADER {
         return Err(());
     }
-    // Of this number the verifier is to know both bounds: before Linux 6.2 it does not conclude from a comparison with 0 that there is a
-    // least one.
+    // Of this number the verifier is to know both bounds: before Linux 6.2 it does not conclude
+    // from a comparison with 0 that there is a least one.
     let rest = (opaque((rest - 1) as u64) & MOST as u64) as u32 + 1;
     if !packet.copy_out(ETHERNET as u32 + HEADER + first, piece, rest) {
         return Err(());
@@ -103,8 +103,8 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     if !forwarding.hop.is_null() {
         forward::macs(parsed.ip - ETHERNET, forwarding.hop);
     }
-    // A segment that the flow ignores must not renew it, and here nobody knows which does. Those that continue it are mostly short, or
-    // its other direction's.
+    // A segment that the flow ignores must not renew it, and here nobody knows which does. Those
+    // that continue it are mostly short, or its other direction's.
     let last = if parsed.is_udp::<Tc<SCTP>>() { now } else { get!(entry.last) };
     let translated = if later != 0 {
         translate(packet, &Later { parsed, last }, entry, last)
@@ -141,7 +141,8 @@ fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
     translatable.translate(packet, entry, true)
 }
 
-/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of flags and offset.
+/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of
+/// flags and offset.
 #[inline(always)]
 fn cut<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
     packet.resize(ETHERNET as u32 + length) && head(packet, length, fragment)
@@ -171,7 +172,8 @@ struct Way {
 }
 
 impl Way {
-    /// `None` where each piece would need the kernel's own route. `mtu`: what did not fit where the neighbour is not resolved.
+    /// `None` where each piece would need the kernel's own route. `mtu`: what did not fit where the
+    /// neighbour is not resolved.
     #[inline(always)]
     fn of(forwarding: &Forwarding<Address4>, mtu: u32) -> Option<Self> {
         let hop = forwarding.hop;

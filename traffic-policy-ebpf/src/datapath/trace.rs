@@ -1,5 +1,5 @@
-//! Trace of a packet's steps, in copies of the programs that are loaded for `explain`. In others nothing of it is left: the
-//! verifier takes out what a constant switches off.
+//! Trace of a packet's steps, in copies of the programs that are loaded for `explain`. In others
+//! nothing of it is left: the verifier takes out what a constant switches off.
 
 use aya_ebpf::Global;
 use traffic_policy_ebpf::abi::{TRACE_STEPS, TraceStep};

@@ -1,15 +1,18 @@
-//! Fields of map values, of scratch memory, of contexts and of entries of the ring, through raw pointers.
+//! Fields of map values, of scratch memory, of contexts and of entries of the ring, through raw
+//! pointers.
 //!
-//! Other CPUs and the agent write map values at the same time. So they are read and written field by field, and a reference is
-//! made only to memory that is not written meanwhile; [`crate::datapath`] says which kinds of memory there are.
+//! Other CPUs and the agent write map values at the same time. So they are read and written field
+//! by field, and a reference is made only to memory that is not written meanwhile;
+//! [`crate::datapath`] says which kinds of memory there are.
 
 use core::ptr;
 
 /// Reads a field: `get!(entry.kind)`.
 macro_rules! get {
     ($pointer:ident.$($field:tt)+) => {{
-        // SAFETY: the kernel loads no program in which, on any path, the pointer is null or of another type of memory, or the field
-        // beyond its end. A value that is removed from its map stays readable until the program ends.
+        // SAFETY: the kernel loads no program in which, on any path, the pointer is null or of
+        // another type of memory, or the field beyond its end. A value that is removed from its map
+        // stays readable until the program ends.
         unsafe { (*$pointer).$($field)+ }
     }};
     (($pointer:expr).$($field:tt)+) => {{
@@ -18,7 +21,8 @@ macro_rules! get {
     }};
 }
 
-/// Writes a field, after the value was computed: `set!(entry.kind = kind::REPLY)`, `set!(entry.state |= MARKED)`.
+/// Writes a field, after the value was computed: `set!(entry.kind = kind::REPLY)`,
+/// `set!(entry.state |= MARKED)`.
 macro_rules! set {
     ($pointer:ident.$($field:ident).+ = $value:expr) => {{
         let value = $value;
@@ -55,7 +59,8 @@ macro_rules! set {
 /// The address of a field: `place!(mut usage.hops)`, `place!(const usage.hops)`.
 macro_rules! place {
     (mut $pointer:ident.$($field:tt)+) => {{
-        // SAFETY: nothing is read; as for `get!`, the pointer is that of memory which has the field.
+        // SAFETY: nothing is read; as for `get!`, the pointer is that of memory which has the
+        // field.
         unsafe { &raw mut (*$pointer).$($field)+ }
     }};
     (mut ($pointer:expr).$($field:tt)+) => {{
@@ -79,7 +84,8 @@ pub fn after<T>(start: *mut u8, bytes: usize) -> *mut T {
     unsafe { start.add(bytes) }.cast()
 }
 
-/// A reference to memory that only this program writes while it runs: scratch memory, and what the caller says of.
+/// A reference to memory that only this program writes while it runs: scratch memory, and what the
+/// caller says of.
 #[inline(always)]
 pub fn borrow<'a, T>(pointer: *const T) -> &'a T {
     // SAFETY: as for `get!`; scratch memory is this CPU's alone (`Family::scratch`).
@@ -100,7 +106,8 @@ pub fn store<T: Copy>(pointer: *mut T, value: T) {
     unsafe { *pointer = value };
 }
 
-/// Reads by exactly one load, at this place: what another CPU writes meanwhile, or what the verifier is to forget.
+/// Reads by exactly one load, at this place: what another CPU writes meanwhile, or what the
+/// verifier is to forget.
 #[inline(always)]
 pub fn load_once<T: Copy>(pointer: *const T) -> T {
     // SAFETY: as for `get!`.

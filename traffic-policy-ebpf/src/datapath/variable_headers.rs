@@ -1,6 +1,7 @@
-//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast
-//! path and from egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come
-//! replies, too, that may have to be redirected. SCTP goes on from here in programs of its own, made of the same code.
+//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come
+//! here from the fast path and from egress, which find no ports, or not those of TCP and UDP, where
+//! they look for them. From egress come replies, too, that may have to be redirected. SCTP goes on
+//! from here in programs of its own, made of the same code.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_SCTP, hook, jump, kind},
@@ -74,8 +75,8 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let known = match &prepared {
         // Without the first fragment the others are of no use.
         Ok(_) => !cut,
-        // Also where TC has to send it: the next fragment may be here before it has come there. Of SCTP TC
-        // alone knows whether it can.
+        // Also where TC has to send it: the next fragment may be here before it has come there. Of
+        // SCTP TC alone knows whether it can.
         Err(decision) => !P::SCTP && decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {

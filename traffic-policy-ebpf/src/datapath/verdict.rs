@@ -17,7 +17,8 @@ pub struct Decision {
     pub action: i32,
     /// For [`Outcome::RejectedMtuExceeded`]: what would have fitted, in bytes.
     pub mtu: u32,
-    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
+    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that
+    /// answers.
     pub service: u32,
 }
 
@@ -77,8 +78,8 @@ pub fn finish_with<P: Packet>(
     }
 }
 
-/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
-/// stack of `slow_path` has little room to spare.
+/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function
+/// of its own, for the stack of `slow_path` has little room to spare.
 #[cfg(feature = "log")]
 #[inline(never)]
 fn log(context: *mut c_void, hook: u32, outcome: u32) {

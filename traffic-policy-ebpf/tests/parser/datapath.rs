@@ -1,5 +1,6 @@
-//! The packet path's modules that parse packets, and in place of the others what the host has for them. A packet word outside of
-//! the frame is a panic, as it is a refusal of the kernel's verifier.
+//! The packet path's modules that parse packets, and in place of the others what the host has for
+//! them. A packet word outside of the frame is a panic, as it is a refusal of the kernel's
+//! verifier.
 
 #[macro_use]
 #[path = "../../src/datapath/value.rs"]

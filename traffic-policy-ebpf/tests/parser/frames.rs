@@ -21,7 +21,8 @@ fn ethernet(ether_type: u16) -> Vec<u8> {
     [&[2; 6][..], &[4; 6], &ether_type.to_be_bytes()].concat()
 }
 
-/// Ports, and whatever follows them: of TCP a whole header at least, of SCTP one with that of a chunk.
+/// Ports, and whatever follows them: of TCP a whole header at least, of SCTP one with that of a
+/// chunk.
 fn segment(protocol: u8) -> impl Strategy<Value = Vec<u8>> {
     let least = match protocol {
         6 => 20,

@@ -1,4 +1,5 @@
-//! The packet path's parser, compiled for the host: no byte outside a frame is read, and what was written is read.
+//! The packet path's parser, compiled for the host: no byte outside a frame is read, and what was
+//! written is read.
 
 #![cfg(not(target_arch = "bpf"))]
 

@@ -38,8 +38,8 @@ static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 /// overwrites `skb->cb`), and only old queueing disciplines (GRED) read it.
 ///
 /// The kernel keeps it also on the way into another network namespace. In a cluster of nodes on one
-/// machine (kind, nodes within pods) the next node must not take it for its own mark. So the mark is
-/// a secret number of each node, never 0; the verifier sees a constant.
+/// machine (kind, nodes within pods) the next node must not take it for its own mark. So the mark
+/// is a secret number of each node, never 0; the verifier sees a constant.
 #[inline(always)]
 fn redirected() -> u16 {
     let [_, secret] = table::multipliers().0;
@@ -63,7 +63,8 @@ pub struct Skb<const L2: usize, const SCTP: bool> {
 
 /// A packet of a device with Ethernet.
 pub type Tc<const SCTP: bool = false> = Skb<ETHERNET, SCTP>;
-/// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP header.
+/// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP
+/// header.
 pub type TcL3<const SCTP: bool = false> = Skb<0, SCTP>;
 
 impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
@@ -81,14 +82,16 @@ impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
 }
 
 impl<const SCTP: bool> Tc<SCTP> {
-    /// Takes a tag away that the device, or the kernel, took out of the frame. Pointers into the packet are void after it.
+    /// Takes a tag away that the device, or the kernel, took out of the frame. Pointers into the
+    /// packet are void after it.
     #[inline(always)]
     pub fn untag(self) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_vlan_pop(self.skb) == 0 }
     }
 
-    /// Copies bytes of the frame from `offset` on; `length` is not 0 and at most what there is room for.
+    /// Copies bytes of the frame from `offset` on; `length` is not 0 and at most what there is room
+    /// for.
     #[inline(always)]
     pub fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool {
         // SAFETY: as above.
@@ -112,8 +115,8 @@ impl<const SCTP: bool> Tc<SCTP> {
 }
 
 impl TcL3 {
-    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel refused, and the packet is as it
-    /// was. Pointers into it are void after it.
+    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel
+    /// refused, and the packet is as it was. Pointers into it are void after it.
     #[inline(always)]
     pub fn push_ethernet(self, ethertype: u16) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
@@ -153,8 +156,8 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
         // The chunks of an aggregate of SCTP packets lie in a list of packets behind the headers
-        // (`sctp_packet_pack`). What was pulled out of the first of them would be missing there, and the
-        // kernel cuts the aggregate by the lengths of that list.
+        // (`sctp_packet_pack`). What was pulled out of the first of them would be missing there,
+        // and the kernel cuts the aggregate by the lengths of that list.
         if linear < wanted && linear < self.length() && self.segment() != BY_FRAGMENTS {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
             // SAFETY: a helper of the kernel: the verifier checks its arguments.
@@ -164,7 +167,8 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn distant_word(self, offset: u32) -> u32 {
         let mut word = 0u32;
-        // SAFETY: a helper of the kernel: the verifier checks its arguments. Where it fails it writes zeros.
+        // SAFETY: a helper of the kernel: the verifier checks its arguments. Where it fails it
+        // writes zeros.
         unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, (&raw mut word).cast(), 4) };
         word
     }
@@ -248,12 +252,13 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool {
         let mangled = if udp { MARK_MANGLED_0 } else { 0 };
-        // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this checksum cancel out.
+        // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this
+        // checksum cancel out.
         let family = if v6 { CHECKSUM_IPV6.load() } else { 0 };
         // SAFETY: as above.
         unsafe {
-            // Size 0: the last number is a difference. The address part belongs to the pseudo header, which is all that
-            // a partial checksum covers.
+            // Size 0: the last number is a difference. The address part belongs to the pseudo
+            // header, which is all that a partial checksum covers.
             bpf_l4_csum_replace(self.skb, offset, 0, address_delta as u64, PSEUDO_HEADER | mangled | family)
                 == 0
                 && (port_delta == 0

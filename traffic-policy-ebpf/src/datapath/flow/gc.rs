@@ -1,8 +1,9 @@
 //! Garbage collection: expired flows are removed, and flows of removed endpoints marked.
 //!
-//! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
-//! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
-//! sends packets the slow way, which takes it off. The request entry goes first: without it no packet uses the pair.
+//! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one
+//! deletes it if it still is. A preallocated table hands a deleted element out again at once, and a
+//! packet may still be reading it; the mark sends packets the slow way, which takes it off. The
+//! request entry goes first: without it no packet uses the pair.
 
 use core::ptr;
 
@@ -64,8 +65,9 @@ pub fn begin(_: *mut c_void) -> u32 {
     0
 }
 
-/// Elements of one piece of a walk, a power of two. Whatever runs in the kernel keeps others from its CPU, so a piece must
-/// be short; more than a look at an element costs nothing compared with a system call for so many.
+/// Elements of one piece of a walk, a power of two. Whatever runs in the kernel keeps others from
+/// its CPU, so a piece must be short; more than a look at an element costs nothing compared with a
+/// system call for so many.
 const PIECE: u32 = 256;
 
 /// The context of an iterator over a map: `struct bpf_iter__bpf_map_elem`.
@@ -85,8 +87,8 @@ struct Meta {
     file: *mut seq_file,
 }
 
-/// Looks at one element, and ends the piece after so many of them: what the program writes is what a read waits for, and
-/// an element that it refuses then is where the next read begins.
+/// Looks at one element, and ends the piece after so many of them: what the program writes is what
+/// a read waits for, and an element that it refuses then is where the next read begins.
 /// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
 #[inline(always)]
 pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
@@ -111,7 +113,8 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
     0
 }
 
-/// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
+/// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes
+/// elsewhere.
 #[inline(always)]
 pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) {
     let (forward, protocol, socket_ipv6, ipv6) =
@@ -157,7 +160,8 @@ pub fn flow_entry<F: Family>(
     }
 }
 
-/// Counts a flow in its class. Not null: it may go before its time if this is not 0, how many of its class may.
+/// Counts a flow in its class. Not null: it may go before its time if this is not 0, how many of
+/// its class may.
 #[inline(always)]
 fn note_class(sweep: *mut Sweep, class: usize, quiet_for: u32) -> *mut u32 {
     if class >= class::COUNT {
@@ -190,7 +194,8 @@ fn request<F: Family>(
     }
     let mut state = flow.state;
     if !reply.is_null() && (state ^ reply_state) & ASSURED != 0 && table::is_counterpart(reply, tuple) {
-        // Set on both at once; a CPU that was about to write an older state over it has undone that.
+        // Set on both at once; a CPU that was about to write an older state over it has undone
+        // that.
         set!(entry.state |= ASSURED);
         set!(reply.state |= ASSURED);
         state |= ASSURED;
@@ -218,13 +223,15 @@ fn request<F: Family>(
         set!(sweep.marked += 1);
         return;
     }
-    // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
+    // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since
+    // the copy was made.
     let now_is = (load_once(place!(const entry.state)), load_once(place!(const entry.last)));
     if now_is != (flow.state, flow.last) {
         return;
     }
-    // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
-    // gap between the two a new conversation with the same endpoint may take over the reply entry.
+    // Counted before they go: what is deleted may belong to another flow at once. Both before the
+    // first goes: in the gap between the two a new conversation with the same endpoint may take
+    // over the reply entry.
     counters::end(entry.cast_const());
     if !reply.is_null() {
         counters::end(reply.cast_const());

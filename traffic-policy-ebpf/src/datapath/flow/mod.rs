@@ -1,4 +1,5 @@
-//! Flows: their entries, the states of these, the source port of a new flow, and the removal of old ones.
+//! Flows: their entries, the states of these, the source port of a new flow, and the removal of old
+//! ones.
 
 pub mod associations;
 pub mod datagrams;

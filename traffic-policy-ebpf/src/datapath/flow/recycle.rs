@@ -1,9 +1,11 @@
-//! Flows that are over, removed by the packet path itself: for the source port that one of them still holds, and for room in a
-//! table that is full, so that an agent which is gone or late costs nothing for ever.
+//! Flows that are over, removed by the packet path itself: for the source port that one of them
+//! still holds, and for room in a table that is full, so that an agent which is gone or late costs
+//! nothing for ever.
 //!
-//! Room is found by way of a directory, an array with twice as many places as a table has room for flows. Each flow of the main
-//! table takes a free place when it is made, and gives it back when it is removed. When an entry has found no room, each new flow
-//! of the next seconds looks at the flows of some places, one after the other for all CPUs.
+//! Room is found by way of a directory, an array with twice as many places as a table has room for
+//! flows. Each flow of the main table takes a free place when it is made, and gives it back when it
+//! is removed. When an entry has found no room, each new flow of the next seconds looks at the
+//! flows of some places, one after the other for all CPUs.
 
 use core::ptr;
 
@@ -25,24 +27,28 @@ use crate::datapath::{
     value::{borrow, load, store},
 };
 
-/// Seconds after which the port of a connection that was reset, or closed both ways, is used again, or one that a flow has left
-/// behind. A new connection in TIME_WAIT is what RFC 6191 and RFC 1337 are about: its SYN is accepted by its number or time stamp, or
-/// answered by an ACK that the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
+/// Seconds after which the port of a connection that was reset, or closed both ways, is used again,
+/// or one that a flow has left behind. A new connection in TIME_WAIT is what RFC 6191 and RFC 1337
+/// are about: its SYN is accepted by its number or time stamp, or answered by an ACK that the
+/// client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
 const AFTER_RST: u32 = 1;
 const AFTER_FIN: u32 = 5;
-/// Of a UDP flow that is not assured: a question and its answer, which `nf_conntrack_udp_timeout` keeps for 30 seconds. Resolvers and
-/// clients of DNS have given up by then.
+/// Of a UDP flow that is not assured: a question and its answer, which `nf_conntrack_udp_timeout`
+/// keeps for 30 seconds. Resolvers and clients of DNS have given up by then.
 const AFTER_DATAGRAM: u32 = 10;
-/// Of a connection that was never established, without a SYN, nor a SYN-ACK, sent again. If another comes it gets another port.
+/// Of a connection that was never established, without a SYN, nor a SYN-ACK, sent again. If another
+/// comes it gets another port.
 const AFTER_SYN: u32 = 10;
 
-/// Places that a new flow looks at while a table is full, and for how many jiffies it counts as full.
+/// Places that a new flow looks at while a table is full, and for how many jiffies it counts as
+/// full.
 const LOOKS: u32 = 16;
 const FULL_FOR: u32 = 1024;
 /// Places tried for a new flow. At most half of them are taken, so one flow of 256 gets none.
 const TRIES: u32 = 8;
 
-/// A free place of the directory, 0 if none was found. `spread` says where to look beside the next one.
+/// A free place of the directory, 0 if none was found. `spread` says where to look beside the next
+/// one.
 #[inline(always)]
 pub fn place<F: Family>(spread: u32) -> u32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -84,7 +90,8 @@ pub fn leave<F: Family>(request: *const Flow<F::Address>) {
     leave_place::<F>(borrow(place!(const request.ifindex)));
 }
 
-/// As [`leave`]. `place` lies on the stack or in a map: before Linux 6.2 an iterator's element is no key.
+/// As [`leave`]. `place` lies on the stack or in a map: before Linux 6.2 an iterator's element is
+/// no key.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32) {
     if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {
@@ -98,8 +105,8 @@ pub fn note_full(usage: *mut TableUsage, now: u32) {
     set!(usage.full_at = now);
 }
 
-/// Looks for flows that are over, if the main table was full not long ago. To be called before `NewFlow::write`: both use `flow_key` of
-/// `Scratch`.
+/// Looks for flows that are over, if the main table was full not long ago. To be called before
+/// `NewFlow::write`: both use `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
@@ -120,7 +127,8 @@ global_functions! {
 /// Looks at the next places of the directory.
 #[inline(always)]
 fn look_around<F: Family>() -> i32 {
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) as i32 }
 }
 
@@ -209,8 +217,9 @@ extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
     look::<V6>()
 }
 
-/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended, was
-/// never established, or has left its port behind, or datagrams that are not assured.
+/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a
+/// TCP connection that has ended, was never established, or has left its port behind, or datagrams
+/// that are not assured.
 #[inline(always)]
 pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let (key, request_key, room) =
@@ -290,7 +299,8 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let scratch = opaque(scratch as u64) as *mut Scratch<F::Address>;
     let (key, request_key, room) =
         (borrow(place!(const scratch.key)), place!(mut scratch.other), place!(mut scratch.flow_key));
-    // Another CPU may have removed them before they were claimed: then they are other flows' by now.
+    // Another CPU may have removed them before they were claimed: then they are other flows' by
+    // now.
     if table.find_in(key, room) != reply
         || table.find_in(borrow(request_key), room) != request
         || !table::is_counterpart_in_place(reply, request_key)
@@ -304,23 +314,26 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// Numbers of an entry that a CPU is taking over, removing or writing over. (Of a connection they are these once in 2^64.)
+/// Numbers of an entry that a CPU is taking over, removing or writing over. (Of a connection they
+/// are these once in 2^64.)
 pub const CLAIMED: u64 = u64::MAX;
 
-/// The numbers of an entry that is to be taken over: [`CLAIMED`] if another CPU was first, which may have put its own flow's in its
-/// place by now.
+/// The numbers of an entry that is to be taken over: [`CLAIMED`] if another CPU was first, which
+/// may have put its own flow's in its place by now.
 #[inline(always)]
 pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
     exchange(place!(mut entry.numbers), CLAIMED)
 }
 
-/// Takes a claim back. An entry that was handed out again since, or assured, has numbers of its own, which stay.
+/// Takes a claim back. An entry that was handed out again since, or assured, has numbers of its
+/// own, which stay.
 #[inline(always)]
 pub fn give_back<A: Address>(entry: *mut Flow<A>, former: u64) {
     compare_exchange(place!(mut entry.numbers), CLAIMED, former);
 }
 
-/// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.
+/// Writes the key of an entry's other entry, field by field: the stack of a callback has no room
+/// for a tuple.
 #[inline(always)]
 pub fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
     set!(key.source = get!(entry.destination));
@@ -336,8 +349,8 @@ fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Addre
     if one < other { one } else { other }
 }
 
-/// Removes both entries of a flow. Marked first: a packet that finds one meanwhile goes the slow way. The request entry goes
-/// first: without it no packet uses the pair.
+/// Removes both entries of a flow. Marked first: a packet that finds one meanwhile goes the slow
+/// way. The request entry goes first: without it no packet uses the pair.
 #[inline(always)]
 pub fn remove<F: Family>(
     request: *mut Flow<F::Address>,

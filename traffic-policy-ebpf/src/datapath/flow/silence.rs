@@ -1,4 +1,5 @@
-//! SYNs on flows that exist: whether one is a new attempt to open the connection, or nobody knows that connection any more.
+//! SYNs on flows that exist: whether one is a new attempt to open the connection, or nobody knows
+//! that connection any more.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
@@ -10,14 +11,16 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::clock;
 
-/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a second. Before, it may be a stranger's,
-/// and the answer to the first one is on its way.
+/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a
+/// second. Before, it may be a stranger's, and the answer to the first one is on its way.
 const NEW_ATTEMPT: u32 = 4;
-/// Seconds without an answer after which nobody is there who knows a connection. A host that does answers a SYN by an ACK (RFC 9293
-/// section 3.10.7.4); SYNs are sent again after 1, 3, 7 … seconds.
+/// Seconds without an answer after which nobody is there who knows a connection. A host that does
+/// answers a SYN by an ACK (RFC 9293 section 3.10.7.4); SYNs are sent again after 1, 3, 7 …
+/// seconds.
 const SILENCE: u32 = 3;
 
-/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
+/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or
+/// acknowledged.
 #[inline(always)]
 pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
     if get!(entry.numbers) == syn.opening() {
@@ -40,7 +43,8 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
     true
 }
 
-/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
+/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to
+/// the flow came after it.
 #[inline(always)]
 fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
     let now = clock::jiffies();
@@ -53,8 +57,8 @@ fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) ->
     Some(since)
 }
 
-/// Whether nobody knows an assured flow's connection any more, told by a SYN on it: [`SILENCE`] after an earlier one to which nobody
-/// has said anything. Notes the first such SYN.
+/// Whether nobody knows an assured flow's connection any more, told by a SYN on it: [`SILENCE`]
+/// after an earlier one to which nobody has said anything. Notes the first such SYN.
 #[inline(always)]
 pub fn after_syn<A: Address>(request: *mut Flow<A>, reply: *const Flow<A>) -> bool {
     match unanswered_for(request, reply) {
@@ -73,8 +77,9 @@ fn is_silence(time: u32) -> bool {
     second != 0 && time >= SILENCE * second
 }
 
-/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
-/// the connection and has accepted another one. Returns whether it does.
+/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a
+/// SYN came: its endpoint had forgotten the connection and has accepted another one. Returns
+/// whether it does.
 #[inline(always)]
 pub fn goes_on_anew<A: Address>(
     entry: *mut Flow<A>,

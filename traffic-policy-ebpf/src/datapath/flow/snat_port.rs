@@ -1,5 +1,5 @@
-//! SNAT port search: the two entries of a new flow, written from its packet and inserted, with a source port for which the key of the
-//! reply entry is free.
+//! SNAT port search: the two entries of a new flow, written from its packet and inserted, with a
+//! source port for which the key of the reply entry is free.
 
 use core::ptr;
 
@@ -33,11 +33,13 @@ use crate::datapath::{
     words::{load16, load32},
 };
 
-/// Source ports tried for one new flow, at most. Where 95 % are taken, one client of 500,000 finds none.
+/// Source ports tried for one new flow, at most. Where 95 % are taken, one client of 500,000 finds
+/// none.
 const TRIES: u32 = 256;
 
-/// Of them so many look for a port that is free, before one is taken over from a flow that has ended: an endpoint that closed first is in
-/// TIME_WAIT, and where the next client's time stamps are older than the last one's its SYN waits for a second.
+/// Of them so many look for a port that is free, before one is taken over from a flow that has
+/// ended: an endpoint that closed first is in TIME_WAIT, and where the next client's time stamps
+/// are older than the last one's its SYN waits for a second.
 const FREE_TRIES: u64 = 7;
 
 /// All that both entries are made of.
@@ -139,8 +141,8 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
     }
 
-    /// [`Flow::numbers`] of the request entry or of the reply entry, as a flow begins: numbers of the SYN, the client's initiate
-    /// tag, or the time.
+    /// [`Flow::numbers`] of the request entry or of the reply entry, as a flow begins: numbers of
+    /// the SYN, the client's initiate tag, or the time.
     #[inline(always)]
     fn numbers(&self, of_request: bool) -> u64 {
         if self.parsed.is_tcp() {
@@ -185,8 +187,9 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     }
 }
 
-/// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port, then the request entry, if it is not to
-/// be written over one that there is. False: another CPU has made the request entry.
+/// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port,
+/// then the request entry, if it is not to be written over one that there is. False: another CPU
+/// has made the request entry.
 ///
 /// # Errors
 /// There is no port, or no room.
@@ -215,7 +218,8 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
     }
 }
 
-/// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a port of the pool.
+/// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has
+/// it, else with a port of the pool.
 #[inline(always)]
 fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
     if get!(scratch.reply.kind) == kind::REPLY_LOCAL {
@@ -248,7 +252,8 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
     }
 }
 
-/// The word that notes that an endpoint has no free port: for the rest of a jiffy and the next one, the whole search is spared.
+/// The word that notes that an endpoint has no free port: for the rest of a jiffy and the next one,
+/// the whole search is spared.
 struct NoPort {
     word: *mut u64,
     endpoint: u64,
@@ -289,8 +294,8 @@ fn keep_port<F: Family>() -> i32 {
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }
 
-/// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
-/// by another CPU just now.
+/// Takes over a reply entry that already answers to this very request: left by a conversation that
+/// ended, or made by another CPU just now.
 #[inline(always)]
 fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let key = borrow(place!(const scratch.key));
@@ -308,8 +313,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     // The client may be behind another device now.
     set!(old.ifindex = get!(scratch.reply.ifindex));
     table::set_next_hop(old, 0, 0);
-    // Its numbers stay: `tcp::numbers::unassured`. Not those of a connection that was reset before it was assured, of which the
-    // endpoint knows nothing.
+    // Its numbers stay: `tcp::numbers::unassured`. Not those of a connection that was reset before
+    // it was assured, of which the endpoint knows nothing.
     if get!(old.state) & (ASSURED | ANSWERED) == ANSWERED || key.protocol != PROTOCOL_TCP {
         set!(old.numbers = get!(scratch.reply.numbers));
     }
@@ -318,7 +323,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// Inserts the request entry. 0, or the negative number of an error: [`EXISTS`] if another CPU was first. Without it the reply entry goes.
+/// Inserts the request entry. 0, or the negative number of an error: [`EXISTS`] if another CPU was
+/// first. Without it the reply entry goes.
 #[inline(always)]
 fn insert_request<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
@@ -333,8 +339,8 @@ fn insert_request<F: Family>() -> i32 {
         recycle::enter::<F>(place, tuple);
         return 0;
     }
-    // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
-    // too: for an endpoint on this node both have the same.
+    // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the
+    // winner made it too: for an endpoint on this node both have the same.
     let winner = table.find_in(tuple, room);
     let shared = !winner.is_null() && table::is_counterpart_in_place(winner, key);
     if !shared {
@@ -350,8 +356,8 @@ fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     try_insert::<F>(scratch)
 }
 
-/// Inserts the reply entry with the first port of the pool, which is not empty, and nearly always free. 0, or the negative number of
-/// an error.
+/// Inserts the reply entry with the first port of the pool, which is not empty, and nearly always
+/// free. 0, or the negative number of an error.
 #[inline(always)]
 fn first_port<F: Family>() -> i32 {
     next_port::<F>(false);
@@ -361,7 +367,8 @@ fn first_port<F: Family>() -> i32 {
 /// As [`first_port`] with the next ports: [`EXISTS`] if all that were tried are taken.
 #[inline(always)]
 fn other_port<F: Family>() -> i32 {
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
     result::<F>()
 }
@@ -397,7 +404,8 @@ fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     FlowTable::<F>::new().insert_in(key, room, reply, NOEXIST)
 }
 
-/// One turn of the search: 0 to go on, 1 to stop. It goes on with the same port where that has become free.
+/// One turn of the search: 0 to go on, 1 to stop. It goes on with the same port where that has
+/// become free.
 #[inline(always)]
 fn next_port<F: Family>(takes_over: bool) -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };

@@ -34,8 +34,8 @@ use crate::datapath::{
 pub enum Transition<A: Address> {
     /// Translate it as this entry says.
     Keep(*mut Flow<A>),
-    /// Translate it, for its receiver to judge, though its numbers do not tell that it belongs to the flow: it does not keep
-    /// the flow alive.
+    /// Translate it, for its receiver to judge, though its numbers do not tell that it belongs to
+    /// the flow: it does not keep the flow alive.
     Ignore(*mut Flow<A>),
     /// It opens a new conversation: choose again, in place of this entry (of the main table).
     Restart(*mut Flow<A>),
@@ -44,8 +44,8 @@ pub enum Transition<A: Address> {
     Leave(Outcome),
 }
 
-/// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing but their translation, if they
-/// [continue][advance] it.
+/// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing
+/// but their translation, if they [continue][advance] it.
 #[inline(always)]
 pub fn is_established(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == ASSURED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
@@ -57,17 +57,18 @@ pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
     if parsed.is_tcp() { u64::from_be(load64::<4>(parsed.l4)) } else { 0 }
 }
 
-/// The window that a TCP segment offers; none for UDP. Not of a SYN, whose window is never scaled (RFC 7323 section 2.2).
+/// The window that a TCP segment offers; none for UDP. Not of a SYN, whose window is never scaled
+/// (RFC 7323 section 2.2).
 #[inline(always)]
 pub fn window_of<F: Family>(parsed: &Parsed<F>) -> Window {
     if parsed.is_tcp() { Window::of(u16::from_be(load16::<14>(parsed.l4))) } else { Window::NONE }
 }
 
-/// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and [`window_of`]; false: they do not simply
-/// continue it. UDP: all are 0.
+/// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and
+/// [`window_of`]; false: they do not simply continue it. UDP: all are 0.
 ///
-/// The window is read from the first packet of each jiffy only: the largest one decides, and hosts that
-/// move much data offer theirs over and over.
+/// The window is read from the first packet of each jiffy only: the largest one decides, and hosts
+/// that move much data offer theirs over and over.
 #[inline(always)]
 pub fn advance<F: Family>(entry: *mut Flow<F::Address>, parsed: &Parsed<F>, numbers: u64, now: u32) -> bool {
     let continues = numbers::continues(numbers, get!(entry.numbers));
@@ -95,7 +96,8 @@ fn note_scale<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, entry: *mut F
     set!(entry.packets = get!(entry.packets).with_scale(parsed.window_scale(packet)));
 }
 
-/// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
+/// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are
+/// looked up.
 #[inline(always)]
 pub fn counterpart_key<F: Family>(
     entry: *const Flow<F::Address>,
@@ -155,14 +157,15 @@ pub fn track_reply<P: Packet, F: Family>(
         // An endpoint that goes on answering one question: a stream as well.
         assure::<F>(key, other, entry);
     }
-    // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
-    // the old connection would be taken for one of the new.
+    // A datagram that was on its way when the client's next one chose another endpoint is still an
+    // answer; a segment of the old connection would be taken for one of the new.
     let believed = !other.is_null() || !(gone && parsed.is_tcp());
     reply(packet, parsed, entry, other.cast_const(), believed)
 }
 
-/// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then: that spares the look-up of the
-/// request entry. False: it is none, or more has to be known to tell.
+/// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then:
+/// that spares the look-up of the request entry. False: it is none, or more has to be known to
+/// tell.
 #[inline(always)]
 fn is_first_answer<P: Packet, F: Family>(
     packet: P,
@@ -174,7 +177,8 @@ fn is_first_answer<P: Packet, F: Family>(
         return false;
     }
     let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
-    // A late segment of an earlier connection fits as well, but changes no state: the general case decides on it.
+    // A late segment of an earlier connection fits as well, but changes no state: the general case
+    // decides on it.
     let answers = after.fits && after.state != 0;
     if answers {
         begin_count(entry);
@@ -192,8 +196,8 @@ fn unmark<A: Address>(entry: *mut Flow<A>) {
     }
 }
 
-/// The other entry of a packet's flow, by its key; null if there is none: another flow may have its key. An entry left behind by a restart
-/// is marked as gone.
+/// The other entry of a packet's flow, by its key; null if there is none: another flow may have its
+/// key. An entry left behind by a restart is marked as gone.
 #[inline(always)]
 pub fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::new().find(key);
@@ -238,7 +242,8 @@ fn request<P: Packet, F: Family>(
                     Transition::Ignore(entry)
                 };
             }
-            // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
+            // A connection that lives goes on: its endpoint answers, by a challenge if need be
+            // (RFC 5961 section 4).
             return if silence::after_syn(entry, reply) {
                 again::<P, F>(parsed, entry)
             } else {
@@ -281,8 +286,9 @@ fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be
-/// writing it, too, or removing the flow for its port, and an element that was removed is handed out again at once.
+/// A conversation begins anew on an entry. In the main table it is written over, by the CPU that
+/// has claimed it: another one may be writing it, too, or removing the flow for its port, and an
+/// element that was removed is handed out again at once.
 #[inline(always)]
 pub fn again<P: Packet, F: Family>(
     parsed: &Parsed<F>,
@@ -395,7 +401,8 @@ fn reply<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
+/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers
+/// there.
 #[inline(always)]
 pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.packets).count() == 0 {
@@ -403,9 +410,9 @@ pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
     }
 }
 
-/// Writes a new conversation over the request entry of one that has ended. Packets of the old one may be reading: the entry
-/// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
-/// checksum if it gets a mixture of both.
+/// Writes a new conversation over the request entry of one that has ended. Packets of the old one
+/// may be reading: the entry has no kind while it is being written, for every CPU, and one that has
+/// seen the old kind just before carries a wrong checksum if it gets a mixture of both.
 #[inline(always)]
 pub fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
@@ -429,9 +436,10 @@ pub fn reuse_entry<F: Family>(
     store_once(place!(mut entry.kind), kind);
 }
 
-/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP or
-/// SCTP is removed at once: packets of the former connection are no answer to the new one, and its
-/// port is free, so that opening and resetting connections on one port does not fill table and pool.
+/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP
+/// or SCTP is removed at once: packets of the former connection are no answer to the new one, and
+/// its port is free, so that opening and resetting connections on one port does not fill table and
+/// pool.
 #[inline(always)]
 fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,

@@ -11,7 +11,8 @@ use crate::datapath::{
     value::{borrow, load_once, store, store_once},
 };
 
-/// The multipliers that IPv6 keys are folded by. Set by the agent at load, from the pinned seed; constants in frozen memory, one load each.
+/// The multipliers that IPv6 keys are folded by. Set by the agent at load, from the pinned seed;
+/// constants in frozen memory, one load each.
 #[unsafe(no_mangle)]
 static FOLD_MULTIPLIERS: Global<[u64; 2]> = Global::new(Multipliers::UNSEEDED.0);
 
@@ -28,14 +29,15 @@ pub struct FlowTable<F> {
 }
 
 impl<F: Family> FlowTable<F> {
-    /// The table of the family, which nothing is evicted from but what makes room: [`super::recycle`], [`super::unassured`].
+    /// The table of the family, which nothing is evicted from but what makes room:
+    /// [`super::recycle`], [`super::unassured`].
     #[inline(always)]
     pub fn new() -> Self {
         Self { table: F::flows(), of: PhantomData }
     }
 
-    /// The entry of packets of this tuple; null if there is none. (An empty `Option` would leave a register that the verifier
-    /// has never seen written.)
+    /// The entry of packets of this tuple; null if there is none. (An empty `Option` would leave a
+    /// register that the verifier has never seen written.)
     #[inline(always)]
     pub fn find(&self, tuple: &Tuple<F::Address>) -> *mut Flow<F::Address> {
         let mut room = MaybeUninit::uninit();
@@ -87,13 +89,15 @@ impl<F: Family> FlowTable<F> {
     }
 }
 
-/// Whether an entry that was found by the key of this tuple is its own: [`Flow::is_of`], where others write the entry.
+/// Whether an entry that was found by the key of this tuple is its own: [`Flow::is_of`], where
+/// others write the entry.
 #[inline(always)]
 fn is_of<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bool {
     get!(entry.kept) == tuple.destination.kept()
 }
 
-/// The tuple of the packets that an entry's packets become: [`Flow::translated`], where others write the entry.
+/// The tuple of the packets that an entry's packets become: [`Flow::translated`], where others
+/// write the entry.
 #[inline(always)]
 pub fn translated<A: Address>(entry: *const Flow<A>, protocol: u32) -> Tuple<A> {
     Tuple {
@@ -104,14 +108,15 @@ pub fn translated<A: Address>(entry: *const Flow<A>, protocol: u32) -> Tuple<A> 
     }
 }
 
-/// Whether an entry's packets come back as packets of a tuple: then that tuple's entry is the other one of its flow.
+/// Whether an entry's packets come back as packets of a tuple: then that tuple's entry is the other
+/// one of its flow.
 #[inline(always)]
 pub fn is_counterpart<A: Address>(entry: *const Flow<A>, tuple: &Tuple<A>) -> bool {
     translated(entry, tuple.protocol) == tuple.reversed()
 }
 
-/// As [`is_counterpart`], of a key that is in a map's value too: compared field by field, because the stack of a callback has no
-/// room for a tuple.
+/// As [`is_counterpart`], of a key that is in a map's value too: compared field by field, because
+/// the stack of a callback has no room for a tuple.
 #[inline(always)]
 pub fn is_counterpart_in_place<A: Address>(entry: *const Flow<A>, key: *const Tuple<A>) -> bool {
     get!(key.source) == get!(entry.destination)
@@ -119,15 +124,16 @@ pub fn is_counterpart_in_place<A: Address>(entry: *const Flow<A>, key: *const Tu
         && get!(key.ports) == get!(entry.ports).reversed()
 }
 
-/// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one epoch must not be taken for
-/// that of another.
+/// Hop and route epoch of an entry, by one load: another CPU may be writing them, and a hop of one
+/// epoch must not be taken for that of another.
 #[inline(always)]
 pub fn next_hop<A: Address>(entry: *const Flow<A>) -> (u16, u16) {
     let [a, b, c, d] = load_once(place!(const entry.hop).cast::<u32>()).to_ne_bytes();
     (u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d]))
 }
 
-/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before: `nexthop::resolve`.
+/// Writes what [`next_hop`] reads, by one store. Whoever reads it sees the hop as it was before:
+/// `nexthop::resolve`.
 #[inline(always)]
 pub fn set_next_hop<A: Address>(entry: *mut Flow<A>, hop: u16, epoch: u16) {
     let ([a, b], [c, d]) = (hop.to_ne_bytes(), epoch.to_ne_bytes());

@@ -1,15 +1,18 @@
-//! Flows that are not assured, in the order in which they began, so that they hold a bounded part of the table: SYNs with forged
-//! sources cannot fill it.
+//! Flows that are not assured, in the order in which they began, so that they hold a bounded part
+//! of the table: SYNs with forged sources cannot fill it.
 //!
-//! Two queues a family, TCP and UDP, of as many places as an array has. A new flow takes the next place of its queue, and if the flow
-//! there is not assured still, that one goes: the oldest of its kind. A flow that is assured gives its place back. So how long a
-//! flow has for being assured is the length of the queue over the rate of new flows. Where the table is full, flows at
-//! the front make room before their turn.
+//! Two queues a family, TCP and UDP, of as many places as an array has. A new flow takes the next
+//! place of its queue, and if the flow there is not assured still, that one goes: the oldest of its
+//! kind. A flow that is assured gives its place back. So how long a flow has for being assured is
+//! the length of the queue over the rate of new flows. Where the table is full, flows at the front
+//! make room before their turn.
 //!
-//! One-way streams of UDP (syslog, statsd, RTP) are never assured. One that is in use keeps its place, and the new flow takes
-//! the next one, whatever stands there: so at most every second place is spared, and forged streams hold at most half of it.
+//! One-way streams of UDP (syslog, statsd, RTP) are never assured. One that is in use keeps its
+//! place, and the new flow takes the next one, whatever stands there: so at most every second place
+//! is spared, and forged streams hold at most half of it.
 //!
-//! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
+//! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its
+//! turn comes.
 //!
 //! TCP and UDP have a queue each: one-way protocols never confirm a flow, and shall not push out
 //! connections that are just being opened. SCTP shares the queue of TCP.
@@ -35,12 +38,13 @@ use crate::datapath::{
     value::{borrow, load, load_once, store, store_once},
 };
 
-/// Places of the longer queue, and of both, that are looked at for a flow that makes room in a full table.
+/// Places of the longer queue, and of both, that are looked at for a flow that makes room in a full
+/// table.
 const LONGER_LOOKS: u64 = 48;
 const LOOKS: u32 = 64;
 
-/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured.
-/// It overwrites `other`, `former` and `flow_key` of `Scratch`.
+/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not
+/// assured. It overwrites `other`, `former` and `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn take_place<F: Family>(
     scratch: *mut Scratch<F::Address>,
@@ -54,7 +58,8 @@ pub fn take_place<F: Family>(
     load(place!(const scratch.unassured_look))
 }
 
-/// Names the next place of a queue in `unassured_look` of `Scratch`, and has its flow go: as [`let_go`].
+/// Names the next place of a queue in `unassured_look` of `Scratch`, and has its flow go: as
+/// [`let_go`].
 #[inline(always)]
 fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spares: bool) -> i32 {
     set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
@@ -74,7 +79,8 @@ fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spare
 struct Queue {
     /// Its first place in the array.
     first: u32,
-    /// The place that it gives the next flow, and the one up to which it has been searched for those that make room: numbers that only grow.
+    /// The place that it gives the next flow, and the one up to which it has been searched for
+    /// those that make room: numbers that only grow.
     next: *mut u64,
     oldest: *mut u64,
 }
@@ -100,7 +106,8 @@ impl Queue {
         if length < places { length } else { places }
     }
 
-    /// The place of the oldest flow that has not been looked at; `None` if there is none. Two CPUs at once may get the same.
+    /// The place of the oldest flow that has not been looked at; `None` if there is none. Two CPUs
+    /// at once may get the same.
     #[inline(always)]
     fn oldest_place<F: Family>(&self) -> Option<u32> {
         let (next, mut oldest) = (load_once(self.next), load_once(self.oldest));
@@ -129,7 +136,8 @@ pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Addr
     }
 }
 
-/// Gives the place of a flow that is being assured back. The entry has room for something else then.
+/// Gives the place of a flow that is being assured back. The entry has room for something else
+/// then.
 #[inline(always)]
 pub fn leave<F: Family>(request: *mut Flow<F::Address>, tuple: &Tuple<F::Address>) {
     let Some(scratch) = F::scratch() else { return };
@@ -151,8 +159,8 @@ pub fn leave_place<F: Family>(place: &u32, tuple: &Tuple<F::Address>) {
     }
 }
 
-/// Removes a flow that is not assured from a table that is full: the oldest of the longer queue, whichever protocol fills the table.
-/// False: none was found.
+/// Removes a flow that is not assured from a table that is full: the oldest of the longer queue,
+/// whichever protocol fills the table. False: none was found.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(scratch.made_room = 0);
@@ -173,7 +181,8 @@ fn let_some_go<F: Family>() -> i32 {
     let [tcp, udp] = [true, false].map(|tcp| Queue::of::<F>(usage, tcp).length::<F>());
     set!(scratch.tcp_first = (tcp >= udp) as u64);
     let turn = if F::V6 { turn6 as *mut c_void } else { turn4 as *mut c_void };
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(LOOKS, turn, ptr::null_mut(), 0) as i32 }
 }
 
@@ -200,8 +209,8 @@ extern "C" fn turn6(index: u64, _: *mut c_void) -> i64 {
 /// [`let_go`] has left a stream of datagrams in its place.
 const SPARED: i32 = 2;
 
-/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it was. With `spares` other than 0 a
-/// stream of datagrams that is in use stays: [`SPARED`].
+/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it
+/// was. With `spares` other than 0 a stream of datagrams that is in use stays: [`SPARED`].
 #[inline(always)]
 fn let_go<F: Family>(spares: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -227,7 +236,8 @@ fn let_go<F: Family>(spares: u64) -> i32 {
     if former == CLAIMED {
         return 0;
     }
-    // It may have been assured, or removed and handed out to another flow, which may have taken this very place.
+    // It may have been assured, or removed and handed out to another flow, which may have taken
+    // this very place.
     if table.find_in(borrow(request_key), room) != request || !is_at(request, load(place)) {
         recycle::give_back(request, former);
         return 0;

@@ -1,11 +1,11 @@
-//! A per-CPU cache of next hops towards clients: the first reply of a client's next flow need not ask
-//! the FIB (load balancers, proxies and clients without keep-alive open one connection after the
-//! other).
+//! A per-CPU cache of next hops towards clients: the first reply of a client's next flow need not
+//! ask the FIB (load balancers, proxies and clients without keep-alive open one connection after
+//! the other).
 //!
 //! The FIB's answer about one client says nothing of another, even behind the same gateway: a route
 //! may lead to one of them alone, and rules of routing look at the source and at the device that a
-//! packet came by. So an answer is used for the very same question only, under the same route epoch,
-//! and no longer than `hop_max_age`: what path MTU discovery finds raises no epoch.
+//! packet came by. So an answer is used for the very same question only, under the same route
+//! epoch, and no longer than `hop_max_age`: what path MTU discovery finds raises no epoch.
 
 use traffic_policy_ebpf::{
     abi::{CLIENT_HOPS, ClientHop, Flow, Hop},
@@ -14,7 +14,8 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
 
-/// The place of a client in the cache of this CPU. Never `None`, but the verifier does not know that.
+/// The place of a client in the cache of this CPU. Never `None`, but the verifier does not know
+/// that.
 #[inline(always)]
 fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     let scratch = F::scratch()?;

@@ -1,11 +1,13 @@
-//! Fragment records, and the translation of later fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
-//! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
-//! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
-//! sender loses and sends again.
+//! Fragment records, and the translation of later fragments. The first has the ports and is
+//! translated like any packet of its flow; it leaves a record, from which the later ones learn
+//! where they belong. A later fragment that comes before its first one passes: it may be the
+//! stack's own, and nothing here can hold it back. Senders send the first one first, and a datagram
+//! that a network shuffled is one that its sender loses and sends again.
 //!
-//! The identification is kept. Towards an endpoint on another node it was chosen by the client, whose address is replaced by
-//! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
-//! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
+//! The identification is kept. Towards an endpoint on another node it was chosen by the client,
+//! whose address is replaced by the node's: datagrams of two clients to one endpoint with the same
+//! 16 bits within a second or so spoil each other there, as with any translation that does not
+//! reassemble (RFC 6864 section 5.3.1).
 
 use traffic_policy_ebpf::{
     abi::{Flow, Fragment, FragmentKey, IGNORED, REASSEMBLY},
@@ -64,10 +66,11 @@ pub fn ignore<F: Family>() {
     }
 }
 
-/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first one. Without it (the kernel has
-/// no room at once) the later ones pass.
+/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first
+/// one. Without it (the kernel has no room at once) the later ones pass.
 ///
-/// Reads it back from scratch memory, although the caller knows it: else the verifier would follow all that lies between twice.
+/// Reads it back from scratch memory, although the caller knows it: else the verifier would follow
+/// all that lies between twice.
 #[inline(always)]
 pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };
@@ -149,7 +152,8 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         F::addresses(&self.parsed, entry, step);
         if F::V6 {
-            // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
+            // Nothing in this packet makes up for the new addresses: the checksum of the datagram
+            // is in the first one.
             packet.update_sum(get!(entry.address_delta));
         }
         true

@@ -1,6 +1,8 @@
-//! Translation and sending of a packet as its flow says. Everything has been decided; after the first write, failure means drop.
+//! Translation and sending of a packet as its flow says. Everything has been decided; after the
+//! first write, failure means drop.
 //!
-//! Packets that can be translated: a whole one here, a later fragment and an ICMP error in files of their own.
+//! Packets that can be translated: a whole one here, a later fragment and an ICMP error in files of
+//! their own.
 
 pub mod client_hop;
 pub mod fragment;
@@ -42,7 +44,8 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn mtu_exceeded(&self, mtu: u32) -> Decision;
     /// Counts it in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);
-    /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet is spoilt.
+    /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet
+    /// is spoilt.
     #[must_use]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool;
 }
@@ -168,8 +171,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     Decision::sent(outcome, packet.send(ifindex))
 }
 
-/// Whether XDP leaves this frame to TC: it lies in several buffers, and its next hop is behind another
-/// device. Not every driver sends such frames for another device (NETDEV_XDP_ACT_NDO_XMIT_SG).
+/// Whether XDP leaves this frame to TC: it lies in several buffers, and its next hop is behind
+/// another device. Not every driver sends such frames for another device
+/// (NETDEV_XDP_ACT_NDO_XMIT_SG).
 #[inline(always)]
 pub fn is_too_scattered<P: Packet, F: Rewrite>(
     packet: P,
@@ -185,7 +189,8 @@ pub fn is_too_scattered<P: Packet, F: Rewrite>(
 
 /// A family whose headers can be rewritten.
 pub trait Rewrite: Parse {
-    /// Writes addresses, and where `hop` steps the TTL, with all that the IP header's own checksum needs.
+    /// Writes addresses, and where `hop` steps the TTL, with all that the IP header's own checksum
+    /// needs.
     fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Self::Address>, step: bool);
 }
 
@@ -219,7 +224,8 @@ impl Rewrite for V6 {
     }
 }
 
-/// The largest IP packet that fits where the FIB, asked by this very program, has named a device and no neighbour; and the device's flags.
+/// The largest IP packet that fits where the FIB, asked by this very program, has named a device
+/// and no neighbour; and the device's flags.
 #[inline(always)]
 pub fn unresolved<F: Family>(ifindex: u32, scratch: *const Scratch<F::Address>) -> (u32, u32) {
     let (mtu, flags) = device(ifindex);
@@ -241,7 +247,8 @@ pub fn macs(data: usize, hop: *const Hop) {
     store32::<8>(data, get!(hop.source_mac_tail));
 }
 
-/// Translates addresses, ports and checksums as `flow` says. False: the kernel refused, the packet is spoilt.
+/// Translates addresses, ports and checksums as `flow` says. False: the kernel refused, the packet
+/// is spoilt.
 #[inline(always)]
 #[must_use]
 fn translate<P: Packet, F: Rewrite>(

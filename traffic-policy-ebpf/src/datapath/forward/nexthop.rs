@@ -1,5 +1,5 @@
-//! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, shared by all flows that leave the same way; that of an endpoint, and
-//! that of a flow's packets.
+//! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, shared by all flows that leave the
+//! same way; that of an endpoint, and that of a flow's packets.
 
 use core::ptr;
 
@@ -32,8 +32,8 @@ static FIB_SOURCE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static FIB_MARK: Global<u32> = Global::new(0);
 
-/// 1 in a copy of the programs that judges packets without a network: every endpoint of another node is then reached by
-/// [`ASSUMED_HOP`]. Set by the agent at load.
+/// 1 in a copy of the programs that judges packets without a network: every endpoint of another
+/// node is then reached by [`ASSUMED_HOP`]. Set by the agent at load.
 #[unsafe(no_mangle)]
 static ASSUME_ROUTES: Global<u32> = Global::new(0);
 
@@ -103,7 +103,8 @@ impl Current {
         if fresh { Some(hop) } else { None }
     }
 
-    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of jiffies.
+    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of
+    /// jiffies.
     #[inline(always)]
     pub fn is_young(&self, then: u32, now: u32) -> bool {
         now.wrapping_sub(then) < self.max_age
@@ -127,12 +128,13 @@ pub struct Forwarding<A: Address> {
     pub entry: *mut Flow<A>,
     /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
     pub hop: *const Hop,
-    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
-    /// `Option` leaves a register that the verifier has never seen written.
+    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A
+    /// number, for an empty `Option` leaves a register that the verifier has never seen written.
     pub unresolved: u32,
 }
 
-/// Route to this slot's endpoint: from the slot's last answer while that is fresh, else from the FIB.
+/// Route to this slot's endpoint: from the slot's last answer while that is fresh, else from the
+/// FIB.
 #[inline(always)]
 pub fn to_endpoint<P: Packet, F: Family>(
     packet: P,
@@ -165,8 +167,8 @@ pub fn to_endpoint<P: Packet, F: Family>(
     }
     let via = match resolve::<F>(packet.raw(), packet.ingress(), 0, F::Address::default(), slot.address, now)
     {
-        // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
-        // marked.
+        // The FIB says the same of the node's own addresses and of a destination without a route;
+        // slots of the former are marked.
         Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
         Route::Failed(outcome) => return Route::Failed(outcome),
         Route::Via(via) => via,
@@ -231,8 +233,8 @@ pub fn resolve_egress<P: Packet, F: Family>(
     }
 }
 
-/// Whether this node's routes lead to an address by the device that a packet came by: strict reverse path filtering
-/// (RFC 3704).
+/// Whether this node's routes lead to an address by the device that a packet came by: strict
+/// reverse path filtering (RFC 3704).
 #[inline(always)]
 pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
     let Some(scratch) = F::scratch() else { return false };
@@ -266,7 +268,8 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
     Ok(spare.cast_const())
 }
 
-/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`, of a packet with a mark or, where that is 0, without.
+/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`, of a packet with
+/// a mark or, where that is 0, without.
 #[inline(always)]
 pub fn resolve<F: Family>(
     context: *mut c_void,
@@ -382,12 +385,14 @@ pub fn resolve<F: Family>(
     Route::Via(via)
 }
 
-/// Writes to scratch memory how many bytes the route to the address there takes by its own word, whatever its device takes; 0xffff if it
-/// says nothing. By way of that memory, for the stack has no room.
+/// Writes to scratch memory how many bytes the route to the address there takes by its own word,
+/// whatever its device takes; 0xffff if it says nothing. By way of that memory, for the stack has
+/// no room.
 ///
-/// The kernel heeds that word when it forwards, and in the answer to a program only where the route has it locked.
-/// <https://github.com/torvalds/linux/blob/v6.12/include/net/ip.h> (`ip_dst_mtu_maybe_forward`),
-/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c> (`ip_mtu_from_fib_result`)
+/// The kernel heeds that word when it forwards, and in the answer to a program only where the route
+/// has it locked. <https://github.com/torvalds/linux/blob/v6.12/include/net/ip.h>
+/// (`ip_dst_mtu_maybe_forward`), <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c>
+/// (`ip_mtu_from_fib_result`)
 #[inline(always)]
 fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<F::Address>) {
     set!(scratch.route_mtu = 0xffff);

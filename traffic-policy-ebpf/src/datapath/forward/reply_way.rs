@@ -1,4 +1,5 @@
-//! The device by which a reply of an endpoint on this node leaves, where its request came by another one.
+//! The device by which a reply of an endpoint on this node leaves, where its request came by
+//! another one.
 
 use core::ptr;
 
@@ -13,12 +14,14 @@ use crate::datapath::{
     maps::{DEVICES, NEXTHOPS, Table},
 };
 
-/// `LOOPBACK_IFINDEX`: as the device that a packet came by, it says that the node itself has made it.
+/// `LOOPBACK_IFINDEX`: as the device that a packet came by, it says that the node itself has made
+/// it.
 const LOOPBACK: u32 = 1;
 
-/// The way of a reply that is about to leave by another device than its request came by. The kernel routed it by the endpoint's address,
-/// its receiver and networks on the way judge it by the new source, so the FIB is asked once more with that. The answer is kept in the
-/// entry: hop 0 says that the packet leaves rightly. So does every doubt.
+/// The way of a reply that is about to leave by another device than its request came by. The kernel
+/// routed it by the endpoint's address, its receiver and networks on the way judge it by the new
+/// source, so the FIB is asked once more with that. The answer is kept in the entry: hop 0 says
+/// that the packet leaves rightly. So does every doubt.
 #[inline(always)]
 pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> ReplyWay {
     let leaves_by = packet.ingress();
@@ -50,7 +53,8 @@ pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Re
         }
         return way;
     }
-    // A member of a bond, which XDP knows by its own number: its packets leave by the bond, and are not to be asked about again.
+    // A member of a bond, which XDP knows by its own number: its packets leave by the bond, and are
+    // not to be asked about again.
     let came_by = get!(entry.ifindex);
     if Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_none() {
         set!(entry.ifindex = leaves_by);

@@ -1,4 +1,5 @@
-//! Hops as `tp_nexthops` holds them: their numbers, and how they are written beside packets that read them.
+//! Hops as `tp_nexthops` holds them: their numbers, and how they are written beside packets that
+//! read them.
 
 use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig};
 
@@ -8,16 +9,16 @@ use crate::datapath::{
     value::{load, load_once, store_once},
 };
 
-/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a
-/// reader needs none, for the place that it reads depends on the number.
+/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's,
+/// and a reader needs none, for the place that it reads depends on the number.
 ///
-/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not
-/// stay under the other's epoch. Each looks once more behind the fence, and one of them sees that the
-/// other was there, or that the epoch was raised; then nobody believes the hop, and it is resolved
-/// again.
+/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must
+/// not stay under the other's epoch. Each looks once more behind the fence, and one of them sees
+/// that the other was there, or that the epoch was raised; then nobody believes the hop, and it is
+/// resolved again.
 ///
-/// A hop that already holds the same values, because another CPU has just written it, is not written
-/// again: its cache line stays with all CPUs whose packets leave by it.
+/// A hop that already holds the same values, because another CPU has just written it, is not
+/// written again: its cache line stays with all CPUs whose packets leave by it.
 #[inline(always)]
 pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved
@@ -46,7 +47,8 @@ pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut
     }
 }
 
-/// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there is none.
+/// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there
+/// is none.
 #[inline(always)]
 pub fn index(key: &HopKey) -> u32 {
     let table = Table::of(&raw const NEXTHOP_IDS);

@@ -43,15 +43,15 @@ pub fn endpoint_of_client<F: Family>(
     set!(lookup.base = list.range.base);
     set!(lookup.len = list.range.len);
     let mut offset = had::<F>(lookup);
-    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
-    // unconnected socket.
+    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and
+    // every datagram of an unconnected socket.
     if offset != NONE && now.wrapping_sub(get!(lookup.value.used)) < NANOSECONDS_PER_SECOND {
         trace::note(step::AFFINITY, 1, [0; 2]);
         return offset;
     }
     if offset == NONE {
-        // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
-        // policy, say.
+        // A client that came by the other list stays with its endpoint if that is in this one too:
+        // after a change of policy, say.
         set!(lookup.key.list = !list.local as u16);
         offset = had::<F>(lookup);
         set!(lookup.key.list = list.local as u16);
@@ -77,8 +77,8 @@ pub fn endpoint_of_client<F: Family>(
     offset
 }
 
-/// Offset within the list of the endpoint that the key in `lookup` names, if it is there and not too old; else [`NONE`].
-/// Leaves in `lookup` when it was used.
+/// Offset within the list of the endpoint that the key in `lookup` names, if it is there and not
+/// too old; else [`NONE`]. Leaves in `lookup` when it was used.
 #[inline(always)]
 fn had<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> u32 {
     let offset = if F::V6 { remembered6(lookup.cast()) } else { remembered4(lookup.cast()) };
@@ -131,7 +131,8 @@ fn remembered<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     search::<F>(lookup)
 }
 
-/// Place of the endpoint that `lookup` names in the list that it names, as [`find`]; its `offset` is looked at first.
+/// Place of the endpoint that `lookup` names in the list that it names, as [`find`]; its `offset`
+/// is looked at first.
 #[inline(always)]
 fn search<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     if lookup.is_null() {
@@ -147,7 +148,8 @@ fn search<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     set!(lookup.offset = 0);
     // The kernel wants the context of a loop on the stack.
     let mut context = lookup;
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0) };
     if get!(lookup.found) != 0 { get!(lookup.offset) as i32 } else { NONE as i32 }
 }

@@ -23,8 +23,8 @@ pub struct Target<A> {
 pub struct Client<A> {
     /// Compared with source ranges.
     pub source: A,
-    /// A process of this node or of its pods: the cookie of its network namespace, by which affinity knows it, and the
-    /// external policy is not for it. 0: a packet from outside.
+    /// A process of this node or of its pods: the cookie of its network namespace, by which
+    /// affinity knows it, and the external policy is not for it. 0: a packet from outside.
     pub netns: u64,
     /// Spreads clients over endpoints.
     pub hash: u64,

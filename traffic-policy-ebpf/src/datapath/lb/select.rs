@@ -1,4 +1,5 @@
-//! Frontend lookup, the policy's list of endpoints, and the endpoint of a new connection. The same for packets and for sockets.
+//! Frontend lookup, the policy's list of endpoints, and the endpoint of a new connection. The same
+//! for packets and for sockets.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -68,8 +69,8 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     let mut range = get!(found.cluster);
     let mut why = list::CLUSTER;
     if flags & frontend::LOCAL != 0 {
-        // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from
-        // outside.
+        // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is
+        // for packets from outside.
         if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
             why = list::INTERNAL;
         } else if flags & frontend::HAS_ENDPOINTS == 0 {
@@ -104,7 +105,8 @@ pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
     get!(found.service) == list.service && range == list.range
 }
 
-/// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
+/// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or
+/// one at random.
 #[inline(always)]
 pub fn slot<F: Family>(
     list: &List,

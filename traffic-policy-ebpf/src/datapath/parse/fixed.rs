@@ -1,5 +1,5 @@
-//! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension headers. Every offset is a number
-//! in the program.
+//! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension
+//! headers. Every offset is a number in the program.
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
@@ -59,8 +59,8 @@ impl Parse for V4 {
         if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
             return false;
         }
-        // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
-        // act on (RFC 6633), nor redirect, which is about the next hop alone.
+        // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench,
+        // which nobody may act on (RFC 6633), nor redirect, which is about the next hop alone.
         matches!(load8::<0>(icmp), 3 | 11 | 12)
     }
 
@@ -84,7 +84,8 @@ impl Parse for V6 {
         let protocol = load8::<6>(ip) as u32;
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
             return Err(match protocol {
-                // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
+                // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200
+                // section 4.
                 0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
                 44 => Outcome::PassedFragment,
                 _ => other(protocol),
@@ -118,7 +119,8 @@ impl Parse for V6 {
     }
 }
 
-/// Outcome of another protocol. SCTP is left to the program for headers of variable length, so that nothing else pays for it.
+/// Outcome of another protocol. SCTP is left to the program for headers of variable length, so that
+/// nothing else pays for it.
 #[inline(always)]
 fn other(protocol: u32) -> Outcome {
     if protocol == PROTOCOL_SCTP {

@@ -14,7 +14,8 @@ use crate::datapath::{
 };
 
 const ICMP: usize = 8;
-/// Bytes that are read of an error, from the IP header on: both IP headers at their longest, the ICMP header, and a quoted TCP header up to its checksum.
+/// Bytes that are read of an error, from the IP header on: both IP headers at their longest, the
+/// ICMP header, and a quoted TCP header up to its checksum.
 const PULL4: usize = 60 + ICMP + 60 + 18;
 const PULL6: usize = 40 + ICMP + ipv6_ext::MAX_LENGTH + 18;
 
@@ -38,7 +39,8 @@ pub struct IcmpError<F: Family> {
 /// A family whose ICMP errors can be read.
 pub trait ParseIcmpError: Parse {
     /// # Errors
-    /// The outcome of passing, if it is no error about a packet of TCP, UDP or SCTP, or is cut too short to tell.
+    /// The outcome of passing, if it is no error about a packet of TCP, UDP or SCTP, or is cut too
+    /// short to tell.
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
 }
 

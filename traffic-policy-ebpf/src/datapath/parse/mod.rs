@@ -27,8 +27,9 @@ pub const ETHERNET: usize = EthHdr::LEN;
 pub const ETHERTYPE_IPV4: u16 = EtherType::Ipv4 as u16;
 pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
 
-/// Kinds of TCP options: <https://www.iana.org/assignments/tcp-parameters>. More than [`TCP_OPTIONS`] are not looked at; a SYN has room
-/// for 40 bytes, and hosts send up to five and as many fillers.
+/// Kinds of TCP options: <https://www.iana.org/assignments/tcp-parameters>. More than
+/// [`TCP_OPTIONS`] are not looked at; a SYN has room for 40 bytes, and hosts send up to five and as
+/// many fillers.
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
@@ -93,8 +94,8 @@ impl<F: Family> Parsed<F> {
         self.tcp_flags() & (flag::FIN | flag::RST) != 0
     }
 
-    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits nothing, if it is
-    /// too short for them.
+    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits
+    /// nothing, if it is too short for them.
     #[inline(always)]
     pub fn head<P: Packet>(&self, packet: P) -> sctp::Head {
         if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
@@ -124,7 +125,8 @@ impl<F: Family> Parsed<F> {
         if self.l4 + 20 > packet.end() { 0 } else { load32::<16>(self.l4) }
     }
 
-    /// Flags, numbers and length of a TCP segment. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
+    /// Flags, numbers and length of a TCP segment. (Of an aggregate of more than 65,535 bytes,
+    /// which says 0, the length is not known.)
     #[inline(always)]
     pub fn segment(&self) -> Segment {
         let header = (load8::<12>(self.l4) >> 4) as u32 * 4;
@@ -135,8 +137,8 @@ impl<F: Family> Parsed<F> {
         }
     }
 
-    /// The window scale that a SYN or SYN-ACK offers (RFC 7323 section 2.2); `None` without that option, or with options that do not say
-    /// how long they are.
+    /// The window scale that a SYN or SYN-ACK offers (RFC 7323 section 2.2); `None` without that
+    /// option, or with options that do not say how long they are.
     #[inline(always)]
     pub fn window_scale<P: Packet>(&self, packet: P) -> Option<u8> {
         let header = (load8::<12>(self.l4) >> 4) as usize * 4;
@@ -160,8 +162,8 @@ impl<F: Family> Parsed<F> {
         None
     }
 
-    /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC
-    /// 2675): its segments do not have it (`ipv6_hopopt_jumbo_remove`).
+    /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of
+    /// more than 65,535 bytes (RFC 2675): its segments do not have it (`ipv6_hopopt_jumbo_remove`).
     /// <https://github.com/torvalds/linux/blob/v6.1/include/net/ipv6.h>
     #[inline(always)]
     fn jumbo(&self) -> u32 {
@@ -188,12 +190,13 @@ impl<F: Family> Parsed<F> {
 
 /// A family whose packets can be parsed.
 pub trait Parse: Family + Sized {
-    /// Reads a packet whose headers are where nearly all have them, so that every offset is a number in the program: the
-    /// ports, and of TCP the whole fixed header. [`finish`] checks what they say.
+    /// Reads a packet whose headers are where nearly all have them, so that every offset is a
+    /// number in the program: the ports, and of TCP the whole fixed header. [`finish`] checks what
+    /// they say.
     ///
     /// # Errors
-    /// The outcome of passing. A packet that another program can read is [`Outcome::PassedFragment`] or
-    /// [`Outcome::PassedUnsupportedHeader`].
+    /// The outcome of passing. A packet that another program can read is
+    /// [`Outcome::PassedFragment`] or [`Outcome::PassedUnsupportedHeader`].
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Source and destination of the IP header at `ip`.
     fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
@@ -206,15 +209,16 @@ pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
-/// Checks that the lengths in the headers agree with each other and with the frame: those of IP, and the data offset of TCP. The whole fixed TCP header can be read.
+/// Checks that the lengths in the headers agree with each other and with the frame: those of IP,
+/// and the data offset of TCP. The whole fixed TCP header can be read.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
     let fits = lengths_agree(packet, parsed, |length| packet.holds(length));
     if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
 }
 
-/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. For packets that
-/// are rare: XDP leaves those in several buffers to TC.
+/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. For packets
+/// that are rare: XDP leaves those in several buffers to TC.
 ///
 /// # Errors
 /// The outcome of passing.
@@ -230,8 +234,8 @@ pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
     })
 }
 
-/// Whether the lengths agree as [`finish`] checks it, and the IP packet lies in the first buffer of its
-/// frame.
+/// Whether the lengths agree as [`finish`] checks it, and the IP packet lies in the first buffer of
+/// its frame.
 #[inline(always)]
 pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     lengths_agree(packet, parsed, |length| length <= packet.length())
@@ -261,8 +265,8 @@ fn lengths_agree<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, holds: imp
     jumbo || parsed.length >= least && holds(P::L2 as u32 + parsed.length)
 }
 
-/// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
-/// fragment, nor behind extension headers goes no further.
+/// Hands an irregular packet, coming in or going out, to the program that can read it. What is
+/// neither an ICMP error, nor a fragment, nor behind extension headers goes no further.
 #[inline(always)]
 pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Decision {
     match outcome {

@@ -16,7 +16,8 @@ use crate::datapath::{
     words::{load8, load16, load32},
 };
 
-/// A packet as it lies there. Of a later fragment, ports are not known and the transport header is not to be touched.
+/// A packet as it lies there. Of a later fragment, ports are not known and the transport header is
+/// not to be touched.
 pub struct VariableHeaders<F: Family> {
     pub parsed: Parsed<F>,
     /// 1 for a fragment, first or later: see [`opaque`].
@@ -94,7 +95,8 @@ impl ParseVariable for V4 {
 
     #[inline(always)]
     fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome> {
-        // Masked, so that what the verifier learns of it here does not split the states of the offset itself.
+        // Masked, so that what the verifier learns of it here does not split the states of the
+        // offset itself.
         let (end, header) = (packet.end(), (opaque(parsed.l4_offset as u64) & 63) as u32);
         let mut offset = 20;
         for _ in 0..40 {

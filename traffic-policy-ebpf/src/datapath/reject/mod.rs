@@ -1,5 +1,5 @@
-//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST), made in place of the packet,
-//! the Service's count, and the event.
+//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST),
+//! made in place of the packet, the Service's count, and the event.
 
 pub mod v4;
 pub mod v6;
@@ -29,8 +29,8 @@ use crate::datapath::{
 const BURST: u32 = 128;
 const ICMP: usize = 8;
 const TTL: u8 = 64;
-/// With the outcome in scratch memory: the packet leaves, so its sender is behind this node's stack, which gets the answer as if it had
-/// come by the device that the packet was to leave by.
+/// With the outcome in scratch memory: the packet leaves, so its sender is behind this node's
+/// stack, which gets the answer as if it had come by the device that the packet was to leave by.
 const LEAVING: u32 = 1 << 31;
 const _: () = assert!(hook::INGRESS + 1 == hook::EGRESS);
 /// RST in the word of data offset and flags: five words of header.
@@ -38,18 +38,20 @@ const RST_FLAGS: u16 = 0x5004u16.to_be();
 
 /// A family for which answers can be built.
 ///
-/// An answer comes from the address that the packet was sent to, as the kernel's `reject` does, and goes back to the MAC
-/// that sent it. A frame whose checksum is still partial (from a veth neighbour) keeps its mark: it stays within the
-/// machine, where the sum is not checked.
+/// An answer comes from the address that the packet was sent to, as the kernel's `reject` does, and
+/// goes back to the MAC that sent it. A frame whose checksum is still partial (from a veth
+/// neighbour) keeps its mark: it stays within the machine, where the sum is not checked.
 pub trait Answer: Rewrite {
     /// Type and code of ICMP errors.
     const PORT_UNREACHABLE: u16;
     const TTL_EXCEEDED: u16;
     const TOO_LONG: u16;
 
-    /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if it cannot be.
+    /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if it
+    /// cannot be.
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool;
-    /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 wants for it; false if it cannot be.
+    /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 wants for it; false if
+    /// it cannot be.
     fn reset<P: Packet>(packet: P) -> bool;
 }
 
@@ -105,13 +107,15 @@ fn to_program<P: Packet, F: Family, const PROGRAM: u32>(
     Outcome::PassedMissedTailCall.into()
 }
 
-/// The program for refused packets: it answers the sender, within the rate limit, then counts the packet and emits the event.
+/// The program for refused packets: it answers the sender, within the rate limit, then counts the
+/// packet and emits the event.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
         return verdict::finish(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
-    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
+    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`,
+    // which indexes the counters.
     let number = get!(scratch.outcome) & (OUTCOMES - 1);
     let leaving =
         if P::TC { opaque((get!(scratch.outcome) >> LEAVING.trailing_zeros()) as u64) as u32 } else { 0 };
@@ -175,7 +179,8 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
     Decision::sent(outcome, send_back(packet, leaving))
 }
 
-/// Sends the answer by the device that the packet came by, or hands it to the stack if the packet was leaving: the verdict.
+/// Sends the answer by the device that the packet came by, or hands it to the stack if the packet
+/// was leaving: the verdict.
 #[inline(always)]
 fn send_back<P: Packet>(packet: P, leaving: u32) -> i32 {
     let ifindex = packet.ingress();

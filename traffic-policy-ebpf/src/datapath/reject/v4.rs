@@ -59,7 +59,8 @@ impl Answer for V4 {
         }
         store_macs(data, macs);
         header4(ip, length as u32, 1, frontend, client);
-        // Read back, so that the verifier knows no bounds of it, and walks the second loop once for all exits of the first.
+        // Read back, so that the verifier knows no bounds of it, and walks the second loop once for
+        // all exits of the first.
         let count = load_once(words) as usize;
         let icmp = ip + IP4;
         store16::<0>(icmp, kind.to_be());

@@ -16,7 +16,8 @@ use crate::datapath::{
 };
 
 const IP6: usize = 40;
-/// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
+/// Largest IPv6 header with its extension headers, and the eight bytes after it that an error
+/// repeats.
 const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
 const QUOTED6_MASK: usize = QUOTED6_WORDS.next_power_of_two() - 1;
 const PROTOCOL_ICMP6: u8 = 58;
@@ -53,8 +54,9 @@ impl Answer for V6 {
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
         sum += client.sum() + frontend.sum();
-        // The packet moves back in place, its last word first. One pointer is moved down: with an offset of its own for each word
-        // the verifier would follow each possible length to the end.
+        // The packet moves back in place, its last word first. One pointer is moved down: with an
+        // offset of its own for each word the verifier would follow each possible length to the
+        // end.
         let mut left = count;
         for _ in 0..QUOTED6_WORDS {
             if left == 0 {

@@ -21,8 +21,8 @@ const ECONNREFUSED: i32 = 111;
 const ETIMEDOUT: i32 = 110;
 const EPERM: i32 = 1;
 
-/// Offsets within `struct bpf_sock_addr`, which may be read and written only by single instructions at constant offsets.
-/// <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h>
+/// Offsets within `struct bpf_sock_addr`, which may be read and written only by single instructions
+/// at constant offsets. <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h>
 mod at {
     use core::mem::offset_of;
 
@@ -268,11 +268,13 @@ impl Call {
         unsafe { bpf_get_netns_cookie(self.context.cast::<c_void>()) }
     }
 
-    /// Makes the call fail: the error that the application would have got from netfilter, only sooner.
+    /// Makes the call fail: the error that the application would have got from netfilter, only
+    /// sooner.
     ///
-    /// Rejected: kube-proxy answers with port unreachable, which connect() and a connected UDP socket show as
-    /// ECONNREFUSED. Dropped: a TCP connection tries until ETIMEDOUT (RFC 9293, section 3.8.3: R2), so that is said at once; a
-    /// datagram that netfilter drops in OUTPUT makes the sender's call fail with EPERM (`nf_hook_slow`).
+    /// Rejected: kube-proxy answers with port unreachable, which connect() and a connected UDP
+    /// socket show as ECONNREFUSED. Dropped: a TCP connection tries until ETIMEDOUT (RFC 9293,
+    /// section 3.8.3: R2), so that is said at once; a datagram that netfilter drops in OUTPUT makes
+    /// the sender's call fail with EPERM (`nf_hook_slow`).
     /// <https://github.com/torvalds/linux/blob/v6.1/net/netfilter/core.c>
     #[inline(always)]
     pub fn fail(self, outcome: Outcome, protocol: u32) {

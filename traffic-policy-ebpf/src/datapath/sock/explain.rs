@@ -1,4 +1,5 @@
-//! The program that judges a made-up socket call for `explain`: the kernel can test-run it, other than programs of sockets.
+//! The program that judges a made-up socket call for `explain`: the kernel can test-run it, other
+//! than programs of sockets.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, SocketQuestion, hook, step},

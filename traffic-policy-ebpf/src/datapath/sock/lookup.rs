@@ -1,5 +1,5 @@
-//! Service lookup for a socket call. Nothing here needs a socket: the kernel cannot test-run socket hooks, so `explain` calls
-//! the same function from an XDP program.
+//! Service lookup for a socket call. Nothing here needs a socket: the kernel cannot test-run socket
+//! hooks, so `explain` calls the same function from an XDP program.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -34,14 +34,16 @@ pub struct Query<A> {
     pub node: bool,
     /// Spreads connections over endpoints.
     pub hash: u64,
-    /// Endpoint of the socket's earlier datagrams to this destination, or null: a conversation stays with its endpoint.
+    /// Endpoint of the socket's earlier datagrams to this destination, or null: a conversation
+    /// stays with its endpoint.
     pub had: *const TranslatedSocket,
 }
 
 /// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
 #[derive(Clone, Copy)]
 pub struct Translation<A> {
-    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call does not concern a Service.
+    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the
+    /// call does not concern a Service.
     pub outcome: Outcome,
     /// Index of the Service port, or [`NO_SERVICE`].
     pub service: u32,
@@ -88,8 +90,8 @@ impl<A: Address> Translation<A> {
     }
 }
 
-/// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified address, which the kernel
-/// takes for loopback.
+/// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified
+/// address, which the kernel takes for loopback.
 #[inline(always)]
 fn is_loopback<F: Family>(address: F::Address) -> bool {
     let [head, tail] = address.wide().wire();
@@ -100,7 +102,8 @@ fn is_loopback<F: Family>(address: F::Address) -> bool {
     address == 0 || address.to_ne_bytes()[0] == 127
 }
 
-/// The source that a socket without one will probably get: the node's address, or one of its pods' range.
+/// The source that a socket without one will probably get: the node's address, or one of its pods'
+/// range.
 #[inline(always)]
 fn usual_source<F: Family>(node: bool) -> F::Address {
     let Some(this) = LOCAL_NODE.get_ptr(0) else { return F::Address::default() };
@@ -108,7 +111,8 @@ fn usual_source<F: Family>(node: bool) -> F::Address {
     F::narrow(if node { get!(this.primary[F::INDEX]) } else { get!(this.pods[F::INDEX]) })
 }
 
-/// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the per-CPU one.
+/// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the
+/// per-CPU one.
 #[inline(always)]
 pub fn decide<F: Family>(
     query: &Query<F::Address>,
@@ -161,13 +165,13 @@ pub fn decide<F: Family>(
         list.range.base + offset
     };
     let translation = translation.at::<F>(&list, slot);
-    // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
-    // be written anew as somebody else's.
+    // A process may be set aside for long between two instructions, and the frontend that it has
+    // looked up, or the slots, be written anew as somebody else's.
     if select::holds::<F>(&target, &list) {
         return translation;
     }
-    // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
-    // the client had would make the verifier follow all of it tenfold.
+    // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To
+    // ask for the one that the client had would make the verifier follow all of it tenfold.
     let translation = Translation::none();
     match select::list::<F>(&target, &client) {
         Err(refusal) => translation.refused(refusal),
@@ -179,12 +183,14 @@ pub fn decide<F: Family>(
     }
 }
 
-/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
-/// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
+/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last
+/// datagram: as long as conntrack keeps a UDP flow that was answered
+/// (`nf_conntrack_udp_timeout_stream`).
 const CONVERSATION: u32 = 120;
 
-/// Whether a conversation stays with its endpoint whatever has become of lists, policies and source ranges: they are for
-/// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
+/// Whether a conversation stays with its endpoint whatever has become of lists, policies and source
+/// ranges: they are for new ones. It ends with its time-out, with its Service, and with its
+/// endpoint when that serves no more.
 #[inline(always)]
 fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {
     let had = query.had;
@@ -210,8 +216,8 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
     Table::of(&raw const REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_none()
 }
 
-/// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
-/// know it by themselves.
+/// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without
+/// one. Services with affinity know it by themselves.
 #[inline(always)]
 fn conversation<F: Family>(
     query: &Query<F::Address>,

@@ -1,5 +1,5 @@
-//! The socket programs, for processes of this node and its pods: the destination is translated to an endpoint before any packet
-//! is made, and the application sees the address that it named.
+//! The socket programs, for processes of this node and its pods: the destination is translated to
+//! an endpoint before any packet is made, and the application sees the address that it named.
 
 pub mod addr;
 pub mod explain;
@@ -81,8 +81,8 @@ impl<A: Address> DestinationCall<A> {
         if connected && !self.connects {
             let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
             let shown = map::table_of(protocol, true).lookup::<_, TranslatedSocket>(&peer);
-            // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
-            // connect() did must go to the same endpoint.
+            // The kernel lets a connected socket hear its peer only, so that a datagram which names
+            // the same address as connect() did must go to the same endpoint.
             if peer.ipv6 == key.ipv6
                 && shown
                     .is_some_and(|shown| (get!(shown.address) == key.address && get!(shown.port) == key.port))
@@ -159,7 +159,8 @@ impl<A: Address> DestinationCall<A> {
         });
     }
 
-    /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
+    /// The way back: what the application is to see instead of the endpoint. Turns `key` into that
+    /// of this entry.
     #[inline(always)]
     fn note_peer(&self, key: &mut SocketKey, netns: u64, translation: &Translation<A>) {
         let value = TranslatedSocket {
@@ -172,12 +173,13 @@ impl<A: Address> DestinationCall<A> {
             used: 0,
         };
         map::reverse(key, translation);
-        // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
+        // A full map lets go of the oldest entry; any other failure shows the application the
+        // endpoint's address.
         map::table_of(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
-    /// second.
+    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is
+    /// written, once a second.
     #[inline(always)]
     fn note_conversation<F: Family<Address = A>>(
         &self,
@@ -215,8 +217,8 @@ impl<A: Address> DestinationCall<A> {
         let mut back = *key;
         map::reverse(&mut back, translation);
         let shown = sockets.lookup::<_, TranslatedSocket>(&back);
-        // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
-        // asked last.
+        // The kernel may have let go of this entry. Where two Services share an endpoint, its
+        // answers show the one that was asked last.
         if shown.is_none_or(|shown| (get!(shown.address) != key.address || get!(shown.port) != key.port)) {
             self.note_peer(key, netns, translation);
         }
@@ -278,7 +280,8 @@ pub fn sendmsg6(call: Call) -> i32 {
     translate.verdict
 }
 
-/// The address that the application named, where the peer is the endpoint of a translated call; or null.
+/// The address that the application named, where the peer is the endpoint of a translated call; or
+/// null.
 #[inline(always)]
 fn peer<F: Family>(
     call: Call,

@@ -127,8 +127,8 @@ fn a_connection_is_over_when_both_fins_are_acknowledged() {
     assert!(is_over((1, 1 | RST), numbers(1, 2), numbers(3, 4)));
 }
 
-/// Data both ways: each side is half a megabyte ahead of what the other has acknowledged, and as much was lost after the last
-/// segments that came here.
+/// Data both ways: each side is half a megabyte ahead of what the other has acknowledged, and as
+/// much was lost after the last segments that came here.
 #[test]
 fn data_both_ways_is_followed_within_the_windows_and_not_beyond() {
     const MEGABYTE: i32 = 1 << 20;
@@ -161,7 +161,8 @@ fn data_both_ways_is_followed_within_the_windows_and_not_beyond() {
     assert!(!assured(1, own, other, windows, &rst).fits, "a window is not enough to reset a connection");
 }
 
-/// An entry that was left behind, or moved ahead by a forged segment, is no hindrance, for the other entry decides.
+/// An entry that was left behind, or moved ahead by a forged segment, is no hindrance, for the
+/// other entry decides.
 #[test]
 fn an_entry_far_off_is_set_right_by_the_next_segment_in_the_windows() {
     let other = numbers(50_500_000, 9_500_000);
@@ -195,7 +196,8 @@ proptest! {
         prop_assert_eq!(assured(state, own, other, SMALL, &segment), After { state, numbers: own, fits: false });
     }
 
-    /// A segment touches FIN and RST only: it never assures, nor revives a flow whose endpoint is gone.
+    /// A segment touches FIN and RST only: it never assures, nor revives a flow whose endpoint is
+    /// gone.
     #[test]
     fn segments_touch_fin_and_rst_only(state: u8, own: u64, other: u64, flags: u8, ahead: u16, length: u16) {
         let numbers = own.wrapping_add(u64::from(ahead) << 32);
