@@ -4,7 +4,8 @@
 //! to byte loads and shifts (3 ns a packet more). One instruction each, in assembly, is neither
 //! undefined nor slow.
 //!
-//! Also of contexts whose fields may be read only by single instructions at constant offsets.
+//! The loads and stores also serve contexts whose fields may be accessed only by single
+//! instructions at constant offsets.
 
 use core::arch::asm;
 

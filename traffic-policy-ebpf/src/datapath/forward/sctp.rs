@@ -21,15 +21,15 @@ global_functions! {
     sctp_checksum => checksum_difference, ports_and_length: u64;
 }
 
-/// [`crc32c::difference`]: the high half of the argument is the difference of the ports, the low half
-/// the length.
+/// Computes [`crc32c::difference`]: the high half of the argument is the difference of the ports,
+/// the low half the length.
 #[inline(always)]
 fn checksum_difference(ports_and_length: u64) -> i32 {
     crc32c::difference((ports_and_length >> 32) as u32, ports_and_length as u16).cast_signed()
 }
 
 /// Whether a packet is a first fragment whose ports are to change. Its checksum cannot be updated:
-/// the change depends on the length of the whole packet, which only the last fragment tells.
+/// the change depends on the length of the whole packet, which only the last fragment reveals.
 #[inline(always)]
 pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Address>) -> bool {
     parsed.is_sctp::<P>() && fragment::is_one::<F>() && get!(flow.ports) != parsed.tuple.ports
@@ -42,7 +42,7 @@ pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Ad
 /// for the kernel itself where the device cannot compute it; both compute the CRC over a field that
 /// has to be 0 (<https://github.com/torvalds/linux/blob/v6.12/net/core/dev.c>
 /// skb_crc32c_csum_help). A true CRC of 0, one in 2^32, is not updated: that packet is lost, and
-/// its sender sends it again.
+/// its sender retransmits it.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite>(
     packet: P,
@@ -65,7 +65,7 @@ pub fn translate<P: Packet, F: Rewrite>(
             delta = checksum::add(delta, checksum::delta(word_sum(sum), word_sum(changed)));
         }
     }
-    // For a device that has summed up the frame (CHECKSUM_COMPLETE).
+    // The update for a device that has summed up the frame (CHECKSUM_COMPLETE).
     packet.update_sum(delta);
     true
 }
