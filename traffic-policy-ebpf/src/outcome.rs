@@ -135,8 +135,8 @@ outcomes! {
     /// A segment without a flow to an address of this node: it belongs to the stack, or to a
     /// connection of an earlier proxy.
     PassedNoFlow = 39, "passed-no-flow", Pass;
-    /// XDP cannot finish it (next hop not resolved, device cannot take frames from XDP, too long):
-    /// TC does.
+    /// XDP cannot finish it (next hop not resolved, device cannot take frames from XDP, too long,
+    /// in several buffers, flow marked for TC): TC does.
     PassedToTc = 40, "passed-to-tc", Pass;
     /// XDP has delivered it already.
     PassedDelivered = 41, "passed-delivered", Pass;

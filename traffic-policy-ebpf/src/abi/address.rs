@@ -61,7 +61,7 @@ pub struct Address6([u64; 2]);
 pub struct WideAddress([u64; 2]);
 
 impl WideAddress {
-    /// 0.0.0.0 or ::, "not known".
+    /// The unspecified address, 0.0.0.0 or ::, which means "not known".
     pub const UNSPECIFIED: Self = Self([0, 0]);
 
     /// Takes the address from two words that have been loaded as they lie: see
@@ -95,7 +95,7 @@ impl WideAddress {
 }
 
 impl Address4 {
-    /// 0.0.0.0, "not known".
+    /// The unspecified address 0.0.0.0, which means "not known".
     pub const UNSPECIFIED: Self = Self(0);
 
     /// Takes the address from a word that was loaded from a packet, or from a structure of the
@@ -127,7 +127,7 @@ impl Address4 {
 }
 
 impl Address6 {
-    /// ::, "not known".
+    /// The unspecified address ::, which means "not known".
     pub const UNSPECIFIED: Self = Self([0, 0]);
 
     /// Takes the address from two words that were loaded from a packet: see

@@ -18,7 +18,8 @@ pub struct TableUsage {
     /// The low half of jiffies when an entry last found no room in a main table.
     pub full_at: u32,
     /// The low half of jiffies when this node itself last sent a datagram from a frontend's address
-    /// and port, or a new one from a port of the SNAT port range; 0 if it never has.
+    /// and port, or a datagram or the beginning or end of a connection from a port of the SNAT port
+    /// range; 0 if it never has.
     pub own_sent_at: u32,
     /// The places up to which the queues have been searched for flows to remove from a full table.
     pub unassured_oldest: [u64; 4],

@@ -45,8 +45,8 @@ pub trait Family: 'static {
     fn service_cidrs() -> Table;
     /// This node's own addresses.
     fn node_addresses() -> Table;
-    /// The datagrams that this node itself has sent from a frontend's port, or from a port of the
-    /// SNAT port range.
+    /// The datagrams that this node itself has sent from a frontend's port, and its datagrams and
+    /// connections from a port of the SNAT port range, by the tuples of their answers.
     fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;

@@ -170,8 +170,8 @@ fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
     }
 }
 
-/// Notes an INIT on a flow that is not assured. False: it is neither the INIT that awaits its
-/// answer nor a new attempt.
+/// Notes an INIT on an unassured flow. False: it is neither the INIT that awaits its answer nor a
+/// new attempt.
 #[inline(always)]
 fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) -> bool {
     let (known, of_reply) = (get!(entry.numbers), get!(reply.numbers));

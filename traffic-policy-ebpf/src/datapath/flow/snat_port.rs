@@ -33,8 +33,7 @@ use crate::datapath::{
     words::{load16, load32},
 };
 
-/// The largest number of source ports tried for one new flow. If 95 % are taken, one client of
-/// 500,000 finds none.
+/// The most source ports tried for one flow. If 95 % are taken, one client of 500,000 finds none.
 const TRIES: u32 = 256;
 
 /// The tries that look for a free port, before one is taken over from a flow that has ended: an
@@ -218,8 +217,8 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
     }
 }
 
-/// Claims the reply entry: for an endpoint on this node with the client's own port if that is free,
-/// otherwise with a port of the pool.
+/// Claims the reply entry: with the client's own port if the endpoint is on this node and the port
+/// is free, otherwise with a port of the pool.
 #[inline(always)]
 fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
     if get!(scratch.reply.kind) == kind::REPLY_LOCAL {
@@ -252,8 +251,7 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
     }
 }
 
-/// The word that notes that an endpoint has no free port: for the rest of the jiffy and the next
-/// one, the whole search is skipped.
+/// Notes that an endpoint has no free port: until the end of the next jiffy the search is skipped.
 struct NoPort {
     word: *mut u64,
     endpoint: u64,
@@ -286,8 +284,7 @@ global_functions! {
     insert_request6 => insert_request::<V6>;
 }
 
-/// Inserts the reply entry with the client's own port, or takes over the one that is there. Returns
-/// 0, or a negative error number.
+/// Inserts or takes over the reply entry with the client's own port: 0, or a negative error number.
 #[inline(always)]
 fn keep_port<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
@@ -295,8 +292,7 @@ fn keep_port<F: Family>() -> i32 {
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }
 
-/// Takes over a reply entry that already answers this request: left by a conversation that ended,
-/// or created by another CPU just now.
+/// Takes over a reply entry that already answers this request: left behind, or just created.
 #[inline(always)]
 fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let key = borrow(place!(const scratch.key));
@@ -350,7 +346,7 @@ fn insert_request<F: Family>() -> i32 {
     inserted
 }
 
-/// Inserts the reply entry with the client's own port. Returns 0, or a negative error number.
+/// Inserts the reply entry with the client's own port: 0, or a negative error number.
 #[inline(always)]
 fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     name_port(scratch, get!(scratch.port_search.client_ports).source());
@@ -365,12 +361,10 @@ fn first_port<F: Family>() -> i32 {
     result::<F>()
 }
 
-/// Inserts as [`first_port`] does, with the next ports: [`EXISTS`] if all that were tried are
-/// taken.
+/// Inserts as [`first_port`] does, with the next ports: [`EXISTS`] if all of them are taken.
 #[inline(always)]
 fn other_port<F: Family>() -> i32 {
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
-    // them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments and the callback.
     unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
     result::<F>()
 }
@@ -395,8 +389,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
     );
 }
 
-/// Tries to insert the reply entry. A key under which the node itself receives answers counts as
-/// taken.
+/// Tries to insert the reply entry. A key under which the node itself receives answers is taken.
 #[inline(always)]
 fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
@@ -407,8 +400,7 @@ fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     FlowTable::<F>::new().insert_in(key, room, reply, NOEXIST)
 }
 
-/// Performs one turn of the search: 0 to continue, 1 to stop. It continues with the same port if
-/// that has become free.
+/// Performs one turn of the search, also with a port that became free: 0 to continue, 1 to stop.
 #[inline(always)]
 fn next_port<F: Family>(takes_over: bool) -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };

@@ -1,7 +1,6 @@
 //! State transitions of a flow's two entries.
 //!
-//! Each entry leads to its counterpart: the reverse of its translated tuple is the counterpart's
-//! key.
+//! Each entry leads to its counterpart, whose key is the reverse of the entry's translated tuple.
 
 use core::ptr;
 
@@ -38,8 +37,7 @@ pub enum Transition<A: Address> {
     /// The packet is translated, although its numbers do not show that it belongs to the flow; the
     /// receiver decides. It does not keep the flow alive.
     Ignore(*mut Flow<A>),
-    /// The packet opens a new conversation: a new endpoint is chosen, and this entry (of the main
-    /// table) is overwritten.
+    /// The packet opens a new conversation on this entry (of the main table), which is overwritten.
     Restart(*mut Flow<A>),
     /// The packet is treated as if no entry had been found.
     Forget,
@@ -98,8 +96,7 @@ fn note_scale<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, entry: *mut F
     set!(entry.packets = get!(entry.packets).with_scale(parsed.window_scale(packet)));
 }
 
-/// Returns the key of an entry's counterpart, in `Scratch`: the stack has no room for all the keys
-/// that are looked up.
+/// Returns the key of an entry's counterpart, in `Scratch`: the stack has no room for all keys.
 #[inline(always)]
 pub fn counterpart_key<F: Family>(
     entry: *const Flow<F::Address>,
@@ -145,8 +142,7 @@ pub fn track_reply<P: Packet, F: Family>(
     }
     let gone = get!(entry.state) & GONE != 0;
     if !gone && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
-        // The entry is not marked stale, so its request entry exists: that look-up, a cache miss,
-        // is saved.
+        // Not marked stale, so its request entry exists: that look-up, a cache miss, is saved.
         return reply(packet, parsed, entry, ptr::null(), true);
     }
     if is_first_answer(packet, parsed, entry) {
@@ -167,8 +163,8 @@ pub fn track_reply<P: Packet, F: Family>(
 }
 
 /// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then:
-/// that saves the look-up of the request entry. False: the packet is no such answer, or the request
-/// entry is needed to decide.
+/// that saves the look-up of the request entry. False: no such answer, or that entry is needed to
+/// tell.
 #[inline(always)]
 fn is_first_answer<P: Packet, F: Family>(
     packet: P,
@@ -180,8 +176,7 @@ fn is_first_answer<P: Packet, F: Family>(
         return false;
     }
     let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
-    // A late segment of an earlier connection fits as well, but changes no state: the general case
-    // decides.
+    // A late segment of an earlier connection fits as well, but changes no state.
     let answers = after.fits && after.state != 0;
     if answers {
         begin_count(entry);
@@ -245,8 +240,8 @@ fn request<P: Packet, F: Family>(
                     Transition::Ignore(entry)
                 };
             }
-            // A live connection continues: its endpoint answers, if necessary by a challenge ACK
-            // (RFC 5961 section 4).
+            // A live connection goes on: its endpoint answers, or sends a challenge (RFC 5961
+            // section 4).
             return if silence::after_syn(entry, reply) {
                 again::<P, F>(parsed, entry)
             } else {
@@ -289,9 +284,9 @@ fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Begins a new conversation on an entry. In the main table the entry is overwritten by the CPU
-/// that has claimed it: another one may be writing it too, or removing the flow for its port, and a
-/// removed element is reused at once.
+/// Begins a new conversation on an entry. In the main table the CPU that has claimed it overwrites
+/// it: another one may be writing it too, or removing the flow for its port, and a removed element
+/// is reused at once.
 #[inline(always)]
 pub fn again<P: Packet, F: Family>(
     parsed: &Parsed<F>,
@@ -324,8 +319,7 @@ pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     }
 }
 
-/// Assures a flow, so that it is no longer removed to make room for others. `tuple`: that of its
-/// requests.
+/// Assures a flow, so that it is no longer removed to make room for others. `tuple`: its requests'.
 #[inline(always)]
 pub fn assure<F: Family>(
     tuple: &Tuple<F::Address>,
@@ -353,8 +347,7 @@ fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
     }
 }
 
-/// Updates the flow's state from a packet of its endpoint. `request`: the other entry, null if it
-/// is not known.
+/// Updates the state from a packet of the endpoint. `request`: the other entry, null if not known.
 #[inline(always)]
 fn reply<P: Packet, F: Family>(
     packet: P,
@@ -406,8 +399,7 @@ fn reply<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Starts the byte count of an entry at its first packet; until then, a reply entry keeps the SYN's
-/// numbers there.
+/// Starts the byte count of an entry, in whose place a reply entry first keeps the SYN's numbers.
 #[inline(always)]
 pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.packets).count() == 0 {
