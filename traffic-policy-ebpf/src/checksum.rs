@@ -1,10 +1,10 @@
 //! The Internet checksum, updated by differences (RFC 1071, RFC 1624).
 //!
-//! One's complement sums may be computed in either byte order as long as all words are taken the same way (RFC 1071
-//! section 2 (B)), so everything here works on words as they lie in memory.
+//! One's complement sums may be computed in either byte order as long as all words are taken the
+//! same way (RFC 1071 section 2 (B)), so everything here works on words as they lie in memory.
 //!
-//! A *delta* is the sum of the new words plus the sum of the complements of the old ones, folded to 16 bits. Deltas of
-//! disjoint fields add up.
+//! A *delta* is the sum of the new words plus the sum of the complements of the old ones, folded to
+//! 16 bits. Deltas of disjoint fields add up.
 
 use crate::abi::Ports;
 
@@ -18,13 +18,14 @@ pub const fn fold(sum: u64) -> u16 {
     sum as u16
 }
 
-/// The delta of replacing words that sum up to `old` by words that sum up to `new`; neither needs to be folded.
+/// The delta of replacing words that sum up to `old` by words that sum up to `new`; neither needs
+/// to be folded.
 #[inline(always)]
 pub const fn delta(old: u64, new: u64) -> u16 {
     fold((!fold(old)) as u64 + fold(new) as u64)
 }
 
-/// The delta of both.
+/// Adds two deltas.
 #[inline(always)]
 pub const fn add(a: u16, b: u16) -> u16 {
     let sum = a as u32 + b as u32;
@@ -37,7 +38,8 @@ pub const fn update(checksum: u16, delta: u16) -> u16 {
     !add(!checksum, delta)
 }
 
-/// As [`update`] for UDP: 0 stays 0 (no checksum, RFC 768), a computed 0 is sent as all ones.
+/// Updates as [`update`] does, for UDP: 0 stays 0 (no checksum, RFC 768), a computed 0 is sent as
+/// all ones.
 #[inline(always)]
 pub const fn update_udp(checksum: u16, delta: u16) -> u16 {
     if checksum == 0 {
@@ -49,17 +51,17 @@ pub const fn update_udp(checksum: u16, delta: u16) -> u16 {
     }
 }
 
-/// The delta of one step of TTL: the TTL is the first byte of its word, so in memory order the word loses 1 on little
-/// endian machines and 0x100 on big endian ones.
+/// The delta of one decrement of the TTL. The TTL is the first byte of its word, so in memory order
+/// the word loses 1 on little endian machines and 0x100 on big endian ones.
 pub const TTL_STEP: u16 = !u16::from_ne_bytes([1, 0]);
 
-/// Sum of the two words of a pair of ports.
+/// The sum of the two words of a pair of ports.
 #[inline(always)]
 pub const fn port_sum(ports: Ports) -> u64 {
     word_sum(ports.wire())
 }
 
-/// Sum of the 16-bit words of a 32-bit word.
+/// The sum of the 16-bit words of a 32-bit word.
 #[inline(always)]
 pub const fn word_sum(word: u32) -> u64 {
     (word & 0xffff) as u64 + (word >> 16) as u64

@@ -1,12 +1,12 @@
-//! The CRC32c of an SCTP packet (RFC 9260 appendix A), updated where the ports change.
+//! The CRC32c of an SCTP packet (RFC 9260 appendix A), updated when the ports change.
 //!
 //! A CRC is linear: the difference (XOR) of the checksums of two packets of one length depends on
-//! the difference of their bytes alone. Here the ports differ, which are the first four bytes. As
+//! the difference of their bytes alone. Here only the ports differ, the first four bytes. As
 //! polynomials over GF(2): the difference `d` of the ports begins a packet of `L` bytes, so the
 //! checksums differ by `d · x^(8·L)` modulo the generator. Two tables give that power for any `L`:
-//! one has the factor of the low byte of `L`, the other that of the high byte.
+//! one holds the factor of the low byte of `L`, the other that of the high byte.
 //!
-//! Polynomials are reflected, as the algorithm has them: bit 31 is the coefficient of `x^0`.
+//! Polynomials are reflected, as in the algorithm: bit 31 is the coefficient of `x^0`.
 
 /// The generator `0x1edc6f41`, reflected.
 const GENERATOR: u32 = 0x82f6_3b78;
@@ -43,7 +43,7 @@ const fn powers(base: u32) -> [u32; 256] {
 }
 
 /// The product of two polynomials modulo the generator. It has no branch in its loop, because the
-/// kernel's verifier would follow both ways of it in each turn.
+/// kernel's verifier would follow both branches in each iteration.
 #[inline(always)]
 const fn multiply(one: u32, other: u32) -> u32 {
     let (mut product, mut power) = (0, other);
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// The checksum field as RFC 9260 appendix A computes it, bit by bit, in the order of memory.
+    /// The checksum field as RFC 9260 appendix A computes it, bit by bit, in memory order.
     fn full(packet: &[u8]) -> u32 {
         let mut crc = u32::MAX;
         for byte in packet {
@@ -88,7 +88,7 @@ mod tests {
         u32::from_ne_bytes(bytes)
     }
 
-    /// RFC 3720 appendix B.4.
+    /// The test vectors of RFC 3720 appendix B.4.
     #[test]
     fn the_reference_is_crc32c() {
         assert_eq!(full(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// Lengths at which one table or the other ends, and the longest.
+    /// Lengths at the boundaries of either table, and the longest.
     #[test]
     fn at_the_edges_of_the_tables() {
         for length in [4, 12, 255, 256, 257, 511, 512, 1480, 0x7fff, 0x8000, 0xff00, 0xffff] {

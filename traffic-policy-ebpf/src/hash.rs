@@ -1,4 +1,4 @@
-//! The flow hash: chooses endpoints and first source ports.
+//! The flow hash, which chooses endpoints and first source ports.
 
 use crate::abi::{Address, Tuple};
 
@@ -10,7 +10,7 @@ const fn mix(h: u64, word: u64) -> u64 {
     h ^ (h >> 32)
 }
 
-/// Hash of a tuple. With a secret `seed` no client can aim at one endpoint.
+/// Hashes a tuple. With a secret `seed` no client can aim at one endpoint.
 #[inline(always)]
 pub fn tuple<A: Address>(t: &Tuple<A>, seed: u64) -> u64 {
     let h = mix(seed, t.source.mixed());
@@ -19,26 +19,27 @@ pub fn tuple<A: Address>(t: &Tuple<A>, seed: u64) -> u64 {
     mix(h, ports)
 }
 
-/// Hash of an address and a word beside it.
+/// Hashes an address and a word.
 #[inline(always)]
 pub fn endpoint<A: Address>(a: A, word: u32) -> u64 {
     mix(a.mixed(), word as u64)
 }
 
-/// A number below `len` from a hash, without division; 0 if `len` is 0.
+/// Maps a hash to a number below `len`, without division; 0 if `len` is 0.
 #[inline(always)]
 pub const fn pick(hash: u64, len: u32) -> u32 {
     (((hash & 0xffff_ffff) * len as u64) >> 32) as u32
 }
 
-/// Says of an address and a word, read one after the other, whether they were written together.
+/// Computes a check word for an address and a word, by which a reader that loads them one after the
+/// other can tell whether they were written together.
 #[inline(always)]
 pub fn check<A: Address>(a: A, word: u32) -> u32 {
-    // Of IPv4 no two pairs are multiplied to the same.
+    // For IPv4 the multiplication maps no two pairs to the same product.
     mix((word as u64) << 32, a.mixed()) as u32
 }
 
-/// Hash of an address, for bit arrays: its highest bits are the best.
+/// Hashes an address, for bit arrays: its highest bits are the best mixed.
 #[inline(always)]
 pub fn address<A: Address>(a: A) -> u64 {
     a.mixed().wrapping_mul(MULTIPLIER)
@@ -49,7 +50,8 @@ mod tests {
     use super::*;
     use crate::abi::{Address4, Ports};
 
-    /// Ports that a client counts up must spread evenly: 100,000 flows over 7 endpoints, each within 3 % of its share.
+    /// Consecutive source ports of a client must spread evenly: 100,000 flows over 7 endpoints,
+    /// each within 3 % of its share.
     #[test]
     fn consecutive_ports_spread_evenly() {
         for seed in [0, 1, 0xdead_beef_0bad_cafe] {

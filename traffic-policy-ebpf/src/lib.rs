@@ -1,7 +1,8 @@
-//! Shared by the packet path and its users: map layouts, outcomes and the pure arithmetic on packets.
+//! The code shared by the packet path and its users: map layouts, outcomes and the pure arithmetic
+//! on packets.
 //!
-//! Compiled for both sides, so there is one definition of each layout. Nothing here does input or output, and all of it
-//! is tested on the host.
+//! It is compiled for both sides, so there is one definition of each layout. Nothing here does
+//! input or output, and all of it is tested on the host.
 #![cfg_attr(target_arch = "bpf", no_std)]
 
 pub mod abi;

@@ -1,7 +1,7 @@
-//! Every program, and the function that it is. For the BPF target only: on the host this is an empty program, so that the
-//! workspace builds as a whole.
+//! Every program, with the function that implements it. The crate is for the BPF target only: on
+//! the host this is an empty program, so that the workspace builds as a whole.
 //!
-//! The way of a packet from program to program is drawn in [`datapath`].
+//! The path of a packet from program to program is drawn in [`datapath`].
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 
 #[cfg(target_arch = "bpf")]
@@ -10,7 +10,8 @@ mod datapath;
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
 
-/// Programs of one kind: `name => function` with what the function is given, made of the kernel's context.
+/// Defines programs of one kind: `name => function`, with the function's argument made from the
+/// kernel's context.
 #[cfg(target_arch = "bpf")]
 macro_rules! programs {
     (
@@ -28,9 +29,9 @@ macro_rules! programs {
     };
 }
 
-/// Programs of a cgroup, for calls of its sockets: `section, name => function`.
+/// Defines programs of a cgroup, for calls of its sockets: `section, name => function`.
 ///
-/// The inner function is optimised before it is inlined, which spares `connect4` 32 instructions.
+/// The inner function is optimised before it is inlined, which saves 32 instructions in `connect4`.
 #[cfg(target_arch = "bpf")]
 macro_rules! socket_programs {
     ($context:ty => $call:ident: $($section:literal, $name:ident => $run:path;)+) => {
@@ -47,7 +48,8 @@ macro_rules! socket_programs {
     };
 }
 
-/// Programs that the kernel calls for each element of a map (`bpf_map_elem` iterators): `name: key => value, function`.
+/// Defines programs that the kernel calls for each element of a map (`bpf_map_elem` iterators):
+/// `name: key => value, function`.
 #[cfg(target_arch = "bpf")]
 macro_rules! iterators {
     ($($name:ident: $key:ty => $value:ty, $visit:path;)+) => {
@@ -99,7 +101,8 @@ mod programs {
         tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
         tp_xdp_reject4 => reject::run::<Xdp, V4>;
         tp_xdp_reject6 => reject::run::<Xdp, V6>;
-        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no program of sockets.
+        // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no
+        // socket programs.
         tp_explain_sock => explain::run;
     }
 
@@ -123,7 +126,7 @@ mod programs {
         tp_tc_split4 => split::run::<false>;
     }
 
-    // On devices without Ethernet, whose packets begin with the IP header.
+    // Programs on devices without Ethernet, whose packets begin with the IP header.
     programs! {
         "classifier", context: *mut __sk_buff => <TcL3>::new(context), i32;
         tp_l3_ingress => l3_ingress::run;
@@ -134,7 +137,7 @@ mod programs {
         tp_l3_vhdr_out6 => variable_headers::run_out::<TcL3, V6>;
     }
 
-    // Those of SCTP, so that nothing else pays for it.
+    // Programs for SCTP, separate so that other packets bear no cost for it.
     programs! {
         "xdp.frags", context: *mut xdp_md => Xdp::<true>::new(context), u32;
         tp_xdp_sctp4 => variable_headers::run::<Xdp<true>, V4>;
@@ -173,14 +176,16 @@ mod programs {
         "cgroup/sock_release", tp_sk_release => sock::release;
     }
 
-    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the time in jiffies.
+    // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the
+    // time in jiffies.
     programs! {
         "raw_tp/sys_enter", context: *mut c_void => context, u32;
         tp_gc_begin => gc::begin;
         tp_clock => clock::run;
     }
 
-    // Walks over the tables of flows and sockets, which `tp_gc_begin` begins; read by the agent a piece at a time.
+    // Walks over the tables of flows and sockets, which `tp_gc_begin` begins; the agent reads them
+    // piece by piece.
     iterators! {
         tp_gc_flows4: FlowKey<Address4> => Flow<Address4>, gc::flow_entry::<V4>;
         tp_gc_flows6: FlowKey<Address6> => Flow<Address6>, gc::flow_entry::<V6>;
@@ -191,7 +196,7 @@ mod programs {
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // The verifier proves that it is never reached.
+    // The verifier proves that this is never reached.
     loop {}
 }
 

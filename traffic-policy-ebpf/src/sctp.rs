@@ -1,25 +1,25 @@
-//! SCTP state of a flow entry: chunks, and the verification tags that tell whether a packet belongs to
-//! its association.
+//! The SCTP state of a flow entry: chunks, and the verification tags that tell whether a packet
+//! belongs to its association.
 //!
-//! Every packet but an INIT carries the tag that its receiver has chosen in INIT or INIT ACK (RFC 9260
-//! section 8.5). A sender who sees no packet of the association cannot know it. So a packet with
-//! another tag is forwarded, for the host to judge, and changes nothing here. Entries keep two tags
-//! each, in memory order as in the packet:
+//! Every packet except an INIT carries the tag that its receiver has chosen in INIT or INIT ACK
+//! (RFC 9260 section 8.5). An attacker that sees no packet of the association cannot know it. So a
+//! packet with another tag is forwarded, the host decides, and nothing changes here. Entries keep
+//! two tags each, in memory order as in the packet:
 //!
 //! | | high half | low half |
 //! |---|---|---|
 //! | request entry | initiate tag of the client | tag of requests: the initiate tag of the endpoint |
 //! | reply entry | initiate tag of the endpoint | tag of replies: the initiate tag of the client |
 //!
-//! A tag of 0, which no host may choose, stands for one that is not known. The bits of an entry's state
-//! are those of [`crate::tcp`]. `ANSWERED`: there was an INIT ACK or COOKIE ACK. `ASSURED`: the client
-//! has sent the endpoint's tag (COOKIE ECHO), or the endpoint a COOKIE ACK. `FIN`: a SHUTDOWN or
-//! SHUTDOWN ACK of this direction. `RST`: an ABORT or SHUTDOWN COMPLETE. Modelled on
+//! A tag of 0, which no host may choose, means that the tag is not known. The bits of an entry's
+//! state are those of [`crate::tcp`]. `ANSWERED`: there was an INIT ACK or COOKIE ACK. `ASSURED`:
+//! the client has sent the endpoint's tag (COOKIE ECHO), or the endpoint a COOKIE ACK. `FIN`: a
+//! SHUTDOWN or SHUTDOWN ACK of this direction. `RST`: an ABORT or SHUTDOWN COMPLETE. Modelled on
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_sctp.c>.
 //!
 //! Only the first chunk of a packet is read: INIT, INIT ACK, COOKIE ECHO, COOKIE ACK and SHUTDOWN
-//! COMPLETE are always first (sections 3.3 and 6.10). An ABORT behind another chunk is not seen: such
-//! a flow ends by its idle time.
+//! COMPLETE are always first (sections 3.3 and 6.10). An ABORT behind another chunk is not seen:
+//! such a flow ends by its idle time.
 
 use crate::tcp::{ASSURED, FIN, RST, Timeouts};
 
@@ -37,22 +37,23 @@ pub mod chunk {
     pub const COOKIE_ECHO: u8 = 10;
     pub const COOKIE_ACK: u8 = 11;
     pub const SHUTDOWN_COMPLETE: u8 = 14;
-    /// Flag of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own, reflected (section 8.5.1).
+    /// A flag of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own, reflected
+    /// (section 8.5.1).
     pub const REFLECTED: u8 = 1;
 }
 
-/// Bytes of the common header, and of the common header with that of a chunk.
+/// The bytes of the common header, and of the common header with a chunk header.
 pub const HEADER: u32 = 12;
 pub const WITH_CHUNK: u32 = HEADER + 4;
-/// Bytes of an INIT chunk without parameters.
+/// The bytes of an INIT chunk without parameters.
 const INIT_LENGTH: u32 = 20;
 
-/// Idle time of an assured flow in seconds: `nf_conntrack_sctp_timeout_established`. An idle host sends
-/// a HEARTBEAT every 30 seconds. (A flow that is being shut down has the time-out of a TCP connection
-/// after both FINs, not conntrack's 3 seconds.)
+/// The idle time of an assured flow in seconds: `nf_conntrack_sctp_timeout_established`. An idle
+/// host sends a HEARTBEAT every 30 seconds. (A flow that is being shut down has the time-out of a
+/// TCP connection after both FINs, not conntrack's 3 seconds.)
 const ESTABLISHED: u32 = 210;
-/// Seconds after the last packet of an association from which on it counts as forgotten: a HEARTBEAT is
-/// overdue, and an INIT chooses an endpoint anew.
+/// The seconds after the last packet of an association after which it counts as forgotten: a
+/// HEARTBEAT is overdue, and an INIT chooses a new endpoint.
 pub const SILENCE: u32 = 45;
 
 /// Two tags: [`own`] in the high half, [`carried`] in the low one. Each is a word in memory order.
@@ -75,7 +76,7 @@ pub const fn carried(tags: Tags) -> u32 {
     tags as u32
 }
 
-/// Tag and first chunk of a packet.
+/// The tag and the first chunk of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Head {
     /// The verification tag, in memory order.
@@ -83,12 +84,12 @@ pub struct Head {
     /// See [`chunk`].
     pub kind: u8,
     pub flags: u8,
-    /// Bytes of the chunk by its own length field, header included; host order.
+    /// The bytes of the chunk by its own length field, header included; host order.
     pub length: u16,
 }
 
 impl Head {
-    /// `chunk`: type, flags and length, a word in memory order.
+    /// Reads a head. `chunk`: type, flags and length, a word in memory order.
     #[inline(always)]
     pub const fn of(tag: u32, chunk: u32) -> Self {
         let [kind, flags, high, low] = chunk.to_ne_bytes();
@@ -107,19 +108,20 @@ impl Head {
             && length < WITH_CHUNK + chunk
     }
 
-    /// Whether it ends an association, or asks to.
+    /// Whether it ends an association, or begins to.
     #[inline(always)]
     pub const fn ends(&self) -> bool {
         matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN | chunk::SHUTDOWN_ACK | chunk::SHUTDOWN_COMPLETE)
     }
 
-    /// Whether nothing of its sender follows.
+    /// Whether it is the last packet of its sender.
     #[inline(always)]
     pub const fn is_last(&self) -> bool {
         matches!(self.kind, chunk::ABORT | chunk::SHUTDOWN_COMPLETE)
     }
 
-    /// Whether it belongs to the association, as far as its tag tells. `tags`: those of its direction.
+    /// Whether it belongs to the association, as far as its tag shows. `tags`: those of its
+    /// direction.
     #[inline(always)]
     pub const fn fits(&self, tags: Tags) -> bool {
         let reflected = self.is_last() && self.flags & chunk::REFLECTED != 0;
@@ -138,7 +140,8 @@ impl Head {
     }
 }
 
-/// The time-out of a flow with these states of its entries, in jiffies. `second`: jiffies of a second.
+/// The time-out of a flow with these states of its entries, in jiffies. `second`: the jiffies of a
+/// second.
 #[inline(always)]
 pub const fn timeout(timeouts: &Timeouts, second: u32, request: u8, reply: u8) -> u32 {
     if (request | reply) & RST != 0 {
@@ -194,7 +197,7 @@ mod tests {
         }
     }
 
-    /// RFC 9260 section 8.5.1 (B) and (C).
+    /// The rules of RFC 9260 section 8.5.1 (B) and (C).
     #[test]
     fn a_reflected_tag_is_the_senders_own() {
         let requests = tags(CLIENT, ENDPOINT);

@@ -1,10 +1,11 @@
-//! TCP and UDP state of a flow entry, and its idle time-outs. [`crate::sctp`] uses the same bits.
+//! The TCP and UDP state of a flow entry, and its idle time-outs. [`crate::sctp`] uses the same
+//! bits.
 
 pub mod numbers;
 
-/// The flow makes room for no other one: IPS_ASSURED of conntrack. TCP sets it by the ACK of the
-/// SYN-ACK, UDP by a datagram of either side two seconds or more after the first, once there was an
-/// answer.
+/// The flow is not removed to make room for another one: IPS_ASSURED of conntrack. TCP sets it by
+/// the ACK of the SYN-ACK, UDP by a datagram of either side more than two seconds after the first,
+/// once there was an answer.
 pub const ASSURED: u8 = 1;
 /// This direction sent a FIN.
 pub const FIN: u8 = 2;
@@ -12,11 +13,11 @@ pub const FIN: u8 = 2;
 pub const RST: u8 = 4;
 /// Reply entry: the endpoint answered (SYN-ACK, or any datagram). IPS_SEEN_REPLY of conntrack.
 pub const ANSWERED: u8 = 8;
-/// The endpoint takes no more new flows: a SYN or a datagram chooses anew.
+/// The endpoint takes no more new flows: a SYN or a datagram chooses a new endpoint.
 pub const GONE: u8 = 16;
 /// The last sweep found both entries idle for too long.
 pub const MARKED: u8 = 32;
-/// Both entries: the packets of this flow's client look like another flow's once they are
+/// A flag of both entries: the packets of this flow's client look like another flow's once they are
 /// delivered, so XDP leaves them to TC.
 pub const BY_TC: u8 = 64;
 
@@ -28,35 +29,37 @@ pub mod flag {
     pub const ACK: u8 = 16;
 }
 
-/// Whether a segment opens a connection: SYN without ACK, RST or FIN. With FIN it is invalid (conntrack's `tcp_valid_flags`).
+/// Whether a segment opens a connection: SYN without ACK, RST or FIN. A SYN with FIN is invalid
+/// (conntrack's `tcp_valid_flags`).
 #[inline(always)]
 pub const fn opens(flags: u8) -> bool {
     flags & (flag::SYN | flag::ACK | flag::RST | flag::FIN) == flag::SYN
 }
 
-/// Whether a connection with these entries was reset or closed by both sides. Whether the last data has arrived, and a SYN may open
-/// a new one: [`numbers::is_over`].
+/// Whether a connection with these entries was reset or closed by both sides. [`numbers::is_over`]
+/// tells whether the last data has arrived, and a SYN may open a new one.
 #[inline(always)]
 pub const fn closing(request: u8, reply: u8) -> bool {
     (request | reply) & RST != 0 || request & reply & FIN != 0
 }
 
-/// Classes of flows, in the order in which a table that is nearly full lets go of them, and their
-/// number. An established TCP connection or SCTP association has no class: it is never given up for
-/// another flow's sake.
+/// Classes of flows, in the order in which a table that is nearly full removes them, and their
+/// number. An established TCP connection or SCTP association has no class: it is never removed for
+/// another flow.
 pub mod class {
-    /// Closed or reset.
+    /// Closed or reset connections.
     pub const ENDED: usize = 0;
-    /// Of flows that are not [`ASSURED`][super::ASSURED].
+    /// Flows that are not [`ASSURED`][super::ASSURED].
     pub const UNASSURED: usize = 1;
-    /// UDP that is assured: first what it has beyond its share, the rest after [`HALF_CLOSED`].
+    /// Assured UDP flows: those beyond the share of UDP are removed first, the rest after
+    /// [`HALF_CLOSED`].
     pub const UDP: usize = 2;
     pub const HALF_CLOSED: usize = 3;
     pub const COUNT: usize = 4;
 }
 
-/// The class of a flow with these states of its entries; [`class::COUNT`] if it is in none. `tcp`: TCP
-/// or SCTP.
+/// The class of a flow with these states of its entries; [`class::COUNT`] if it is in none. `tcp`:
+/// TCP or SCTP.
 #[inline(always)]
 pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
     if !tcp {
@@ -73,7 +76,7 @@ pub const fn class(tcp: bool, request: u8, reply: u8) -> usize {
     }
 }
 
-/// Idle times after which a flow may go, in jiffies.
+/// The idle times after which a flow may be removed, in jiffies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Timeouts {

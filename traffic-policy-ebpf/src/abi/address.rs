@@ -1,24 +1,29 @@
-//! Addresses in network byte order, as they lie in a packet, and how two of them become part of a flow key.
+//! Addresses in network byte order, as they lie in a packet, and the folding of two addresses into
+//! a flow key.
 
 use core::mem::{align_of, size_of};
 
-/// The multipliers of the halves of an IPv6 destination: odd, so that no bit is lost, and secret. Who knew them could send from
-/// one prefix packets to one destination whose keys are those of other sources' packets to another one, and hold their ports.
+/// The multipliers of the halves of an IPv6 destination: odd, so that no bit is lost, and secret.
+/// An attacker that knew them could send packets from one prefix to one destination whose keys
+/// collide with those of other sources' packets to another destination, and hold their ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multipliers(pub [u64; 2]);
 
 impl Multipliers {
-    /// Those of programs that were loaded without a seed: by tests and benches, whose tables nobody else has.
+    /// The multipliers of programs that were loaded without a seed: tests and benches, whose tables
+    /// have no other user.
     pub const UNSEEDED: Self = Self::of(0);
 
-    /// Those of a seed: that of the hash, which is pinned, so that programs of a later agent find the flows of an earlier one.
+    /// Derives the multipliers from the seed of the hash. That seed is pinned, so programs of a
+    /// later agent find the flows of an earlier one.
     #[must_use]
     pub const fn of(seed: u64) -> Self {
         Self([splitmix64(seed, 1) | 1, splitmix64(seed, 2) | 1])
     }
 }
 
-/// The number so many places after the seed (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// Returns the number `place` steps after the seed (Steele, Lea and Flood, "Fast splittable
+/// pseudorandom number generators", 2014).
 const fn splitmix64(seed: u64, place: u64) -> u64 {
     let z = seed.wrapping_add(place.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,17 +33,17 @@ const fn splitmix64(seed: u64, place: u64) -> u64 {
 
 /// An address as it lies in a packet.
 pub trait Address: Fold + Copy + PartialEq + Default + 'static {
-    /// Sum of its 16-bit words, not folded.
+    /// The sum of its 16-bit words, not folded.
     fn sum(self) -> u64;
     /// The form in maps that serve both families.
     fn wide(self) -> WideAddress;
     /// Both words mixed into one word.
     fn mixed(self) -> u64;
-    /// Whether it is of a network that no packet may have as its source.
+    /// Whether it lies in a network that no packet may have as its source.
     fn is_no_source(self) -> bool;
 }
 
-/// An IPv4 address in network byte order. There is no implicit way from and to a number.
+/// An IPv4 address in network byte order. It does not convert to or from a number implicitly.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Address4(u32);
@@ -48,38 +53,40 @@ pub struct Address4(u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Address6([u64; 2]);
 
-/// An address of either family in network byte order, in maps that serve both: of IPv6 its first eight bytes and its last eight; of IPv4
-/// its four bytes, zero filled. Which of the two it is, is said beside it.
+/// An address of either family in network byte order, in maps that serve both: an IPv6 address as
+/// its first eight bytes and its last eight, an IPv4 address as its four bytes, zero filled. A
+/// field next to it tells the family.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct WideAddress([u64; 2]);
 
 impl WideAddress {
-    /// 0.0.0.0 or ::, "not known".
+    /// The unspecified address, 0.0.0.0 or ::, which means "not known".
     pub const UNSPECIFIED: Self = Self([0, 0]);
 
-    /// The address in two words that have been loaded as they lie: as [`Address6::from_wire`].
+    /// Takes the address from two words that have been loaded as they lie: see
+    /// [`Address6::from_wire`].
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(words: [u64; 2]) -> Self {
         Self(words)
     }
 
-    /// The words to be stored.
+    /// The words to store.
     #[inline(always)]
     #[must_use]
     pub const fn wire(self) -> [u64; 2] {
         self.0
     }
 
-    /// As an IPv4 address.
+    /// The address, read as IPv4.
     #[inline(always)]
     #[must_use]
     pub const fn ipv4(self) -> Address4 {
         Address4(self.0[0] as u32)
     }
 
-    /// As an IPv6 address.
+    /// The address, read as IPv6.
     #[inline(always)]
     #[must_use]
     pub const fn ipv6(self) -> Address6 {
@@ -88,17 +95,18 @@ impl WideAddress {
 }
 
 impl Address4 {
-    /// 0.0.0.0, "not known".
+    /// The unspecified address 0.0.0.0, which means "not known".
     pub const UNSPECIFIED: Self = Self(0);
 
-    /// The address in a word that was loaded from a packet, or from a structure of the kernel that has it in the same order.
+    /// Takes the address from a word that was loaded from a packet, or from a structure of the
+    /// kernel in the same order.
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(word: u32) -> Self {
         Self(word)
     }
 
-    /// The word to be stored.
+    /// The word to store.
     #[inline(always)]
     #[must_use]
     pub const fn wire(self) -> u32 {
@@ -119,17 +127,18 @@ impl Address4 {
 }
 
 impl Address6 {
-    /// ::, "not known".
+    /// The unspecified address ::, which means "not known".
     pub const UNSPECIFIED: Self = Self([0, 0]);
 
-    /// The address in two words that were loaded from a packet: as [`Address4::from_wire`].
+    /// Takes the address from two words that were loaded from a packet: see
+    /// [`Address4::from_wire`].
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(words: [u64; 2]) -> Self {
         Self(words)
     }
 
-    /// The words to be stored.
+    /// The words to store.
     #[inline(always)]
     #[must_use]
     pub const fn wire(self) -> [u64; 2] {
@@ -163,7 +172,8 @@ impl Address for Address4 {
     fn mixed(self) -> u64 {
         self.0 as u64
     }
-    /// RFC 1122 section 3.2.1.3: 0/8 (this network), 127/8 (loopback), 224/4 (multicast), 240/4 (reserved, broadcast).
+    /// RFC 1122 section 3.2.1.3: 0/8 (this network), 127/8 (loopback), 224/4 (multicast), 240/4
+    /// (reserved, broadcast).
     #[inline(always)]
     fn is_no_source(self) -> bool {
         let [first, ..] = self.0.to_ne_bytes();
@@ -193,17 +203,17 @@ impl Address for Address6 {
     }
 }
 
-/// Packing of two addresses into a key.
+/// The packing of two addresses into a key.
 pub trait Fold: Sized {
-    /// Both addresses in a key.
+    /// The form that both addresses take in a key.
     type Folded: Copy + PartialEq + Eq + core::fmt::Debug + core::hash::Hash + Default + 'static;
-    /// Bits of the destination that the key omits; they are stored in the entry.
+    /// The bits of the destination that the key omits; they are stored in the entry.
     type Kept: Copy + PartialEq + Eq + core::fmt::Debug + Default + 'static;
 
     fn fold(source: Self, destination: Self, by: Multipliers) -> Self::Folded;
-    /// Bits of this destination that are stored in the entry.
+    /// The bits of this destination that are stored in the entry.
     fn kept(self) -> Self::Kept;
-    /// Source and destination.
+    /// Returns source and destination.
     fn unfold(folded: Self::Folded, kept: Self::Kept, by: Multipliers) -> (Self, Self);
 }
 

@@ -2,10 +2,11 @@
 
 use super::{Port, WideAddress};
 
-/// An endpoint of this node, by its `nodeName` or because the address is the node's own: delivered here whatever the routes
-/// say.
+/// The endpoint is on this node, by its `nodeName` or because the address is the node's own: it is
+/// delivered here whatever the routes say.
 pub const SLOT_LOCAL: u16 = 1;
-/// An endpoint of another node, by its `nodeName`: never delivered here whatever the routes say.
+/// The endpoint is on another node, by its `nodeName`: it is never delivered here whatever the
+/// routes say.
 pub const SLOT_REMOTE: u16 = 2;
 
 /// An endpoint, by value.
@@ -19,7 +20,8 @@ pub struct Slot<A> {
     pub zero: u32,
 }
 
-/// Key of `tp_removed_eps`: an endpoint that takes no more new flows of a Service port; of others it may.
+/// The key of `tp_removed_eps`: an endpoint that takes no more new flows of one Service port. It
+/// may still take flows of other Service ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EndpointKey {
@@ -27,6 +29,6 @@ pub struct EndpointKey {
     pub port: Port,
     pub protocol: u8,
     pub ipv6: u8,
-    /// Index of the Service port.
+    /// The index of the Service port.
     pub service: u32,
 }

@@ -1,43 +1,49 @@
-//! Flow entries: what becomes of the packets of a flow.
+//! Flow entries: the translation and the state of a flow's packets.
 
 use super::{Address, Ports, Tuple};
 
-/// Kinds of flow entry, which say what is done with a packet.
+/// Kinds of flow entry, which determine what happens to a packet.
 pub mod kind {
-    /// Request entry, endpoint on another node: both addresses rewritten, sent to the next hop.
+    /// A request entry with its endpoint on another node: both addresses are rewritten, and the
+    /// packet is sent to the next hop.
     pub const FORWARD: u8 = 1;
-    /// Reply entry of [`FORWARD`].
+    /// The reply entry of [`FORWARD`].
     pub const REPLY: u8 = 2;
-    /// Request entry, endpoint on this node: destination rewritten, handed to the stack.
+    /// A request entry with its endpoint on this node: the destination is rewritten, and the packet
+    /// is handed to the stack.
     pub const DELIVER: u8 = 3;
-    /// Reply entry of [`DELIVER`], seen at TC egress.
+    /// The reply entry of [`DELIVER`], seen at TC egress.
     pub const REPLY_LOCAL: u8 = 4;
-    /// Request entry of a connection that began under an earlier proxy: conntrack goes on translating it, so its packets are
-    /// handed to the stack as they are. Written and removed by the agent alone.
+    /// The request entry of a connection that began under an earlier proxy. conntrack goes on
+    /// translating it, so its packets are handed to the stack unchanged. Only the agent writes and
+    /// removes it.
     pub const LEFT: u8 = 5;
-    /// Reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being given to another flow.
+    /// The reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being
+    /// given to another flow.
     pub const LEFT_REPLY: u8 = 6;
 }
 
-/// A flow entry, of requests or of replies: all that an established packet needs.
+/// A flow entry, for requests or for replies: all that an established packet needs.
 ///
 /// IPv4: 48 bytes of the kernel's element + 16 of key + 64 = two cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Flow<A: Address> {
-    /// Address bits of the matched packets that the key omits.
+    /// The address bits of the matched packets that the key omits.
     pub kept: A::Kept,
-    /// Addresses and ports that the packet gets.
+    /// The addresses and ports that the packet gets.
     pub source: A,
     pub destination: A,
     pub ports: Ports,
-    /// Difference of the one's complement sums of the addresses, and of the ports: [`crate::checksum`].
+    /// The differences of the one's complement sums of the addresses, and of the ports:
+    /// [`crate::checksum`].
     pub address_delta: u16,
     pub port_delta: u16,
-    /// Index into `tp_nexthops`, valid while `epoch` is the current route epoch. [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel
-    /// routes the packet, and else the hop that it is redirected to; asked only if it leaves by another device than `ifindex`.
+    /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
+    /// [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel routes the packet, otherwise the hop
+    /// that it is redirected to; read only if the packet leaves by another device than `ifindex`.
     pub hop: u16,
-    /// Of `hop`: one aligned word with it, which is read and written as one.
+    /// The route epoch of `hop`. Both form one aligned word, which is read and written as one.
     pub epoch: u16,
     /// See [`kind`].
     pub kind: u8,
@@ -45,62 +51,65 @@ pub struct Flow<A: Address> {
     pub state: u8,
     /// The first two bytes of the MAC address that sent the request: see `ifindex`.
     pub mac_head: [u8; 2],
-    /// Time of the last packet: low half of jiffies.
+    /// The time of the last packet: low half of jiffies.
     pub last: u32,
-    /// Index of the Service port.
+    /// The index of the Service port.
     pub service: u32,
     pub packets: Packets,
-    /// Bytes of IP packets. Reply entry of TCP without a packet: the SYN's numbers, as the request entry has them.
+    /// Bytes of IP packets. The reply entry of a TCP flow that has had no reply holds the SYN's
+    /// numbers, as the request entry does.
     pub bytes: u64,
     /// TCP: sequence and acknowledgement number of the last segment, host order; before the flow is
-    /// assured, as in the table of [`crate::tcp::numbers`]. SCTP: two tags, see [`crate::sctp`].
-    /// UDP: 0; before the flow is assured, the low half has the jiffies when it began, and the high
+    /// assured, see the table of [`crate::tcp::numbers`]. SCTP: two tags, see [`crate::sctp`]. UDP:
+    /// 0; before the flow is assured, the low half holds the jiffies when it began, and the high
     /// half of a request entry the jiffies until which its datagrams need nothing but their
     /// translation.
     pub numbers: u64,
-    /// Reply entry: the device by which the request came, and the MAC address that sent it, which is used only if there is no
-    /// route to the client. Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
+    /// Reply entry: the device by which the request came; `mac_head` and `mac_tail` hold the MAC
+    /// address that sent it, which is used only if there is no route to the client. Request entry:
+    /// its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     pub ifindex: u32,
-    /// Request entry, native byte order. While the flow is not assured: its place in
-    /// `tp_unassured4` or `tp_unassured6`, plus 1. Later: of TCP the jiffies of a SYN that came on
-    /// the assured flow, of SCTP the initiate tag of such an INIT; 0 if none came.
+    /// Reply entry: the last four bytes of the MAC address that sent the request. Request entry,
+    /// native byte order: while the flow is unassured, its place in `tp_unassured4` or
+    /// `tp_unassured6`, plus 1. Later: for TCP the jiffies of a SYN that came on the assured flow,
+    /// for SCTP the initiate tag of such an INIT; 0 if none came.
     pub mac_tail: [u8; 4],
 }
 
 impl<A: Address> Flow<A> {
-    /// Packets, and bytes of IP packets.
+    /// Returns the packets, and the bytes of IP packets.
     pub const fn traffic(&self) -> (u64, u64) {
         let packets = self.packets.count();
         (packets, if packets == 0 { 0 } else { self.bytes })
     }
 
-    /// The tuple of the packets that this entry's packets become.
+    /// The tuple that this entry's packets have after translation.
     #[inline(always)]
     pub fn translated(&self, protocol: u32) -> Tuple<A> {
         Tuple { source: self.source, destination: self.destination, ports: self.ports, protocol }
     }
 }
 
-/// Packets of one direction of a flow, and the window that its TCP segments offer: one word, so that an established packet
-/// that raises the window has it at hand.
+/// Packets of one direction of a flow, and the window that its TCP segments offer: one word, so
+/// that an established packet that raises the window has already loaded it.
 ///
 /// | bits | |
 /// |---|---|
 /// | 0 to 43 | packets |
-/// | 44 to 47 | window scale of its SYN or SYN-ACK, and 1; 0 if it had none (RFC 7323 section 2) |
+/// | 44 to 47 | window scale of its SYN or SYN-ACK, plus 1; 0 if it had none (RFC 7323 section 2) |
 /// | 48 to 63 | the largest window field of its other segments, as in the header: `td_maxwin` of conntrack before it is scaled |
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Packets(u64);
 
-/// The window field of a segment, where it lies in [`Packets`]; 0 of what offers none.
+/// The window field of a segment, at its place in [`Packets`]; 0 for a segment that offers none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Window(u64);
 
 impl Window {
     pub const NONE: Self = Self(0);
 
-    /// `field`: in host order.
+    /// Places a window field in host order.
     #[inline(always)]
     pub const fn of(field: u16) -> Self {
         Self((field as u64) << 48)
@@ -111,7 +120,7 @@ impl Packets {
     const COUNT: u64 = (1 << 44) - 1;
     const SCALE: u64 = 15 << 44;
 
-    /// So many packets, fewer than 2^44, without a window.
+    /// A count of packets, less than 2^44, without a window.
     #[inline(always)]
     pub const fn of(count: u64) -> Self {
         Self(count)
@@ -122,19 +131,19 @@ impl Packets {
         self.0 & Self::COUNT
     }
 
-    /// With one packet more.
+    /// The same with one packet more.
     #[inline(always)]
     pub const fn and_one(self) -> Self {
         Self(self.0 + 1)
     }
 
-    /// With one packet less, of at least one.
+    /// The same with one packet less; the count must be at least one.
     #[inline(always)]
     pub const fn less_one(self) -> Self {
         Self(self.0 - 1)
     }
 
-    /// Whether a window is larger than all before: one comparison.
+    /// Whether a window is larger than all earlier ones: one comparison.
     #[inline(always)]
     pub const fn is_below(self, window: Window) -> bool {
         self.0 < window.0
@@ -145,11 +154,12 @@ impl Packets {
         Self(self.0 & (Self::COUNT | Self::SCALE) | window.0)
     }
 
-    /// With the scale of a SYN or SYN-ACK, `None` if it has no such option. Windows of an earlier one are forgotten.
+    /// The same with the scale of a SYN or SYN-ACK, `None` if it has no such option. Windows of an
+    /// earlier connection are forgotten.
     #[inline(always)]
     pub const fn with_scale(self, scale: Option<u8>) -> Self {
         let scale = match scale {
-            // RFC 7323 section 2.3: a larger one is taken for 14.
+            // RFC 7323 section 2.3: a larger scale is taken as 14.
             Some(scale) => (if scale > 14 { 14 } else { scale }) as u64 + 1,
             None => 0,
         };
@@ -161,7 +171,8 @@ impl Packets {
         ((self.0 & Self::SCALE) >> 44) as u32
     }
 
-    /// The largest window that this direction has offered, in bytes, at most 2^30. Scaled if both sides have said that they do it.
+    /// The largest window that this direction has offered, in bytes, at most 2^30. It is scaled
+    /// only if both sides have sent the option.
     #[inline(always)]
     pub const fn offered(self, other: Self) -> u32 {
         let field = (self.0 >> 48) as u32;

@@ -1,22 +1,25 @@
 //! Keys of the flow tables.
 //!
-//! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet feels it. So the two IPv6
-//! addresses of a packet are folded into the room of one, and the entry keeps the destination: key and destination together
-//! give the source back, so no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
-//! destination has no flow and gets none. By chance that happens to one in 2^64, and what the fold multiplies by is secret
-//! ([`Multipliers`]), so that nobody can choose addresses for it.
+//! The kernel hashes and compares every byte of a key, and beyond 24 bytes an established packet
+//! becomes measurably slower. So the two IPv6 addresses of a packet are folded into the size of
+//! one, and the entry keeps the destination: key and destination together give the source back, so
+//! no packet ever gets another flow's translation. A packet whose key is taken by a flow to another
+//! destination has no flow and gets none. By chance that happens to one in 2^64, and the
+//! multipliers of the fold are secret ([`Multipliers`]), so that an attacker cannot choose such
+//! addresses.
 
 use core::mem::size_of;
 
 use super::{Address, Address4, Address6, Flow, Multipliers, Ports, Tuple};
 
-/// Key of the flow tables, made of a packet's [`Tuple`]; of IPv4 that tuple as it lies in memory.
+/// The key of the flow tables, made of a packet's [`Tuple`]; for IPv4 it is that tuple as it lies
+/// in memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FlowKey<A: Address> {
     pub addresses: A::Folded,
     pub ports: Ports,
-    /// IP protocol number.
+    /// The IP protocol number.
     pub protocol: u32,
 }
 
@@ -34,7 +37,7 @@ impl<A: Address> FlowKey<A> {
         }
     }
 
-    /// The packets that the entry of this key is about.
+    /// The tuple of the packets that the entry under this key matches.
     #[inline(always)]
     #[must_use]
     pub fn unfolded(&self, entry: &Flow<A>, by: Multipliers) -> Tuple<A> {
@@ -42,13 +45,13 @@ impl<A: Address> FlowKey<A> {
         Tuple { source, destination, ports: self.ports, protocol: self.protocol }
     }
 
-    /// As [`Self::folded`], in the tables of programs that were loaded without a seed.
+    /// Folds as [`Self::folded`] does, for tables of programs that were loaded without a seed.
     #[must_use]
     pub fn of(tuple: &Tuple<A>) -> Self {
         Self::folded(tuple, Multipliers::UNSEEDED)
     }
 
-    /// As [`Self::unfolded`], in such tables.
+    /// Unfolds as [`Self::unfolded`] does, for such tables.
     #[must_use]
     pub fn tuple(&self, entry: &Flow<A>) -> Tuple<A> {
         self.unfolded(entry, Multipliers::UNSEEDED)
@@ -56,13 +59,13 @@ impl<A: Address> FlowKey<A> {
 }
 
 impl<A: Address> Flow<A> {
-    /// This entry, as the one for packets of this tuple.
+    /// This entry as the one for packets with this tuple.
     #[must_use]
     pub fn keeping(self, tuple: &Tuple<A>) -> Self {
         Self { kept: tuple.destination.kept(), ..self }
     }
 
-    /// Whether an entry that was found by the key of this tuple is its own.
+    /// Whether an entry that was found by the key of this tuple belongs to the tuple.
     #[inline(always)]
     pub fn is_of(&self, tuple: &Tuple<A>) -> bool {
         self.kept == tuple.destination.kept()
@@ -116,7 +119,8 @@ mod tests {
         }
     }
 
-    /// Neighbours in a few networks, to each other: no two share a key, for none of them was made to.
+    /// Similar addresses of a few networks, paired with each other: no two pairs share a key,
+    /// because none was constructed to.
     #[test]
     fn addresses_that_are_much_alike_have_keys_of_their_own() {
         let networks = [0, 1, 0x2001_0db8_0000_0000, 0x2001_0db8_0000_0001, 0xfd00_0000_0000_0000, u64::MAX];
@@ -159,7 +163,8 @@ mod tests {
         }
     }
 
-    /// Destinations that share a key by one seed, for sources of their own, do not by another.
+    /// Destinations that share a key under one seed, each with a suitable source, do not under
+    /// another.
     #[test]
     fn each_seed_folds_in_its_own_way() {
         let mut state = 3;

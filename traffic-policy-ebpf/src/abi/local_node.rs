@@ -1,25 +1,27 @@
-//! This node, and which sources packets from outside may have.
+//! This node's addresses, and the source check of packets from outside.
 
 use super::{Address, WideAddress};
 use crate::hash;
 
-/// Which sources new flows may have: `--source-check`.
+/// The sources that new flows may have: `--source-check`.
 pub mod source_check {
     pub const OFF: u32 = 0;
-    /// None that no packet from outside can have.
+    /// Refuses sources that no packet from outside can have.
     pub const MARTIAN: u32 = 1;
-    /// And only those to which this node's routes lead by the device that the packet came by.
+    /// Also refuses sources to which this node's routes do not lead by the device that the packet
+    /// came by.
     pub const STRICT: u32 = 2;
 }
 
-/// Words of [`LocalNode::address_bits`] of one family.
+/// The words of [`LocalNode::address_bits`] for one family.
 const ADDRESS_WORDS: usize = 4;
 
-/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by the agent.
+/// This node, as sockets and new flows need to know it. One element of `tp_local_node`, written by
+/// the agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LocalNode {
-    /// Cookie of the network namespace that the node's own processes live in.
+    /// The cookie of the network namespace that the node's own processes live in.
     pub netns: u64,
     /// The node's primary addresses: IPv4, IPv6; zero if it has none.
     pub primary: [WideAddress; 2],
@@ -27,17 +29,17 @@ pub struct LocalNode {
     pub pods: [WideAddress; 2],
     /// Prefix lengths of these ranges, for display; the packet path does not read them.
     pub pod_bits: [u32; 2],
-    /// The same as masks; zero if not known.
+    /// The same ranges as masks; zero if not known.
     pub pod_masks: [WideAddress; 2],
     /// See [`source_check`].
     pub source_check: u32,
     pub zero: u32,
-    /// Bloom filters of `tp_node_addrs4` and `tp_node_addrs6`: [`LocalNode::address_bit`].
+    /// The Bloom filters of `tp_node_addrs4` and `tp_node_addrs6`: [`LocalNode::address_bit`].
     pub address_bits: [[u64; ADDRESS_WORDS]; 2],
 }
 
 impl LocalNode {
-    /// Word and bit of an address in its family's [`LocalNode::address_bits`].
+    /// The word and the bit of an address in its family's [`LocalNode::address_bits`].
     #[inline(always)]
     pub fn address_bit<A: Address>(address: A) -> (usize, u64) {
         let bit = (hash::address(address) >> 56) as u16;

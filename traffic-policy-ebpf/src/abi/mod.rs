@@ -1,9 +1,10 @@
 //! Layouts of the maps.
 //!
-//! Words taken from packets stay as they lie in memory (network byte order, loaded natively): the packet path compares
-//! and stores them and seldom needs their numeric value. Addresses and ports are types of their own, which no number in host order
-//! is taken for. Each type is free of implicit padding where its bytes are
-//! compared. A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
+//! Words from packets stay as they lie in memory (network byte order, loaded natively): the packet
+//! path compares and stores them and seldom needs their numeric value. Addresses and ports are
+//! types of their own, so that they cannot be confused with a number in host order. Each type is
+//! free of implicit padding where its bytes are compared. A change of any layout raises
+//! [`ABI_VERSION`], which is part of the pin path.
 
 mod address;
 mod affinity;
@@ -66,7 +67,7 @@ pub use self::{
     tuple::{PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
 };
 
-/// Version of all layouts below.
+/// The version of all layouts of this module.
 pub const ABI_VERSION: u32 = 7;
 
 const _: () = {
@@ -74,7 +75,7 @@ const _: () = {
     assert!(size_of::<Ports>() == 4 && align_of::<Ports>() == 4);
     assert!(size_of::<Tuple<Address4>>() == 16);
     assert!(size_of::<Tuple<Address6>>() == 40);
-    // Two cache lines with the kernel's 48 bytes.
+    // Together with the kernel's 48 bytes: two cache lines.
     assert!(48 + size_of::<FlowKey<Address4>>() + size_of::<Flow<Address4>>() == 128);
     assert!(size_of::<Flow<Address6>>() == 104);
     assert!(offset_of!(Flow<Address4>, numbers) % 8 == 0 && offset_of!(Flow<Address6>, numbers) % 8 == 0);

@@ -1,8 +1,8 @@
-//! That the layouts may be read from maps and written to them, for the agent.
+//! Implementations of `aya::Pod`, by which the agent reads the layouts from maps and writes them.
 
 use super::*;
 
-// SAFETY: all are repr(C), made of integers, valid for any bytes, and 'static.
+// SAFETY: all types of this file are repr(C), made of integers, valid for any bytes, and 'static.
 unsafe impl<A: Address> aya::Pod for Tuple<A> {}
 // SAFETY: as above, but repr(transparent).
 unsafe impl aya::Pod for Address4 {}

@@ -1,42 +1,45 @@
-//! The prefilter: what tells packets of Services from all others, before any lookup.
+//! The prefilter: bit arrays that separate packets of Services from all others, before any look-up.
 
 use super::{Address, WideAddress};
 
-/// Words of one bit array over all ports, or over 16 bits of a hash.
+/// The words of one bit array over all ports, or over 16 bits of a hash.
 pub const PORT_WORDS: usize = 1024;
-/// Words of the bit array over [`ServiceBits`]: 64 KiB. Of the addresses that are none of 10,000 ClusterIPs one in 700 has both bits.
+/// The words of the bit array over [`ServiceBits`]: 64 KiB. With 10,000 ClusterIPs, one in 700 of
+/// all other addresses has both bits set.
 pub const SERVICE_WORDS: usize = 8192;
-/// Ranges of ClusterIPs of a family that are compared. Kubernetes has one, and one more while it is changed.
+/// The ranges of ClusterIPs of one family that are compared. Kubernetes has one, and a second while
+/// it is changed.
 pub const CIDRS: usize = 8;
 
-/// Bit arrays and ranges of the prefilter. Ports in host order.
+/// The bit arrays and ranges of the prefilter. Ports are in host order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Prefilter {
-    /// The node's primary address, IPv4 and IPv6, which most requests to node ports and most replies
-    /// are for: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not known. Its bit
-    /// in [`Self::node_addresses`] may be missing.
+    /// The node's primary address, IPv4 and IPv6, the destination of most requests to node ports
+    /// and of most replies: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not
+    /// known. Its bit in [`Self::node_addresses`] may be missing.
     pub primary: [WideAddress; 2],
-    /// Destination ports of frontends on addresses of this node.
+    /// The destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],
-    /// Ports used as source towards endpoints.
+    /// The ports used as source towards endpoints.
     pub pool: [u64; PORT_WORDS],
-    /// Ports of endpoints, wherever they are.
+    /// The ports of endpoints, on any node.
     pub endpoints: [u64; PORT_WORDS],
-    /// Hashes of this node's addresses: those of frontends, by the agent, and those that have been the source towards an endpoint, by
-    /// the packet path. See [`node_bit`].
+    /// Hashes of this node's addresses: the agent sets those of frontends, the packet path those
+    /// that have been the source towards an endpoint. See [`node_bit`].
     pub node_addresses: [u64; PORT_WORDS],
-    /// Hashes of addresses and ports of endpoints on this node that have had a flow, by the packet path: [`endpoint_bit`].
+    /// Hashes of addresses and ports of endpoints on this node that have had a flow, set by the
+    /// packet path: [`endpoint_bit`].
     pub local_endpoints: [u64; PORT_WORDS],
     /// Hashes of all other frontends' addresses, and of ClusterIPs, two bits each: [`ServiceBits`].
     pub services: [u64; SERVICE_WORDS],
-    /// Ranges that ClusterIPs are taken from: IPv4, IPv6.
+    /// The ranges that ClusterIPs are allocated from: IPv4, IPv6.
     pub cidrs: [[PrefilterCidr; CIDRS]; 2],
-    /// The number of each.
+    /// The number of ranges of each family.
     pub cidr_count: [u32; 2],
 }
 
-/// A range of addresses, both in network byte order; of IPv4 as [`WideAddress`] has it.
+/// A range of addresses, both in network byte order; IPv4 in the form of [`WideAddress`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PrefilterCidr {
@@ -44,13 +47,13 @@ pub struct PrefilterCidr {
     pub mask: WideAddress,
 }
 
-/// Bit of an address with this [hash][crate::hash::address] in [`Prefilter::node_addresses`].
+/// The bit of an address with this [hash][crate::hash::address] in [`Prefilter::node_addresses`].
 #[inline(always)]
 pub const fn node_bit(hash: u64) -> u32 {
     (hash >> 48) as u32
 }
 
-/// Bit of an address and port in [`Prefilter::local_endpoints`].
+/// The bit of an address and port in [`Prefilter::local_endpoints`].
 #[inline(always)]
 pub fn endpoint_bit<A: Address>(address: A, port: u16) -> u32 {
     (crate::hash::endpoint(address, port as u32) >> 48) as u32
@@ -67,7 +70,8 @@ impl ServiceBits {
     #[inline(always)]
     pub const fn of(hash: u64) -> Self {
         const SHIFT: u32 = u64::BITS - (SERVICE_WORDS as u64 * 64).ilog2();
-        // Neighbours differ in few bits of a product: those of the second one are spread by another.
+        // Neighbouring addresses differ in few bits of a product: another multiplication spreads
+        // the second bits.
         let again = (hash ^ (hash >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         Self { first: (hash >> SHIFT) as u32, second: (again >> SHIFT) as u32 }
     }
@@ -78,7 +82,8 @@ mod tests {
     use super::*;
     use crate::abi::Address4;
 
-    /// 10,000 ClusterIPs in a row, as an allocator gives them, and as many pods of a range of their own.
+    /// 10,000 consecutive ClusterIPs, as an allocator gives them, and 100,000 pods of another
+    /// range.
     #[test]
     fn few_pods_share_both_bits_with_a_cluster_ip() {
         let mut bits = vec![false; SERVICE_WORDS * 64];

@@ -1,9 +1,9 @@
 //! Hooks and programs, their counters, and the rate limit of answers.
 
-/// Programs that take over from the entry program of a hook, in its array of programs: index = [`FAMILY`][jump::FAMILY]
-/// × (0: IPv4, 1: IPv6) + one of these.
+/// Programs that take over from the entry program of a hook, in its array of programs: index =
+/// [`FAMILY`][jump::FAMILY] × (0: IPv4, 1: IPv6) + one of these constants.
 pub mod jump {
-    /// Flows to be made, and those whose state changes.
+    /// New flows, and flows whose state changes.
     pub const SLOW_PATH: u32 = 0;
     /// Rejections, which answer the sender, and drops.
     pub const REJECT: u32 = 1;
@@ -11,17 +11,19 @@ pub mod jump {
     pub const ICMP_ERROR: u32 = 2;
     /// Fragments, IPv4 options and IPv6 extension headers.
     pub const VARIABLE_HEADERS: u32 = 3;
-    /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets that leave.
+    /// [`ICMP_ERROR`] and [`VARIABLE_HEADERS`] for packets at egress.
     pub const ICMP_ERROR_OUT: u32 = 4;
     pub const VARIABLE_HEADERS_OUT: u32 = 5;
-    /// The entry program of TC ingress, for packets that were given an Ethernet header, or that have lost a tag. One for both families, in
-    /// IPv4's place.
+    /// The entry program of TC ingress, for packets that were given an Ethernet header, or that
+    /// have lost a tag. One program serves both families, in IPv4's place.
     pub const WITH_ETHERNET: u32 = 6;
-    /// TC: IPv4 packets that are too long for the way out and may be fragmented.
+    /// TC: IPv4 packets that are too long for the outgoing device and may be fragmented.
     pub const SPLIT: u32 = 7;
-    /// TC: frames with a priority tag. One for both families, in IPv6's place of [`SPLIT`].
+    /// TC: frames with a priority tag. One program serves both families, in IPv6's place of
+    /// [`SPLIT`].
     pub const PRIORITY_TAG: u32 = FAMILY + SPLIT;
-    /// SCTP: what [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be it, and its [`SPLIT`].
+    /// SCTP: packets that [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be SCTP, and
+    /// its [`SPLIT`].
     pub const SCTP: u32 = 8;
     pub const SCTP_OUT: u32 = 9;
     pub const SCTP_SPLIT: u32 = 10;
@@ -29,10 +31,10 @@ pub mod jump {
     pub const COUNT: u32 = 2 * FAMILY;
 }
 
-/// Packets of one hook by outcome: one element of `tp_counters`.
+/// The packets of one hook by outcome: one element of `tp_counters`.
 pub type OutcomeCounters = [u64; crate::outcome::OUTCOMES as usize];
 
-/// Hooks, index into `tp_counters`.
+/// Hooks, the index into `tp_counters`.
 pub mod hook {
     pub const XDP: u32 = 0;
     pub const INGRESS: u32 = 1;
@@ -42,11 +44,11 @@ pub mod hook {
     pub const COUNT: u32 = 4;
 }
 
-/// A token bucket of one CPU for answers that the program makes itself.
+/// The token bucket of one CPU for answers that the program sends itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RejectBucket {
     pub tokens: u32,
-    /// Low half of jiffies.
+    /// The time of the last refill: low half of jiffies.
     pub filled: u32,
 }

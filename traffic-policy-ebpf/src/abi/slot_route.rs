@@ -6,18 +6,18 @@ use crate::hash;
 /// The hop index that stands for "this node's stack delivers it".
 pub const HOP_LOCAL: u16 = 0xffff;
 
-/// Route to an endpoint: found by the first new flow to a slot, used by the later ones.
+/// The route to an endpoint: found by the first new flow to a slot, used by the later ones.
 ///
-/// Several words that other CPUs read while they are written, in any order that compiler and CPU like. A reader takes a copy
-/// and believes it only if [`Self::is_whole`].
+/// It consists of several words that other CPUs may read while they are written, in any order that
+/// compiler and CPU choose. A reader takes a copy and uses it only if [`Self::is_whole`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SlotRoute<A> {
     /// The address of this node that the kernel would use towards the endpoint.
     pub source: A,
-    /// Route epoch in the upper half, hop index in the lower; 0 = not resolved.
+    /// The route epoch in the upper half, the hop index in the lower; 0 = not resolved.
     pub word: u32,
-    /// A hash of the other two.
+    /// A hash of the other two fields.
     pub check: u32,
 }
 
@@ -29,13 +29,14 @@ impl<A: Address> SlotRoute<A> {
         Self { source, word, check: hash::check(source, word) }
     }
 
-    /// Whether the words were written together. Those of two writers pass for one in 2^32.
+    /// Whether the words were written together. Words of two writers pass as whole once in 2^32.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         self.check == hash::check(self.source, self.word)
     }
 
-    /// The route epoch, never 0, and the hop index that hold together; `None` if nothing is stored, or not in one piece.
+    /// Returns the route epoch, never 0, and the hop index that belong together; `None` if nothing
+    /// is stored, or the words do not belong together.
     #[inline(always)]
     pub fn route(&self) -> Option<(u16, u16)> {
         let (epoch, hop) = ((self.word >> 16) as u16, self.word as u16);
@@ -56,8 +57,9 @@ mod tests {
         assert_eq!(SlotRoute::<Address6>::default().route(), None);
     }
 
-    /// All values that a reader may see while one route is written over another: each word of either, whatever the order of
-    /// loads and stores. The addresses are of one node, and the numbers alike, as in use.
+    /// Checks all values that a reader may see while one route is written over another: each word
+    /// of either, whatever the order of loads and stores. As in use, the addresses belong to one
+    /// node, and the numbers are similar.
     fn mixtures<A: Address + std::fmt::Debug>(sources: &[A]) {
         let ways = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (257, 1), (1, HOP_LOCAL), (u16::MAX, 7)];
         let routes: Vec<SlotRoute<A>> = sources

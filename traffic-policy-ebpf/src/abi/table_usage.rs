@@ -1,29 +1,32 @@
-//! Use of the flow tables, as the packet path counts it.
+//! The use of the flow tables, as the packet path counts it.
 
-/// Endpoints that [`TableUsage::no_port`] has room for.
+/// The number of endpoints that [`TableUsage::no_port`] has room for.
 pub const NO_PORT_PLACES: usize = 64;
 
 /// Words that the packet path writes for new flows, in cache lines of their own.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableUsage {
-    /// The next places of `tp_unassured4` and `tp_unassured6`: TCP of IPv4 and IPv6, UDP of both. They only grow; the length of a
-    /// queue is taken off where they are used.
+    /// The next places of `tp_unassured4` and `tp_unassured6`: TCP of IPv4 and IPv6, UDP of both.
+    /// They only grow; users reduce them modulo the length of a queue.
     pub unassured_next: [u64; 4],
     /// Hops handed out in each generation.
     pub hops: [u64; 2],
-    /// Place in `tp_flow_dir4` and `tp_flow_dir6` where the packet path next looks for expired flows.
+    /// The place in `tp_flow_dir4` and `tp_flow_dir6` where the packet path next looks for expired
+    /// flows.
     pub hand: [u64; 2],
-    /// Low half of jiffies when an entry found no room in a main table last.
+    /// The low half of jiffies when an entry last found no room in a main table.
     pub full_at: u32,
-    /// The same when this node itself last sent a datagram from a frontend's address and port, or anew from a port of the pool; 0 if it
-    /// never has.
+    /// The low half of jiffies when this node itself last sent a datagram from a frontend's address
+    /// and port, or a datagram or the beginning or end of a connection from a port of the SNAT port
+    /// range; 0 if it never has.
     pub own_sent_at: u32,
-    /// Up to where the queues have been searched for flows that make room in a full table.
+    /// The places up to which the queues have been searched for flows to remove from a full table.
     pub unassured_oldest: [u64; 4],
     pub zero: [u32; 6],
-    /// Endpoints for which no source port was found, at the place of the lowest bits of their [hash][crate::hash::endpoint]: its high half,
-    /// and the low half of jiffies then.
+    /// The endpoints for which no source port was found, at the place given by the lowest bits of
+    /// their [hash][crate::hash::endpoint]: the high half of the hash, and the low half of jiffies
+    /// at that time.
     pub no_port: [u64; NO_PORT_PLACES],
 }
 

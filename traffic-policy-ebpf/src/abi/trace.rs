@@ -2,53 +2,55 @@
 
 use super::{Port, WideAddress};
 
-/// Notes that one packet may leave.
+/// The number of notes that one packet may leave.
 pub const TRACE_STEPS: usize = 32;
 
-/// Kinds of [`TraceStep`]. Each says what `value` and `words` hold.
+/// Kinds of [`TraceStep`]; each constant documents the contents of `value` and `words`.
 pub mod step {
-    /// Bit arrays asked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a frontend, 3 the address of a Service.
+    /// The bit arrays were checked. `value`: 0 no bit, 1 the port of a pool, 2 the port of a
+    /// frontend, 3 the address of a Service.
     pub const FILTER: u32 = 1;
-    /// Frontend found. `value`: index of the Service port. `words[0]`: flags.
+    /// A frontend was found. `value`: index of the Service port. `words[0]`: flags.
     pub const FRONTEND: u32 = 2;
-    /// No frontend. `value`: number of the outcome that says why.
+    /// No frontend was found. `value`: number of the outcome with the reason.
     pub const NO_FRONTEND: u32 = 3;
-    /// Source ranges asked. `value`: 1 within, 0 not.
+    /// The source ranges were checked. `value`: 1 within, 0 not.
     pub const SOURCE_RANGE: u32 = 4;
-    /// A list chosen. `value`: see [`super::list`]. `words`: base and length in `tp_endpoints`.
+    /// A list was chosen. `value`: see [`super::list`]. `words`: base and length in `tp_endpoints`.
     pub const LIST: u32 = 5;
-    /// Affinity asked. `value`: 1 the client has an endpoint in the list, 0 not.
+    /// The affinity was looked up. `value`: 1 the client has an endpoint in the list, 0 not.
     pub const AFFINITY: u32 = 6;
-    /// An endpoint chosen. `value`: its index in `tp_endpoints`.
+    /// An endpoint was chosen. `value`: its index in `tp_endpoints`.
     pub const SLOT: u32 = 7;
-    /// Its route. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not resolved yet, 3 none.
-    /// `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the source towards it.
+    /// The route of the endpoint. `value`: 0 on this node, 1 by a next hop, 2 by a neighbour not
+    /// resolved yet, 3 none. `words`: those of the [`WideAddress`][crate::abi::WideAddress] of the
+    /// source towards it.
     pub const ROUTE: u32 = 8;
-    /// A source port claimed. `value`: the port, host order.
+    /// A source port was claimed. `value`: the port, host order.
     pub const PORT: u32 = 9;
-    /// A socket in a pod names a loopback address, which is the pod's own.
+    /// A socket in a pod connects to a loopback address, which is the pod's own.
     pub const OWN_LOOPBACK: u32 = 11;
-    /// The end. `value`: number of the outcome. `words[0]`: the hook.
+    /// The last step. `value`: number of the outcome. `words[0]`: the hook.
     pub const OUTCOME: u32 = 10;
 }
 
-/// Which list of endpoints holds, and why.
+/// The list of endpoints in effect, with the reason.
 pub mod list {
     /// The policy is Cluster.
     pub const CLUSTER: u32 = 0;
-    /// The policy is Local, and there are endpoints here.
+    /// The policy is Local, and this node has endpoints.
     pub const LOCAL: u32 = 1;
-    /// The policy turned Local a while ago; load balancers may not have noticed yet.
+    /// The policy became Local recently; load balancers may not have noticed yet.
     pub const DRAINING: u32 = 2;
     /// The policy is Local, but for clients outside the node only.
     pub const INTERNAL: u32 = 3;
     /// The policy is Local, and no endpoint takes connections anywhere.
     pub const NONE_ANYWHERE: u32 = 4;
-    /// The policy is Local, and the endpoints are elsewhere.
+    /// The policy is Local, and the endpoints are on other nodes.
     pub const NONE_HERE: u32 = 5;
 }
 
-/// One step of a packet's way.
+/// One step of a packet's path.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct TraceStep {
@@ -58,31 +60,31 @@ pub struct TraceStep {
     pub words: [u64; 2],
 }
 
-/// All notes of one packet. One element of `tp_trace`.
+/// All notes of one packet: one element of `tp_trace`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PacketTrace {
-    /// Notes made, those that found no room included.
+    /// The number of notes made, including those that found no room.
     pub count: u32,
     pub zero: u32,
     pub steps: [TraceStep; TRACE_STEPS],
 }
 
-/// A call of a socket that a traced copy is asked about: the kernel runs no socket program for a test. One element of
-/// `tp_explain_call`.
+/// A socket call that a traced copy evaluates: the kernel runs no socket program for a test. One
+/// element of `tp_explain_call`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SocketQuestion {
     pub destination: WideAddress,
-    /// Zero if the socket is not bound.
+    /// The bound source address; zero if the socket is not bound.
     pub source: WideAddress,
-    /// Cookie of the socket's network namespace; not 0.
+    /// The cookie of the socket's network namespace; not 0.
     pub netns: u64,
-    /// Spreads clients over endpoints.
+    /// A hash that spreads clients over endpoints.
     pub hash: u64,
     pub port: Port,
     pub protocol: u16,
-    /// 1: in the node's own network namespace.
+    /// 1: the socket is in the node's own network namespace.
     pub node: u16,
     pub ipv6: u16,
 }

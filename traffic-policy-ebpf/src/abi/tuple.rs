@@ -2,7 +2,8 @@
 
 use super::Address;
 
-/// A port in network byte order, as it lies in a packet. There is no implicit way from and to a number.
+/// A port in network byte order, as it lies in a packet. It does not convert to or from a number
+/// implicitly.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Port(u16);
@@ -23,14 +24,15 @@ impl Port {
         u16::from_be(self.0)
     }
 
-    /// The port in a word that was loaded from a packet, or from a structure of the kernel that has it in the same order.
+    /// Takes the port from a word that was loaded from a packet, or from a structure of the kernel
+    /// in the same order.
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(word: u16) -> Self {
         Self(word)
     }
 
-    /// The word to be stored.
+    /// The word to store.
     #[inline(always)]
     #[must_use]
     pub const fn wire(self) -> u16 {
@@ -38,7 +40,7 @@ impl Port {
     }
 }
 
-/// Source and destination port, as one load takes them from a packet.
+/// Source and destination port, as one load reads them from a packet.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Ports(u32);
@@ -53,21 +55,21 @@ impl Ports {
         Self(u32::from_ne_bytes([s[0], s[1], d[0], d[1]]))
     }
 
-    /// Of two numbers in host order.
+    /// Packs two numbers in host order.
     #[inline(always)]
     #[must_use]
     pub const fn from_host(source: u16, destination: u16) -> Self {
         Self::new(Port::from_host(source), Port::from_host(destination))
     }
 
-    /// The ports in a word that was loaded from a packet.
+    /// Takes the ports from a word that was loaded from a packet.
     #[inline(always)]
     #[must_use]
     pub const fn from_wire(word: u32) -> Self {
         Self(word)
     }
 
-    /// The word to be stored.
+    /// The word to store.
     #[inline(always)]
     #[must_use]
     pub const fn wire(self) -> u32 {
@@ -88,7 +90,7 @@ impl Ports {
         Port(u16::from_ne_bytes([b[2], b[3]]))
     }
 
-    /// Those of a packet in the opposite direction.
+    /// The ports of a packet in the opposite direction.
     #[inline(always)]
     #[must_use]
     pub const fn reversed(self) -> Self {
@@ -100,7 +102,8 @@ pub const PROTOCOL_TCP: u32 = 6;
 pub const PROTOCOL_UDP: u32 = 17;
 pub const PROTOCOL_SCTP: u32 = 132;
 
-/// The packet's own addresses and ports: what finds its flow, as a [`FlowKey`][super::FlowKey].
+/// The packet's own addresses and ports, by which its flow is found, as a
+/// [`FlowKey`][super::FlowKey].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Hash, Default)]
 #[expect(clippy::derived_hash_with_manual_eq, reason = "the same fields are compared, in another order")]
@@ -108,12 +111,12 @@ pub struct Tuple<A> {
     pub source: A,
     pub destination: A,
     pub ports: Ports,
-    /// IP protocol number.
+    /// The IP protocol number.
     pub protocol: u32,
 }
 
 impl<A: PartialEq> PartialEq for Tuple<A> {
-    /// Ports first: they differ most often.
+    /// Compares the ports first: they differ most often.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
         self.ports == other.ports

@@ -9,22 +9,23 @@ use crate::datapath::maps::HEARTBEAT;
 
 pub const NANOSECONDS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Low half of jiffies, the clock of flows and next hops: free, where ktime costs 30 ns.
+/// The low half of jiffies, the clock of flows and next hops: it costs nothing, whereas ktime costs
+/// 30 ns.
 #[inline(always)]
 pub fn jiffies() -> u32 {
     // SAFETY: the helper has no arguments.
     unsafe { bpf_jiffies64() as u32 }
 }
 
-/// Jiffies from `last`, the time of a packet, to `now`.
+/// The jiffies from `last`, the time of a packet, to `now`.
 #[inline(always)]
 pub fn since(last: u32, now: u32) -> u32 {
     let since = now.wrapping_sub(last);
-    // A packet of this very moment is a tick ahead.
+    // A packet that arrives at this moment may be a tick ahead.
     if since > u32::MAX / 2 { 0 } else { since }
 }
 
-/// Jiffies per second, as the agent measured them; 0 before the first agent has.
+/// The jiffies per second, as the agent measured them; 0 before the first agent has.
 #[inline(always)]
 pub fn hz() -> u32 {
     HEARTBEAT.get_ptr(0).map_or(0, |heartbeat| get!(heartbeat.hz))

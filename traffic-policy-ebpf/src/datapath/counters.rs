@@ -1,7 +1,7 @@
 //! Packets counted by outcome: of each hook, and of each Service port.
 //!
-//! Flows count their own packets, so that an established packet pays nothing for its Service; what is counted here for
-//! Service ports are refusals, and flows that have ended.
+//! Flows count their own packets, so that an established packet pays nothing for its Service. The
+//! counters of Service ports hold refusals, and flows that have ended.
 
 use core::ptr;
 
@@ -16,7 +16,7 @@ use crate::datapath::{
     value::{load, store},
 };
 
-/// This CPU's counters of a hook; null never, but the verifier does not know.
+/// This CPU's counters of a hook. The pointer is never null, but the verifier does not know that.
 #[inline(always)]
 pub fn of_hook(hook: u32) -> *mut OutcomeCounters {
     COUNTERS.get_ptr_mut(hook).unwrap_or(ptr::null_mut())
@@ -31,7 +31,8 @@ pub fn count(counters: *mut OutcomeCounters, outcome: Outcome) {
     }
 }
 
-/// Counts what happened. A process may be interrupted here by another one on the same CPU.
+/// Counts the outcome of a socket call. Another process on the same CPU may interrupt this one
+/// here.
 #[inline(always)]
 pub fn count_call(outcome: Outcome) {
     if let Some(counters) = COUNTERS.get_ptr_mut(hook::SOCKET) {
@@ -41,7 +42,7 @@ pub fn count_call(outcome: Outcome) {
 
 static NONE: ServiceCount = ServiceCount { packets: 0, bytes: 0, flows: 0 };
 
-/// Adds to what was counted for a Service port; nothing for [`NO_SERVICE`].
+/// Adds to the counters of a Service port; does nothing for [`NO_SERVICE`].
 #[inline(always)]
 pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64) {
     if service == NO_SERVICE {
@@ -51,14 +52,14 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
     let key = ServiceCountKey { service, outcome: outcome as u32 };
     let mut count: *mut ServiceCount = table.lookup(&key).unwrap_or(ptr::null_mut());
     if count.is_null() {
-        // Another CPU may be first, which is as good.
+        // Another CPU may be first; the result is the same.
         table.insert(&key, &raw const NONE, NOEXIST);
         count = table.lookup(&key).unwrap_or(ptr::null_mut());
     }
     if count.is_null() {
         return;
     }
-    // An atomic addition of zero costs as much as any other, and the compiler must not leave it out.
+    // An atomic addition of zero costs as much as any other, and the compiler cannot omit it.
     if packets != 0 {
         fetch_add(place!(mut count.packets), packets);
     }
@@ -70,7 +71,7 @@ pub fn add(service: u32, outcome: Outcome, packets: u64, bytes: u64, flows: u64)
     }
 }
 
-/// Adds what went by an entry that is about to go.
+/// Adds the traffic of an entry that is about to be removed.
 #[inline(always)]
 pub fn end<A: Address>(entry: *const Flow<A>) {
     let (kind, service, packets, bytes) =

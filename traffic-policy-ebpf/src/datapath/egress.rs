@@ -1,11 +1,13 @@
-//! The program of TC egress: replies of endpoints on this node get the address that the client named as source.
+//! The program of TC egress: replies of endpoints on this node get the address that the client
+//! addressed as their source.
 //!
-//! The kernel has routed such a packet by the endpoint's address. Where that is another way than the new source has, by rules of routing
-//! (an endpoint on a card of its own, a node with a default route for each of its addresses), the packet is redirected to the latter.
-//! The question costs a look into the FIB, so it is asked only if the request came by another device, once for each flow and epoch.
+//! The kernel has routed such a packet by the endpoint's address. Routing rules may send the new
+//! source by another device (an endpoint on a card of its own, a node with a default route for each
+//! of its addresses): then the packet is redirected to that device. This costs a FIB look-up, so it
+//! is done only if the request came by another device, once for each flow and epoch.
 //!
-//! A packet that was redirected, here or by TC ingress, has all its translations: the program of the
-//! device that it leaves by lets it through.
+//! A packet that was redirected, here or by TC ingress, has all its translations: the program of
+//! its outgoing device lets it through.
 
 use core::ptr;
 
@@ -34,7 +36,7 @@ use crate::datapath::{
     words::load16,
 };
 
-/// The program at the end of every attached device, and of those to pods.
+/// The egress program of every attached device, including those that lead to pods.
 #[inline(always)]
 pub fn run<P: Packet>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing(packet))
@@ -67,8 +69,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     reply::<P, F, false>(packet, &parsed)
 }
 
-/// Outcome of a packet with ports that leaves. Not `FULL`: one whose request came by another device goes on in the program for headers
-/// of variable length, which can redirect it. This one has no registers to spare.
+/// Returns the outcome of an outgoing packet with ports. Without `FULL`, a packet whose request
+/// came by another device continues in the program for headers of variable length, which can
+/// redirect it. The entry program has no registers to spare.
 #[inline(always)]
 pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
     let of_endpoint = prefilter::is_local_endpoint::<F>(parsed.tuple.source, parsed.tuple.ports.source());
@@ -89,7 +92,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
     }
     if P::L2 != 0 && !FULL && get!(entry.ifindex) != packet.ingress() {
         packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
-        // Linux 6.12 to 6.17 hold that a tail call, even one that fails, leaves no pointer into the packet.
+        // Linux 6.12 to 6.17 assume that a tail call, even one that fails, invalidates all pointers
+        // into the packet.
         return Outcome::PassedMissedTailCall.into();
     }
     let mut last = clock::jiffies();
@@ -116,8 +120,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
     translate::<P, F, _, FULL>(packet, parsed, entry, last)
 }
 
-/// Translates a packet that leaves by its reply entry, and, if `FULL`, redirects it where it has to be. `last`: the time of the flow's last
-/// packet then.
+/// Translates an outgoing packet by its reply entry, and, if `FULL`, redirects it if its route
+/// requires that. `last`: the time to note as that of the flow's last packet.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
     packet: P,
@@ -128,7 +132,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow.into();
     }
-    // A device with Ethernet takes no packet without its header.
+    // A device with Ethernet takes no packet without an Ethernet header.
     if P::L2 != 0 && FULL && get!(entry.ifindex) != packet.ingress() {
         let way = reply_way::find::<P, F>(packet, entry);
         if way.ifindex != 0 {
@@ -142,7 +146,8 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
     C::outcome(kind::REPLY_LOCAL).into()
 }
 
-/// Translates a packet, and sends it out of another device than the kernel has chosen for it. Its TTL was stepped when it was routed.
+/// Translates a packet, and sends it out of another device than the one that the kernel has chosen.
+/// Its TTL was decremented when it was routed.
 #[inline(always)]
 fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
@@ -158,7 +163,7 @@ fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     } else {
         (get!(hop.mtu), get!(hop.flags))
     };
-    // The kernel has compared it with another device's.
+    // The kernel has compared the length with the MTU of another device.
     if translatable.wire_length(packet) > mtu {
         return translatable.mtu_exceeded(mtu);
     }

@@ -1,6 +1,7 @@
 //! Events for `monitor`: refusals and new flows, written to a ring buffer.
 //!
-//! Usually it has no reader: then it costs one load, and only for packets that are refused or make a flow.
+//! Usually there is no reader. The cost then is one load, and only for packets that are refused or
+//! create a flow.
 
 use aya_ebpf::helpers::{bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use traffic_policy_ebpf::{
@@ -14,29 +15,31 @@ use crate::datapath::{
     maps::{CONFIG, EVENT_LIMITS, EVENTS, Table},
 };
 
-/// One CPU writes at most 1,000 events a second.
+/// The interval in nanoseconds between events: one CPU writes at most 1,000 a second.
 const INTERVAL: u64 = 1_000_000;
-/// And this many more after a time without any.
+/// The burst allowed after a quiet time, in nanoseconds: 128 events.
 const BURST: u64 = 128 * INTERVAL;
 
-/// Fields of an event about a packet or call.
+/// The fields of an event about a packet or call.
 pub struct NewEvent<A> {
     /// See [`hook`][traffic_policy_ebpf::abi::hook].
     pub hook: u32,
     pub outcome: Outcome,
-    /// Index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
+    /// The index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
     pub service: u32,
     /// The device by which a packet came; 0 for a socket.
     pub ifindex: u32,
-    /// Cookie of a socket's network namespace; 0 for a packet.
+    /// The cookie of a socket's network namespace; 0 for a packet.
     pub netns: u64,
-    /// The packet as it came; source and its port are zero where a socket has none yet.
+    /// The tuple of the packet as it came; source and its port are zero where a socket has none
+    /// yet.
     pub tuple: Tuple<A>,
-    /// The endpoint of a new flow, else zero.
+    /// The endpoint of a new flow; otherwise zero.
     pub endpoint: (A, Port),
 }
 
-/// Writes an event, if there is a reader and the rate limit allows it. `new_event` is asked only then.
+/// Writes an event, if there is a reader and the rate limit allows it. `new_event` is called only
+/// then.
 #[inline(always)]
 pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
     let Some(config) = CONFIG.get_ptr(0) else { return };
@@ -56,7 +59,8 @@ pub fn emit<F: Family>(new_event: impl FnOnce() -> NewEvent<F::Address>) {
         set!(bucket.suppressed += 1);
         return;
     }
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and that what it gives is handed in once.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and that its result is
+    // submitted once.
     let event = unsafe {
         bpf_ringbuf_reserve(Table::of(&raw const EVENTS).raw(), size_of::<MonitorEvent>() as u64, 0)
     }

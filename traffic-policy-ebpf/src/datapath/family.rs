@@ -10,13 +10,13 @@ use crate::datapath::maps::{
     SOURCE_RANGES6, Table, UNASSURED4, UNASSURED6,
 };
 
-/// Last places of the directories of flows. Set by the agent at load.
+/// The last places of the directories of flows. The agent sets them at load.
 #[unsafe(no_mangle)]
 static DIRECTORY_LAST4: Global<u32> = Global::new(262_143);
 #[unsafe(no_mangle)]
 static DIRECTORY_LAST6: Global<u32> = Global::new(65_535);
 
-/// Last places of a queue of flows that are not assured. Set by the agent at load.
+/// The last places of a queue of unassured flows. The agent sets them at load.
 #[unsafe(no_mangle)]
 static UNASSURED_LAST4: Global<u32> = Global::new(65_535);
 #[unsafe(no_mangle)]
@@ -25,37 +25,39 @@ static UNASSURED_LAST6: Global<u32> = Global::new(32_767);
 pub trait Family: 'static {
     type Address: Address;
     const V6: bool;
-    /// Index of per-family words.
+    /// The index of per-family words.
     const INDEX: usize;
-    /// Address family number.
+    /// The address family number.
     const AF: u16;
 
     /// The main table of flow entries.
     fn flows() -> Table;
-    /// The flows that are not assured: [`crate::datapath::flow::unassured`].
+    /// The unassured flows: [`crate::datapath::flow::unassured`].
     fn unassured() -> Table;
-    /// The last place of one queue of them, a power of two less one.
+    /// The last place of one queue of unassured flows, a power of two minus one.
     fn unassured_last() -> u32;
-    /// The flows of the main table by places: [`crate::datapath::flow::recycle`].
+    /// The directory of flows in the main table: [`crate::datapath::flow::recycle`].
     fn directory() -> Table;
-    /// The last place, a power of two less one.
+    /// The last place of the directory, a power of two minus one.
     fn directory_last() -> u32;
     fn frontends() -> Table;
     fn sources() -> Table;
     fn service_cidrs() -> Table;
     /// This node's own addresses.
     fn node_addresses() -> Table;
-    /// Datagrams that this node itself has sent from a frontend's port, or from a port of the SNAT pool.
+    /// The datagrams that this node itself has sent from a frontend's port, and its datagrams and
+    /// connections from a port of the SNAT port range, by the tuples of their answers.
     fn own_sent() -> Table;
     fn slots() -> Table;
     fn slot_routes() -> Table;
-    /// MTUs that routes name.
+    /// The MTUs that routes name.
     fn route_mtus() -> Table;
-    /// Ports of fragmented datagrams.
+    /// The ports of fragmented datagrams.
     fn fragments() -> Table;
-    /// Room of this CPU for what the stack has none for, and for what one program leaves to the next.
+    /// The scratch memory of this CPU: structures too large for the stack, and state that one
+    /// program hands to the next.
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
-    /// From the wide form of the FIB.
+    /// Converts an address from the wide form of the FIB.
     fn narrow(wide: WideAddress) -> Self::Address;
 }
 

@@ -1,12 +1,14 @@
-//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow needs nothing else.
+//! The fast path: the entry programs of XDP and of TC ingress. A packet of an established flow
+//! needs nothing else.
 //!
 //! ```text
 //! parse → prefilter → one flow lookup → translation as the entry says → verdict
-//!                       └ no flow, not established, or its next hop is old: the slow path
+//!                       └ no flow, not established, or a stale next hop: the slow path
 //! ```
 //!
-//! Instructions before the lookup are nearly free, for the packet waits for the lookup's hash meanwhile; each instruction
-//! after it counts. So checks that can be made before the lookup are made before it.
+//! Instructions before the lookup are nearly free, because they overlap with the hash of the
+//! lookup; each instruction after it counts. So checks that can be made before the lookup are made
+//! there.
 
 use traffic_policy_ebpf::{
     abi::{jump, kind, step},
@@ -70,8 +72,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         return Outcome::Passed.into();
     }
     trace::note(step::FILTER, matched as u32, [0; 2]);
-    // What opens or ends a conversation changes its state: all of it is for the slow path, which checks the lengths itself.
-    // So is a frame in several buffers (XDP), whose length only a helper of the kernel tells.
+    // Packets that open or end a conversation change its state: they go to the slow path, which
+    // checks the lengths itself. So does a frame in several buffers (XDP), whose length only a
+    // helper of the kernel returns.
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
         let now = clock::jiffies();
         let numbers = state::numbers_of(&parsed);
@@ -83,7 +86,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
             let assured = entry_state & !ANSWERED == ASSURED;
             if assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now) {
                 let mut hop = ptr::null();
-                // An entry that is being written has no kind.
+                // An entry that is being written has kind 0.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
@@ -92,7 +95,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                 {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
-                    // Of what can be dropped here, this alone is no failure of the kernel: `slow_path` finds it again.
+                    // The only drop here that is no failure of the kernel: `slow_path` finds the
+                    // packet again.
                     if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
                         return if decision.is_answered() {
                             reject::to_reject::<P, F>(packet, &parsed, decision)
@@ -103,12 +107,12 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                 }
             }
         } else if matches!(matched, Match::SnatPort)
-            // Its address may share the bit of one of this node's.
+            // Its address may share a bit with one of this node's addresses.
             && !prefilter::may_be_service::<F>(parsed.tuple.destination, parsed.tuple.ports.destination())
             || matches!(matched, Match::NodePort)
                 && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null()
         {
-            // Traffic of the node's own that shares a port with us goes no further.
+            // The node's own traffic that shares a port with us goes no further.
             return Outcome::PassedNotService.into();
         }
     }

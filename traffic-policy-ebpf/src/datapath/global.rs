@@ -1,11 +1,13 @@
-//! Global functions: functions that the verifier walks once for each program that calls them, by themselves
-//! (`do_check_subprogs`), and not once for each state that a caller may be in. Arguments are passed in
-//! scratch memory, or as one pointer; the result is a number, of which the verifier knows no bounds.
+//! Global functions, which the verifier walks by themselves once for each program that calls them
+//! (`do_check_subprogs`), and not once for each state that a caller may be in. Arguments are passed
+//! in scratch memory, or as one pointer; the result is a number, of which the verifier knows no
+//! bounds.
 //!
-//! The kernel tells them by their linkage in BTF. None is called for an established packet.
+//! The kernel recognises them by their linkage in BTF. None is called for an established packet.
 //! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c>
 
-/// `name => function;`, or `name => function, argument: type;`. To the verifier a pointer that is given may be null.
+/// Defines global functions: `name => function;`, or `name => function, argument: type;`. To the
+/// verifier a pointer argument may be null.
 macro_rules! global_functions {
     ($($name:ident => $run:path $(, $argument:ident: $type:ty)?;)+) => {
         $(

@@ -1,4 +1,5 @@
-//! The programs for ICMP errors about packets of flows. The flow itself stays as it is: anybody can send an error.
+//! The programs for ICMP errors about packets of flows. The flow itself stays unchanged: any host
+//! can send an error.
 
 use traffic_policy_ebpf::{
     abi::{Flow, hook, kind},
@@ -15,7 +16,7 @@ use crate::datapath::{
     verdict::{self, Decision},
 };
 
-/// The program for errors that come in.
+/// The program for incoming errors.
 #[inline(always)]
 pub fn run<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
@@ -41,7 +42,8 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
     }
 }
 
-/// The program for errors that leave this node: of its own stack, which knows only the translated packet, or of an endpoint.
+/// The program for errors that leave this node: those of its own stack, which knows only the
+/// translated packet, or those of an endpoint.
 #[inline(always)]
 pub fn run_out<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
@@ -60,7 +62,7 @@ fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
     egress::translate::<P, F, _, true>(packet, &error, entry, clock::jiffies())
 }
 
-/// The entry that translates packets of the error's direction.
+/// Returns the entry that translates packets of the error's direction.
 #[inline(always)]
 fn find_entry<F: ParseIcmpError>(error: &IcmpError<F>) -> Result<*mut Flow<F::Address>, Outcome> {
     let entry = FlowTable::<F>::new().find(&error.tuple);

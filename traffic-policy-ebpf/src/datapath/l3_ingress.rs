@@ -1,8 +1,9 @@
 //! The entry program of TC ingress on devices without Ethernet: IPIP, GRE, WireGuard, tun.
 //!
-//! A packet that may concern a Service is given an Ethernet header with empty addresses, and goes the way of all other packets from then
-//! on: it may be sent out by a device with Ethernet, and where the stack takes it, the kernel takes the header off again
-//! (`sch_handle_ingress`). Everything else passes as it came.
+//! A packet that may concern a Service is given an Ethernet header with empty addresses, and then
+//! takes the path of all other packets: it may be sent out by a device with Ethernet, and where the
+//! stack takes it, the kernel removes the header again (`sch_handle_ingress`). Everything else
+//! passes unchanged.
 
 use traffic_policy_ebpf::{
     abi::{hook, jump},
@@ -37,15 +38,15 @@ fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
     if !packet.push_ethernet(ethertype) {
         return Outcome::DroppedInternalError.into();
     }
-    // One program for both families, which looks at the EtherType.
+    // One program serves both families; it checks the EtherType.
     packet.jump::<V4, { jump::WITH_ETHERNET }>();
     Outcome::PassedMissedTailCall.into()
 }
 
-/// Whether the packet path has to look at a packet more closely.
+/// Whether the packet path has to examine a packet more closely.
 ///
 /// # Errors
-/// It has not: the outcome of passing.
+/// The packet passes: the outcome of passing.
 #[inline(always)]
 pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outcome> {
     match F::parse_fixed(packet) {

@@ -1,4 +1,5 @@
-//! All maps, pinned by their names; sizes of the flow tables are set by the agent at load. And access to hash maps by address.
+//! All maps, pinned by their names, and access to hash maps by address. The agent sets the sizes of
+//! the flow tables at load.
 
 use core::ptr;
 
@@ -16,9 +17,9 @@ use traffic_policy_ebpf::abi::{
     SocketQuestion, SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
-/// BPF_F_NO_PREALLOC. A program that has looked an element up may read other bytes later: since Linux 6.1 an element that was
-/// deleted or replaced is handed out again at once, on the CPU that freed it, as that of another key.
-/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/memalloc.c>
+/// BPF_F_NO_PREALLOC. A program that has looked up an element may later read other bytes: since
+/// Linux 6.1 a deleted or replaced element is reused at once for another key, on the CPU that freed
+/// it. <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/memalloc.c>
 const NO_PREALLOC: usize = 1;
 /// BPF_F_MMAPABLE: the agent writes by plain stores.
 const MMAPABLE: usize = 1024;
@@ -27,20 +28,21 @@ const MMAPABLE: usize = 1024;
 pub static FLOWS4: HashMap<FlowKey<Address4>, Flow<Address4>, 262_144> = HashMap::new();
 #[btf_map(name = "tp_flows6")]
 pub static FLOWS6: HashMap<FlowKey<Address6>, Flow<Address6>, 65_536> = HashMap::new();
-/// Flows that are not assured by the tuples of their requests, in the order in which they began: two queues of equal length, TCP
-/// and UDP. A new flow takes the place of the oldest one.
+/// Unassured flows by the tuples of their requests, in the order in which they began: two queues of
+/// equal length, TCP and UDP. A new flow takes the place of the oldest one.
 #[btf_map(name = "tp_unassured4")]
 pub static UNASSURED4: Array<Tuple<Address4>, 131_072> = Array::new();
 #[btf_map(name = "tp_unassured6")]
 pub static UNASSURED6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// Flows of the main tables by the tuples of their requests, at places of their own: where the packet path finds flows that are
-/// over when a table is full and no agent sweeps it.
+/// The flows of the main tables by the tuples of their requests, each at its own place. The packet
+/// path searches it for finished flows when a table is full and no agent sweeps it.
 #[btf_map(name = "tp_flow_dir4")]
 pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_flow_dir6")]
 pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
-/// Tuples of answers to what this node, or a pod behind its masquerade, sent from a frontend's address and port (UDP), or from a port
-/// of the pool to an endpoint's: with the jiffies of the last datagram, or of a connection's end. The kernel evicts the oldest.
+/// The tuples of answers to datagrams that this node, or a pod behind its masquerade, sent from a
+/// frontend's address and port (UDP), or from a port of the pool to an endpoint's port; with the
+/// jiffies of the last datagram, or of a connection's end. The kernel evicts the oldest.
 #[btf_map(name = "tp_own_sent4")]
 pub static OWN_SENT4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
 #[btf_map(name = "tp_own_sent6")]
@@ -49,40 +51,40 @@ pub static OWN_SENT6: LruHashMap<Tuple<Address6>, u32, 4096> = LruHashMap::new()
 pub static FRONTENDS4: HashMap<FrontendKey<Address4>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_frontends6")]
 pub static FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, NO_PREALLOC> = HashMap::new();
-/// `loadBalancerSourceRanges` of Service ports that have any.
+/// The `loadBalancerSourceRanges` of Service ports that have any.
 #[btf_map(name = "tp_src_ranges4")]
 pub static SOURCE_RANGES4: LpmTrie<SourceRange<1>, u32, 65_536> = LpmTrie::new();
 #[btf_map(name = "tp_src_ranges6")]
 pub static SOURCE_RANGES6: LpmTrie<SourceRange<4>, u32, 65_536> = LpmTrie::new();
-/// Ranges that ClusterIPs are taken from.
+/// The ranges that ClusterIPs are allocated from.
 #[btf_map(name = "tp_svc_cidrs4")]
 pub static SERVICE_CIDRS4: LpmTrie<ServiceCidr<1>, u32, 1024> = LpmTrie::new();
 #[btf_map(name = "tp_svc_cidrs6")]
 pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
-/// This node's own addresses: no packet from outside comes from them.
+/// This node's own addresses: no packet from outside has them as its source.
 #[btf_map(name = "tp_node_addrs4")]
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_node_addrs6")]
 pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
-/// Last endpoint of each client of a Service with session affinity.
+/// The last endpoint of each client of a Service with session affinity.
 #[btf_map(name = "tp_affinity")]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();
-/// Names of Service ports by their index, for display.
+/// The names of Service ports by their index, for display.
 #[btf_map(name = "tp_svc_names")]
 pub static SERVICE_NAMES: HashMap<u32, ServiceInfo, 65_536, NO_PREALLOC> = HashMap::new();
-/// Packets of Service ports by outcome, but for those of flows that still stand.
+/// The packets of Service ports by outcome, without those of existing flows.
 #[btf_map(name = "tp_svc_counts")]
 pub static SERVICE_COUNTS: HashMap<ServiceCountKey, ServiceCount, 262_144, NO_PREALLOC> = HashMap::new();
-/// Sockets whose destination was translated: TCP, and UDP that is not connected.
+/// The sockets whose destination was translated: TCP, and UDP that is not connected.
 #[btf_map(name = "tp_sockets")]
 pub static SOCKETS: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
-/// UDP sockets that were connected to an endpoint. Apart from the others, and deleted when they are closed: one that lives
-/// long must not be pushed out by many that do not.
+/// The UDP sockets that were connected to an endpoint. They are kept apart from the others, and
+/// deleted when they are closed: many short-lived sockets must not evict a long-lived one.
 #[btf_map(name = "tp_conn_udp")]
 pub static CONNECTED_UDP: LruHashMap<SocketKey, TranslatedSocket, 65_536> = LruHashMap::new();
 #[btf_map(name = "tp_local_node")]
 pub static LOCAL_NODE: Array<LocalNode, 1> = Array::new();
-/// Steps of a packet in a traced copy of the programs.
+/// The steps of a packet in a traced copy of the programs.
 #[btf_map(name = "tp_trace")]
 pub static TRACE: Array<PacketTrace, 1> = Array::new();
 #[btf_map(name = "tp_explain_call")]
@@ -100,7 +102,8 @@ pub static ENDPOINTS6: Array<Slot<Address6>, 262_144> = Array::new();
 pub static ENDPOINT_ROUTES4: Array<SlotRoute<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_ep_routes6")]
 pub static ENDPOINT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
-/// MTUs of the main table's routes that name one, in bytes; 0 of a route within such a one that names none.
+/// The MTUs of the main table's routes that name one, in bytes; 0 for a more specific route within
+/// such a route that names none.
 #[btf_map(name = "tp_route_mtus4")]
 pub static ROUTE_MTUS4: LpmTrie<RoutePrefix<1>, u32, 16_384> = LpmTrie::new();
 #[btf_map(name = "tp_route_mtus6")]
@@ -118,7 +121,8 @@ pub static PREFILTER: Array<Prefilter, 1, MMAPABLE> = Array::new();
 /// The agent's heartbeat.
 #[btf_map(name = "tp_heartbeat")]
 pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
-/// Ports that may be used as source towards endpoints, host order, the first `RuntimeConfig::pool_len` are valid.
+/// The ports that may be used as source towards endpoints, in host order; the first
+/// `RuntimeConfig::pool_len` are valid.
 #[btf_map(name = "tp_snat_ports")]
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]
@@ -139,16 +143,16 @@ pub static SCRATCH6: PerCpuArray<Scratch<Address6>, 1> = PerCpuArray::new();
 /// The second piece of a packet that is sent in two.
 #[btf_map(name = "tp_piece")]
 pub static PIECE: PerCpuArray<Piece, 1> = PerCpuArray::new();
-/// The other programs of the packet path. Pinned like all maps: the kernel empties an array of programs when its last
-/// user lets go of it.
+/// The other programs of the packet path. Pinned like all maps: the kernel empties an array of
+/// programs when its last user closes it.
 #[btf_map(name = "tp_xdp_calls")]
 pub static XDP_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 #[btf_map(name = "tp_tc_calls")]
 pub static TC_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
-/// Those of TC on devices without Ethernet.
+/// The programs of TC on devices without Ethernet.
 #[btf_map(name = "tp_l3_calls")]
 pub static L3_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
-/// Datagrams in fragments of which the first has come. The kernel evicts the oldest.
+/// Fragmented datagrams whose first fragment has arrived. The kernel evicts the oldest.
 #[btf_map(name = "tp_fragments4")]
 pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();
 #[btf_map(name = "tp_fragments6")]
@@ -156,9 +160,9 @@ pub static FRAGMENTS6: LruHashMap<FragmentKey<Address6>, Fragment, 8_192> = LruH
 
 pub const NOEXIST: u64 = 1;
 pub const ANY: u64 = 0;
-/// -EEXIST
+/// The error number -EEXIST.
 pub const EXISTS: i32 = -17;
-/// -E2BIG
+/// The error number -E2BIG.
 pub const FULL: i32 = -7;
 
 /// A hash map by its address, so that code generic over the family needs no generic map type.
@@ -176,17 +180,19 @@ impl Table {
         self.0
     }
 
-    /// The caller names the types that the map was declared with. The value stays valid until the program ends, also where its
-    /// element is removed meanwhile.
+    /// Looks up a value. The caller names the types that the map was declared with. The value stays
+    /// valid until the program ends, even if its element is removed meanwhile.
     #[inline(always)]
     pub fn lookup<K, V>(self, key: &K) -> Option<*mut V> {
-        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value with its own.
+        // SAFETY: the verifier knows the map's address, and compares the sizes of key and value
+        // with its own.
         let value = unsafe { bpf_map_lookup_elem(self.0, ptr::from_ref(key).cast()) }.cast::<V>();
         if value.is_null() { None } else { Some(value) }
     }
 
-    /// 0, or the negative number of an error. 32 bits of it: where the verifier has put a direct call to the map's own function in the
-    /// helper's place, the upper half is only defined since Linux 6.4, when these began to return `long`.
+    /// Inserts an element and returns 0, or a negative error number. Only 32 bits of it are used:
+    /// where the verifier has replaced the helper by a direct call of the map's own function, the
+    /// upper half is defined only since Linux 6.4, when these functions began to return `long`.
     /// <https://github.com/aya-rs/aya/issues/1331>
     #[inline(always)]
     pub fn insert<K, V>(self, key: &K, value: *const V, flags: u64) -> i32 {
@@ -196,7 +202,7 @@ impl Table {
 
     #[inline(always)]
     pub fn remove<K>(self, key: &K) {
-        // SAFETY: as above. A missing key is as good as a removed one.
+        // SAFETY: as above. A missing key is equivalent to a removed one.
         unsafe { bpf_map_delete_elem(self.0, ptr::from_ref(key).cast()) };
     }
 }

@@ -1,7 +1,8 @@
 //! The packet path.
 //!
-//! The way of a packet. Each block is a file with programs ([`reject`] a folder); an arrow to a number is a tail call. Headers of
-//! variable length and ICMP errors have a program each, 1a and 1b. In XDP "too long" is left to TC, where the error is sent.
+//! The path of a packet. Each block is a file with programs ([`reject`] a folder); an arrow to a
+//! number is a tail call. Headers of variable length and ICMP errors have a program each, 1a and
+//! 1b. In XDP "too long" is left to TC, where the error is sent.
 //!
 //! ```text
 //!  XDP, then TC ingress for what XDP passed           TC egress
@@ -38,56 +39,71 @@
 //! Every program for packets ends in [`verdict::finish`]. Programs that the drawing names:
 //!
 //! - [`fast_path`]: entry of XDP and TC ingress; an established packet needs nothing else.
-//! - [`l3_ingress`]: entry of TC ingress on devices without Ethernet; leads to that of the others.
-//! - [`slow_path`]: finds or makes the flow of a packet, then forwards it.
-//! - [`priority_tag`]: frames of VLAN 0, which are as good as untagged ones; leads to the entry of TC ingress.
-//! - [`split`]: IPv4 packets that are too long for the way out and may be fragmented, in two pieces.
-//! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and SCTP.
+//! - [`l3_ingress`]: entry of TC ingress on devices without Ethernet; leads to the entry of the
+//!   others.
+//! - [`slow_path`]: finds or creates the flow of a packet, then forwards it.
+//! - [`priority_tag`]: frames of VLAN 0, which are equivalent to untagged ones; leads to the entry
+//!   of TC ingress.
+//! - [`split`]: IPv4 packets that are too long for the outgoing device and may be fragmented, in
+//!   two pieces.
+//! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and
+//!   SCTP.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
 //! - [`egress`]: replies of endpoints on this node.
-//! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`], [`reject::v6`]: the answers.
-//! - [`sock`]: socket programs. [`sock::addr`]: their context; [`sock::lookup`]: the Service lookup; [`sock::map`]: keys of the socket
-//!   maps; [`sock::explain`]: a socket call judged for `explain`.
+//! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`],
+//!   [`reject::v6`]: the answers.
+//! - [`sock`]: socket programs. [`sock::addr`]: their context; [`sock::lookup`]: the Service
+//!   lookup; [`sock::map`]: keys of the socket maps; [`sock::explain`]: a socket call evaluated for
+//!   `explain`.
 //! - [`flow::gc`]: removes expired flows.
 //!
 //! Shared parts:
 //!
-//! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them; [`parse::variable`]: IPv4 options and
-//!   fragments; [`parse::ipv6_ext`]: the walk over IPv6 extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
-//! - [`prefilter`]: bit arrays that say whether a packet or a call may concern a Service. [`source`]: sources that cannot be.
-//! - [`own_datagrams`]: what this node itself has asked from a Service's port. [`own_ports`]: ports of the pool that it uses itself.
-//! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]: session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs on
-//!   flows that exist; [`flow::associations`]: state transitions of SCTP; [`flow::snat_port`]: entries
-//!   of a new flow and the port search; [`flow::first_packet`]: the count of its first packet;
-//!   [`flow::recycle`]: expired flows, removed for a new one; [`flow::delivered`]: packets that TC
-//!   sees once more, after XDP has delivered them.
+//! - [`parse`]: the parsed packet. [`parse::fixed`]: headers where nearly all packets have them;
+//!   [`parse::variable`]: IPv4 options and fragments; [`parse::ipv6_ext`]: the walk over IPv6
+//!   extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
+//! - [`prefilter`]: bit arrays that tell whether a packet or a call may concern a Service.
+//!   [`source`]: martian sources.
+//! - [`own_datagrams`]: datagrams that this node itself has sent from a Service's port.
+//!   [`own_ports`]: ports of the pool that the node uses itself.
+//! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]:
+//!   session affinity.
+//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs
+//!   on existing flows; [`flow::associations`]: state transitions of SCTP; [`flow::snat_port`]:
+//!   entries of a new flow and the port search; [`flow::first_packet`]: the count of its first
+//!   packet; [`flow::recycle`]: expired flows, removed for a new one; [`flow::delivered`]: packets
+//!   that TC sees again after XDP has delivered them.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
-//!   [`forward::stored_hop`]: the table of next hops; [`forward::client_hop`]: a cache of those towards
-//!   clients; [`forward::reply_way`]: the device by which a reply of an endpoint here leaves;
-//!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
-//!   [`forward::sctp`]: ports and checksum of SCTP.
-//! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer of `monitor`; [`trace`]: steps for
-//!   `explain`.
+//!   [`forward::stored_hop`]: the table of next hops; [`forward::client_hop`]: a cache of next hops
+//!   towards clients; [`forward::reply_way`]: the device by which a reply of an endpoint on this
+//!   node leaves; [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP
+//!   errors; [`forward::sctp`]: ports and checksum of SCTP.
+//! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
+//!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
-//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; `value`: fields behind raw pointers; [`barrier`]: atomics and fences; [`clock`]: clocks;
-//!   `global`: functions that the verifier walks by themselves.
+//! - [`maps`]: all maps; [`family`]: IPv4 and IPv6 as types; [`words`]: packet words; `value`:
+//!   fields behind raw pointers; [`barrier`]: atomics and fences; [`clock`]: clocks; `global`:
+//!   functions that the verifier walks by themselves.
 //!
 //! # Safety
 //!
-//! The kernel's verifier walks all paths of a program before it is loaded, and refuses one in which an access could be out of bounds, a
-//! pointer null, or memory read that was not written. So what `unsafe` has to uphold here is less than elsewhere, and it is the same
-//! within each of these families, which have their functions and their SAFETY sentence in one place:
+//! The kernel's verifier walks all paths of a program before it is loaded, and refuses one in which
+//! an access could be out of bounds, a pointer null, or memory could be read before it is written.
+//! So `unsafe` has to uphold less here than elsewhere, and the same within each of these families,
+//! whose functions and SAFETY comment are in one place:
 //!
 //! - *packet words*: [`words`];
-//! - *map values and contexts*: `value`, field by field through the raw pointer that [`maps::Table::lookup`], `get_ptr` or the kernel gave:
-//!   other CPUs and the agent write the same value;
-//! - *scratch memory* ([`family::Family::scratch`]): references by `value`, too, for it is a map value of this CPU alone, and a CPU handles one
-//!   packet after the other (programs of sockets, which packets may interrupt, do not use it);
+//! - *map values and contexts*: `value`, field by field through the raw pointer from
+//!   [`maps::Table::lookup`], `get_ptr` or the kernel: other CPUs and the agent write the same
+//!   value;
+//! - *scratch memory* ([`family::Family::scratch`]): references by `value`, too, because it is a
+//!   map value of this CPU alone, and a CPU handles one packet after the other (programs of
+//!   sockets, which packets may interrupt, do not use it);
 //! - *map look-ups*: [`maps::Table`];
 //! - *atomics and fences*: [`barrier`].
 //!
-//! Other `unsafe` code has its sentence beside it: kernel helpers, whose arguments the verifier checks.
+//! Other `unsafe` code has its own SAFETY comment: kernel helpers, whose arguments the verifier
+//! checks.
 
 #[macro_use]
 mod global;

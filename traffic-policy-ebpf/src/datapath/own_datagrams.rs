@@ -1,8 +1,10 @@
-//! Datagrams that this node itself sends from a port that is also a Service's: their answers are the node's.
+//! Datagrams that this node itself sends from a port that is also a Service's: their answers belong
+//! to the node.
 //!
-//! A process may have bound that port, and a network plugin's masquerade takes any port (`--random-fully`) for a pod's question to
-//! a DNS server. conntrack knows whose the answer is; the packet path, which comes before it, notes the question where it leaves.
-//! No TCP connection and no SCTP association begins with an answer, so this is about UDP alone.
+//! A process may have bound that port, and a network plugin's masquerade takes any port
+//! (`--random-fully`) for a pod's query to a DNS server. conntrack knows where the answer belongs;
+//! the packet path, which runs before it, notes the query at egress. No TCP connection and no SCTP
+//! association begins with an answer, so this concerns UDP alone.
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, Tuple, scope},
@@ -21,17 +23,17 @@ use crate::datapath::{
     value::{borrow, load, store},
 };
 
-/// Seconds after which an answer is taken for a request: `nf_conntrack_udp_timeout`.
+/// The seconds after which an answer counts as a request: `nf_conntrack_udp_timeout`.
 const LASTS: u32 = 30;
 
-/// Notes a datagram that leaves, if it is the node's own and comes from a frontend's address and port.
+/// Notes an outgoing datagram, if the node itself sends it from a frontend's address and port.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let port = parsed.tuple.ports.source();
     if !parsed.is_udp::<P>() || !prefilter::may_be_service::<F>(parsed.tuple.source, port) {
         return;
     }
-    // What came by an attached device is a reply that TC sends on: it has the same source.
+    // A packet that came by an attached device is a reply that TC forwards: it has the same source.
     let came_by = packet.came_by();
     if came_by != 0 && Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_some() {
         return;
@@ -55,7 +57,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     match F::own_sent().lookup::<_, u32>(key) {
         Some(last) => store(last, now),
         None => {
-            // A flow that an answer has made before, when nothing was known of the question.
+            // A flow that an earlier answer created, when the query was not known.
             let diverted = FlowTable::<F>::new().find(key);
             if !diverted.is_null() {
                 set!(diverted.state |= GONE);

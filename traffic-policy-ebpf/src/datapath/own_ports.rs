@@ -1,9 +1,10 @@
-//! Ports of the pool that this node itself has in use towards an endpoint: a process has bound one, or a network plugin's
-//! masquerade has given one to a pod's connection (`--random-fully`). A new flow towards that endpoint gets another port, so that the
-//! node's answers stay its own.
+//! Ports of the pool that this node itself uses towards an endpoint: a process has bound one, or a
+//! network plugin's masquerade has given one to a pod's connection (`--random-fully`). A new flow
+//! towards that endpoint gets another port, so that the node keeps its own answers.
 //!
-//! conntrack knows them, but its functions for programs are those of a module on most kernels: without that module's BTF no program
-//! that calls them loads. So what leaves is noted, in the map of [`super::own_datagrams`] and by the same tuple: that of the answer.
+//! conntrack knows these ports, but on most kernels its functions for programs belong to a module:
+//! without that module's BTF no program that calls them loads. So outgoing packets are noted, in
+//! the map of [`super::own_datagrams`] and by the same tuple: that of the answer.
 
 use traffic_policy_ebpf::abi::{DeviceInfo, PROTOCOL_UDP, Tuple};
 
@@ -17,14 +18,14 @@ use crate::datapath::{
     value::{borrow, load, store},
 };
 
-/// Seconds after the last datagram, FIN or RST for which a port is held. A connection holds its port until then, or until the kernel
-/// evicts the note.
+/// The seconds for which a port is held after the last datagram, FIN or RST. A connection holds its
+/// port until it ends, or until the kernel evicts the note.
 const LASTS: u32 = 30;
-/// The time of a connection that has not ended.
+/// The time that marks a connection that has not ended.
 const OPEN: u32 = 0;
 
-/// Notes a datagram that leaves, or the beginning or end of a connection or association, from a port
-/// of the pool to an endpoint's port, if it is the node's own.
+/// Notes an outgoing datagram, or the beginning or end of a connection or association, from a port
+/// of the pool to an endpoint's port, if the node itself sends it.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     let opens = parsed.opens(packet);
@@ -35,8 +36,8 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     if !prefilter::is_pool_port(ports.source()) || !prefilter::is_endpoint(ports.destination()) {
         return;
     }
-    // A flow's packet that TC sends on came by an attached device. Its look-up is not worth it for each datagram, so those of pods
-    // behind a masquerade are left out.
+    // A flow's packet that TC forwards came by an attached device. That look-up is too expensive
+    // for each datagram, so datagrams of pods behind a masquerade are left out.
     let came_by = packet.came_by();
     if came_by != 0
         && (parsed.is_udp::<P>()
@@ -44,7 +45,7 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     {
         return;
     }
-    // Of a pod without a masquerade it is another address's port.
+    // A port of a pod without a masquerade is one of another address.
     if F::node_addresses().lookup::<_, u32>(&parsed.tuple.source).is_none() {
         return;
     }
@@ -66,11 +67,11 @@ pub fn note<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) {
     }
 }
 
-/// Whether answers of this tuple are the node's own, so that no reply entry may have it.
+/// Whether answers with this tuple belong to the node itself, so that no reply entry may have it.
 #[inline(always)]
 pub fn holds<F: Family>(answer: &Tuple<F::Address>, now: u32) -> bool {
     let Some(usage) = TABLE_USAGE.get_ptr(0) else { return false };
-    // Nothing was ever noted on most nodes.
+    // On most nodes nothing was ever noted.
     if get!(usage.own_sent_at) == 0 {
         return false;
     }

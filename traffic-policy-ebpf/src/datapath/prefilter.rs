@@ -1,5 +1,6 @@
-//! The prefilter: says, before any lookup, whether a packet or a call may concern a Service. Most packets of a node do not: they are its
-//! pods' own, often on the ports that Services have, too (80, 443). So it goes by addresses.
+//! The prefilter, which tells, before any lookup, whether a packet or a call may concern a Service.
+//! Most packets of a node do not: they belong to its pods, often on ports that Services use, too
+//! (80, 443). So it checks addresses.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -11,15 +12,18 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
 
-/// Result of the prefilter for a packet. Numbers as in [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
+/// The result of the prefilter for a packet. The numbers are those of
+/// [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
 #[derive(Clone, Copy)]
 pub enum Match {
     No,
-    /// It may be a reply; it is no request.
+    /// The packet may be a reply: its port is one of the SNAT port range, at an address that may be
+    /// this node's.
     SnatPort,
-    /// To an address of this node, and a frontend there has its port.
+    /// The packet may be for an address of this node, and a frontend there has its port.
     NodePort,
-    /// Its address may be a ClusterIP, or another frontend's that is none of this node.
+    /// The packet's destination may be a ClusterIP, or the address of another frontend that is not
+    /// on this node's addresses.
     Service,
 }
 
@@ -27,7 +31,7 @@ pub enum Match {
 pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
     let Some(filter) = PREFILTER.get_ptr(0) else { return Match::No };
     let hash = hash::address(tuple.destination);
-    // Requests to node ports and replies first.
+    // Requests to node ports and replies come first.
     if is_primary::<F>(filter, tuple.destination)
         || bit(place!(const filter.node_addresses).cast(), node_bit(hash))
     {
@@ -42,7 +46,7 @@ pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
     if is_service::<F>(filter, tuple.destination, hash) { Match::Service } else { Match::No }
 }
 
-/// Whether an address is the node's primary one.
+/// Whether an address is the node's primary address.
 #[inline(always)]
 fn is_primary<F: Family>(filter: *const Prefilter, address: F::Address) -> bool {
     let ([head, tail], [primary, primary_tail]) =
@@ -50,7 +54,8 @@ fn is_primary<F: Family>(filter: *const Prefilter, address: F::Address) -> bool 
     head == primary && (!F::V6 || tail == primary_tail)
 }
 
-/// Whether an address may be a frontend's that is none of this node, or of a range of ClusterIPs.
+/// Whether an address may belong to a frontend that is not on this node's addresses, or to a range
+/// of ClusterIPs.
 #[inline(always)]
 fn is_service<F: Family>(filter: *const Prefilter, address: F::Address, hash: u64) -> bool {
     let bits = ServiceBits::of(hash);
@@ -58,7 +63,7 @@ fn is_service<F: Family>(filter: *const Prefilter, address: F::Address, hash: u6
     bit(array, bits.first) && bit(array, bits.second) || is_in_cidr::<F>(filter, address)
 }
 
-/// Whether an address is of a range that ClusterIPs are taken from.
+/// Whether an address lies in a range that ClusterIPs are allocated from.
 #[inline(always)]
 fn is_in_cidr<F: Family>(filter: *const Prefilter, address: F::Address) -> bool {
     let count = get!(filter.cidr_count[F::INDEX]) as usize;
@@ -80,8 +85,8 @@ fn is_in_cidr<F: Family>(filter: *const Prefilter, address: F::Address) -> bool 
     false
 }
 
-/// Whether a destination may be a Service: all that other calls pay for. Node ports by their port alone, for calls reach them on
-/// loopback addresses, too.
+/// Whether a destination may be a Service: the whole cost of other calls. Node ports are matched by
+/// their port alone, because calls reach them on loopback addresses, too.
 #[inline(always)]
 pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
@@ -96,7 +101,7 @@ pub fn is_pool_port(port: Port) -> bool {
     bit(place!(const filter.pool).cast(), port.to_host() as u32)
 }
 
-/// Whether an endpoint, wherever it is, has this port.
+/// Whether an endpoint, on any node, has this port.
 #[inline(always)]
 pub fn is_endpoint(port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
@@ -110,27 +115,29 @@ pub fn is_local_endpoint<F: Family>(address: F::Address, port: Port) -> bool {
     bit(place!(const filter.local_endpoints).cast(), endpoint_bit(address, port.to_host()))
 }
 
-/// Notes that an endpoint on this node is about to have a flow: its replies are to be looked at.
+/// Notes that an endpoint on this node is about to have a flow: its replies have to be examined.
 #[inline(always)]
 pub fn note_local_endpoint<F: Family>(address: F::Address, port: Port) {
     let Some(filter) = PREFILTER.get_ptr_mut(0) else { return };
     set_bit(place!(mut filter.local_endpoints).cast(), endpoint_bit(address, port.to_host()));
 }
 
-/// Notes that an address of this node is about to be the source towards an endpoint: replies come to it.
+/// Notes that an address of this node is about to be the source towards an endpoint: replies will
+/// arrive there.
 #[inline(always)]
 pub fn note_source<F: Family>(address: F::Address) {
     let Some(filter) = PREFILTER.get_ptr_mut(0) else { return };
     set_bit(place!(mut filter.node_addresses).cast(), node_bit(hash::address(address)));
 }
 
-/// A bit of an array whose length the caller knows.
+/// Returns a bit of an array whose length the caller knows.
 #[inline(always)]
 fn bit(array: *const u64, index: u32) -> bool {
     load(array.wrapping_add((index >> 6) as usize)) >> (index & 63) & 1 != 0
 }
 
-/// Sets it, beside other CPUs and the agent. A traced copy, which shares the array with the running programs, changes nothing.
+/// Sets a bit, concurrently with other CPUs and the agent. A traced copy, which shares the array
+/// with the running programs, changes nothing.
 #[inline(always)]
 fn set_bit(array: *mut u64, index: u32) {
     if !trace::is_on() && !bit(array, index) {

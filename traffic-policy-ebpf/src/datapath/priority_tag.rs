@@ -1,8 +1,9 @@
 //! The program for frames with a priority tag (IEEE 802.1Q, VLAN 0), to which TC ingress leads.
 //!
-//! A host takes such a frame for an untagged one. XDP sees the tag in the frame, or the card has taken it out; what XDP passes comes to TC
-//! with the tag beside the packet. What may concern a Service loses it here, so that it leaves without; everything else keeps it, for a VLAN
-//! device with the number 0 may want it.
+//! A host treats such a frame as untagged. XDP sees the tag in the frame, unless the network card
+//! has removed it; a frame that XDP passes reaches TC with the tag in the packet's metadata. A
+//! packet that may concern a Service loses the tag here, so that it leaves without one; all others
+//! keep it, because a VLAN device with the number 0 may want it.
 
 use traffic_policy_ebpf::{
     abi::{hook, jump},

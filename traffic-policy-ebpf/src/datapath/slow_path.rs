@@ -1,5 +1,5 @@
-//! The slow path: everything that an established packet does not need. The flow of a packet is found and its state advanced, or
-//! made; then the packet is forwarded.
+//! The slow path: everything that an established packet does not need. The flow of a packet is
+//! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow, Slot, frontend, kind, step},
@@ -35,8 +35,8 @@ use crate::datapath::{
     verdict::{self, Decision},
 };
 
-/// The program for everything that an established packet does not need: flows to be made, conversations that change
-/// their state, hops to be resolved.
+/// The program for everything that an established packet does not need: new flows, conversations
+/// that change their state, and hops to be resolved.
 #[inline(always)]
 pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let decision =
@@ -62,8 +62,9 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, decision)
 }
 
-/// Finds or makes the entry of a packet, notes what the packet says, and resolves the hop. Returns with it the time of the flow's last
-/// packet: now, but for one that does not belong to it. [`first_packet::settle`] is to be called behind it.
+/// Finds or creates the entry of a packet, updates its state, and resolves the hop. Also returns
+/// the time to note for the flow's last packet: now, except for a packet that does not belong to
+/// the flow. The caller must call [`first_packet::settle`] afterwards.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
@@ -118,7 +119,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     }
 }
 
-/// The event of a flow that this packet has made.
+/// Returns the event of a flow that this packet has created.
 #[inline(always)]
 fn new_flow<P: Packet, F: Rewrite>(
     packet: P,
@@ -138,15 +139,16 @@ fn new_flow<P: Packet, F: Rewrite>(
     }
 }
 
-/// A flow that exists now.
+/// A flow that was created, or found after another CPU had created it.
 struct Created<A: Address> {
     /// The entry, or a copy of it in `Scratch`: [`first_packet`].
     pub request: *mut Flow<A>,
-    /// Not 0: the device to leave by; the FIB was asked, and its neighbour is not resolved.
+    /// The outgoing device if the FIB has been queried and its neighbour is not resolved, otherwise
+    /// 0.
     pub unresolved: u32,
 }
 
-/// Endpoints for a packet that may start a flow: a list that is not empty.
+/// Returns the endpoints for a packet that may start a flow: a list that is not empty.
 #[inline(always)]
 fn list<P: Packet, F: Family>(
     packet: P,
@@ -161,8 +163,8 @@ fn list<P: Packet, F: Family>(
         _ if source::is_martian(packet, parsed) => {
             return Err(Outcome::DroppedMartianSource.into());
         }
-        // As kube-proxy, which refuses what conntrack calls new. Else anybody's stray segments would use up the answers
-        // that this node may make.
+        // The same as in kube-proxy, which refuses packets that conntrack calls new. Otherwise
+        // stray segments from any host would use up this node's rate of answers.
         Err(refusal)
             if refusal.outcome as u32 == Outcome::RejectedUnknownPort as u32
                 && !parsed.is_udp::<P>()
@@ -174,17 +176,17 @@ fn list<P: Packet, F: Family>(
         Ok(list) => list,
     };
     if get!((list.frontend).flags) & frontend::ADOPTING != 0 && !parsed.opens(packet) {
-        // It may be of a connection that the agent is about to read from conntrack.
+        // It may belong to a connection that the agent is about to read from conntrack.
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_sctp::<P>() && !parsed.opens(packet) {
-        // An association that is not known. Where the address is the node's own, the stack answers with
-        // an ABORT (RFC 9260 section 8.4).
+        // The association is not known. If the address is the node's own, the stack answers with an
+        // ABORT (RFC 9260 section 8.4).
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
-        // Nothing is known of this connection. What is the node's own stays the stack's business: it answers RST, or
-        // continues a connection that an earlier proxy left in conntrack.
+        // The connection is not known. A segment to the node's own address is left to the stack: it
+        // answers RST, or continues a connection that an earlier proxy left in conntrack.
         let flags = get!((list.frontend).flags);
         let segment = parsed.tcp_flags();
         if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
@@ -198,7 +200,7 @@ fn list<P: Packet, F: Family>(
     Ok(list)
 }
 
-/// Makes the flow of a packet that has none. `restart`: an entry to be written over, or null.
+/// Creates the flow of a packet that has none. `restart`: an entry to overwrite, or null.
 #[inline(always)]
 fn create<P: Packet, F: Family>(
     packet: P,
@@ -216,7 +218,8 @@ fn create<P: Packet, F: Family>(
     };
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
-    // Before its source is judged: a peer may answer from a port that is a Service's, too.
+    // This check comes before that of the source: a peer may answer from a port that is a
+    // Service's, too.
     if own_datagrams::is_answered_by::<P, F>(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
@@ -225,7 +228,8 @@ fn create<P: Packet, F: Family>(
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    // Its range is quarantined before it is written again, so it does not change while this program runs.
+    // Its range is quarantined before it is rewritten, so it does not change while this program
+    // runs.
     let slot = borrow(slot);
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
@@ -247,7 +251,7 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }
-    // Before there is anything to find.
+    // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);
     } else {
@@ -276,7 +280,7 @@ fn create<P: Packet, F: Family>(
         return Ok(Created { request: restart, unresolved });
     }
     if inserted {
-        // This packet is forwarded by the copy: the look-up of the entry is spared.
+        // This packet is forwarded by the copy, which saves the look-up of the entry.
         return Ok(Created { request, unresolved });
     }
     let request = FlowTable::<F>::new().find(&parsed.tuple);

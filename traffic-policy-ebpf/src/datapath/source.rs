@@ -1,8 +1,9 @@
-//! Martian sources, which no packet from outside can have: no flow is made for them, and they get no answer.
+//! Martian sources, which no packet from outside can have: no flow is created for them, and they
+//! get no answer.
 //!
-//! The kernel drops such packets as martian, but where the way out is a redirect its routing is never asked. A reply to a
-//! source that is a frontend would come back by the way it went, and be a request again: one datagram to an endpoint that
-//! echoes would loop for ever.
+//! The kernel drops such packets as martian, but a redirected packet skips its routing. A reply to
+//! a source that is a frontend would come back the same way, and be a request again: one datagram
+//! to an endpoint that echoes would loop for ever.
 
 use traffic_policy_ebpf::abi::{Address, LocalNode, scope, source_check};
 
@@ -17,7 +18,7 @@ use crate::datapath::{
     value::load,
 };
 
-/// Whether `--source-check` forbids the source of a packet that may make a flow.
+/// Whether `--source-check` forbids the source of a packet that may create a flow.
 #[inline(always)]
 pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
@@ -33,7 +34,8 @@ pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
         || check == source_check::STRICT && !nexthop::is_way_back::<P, F>(packet, source)
 }
 
-/// Whether an address is one of this node's pods: programs are attached to uplinks, by which they do not come.
+/// Whether an address belongs to one of this node's pods: programs are attached to uplinks, by
+/// which packets of pods do not arrive.
 #[inline(always)]
 fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
     let ([a, b], [head, tail], [mask, tail_mask]) =
@@ -41,7 +43,8 @@ fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
     mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
 }
 
-/// Whether an address is the node's own. Nearly all are told apart by one bit, without the hash table.
+/// Whether an address is the node's own. One bit excludes nearly all others, without the hash
+/// table.
 #[inline(always)]
 fn is_node<F: Family>(node: *const LocalNode, address: &F::Address) -> bool {
     let (word, bit) = LocalNode::address_bit(*address);
@@ -49,8 +52,9 @@ fn is_node<F: Family>(node: *const LocalNode, address: &F::Address) -> bool {
     load(words.wrapping_add(word)) & bit != 0 && F::node_addresses().lookup::<_, u32>(address).is_some()
 }
 
-/// Whether a packet comes from an address and port of a Service. The address alone says nothing: load balancers' addresses and
-/// external IPs may be those of other nodes, which send packets of their own.
+/// Whether a packet comes from an address and port of a Service. The address alone proves nothing:
+/// load balancers' addresses and external IPs may belong to other nodes, which send packets of
+/// their own.
 #[inline(always)]
 fn is_frontend<F: Family>(parsed: &Parsed<F>) -> bool {
     let port = parsed.tuple.ports.source();

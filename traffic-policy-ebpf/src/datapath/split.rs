@@ -1,13 +1,14 @@
-//! The program for IPv4 packets that are too long for the way out and may be fragmented (RFC 791 section 3.2): translated, and sent in two
-//! pieces, as a router does. `reject` leads here.
+//! The program for IPv4 packets that are too long for the outgoing device and may be fragmented
+//! (RFC 791 section 3.2): they are translated, and sent in two pieces, as a router does. `reject`
+//! leads here.
 //!
-//! Two pieces, so the packet may be at most about twice as long as what fits; and without options, of
-//! which a router copies only some. Other packets that are too long are dropped, aggregates (GRO) as a
-//! whole. Where the neighbour is not resolved, the first piece is lost: the second has the kernel
-//! resolve it.
+//! There are only two pieces, so the packet may be at most about twice as long as what fits; and it
+//! must have no options, of which a router copies only some. Other packets that are too long are
+//! dropped, aggregates (GRO) as a whole. If the neighbour is not resolved, the first piece is lost:
+//! the second makes the kernel resolve it.
 //!
-//! A checksum that a virtual card left unfinished cannot be finished here, and the datagram is lost at its receiver. Datagrams that their
-//! sender has fragmented have whole ones.
+//! A checksum that a virtual device left unfinished cannot be finished here, and the datagram is
+//! lost at its receiver. Datagrams that their sender has fragmented have complete checksums.
 
 use traffic_policy_ebpf::{
     abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Piece, hook, jump, kind},
@@ -35,11 +36,11 @@ use crate::datapath::{
 };
 
 const HEADER: u32 = 20;
-/// The most bytes of a second piece.
+/// The largest length in bytes of a second piece.
 const MOST: u32 = size_of::<Piece>() as u32 - 1;
-/// More fragments, in the word of flags and offset, host order.
+/// The flag for more fragments, in the word of flags and offset, host order.
 const MORE_FRAGMENTS: u32 = 0x2000;
-/// The other bits of it.
+/// The other bits of that word.
 const DONT_FRAGMENT: u32 = 0x4000;
 const OFFSET: u32 = 0x1fff;
 
@@ -48,7 +49,7 @@ pub fn run<const SCTP: bool>(packet: Tc<SCTP>) -> i32 {
     let decision = match split(packet) {
         Ok(decision) => decision,
         Err(()) => {
-            // Counted as what it is; nothing was written.
+            // The packet is rejected with its original outcome; nothing was written.
             packet.jump::<V4, { jump::REJECT }>();
             Outcome::PassedMissedTailCall.into()
         }
@@ -56,13 +57,15 @@ pub fn run<const SCTP: bool>(packet: Tc<SCTP>) -> i32 {
     verdict::finish(packet, hook::INGRESS, decision)
 }
 
+/// Translates a packet and sends it in two pieces.
+///
 /// # Errors
-/// The packet is as it was, and to be dropped.
+/// The packet is unchanged, and must be dropped.
 #[inline(always)]
 fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     let (Some(scratch), Some(piece)) = (V4::scratch(), PIECE.get_ptr_mut(0)) else { return Err(()) };
     let Ok(headers) = V4::parse_variable(packet) else { return Err(()) };
-    // With its ports, which a later fragment lacks.
+    // The tuple in scratch memory has the ports, which a later fragment lacks.
     let entry = FlowTable::<V4>::new().find(borrow(place!(const scratch.key)));
     if entry.is_null() {
         return Err(());
@@ -78,19 +81,19 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || way.mtu < 68 {
         return Err(());
     }
-    // Each piece but the last of a datagram has a multiple of eight bytes.
+    // The length of each piece of a datagram except the last is a multiple of eight bytes.
     let first = (way.mtu - HEADER) & !7;
     let rest = parsed.length.wrapping_sub(HEADER + first);
     if rest == 0 || rest > MOST || rest > way.mtu - HEADER {
         return Err(());
     }
-    // Of this number the verifier is to know both bounds: before Linux 6.2 it does not conclude from a comparison with 0 that there is a
-    // least one.
+    // The verifier must know both bounds of this number: before Linux 6.2 it does not conclude a
+    // lower bound from a comparison with 0.
     let rest = (opaque((rest - 1) as u64) & MOST as u64) as u32 + 1;
     if !packet.copy_out(ETHERNET as u32 + HEADER + first, piece, rest) {
         return Err(());
     }
-    // The helper may have moved the packet, so that it is read once more.
+    // The helper may have moved the packet, so it is parsed again.
     let Ok(headers) = V4::parse_variable(packet) else { return Err(()) };
     let (parsed, later) = (headers.parsed, headers.later);
     if parsed.l4_offset != HEADER || (later == 0 && parsed.is_tcp() && parsed.l4 + 20 > packet.end()) {
@@ -103,15 +106,16 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     if !forwarding.hop.is_null() {
         forward::macs(parsed.ip - ETHERNET, forwarding.hop);
     }
-    // A segment that the flow ignores must not renew it, and here nobody knows which does. Those that continue it are mostly short, or
-    // its other direction's.
+    // A segment that the flow ignores must not renew it, and this program cannot tell which
+    // segments do. Segments that continue the flow are mostly short, or belong to its other
+    // direction.
     let last = if parsed.is_udp::<Tc<SCTP>>() { now } else { get!(entry.last) };
     let translated = if later != 0 {
         translate(packet, &Later { parsed, last }, entry, last)
     } else {
         translate(packet, &parsed, entry, last)
     };
-    // Not looked up in a table, of whose numbers the verifier would know nothing.
+    // Not looked up in a table, because the verifier knows nothing about numbers from a table.
     let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
     let sent = translated
         && cut(packet, HEADER + first, fragment | MORE_FRAGMENTS)
@@ -141,13 +145,14 @@ fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
     translatable.translate(packet, entry, true)
 }
 
-/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of flags and offset.
+/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of
+/// flags and offset.
 #[inline(always)]
 fn cut<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
     packet.resize(ETHERNET as u32 + length) && head(packet, length, fragment)
 }
 
-/// Writes length, and flags and offset (both host order).
+/// Writes the length, and the flags and offset (both host order).
 #[inline(always)]
 fn head<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
     let ip = packet.data() + ETHERNET;
@@ -163,7 +168,7 @@ fn head<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool 
     true
 }
 
-/// The way out.
+/// The outgoing route.
 struct Way {
     ifindex: u32,
     mtu: u32,
@@ -171,7 +176,8 @@ struct Way {
 }
 
 impl Way {
-    /// `None` where each piece would need the kernel's own route. `mtu`: what did not fit where the neighbour is not resolved.
+    /// Returns the route; `None` where each piece would need the kernel's own route. `mtu`: the MTU
+    /// that was exceeded, for an unresolved neighbour.
     #[inline(always)]
     fn of(forwarding: &Forwarding<Address4>, mtu: u32) -> Option<Self> {
         let hop = forwarding.hop;

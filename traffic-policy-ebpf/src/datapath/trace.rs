@@ -1,12 +1,12 @@
-//! Trace of a packet's steps, in copies of the programs that are loaded for `explain`. In others nothing of it is left: the
-//! verifier takes out what a constant switches off.
+//! The trace of a packet's steps, in copies of the programs that are loaded for `explain`. In other
+//! programs nothing of it remains: the verifier removes code that a constant disables.
 
 use aya_ebpf::Global;
 use traffic_policy_ebpf::abi::{TRACE_STEPS, TraceStep};
 
 use crate::datapath::{maps::TRACE, value::store};
 
-/// 1 in a traced copy. Set by the agent at load.
+/// 1 in a traced copy. The agent sets it at load.
 #[unsafe(no_mangle)]
 static TRACING: Global<u32> = Global::new(0);
 

@@ -1,15 +1,17 @@
-//! Fields of map values, of scratch memory, of contexts and of entries of the ring, through raw pointers.
+//! Fields of map values, scratch memory, contexts and ring buffer entries, through raw pointers.
 //!
-//! Other CPUs and the agent write map values at the same time. So they are read and written field by field, and a reference is
-//! made only to memory that is not written meanwhile; [`crate::datapath`] says which kinds of memory there are.
+//! Other CPUs and the agent write map values at the same time. So they are read and written field
+//! by field, and a reference is made only to memory that has no other writer meanwhile;
+//! [`crate::datapath`] lists the kinds of memory.
 
 use core::ptr;
 
 /// Reads a field: `get!(entry.kind)`.
 macro_rules! get {
     ($pointer:ident.$($field:tt)+) => {{
-        // SAFETY: the kernel loads no program in which, on any path, the pointer is null or of another type of memory, or the field
-        // beyond its end. A value that is removed from its map stays readable until the program ends.
+        // SAFETY: the kernel loads no program in which, on any path, the pointer is null or of
+        // another type of memory, or the field beyond its end. A value that is removed from its map
+        // stays readable until the program ends.
         unsafe { (*$pointer).$($field)+ }
     }};
     (($pointer:expr).$($field:tt)+) => {{
@@ -18,11 +20,12 @@ macro_rules! get {
     }};
 }
 
-/// Writes a field, after the value was computed: `set!(entry.kind = kind::REPLY)`, `set!(entry.state |= MARKED)`.
+/// Writes a field, after computing the value: `set!(entry.kind = kind::REPLY)`,
+/// `set!(entry.state |= MARKED)`.
 macro_rules! set {
     ($pointer:ident.$($field:ident).+ = $value:expr) => {{
         let value = $value;
-        // SAFETY: as for `get!`; the kernel knows, too, which memory may be written.
+        // SAFETY: as for `get!`; the kernel also knows which memory may be written.
         unsafe { (*$pointer).$($field).+ = value };
     }};
     ($pointer:ident.$($field:ident).+[$index:literal] = $value:expr) => {{
@@ -52,10 +55,10 @@ macro_rules! set {
     }};
 }
 
-/// The address of a field: `place!(mut usage.hops)`, `place!(const usage.hops)`.
+/// Returns the address of a field: `place!(mut usage.hops)`, `place!(const usage.hops)`.
 macro_rules! place {
     (mut $pointer:ident.$($field:tt)+) => {{
-        // SAFETY: nothing is read; as for `get!`, the pointer is that of memory which has the field.
+        // SAFETY: nothing is read; as for `get!`, the pointer is to memory that has the field.
         unsafe { &raw mut (*$pointer).$($field)+ }
     }};
     (mut ($pointer:expr).$($field:tt)+) => {{
@@ -72,14 +75,15 @@ macro_rules! place {
     }};
 }
 
-/// The address so many bytes after the beginning of a structure.
+/// Returns the address `bytes` bytes after the beginning of a structure.
 #[inline(always)]
 pub fn after<T>(start: *mut u8, bytes: usize) -> *mut T {
     // SAFETY: as for `place!`.
     unsafe { start.add(bytes) }.cast()
 }
 
-/// A reference to memory that only this program writes while it runs: scratch memory, and what the caller says of.
+/// Returns a reference to memory that only this program writes while it runs: scratch memory, and
+/// memory for which the caller vouches.
 #[inline(always)]
 pub fn borrow<'a, T>(pointer: *const T) -> &'a T {
     // SAFETY: as for `get!`; scratch memory is this CPU's alone (`Family::scratch`).
@@ -100,7 +104,8 @@ pub fn store<T: Copy>(pointer: *mut T, value: T) {
     unsafe { *pointer = value };
 }
 
-/// Reads by exactly one load, at this place: what another CPU writes meanwhile, or what the verifier is to forget.
+/// Reads by exactly one load, at this place: memory that another CPU writes meanwhile, or a value
+/// that the verifier is to forget.
 #[inline(always)]
 pub fn load_once<T: Copy>(pointer: *const T) -> T {
     // SAFETY: as for `get!`.

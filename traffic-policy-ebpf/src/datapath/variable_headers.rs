@@ -1,6 +1,7 @@
-//! The programs for packets with headers of variable length, for fragments, and for SCTP: they come here from the fast
-//! path and from egress, which find no ports, or not those of TCP and UDP, where they look for them. From egress come
-//! replies, too, that may have to be redirected. SCTP goes on from here in programs of its own, made of the same code.
+//! The programs for packets with headers of variable length, for fragments, and for SCTP. The fast
+//! path and egress jump here if they find no ports, or not those of TCP and UDP, at the fixed
+//! offsets. Egress also sends replies here that may have to be redirected. SCTP continues from here
+//! in programs of its own, made from the same code.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_SCTP, hook, jump, kind},
@@ -22,7 +23,7 @@ use crate::datapath::{
     verdict::{self, Decision},
 };
 
-/// The program for packets that come in.
+/// The program for incoming packets.
 #[inline(always)]
 pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
@@ -72,10 +73,10 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let prepared = slow_path::prepare(packet, &parsed, now);
     let cut = matches!(&prepared, Ok((forwarding, _)) if sctp::is_cut::<P, F>(&parsed, forwarding.entry));
     let known = match &prepared {
-        // Without the first fragment the others are of no use.
+        // Without the first fragment the others are useless.
         Ok(_) => !cut,
-        // Also where TC has to send it: the next fragment may be here before it has come there. Of SCTP TC
-        // alone knows whether it can.
+        // The record is also stored if TC has to send the fragment: the next one may be here before
+        // the first reaches TC. For SCTP only TC knows whether it can be sent.
         Err(decision) => !P::SCTP && decision.outcome as u32 == Outcome::PassedToTc as u32,
     };
     if known {
@@ -99,7 +100,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     reject::if_refused::<P, F>(packet, &parsed, decision)
 }
 
-/// Reads the headers of a packet. SCTP goes on in its own program of index `SCTP`.
+/// Reads the headers of a packet. SCTP continues in its own program of index `SCTP`.
 ///
 /// # Errors
 /// The outcome of passing.
@@ -117,7 +118,7 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
     Ok(headers)
 }
 
-/// The program for packets that leave.
+/// The program for outgoing packets.
 #[inline(always)]
 pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))

@@ -8,16 +8,17 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{counters, ctx::Packet, trace};
 
-/// Decision on a packet: an outcome, with the data to carry it out.
+/// The decision on a packet: an outcome, with the data to carry it out.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Decision {
     pub outcome: Outcome,
-    /// For outcomes that send: the verdict that does it.
+    /// The verdict that sends the packet, for outcomes that send.
     pub action: i32,
-    /// For [`Outcome::RejectedMtuExceeded`]: what would have fitted, in bytes.
+    /// The MTU in bytes, for [`Outcome::RejectedMtuExceeded`].
     pub mtu: u32,
-    /// Index of the Service port that refused it, or [`NO_SERVICE`]. Read by the program that answers.
+    /// The index of the Service port that refused the packet, or [`NO_SERVICE`]. The program that
+    /// answers reads it.
     pub service: u32,
 }
 
@@ -59,7 +60,7 @@ pub fn finish<P: Packet>(packet: P, hook: u32, decision: Decision) -> i32 {
     finish_with(packet, hook, counters::of_hook(hook), decision)
 }
 
-/// As [`finish`], with counters that were looked up before.
+/// Finishes as [`finish`] does, with counters that were looked up before.
 #[inline(always)]
 pub fn finish_with<P: Packet>(
     packet: P,
@@ -77,8 +78,8 @@ pub fn finish_with<P: Packet>(
     }
 }
 
-/// Logs the outcome, in builds with the feature `log`; nothing of it is left in others. A function of its own, for the
-/// stack of `slow_path` has little room to spare.
+/// Logs the outcome, in builds with the feature `log`; in others nothing of it remains. It is a
+/// function of its own because the stack of `slow_path` has little room.
 #[cfg(feature = "log")]
 #[inline(never)]
 fn log(context: *mut c_void, hook: u32, outcome: u32) {

@@ -1,9 +1,11 @@
 //! Packet words: loads and stores of 8 to 64 bits at unaligned addresses.
 //!
-//! Packet words are not aligned for Rust's references and pointer reads; `read_unaligned` compiles to byte loads and
-//! shifts (3 ns a packet more). One instruction each, in assembly, is neither undefined nor slow.
+//! Packet words are not aligned for Rust's references and pointer reads; `read_unaligned` compiles
+//! to byte loads and shifts (3 ns a packet more). One instruction each, in assembly, is neither
+//! undefined nor slow.
 //!
-//! Also of contexts whose fields may be read only by single instructions at constant offsets.
+//! The loads and stores also serve contexts whose fields may be accessed only by single
+//! instructions at constant offsets.
 
 use core::arch::asm;
 
@@ -13,8 +15,9 @@ macro_rules! load {
         #[inline(always)]
         pub fn $name<const OFFSET: i16>(at: usize) -> $type {
             let value: u64;
-            // SAFETY: one load. The kernel loads no program in which, on any path, the end of the word has not been compared with
-            // the end of the packet since the last call that may move it.
+            // SAFETY: one load. The kernel loads no program in which, on any path, the end of the
+            // word has not been compared with the end of the packet since the last call that may
+            // move it.
             unsafe {
                 asm!(concat!("{v} = *(", $size, " *)({p} + {o})"), v = out(reg) value, p = in(reg) at,
                     o = const OFFSET, options(nostack, readonly, preserves_flags));

@@ -1,14 +1,17 @@
-//! Sequence and acknowledgement numbers: whether a segment belongs to the conversation whose addresses and ports it has.
+//! Sequence and acknowledgement numbers: whether a segment belongs to the conversation with its
+//! addresses and ports.
 //!
-//! Each entry of a TCP flow keeps the numbers of the last segment of its direction, and the largest window that its direction has
-//! offered. Who sees no packet of a connection cannot know them, as RFC 5961 has it: what does not fit them is sent on, for the
-//! host to judge, and changes nothing here. A segment fits if it lies near the last one, or in the [windows][Windows] of both
-//! hosts, as a host itself decides (RFC 9293 section 3.10.7.4, RFC 5961 section 5.2): many megabytes may be on their way in both
-//! directions at once, and be lost before they come here. An RST has to fit more closely: with windows
-//! of 64 KiB, one blind guess in 2^31 resets a flow. Larger windows allow fewer guesses, as in
-//! conntrack: a forged ACK without data that lies in both windows is taken for the last segment, and
-//! an RST with the same numbers then fits. Where both windows are 4 MiB and the connection is silent,
-//! that takes about 2^21 guesses. Modelled on `tcp_in_window` and `td_maxack` of
+//! Each entry of a TCP flow keeps the numbers of the last segment of its direction, and the largest
+//! window that its direction has offered. As RFC 5961 assumes, an attacker that sees no packet of a
+//! connection cannot know them: a segment that does not fit is forwarded, the host decides, and
+//! nothing changes here. A segment fits if it lies near the last one, or in the [windows][Windows]
+//! of both hosts, as a host itself decides (RFC 9293 section 3.10.7.4, RFC 5961 section 5.2): many
+//! megabytes may be in flight in both directions at once, and be lost before they arrive here. An
+//! RST has to fit more closely: with windows of 64 KiB, one blind guess in 2^31 resets a flow.
+//! Larger windows need fewer guesses, as in conntrack: a forged ACK without data that lies in both
+//! windows is taken for the last segment, and an RST with the same numbers then fits. If both
+//! windows are 4 MiB and the connection is silent, that takes about 2^21 guesses. Modelled on
+//! `tcp_in_window` and `td_maxack` of
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_tcp.c>.
 //!
 //! | the flow is | request entry: high half, low half | reply entry |
@@ -20,7 +23,8 @@
 use super::{ANSWERED, FIN, RST, closing, flag};
 use crate::abi::Packets;
 
-/// Two numbers: the first in the high half, as eight bytes of a TCP header read in network byte order.
+/// Two numbers, the first in the high half, as eight bytes of a TCP header read in network byte
+/// order.
 pub type Numbers = u64;
 
 /// Flags, numbers and length of a TCP segment.
@@ -28,9 +32,9 @@ pub type Numbers = u64;
 pub struct Segment {
     /// See [`flag`].
     pub flags: u8,
-    /// Sequence and acknowledgement number.
+    /// The sequence and acknowledgement number.
     pub numbers: Numbers,
-    /// Bytes of data.
+    /// The bytes of data.
     pub length: u32,
 }
 
@@ -39,24 +43,26 @@ pub struct Segment {
 pub struct After {
     pub state: u8,
     pub numbers: Numbers,
-    /// The segment is of this conversation, as far as its numbers tell.
+    /// Whether the segment belongs to this conversation, as far as its numbers show.
     pub fits: bool,
 }
 
-/// Largest distance from the last segment to another one, in either number and direction: the longest possible segment, or a
-/// few reordered ones.
+/// The largest distance from the last segment to another one, in either number and direction: the
+/// longest possible segment, or a few reordered ones.
 const NEAR: i32 = 1 << 16;
 /// The largest window (RFC 7323 section 2.3).
 const WINDOW: i32 = 1 << 30;
-/// Largest advance of an established packet that [`continues`] accepts: two of the longest segments.
+/// The largest advance of an established packet that [`continues`] accepts: two of the longest
+/// segments.
 const ADVANCE: u64 = 0x0001_ffff_0001_ffff;
 
 /// The largest windows that the two directions have offered, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Windows {
-    /// That of the direction of a segment: it bounds what the other side may have sent, and so what this one acknowledges.
+    /// The window of a segment's own direction: it bounds what the other side may have sent, and so
+    /// what this one acknowledges.
     pub own: u32,
-    /// That of the other direction: it bounds what this side may have sent.
+    /// The window of the other direction: it bounds what this side may have sent.
     pub other: u32,
 }
 
@@ -66,8 +72,8 @@ impl Windows {
         Self { own: own.offered(other), other: other.offered(own) }
     }
 
-    /// As limit of a distance. Until a window is known, and for what a window's end cuts (a longest segment), `NEAR` as `MAXACKWINCONST`
-    /// of conntrack.
+    /// Returns a window as the limit of a distance. It is at least `NEAR`, until a window is known,
+    /// and for a longest segment that the window's end cuts: `MAXACKWINCONST` of conntrack.
     #[inline(always)]
     const fn limit(window: u32) -> i32 {
         let window = window.cast_signed();
@@ -90,7 +96,7 @@ pub const fn acknowledgement(numbers: Numbers) -> u32 {
     numbers as u32
 }
 
-/// Distance of `number` beyond `from`; negative if it is before it.
+/// The distance of `number` beyond `from`; negative if it is before it.
 #[inline(always)]
 const fn beyond(number: u32, from: u32) -> i32 {
     number.wrapping_sub(from).cast_signed()
@@ -101,20 +107,22 @@ const fn within(difference: i32, limit: i32) -> bool {
     -limit < difference && difference < limit
 }
 
-/// Whether a segment is the next one of an established flow, or the same once more: all that the fast path asks. One subtraction
-/// for both numbers; where it borrows, once in 4 GiB, the slow path looks again.
+/// Whether a segment is the next one of an established flow, or a repetition of the last: the only
+/// check of the fast path. One subtraction serves both numbers; if it borrows, once in 4 GiB, the
+/// slow path checks again.
 #[inline(always)]
 pub const fn continues(segment: Numbers, last: Numbers) -> bool {
     segment.wrapping_sub(last) & !ADVANCE == 0
 }
 
-/// Whether `number` acknowledges a SYN or SYN-ACK of these numbers, and at most what was sent after it.
+/// Whether `number` acknowledges a SYN or SYN-ACK with these numbers, and at most what was sent
+/// after it.
 #[inline(always)]
 pub const fn acknowledges(number: u32, opening: Numbers) -> bool {
     number.wrapping_sub(sequence(opening)).wrapping_sub(1) <= acknowledgement(opening)
 }
 
-/// The sequence number after a SYN or SYN-ACK of these numbers and all that was sent after it.
+/// The sequence number after a SYN or SYN-ACK with these numbers and all that was sent after it.
 #[inline(always)]
 const fn sent_after(opening: Numbers) -> u32 {
     sequence(opening).wrapping_add(acknowledgement(opening)).wrapping_add(1)
@@ -126,21 +134,22 @@ impl Segment {
         self.flags & flags != 0
     }
 
-    /// The sequence number after it.
+    /// The sequence number after the segment.
     #[inline(always)]
     const fn end(&self) -> u32 {
         sequence(self.numbers).wrapping_add(self.length).wrapping_add((self.flags & flag::FIN) as u32)
     }
 
-    /// The numbers of an entry that this SYN or SYN-ACK makes.
+    /// The numbers of an entry that this SYN or SYN-ACK creates.
     #[inline(always)]
     pub const fn opening(&self) -> Numbers {
         numbers(sequence(self.numbers), self.length)
     }
 }
 
-/// Whether a connection with these entries has ended, so that a SYN opens a new one and its port is free: it was reset, or each side
-/// has acknowledged the other's FIN. Before that the last data may still be on its way, or come again.
+/// Whether a connection with these entries has ended, so that a SYN opens a new one and its port is
+/// free: it was reset, or each side has acknowledged the other's FIN. Before that the last data may
+/// still be in flight, or be retransmitted.
 #[inline(always)]
 pub const fn is_over(states: (u8, u8), own: Numbers, other: Numbers) -> bool {
     let (state, other_state) = states;
@@ -149,18 +158,21 @@ pub const fn is_over(states: (u8, u8), own: Numbers, other: Numbers) -> bool {
             || acknowledgement(own) == sequence(other) && acknowledgement(other) == sequence(own))
 }
 
-/// An entry of an assured flow after a segment of its direction; `other`: the numbers of the other direction.
+/// Returns an entry of an assured flow after a segment of its direction; `other`: the numbers of
+/// the other direction.
 ///
-/// The sender of an RST has nothing new to say, so a segment that has shows that the RST was forged; data beyond a FIN likewise. A
-/// segment from before either may come later, or again.
+/// The sender of an RST sends nothing new afterwards, so a segment with something new shows that
+/// the RST was forged; the same holds for data beyond a FIN. A segment from before either may
+/// arrive late, or again.
 #[inline(always)]
 pub const fn assured(state: u8, own: Numbers, other: Numbers, windows: Windows, segment: &Segment) -> After {
     let unchanged = After { state, numbers: own, fits: false };
     let (number, ack) = (sequence(segment.numbers), acknowledgement(segment.numbers));
     let (ahead, acked) = (beyond(number, sequence(own)), beyond(ack, acknowledgement(own)));
     if segment.has(flag::RST) {
-        // An answer to a challenge (RFC 5961 section 3.2), or to a segment for a socket that is gone, has the number that the
-        // other side acknowledged last. A host that closes with unread data sends it at the end of all that is in flight.
+        // An answer to a challenge (RFC 5961 section 3.2), or to a segment for a closed socket, has
+        // the number that the other side acknowledged last. A host that closes with unread data
+        // sends it at the end of all data in flight.
         let train = segment.has(flag::ACK) && 0 <= ahead && ahead < NEAR && 0 <= acked && acked < NEAR;
         return if number == acknowledgement(other) || train {
             let last = if ahead > 0 { number } else { sequence(own) };
@@ -173,21 +185,24 @@ pub const fn assured(state: u8, own: Numbers, other: Numbers, windows: Windows, 
         return unchanged;
     }
     let near = within(ahead, NEAR) && within(acked, NEAR);
-    // What this side may have sent is told by what the other one has acknowledged and offered, and what it may acknowledge by what the
-    // other one has sent. The last segment of this side itself is no measure: much may have been lost after it.
+    // The numbers that this side may send follow from what the other side has acknowledged and
+    // offered, and those that it may acknowledge from what the other side has sent. The last
+    // segment of this side itself is no measure: much may have been lost after it.
     let (sendable, acknowledgeable) = (Windows::limit(windows.other), Windows::limit(windows.own));
     let in_window = within(beyond(number, acknowledgement(other)), sendable)
         && within(beyond(ack, sequence(other)), acknowledgeable);
-    // An entry may have been left behind by far. One number then is where it was, or where the other side is. Both, and it is the next
-    // segment, however old this entry's numbers are.
+    // An entry may be far behind. Then one number is unchanged, or equals that of the other side.
+    // If both equal those of the other side, it is the next segment, however old this entry's
+    // numbers are.
     let (seen, expected) = (number == acknowledgement(other), ack == sequence(other));
     let exact = ahead == 0 || acked == 0 || seen || expected;
     if !(near || in_window || exact && within(ahead, WINDOW) && within(acked, WINDOW) || seen && expected) {
         return unchanged;
     }
-    // What comes late changes no number; what is far behind all that may come late shows that the entry's are wrong.
+    // A late segment changes no number. A segment further behind than any late one shows that the
+    // entry's numbers are wrong.
     let late = near || in_window && -sendable < ahead && -acknowledgeable < acked;
-    // Of an entry with a FIN, the number is that behind it, and does not go back.
+    // The number of an entry with a FIN is the one after it, and does not go back.
     let number = if ahead > 0 || !late && state & FIN == 0 { number } else { sequence(own) };
     let ack = if acked > 0 || !late { ack } else { acknowledgement(own) };
     let last = numbers(number, ack);
@@ -201,7 +216,8 @@ pub const fn assured(state: u8, own: Numbers, other: Numbers, windows: Windows, 
     After { state, numbers: last, fits: true }
 }
 
-/// Whether a segment of the client is the ACK of the SYN-ACK, which proves that it is where it says (RFC 9293 section 3.10.7.4).
+/// Whether a segment of the client is the ACK of the SYN-ACK, which proves that the client's
+/// address is genuine (RFC 9293 section 3.10.7.4).
 #[inline(always)]
 pub const fn assures(segment: &Segment, opening: Numbers, answer: Numbers) -> bool {
     let ahead = beyond(sequence(segment.numbers), sequence(opening));
@@ -211,8 +227,9 @@ pub const fn assures(segment: &Segment, opening: Numbers, answer: Numbers) -> bo
         && ahead < 2 * NEAR
 }
 
-/// The request entry when `segment`, which [`assures`], has come: as [`assured`] with the segment's own numbers as the last ones. A reset
-/// before it was none, since it goes on.
+/// Returns the request entry after `segment`, which [`assures`] the flow: as [`assured`] with the
+/// segment's own numbers as the last ones. An RST before it was invalid, because the connection
+/// continues.
 #[inline(always)]
 pub const fn assuring(state: u8, segment: &Segment) -> After {
     let state = state & !RST;
@@ -229,21 +246,23 @@ pub const fn assured_reply(segment: &Segment, answer: Numbers) -> Numbers {
     numbers(sent_after(answer), sequence(segment.numbers))
 }
 
-/// The numbers that an endpoint has which awaits the ACK of its SYN-ACK still, when another connection gets the tuple: to that one's SYN
-/// it says what it expects (RFC 9293 section 3.10.7.4). An entry that is not assured has a length in the place of the second number.
+/// The numbers of an endpoint that still awaits the ACK of its SYN-ACK when another connection gets
+/// the tuple: it answers that connection's SYN with the numbers that it expects (RFC 9293
+/// section 3.10.7.4). An entry that is unassured has a length in the place of the second number.
 #[inline(always)]
 pub const fn half_open(opening: Numbers, answer: Numbers) -> Numbers {
     numbers(sent_after(answer), sequence(opening).wrapping_add(1))
 }
 
-/// Whether an RST of the client ends a flow that is not assured.
+/// Whether an RST of the client ends an unassured flow.
 #[inline(always)]
 pub const fn resets_opening(segment: &Segment, opening: Numbers) -> bool {
     acknowledges(sequence(segment.numbers), opening)
 }
 
-/// The reply entry of a flow that is not assured after a segment of the endpoint; `fits` is false for what is none of this
-/// conversation: until the client has proved where it is, the tuple may be that of a connection without a Service.
+/// Returns the reply entry of an unassured flow after a segment of the endpoint. `fits` is false
+/// for a segment of another conversation: until the client has proved its address, the tuple may
+/// belong to a connection without a Service.
 #[inline(always)]
 pub const fn unassured(
     answered: bool,
@@ -266,21 +285,22 @@ pub const fn unassured(
         if !acknowledges_syn {
             return unchanged;
         }
-        // Sent again it may have another number: a SYN cookie's.
+        // A retransmitted SYN-ACK may have another number: that of a SYN cookie.
         let again = answered && number == sequence(own);
         let numbers = if again { own } else { segment.opening() };
         return After { state: (state & !RST) | ANSWERED, numbers, fits: true };
     }
     let ahead = beyond(number, sequence(own));
     if !answered {
-        // The last words of an earlier conversation with this tuple: a TIME-WAIT answers a SYN that it takes for an old one.
+        // The last segments of an earlier conversation with this tuple: a host in TIME-WAIT answers
+        // a SYN that it takes for an old one.
         let acked = beyond(acknowledgement(segment.numbers), acknowledgement(own));
         return After { state, numbers: own, fits: own != 0 && within(ahead, NEAR) && within(acked, NEAR) };
     }
     if !acknowledges_syn || ahead < 0 || ahead >= NEAR {
         return unchanged;
     }
-    // It need not wait for the client's ACK: RFC 7413 section 4.2.
+    // The endpoint need not wait for the client's ACK: RFC 7413 section 4.2.
     let sent = beyond(segment.end(), sequence(own)) - 1;
     let longer = sent > 0 && sent as u32 > acknowledgement(own);
     let numbers = if longer { numbers(sequence(own), sent as u32) } else { own };

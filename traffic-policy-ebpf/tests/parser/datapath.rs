@@ -1,5 +1,5 @@
-//! The packet path's modules that parse packets, and in place of the others what the host has for them. A packet word outside of
-//! the frame is a panic, as it is a refusal of the kernel's verifier.
+//! The modules of the packet path that parse packets, with host replacements for the others. A
+//! packet word outside the frame is a panic, where the kernel's verifier would refuse the program.
 
 #[macro_use]
 #[path = "../../src/datapath/value.rs"]
@@ -67,7 +67,7 @@ pub mod ctx {
         fn jump<F: Family, const PROGRAM: u32>(self) {}
     }
 
-    /// Address of a frame's first byte, as the programs count: any number but 0.
+    /// The address of a frame's first byte, as the programs count: any number but 0.
     const START: usize = 0x1000;
 
     thread_local! {
@@ -111,7 +111,7 @@ pub mod ctx {
         }
     }
 
-    /// Bytes of the frame.
+    /// Returns bytes of the frame.
     pub fn bytes<const SIZE: usize>(at: usize) -> [u8; SIZE] {
         FRAME.with_borrow(|frame| {
             let from = at.checked_sub(START).expect("no byte before the frame is read");
@@ -154,7 +154,7 @@ pub mod family {
                 static SCRATCH: Cell<*mut Scratch<Address6>> = const { Cell::new(ptr::null_mut()) };
             }
             if SCRATCH.get().is_null() {
-                // One for each thread, as long as the test.
+                // One for each thread, for the duration of the test.
                 SCRATCH.set(Box::into_raw(Box::default()));
             }
             Some(SCRATCH.get())

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use traffic_policy_ebpf::abi::{Address4, Address6, Ports, Tuple};
 
-/// Which bytes to change, and how.
+/// The offsets of the bytes to change, with their new values.
 pub fn damage() -> impl Strategy<Value = Vec<(usize, u8)>> {
     proptest::collection::vec((14_usize..200, any::<u8>()), 1..6)
 }
@@ -21,7 +21,8 @@ fn ethernet(ether_type: u16) -> Vec<u8> {
     [&[2; 6][..], &[4; 6], &ether_type.to_be_bytes()].concat()
 }
 
-/// Ports, and whatever follows them: of TCP a whole header at least, of SCTP one with that of a chunk.
+/// Ports, and what follows them: at least a whole header for TCP, and one with a chunk header for
+/// SCTP.
 fn segment(protocol: u8) -> impl Strategy<Value = Vec<u8>> {
     let least = match protocol {
         6 => 20,
@@ -43,10 +44,10 @@ fn ports(segment: &[u8]) -> Ports {
 pub struct Ip4 {
     pub source: [u8; 4],
     pub destination: [u8; 4],
-    /// Words of four bytes.
+    /// The options, a multiple of four bytes.
     pub options: Vec<u8>,
     pub identification: u16,
-    /// In eight bytes.
+    /// The fragment offset in units of eight bytes.
     pub offset: u16,
     pub more: bool,
     pub ttl: u8,
@@ -74,7 +75,7 @@ impl Ip4 {
         )
     }
 
-    /// From the IP header on.
+    /// Returns the packet from the IP header on.
     pub fn packet(&self) -> Vec<u8> {
         let header = 20 + self.options.len();
         let length = (header + self.segment.len()) as u16;
@@ -111,9 +112,10 @@ impl Ip4 {
 pub struct Ip6 {
     pub source: [u8; 16],
     pub destination: [u8; 16],
-    /// Numbers of extension headers, and bytes of each in eights, less one.
+    /// The numbers of extension headers, and the length of each in units of eight bytes, minus one.
     pub extensions: Vec<(u8, u8)>,
-    /// Offset in bytes, more, identification: behind the other extension headers.
+    /// The offset in bytes, the flag for more fragments, and the identification: behind the other
+    /// extension headers.
     pub fragment: Option<(u16, bool, u32)>,
     pub protocol: u8,
     pub segment: Vec<u8>,
@@ -130,7 +132,7 @@ impl Ip6 {
                 source,
                 destination,
                 extensions,
-                // Half of them first ones.
+                // Half of them are first fragments.
                 fragment: fragment
                     .map(|(offset, more, number)| (offset.saturating_sub(20) * 8, more, number)),
                 protocol,
@@ -180,7 +182,7 @@ impl Ip6 {
 pub mod icmp {
     use super::{Ip4, Ip6, ethernet};
 
-    /// Port unreachable about a packet, of which so many bytes are quoted.
+    /// Builds port unreachable about a packet, of which `quoted` bytes are quoted.
     pub fn about4(about: &Ip4, quoted: usize) -> Vec<u8> {
         let quote = about.packet();
         let outer = Ip4 {
@@ -194,7 +196,7 @@ pub mod icmp {
         [ethernet(0x0800), outer.packet()].concat()
     }
 
-    /// The same of IPv6.
+    /// Builds the same for IPv6.
     pub fn about6(about: &Ip6, quoted: usize) -> Vec<u8> {
         let quote = about.packet();
         let outer = Ip6 {

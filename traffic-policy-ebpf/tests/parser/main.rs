@@ -1,4 +1,5 @@
-//! The packet path's parser, compiled for the host: no byte outside a frame is read, and what was written is read.
+//! Tests of the packet path's parser, compiled for the host: no byte outside a frame is read, and
+//! the parser reads what was written.
 
 #![cfg(not(target_arch = "bpf"))]
 
@@ -24,7 +25,7 @@ use crate::{
 
 const ETHERNET: u32 = 14;
 
-/// Whatever a program does with a frame of a family until it knows what the frame is.
+/// Calls everything that a program does with a frame of a family until it knows what the frame is.
 fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
     let finish = |frame: Frame, parsed: Parsed<F>| {
         if parsed.tcp != 0 && parsed.l4 + 20 > frame.end() {

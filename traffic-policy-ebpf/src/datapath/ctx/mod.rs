@@ -1,4 +1,4 @@
-//! The packet in its context, XDP or TC, behind one trait.
+//! The packet in its XDP or TC context, behind one trait.
 
 pub mod tc;
 pub mod xdp;
@@ -10,90 +10,102 @@ use traffic_policy_ebpf::abi::jump;
 
 use crate::datapath::{family::Family, maps::Table};
 
-/// BPF_FUNC_tail_call
+/// The number of the helper BPF_FUNC_tail_call.
 const TAIL_CALL: i32 = 12;
 
-/// Headers that fit here need no further pull: Ethernet, IPv4 with all options, TCP.
+/// The length in bytes of headers that need no further pull: Ethernet, IPv4 with all options, TCP.
 pub const LINEAR: u32 = 14 + 60 + 20;
 
-/// `gso_size` of an aggregate of whole SCTP packets, each of a length of its own: GSO_BY_FRAGS.
+/// The `gso_size` of an aggregate of whole SCTP packets, each of its own length: GSO_BY_FRAGS.
 /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/skbuff.h>
 pub const BY_FRAGMENTS: u32 = 0xffff;
 
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
     const TC: bool;
-    /// Whether its program is one of SCTP's: all packets that come to those are SCTP, and none that come to others.
+    /// Whether the program is one for SCTP: such programs see SCTP packets only, and the others see
+    /// none.
     const SCTP: bool;
-    /// Bytes before the IP header: Ethernet's, or none.
+    /// The bytes before the IP header: an Ethernet header, or none.
     const L2: usize;
     const PASS: i32;
     const DROP: i32;
-    /// The hook of this context, for packets that come in.
+    /// The hook of this context, for incoming packets.
     const HOOK: u32;
 
     fn raw(self) -> *mut c_void;
-    /// First byte of the frame: of the Ethernet header, where there is one.
+    /// The first byte of the frame: the Ethernet header, where there is one.
     fn data(self) -> usize;
-    /// First byte after what can be read directly.
+    /// The first byte after the directly readable part.
     fn end(self) -> usize;
-    /// Makes the first bytes of the frame readable directly, `wanted` of them or as many as it has. Pointers into the packet
-    /// are void after it. Of an aggregate of SCTP packets only their common headers can be read.
+    /// Makes the first `wanted` bytes of the frame directly readable, or as many as it has.
+    /// Pointers into the packet become invalid. Only the common headers of an aggregate of SCTP
+    /// packets can be read.
     fn pull(self, wanted: u32);
-    /// The word at `offset` of a frame, also where it cannot be read directly; 0 where the frame has none.
+    /// The word at `offset` of a frame, even if it is not directly readable; 0 if the frame is too
+    /// short.
     fn distant_word(self, offset: u32) -> u32;
-    /// Bytes of the whole frame, readable or not. XDP: of its first buffer; the rest of a jumbo frame
-    /// may lie in others.
+    /// The length in bytes of the whole frame, readable or not. XDP: of its first buffer; the rest
+    /// of a jumbo frame may lie in others.
     fn length(self) -> u32;
     /// Whether the whole frame, in one buffer or several, has `length` bytes or more.
     fn holds(self, length: u32) -> bool;
     fn ingress(self) -> u32;
-    /// At egress: the device by which it came to this node; 0 if it was made here.
+    /// The device by which the packet came to this node, at egress; 0 if the packet was created
+    /// here.
     fn came_by(self) -> u32;
-    /// The mark by which it was routed.
+    /// The mark by which the packet was routed.
     fn mark(self) -> u32;
-    /// At egress: whether this node's program of another hook, or of another device, has sent it here.
+    /// Whether this node's program of another hook, or of another device, has redirected the packet
+    /// here; at egress.
     fn is_redirected(self) -> bool;
-    /// TC only: EtherType of the packet as the kernel knows it, memory order.
+    /// The EtherType of the packet as the kernel knows it, memory order; TC only.
     fn protocol(self) -> u16;
-    /// A VLAN tag that the device took out of the frame.
+    /// Whether the device took a VLAN tag out of the frame.
     fn tagged(self) -> bool;
-    /// Of a frame with such a tag: it names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
+    /// Whether such a tag names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
     fn is_priority_tag(self) -> bool;
-    /// Whether the frame is for this machine: not flooded to it by a switch that does not know better.
+    /// Whether the frame is addressed to this machine, not flooded to it by a switch that has not
+    /// learned the address.
     fn is_for_host(self) -> bool;
-    /// Payload bytes of each segment that this aggregate becomes on the wire, 0 if it is no aggregate.
+    /// The payload bytes of each segment that this aggregate becomes on the wire; 0 if it is no
+    /// aggregate.
     fn segment(self) -> u32;
-    /// Sends it out of a device: the verdict.
+    /// Sends the packet out of a device and returns the verdict.
     fn send(self, ifindex: u32) -> i32;
-    /// As [`Self::send`]; TC, 1: hands it to the stack as one that came by the device. A number, for one walk of the verifier.
+    /// Sends the packet as [`Self::send`] does. In TC, a `receive` of 1 hands it to the stack as if
+    /// it had arrived by the device. `receive` is a number so that the verifier walks the call
+    /// once.
     fn send_or_receive(self, ifindex: u32, receive: u32) -> i32;
-    /// Cuts or extends the frame to `length` bytes. Pointers into the packet are void after it.
-    /// False: the frame is as it was. XDP refuses frames of several buffers.
+    /// Cuts or extends the frame to `length` bytes. Pointers into the packet become invalid. False:
+    /// the frame is unchanged. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
-    /// The programs to jump to.
+    /// The programs that can be jumped to.
     fn jumps() -> Table;
-    /// Goes on with another program of [`jump`]; returns only if it is missing.
+    /// Continues with another program of [`jump`]; returns only if it is missing.
     ///
-    /// Written out so that jumps to different programs stay apart. The compiler would make one of them, with a number that the
-    /// kernel does not know beforehand, and then the kernel jumps by way of the array (20 ns) instead of directly.
+    /// The call is written in assembly so that jumps to different programs stay apart. The compiler
+    /// would merge them into one, with an index that the kernel does not know beforehand, and then
+    /// the kernel jumps through the array (20 ns) instead of directly.
     #[inline(always)]
     fn jump<F: Family, const PROGRAM: u32>(self) {
-        // SAFETY: a helper of the kernel, as the compiler would call it: the verifier checks its arguments.
+        // SAFETY: a helper of the kernel, called as the compiler would call it: the verifier checks
+        // its arguments.
         unsafe {
             asm!("r3 = {index}", "call {tail_call}", index = const F::INDEX as u32 * jump::FAMILY + PROGRAM,
                 tail_call = const TAIL_CALL, inlateout("r1") self.raw() => _, inlateout("r2") Self::jumps().raw() => _,
                 lateout("r0") _, lateout("r3") _, lateout("r4") _, lateout("r5") _, options(nostack));
         }
     }
-    /// TC only: sends it to a neighbour that the kernel resolves: the verdict.
+    /// Sends the packet to a neighbour that the kernel resolves, and returns the verdict; TC only.
     /// `neighbour` is the kernel's `struct bpf_redir_neigh`.
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32;
-    /// TC only: adds differences to the transport checksum, complete or partial. Pointers into the packet are void
-    /// after it.
+    /// Adds differences to the transport checksum, complete or partial; TC only. Pointers into the
+    /// packet become invalid.
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
-    /// TC only: sends it by this node's route to its destination, which has to leave by this device: the verdict.
+    /// Sends the packet by this node's route to its destination, which has to use this device, and
+    /// returns the verdict; TC only.
     fn send_routed(self, ifindex: u32) -> i32;
-    /// Adds a difference to the sum over the frame that a device has computed, if one has.
+    /// Adds a difference to the sum over the frame, if a device has computed one.
     fn update_sum(self, delta: u16);
 }

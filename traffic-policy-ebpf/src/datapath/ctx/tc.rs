@@ -22,40 +22,41 @@ use crate::datapath::{
     words::store16,
 };
 
-/// `skb->pkt_type` of a frame for this machine.
+/// The `skb->pkt_type` of a frame for this machine.
 const PACKET_HOST: u32 = 0;
 
-/// TC_ACT_UNSPEC and TCX_NEXT: whoever comes next decides, as if we were not there.
+/// TC_ACT_UNSPEC and TCX_NEXT: the next program decides, as if this one did not exist.
 const TC_NEXT: i32 = -1;
 const TC_SHOT: i32 = 2;
 
-/// BPF_F_IPV6 where the kernel knows it (Linux 6.16), else 0. Set by the agent at load.
+/// BPF_F_IPV6 where the kernel knows it (Linux 6.16), otherwise 0. The agent sets it at load.
 #[unsafe(no_mangle)]
 static CHECKSUM_IPV6: Global<u64> = Global::new(0);
 
-/// `skb->tc_index` of a packet that has been redirected: programs at egress let it through. The
-/// kernel keeps that field with the packet, also while a neighbour is being resolved (which
-/// overwrites `skb->cb`), and only old queueing disciplines (GRED) read it.
+/// Returns the `skb->tc_index` of a packet that has been redirected: programs at egress let it
+/// through. The kernel keeps that field with the packet, also while a neighbour is being resolved
+/// (which overwrites `skb->cb`), and only old queueing disciplines (GRED) read it.
 ///
-/// The kernel keeps it also on the way into another network namespace. In a cluster of nodes on one
-/// machine (kind, nodes within pods) the next node must not take it for its own mark. So the mark is
-/// a secret number of each node, never 0; the verifier sees a constant.
+/// The kernel also keeps it when the packet enters another network namespace. In a cluster of nodes
+/// on one machine (kind, nodes within pods) the next node must not mistake it for its own mark. So
+/// the mark is a secret number of each node, never 0; the verifier sees a constant.
 #[inline(always)]
 fn redirected() -> u16 {
     let [_, secret] = table::multipliers().0;
     (secret >> 48) as u16 | 1
 }
 
-/// The number of the VLAN in a tag.
+/// The mask of the VLAN identifier in a tag.
 const VLAN: u32 = 0xfff;
 
-/// BPF_F_RECOMPUTE_CSUM: a sum over the frame that the device has computed stays right.
+/// BPF_F_RECOMPUTE_CSUM: updates a sum over the frame that the device has computed.
 const RECOMPUTE_SUM: u64 = 1;
 
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
-/// A packet with `L2` bytes before its IP header, of a program that SCTP comes to or not.
+/// A packet with `L2` bytes before its IP header, in a program for SCTP or in one for the other
+/// protocols.
 #[derive(Clone, Copy)]
 pub struct Skb<const L2: usize, const SCTP: bool> {
     skb: *mut __sk_buff,
@@ -63,7 +64,8 @@ pub struct Skb<const L2: usize, const SCTP: bool> {
 
 /// A packet of a device with Ethernet.
 pub type Tc<const SCTP: bool = false> = Skb<ETHERNET, SCTP>;
-/// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP header.
+/// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP
+/// header.
 pub type TcL3<const SCTP: bool = false> = Skb<0, SCTP>;
 
 impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
@@ -72,7 +74,7 @@ impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
         Self { skb }
     }
 
-    /// Marks a packet that is redirected, for the egress program of the device that it leaves by.
+    /// Marks a redirected packet for the egress program of its outgoing device.
     #[inline(always)]
     fn note_redirected(self) {
         let skb = self.skb;
@@ -81,28 +83,31 @@ impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
 }
 
 impl<const SCTP: bool> Tc<SCTP> {
-    /// Takes a tag away that the device, or the kernel, took out of the frame. Pointers into the packet are void after it.
+    /// Removes a tag that the device, or the kernel, took out of the frame. Pointers into the
+    /// packet become invalid.
     #[inline(always)]
     pub fn untag(self) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_vlan_pop(self.skb) == 0 }
     }
 
-    /// Copies bytes of the frame from `offset` on; `length` is not 0 and at most what there is room for.
+    /// Copies `length` bytes of the frame from `offset` on; `length` is not 0 and at most the size
+    /// of `room`.
     #[inline(always)]
     pub fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool {
         // SAFETY: as above.
         unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, room.cast(), length) == 0 }
     }
 
-    /// As [`Self::copy_out`], into the frame. Pointers into the packet are void after it.
+    /// Copies a piece into the frame, as [`Self::copy_out`] copies one out. Pointers into the
+    /// packet become invalid.
     #[inline(always)]
     pub fn copy_in(self, offset: u32, piece: *const Piece, length: u32) -> bool {
         // SAFETY: as above.
         unsafe { bpf_skb_store_bytes(self.skb, offset, piece.cast(), length, RECOMPUTE_SUM) == 0 }
     }
 
-    /// Sends a copy of the frame as it is. Pointers into the packet are void after it.
+    /// Sends a copy of the frame unchanged. Pointers into the packet become invalid.
     #[inline(always)]
     pub fn send_copy(self, ifindex: u32) -> bool {
         self.note_redirected();
@@ -112,8 +117,8 @@ impl<const SCTP: bool> Tc<SCTP> {
 }
 
 impl TcL3 {
-    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel refused, and the packet is as it
-    /// was. Pointers into it are void after it.
+    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel
+    /// refused, and the packet is unchanged. Pointers into it become invalid.
     #[inline(always)]
     pub fn push_ethernet(self, ethertype: u16) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
@@ -153,8 +158,8 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     fn pull(self, wanted: u32) {
         let linear = (self.end() - self.data()) as u32;
         // The chunks of an aggregate of SCTP packets lie in a list of packets behind the headers
-        // (`sctp_packet_pack`). What was pulled out of the first of them would be missing there, and the
-        // kernel cuts the aggregate by the lengths of that list.
+        // (`sctp_packet_pack`). Bytes pulled out of the first of them would be missing there, and
+        // the kernel cuts the aggregate by the lengths of that list.
         if linear < wanted && linear < self.length() && self.segment() != BY_FRAGMENTS {
             let wanted = if self.length() < wanted { self.length() } else { wanted };
             // SAFETY: a helper of the kernel: the verifier checks its arguments.
@@ -164,7 +169,8 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn distant_word(self, offset: u32) -> u32 {
         let mut word = 0u32;
-        // SAFETY: a helper of the kernel: the verifier checks its arguments. Where it fails it writes zeros.
+        // SAFETY: a helper of the kernel: the verifier checks its arguments. If it fails it writes
+        // zeros.
         unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, (&raw mut word).cast(), 4) };
         word
     }
@@ -182,7 +188,7 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     }
     #[inline(always)]
     fn came_by(self) -> u32 {
-        // SAFETY: the context that the kernel has given.
+        // SAFETY: the pointer is the context that the kernel passed.
         unsafe { (*self.skb).ingress_ifindex }
     }
     #[inline(always)]
@@ -248,12 +254,13 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     #[inline(always)]
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool {
         let mangled = if udp { MARK_MANGLED_0 } else { 0 };
-        // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this checksum cancel out.
+        // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this
+        // checksum cancel out.
         let family = if v6 { CHECKSUM_IPV6.load() } else { 0 };
         // SAFETY: as above.
         unsafe {
-            // Size 0: the last number is a difference. The address part belongs to the pseudo header, which is all that
-            // a partial checksum covers.
+            // Size 0: the last number is a difference. The address part belongs to the pseudo
+            // header, which is all that a partial checksum covers.
             bpf_l4_csum_replace(self.skb, offset, 0, address_delta as u64, PSEUDO_HEADER | mangled | family)
                 == 0
                 && (port_delta == 0

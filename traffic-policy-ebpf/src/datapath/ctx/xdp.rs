@@ -19,11 +19,11 @@ const XDP_PASS: i32 = 2;
 const XDP_TX: i32 = 3;
 const XDP_REDIRECT: i32 = 4;
 
-/// A packet of a program that SCTP comes to or not.
+/// A packet in a program for SCTP or in one for the other protocols.
 #[derive(Clone, Copy)]
 pub struct Xdp<const SCTP: bool = false> {
     md: *mut xdp_md,
-    /// Index of the ingress device: three loads for the kernel, so done early.
+    /// The index of the ingress device. The kernel needs three loads for it, so it is read early.
     ingress: u32,
 }
 
@@ -33,7 +33,7 @@ impl<const SCTP: bool> Xdp<SCTP> {
         Self { md, ingress: get!(md.ingress_ifindex) }
     }
 
-    /// Bytes in all buffers of the frame.
+    /// The bytes in all buffers of the frame.
     #[inline(always)]
     fn length_of_all(self) -> u32 {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
@@ -67,7 +67,7 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     fn length(self) -> u32 {
         (self.end() - self.data()) as u32
     }
-    /// Headers lie in the first buffer.
+    /// Returns 0: headers lie in the first buffer.
     #[inline(always)]
     fn distant_word(self, _: u32) -> u32 {
         0
@@ -139,7 +139,7 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     fn resize(self, length: u32) -> bool {
         let all = self.length_of_all();
         if self.length() < all {
-            // Bytes that are to be written behind the headers may lie in another buffer.
+            // Bytes to be written behind the headers may lie in another buffer.
             return false;
         }
         let by = length as i32 - all as i32;

@@ -1,10 +1,11 @@
-//! State transitions of an SCTP association's two entries: [`traffic_policy_ebpf::sctp`] has their tags and states.
+//! State transitions of an SCTP association's two entries: [`traffic_policy_ebpf::sctp`] has their
+//! tags and states.
 //!
-//! Only an INIT begins a flow. An INIT on an assured flow may be forged, so it changes nothing before
-//! the endpoint has agreed: its initiate tag is kept in `mac_tail`, which the flow's place in the
-//! queue no longer needs. A COOKIE ACK with that tag says that the client has restarted and that the
-//! endpoint has accepted the restart (RFC 9260 section 5.2). The endpoint's new tag is then taken
-//! from the client's next packet.
+//! Only an INIT begins a flow. An INIT on an assured flow may be forged, so it changes nothing
+//! until the endpoint has accepted it: its initiate tag is kept in `mac_tail`, which the flow's
+//! place in the queue no longer needs. A COOKIE ACK with that tag proves that the client has
+//! restarted and that the endpoint has accepted the restart (RFC 9260 section 5.2). The endpoint's
+//! new tag is then taken from the client's next packet.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
@@ -25,11 +26,12 @@ use crate::datapath::{
     parse::Parsed,
 };
 
-/// An INIT with another tag is a new attempt if no packet has come for this fraction of a second, as
-/// with a SYN in [`super::silence`].
+/// The fraction of a second without a packet after which an INIT with another tag is a new attempt,
+/// as for a SYN in [`super::silence`].
 const NEW_ATTEMPT: u32 = 4;
-/// The same in seconds, once the endpoint has answered: the client's COOKIE ECHO is awaited then, and is
-/// on its way, or is sent again by then (RTO.Initial of Linux).
+/// The seconds without a packet after which it is a new attempt, once the endpoint has answered:
+/// the client's COOKIE ECHO is then awaited, and arrives or is retransmitted within that time
+/// (RTO.Initial of Linux).
 const ANSWERED_ATTEMPT: u32 = 3;
 
 /// Advances the state of a flow by a packet of its client. `reply`: the reply entry, never null.
@@ -63,7 +65,7 @@ pub fn request<P: Packet, F: Family>(
         set!(entry.mac_tail = tag.to_ne_bytes());
         return Transition::Ignore(entry);
     }
-    // Not by what ends an association: a forged one would end the flow.
+    // A packet that ends an association is not used here: a forged one would end the flow.
     if state & ASSURED != 0 && sctp::carried(numbers) == 0 && head.tag != 0 && !head.is_last() {
         let known = get!(reply.numbers);
         replace(entry, numbers, tags(sctp::own(numbers), head.tag));
@@ -98,7 +100,7 @@ pub fn reply<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     if !head.fits(get!(entry.numbers)) {
-        // The tuple may be that of another association, to the endpoint itself.
+        // The tuple may belong to another association, one to the endpoint itself.
         return if state & ASSURED == 0 || (state | get!(request.state)) & RST != 0 {
             Transition::Leave(Outcome::PassedOutOfWindow)
         } else {
@@ -110,8 +112,8 @@ pub fn reply<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     if head.kind == chunk::INIT_ACK {
-        // Each answer to a repeated INIT has a tag of its own, and the client takes the first that it
-        // gets. If that is another one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
+        // Each answer to a repeated INIT has a tag of its own, and the client takes the first that
+        // it gets. If that is another one, its COOKIE ECHO does not fit, but the COOKIE ACK does.
         let (known, of_request) = (get!(entry.numbers), get!(request.numbers));
         let (tag, client) = (parsed.initiate_tag(packet), sctp::carried(known));
         replace(entry, known, tags(tag, client));
@@ -126,16 +128,16 @@ pub fn reply<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// Notes the client's tag of an association that has begun. The endpoint's is not known, and is taken
-/// from the client's next packet.
+/// Notes the client's tag of an association that has begun. The endpoint's tag is not known, and is
+/// taken from the client's next packet.
 #[inline(always)]
 fn begin<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, client: u32) {
     replace(request, get!(request.numbers), tags(client, 0));
     replace(entry, get!(entry.numbers), tags(0, client));
 }
 
-/// Replaces the tags of an entry that were read just before, unless another CPU has claimed it, or written
-/// it meanwhile.
+/// Replaces the tags of an entry that were read just before, unless another CPU has claimed the
+/// entry or written it meanwhile.
 #[inline(always)]
 fn replace<A: Address>(entry: *mut Flow<A>, read: Tags, by: Tags) {
     if read != CLAIMED {
@@ -143,8 +145,8 @@ fn replace<A: Address>(entry: *mut Flow<A>, read: Tags, by: Tags) {
     }
 }
 
-/// Whether a COOKIE ACK says that the endpoint has accepted a restart, whose INIT came on this flow;
-/// notes the new association if it does.
+/// Whether a COOKIE ACK proves that the endpoint has accepted a restart, whose INIT came on this
+/// flow. Notes the new association if it does.
 #[inline(always)]
 fn accepts_restart<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, head: &Head) -> bool {
     let client = u32::from_ne_bytes(get!(request.mac_tail));
@@ -168,8 +170,8 @@ fn note<A: Address>(entry: *mut Flow<A>, head: &Head) {
     }
 }
 
-/// Notes an INIT on a flow that is not assured. False: it is neither the INIT that awaits its answer
-/// nor a new attempt.
+/// Notes an INIT on an unassured flow. False: it is neither the INIT that awaits its answer nor a
+/// new attempt.
 #[inline(always)]
 fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) -> bool {
     let (known, of_reply) = (get!(entry.numbers), get!(reply.numbers));
@@ -191,6 +193,6 @@ fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, tag: u32) ->
 #[inline(always)]
 fn is_quiet<A: Address>(entry: *const Flow<A>, reply: *const Flow<A>, time: u32) -> bool {
     let now = clock::jiffies();
-    // 0 before an agent has said how long a second is.
+    // 0 until an agent has measured the length of a second.
     time != 0 && now.wrapping_sub(get!(entry.last)) >= time && now.wrapping_sub(get!(reply.last)) >= time
 }

@@ -1,7 +1,8 @@
-//! UDP flows that are not assured: when they are more than a question and its answer, and how rarely one-way ones have to be looked at.
+//! Unassured UDP flows: when they count as a stream rather than a question and its answer, and how
+//! rarely one-way flows have to be examined.
 //!
-//! The low half of both entries' `numbers` has the jiffies when the flow began, the high half of the
-//! request entry's those when it is looked at next.
+//! The low half of both entries' `numbers` holds the jiffies when the flow began, the high half of
+//! the request entry's `numbers` the jiffies of its next examination.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow, kind},
@@ -10,25 +11,27 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
 
-/// Seconds after the first datagram from which on a datagram of either side, once there was an answer,
-/// makes the flow a stream: as conntrack's `stream_ts`.
+/// The seconds after the first datagram after which a datagram of either side, once there was an
+/// answer, makes the flow a stream: as conntrack's `stream_ts`.
 /// <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_udp.c#L101>
 const STREAM: u32 = 2;
 
-/// Seconds since its last datagram for which a stream is in use: `nf_conntrack_udp_timeout`, after which conntrack forgets it.
+/// The seconds since its last datagram for which a stream is in use: `nf_conntrack_udp_timeout`,
+/// after which conntrack removes it.
 const IN_USE: u32 = 30;
 
-/// Jiffies of the longest second.
+/// The jiffies of a second at the highest HZ.
 const LONGEST_SECOND: u32 = 1000;
 
-/// Whether a flow that is not assured began so long ago that it is more than a question and its
-/// answer. `entry`: either of its entries.
+/// Whether an unassured flow began so long ago that it is more than a question and its answer.
+/// `entry`: either of its entries.
 #[inline(always)]
 pub fn is_stream<A: Address>(entry: *const Flow<A>) -> bool {
     clock::jiffies().wrapping_sub(get!(entry.numbers) as u32) > STREAM * clock::hz()
 }
 
-/// Whether a client's datagrams of a flow that is not assured span as long, and the last one came a short time ago.
+/// Whether a client's datagrams of an unassured flow span more than [`STREAM`] seconds, and the
+/// last one came recently.
 #[inline(always)]
 pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
     let (began, last) = (get!(request.numbers) as u32, get!(request.last));
@@ -36,15 +39,16 @@ pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
         && clock::jiffies().wrapping_sub(last) <= IN_USE * clock::hz()
 }
 
-/// Whether a datagram of the endpoint shows that its flow is a stream: the flow is not assured, was
+/// Whether a datagram of the endpoint shows that its flow is a stream: the flow is unassured, was
 /// answered before, and began more than [`STREAM`] seconds ago.
 #[inline(always)]
 pub fn may_be_stream<A: Address>(reply: *const Flow<A>) -> bool {
     get!(reply.state) & (ASSURED | ANSWERED) == ANSWERED && is_stream(reply)
 }
 
-/// Whether datagrams of a client need nothing but their translation, though their flow is not assured: it was looked at in the last
-/// second. One-way protocols (syslog, statsd, RTP) never have another state.
+/// Whether datagrams of a client need nothing but their translation although their flow is
+/// unassured: it was examined in the last second. One-way protocols (syslog, statsd, RTP) never
+/// reach another state.
 #[inline(always)]
 pub fn is_looked_at<A: Address>(request: *const Flow<A>, state: u8, now: u32) -> bool {
     let next_look = (get!(request.numbers) >> 32) as u32;
@@ -53,11 +57,11 @@ pub fn is_looked_at<A: Address>(request: *const Flow<A>, state: u8, now: u32) ->
         && next_look.wrapping_sub(now).wrapping_sub(1) < LONGEST_SECOND
 }
 
-/// Notes that a flow which is not assured is to be looked at again in a second.
+/// Notes that an unassured flow is to be examined again in a second.
 #[inline(always)]
 pub fn look_again<A: Address>(request: *mut Flow<A>) {
     let began = get!(request.numbers);
-    // An even number is not that of [`CLAIMED`].
+    // An even number never equals the high half of [`CLAIMED`].
     let next_look = clock::jiffies().wrapping_add(clock::hz()) & !1;
     if began != CLAIMED {
         compare_exchange(

@@ -1,12 +1,12 @@
-//! Packets that XDP has delivered. TC sees them again, by the tuple that they have got, and hands
-//! them to the stack.
+//! Packets that XDP has delivered. TC sees them again, with the translated tuple, and hands them to
+//! the stack.
 //!
-//! Where the endpoint's address and port are another Service's frontend, too (a process in the host's
-//! network, an external IP that is a node's), one client's port may have a flow to each: then the
-//! packets of one, once delivered, have the tuple of the other's requests. conntrack looks at a packet
-//! once, before NAT, and never mistakes them; TC would. The flow to that endpoint is marked [`BY_TC`]
-//! where the two meet: XDP leaves it to TC, which sees its packets once, as they came. The mark is a
-//! state that the fast path does not know, so that no other flow pays for it.
+//! The endpoint's address and port may also be another Service's frontend (a process in the host's
+//! network, an external IP that is a node's). Then one client port may have a flow to each, and the
+//! packets of one, once delivered, have the tuple of the other's requests. conntrack examines a
+//! packet once, before NAT, and never confuses them; TC would. The flow to that endpoint is marked
+//! [`BY_TC`] where the two meet: XDP leaves it to TC, which sees its packets once, as they came.
+//! The mark is a state that the fast path does not know, so no other flow pays for it.
 
 use traffic_policy_ebpf::{
     abi::{Address, DEVICE_XDP, DeviceInfo, Flow, kind},
@@ -23,7 +23,8 @@ use crate::datapath::{
     value::{borrow, store},
 };
 
-/// Whether XDP has delivered a packet that TC finds no entry for: then its tuple is that of a reply, reversed.
+/// Whether XDP has delivered a packet for which TC finds no entry: then its tuple is that of a
+/// reply, reversed.
 #[inline(always)]
 pub fn by_xdp<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
@@ -32,15 +33,15 @@ pub fn by_xdp<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     !reply.is_null() && get!(reply.state) & BY_TC == 0 && comes_by_xdp(packet.ingress())
 }
 
-/// Whether an XDP program sees the packets of a device. Of one that is not known nobody can tell.
+/// Whether an XDP program sees the packets of a device. True for an unknown device.
 #[inline(always)]
 fn comes_by_xdp(ifindex: u32) -> bool {
     let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
     device.is_none_or(|device| get!(device.flags) & DEVICE_XDP != 0)
 }
 
-/// Marks the flow to the endpoint, where one that was just inserted meets another. Both insert their
-/// entries before they look, so that of two which begin at once one sees the other.
+/// Marks the flow to the endpoint, if a flow that was just inserted meets another. Both insert
+/// their entries before they look, so if two begin at once, at least one sees the other.
 #[inline(always)]
 pub fn tell_apart<F: Family>() {
     let _ = if F::V6 { tell_apart6() } else { tell_apart4() };
@@ -86,7 +87,7 @@ fn mark<F: Family>() -> i32 {
     0
 }
 
-/// Marks an entry; null is none.
+/// Marks an entry; does nothing for null.
 #[inline(always)]
 fn leave_to_tc<A: Address>(entry: *mut Flow<A>) {
     if !entry.is_null() && get!(entry.kind) != 0 {

@@ -1,5 +1,6 @@
-//! The first packet of a flow is counted in the request entry before that is inserted, and is forwarded by the copy in `Scratch`: a
-//! look-up in the table is spared. If it is not sent on after all, the count is set right.
+//! The count of a flow's first packet. It is counted in the request entry before that is inserted,
+//! and the packet is forwarded by the copy in `Scratch`: this saves a look-up in the table. If the
+//! packet is not forwarded after all, the count is corrected.
 
 use traffic_policy_ebpf::abi::Flow;
 
@@ -10,15 +11,15 @@ use crate::datapath::{
     value::borrow,
 };
 
-/// Uncounts a packet that was to be forwarded by `entry`, if that is the copy of an entry which was inserted for it, and the packet
-/// went nowhere.
+/// Uncounts a packet that was to be forwarded by `entry`, if that is the copy of an entry which was
+/// inserted for it, and the packet was not sent.
 #[inline(always)]
 pub fn settle<F: Family>(entry: *const Flow<F::Address>) {
     let Some(scratch) = F::scratch() else { return };
-    // Told by address, behind the compiler's back: it would leave the test of `scratch` for null out, which an equal address implies, and
-    // before Linux 6.2 the verifier does not know that.
+    // The addresses are compared behind the compiler's back: it would omit the test of `scratch`
+    // for null, which equal addresses imply, and before Linux 6.2 the verifier does not know that.
     let is_copy = opaque(entry as u64) == place!(const scratch.request) as u64;
-    // What is sent is counted a second time, in the copy.
+    // A packet that is sent is counted a second time, in the copy.
     if is_copy && get!(scratch.request.packets).count() == 1 {
         let _ = if F::V6 { uncount6() } else { uncount4() };
     }

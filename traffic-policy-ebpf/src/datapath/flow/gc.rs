@@ -1,8 +1,9 @@
-//! Garbage collection: expired flows are removed, and flows of removed endpoints marked.
+//! Garbage collection: removes expired flows, and marks flows of removed endpoints.
 //!
-//! Two passes: a sweep marks a flow whose entries have both been idle for too long, the next one deletes it if it still
-//! is. A preallocated table hands a deleted element out again at once, and a packet may still be reading it; the mark
-//! sends packets the slow way, which takes it off. The request entry goes first: without it no packet uses the pair.
+//! It takes two passes: a sweep marks a flow whose entries have both been idle for too long, and
+//! the next one deletes it if it still is. A preallocated table reuses a deleted element at once,
+//! while a packet may still be reading it. The mark sends packets to the slow path, which clears
+//! it. The request entry is removed first: without it no packet uses the pair.
 
 use core::ptr;
 
@@ -42,7 +43,7 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
 }
 
-/// The time-out of a flow with these states of its entries, in jiffies.
+/// Returns the time-out of a flow whose entries have these states, in jiffies.
 #[inline(always)]
 pub fn timeout(timeouts: &Timeouts, protocol: u32, request: u8, reply: u8) -> u32 {
     if protocol == PROTOCOL_SCTP {
@@ -51,21 +52,22 @@ pub fn timeout(timeouts: &Timeouts, protocol: u32, request: u8, reply: u8) -> u3
     timeouts.of(protocol != PROTOCOL_UDP, request, reply)
 }
 
-/// The count of flows of a protocol that are not assured.
+/// The counter of a protocol's unassured flows.
 #[inline(always)]
 fn counted(sweep: *mut Sweep, protocol: u32) -> *mut u32 {
     if protocol == PROTOCOL_UDP { place!(mut sweep.unassured_udp) } else { place!(mut sweep.unassured) }
 }
 
-/// Begins a sweep: what follows are walks over the tables, one after the other.
+/// Begins a sweep, which then walks over the tables one after the other.
 pub fn begin(_: *mut c_void) -> u32 {
     let Some(sweep) = GC_PASS.get_ptr_mut(0) else { return 0 };
     set!(sweep.now = clock::jiffies());
     0
 }
 
-/// Elements of one piece of a walk, a power of two. Whatever runs in the kernel keeps others from its CPU, so a piece must
-/// be short; more than a look at an element costs nothing compared with a system call for so many.
+/// The elements of one piece of a walk, a power of two. A running program keeps others from its
+/// CPU, so a piece must be short; one system call for this number of elements costs little compared
+/// with the work on the elements.
 const PIECE: u32 = 256;
 
 /// The context of an iterator over a map: `struct bpf_iter__bpf_map_elem`.
@@ -74,7 +76,7 @@ const PIECE: u32 = 256;
 pub struct Element<K, V> {
     meta: *const Meta,
     map: *const c_void,
-    /// Null behind the last element, as `value` is.
+    /// The key; null behind the last element, as `value` is.
     key: *const K,
     value: *mut V,
 }
@@ -85,9 +87,9 @@ struct Meta {
     file: *mut seq_file,
 }
 
-/// Looks at one element, and ends the piece after so many of them: what the program writes is what a read waits for, and
-/// an element that it refuses then is where the next read begins.
-/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
+/// Looks at one element, and ends the piece after [`PIECE`] elements: a read returns once the
+/// program has written something, and an element that the program then refuses is where the next
+/// read begins. <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
 #[inline(always)]
 pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
     let (key, value) = (get!(element.key), get!(element.value));
@@ -111,7 +113,8 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
     0
 }
 
-/// Ends conversations of unconnected sockets with endpoints that are gone: the next datagram goes elsewhere.
+/// Ends conversations of unconnected sockets with removed endpoints: their next datagram chooses
+/// another endpoint.
 #[inline(always)]
 pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) {
     let (forward, protocol, socket_ipv6, ipv6) =
@@ -131,7 +134,7 @@ pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Trans
     }
 }
 
-/// An entry of the main table.
+/// Sweeps one entry of the main table.
 #[inline(always)]
 pub fn flow_entry<F: Family>(
     sweep: *mut Sweep,
@@ -157,13 +160,14 @@ pub fn flow_entry<F: Family>(
     }
 }
 
-/// Counts a flow in its class. Not null: it may go before its time if this is not 0, how many of its class may.
+/// Counts a flow in its class. The result is not null if the flow may be removed early; it points
+/// to the number of flows of its class that still may be.
 #[inline(always)]
 fn note_class(sweep: *mut Sweep, class: usize, quiet_for: u32) -> *mut u32 {
     if class >= class::COUNT {
         return ptr::null_mut();
     }
-    // Opaque, or the compiler drops masks that only the verifier needs.
+    // Opaque, because the compiler would drop masks that only the verifier needs.
     let class = opaque(class as u64) as usize & (class::COUNT - 1);
     let magnitude = opaque((u32::BITS - 1 - (quiet_for | 1).leading_zeros()) as u64) as usize & 31;
     let count = place!(mut sweep.idle[class][magnitude]);
@@ -190,7 +194,8 @@ fn request<F: Family>(
     }
     let mut state = flow.state;
     if !reply.is_null() && (state ^ reply_state) & ASSURED != 0 && table::is_counterpart(reply, tuple) {
-        // Set on both at once; a CPU that was about to write an older state over it has undone that.
+        // The flag is set on both entries at once; a CPU that was about to write an older state has
+        // overwritten it.
         set!(entry.state |= ASSURED);
         set!(reply.state |= ASSURED);
         state |= ASSURED;
@@ -218,13 +223,15 @@ fn request<F: Family>(
         set!(sweep.marked += 1);
         return;
     }
-    // Looked at once more: a packet may have taken the mark off, or begun a new conversation, since the copy was made.
+    // The entry is read once more: a packet may have cleared the mark, or begun a new conversation,
+    // since the copy was made.
     let now_is = (load_once(place!(const entry.state)), load_once(place!(const entry.last)));
     if now_is != (flow.state, flow.last) {
         return;
     }
-    // Counted before they go: what is deleted may belong to another flow at once. Both before the first goes: in the
-    // gap between the two a new conversation with the same endpoint may take over the reply entry.
+    // The entries are counted before they are removed: a deleted element may belong to another flow
+    // at once. Both are counted before the first is removed: between the two removals a new
+    // conversation with the same endpoint may take over the reply entry.
     counters::end(entry.cast_const());
     if !reply.is_null() {
         counters::end(reply.cast_const());
@@ -244,7 +251,7 @@ fn request<F: Family>(
     }
 }
 
-/// A reply entry lives as long as a request entry names it.
+/// Sweeps a reply entry, which lives as long as a request entry leads to it.
 #[inline(always)]
 fn reply<F: Family>(
     sweep: *mut Sweep,
@@ -253,7 +260,7 @@ fn reply<F: Family>(
     entry: *mut Flow<F::Address>,
 ) {
     let (now, timeouts) = (get!(sweep.now), get!(sweep.timeouts));
-    // First what costs nothing: most entries have had a packet not long ago.
+    // The check without a look-up comes first: most entries have had a packet recently.
     if clock::since(flow.last, now) <= timeouts.unassured {
         return;
     }

@@ -1,4 +1,4 @@
-//! Flows: their entries, the states of these, the source port of a new flow, and the removal of old ones.
+//! Flows: their entries and states, the source port of a new flow, and the removal of old flows.
 
 pub mod associations;
 pub mod datagrams;

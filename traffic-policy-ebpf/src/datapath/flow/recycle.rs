@@ -1,9 +1,10 @@
-//! Flows that are over, removed by the packet path itself: for the source port that one of them still holds, and for room in a
-//! table that is full, so that an agent which is gone or late costs nothing for ever.
+//! Removal of finished flows by the packet path itself: for the source port that one of them still
+//! holds, and for room in a full table, so that a stopped or slow agent does no lasting harm.
 //!
-//! Room is found by way of a directory, an array with twice as many places as a table has room for flows. Each flow of the main
-//! table takes a free place when it is made, and gives it back when it is removed. When an entry has found no room, each new flow
-//! of the next seconds looks at the flows of some places, one after the other for all CPUs.
+//! Room is found through a directory, an array with twice as many places as a table has room for
+//! flows. Each flow of the main table takes a free place when it is created, and returns it when it
+//! is removed. After an entry has found no room, each new flow of the next seconds looks at the
+//! flows of some places, in an order that all CPUs share.
 
 use core::ptr;
 
@@ -25,24 +26,29 @@ use crate::datapath::{
     value::{borrow, load, store},
 };
 
-/// Seconds after which the port of a connection that was reset, or closed both ways, is used again, or one that a flow has left
-/// behind. A new connection in TIME_WAIT is what RFC 6191 and RFC 1337 are about: its SYN is accepted by its number or time stamp, or
-/// answered by an ACK that the client resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
+/// The seconds after which the port of a connection that was reset, or closed both ways, is reused,
+/// or one that a flow has left behind. A new connection in TIME_WAIT is the subject of RFC 6191 and
+/// RFC 1337: its SYN is accepted by its number or time stamp, or answered by an ACK that the client
+/// resets. nf_conntrack takes such ports over at once (`nf_nat_may_kill`).
 const AFTER_RST: u32 = 1;
 const AFTER_FIN: u32 = 5;
-/// Of a UDP flow that is not assured: a question and its answer, which `nf_conntrack_udp_timeout` keeps for 30 seconds. Resolvers and
-/// clients of DNS have given up by then.
+/// The seconds for the port of an unassured UDP flow: a question and its answer, which
+/// `nf_conntrack_udp_timeout` keeps for 30 seconds. Resolvers and clients of DNS have given up by
+/// then.
 const AFTER_DATAGRAM: u32 = 10;
-/// Of a connection that was never established, without a SYN, nor a SYN-ACK, sent again. If another comes it gets another port.
+/// The seconds for the port of a connection that was never established, without a retransmitted SYN
+/// or SYN-ACK. If another SYN comes it gets another port.
 const AFTER_SYN: u32 = 10;
 
-/// Places that a new flow looks at while a table is full, and for how many jiffies it counts as full.
+/// The places that a new flow looks at while a table is full, and the jiffies for which it counts
+/// as full.
 const LOOKS: u32 = 16;
 const FULL_FOR: u32 = 1024;
-/// Places tried for a new flow. At most half of them are taken, so one flow of 256 gets none.
+/// The places tried for a new flow. At most half of them are taken, so one flow of 256 gets none.
 const TRIES: u32 = 8;
 
-/// A free place of the directory, 0 if none was found. `spread` says where to look beside the next one.
+/// Returns a free place of the directory, 0 if none was found. `spread` chooses the places to try
+/// after the next one.
 #[inline(always)]
 pub fn place<F: Family>(spread: u32) -> u32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -77,14 +83,15 @@ pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
     }
 }
 
-/// Gives the place of a request entry back.
+/// Returns the place of a request entry to the directory.
 #[inline(always)]
 pub fn leave<F: Family>(request: *const Flow<F::Address>) {
     // The key lies in the entry: the stack of a callback has no room for it.
     leave_place::<F>(borrow(place!(const request.ifindex)));
 }
 
-/// As [`leave`]. `place` lies on the stack or in a map: before Linux 6.2 an iterator's element is no key.
+/// Returns a place as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2 an
+/// iterator's element cannot be a key.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32) {
     if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {
@@ -98,8 +105,8 @@ pub fn note_full(usage: *mut TableUsage, now: u32) {
     set!(usage.full_at = now);
 }
 
-/// Looks for flows that are over, if the main table was full not long ago. To be called before `NewFlow::write`: both use `flow_key` of
-/// `Scratch`.
+/// Looks for finished flows, if the main table was full recently. It must be called before
+/// `NewFlow::write`: both use `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage, now: u32) {
     if now.wrapping_sub(get!(usage.full_at)) < FULL_FOR {
@@ -120,11 +127,12 @@ global_functions! {
 /// Looks at the next places of the directory.
 #[inline(always)]
 fn look_around<F: Family>() -> i32 {
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(LOOKS, turn::<F>(), ptr::null_mut(), 0) as i32 }
 }
 
-/// Looks at one place. The 0 makes `bpf_loop` go on.
+/// Looks at one place. The result 0 makes `bpf_loop` continue.
 #[inline(always)]
 fn look<F: Family>() -> i64 {
     let (Some(scratch), Some(usage), Some(sweep)) =
@@ -157,13 +165,14 @@ fn look<F: Family>() -> i64 {
     let protocol = get!(request_key.protocol);
     name_counterpart(request, protocol, reply_key);
     let reply = table.find_in(borrow(reply_key), room);
-    // Without its reply entry nothing that the flow sends could come back; another's must stay.
+    // Without its reply entry no reply to this flow could come back. A reply entry of another flow
+    // must stay.
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         return 0;
     }
     let states = (get!(request.state), get!(reply.state));
     let mut limit = gc::timeout(&get!(sweep.timeouts), protocol, states.0, states.1);
-    // As for its port, and as `tcp_can_early_drop` of conntrack.
+    // The same time as for its port, and as `tcp_can_early_drop` of conntrack.
     let after_end = AFTER_FIN * clock::hz();
     if after_end < limit
         && protocol == PROTOCOL_TCP
@@ -171,7 +180,7 @@ fn look<F: Family>() -> i64 {
     {
         limit = after_end;
     }
-    // Time-outs are there once an agent has started.
+    // The time-outs are set once an agent has started.
     if limit == 0 || idle::<F>(request, reply, get!(scratch.port_search.now)) <= limit {
         return 0;
     }
@@ -183,7 +192,7 @@ fn look<F: Family>() -> i64 {
     let scratch = opaque(scratch as u64) as *mut Scratch<F::Address>;
     let (request_key, reply_key, room) =
         (place!(mut scratch.other), place!(mut scratch.former), place!(mut scratch.flow_key));
-    // Removed before it was claimed, they are other flows' by now.
+    // If the entries were removed before the claim, they belong to other flows by now.
     if table.find_in(borrow(request_key), room) != request
         || table.find_in(borrow(reply_key), room) != reply
         || !table::is_counterpart_in_place(reply, request_key)
@@ -195,7 +204,7 @@ fn look<F: Family>() -> i64 {
     0
 }
 
-/// [`look`] of a family, as `bpf_loop` calls it.
+/// The [`look`] of a family, as a callback of `bpf_loop`.
 #[inline(always)]
 fn turn<F: Family>() -> *mut c_void {
     if F::V6 { look6 as *mut c_void } else { look4 as *mut c_void }
@@ -209,8 +218,9 @@ extern "C" fn look6(_: u64, _: *mut c_void) -> i64 {
     look::<V6>()
 }
 
-/// Removes the flow that holds the port which the reply entry in `scratch` is to have, if it is a TCP connection that has ended, was
-/// never established, or has left its port behind, or datagrams that are not assured.
+/// Removes the flow that holds the port of the reply entry in `scratch`, if it is a TCP connection
+/// that has ended, was never established, or has left its port behind, or a flow of datagrams that
+/// is unassured.
 #[inline(always)]
 pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let (key, request_key, room) =
@@ -218,13 +228,13 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let table = FlowTable::<F>::new();
     let reply = table.find_in(key, room);
     if reply.is_null() {
-        // It is gone meanwhile.
+        // The entry has been removed meanwhile.
         return false;
     }
     name_counterpart(reply, key.protocol, request_key);
     let own = table::is_counterpart_in_place(place!(const scratch.reply), request_key);
     if own {
-        // Of the very entry that is about to be written over.
+        // The port belongs to the entry that is about to be overwritten.
         return false;
     }
     let request = table.find_in(borrow(request_key), room);
@@ -233,7 +243,8 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     if request.is_null() || !table::is_counterpart_in_place(request, key) {
-        // The request entry leads elsewhere. (One that is about to be inserted comes at once.)
+        // The request entry leads elsewhere. (A request entry that is about to be inserted follows
+        // at once.)
         if idle::<F>(reply, reply, now) < AFTER_FIN * second {
             return false;
         }
@@ -241,7 +252,7 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         if former == CLAIMED {
             return false;
         }
-        // As below.
+        // The same check as below.
         if table.find_in(key, room) != reply || idle::<F>(reply, reply, now) < AFTER_FIN * second {
             give_back(reply, former);
             return false;
@@ -274,23 +285,24 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
         return false;
     }
     set!(scratch.claimed[1] = former);
-    // For the ACK that answers the SYN.
+    // The numbers for the ACK that answers the SYN.
     if key.protocol == PROTOCOL_TCP {
         let half_open = states.0 & ASSURED == 0 && states.1 & ANSWERED != 0;
         set!(scratch.reply.numbers = if half_open { numbers::half_open(own, former) } else { former });
     }
     let former = claim(request);
     if former == CLAIMED {
-        // Another CPU writes a new flow over it.
+        // Another CPU is writing a new flow over it.
         give_back(reply, get!(scratch.claimed[1]));
         return false;
     }
     set!(scratch.claimed[0] = former);
-    // Behind the compiler's back, which would keep the keys' words from above on the stack.
+    // The pointer is hidden from the compiler, which would otherwise keep the words of the keys
+    // above on the stack.
     let scratch = opaque(scratch as u64) as *mut Scratch<F::Address>;
     let (key, request_key, room) =
         (borrow(place!(const scratch.key)), place!(mut scratch.other), place!(mut scratch.flow_key));
-    // Another CPU may have removed them before they were claimed: then they are other flows' by now.
+    // If another CPU removed the entries before the claim, they belong to other flows by now.
     if table.find_in(key, room) != reply
         || table.find_in(borrow(request_key), room) != request
         || !table::is_counterpart_in_place(reply, request_key)
@@ -304,23 +316,25 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// Numbers of an entry that a CPU is taking over, removing or writing over. (Of a connection they are these once in 2^64.)
+/// The numbers of an entry that a CPU is taking over, removing or overwriting. (A connection has
+/// these numbers once in 2^64.)
 pub const CLAIMED: u64 = u64::MAX;
 
-/// The numbers of an entry that is to be taken over: [`CLAIMED`] if another CPU was first, which may have put its own flow's in its
-/// place by now.
+/// Claims an entry and returns its numbers: [`CLAIMED`] if another CPU was first, which may have
+/// put its own flow there by now.
 #[inline(always)]
 pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
     exchange(place!(mut entry.numbers), CLAIMED)
 }
 
-/// Takes a claim back. An entry that was handed out again since, or assured, has numbers of its own, which stay.
+/// Reverts a claim. An entry that was reused since, or assured, has numbers of its own, which stay.
 #[inline(always)]
 pub fn give_back<A: Address>(entry: *mut Flow<A>, former: u64) {
     compare_exchange(place!(mut entry.numbers), CLAIMED, former);
 }
 
-/// Writes the key of an entry's other entry, field by field: the stack of a callback has no room for a tuple.
+/// Writes the key of an entry's counterpart, field by field: the stack of a callback has no room
+/// for a tuple.
 #[inline(always)]
 pub fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *mut Tuple<A>) {
     set!(key.source = get!(entry.destination));
@@ -329,15 +343,15 @@ pub fn name_counterpart<A: Address>(entry: *const Flow<A>, protocol: u32, key: *
     set!(key.protocol = protocol);
 }
 
-/// Jiffies since the last packet of a flow.
+/// Returns the jiffies since the last packet of a flow.
 #[inline(always)]
 fn idle<F: Family>(request: *const Flow<F::Address>, reply: *const Flow<F::Address>, now: u32) -> u32 {
     let (one, other) = (clock::since(get!(request.last), now), clock::since(get!(reply.last), now));
     if one < other { one } else { other }
 }
 
-/// Removes both entries of a flow. Marked first: a packet that finds one meanwhile goes the slow way. The request entry goes
-/// first: without it no packet uses the pair.
+/// Removes both entries of a flow. They are marked first: a packet that finds one meanwhile takes
+/// the slow path. The request entry is removed first: without it no packet uses the pair.
 #[inline(always)]
 pub fn remove<F: Family>(
     request: *mut Flow<F::Address>,

@@ -1,4 +1,5 @@
-//! SYNs on flows that exist: whether one is a new attempt to open the connection, or nobody knows that connection any more.
+//! SYNs on existing flows: whether one is a new attempt to open the connection, or neither end
+//! knows that connection any more.
 
 use traffic_policy_ebpf::{
     abi::{Address, Flow},
@@ -10,14 +11,16 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::clock;
 
-/// A SYN with another number is a new attempt if nothing has come for so long, as a part of a second. Before, it may be a stranger's,
-/// and the answer to the first one is on its way.
+/// The fraction of a second without a packet after which a SYN with another number is a new
+/// attempt. Earlier, it may be forged, and the answer to the first one may still arrive.
 const NEW_ATTEMPT: u32 = 4;
-/// Seconds without an answer after which nobody is there who knows a connection. A host that does answers a SYN by an ACK (RFC 9293
-/// section 3.10.7.4); SYNs are sent again after 1, 3, 7 … seconds.
+/// The seconds without an answer after which neither end knows the connection any more. A host that
+/// knows it answers a SYN by an ACK (RFC 9293 section 3.10.7.4); SYNs are retransmitted after 1, 3,
+/// 7 … seconds.
 const SILENCE: u32 = 3;
 
-/// Notes a SYN of a flow that is not assured; false: it is not the one whose answer is awaited, or acknowledged.
+/// Notes a SYN of an unassured flow. False: it is not the SYN whose answer is awaited or
+/// acknowledged.
 #[inline(always)]
 pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Segment) -> bool {
     if get!(entry.numbers) == syn.opening() {
@@ -29,7 +32,7 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
         return false;
     }
     if get!(reply.state) & ANSWERED != 0 {
-        // Its endpoint may await the ACK still.
+        // The endpoint of the earlier attempt may still await the ACK.
         set!(reply.numbers = numbers::half_open(get!(entry.numbers), get!(reply.numbers)));
     }
     set!(entry.numbers = syn.opening());
@@ -40,7 +43,8 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
     true
 }
 
-/// Jiffies since a SYN came on an assured flow; `None` if none did, or something that belongs to the flow came after it.
+/// Returns the jiffies since a SYN came on an assured flow; `None` if none did, or a packet of the
+/// flow came after it.
 #[inline(always)]
 fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
     let now = clock::jiffies();
@@ -53,14 +57,14 @@ fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) ->
     Some(since)
 }
 
-/// Whether nobody knows an assured flow's connection any more, told by a SYN on it: [`SILENCE`] after an earlier one to which nobody
-/// has said anything. Notes the first such SYN.
+/// Whether neither end knows an assured flow's connection any more, as shown by a SYN on it: at
+/// least [`SILENCE`] after an earlier one that remained unanswered. Notes the first such SYN.
 #[inline(always)]
 pub fn after_syn<A: Address>(request: *mut Flow<A>, reply: *const Flow<A>) -> bool {
     match unanswered_for(request, reply) {
         Some(time) => is_silence(time),
         None => {
-            // Never 0, which stands for no SYN.
+            // Never 0, which means that no SYN came.
             set!(request.mac_tail = (clock::jiffies() | 1).to_ne_bytes());
             false
         }
@@ -73,8 +77,9 @@ fn is_silence(time: u32) -> bool {
     second != 0 && time >= SILENCE * second
 }
 
-/// Takes over the numbers of a segment that does not fit an assured flow, if nothing has since a SYN came: its endpoint had forgotten
-/// the connection and has accepted another one. Returns whether it does.
+/// Takes over the numbers of a segment that does not fit an assured flow, if no packet of the flow
+/// came after a SYN: its endpoint had forgotten the connection and has accepted another one.
+/// Returns whether it does.
 #[inline(always)]
 pub fn goes_on_anew<A: Address>(
     entry: *mut Flow<A>,

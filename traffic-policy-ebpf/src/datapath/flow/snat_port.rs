@@ -1,5 +1,5 @@
-//! SNAT port search: the two entries of a new flow, written from its packet and inserted, with a source port for which the key of the
-//! reply entry is free.
+//! The SNAT port search: the two entries of a new flow, written from its packet and inserted, with
+//! a source port for which the key of the reply entry is free.
 
 use core::ptr;
 
@@ -33,43 +33,44 @@ use crate::datapath::{
     words::{load16, load32},
 };
 
-/// Source ports tried for one new flow, at most. Where 95 % are taken, one client of 500,000 finds none.
+/// The most source ports tried for one flow. If 95 % are taken, one client of 500,000 finds none.
 const TRIES: u32 = 256;
 
-/// Of them so many look for a port that is free, before one is taken over from a flow that has ended: an endpoint that closed first is in
-/// TIME_WAIT, and where the next client's time stamps are older than the last one's its SYN waits for a second.
+/// The tries that look for a free port, before one is taken over from a flow that has ended: an
+/// endpoint that closed first is in TIME_WAIT, and if the next client's time stamps are older than
+/// the last one's its SYN waits for a second.
 const FREE_TRIES: u64 = 7;
 
-/// All that both entries are made of.
+/// The inputs of both entries.
 pub struct NewFlow<'a, P, F: Family> {
     pub packet: P,
     pub parsed: &'a Parsed<F>,
     pub slot: &'a Slot<F::Address>,
-    /// Source towards the endpoint.
+    /// The source towards the endpoint.
     pub source: F::Address,
     pub service: u32,
-    /// Next hop of the request entry, and the route epoch that it belongs to: [`Flow::hop`].
+    /// The next hop of the request entry, and its route epoch: [`Flow::hop`].
     pub hop: u16,
     pub epoch: u16,
     pub now: u32,
-    /// The endpoint is on this node.
+    /// Whether the endpoint is on this node.
     pub local: bool,
-    /// The place of an entry of the main table that it is written over; [`NEW`] if there is none.
+    /// The place of the main table's entry that the new flow overwrites; [`NEW`] if there is none.
     pub place: u32,
 }
 
-/// [`NewFlow::place`] of a flow that has no entry yet.
+/// The [`NewFlow::place`] of a flow that has no entry yet.
 pub const NEW: u32 = u32::MAX;
 
 impl<P: Packet, F: Family> NewFlow<'_, P, F> {
-    /// Writes both entries, but for the source port, and what [`insert`] is to do with them.
+    /// Writes both entries, except for the source port, and the parameters of [`insert`].
     #[inline(always)]
     pub fn write(&self, scratch: *mut Scratch<F::Address>, hash: u64, pool_len: u32) {
         let tuple = &self.parsed.tuple;
-        // A retry of the same packet starts elsewhere.
+        // A retransmission of the same packet starts elsewhere.
         let spread = (hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9);
         let at = hash::pick(spread, pool_len);
-        // Of a small pool every port is tried.
+        // Every port of a small pool is tried.
         let step = if pool_len <= TRIES { 1 } else { 1 + hash::pick(hash, pool_len - 1) };
         set!(
             scratch.port_search = PortSearch {
@@ -101,7 +102,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         store(place!(mut scratch.request), self.request(checksum::delta(before, after)));
     }
 
-    /// The reply entry. Its hop is resolved by the first reply.
+    /// Returns the reply entry. The first reply resolves its hop.
     #[inline(always)]
     fn reply(&self, address_delta: u16) -> Flow<F::Address> {
         let tuple = &self.parsed.tuple;
@@ -133,14 +134,14 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         }
     }
 
-    /// Numbers of the SYN; 0 of what is no TCP.
+    /// Returns the numbers of the SYN; 0 for other protocols than TCP.
     #[inline(always)]
     fn opening(&self) -> u64 {
         if self.parsed.is_tcp() { self.parsed.segment().opening() } else { 0 }
     }
 
-    /// [`Flow::numbers`] of the request entry or of the reply entry, as a flow begins: numbers of the SYN, the client's initiate
-    /// tag, or the time.
+    /// Returns [`Flow::numbers`] of the request entry or of the reply entry at the start of a flow:
+    /// numbers of the SYN, the client's initiate tag, or the time.
     #[inline(always)]
     fn numbers(&self, of_request: bool) -> u64 {
         if self.parsed.is_tcp() {
@@ -153,7 +154,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         self.now as u64
     }
 
-    /// Window scale of the SYN.
+    /// Returns the window scale of the SYN.
     #[inline(always)]
     fn scale(&self) -> Option<u8> {
         if self.parsed.is_tcp() { self.parsed.window_scale(self.packet) } else { None }
@@ -175,7 +176,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             mac_head: [0; 2],
             last: self.now,
             service: self.service,
-            // An entry that is written over counts the packet later.
+            // An entry that is overwritten counts the packet later.
             packets: Packets::of((self.place == NEW) as u64).with_scale(self.scale()),
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
             numbers: self.numbers(true),
@@ -185,15 +186,16 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     }
 }
 
-/// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port, then the request entry, if it is not to
-/// be written over one that there is. False: another CPU has made the request entry.
+/// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port,
+/// then the request entry, unless it overwrites an existing one. False: another CPU has created the
+/// request entry.
 ///
 /// # Errors
-/// There is no port, or no room.
+/// There is no free port, or no room.
 #[inline(always)]
 pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
     insert_reply::<F>(scratch, usage)?;
-    // Not before: a flow that gets no port must not push out another.
+    // Not earlier: a flow that gets no port must not push out another.
     let place = unassured::take_place::<F>(scratch, usage, get!(scratch.key.protocol));
     set!(scratch.request.mac_tail = (place + 1).to_ne_bytes());
     let ports = get!(scratch.port_search.ports);
@@ -215,7 +217,8 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
     }
 }
 
-/// Claims the reply entry: for an endpoint on this node with the client's own port if nobody has it, else with a port of the pool.
+/// Claims the reply entry: with the client's own port if the endpoint is on this node and the port
+/// is free, otherwise with a port of the pool.
 #[inline(always)]
 fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
     if get!(scratch.reply.kind) == kind::REPLY_LOCAL {
@@ -248,7 +251,7 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
     }
 }
 
-/// The word that notes that an endpoint has no free port: for the rest of a jiffy and the next one, the whole search is spared.
+/// Notes that an endpoint has no free port: until the end of the next jiffy the search is skipped.
 struct NoPort {
     word: *mut u64,
     endpoint: u64,
@@ -261,7 +264,7 @@ impl NoPort {
     }
 }
 
-/// That of the endpoint of the reply entry in `scratch`.
+/// Returns the word for the endpoint of the reply entry in `scratch`.
 #[inline(always)]
 fn no_port<A: Address>(scratch: *mut Scratch<A>, usage: *mut TableUsage) -> NoPort {
     let port = get!(scratch.port_search.endpoint_port).to_host() as u32;
@@ -281,7 +284,7 @@ global_functions! {
     insert_request6 => insert_request::<V6>;
 }
 
-/// Inserts the reply entry with the client's own port. 0, or the negative number of an error.
+/// Inserts or takes over the reply entry with the client's own port: 0, or a negative error number.
 #[inline(always)]
 fn keep_port<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
@@ -289,8 +292,7 @@ fn keep_port<F: Family>() -> i32 {
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }
 
-/// Takes over a reply entry that already answers to this very request: left by a conversation that ended, or made
-/// by another CPU just now.
+/// Takes over a reply entry that already answers this request: left behind, or just created.
 #[inline(always)]
 fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     let key = borrow(place!(const scratch.key));
@@ -298,7 +300,7 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     if old.is_null() || !table::is_counterpart_in_place(old, place!(const scratch.opening)) {
         return false;
     }
-    // Where another CPU made it just now, there is nothing to count yet.
+    // If another CPU created it just now, there is nothing to count yet.
     if get!(old.packets).count() != 0 {
         counters::end(old.cast_const());
     }
@@ -308,8 +310,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     // The client may be behind another device now.
     set!(old.ifindex = get!(scratch.reply.ifindex));
     table::set_next_hop(old, 0, 0);
-    // Its numbers stay: `tcp::numbers::unassured`. Not those of a connection that was reset before it was assured, of which the
-    // endpoint knows nothing.
+    // Its numbers stay: `tcp::numbers::unassured`. An exception are those of a connection that was
+    // reset before it was assured: the endpoint does not know that connection.
     if get!(old.state) & (ASSURED | ANSWERED) == ANSWERED || key.protocol != PROTOCOL_TCP {
         set!(old.numbers = get!(scratch.reply.numbers));
     }
@@ -318,7 +320,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// Inserts the request entry. 0, or the negative number of an error: [`EXISTS`] if another CPU was first. Without it the reply entry goes.
+/// Inserts the request entry. Returns 0, or a negative error number: [`EXISTS`] if another CPU was
+/// first. If it fails, the reply entry is removed.
 #[inline(always)]
 fn insert_request<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
@@ -333,8 +336,8 @@ fn insert_request<F: Family>() -> i32 {
         recycle::enter::<F>(place, tuple);
         return 0;
     }
-    // Another CPU was first, or the table is full. Our reply entry is nobody else's, unless the winner made it
-    // too: for an endpoint on this node both have the same.
+    // Another CPU was first, or the table is full. Our reply entry belongs to no other flow, unless
+    // the winner uses it too: for an endpoint on this node both have the same.
     let winner = table.find_in(tuple, room);
     let shared = !winner.is_null() && table::is_counterpart_in_place(winner, key);
     if !shared {
@@ -343,36 +346,36 @@ fn insert_request<F: Family>() -> i32 {
     inserted
 }
 
-/// Inserts the reply entry with the client's own port. 0, or the negative number of an error.
+/// Inserts the reply entry with the client's own port: 0, or a negative error number.
 #[inline(always)]
 fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     name_port(scratch, get!(scratch.port_search.client_ports).source());
     try_insert::<F>(scratch)
 }
 
-/// Inserts the reply entry with the first port of the pool, which is not empty, and nearly always free. 0, or the negative number of
-/// an error.
+/// Inserts the reply entry with the first port of the pool, which is not empty; that port is nearly
+/// always free. Returns 0, or a negative error number.
 #[inline(always)]
 fn first_port<F: Family>() -> i32 {
     next_port::<F>(false);
     result::<F>()
 }
 
-/// As [`first_port`] with the next ports: [`EXISTS`] if all that were tried are taken.
+/// Inserts as [`first_port`] does, with the next ports: [`EXISTS`] if all of them are taken.
 #[inline(always)]
 fn other_port<F: Family>() -> i32 {
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments and the callback.
     unsafe { bpf_loop(TRIES, turn::<F>(), ptr::null_mut(), 0) };
     result::<F>()
 }
 
-/// Result of the last insertion: 0, or the negative number of an error.
+/// Returns the result of the last insertion: 0, or a negative error number.
 #[inline(always)]
 fn result<F: Family>() -> i32 {
     F::scratch().map_or(FULL, |scratch| get!(scratch.port_search.result))
 }
 
-/// Makes the reply entry that of this source port.
+/// Gives the reply entry this source port.
 #[inline(always)]
 fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
     let search = place!(mut scratch.port_search);
@@ -386,7 +389,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
     );
 }
 
-/// Tries to insert the reply entry; a key by which the node itself is answered is taken, too.
+/// Tries to insert the reply entry. A key under which the node itself receives answers is taken.
 #[inline(always)]
 fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
@@ -397,11 +400,11 @@ fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     FlowTable::<F>::new().insert_in(key, room, reply, NOEXIST)
 }
 
-/// One turn of the search: 0 to go on, 1 to stop. It goes on with the same port where that has become free.
+/// Performs one turn of the search, also with a port that became free: 0 to continue, 1 to stop.
 #[inline(always)]
 fn next_port<F: Family>(takes_over: bool) -> i64 {
     let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };
-    // The stack of a callback has no room for it.
+    // The flag is kept here because the stack of a callback has no room for it.
     set!(scratch.port_search.takes_over = takes_over as u16);
     let at = get!(scratch.port_search.at) & 0xffff;
     let port = load(pool.cast::<u16>().wrapping_add(at as usize));
@@ -414,10 +417,10 @@ fn next_port<F: Family>(takes_over: bool) -> i64 {
     (get!(scratch.port_search.result) != EXISTS) as i64
 }
 
-/// On to the next place of the pool.
+/// Moves on to the next place of the pool.
 #[inline(always)]
 fn advance<A: Address>(scratch: *mut Scratch<A>) {
-    // Those of a connection whose port it was about to take over.
+    // The numbers of a connection whose port it was about to take over.
     if get!(scratch.key.protocol) == PROTOCOL_TCP {
         set!(scratch.reply.numbers = 0);
     }
@@ -431,7 +434,7 @@ fn advance<A: Address>(scratch: *mut Scratch<A>) {
     }
 }
 
-/// [`next_port`] of a family, as `bpf_loop` calls it.
+/// The [`next_port`] of a family, as a callback of `bpf_loop`.
 #[inline(always)]
 fn turn<F: Family>() -> *mut c_void {
     if F::V6 { next_port6 as *mut c_void } else { next_port4 as *mut c_void }

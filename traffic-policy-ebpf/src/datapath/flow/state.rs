@@ -1,6 +1,6 @@
 //! State transitions of a flow's two entries.
 //!
-//! Each entry leads to its counterpart: its translated tuple, reversed, is the counterpart's key.
+//! Each entry leads to its counterpart, whose key is the reverse of the entry's translated tuple.
 
 use core::ptr;
 
@@ -30,44 +30,45 @@ use crate::datapath::{
     words::{load16, load64},
 };
 
-/// Treatment of a packet whose entry was found.
+/// The treatment of a packet whose entry was found.
 pub enum Transition<A: Address> {
-    /// Translate it as this entry says.
+    /// The packet is translated as this entry specifies.
     Keep(*mut Flow<A>),
-    /// Translate it, for its receiver to judge, though its numbers do not tell that it belongs to the flow: it does not keep
-    /// the flow alive.
+    /// The packet is translated, although its numbers do not show that it belongs to the flow; the
+    /// receiver decides. It does not keep the flow alive.
     Ignore(*mut Flow<A>),
-    /// It opens a new conversation: choose again, in place of this entry (of the main table).
+    /// The packet opens a new conversation on this entry (of the main table), which is overwritten.
     Restart(*mut Flow<A>),
-    /// As if no entry had been found.
+    /// The packet is treated as if no entry had been found.
     Forget,
     Leave(Outcome),
 }
 
-/// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing but their translation, if they
-/// [continue][advance] it.
+/// Whether the flow is established: assured, open, endpoint not removed. Its packets need nothing
+/// but their translation, if they [continue][advance] it.
 #[inline(always)]
 pub fn is_established(state: u8, tcp_flags: u8) -> bool {
     state & !ANSWERED == ASSURED && tcp_flags & (flag::SYN | flag::FIN | flag::RST) == 0
 }
 
-/// Sequence and acknowledgement number of a TCP segment; 0 of other protocols.
+/// Returns sequence and acknowledgement number of a TCP segment; 0 for other protocols.
 #[inline(always)]
 pub fn numbers_of<F: Family>(parsed: &Parsed<F>) -> u64 {
     if parsed.is_tcp() { u64::from_be(load64::<4>(parsed.l4)) } else { 0 }
 }
 
-/// The window that a TCP segment offers; none for UDP. Not of a SYN, whose window is never scaled (RFC 7323 section 2.2).
+/// Returns the window that a TCP segment offers; none for UDP. It must not be used for a SYN, whose
+/// window is never scaled (RFC 7323 section 2.2).
 #[inline(always)]
 pub fn window_of<F: Family>(parsed: &Parsed<F>) -> Window {
     if parsed.is_tcp() { Window::of(u16::from_be(load16::<14>(parsed.l4))) } else { Window::NONE }
 }
 
-/// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and [`window_of`]; false: they do not simply
-/// continue it. UDP: all are 0.
+/// Notes numbers and window of an established flow's packet, those of [`numbers_of`] and
+/// [`window_of`]. False: they do not simply continue it. For UDP all are 0.
 ///
-/// The window is read from the first packet of each jiffy only: the largest one decides, and hosts that
-/// move much data offer theirs over and over.
+/// The window is read only from the first packet of each jiffy: the largest one decides, and hosts
+/// that move much data offer theirs again and again.
 #[inline(always)]
 pub fn advance<F: Family>(entry: *mut Flow<F::Address>, parsed: &Parsed<F>, numbers: u64, now: u32) -> bool {
     let continues = numbers::continues(numbers, get!(entry.numbers));
@@ -95,7 +96,7 @@ fn note_scale<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, entry: *mut F
     set!(entry.packets = get!(entry.packets).with_scale(parsed.window_scale(packet)));
 }
 
-/// The key of an entry's other entry, in `Scratch`: the stack has no room for all the keys that are looked up.
+/// Returns the key of an entry's counterpart, in `Scratch`: the stack has no room for all keys.
 #[inline(always)]
 pub fn counterpart_key<F: Family>(
     entry: *const Flow<F::Address>,
@@ -106,7 +107,7 @@ pub fn counterpart_key<F: Family>(
     Some(borrow(place!(const scratch.other)))
 }
 
-/// Notes what the packet says of its conversation.
+/// Updates the flow's state from one of its packets.
 #[inline(always)]
 pub fn track<P: Packet, F: Family>(
     packet: P,
@@ -123,12 +124,12 @@ pub fn track<P: Packet, F: Family>(
         }
         kind::REPLY | kind::REPLY_LOCAL => track_reply(packet, parsed, entry),
         kind::LEFT | kind::LEFT_REPLY => Transition::Leave(Outcome::PassedToConntrack),
-        // An entry that is just being written.
+        // An entry that is being written.
         _ => Transition::Leave(Outcome::PassedStaleFlow),
     }
 }
 
-/// As [`track`], of a reply entry.
+/// Updates the state as [`track`] does, for a reply entry.
 #[inline(always)]
 pub fn track_reply<P: Packet, F: Family>(
     packet: P,
@@ -141,7 +142,7 @@ pub fn track_reply<P: Packet, F: Family>(
     }
     let gone = get!(entry.state) & GONE != 0;
     if !gone && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
-        // Not marked stale, so its request entry exists: that look-up, a cache miss, is spared.
+        // Not marked stale, so its request entry exists: that look-up, a cache miss, is saved.
         return reply(packet, parsed, entry, ptr::null(), true);
     }
     if is_first_answer(packet, parsed, entry) {
@@ -152,17 +153,18 @@ pub fn track_reply<P: Packet, F: Family>(
     };
     let other = counterpart(parsed, key);
     if !gone && !parsed.is_tcp() && !other.is_null() {
-        // An endpoint that goes on answering one question: a stream as well.
+        // An endpoint that keeps answering one question is a stream as well.
         assure::<F>(key, other, entry);
     }
-    // A datagram that was on its way when the client's next one chose another endpoint is still an answer; a segment of
-    // the old connection would be taken for one of the new.
+    // A datagram that was in flight when the client's next one chose another endpoint is still an
+    // answer; a segment of the old connection would be mistaken for one of the new.
     let believed = !other.is_null() || !(gone && parsed.is_tcp());
     reply(packet, parsed, entry, other.cast_const(), believed)
 }
 
-/// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then: that spares the look-up of the
-/// request entry. False: it is none, or more has to be known to tell.
+/// Notes the first answer to a SYN, by the SYN's numbers that the reply entry keeps until then:
+/// that saves the look-up of the request entry. False: no such answer, or that entry is needed to
+/// tell.
 #[inline(always)]
 fn is_first_answer<P: Packet, F: Family>(
     packet: P,
@@ -174,7 +176,7 @@ fn is_first_answer<P: Packet, F: Family>(
         return false;
     }
     let after = numbers::unassured(false, 0, get!(entry.numbers), opening, &parsed.segment());
-    // A late segment of an earlier connection fits as well, but changes no state: the general case decides on it.
+    // A late segment of an earlier connection fits as well, but changes no state.
     let answers = after.fits && after.state != 0;
     if answers {
         begin_count(entry);
@@ -184,7 +186,7 @@ fn is_first_answer<P: Packet, F: Family>(
     answers
 }
 
-/// Takes the mark of the last sweep off.
+/// Clears the mark of the last sweep.
 #[inline(always)]
 fn unmark<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.state) & MARKED != 0 {
@@ -192,8 +194,8 @@ fn unmark<A: Address>(entry: *mut Flow<A>) {
     }
 }
 
-/// The other entry of a packet's flow, by its key; null if there is none: another flow may have its key. An entry left behind by a restart
-/// is marked as gone.
+/// Returns the other entry of a packet's flow, by its key; null if there is none, as another flow
+/// may have its key. An entry left behind by a restart is marked as [`GONE`].
 #[inline(always)]
 pub fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::new().find(key);
@@ -211,7 +213,7 @@ fn request<P: Packet, F: Family>(
     reply: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
     if reply.is_null() {
-        // Its reply entry is gone: nothing that this flow sends could come back.
+        // Its reply entry has been removed: no reply to this flow could come back.
         let anew = parsed.is_udp::<P>() || parsed.opens(packet);
         return if anew { again::<P, F>(parsed, entry) } else { Transition::Forget };
     }
@@ -238,7 +240,8 @@ fn request<P: Packet, F: Family>(
                     Transition::Ignore(entry)
                 };
             }
-            // A connection that lives goes on: its endpoint answers, by a challenge if need be (RFC 5961 section 4).
+            // A live connection goes on: its endpoint answers, or sends a challenge (RFC 5961
+            // section 4).
             return if silence::after_syn(entry, reply) {
                 again::<P, F>(parsed, entry)
             } else {
@@ -281,8 +284,9 @@ fn request<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// A conversation begins anew on an entry. In the main table it is written over, by the CPU that has claimed it: another one may be
-/// writing it, too, or removing the flow for its port, and an element that was removed is handed out again at once.
+/// Begins a new conversation on an entry. In the main table the CPU that has claimed it overwrites
+/// it: another one may be writing it too, or removing the flow for its port, and a removed element
+/// is reused at once.
 #[inline(always)]
 pub fn again<P: Packet, F: Family>(
     parsed: &Parsed<F>,
@@ -291,14 +295,14 @@ pub fn again<P: Packet, F: Family>(
     let Some(scratch) = F::scratch() else { return Transition::Forget };
     let former = recycle::claim(entry);
     if former == CLAIMED {
-        // The client sends a SYN or INIT again. A datagram is translated by the entry as it is.
+        // The client retransmits a SYN or INIT. A datagram is translated by the entry as it is.
         return if parsed.is_udp::<P>() {
             Transition::Forget
         } else {
             Transition::Leave(Outcome::DroppedTableFull)
         };
     }
-    // Removed before it was claimed: it is another flow's now.
+    // The entry was removed before the claim: it belongs to another flow now.
     if FlowTable::<F>::new().find(&parsed.tuple) != entry {
         recycle::give_back(entry, former);
         return Transition::Forget;
@@ -307,7 +311,7 @@ pub fn again<P: Packet, F: Family>(
     Transition::Restart(entry)
 }
 
-/// Restores the numbers of an entry that [`again`] has claimed, where no new flow could be made.
+/// Restores the numbers of an entry that [`again`] has claimed, if no new flow could be created.
 #[inline(always)]
 pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     if let Some(scratch) = F::scratch() {
@@ -315,7 +319,7 @@ pub fn unclaim<F: Family>(entry: *mut Flow<F::Address>) {
     }
 }
 
-/// From now on the flow makes room for no other. `tuple`: that of its requests.
+/// Assures a flow, so that it is no longer removed to make room for others. `tuple`: its requests'.
 #[inline(always)]
 pub fn assure<F: Family>(
     tuple: &Tuple<F::Address>,
@@ -332,7 +336,7 @@ pub fn assure<F: Family>(
     set!(reply.state |= ASSURED);
 }
 
-/// Notes what a segment has made of its entry.
+/// Writes the result of a segment to its entry.
 #[inline(always)]
 fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
     if after.numbers != get!(entry.numbers) {
@@ -343,7 +347,7 @@ fn take<A: Address>(entry: *mut Flow<A>, after: &After) {
     }
 }
 
-/// `request`: the other entry, null if it is not known.
+/// Updates the state from a packet of the endpoint. `request`: the other entry, null if not known.
 #[inline(always)]
 fn reply<P: Packet, F: Family>(
     packet: P,
@@ -367,7 +371,7 @@ fn reply<P: Packet, F: Family>(
     }
     let segment = parsed.segment();
     let (own, other, request_state) = (get!(entry.numbers), get!(request.numbers), get!(request.state));
-    // Another CPU may have written an old state over it.
+    // Another CPU may have overwritten it with an old state.
     state |= request_state & ASSURED;
     let after = if state & ASSURED == 0 {
         numbers::unassured(state & ANSWERED != 0, state, own, other, &segment)
@@ -376,7 +380,7 @@ fn reply<P: Packet, F: Family>(
         numbers::assured(state, own, other, windows, &segment)
     };
     if !after.fits {
-        // The tuple may be that of another connection, to the endpoint itself.
+        // The tuple may belong to another connection, one to the endpoint itself.
         if state & ASSURED == 0 || numbers::is_over((state, request_state), own, other) {
             return Transition::Leave(Outcome::PassedOutOfWindow);
         }
@@ -395,7 +399,7 @@ fn reply<P: Packet, F: Family>(
     Transition::Keep(entry)
 }
 
-/// An entry counts bytes from its first packet on; before, a reply entry keeps the SYN's numbers there.
+/// Starts the byte count of an entry, in whose place a reply entry first keeps the SYN's numbers.
 #[inline(always)]
 pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.packets).count() == 0 {
@@ -403,9 +407,9 @@ pub fn begin_count<A: Address>(entry: *mut Flow<A>) {
     }
 }
 
-/// Writes a new conversation over the request entry of one that has ended. Packets of the old one may be reading: the entry
-/// has no kind while it is being written, for every CPU, and one that has seen the old kind just before carries a wrong
-/// checksum if it gets a mixture of both.
+/// Writes a new conversation over the request entry of one that has ended. Packets of the old one
+/// may be reading it: for every CPU, the entry has kind 0 while it is being written, and a packet
+/// whose CPU read the old kind just before carries a wrong checksum if it gets a mixture of both.
 #[inline(always)]
 pub fn reuse_entry<F: Family>(
     entry: *mut Flow<F::Address>,
@@ -420,7 +424,7 @@ pub fn reuse_entry<F: Family>(
     counters::end(entry.cast_const());
     let kind = get!(request.kind);
     set!(request.kind = 0);
-    // It is this CPU's own.
+    // A word that belongs to this CPU alone.
     let own = place!(mut request.bytes);
     store_once(place!(mut entry.kind), 0);
     full_fence(own);
@@ -429,9 +433,10 @@ pub fn reuse_entry<F: Family>(
     store_once(place!(mut entry.kind), kind);
 }
 
-/// Marks the reply entry of a request entry that is about to be written over as stale. One of TCP or
-/// SCTP is removed at once: packets of the former connection are no answer to the new one, and its
-/// port is free, so that opening and resetting connections on one port does not fill table and pool.
+/// Marks as stale the reply entry of a request entry that is about to be overwritten. For TCP and
+/// SCTP it is removed at once: packets of the former connection are no answer to the new one, and
+/// its port becomes free, so that opening and resetting connections on one port does not fill table
+/// and pool.
 #[inline(always)]
 fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,

@@ -1,18 +1,21 @@
-//! Flows that are not assured, in the order in which they began, so that they hold a bounded part of the table: SYNs with forged
-//! sources cannot fill it.
+//! Unassured flows, in the order in which they began, so that they hold a bounded part of the
+//! table: SYNs with forged sources cannot fill it.
 //!
-//! Two queues a family, TCP and UDP, of as many places as an array has. A new flow takes the next place of its queue, and if the flow
-//! there is not assured still, that one goes: the oldest of its kind. A flow that is assured gives its place back. So how long a
-//! flow has for being assured is the length of the queue over the rate of new flows. Where the table is full, flows at
-//! the front make room before their turn.
+//! Each family has two queues, for TCP and UDP, each with half of the places of an array. A new
+//! flow takes the next place of its queue, and if the flow there is still unassured, that flow, the
+//! oldest of its kind, is removed. A flow that is assured returns its place. So the time that a
+//! flow has to become assured is the length of the queue divided by the rate of new flows. If the
+//! table is full, flows at the front make room before their turn.
 //!
-//! One-way streams of UDP (syslog, statsd, RTP) are never assured. One that is in use keeps its place, and the new flow takes
-//! the next one, whatever stands there: so at most every second place is spared, and forged streams hold at most half of it.
+//! One-way streams of UDP (syslog, statsd, RTP) are never assured. A stream that is in use keeps
+//! its place, and the new flow takes the next one, whatever it holds: so at most every second place
+//! is spared, and forged streams hold at most half of the queue.
 //!
-//! If a flow goes for another reason its place may keep its tuple, which leads nowhere, until its turn comes.
+//! If a flow is removed for another reason its place may keep its tuple, which leads nowhere, until
+//! its turn comes.
 //!
-//! TCP and UDP have a queue each: one-way protocols never confirm a flow, and shall not push out
-//! connections that are just being opened. SCTP shares the queue of TCP.
+//! TCP and UDP have a queue each: one-way protocols never assure a flow, and must not push out
+//! connections that are being opened. SCTP shares the queue of TCP.
 
 use core::ptr;
 
@@ -35,12 +38,13 @@ use crate::datapath::{
     value::{borrow, load, load_once, store, store_once},
 };
 
-/// Places of the longer queue, and of both, that are looked at for a flow that makes room in a full table.
+/// The places of the longer queue, and of both, that are examined for a flow that makes room in a
+/// full table.
 const LONGER_LOOKS: u64 = 48;
 const LOOKS: u32 = 64;
 
-/// Takes the next place of the queue for a new flow; the flow that holds it goes if it is not assured.
-/// It overwrites `other`, `former` and `flow_key` of `Scratch`.
+/// Takes the next place of the queue for a new flow. The flow that holds it is removed if it is
+/// unassured. Overwrites `other`, `former` and `flow_key` of `Scratch`.
 #[inline(always)]
 pub fn take_place<F: Family>(
     scratch: *mut Scratch<F::Address>,
@@ -54,7 +58,8 @@ pub fn take_place<F: Family>(
     load(place!(const scratch.unassured_look))
 }
 
-/// Names the next place of a queue in `unassured_look` of `Scratch`, and has its flow go: as [`let_go`].
+/// Names the next place of a queue in `unassured_look` of `Scratch`, and empties it: see
+/// [`let_go`].
 #[inline(always)]
 fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spares: bool) -> i32 {
     set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
@@ -70,11 +75,12 @@ fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spare
     }
 }
 
-/// The flows of one protocol.
+/// The queue of one protocol.
 struct Queue {
-    /// Its first place in the array.
+    /// The first place of the queue in the array.
     first: u32,
-    /// The place that it gives the next flow, and the one up to which it has been searched for those that make room: numbers that only grow.
+    /// The place for the next flow, and the place up to which the queue has been searched for flows
+    /// that make room: numbers that only grow.
     next: *mut u64,
     oldest: *mut u64,
 }
@@ -92,7 +98,7 @@ impl Queue {
         Self { first, next, oldest }
     }
 
-    /// The number of places that have not been looked at since they were taken.
+    /// The number of places that have not been examined since they were taken.
     #[inline(always)]
     fn length<F: Family>(&self) -> u64 {
         let length = load_once(self.next).wrapping_sub(load_once(self.oldest));
@@ -100,12 +106,13 @@ impl Queue {
         if length < places { length } else { places }
     }
 
-    /// The place of the oldest flow that has not been looked at; `None` if there is none. Two CPUs at once may get the same.
+    /// Returns the place of the oldest flow that has not been examined; `None` if there is none.
+    /// Two CPUs may get the same place.
     #[inline(always)]
     fn oldest_place<F: Family>(&self) -> Option<u32> {
         let (next, mut oldest) = (load_once(self.next), load_once(self.oldest));
         let places = F::unassured_last() as u64 + 1;
-        // What is older has been pushed out.
+        // Older places have been overwritten.
         if next.wrapping_sub(oldest) > places {
             oldest = next.wrapping_sub(places);
         }
@@ -117,10 +124,10 @@ impl Queue {
     }
 }
 
-/// Notes a flow that has been made at its place.
+/// Notes a flow that has been created at its place.
 #[inline(always)]
 pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Address>) {
-    // The request entry has 1 more.
+    // The request entry stores the place plus 1.
     set!(scratch.unassured_look = u32::from_ne_bytes(get!(scratch.request.mac_tail)).wrapping_sub(1));
     if let Some(held) =
         F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look)))
@@ -129,7 +136,8 @@ pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Addr
     }
 }
 
-/// Gives the place of a flow that is being assured back. The entry has room for something else then.
+/// Returns the place of a flow that is being assured. Its field in the entry is free for another
+/// use then.
 #[inline(always)]
 pub fn leave<F: Family>(request: *mut Flow<F::Address>, tuple: &Tuple<F::Address>) {
     let Some(scratch) = F::scratch() else { return };
@@ -139,11 +147,12 @@ pub fn leave<F: Family>(request: *mut Flow<F::Address>, tuple: &Tuple<F::Address
     leave_place::<F>(borrow(place!(const scratch.unassured_look)), tuple);
 }
 
-/// As [`leave`], of an entry that goes. `place` lies on the stack or in a map.
+/// Returns the place as [`leave`] does, for an entry that is removed. `place` lies on the stack or
+/// in a map.
 #[inline(always)]
 pub fn leave_place<F: Family>(place: &u32, tuple: &Tuple<F::Address>) {
     if let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(place)
-        // It may be another's by now.
+        // It may belong to another flow by now.
         && get!(held.ports) == tuple.ports
         && get!(held.source) == tuple.source
     {
@@ -151,8 +160,8 @@ pub fn leave_place<F: Family>(place: &u32, tuple: &Tuple<F::Address>) {
     }
 }
 
-/// Removes a flow that is not assured from a table that is full: the oldest of the longer queue, whichever protocol fills the table.
-/// False: none was found.
+/// Removes an unassured flow from a full table: the oldest of the longer queue, whichever protocol
+/// fills the table. False: none was found.
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(scratch.made_room = 0);
@@ -173,11 +182,12 @@ fn let_some_go<F: Family>() -> i32 {
     let [tcp, udp] = [true, false].map(|tcp| Queue::of::<F>(usage, tcp).length::<F>());
     set!(scratch.tcp_first = (tcp >= udp) as u64);
     let turn = if F::V6 { turn6 as *mut c_void } else { turn4 as *mut c_void };
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(LOOKS, turn, ptr::null_mut(), 0) as i32 }
 }
 
-/// One place: 0 to go on, 1 to stop.
+/// Examines one place: 0 to continue, 1 to stop.
 #[inline(always)]
 fn turn<F: Family>(index: u64) -> i64 {
     let (Some(scratch), Some(usage)) = (F::scratch(), TABLE_USAGE.get_ptr_mut(0)) else { return 1 };
@@ -197,11 +207,11 @@ extern "C" fn turn6(index: u64, _: *mut c_void) -> i64 {
     turn::<V6>(index)
 }
 
-/// [`let_go`] has left a stream of datagrams in its place.
+/// The result of [`let_go`] that has left a stream of datagrams in its place.
 const SPARED: i32 = 2;
 
-/// Empties the place that `Scratch` names, and removes its flow if that is not assured: 1 if it was. With `spares` other than 0 a
-/// stream of datagrams that is in use stays: [`SPARED`].
+/// Empties the place that `Scratch` names, and removes its flow if that is unassured: 1 if it was.
+/// With `spares` other than 0 a stream of datagrams that is in use stays: [`SPARED`].
 #[inline(always)]
 fn let_go<F: Family>(spares: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -227,7 +237,8 @@ fn let_go<F: Family>(spares: u64) -> i32 {
     if former == CLAIMED {
         return 0;
     }
-    // It may have been assured, or removed and handed out to another flow, which may have taken this very place.
+    // The flow may have been assured, or removed and its element reused by another flow, which may
+    // have taken this very place.
     if table.find_in(borrow(request_key), room) != request || !is_at(request, load(place)) {
         recycle::give_back(request, former);
         return 0;
@@ -235,7 +246,7 @@ fn let_go<F: Family>(spares: u64) -> i32 {
     recycle::name_counterpart(request, get!(request_key.protocol), reply_key);
     let reply = table.find_in(borrow(reply_key), room);
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
-        // What answers it is gone, or another flow's.
+        // Its reply entry has been removed, or belongs to another flow.
         recycle::leave::<F>(request);
         counters::end(request.cast_const());
         table.remove_in(borrow(request_key), room);
@@ -245,7 +256,7 @@ fn let_go<F: Family>(spares: u64) -> i32 {
     1
 }
 
-/// Whether an entry is of a flow that is not assured, and holds this place.
+/// Whether an entry belongs to an unassured flow, and holds this place.
 #[inline(always)]
 fn is_at<A: Address>(request: *const Flow<A>, place: u32) -> bool {
     matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)

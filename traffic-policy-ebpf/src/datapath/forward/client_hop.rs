@@ -1,11 +1,11 @@
-//! A per-CPU cache of next hops towards clients: the first reply of a client's next flow need not ask
-//! the FIB (load balancers, proxies and clients without keep-alive open one connection after the
-//! other).
+//! A per-CPU cache of next hops towards clients: the first reply of a client's next flow needs no
+//! FIB look-up (load balancers, proxies and clients without keep-alive open one connection after
+//! the other).
 //!
-//! The FIB's answer about one client says nothing of another, even behind the same gateway: a route
-//! may lead to one of them alone, and rules of routing look at the source and at the device that a
-//! packet came by. So an answer is used for the very same question only, under the same route epoch,
-//! and no longer than `hop_max_age`: what path MTU discovery finds raises no epoch.
+//! The FIB's answer for one client does not hold for another, even behind the same gateway: a route
+//! may lead to one of them alone, and routing rules match the source and the ingress device. So an
+//! answer is used only for exactly the same question, under the same route epoch, and no longer
+//! than `hop_max_age`: the results of path MTU discovery raise no epoch.
 
 use traffic_policy_ebpf::{
     abi::{CLIENT_HOPS, ClientHop, Flow, Hop},
@@ -14,7 +14,8 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
 
-/// The place of a client in the cache of this CPU. Never `None`, but the verifier does not know that.
+/// Returns the place of a client in the cache of this CPU. Never `None`, but the verifier does not
+/// know that.
 #[inline(always)]
 fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     let scratch = F::scratch()?;
@@ -22,8 +23,8 @@ fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     Some(place!(mut scratch.client_hops).cast::<ClientHop<F::Address>>().wrapping_add(index))
 }
 
-/// The next hop of a reply entry's packets, its index and its route epoch, if the cache has it.
-/// `now`: low half of jiffies.
+/// Returns the next hop of a reply entry's packets, its index and its route epoch, if the cache has
+/// it. `now`: low half of jiffies.
 #[inline(always)]
 pub fn find<P: Packet, F: Family>(
     packet: P,
@@ -44,7 +45,7 @@ pub fn find<P: Packet, F: Family>(
     current.hop(epoch, index, now).map(|hop| (hop, index, epoch))
 }
 
-/// Notes the FIB's answer about the way from `source` to a client: index of the next hop, and route
+/// Notes the FIB's answer for the route from `source` to a client: index of the next hop, and route
 /// epoch. `now`: low half of jiffies.
 #[inline(always)]
 pub fn note<P: Packet, F: Family>(

@@ -1,11 +1,13 @@
-//! Fragment records, and the translation of later fragments. The first has the ports and is translated like any packet of its flow; it leaves a record, from which the later
-//! ones learn where they belong. A later fragment that comes before its first one passes: it may be the stack's own, and
-//! nothing here can hold it back. Senders send the first one first, and a datagram that a network shuffled is one that its
-//! sender loses and sends again.
+//! Fragment records, and the translation of later fragments. The first fragment has the ports and
+//! is translated like any packet of its flow; it leaves a record, by which the later ones are
+//! assigned to the flow. A later fragment that arrives before the first one passes: it may be for
+//! the stack, and nothing here can hold it back. Senders send the first fragment first; a datagram
+//! that the network reorders is lost, and its sender retransmits it.
 //!
-//! The identification is kept. Towards an endpoint on another node it was chosen by the client, whose address is replaced by
-//! the node's: datagrams of two clients to one endpoint with the same 16 bits within a second or so spoil each other there,
-//! as with any translation that does not reassemble (RFC 6864 section 5.3.1).
+//! The identification is kept. Towards an endpoint on another node it was chosen by the client,
+//! whose address is replaced by the node's: datagrams of two clients to one endpoint with the same
+//! 16 bits within a second or so corrupt each other there, as with any translation that does not
+//! reassemble (RFC 6864 section 5.3.1).
 
 use traffic_policy_ebpf::{
     abi::{Flow, Fragment, FragmentKey, IGNORED, REASSEMBLY},
@@ -27,11 +29,12 @@ use crate::datapath::{
 /// A fragment without a transport header: only its addresses can be translated.
 pub struct Later<F: Family> {
     pub parsed: Parsed<F>,
-    /// Time of its flow's last packet with it: now, but for a fragment that the flow ignores.
+    /// The time to note for its flow's last packet: now, except for a fragment that the flow
+    /// ignores.
     pub last: u32,
 }
 
-/// Notes what the other fragments of a packet are found by, if it is one.
+/// Notes the key by which the other fragments of a packet are found, if the packet is a fragment.
 #[inline(always)]
 pub fn note<F: Family>(headers: &VariableHeaders<F>) -> bool {
     let Some(scratch) = F::scratch() else { return false };
@@ -56,7 +59,7 @@ pub fn is_one<F: Family>() -> bool {
     F::scratch().is_none_or(|scratch| load_once(place!(const scratch.fragmented)) != 0)
 }
 
-/// Notes of the packet that [`note`] has seen last that its flow ignores it.
+/// Marks the packet that [`note`] has seen last as ignored by its flow.
 #[inline(always)]
 pub fn ignore<F: Family>() {
     if let Some(scratch) = F::scratch() {
@@ -64,10 +67,11 @@ pub fn ignore<F: Family>() {
     }
 }
 
-/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is the first one. Without it (the kernel has
-/// no room at once) the later ones pass.
+/// Stores the record of a packet that [`note`] has seen, if it is a fragment, which is then the
+/// first one. Without the record (the kernel has no room at the moment) the later ones pass.
 ///
-/// Reads it back from scratch memory, although the caller knows it: else the verifier would follow all that lies between twice.
+/// It reads the flag back from scratch memory, although the caller knows it: otherwise the verifier
+/// would follow the code in between twice.
 #[inline(always)]
 pub fn record<F: Family>(parsed: &Parsed<F>) {
     let Some(scratch) = F::scratch() else { return };
@@ -88,7 +92,7 @@ pub fn record<F: Family>(parsed: &Parsed<F>) {
 /// Completes a later fragment by the record of its first one, and finds its entry.
 ///
 /// # Errors
-/// There is no record, or its flow is gone.
+/// There is no record, or its flow has been removed.
 #[inline(always)]
 pub fn later<F: Family>(
     headers: VariableHeaders<F>,
@@ -135,7 +139,7 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     fn ttl_exceeded(&self) -> Outcome {
         Outcome::DroppedTtlExceeded
     }
-    /// No error speaks of it. The first fragment, as long as any, was answered.
+    /// No error is sent for it. The first fragment, as long as any, was answered.
     #[inline(always)]
     fn mtu_exceeded(&self, mtu: u32) -> Decision {
         Decision { mtu, ..Outcome::DroppedMtuExceeded.into() }
@@ -149,7 +153,8 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         F::addresses(&self.parsed, entry, step);
         if F::V6 {
-            // Nothing in this packet makes up for the new addresses: the checksum of the datagram is in the first one.
+            // Nothing in this packet compensates for the new addresses: the checksum of the
+            // datagram is in the first fragment.
             packet.update_sum(get!(entry.address_delta));
         }
         true

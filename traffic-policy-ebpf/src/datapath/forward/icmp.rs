@@ -1,5 +1,6 @@
-//! Translation of an ICMP error. An error quotes the packet that it is about, and goes back to who sent that packet: outside and
-//! inside become what the receiver knows, as packets of the opposite direction do.
+//! Translation of an ICMP error. An error quotes the packet that it is about, and is sent to that
+//! packet's sender. The outer and the quoted header are translated to what the receiver knows, as
+//! for packets of the opposite direction.
 
 use traffic_policy_ebpf::{
     abi::{Address, Address4, Address6, Flow, PROTOCOL_SCTP, kind},
@@ -20,8 +21,8 @@ use crate::datapath::{
 pub trait RewriteIcmpError: ParseIcmpError + Rewrite {
     /// Writes the addresses of the IP header at `ip`.
     fn set_addresses(ip: usize, source: Self::Address, destination: Self::Address);
-    /// Completes the IP header at `ip` after a change of its addresses by `delta`, with a step of the TTL or without.
-    /// Returns the delta of the whole header but for the addresses.
+    /// Completes the IP header at `ip` after a change of its addresses by `delta`, decrementing the
+    /// TTL if `step`. Returns the delta of the whole header except for the addresses.
     fn complete(ip: usize, delta: u16, step: bool) -> u16;
 }
 
@@ -58,16 +59,18 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
     #[inline(always)]
     fn account(&self, _: *mut Flow<F::Address>, _: u32) {}
 
-    /// Plain stores in TC, too: the ICMP checksum covers all that changes but for the outer header of IPv4, which has its
-    /// own. So the sum over the frame stays as a device may have computed it.
+    /// Plain stores suffice in TC, too: the ICMP checksum covers all changes except for the outer
+    /// IPv4 header, which has its own. So the sum over the frame stays as a device may have
+    /// computed it.
     #[inline(always)]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         let (source, destination) = (get!(entry.source), get!(entry.destination));
         let (was_source, was_destination) = F::addresses_at(self.ip);
-        // As netfilter does: where the entry changes the source of packets, it changes that of errors too, whoever has
-        // sent them; a client sees nothing behind the frontend. An endpoint of this node, which knows its clients,
-        // sees which router it was.
-        // <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c> nf_nat_icmp_reply_translation
+        // The same as in netfilter: where the entry changes the source of packets, it also changes
+        // that of errors, whatever their sender; a client sees nothing behind the frontend. An
+        // endpoint of this node, which sees its clients' addresses, also sees which router sent the
+        // error. <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_proto.c>
+        // nf_nat_icmp_reply_translation
         let outer_source = if source == self.tuple.source { was_source } else { source };
         F::set_addresses(self.ip, outer_source, destination);
         let outer =
@@ -81,8 +84,8 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
         delta = checksum::add(delta, F::complete(self.quoted, addresses, false));
         store32::<0>(self.l4, get!(entry.ports).reversed().wire());
         if self.tuple.protocol == PROTOCOL_SCTP {
-            // The quoted CRC stays as it was: of a quoted packet hosts look at ports and tag alone (RFC
-            // 9260 section 10).
+            // The quoted CRC stays unchanged: hosts check only ports and tag of a quoted packet
+            // (RFC 9260 section 10).
         } else if self.tcp == 0 {
             let was = load16::<6>(self.l4);
             let sum = checksum::update_udp(was, both);

@@ -1,6 +1,7 @@
-//! Translation and sending of a packet as its flow says. Everything has been decided; after the first write, failure means drop.
+//! Translation and sending of a packet as its flow specifies. Every decision has been made before;
+//! after the first write, a failure means drop.
 //!
-//! Packets that can be translated: a whole one here, a later fragment and an ICMP error in files of their own.
+//! A whole packet is translated here, a later fragment and an ICMP error in files of their own.
 
 pub mod client_hop;
 pub mod fragment;
@@ -30,19 +31,20 @@ use crate::datapath::{
 pub trait Translatable<P: Packet, F: Rewrite> {
     /// The outcome of a packet that was translated by an entry of this kind.
     fn outcome(kind: u8) -> Outcome;
-    /// First byte of the IP header.
+    /// The first byte of the IP header.
     fn ip(&self) -> usize;
     /// TTL or hop limit.
     fn ttl(&self) -> u8;
-    /// Bytes of the longest IP packet that it becomes on the wire.
+    /// The length in bytes of the longest IP packet that it becomes on the wire.
     fn wire_length(&self, packet: P) -> u32;
-    /// Outcome if its TTL ends here.
+    /// The outcome if its TTL expires here.
     fn ttl_exceeded(&self) -> Outcome;
-    /// Outcome if only `mtu` bytes fit the route.
+    /// The outcome if only `mtu` bytes fit the route.
     fn mtu_exceeded(&self, mtu: u32) -> Decision;
-    /// Counts it in the entry.
+    /// Counts the packet in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);
-    /// Rewrites it, with a step of the TTL if it is sent on. False: the kernel refused, the packet is spoilt.
+    /// Rewrites the packet, decrementing the TTL if `step`. False: the kernel refused, and the
+    /// packet is corrupted.
     #[must_use]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool;
 }
@@ -90,7 +92,7 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
     }
 }
 
-/// The DF bit of IPv4.
+/// Whether the DF bit of IPv4 is set.
 #[inline(always)]
 fn unfragmentable<F: Rewrite>(parsed: &Parsed<F>) -> bool {
     load64::<0>(parsed.ip).to_ne_bytes()[6] & 0x40 != 0
@@ -106,7 +108,7 @@ pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) 
     }
 }
 
-/// Translates and sends. All checks precede the first write.
+/// Translates and sends a packet. All checks precede the first write.
 #[inline(always)]
 pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
@@ -168,8 +170,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     Decision::sent(outcome, packet.send(ifindex))
 }
 
-/// Whether XDP leaves this frame to TC: it lies in several buffers, and its next hop is behind another
-/// device. Not every driver sends such frames for another device (NETDEV_XDP_ACT_NDO_XMIT_SG).
+/// Whether XDP leaves this frame to TC: it lies in several buffers, and its next hop is behind
+/// another device. Not every driver transmits such frames from another device
+/// (NETDEV_XDP_ACT_NDO_XMIT_SG).
 #[inline(always)]
 pub fn is_too_scattered<P: Packet, F: Rewrite>(
     packet: P,
@@ -185,7 +188,8 @@ pub fn is_too_scattered<P: Packet, F: Rewrite>(
 
 /// A family whose headers can be rewritten.
 pub trait Rewrite: Parse {
-    /// Writes addresses, and where `hop` steps the TTL, with all that the IP header's own checksum needs.
+    /// Writes the addresses, decrements the TTL if `step`, and updates the IP header's own
+    /// checksum.
     fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Self::Address>, step: bool);
 }
 
@@ -193,7 +197,7 @@ impl Rewrite for V4 {
     #[inline(always)]
     fn addresses(parsed: &Parsed<Self>, flow: *const Flow<Address4>, step: bool) {
         let delta = get!(flow.address_delta);
-        // Both addresses at once: they lie in the entry as they do in the header.
+        // Both addresses at once: the entry holds them in the order of the header.
         store64::<12>(parsed.ip, load(flow.cast::<u64>()));
         let delta = if step {
             store8::<8>(parsed.ip, parsed.ttl - 1);
@@ -219,7 +223,8 @@ impl Rewrite for V6 {
     }
 }
 
-/// The largest IP packet that fits where the FIB, asked by this very program, has named a device and no neighbour; and the device's flags.
+/// Returns the largest IP packet that fits where the FIB, queried by this very program, has named a
+/// device and no neighbour; and the device's flags.
 #[inline(always)]
 pub fn unresolved<F: Family>(ifindex: u32, scratch: *const Scratch<F::Address>) -> (u32, u32) {
     let (mtu, flags) = device(ifindex);
@@ -227,7 +232,7 @@ pub fn unresolved<F: Family>(ifindex: u32, scratch: *const Scratch<F::Address>) 
     (if mtu == 0 { route_mtu } else { mtu.min(route_mtu) }, flags)
 }
 
-/// The largest IP packet that fits an attached device (0: not known), and its flags.
+/// Returns the largest IP packet that fits an attached device (0: not known), and its flags.
 #[inline(always)]
 pub fn device(ifindex: u32) -> (u32, u32) {
     let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
@@ -241,7 +246,8 @@ pub fn macs(data: usize, hop: *const Hop) {
     store32::<8>(data, get!(hop.source_mac_tail));
 }
 
-/// Translates addresses, ports and checksums as `flow` says. False: the kernel refused, the packet is spoilt.
+/// Translates addresses, ports and checksums as `flow` specifies. False: the kernel refused, and
+/// the packet is corrupted.
 #[inline(always)]
 #[must_use]
 fn translate<P: Packet, F: Rewrite>(

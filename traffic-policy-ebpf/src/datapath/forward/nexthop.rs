@@ -1,5 +1,5 @@
-//! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, shared by all flows that leave the same way; that of an endpoint, and
-//! that of a flow's packets.
+//! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, and shared by all flows with the
+//! same route; the next hop of an endpoint, and that of a flow's packets.
 
 use core::ptr;
 
@@ -24,27 +24,29 @@ use crate::datapath::{
     verdict::Decision,
 };
 
-/// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), else 0. Set by the agent at load.
+/// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), otherwise 0. The agent sets it at
+/// load.
 #[unsafe(no_mangle)]
 static FIB_SOURCE: Global<u32> = Global::new(0);
 
-/// BPF_FIB_LOOKUP_MARK where the kernel knows it (Linux 6.10), else 0. Set by the agent at load.
+/// BPF_FIB_LOOKUP_MARK where the kernel knows it (Linux 6.10), otherwise 0. The agent sets it at
+/// load.
 #[unsafe(no_mangle)]
 pub static FIB_MARK: Global<u32> = Global::new(0);
 
-/// 1 in a copy of the programs that judges packets without a network: every endpoint of another node is then reached by
-/// [`ASSUMED_HOP`]. Set by the agent at load.
+/// 1 in a copy of the programs that evaluates packets without a network: every endpoint of another
+/// node is then reached by [`ASSUMED_HOP`]. The agent sets it at load.
 #[unsafe(no_mangle)]
 static ASSUME_ROUTES: Global<u32> = Global::new(0);
 
-/// The hop that stands for all when routes are assumed.
+/// The hop that represents all hops when routes are assumed.
 const ASSUMED_HOP: u16 = 1;
 
 /// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
 const SOURCE: usize = 16;
 const DESTINATION: usize = 32;
 const SOURCE_MAC: usize = 52;
-/// Of a question; the answer has the MAC addresses there.
+/// The offset of the mark in a query; the answer has the MAC addresses there.
 const MARK: usize = 52;
 
 const RET_SUCCESS: i64 = 0;
@@ -52,29 +54,30 @@ const RET_NOT_FORWARDED: i64 = 4;
 const RET_FORWARDING_OFF: i64 = 5;
 const RET_NO_NEIGHBOUR: i64 = 7;
 
-/// Answer of the FIB about a destination.
+/// The FIB's answer for a destination.
 pub enum Route<A> {
-    /// The node itself, or nowhere: the FIB does not tell them apart.
+    /// The node itself, or no route: the FIB does not distinguish them.
     Local,
-    /// Out by an attached device.
+    /// The route leaves by an attached device.
     Via(Via<A>),
     Failed(Outcome),
 }
 
 /// A route out of this node.
 pub struct Via<A> {
-    /// Index into `tp_nexthops`; 0 if all are in use or the neighbour is not resolved.
+    /// The index into `tp_nexthops`; 0 if all are in use or the neighbour is not resolved.
     pub hop: u16,
-    /// The route epoch under which the FIB was asked.
+    /// The route epoch of the FIB look-up.
     pub epoch: u16,
     pub ifindex: u32,
-    /// A program is attached to the device. Otherwise what it leads to is behind this node: a pod.
+    /// Whether a program is attached to the device. Otherwise the destination is behind this node:
+    /// a pod.
     pub attached: bool,
     /// The address of this node that the kernel would use.
     pub source: A,
 }
 
-/// Epoch and age that stored hops are compared with.
+/// The epoch and age that stored hops are compared with.
 pub struct Current {
     /// The route epoch.
     pub route: u16,
@@ -91,7 +94,7 @@ impl Current {
         Some(Self { route, hop_epoch, max_age })
     }
 
-    /// A stored hop, if it may be used without asking the FIB.
+    /// Returns a stored hop, if it may be used without a FIB look-up.
     #[inline(always)]
     pub fn hop(&self, epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
         if epoch != self.route {
@@ -103,36 +106,40 @@ impl Current {
         if fresh { Some(hop) } else { None }
     }
 
-    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of jiffies.
+    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of
+    /// jiffies.
     #[inline(always)]
     pub fn is_young(&self, then: u32, now: u32) -> bool {
         now.wrapping_sub(then) < self.max_age
     }
 }
 
-/// As [`Current::hop`].
+/// Returns a stored hop as [`Current::hop`] does.
 #[inline(always)]
 fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
     Current::load()?.hop(epoch, hop, now)
 }
 
-/// Current route epoch.
+/// The current route epoch.
 #[inline(always)]
 fn epoch() -> u16 {
     CONFIG.get_ptr(0).map_or(0, |config| (get!(config.route) as u16))
 }
 
-/// A flow entry that a packet can be forwarded by, and its next hop.
+/// A flow entry by which a packet can be forwarded, and its next hop.
 pub struct Forwarding<A: Address> {
     pub entry: *mut Flow<A>,
-    /// Null for an entry that the stack delivers, and where the neighbour is not resolved.
+    /// The next hop; null for an entry that the stack delivers, and where the neighbour is not
+    /// resolved.
     pub hop: *const Hop,
-    /// Not 0: out by this device, to a neighbour that is not resolved; TC lets the kernel do it. A number, for an empty
-    /// `Option` leaves a register that the verifier has never seen written.
+    /// The device towards a neighbour that is not resolved; TC lets the kernel resolve it. 0: none.
+    /// A number, because an empty `Option` leaves a register that the verifier has never seen
+    /// written.
     pub unresolved: u32,
 }
 
-/// Route to this slot's endpoint: from the slot's last answer while that is fresh, else from the FIB.
+/// Returns the route to this slot's endpoint: the slot's last answer while that is fresh, otherwise
+/// the FIB's.
 #[inline(always)]
 pub fn to_endpoint<P: Packet, F: Family>(
     packet: P,
@@ -146,7 +153,7 @@ pub fn to_endpoint<P: Packet, F: Family>(
     let stored = F::slot_routes().lookup::<u32, SlotRoute<F::Address>>(&index);
     let epoch = epoch();
     if let Some(stored) = stored {
-        // Each word once: another CPU may be writing.
+        // Each word is read once: another CPU may be writing.
         let stored = SlotRoute {
             source: load_once(place!(const stored.source)),
             word: load_once(place!(const stored.word)),
@@ -165,8 +172,8 @@ pub fn to_endpoint<P: Packet, F: Family>(
     }
     let via = match resolve::<F>(packet.raw(), packet.ingress(), 0, F::Address::default(), slot.address, now)
     {
-        // The FIB says the same of the node's own addresses and of a destination without a route; slots of the former are
-        // marked.
+        // The FIB answers the same for the node's own addresses and for a destination without a
+        // route; slots of the former are marked.
         Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
         Route::Failed(outcome) => return Route::Failed(outcome),
         Route::Via(via) => via,
@@ -181,11 +188,11 @@ pub fn to_endpoint<P: Packet, F: Family>(
             store(stored, SlotRoute::new(source, epoch, hop));
         }
     }
-    // Behind a device to which no program is attached is a pod.
+    // A device to which no program is attached leads to a pod.
     if via.attached { Route::Via(via) } else { Route::Local }
 }
 
-/// The next hop of an entry's packets, resolved anew where it is old.
+/// Returns the next hop of an entry's packets, resolved anew if it is stale.
 #[inline(always)]
 pub fn resolve_egress<P: Packet, F: Family>(
     packet: P,
@@ -231,8 +238,8 @@ pub fn resolve_egress<P: Packet, F: Family>(
     }
 }
 
-/// Whether this node's routes lead to an address by the device that a packet came by: strict reverse path filtering
-/// (RFC 3704).
+/// Whether this node's routes lead to an address by the device that a packet came by: strict
+/// reverse path filtering (RFC 3704).
 #[inline(always)]
 pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
     let Some(scratch) = F::scratch() else { return false };
@@ -247,7 +254,7 @@ pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool
     matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && get!(fib.ifindex) == ingress
 }
 
-/// Without a route to the client: back where the request came from.
+/// Builds the hop for a reply without a route to the client: back to where the request came from.
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
     let (ifindex, head, tail) = (get!(entry.ifindex), get!(entry.mac_head), get!(entry.mac_tail));
@@ -266,7 +273,8 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
     Ok(spare.cast_const())
 }
 
-/// Asks the FIB for the way from `source` (zero: not known yet) to `destination`, of a packet with a mark or, where that is 0, without.
+/// Queries the FIB for the route from `source` (zero: not known yet) to `destination`, for a packet
+/// with `mark` or, if that is 0, without a mark.
 #[inline(always)]
 pub fn resolve<F: Family>(
     context: *mut c_void,
@@ -277,7 +285,7 @@ pub fn resolve<F: Family>(
     now: u32,
 ) -> Route<F::Address> {
     let Some(config) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
-    // Read once: the hop belongs to the generation and epoch that held when the FIB was asked.
+    // Read once: the hop belongs to the generation and epoch at the time of the FIB look-up.
     let (route, hop_epoch) =
         (load_once(place!(const config.route)), load_once(place!(const config.hop_epoch)));
 
@@ -291,12 +299,12 @@ pub fn resolve<F: Family>(
     set!(scratch.fib = [0; 8]);
     set!(fib.family = F::AF as u8);
     set!(fib.ifindex = ingress);
-    // With a length the answer holds the MTU of the route; 1 never exceeds it.
+    // With a length the answer holds the MTU of the route; a length of 1 never exceeds it.
     set!(fib.__bindgen_anon_1.tot_len = 1);
     store_unaligned(after(base, SOURCE), source);
     store_unaligned(after(base, DESTINATION), destination);
     set!(scratch.route.address = destination);
-    // The FIB's answer must not be older than the epochs it is stored under.
+    // The FIB's answer must not be older than the epochs under which it is stored.
     full_fence(own);
     let mut flags = if source == F::Address::default() { FIB_SOURCE.load() } else { 0 };
     if mark != 0 {
@@ -318,16 +326,16 @@ pub fn resolve<F: Family>(
         && get!(device.flags) & HOP_NO_ETHERNET != 0
     {
         if ret == RET_NO_NEIGHBOUR {
-            // None is needed; but then the answer holds no MTU.
+            // No neighbour is needed; but then the answer holds no MTU.
             set!(fib.__bindgen_anon_1.mtu_result = get!(device.mtu) as u16);
         }
-        // All that such a device leads to is one hop: it looks at the packet's own address.
+        // Everything behind such a device is one hop: the device uses the packet's own address.
         store_unaligned(after(base, DESTINATION), WideAddress::default());
         set!(fib.family = F::AF as u8);
         ret = RET_SUCCESS;
     }
     let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
-    // An IPv4 route may lead over an IPv6 gateway (RFC 8950): the family says which.
+    // An IPv4 route may use an IPv6 gateway (RFC 8950): the family field tells which.
     let family = get!(fib.family) as u16;
     let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
     let [a, b] = gateway;
@@ -382,16 +390,18 @@ pub fn resolve<F: Family>(
     Route::Via(via)
 }
 
-/// Writes to scratch memory how many bytes the route to the address there takes by its own word, whatever its device takes; 0xffff if it
-/// says nothing. By way of that memory, for the stack has no room.
+/// Writes the MTU in bytes of the route to the address in scratch memory, as the route itself names
+/// it, whatever the MTU of its device; 0xffff if it names none. The result passes through scratch
+/// memory because the stack has no room.
 ///
-/// The kernel heeds that word when it forwards, and in the answer to a program only where the route has it locked.
-/// <https://github.com/torvalds/linux/blob/v6.12/include/net/ip.h> (`ip_dst_mtu_maybe_forward`),
-/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c> (`ip_mtu_from_fib_result`)
+/// The kernel uses that MTU when it forwards, but in the answer to a program only if the route has
+/// it locked. <https://github.com/torvalds/linux/blob/v6.12/include/net/ip.h>
+/// (`ip_dst_mtu_maybe_forward`), <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c>
+/// (`ip_mtu_from_fib_result`)
 #[inline(always)]
 fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<F::Address>) {
     set!(scratch.route_mtu = 0xffff);
-    // Behind the fence: of the map it holds no less than what the epoch that was read belongs to.
+    // Behind the fence: the map read here is at least as new as the epoch that was read.
     if load_once(place!(const config.route_mtus)) & (1 << F::INDEX) == 0 {
         return;
     }
@@ -404,7 +414,7 @@ fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<
     }
 }
 
-/// The route where routes are assumed: the device's own address is the source.
+/// Returns the route where routes are assumed, with the device's own address as the source.
 #[inline(always)]
 fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ingress) else {

@@ -1,4 +1,5 @@
-//! The device by which a reply of an endpoint on this node leaves, where its request came by another one.
+//! The device by which a reply of an endpoint on this node leaves, if that is not the one by which
+//! its request came.
 
 use core::ptr;
 
@@ -13,12 +14,14 @@ use crate::datapath::{
     maps::{DEVICES, NEXTHOPS, Table},
 };
 
-/// `LOOPBACK_IFINDEX`: as the device that a packet came by, it says that the node itself has made it.
+/// `LOOPBACK_IFINDEX`: as the ingress device, it means that the node itself created the packet.
 const LOOPBACK: u32 = 1;
 
-/// The way of a reply that is about to leave by another device than its request came by. The kernel routed it by the endpoint's address,
-/// its receiver and networks on the way judge it by the new source, so the FIB is asked once more with that. The answer is kept in the
-/// entry: hop 0 says that the packet leaves rightly. So does every doubt.
+/// Finds the route of a reply that is about to leave by another device than the one by which its
+/// request came. The kernel routed it by the endpoint's address, whereas its receiver and the
+/// networks in between see the new source, so the FIB is queried once more with that source. The
+/// answer is kept in the entry: hop 0 means that the packet leaves by the right device, and is also
+/// used in every doubtful case.
 #[inline(always)]
 pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> ReplyWay {
     let leaves_by = packet.ingress();
@@ -32,7 +35,7 @@ pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Re
         let ifindex = get!(hop.ifindex);
         return if ifindex == leaves_by { ReplyWay::AS_ROUTED } else { ReplyWay { hop, ifindex } };
     }
-    // A mark may have led it here on purpose.
+    // A mark may have routed it here on purpose.
     let (mark, came_by) = (packet.mark(), packet.came_by());
     if mark != 0 && nexthop::FIB_MARK.load() == 0 {
         return ReplyWay::AS_ROUTED;
@@ -50,21 +53,22 @@ pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Re
         }
         return way;
     }
-    // A member of a bond, which XDP knows by its own number: its packets leave by the bond, and are not to be asked about again.
+    // The device is a member of a bond, which XDP knows by its own index: its packets leave by the
+    // bond, and must not be looked up again.
     let came_by = get!(entry.ifindex);
     if Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_none() {
         set!(entry.ifindex = leaves_by);
     }
-    // Under the epoch from before the question.
+    // The epoch from before the look-up.
     table::set_next_hop(entry, 0, current.route);
     ReplyWay::AS_ROUTED
 }
 
-/// Device and hop by which a reply of an endpoint on this node leaves.
+/// The device and hop by which a reply of an endpoint on this node leaves.
 pub struct ReplyWay {
-    /// Null where the neighbour is not resolved: the kernel does it.
+    /// The hop; null where the neighbour is not resolved: the kernel resolves it.
     pub hop: *const Hop,
-    /// Another device than the kernel has chosen; 0: that one.
+    /// A device other than the one that the kernel has chosen; 0: the kernel's choice.
     pub ifindex: u32,
 }
 

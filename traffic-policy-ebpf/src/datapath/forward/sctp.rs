@@ -1,7 +1,7 @@
 //! Translation of ports and checksum of an SCTP packet.
 //!
-//! The CRC covers neither addresses nor a pseudo header (RFC 9260 section 6.8), so a translation that
-//! keeps the ports leaves it as it is. Where the ports change, [`crc32c`] updates it.
+//! The CRC covers neither addresses nor a pseudo header (RFC 9260 section 6.8), so a translation
+//! that keeps the ports leaves it as it is. Where the ports change, [`crc32c`] updates it.
 
 use traffic_policy_ebpf::{
     abi::Flow,
@@ -21,27 +21,28 @@ global_functions! {
     sctp_checksum => checksum_difference, ports_and_length: u64;
 }
 
-/// [`crc32c::difference`]: the high half of the argument is the difference of the ports, the low half
-/// the length.
+/// Computes [`crc32c::difference`]: the high half of the argument is the difference of the ports,
+/// the low half the length.
 #[inline(always)]
 fn checksum_difference(ports_and_length: u64) -> i32 {
     crc32c::difference((ports_and_length >> 32) as u32, ports_and_length as u16).cast_signed()
 }
 
-/// Whether a packet is a first fragment whose ports are to change. Its checksum cannot be updated: the
-/// change depends on the length of the whole packet, which only the last fragment tells.
+/// Whether a packet is a first fragment whose ports are to change. Its checksum cannot be updated:
+/// the change depends on the length of the whole packet, which only the last fragment reveals.
 #[inline(always)]
 pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Address>) -> bool {
     parsed.is_sctp::<P>() && fragment::is_one::<F>() && get!(flow.ports) != parsed.tuple.ports
 }
 
-/// Writes ports and checksum of a whole packet, or of a fragment that keeps its ports. Its addresses
-/// have been written. False: the packet is too short.
+/// Writes ports and checksum of a whole packet, or of a fragment that keeps its ports. Its
+/// addresses have been written. False: the packet is too short.
 ///
-/// A checksum field of 0 stays 0. The stack leaves it so for the device (`CHECKSUM_PARTIAL`), or for
-/// the kernel itself where the device cannot compute it; both compute the CRC over a field that has
-/// to be 0 (<https://github.com/torvalds/linux/blob/v6.12/net/core/dev.c> skb_crc32c_csum_help). A
-/// true CRC of 0, one in 2^32, is not updated: that packet is lost, and its sender sends it again.
+/// A checksum field of 0 stays 0. The stack leaves it so for the device (`CHECKSUM_PARTIAL`), or
+/// for the kernel itself where the device cannot compute it; both compute the CRC over a field that
+/// has to be 0 (<https://github.com/torvalds/linux/blob/v6.12/net/core/dev.c>
+/// skb_crc32c_csum_help). A true CRC of 0, one in 2^32, is not updated: that packet is lost, and
+/// its sender retransmits it.
 #[inline(always)]
 pub fn translate<P: Packet, F: Rewrite>(
     packet: P,
@@ -64,7 +65,7 @@ pub fn translate<P: Packet, F: Rewrite>(
             delta = checksum::add(delta, checksum::delta(word_sum(sum), word_sum(changed)));
         }
     }
-    // For a device that has summed up the frame (CHECKSUM_COMPLETE).
+    // The update for a device that has summed up the frame (CHECKSUM_COMPLETE).
     packet.update_sum(delta);
     true
 }

@@ -1,4 +1,4 @@
-//! Hops as `tp_nexthops` holds them: their numbers, and how they are written beside packets that read them.
+//! Hops in `tp_nexthops`: their indices, and how they are written while packets read them.
 
 use traffic_policy_ebpf::abi::{HOPS_PER_GENERATION, Hop, HopKey, RuntimeConfig};
 
@@ -8,16 +8,16 @@ use crate::datapath::{
     value::{load, load_once, store_once},
 };
 
-/// Writes a hop. Whoever learns its number afterwards sees all of it: the fence is the writer's, and a
-/// reader needs none, for the place that it reads depends on the number.
+/// Writes a hop. A reader that learns its index afterwards sees all of it: the fence is the
+/// writer's, and a reader needs none, because the address of its load depends on the index.
 ///
-/// Two CPUs may write at once, and the slower one have the older answer of the FIB: its MAC must not
-/// stay under the other's epoch. Each looks once more behind the fence, and one of them sees that the
-/// other was there, or that the epoch was raised; then nobody believes the hop, and it is resolved
-/// again.
+/// Two CPUs may write at once, and the slower one may have the older answer of the FIB: its MAC
+/// must not stay under the other's epoch. Each looks once more behind the fence, and one of them
+/// sees that the other has written, or that the epoch was raised; then the hop is invalidated, and
+/// is resolved again.
 ///
-/// A hop that already holds the same values, because another CPU has just written it, is not written
-/// again: its cache line stays with all CPUs whose packets leave by it.
+/// A hop that already holds the same values, because another CPU has just written it, is not
+/// written again: its cache line stays shared by all CPUs whose packets use it.
 #[inline(always)]
 pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved
@@ -41,12 +41,13 @@ pub fn write(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut
     let macs = load_once(place!(const hop.macs)) ^ found.macs;
     let epoch = load_once(place!(const config.hop_epoch)) ^ found.epoch;
     if macs | epoch as u64 != 0 {
-        // Neither the current one, nor one to come for a long time.
+        // An epoch that is neither the current one, nor one that is used soon.
         store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
     }
 }
 
-/// The index of a hop: its own if it has one, else the next free one of the generation; 0 if there is none.
+/// Returns the index of a hop: its own if it has one, otherwise the next free one of the
+/// generation; 0 if there is none.
 #[inline(always)]
 pub fn index(key: &HopKey) -> u32 {
     let table = Table::of(&raw const NEXTHOP_IDS);
@@ -56,7 +57,7 @@ pub fn index(key: &HopKey) -> u32 {
     let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return 0 };
     let generation = (key.generation & 1) as u32;
     let counter = if generation == 0 { place!(mut usage.hops[0]) } else { place!(mut usage.hops[1]) };
-    // Index 0 of the first generation stands for "none".
+    // Index 0 of the first generation means "none".
     if load(counter) >= HOPS_PER_GENERATION as u64 - 1 {
         return 0;
     }

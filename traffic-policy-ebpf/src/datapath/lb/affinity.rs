@@ -1,4 +1,4 @@
-//! Session affinity: the endpoint that a client had, and the search for it in a list.
+//! Session affinity: the endpoint that a client used last, and the search for it in a list.
 
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, Port, Slot, client, step,
@@ -15,13 +15,14 @@ use crate::datapath::{
     value::{borrow, load},
 };
 
-/// Endpoints of one list that are looked through for the one that a client had.
+/// The number of endpoints of one list that are searched for the client's endpoint.
 const MOST_ENDPOINTS: u32 = 1 << 16;
 
-/// Stands for "not in the list".
+/// The value for "not in the list".
 pub const NONE: u32 = u32::MAX;
 
-/// Offset of the endpoint that a client of a Service with affinity has, or gets with `fresh`.
+/// Returns the offset of the endpoint of a client of a Service with affinity: the one it used last,
+/// otherwise `fresh`.
 #[inline(always)]
 pub fn endpoint_of_client<F: Family>(
     list: &List,
@@ -43,15 +44,15 @@ pub fn endpoint_of_client<F: Family>(
     set!(lookup.base = list.range.base);
     set!(lookup.len = list.range.len);
     let mut offset = had::<F>(lookup);
-    // Time-outs are whole seconds, and CPUs contend for what is written for every connection and every datagram of an
-    // unconnected socket.
+    // Time-outs are whole seconds, and CPUs contend for memory that is written for every connection
+    // and every datagram of an unconnected socket.
     if offset != NONE && now.wrapping_sub(get!(lookup.value.used)) < NANOSECONDS_PER_SECOND {
         trace::note(step::AFFINITY, 1, [0; 2]);
         return offset;
     }
     if offset == NONE {
-        // A client that came by the other list stays with its endpoint if that is in this one too: after a change of
-        // policy, say.
+        // A client that came by the other list keeps its endpoint if that is in this list too, for
+        // example after a change of policy.
         set!(lookup.key.list = !list.local as u16);
         offset = had::<F>(lookup);
         set!(lookup.key.list = list.local as u16);
@@ -77,15 +78,16 @@ pub fn endpoint_of_client<F: Family>(
     offset
 }
 
-/// Offset within the list of the endpoint that the key in `lookup` names, if it is there and not too old; else [`NONE`].
-/// Leaves in `lookup` when it was used.
+/// Returns the offset within the list of the endpoint stored under the key in `lookup`, if it is
+/// there and not too old; otherwise [`NONE`]. Leaves in `lookup` the time of its last use.
 #[inline(always)]
 fn had<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> u32 {
     let offset = if F::V6 { remembered6(lookup.cast()) } else { remembered4(lookup.cast()) };
     offset as u32
 }
 
-/// Place of an endpoint within a list, [`NONE`] if it is not there; `guess` is looked at first.
+/// Returns the place of an endpoint within a list, [`NONE`] if it is not there; `guess` is tried
+/// first.
 #[inline(always)]
 pub fn find<F: Family>(
     list: &List,
@@ -110,17 +112,17 @@ global_functions! {
     search6 => search::<V6>, lookup: *mut AffinityLookup<Address6>;
 }
 
-/// As [`had`].
+/// Implements [`had`].
 #[inline(always)]
 fn remembered<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     if lookup.is_null() {
         return NONE as i32;
     }
-    // A copy: to Linux 6.1 what a global function is given is no memory for keys.
+    // A copy: Linux 6.1 does not accept the argument of a global function as memory for keys.
     let key = get!(lookup.key);
     let Some(had) = Table::of(&raw const AFFINITY).lookup::<_, Affinity>(&key) else { return NONE as i32 };
     let used = get!(had.used);
-    // By wrapping difference, for a time-out may reach back beyond the start of the clock.
+    // By wrapping difference, because a time-out may reach back beyond the start of the clock.
     if used.wrapping_sub(get!(lookup.valid_from)) as i64 <= 0 {
         return NONE as i32;
     }
@@ -131,7 +133,8 @@ fn remembered<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     search::<F>(lookup)
 }
 
-/// Place of the endpoint that `lookup` names in the list that it names, as [`find`]; its `offset` is looked at first.
+/// Returns the place of the endpoint in `lookup` within the list in `lookup`, as [`find`] does; the
+/// `offset` in `lookup` is tried first.
 #[inline(always)]
 fn search<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     if lookup.is_null() {
@@ -145,9 +148,10 @@ fn search<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i32 {
     }
     set!(lookup.found = 0);
     set!(lookup.offset = 0);
-    // The kernel wants the context of a loop on the stack.
+    // The kernel requires the context of a loop on the stack.
     let mut context = lookup;
-    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with them.
+    // SAFETY: a helper of the kernel: the verifier checks its arguments, and the callback with
+    // them.
     unsafe { bpf_loop(MOST_ENDPOINTS, turn::<F>(), (&raw mut context).cast::<c_void>(), 0) };
     if get!(lookup.found) != 0 { get!(lookup.offset) as i32 } else { NONE as i32 }
 }
@@ -158,7 +162,7 @@ fn is_at<F: Family>(index: u32, address: F::Address, port: Port) -> bool {
     get!(slot.address) == address && get!(slot.port) == port
 }
 
-/// One turn of the search: 0 to go on, 1 to stop.
+/// Performs one turn of the search: 0 to continue, 1 to stop.
 #[inline(always)]
 fn next_slot<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i64 {
     if get!(lookup.offset) >= get!(lookup.len) {
@@ -172,7 +176,7 @@ fn next_slot<F: Family>(lookup: *mut AffinityLookup<F::Address>) -> i64 {
     0
 }
 
-/// [`next_slot`] of a family, as `bpf_loop` calls it.
+/// The [`next_slot`] of a family, as a callback of `bpf_loop`.
 #[inline(always)]
 fn turn<F: Family>() -> *mut c_void {
     if F::V6 { next_slot6 as *mut c_void } else { next_slot4 as *mut c_void }

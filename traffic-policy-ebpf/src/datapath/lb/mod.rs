@@ -1,4 +1,4 @@
-//! Types of load balancing: target, client, and the list of endpoints that may serve it.
+//! Types of load balancing: the target, the client, and the list of endpoints that may serve it.
 
 pub mod affinity;
 pub mod select;
@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-/// Destination of a packet or call, as frontends are looked up.
+/// The destination of a packet or call, as a key for frontends.
 #[derive(Clone, Copy)]
 pub struct Target<A> {
     pub address: A,
@@ -18,37 +18,38 @@ pub struct Target<A> {
     pub scope: u32,
 }
 
-/// Source of a packet or call.
+/// The source of a packet or call.
 #[derive(Clone, Copy)]
 pub struct Client<A> {
-    /// Compared with source ranges.
+    /// The address that is compared with source ranges.
     pub source: A,
-    /// A process of this node or of its pods: the cookie of its network namespace, by which affinity knows it, and the
-    /// external policy is not for it. 0: a packet from outside.
+    /// The cookie of the network namespace of a process of this node or of its pods. Affinity
+    /// identifies the client by it, and the external policy does not apply to it. 0: a packet from
+    /// outside.
     pub netns: u64,
-    /// Spreads clients over endpoints.
+    /// A hash that spreads clients over endpoints.
     pub hash: u64,
 }
 
-/// Why there is no endpoint, and whose Service said so.
+/// The reason why there is no endpoint, and the Service that refused.
 #[derive(Clone, Copy)]
 pub struct Refusal {
     pub outcome: Outcome,
-    /// Index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
+    /// The index of the Service port, or [`NO_SERVICE`][traffic_policy_ebpf::abi::NO_SERVICE].
     pub service: u32,
 }
 
-/// The list that holds for a client.
+/// The list in effect for a client.
 pub struct List {
     pub frontend: *const Frontend,
     pub service: u32,
     pub range: IndexRange,
-    /// The list of policy Local.
+    /// Whether it is the list of policy Local.
     pub local: bool,
 }
 
 impl<A: Address> Target<A> {
-    /// Destination of a packet.
+    /// The target of a packet.
     #[inline(always)]
     pub fn of(tuple: &Tuple<A>) -> Self {
         Self {

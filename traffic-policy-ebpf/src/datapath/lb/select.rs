@@ -1,4 +1,5 @@
-//! Frontend lookup, the policy's list of endpoints, and the endpoint of a new connection. The same for packets and for sockets.
+//! The frontend look-up, the policy's list of endpoints, and the endpoint of a new connection, for
+//! packets and sockets alike.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -16,7 +17,7 @@ use crate::datapath::{
     trace,
 };
 
-/// The frontend of a target, or null.
+/// Returns the frontend of a target, or null.
 #[inline(always)]
 pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
     let key = FrontendKey {
@@ -28,7 +29,7 @@ pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
     F::frontends().lookup::<_, Frontend>(&key).unwrap_or(core::ptr::null_mut())
 }
 
-/// Outcome for a destination that is no frontend.
+/// Returns the outcome for a destination that is no frontend.
 #[inline(always)]
 fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
     let key =
@@ -44,7 +45,7 @@ fn unknown<F: Family>(target: &Target<F::Address>) -> Outcome {
     Outcome::PassedNotService
 }
 
-/// The endpoints that a client may be sent to. The list is empty if there is none anywhere.
+/// Returns the endpoints that may serve a client. The list is empty if there is none on any node.
 #[inline(always)]
 pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>) -> Result<List, Refusal> {
     let found = frontend::<F>(target).cast_const();
@@ -68,8 +69,8 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     let mut range = get!(found.cluster);
     let mut why = list::CLUSTER;
     if flags & frontend::LOCAL != 0 {
-        // The policy of a ClusterIP is the internal one, which holds for everybody; the others' is for packets from
-        // outside.
+        // The policy of a ClusterIP is the internal one, which applies to all clients; the policy
+        // of other frontends applies to packets from outside.
         if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
             why = list::INTERNAL;
         } else if flags & frontend::HAS_ENDPOINTS == 0 {
@@ -93,7 +94,7 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     Ok(List { frontend: found, service, range, local })
 }
 
-/// Whether a list is still that of its target.
+/// Whether a list still belongs to its target.
 #[inline(always)]
 pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
     let found = frontend::<F>(target).cast_const();
@@ -104,7 +105,8 @@ pub fn holds<F: Family>(target: &Target<F::Address>, list: &List) -> bool {
     get!(found.service) == list.service && range == list.range
 }
 
-/// The slot of the endpoint that a client gets of its list, which is not empty: the one it had, or one at random.
+/// Returns the slot of a client's endpoint in its list, which is not empty: the one it used last,
+/// or one at random.
 #[inline(always)]
 pub fn slot<F: Family>(
     list: &List,

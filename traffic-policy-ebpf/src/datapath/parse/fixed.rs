@@ -1,5 +1,5 @@
-//! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension headers. Every offset is a number
-//! in the program.
+//! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension
+//! headers. Every offset is a constant of the program.
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
@@ -13,7 +13,7 @@ use crate::datapath::{
     words::{load8, load16, load32, load64},
 };
 
-/// More fragments, or an offset: RFC 791 section 3.1. Memory order.
+/// The bits for more fragments, or for an offset: RFC 791 section 3.1. Memory order.
 const FRAGMENT: u16 = 0x3fffu16.to_be();
 
 const PROTOCOL_ICMP: u8 = 1;
@@ -35,7 +35,7 @@ impl Parse for V4 {
         }
         let first = load8::<0>(ip);
         if first != 0x45 {
-            // With options.
+            // The header has options.
             let valid = matches!(first, 0x46..=0x4f);
             return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
         }
@@ -59,8 +59,9 @@ impl Parse for V4 {
         if load8::<9>(ip) != PROTOCOL_ICMP || icmp + 8 > end {
             return false;
         }
-        // Destination unreachable, time exceeded, parameter problem (RFC 792). Not source quench, which nobody may
-        // act on (RFC 6633), nor redirect, which is about the next hop alone.
+        // Destination unreachable, time exceeded, parameter problem (RFC 792). Excluded are source
+        // quench, which hosts must ignore (RFC 6633), and redirect, which concerns the next hop
+        // alone.
         matches!(load8::<0>(icmp), 3 | 11 | 12)
     }
 
@@ -84,7 +85,8 @@ impl Parse for V6 {
         let protocol = load8::<6>(ip) as u32;
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
             return Err(match protocol {
-                // Hop-by-hop, routing, fragment, destination options, authentication: RFC 8200 section 4.
+                // Hop-by-hop, routing, destination options, authentication, and below fragment:
+                // RFC 8200 section 4.
                 0 | 43 | 51 | 60 => Outcome::PassedUnsupportedHeader,
                 44 => Outcome::PassedFragment,
                 _ => other(protocol),
@@ -118,7 +120,8 @@ impl Parse for V6 {
     }
 }
 
-/// Outcome of another protocol. SCTP is left to the program for headers of variable length, so that nothing else pays for it.
+/// Returns the outcome for another protocol. SCTP is left to the program for headers of variable
+/// length, so that other packets bear no cost for it.
 #[inline(always)]
 fn other(protocol: u32) -> Outcome {
     if protocol == PROTOCOL_SCTP {
@@ -128,7 +131,7 @@ fn other(protocol: u32) -> Outcome {
     }
 }
 
-/// Outcome of a frame that is too short for ports.
+/// Returns the outcome for a frame that is too short for ports.
 #[inline(always)]
 fn short4(ip: usize, end: usize) -> Outcome {
     if ip + 20 > end {

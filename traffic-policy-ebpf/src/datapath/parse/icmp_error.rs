@@ -14,31 +14,36 @@ use crate::datapath::{
 };
 
 const ICMP: usize = 8;
-/// Bytes that are read of an error, from the IP header on: both IP headers at their longest, the ICMP header, and a quoted TCP header up to its checksum.
+/// The bytes of an error that are read, from the IP header on: both IP headers at their longest,
+/// the ICMP header, and a quoted TCP header up to its checksum.
 const PULL4: usize = 60 + ICMP + 60 + 18;
 const PULL6: usize = 40 + ICMP + ipv6_ext::MAX_LENGTH + 18;
 
 /// An ICMP error, and the packet that it quotes.
 pub struct IcmpError<F: Family> {
-    /// Tuple of packets of the error's direction: the quoted packet's, reversed.
+    /// The tuple of packets in the error's direction: that of the quoted packet, reversed.
     pub tuple: Tuple<F::Address>,
     pub ip: usize,
     pub icmp: usize,
     /// The quoted IP header, and the transport header after it.
     pub quoted: usize,
     pub l4: usize,
-    /// Whether the quoted packet is TCP, see [`parse::is_tcp`], and reaches to the checksum.
+    /// Whether the quoted packet is TCP, see [`parse::is_tcp`], and whether the quote includes the
+    /// checksum.
     pub tcp: u64,
     pub tcp_sum: u64,
-    /// Bytes of the IP packet.
+    /// The length in bytes of the IP packet.
     pub length: u32,
     pub ttl: u8,
 }
 
 /// A family whose ICMP errors can be read.
 pub trait ParseIcmpError: Parse {
+    /// Parses an ICMP error.
+    ///
     /// # Errors
-    /// The outcome of passing, if it is no error about a packet of TCP, UDP or SCTP, or is cut too short to tell.
+    /// The outcome of passing, if the packet is no error about a packet of TCP, UDP or SCTP, or is
+    /// cut too short to tell.
     fn parse_icmp_error<P: Packet>(packet: P) -> Result<IcmpError<Self>, Outcome>;
 }
 
@@ -66,7 +71,7 @@ impl ParseIcmpError for V4 {
         let first = load8::<0>(quoted);
         let inner = opaque((first as u64 & 15) << 2) as usize;
         let protocol = load8::<9>(quoted) as u32;
-        // The ports are in the first fragment only.
+        // Only the first fragment has the ports.
         if first >> 4 != 4
             || inner < 20
             || protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP && protocol != PROTOCOL_SCTP

@@ -12,12 +12,14 @@ use crate::datapath::{
 };
 
 const FIXED: usize = 40;
-/// More than these are left to the stack: RFC 8504 section 5.3 lets a host set limits like these.
+/// Packets with more extension headers are left to the stack: RFC 8504 section 5.3 lets a host set
+/// such limits.
 const MOST: usize = 8;
 const MOST_BYTES: usize = 256;
-/// Largest offset of the transport header from the IP header, in bytes.
+/// The largest offset of the transport header from the IP header, in bytes.
 pub const MAX_LENGTH: usize = FIXED + MOST_BYTES;
-/// Every offset up to [`MAX_LENGTH`], the eight bytes of a fragment header after it included, is below this power of two.
+/// A mask of the power of two above every offset up to [`MAX_LENGTH`], including the eight bytes of
+/// a fragment header after it.
 const REACH_MASK: u32 = (MAX_LENGTH + 8).next_power_of_two() as u32 - 1;
 
 const HOP_BY_HOP: u32 = 0;
@@ -26,25 +28,26 @@ const FRAGMENT: u32 = 44;
 const AUTHENTICATION: u32 = 51;
 const DESTINATION: u32 = 60;
 
-/// Offset, in the word that holds it and the flag for more: RFC 8200 section 4.5.
+/// The offset, in the word that holds it and the flag for more fragments: RFC 8200 section 4.5.
 pub const OFFSET: u32 = 0xfff8;
 pub const MORE: u32 = 1;
 
-/// Walks the extension headers of the packet at `ip`, up to TCP, UDP or SCTP, or to the data of a later fragment.
+/// Walks the extension headers of the packet at `ip`, up to TCP, UDP or SCTP, or to the data of a
+/// later fragment.
 ///
-/// The result is left in `Scratch` and read back: to the verifier all walks then end alike, and it follows what comes after
-/// them once instead of once for each.
+/// The result is left in `Scratch` and read back: to the verifier all walks then end in the same
+/// state, and it follows the code after them once instead of once for each.
 ///
 /// # Errors
-/// Other protocols, headers that cannot be skipped, and more of them than anybody sends.
+/// Other protocols, headers that cannot be skipped, and more headers than any host sends.
 #[inline(always)]
 pub fn walk(ip: usize, end: usize) -> Result<ExtensionWalk, Outcome> {
     let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
     let walked = place!(mut scratch.walked);
     walk_to(walked, ip, end)?;
     let ExtensionWalk { protocol, offset, fragment, identification } = load_once(walked);
-    // What the verifier has forgotten. Masked before it is compared: Linux 6.1 keeps no bound on a spilled number of which
-    // only a copy was compared.
+    // Restores a bound that the verifier has lost. The offset is masked before it is compared:
+    // Linux 6.1 keeps no bound on a spilled number if only a copy of it was compared.
     let offset = offset & REACH_MASK;
     if offset > MAX_LENGTH as u32 {
         return Err(Outcome::PassedUnsupportedHeader);
@@ -74,8 +77,8 @@ fn walk_to(walked: *mut ExtensionWalk, ip: usize, end: usize) -> Result<(), Outc
         let mut length = (load8::<1>(at) as usize + 1) * 8;
         match protocol {
             HOP_BY_HOP | DESTINATION => {}
-            // With segments left the destination is a stop on the way, and not what the checksum covers: RFC 8200
-            // section 8.1.
+            // With segments left the destination is an intermediate stop, and not the address that
+            // the checksum covers: RFC 8200 section 8.1.
             ROUTING if load8::<3>(at) == 0 => {}
             FRAGMENT if !fragmented => {
                 fragmented = true;

@@ -23,12 +23,13 @@ use crate::datapath::{
 };
 
 pub const ETHERNET: usize = EthHdr::LEN;
-/// Memory order, as loaded.
+/// EtherTypes in memory order, as loaded.
 pub const ETHERTYPE_IPV4: u16 = EtherType::Ipv4 as u16;
 pub const ETHERTYPE_IPV6: u16 = EtherType::Ipv6 as u16;
 
-/// Kinds of TCP options: <https://www.iana.org/assignments/tcp-parameters>. More than [`TCP_OPTIONS`] are not looked at; a SYN has room
-/// for 40 bytes, and hosts send up to five and as many fillers.
+/// Kinds of TCP options: <https://www.iana.org/assignments/tcp-parameters>. At most [`TCP_OPTIONS`]
+/// are examined; a SYN has room for 40 bytes, and hosts send up to five options and as many
+/// fillers.
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
@@ -38,16 +39,16 @@ const TCP_OPTIONS: u32 = 12;
 #[derive(Clone, Copy)]
 pub struct Parsed<F: Family> {
     pub tuple: Tuple<F::Address>,
-    /// First byte of the IP header.
+    /// The first byte of the IP header.
     pub ip: usize,
-    /// First byte of the transport header, and its distance from the IP header.
+    /// The first byte of the transport header, and its distance from the IP header.
     pub l4: usize,
     pub l4_offset: u32,
-    /// Bytes of the IP packet, headers included.
+    /// The length in bytes of the IP packet, headers included.
     pub length: u32,
-    /// TTL or hop limit.
+    /// The TTL or hop limit.
     pub ttl: u8,
-    /// 1 for TCP, else 0, see [`opaque`].
+    /// 1 for TCP, otherwise 0; see [`opaque`].
     pub tcp: u64,
 }
 
@@ -57,25 +58,26 @@ impl<F: Family> Parsed<F> {
         self.tcp != 0
     }
 
-    /// Whether it is SCTP, which has programs of its own: others pay for no question.
+    /// Whether the packet is SCTP, which has programs of its own, so that the test is free for
+    /// others.
     #[inline(always)]
     pub fn is_sctp<P: Packet>(&self) -> bool {
         P::SCTP
     }
 
-    /// Whether it has neither connections nor associations.
+    /// Whether the packet is UDP, which has neither connections nor associations.
     #[inline(always)]
     pub fn is_udp<P: Packet>(&self) -> bool {
         !self.is_tcp() && !self.is_sctp::<P>()
     }
 
-    /// Flags byte of the TCP header; 0 of what is no TCP.
+    /// The flags byte of the TCP header; 0 for other protocols.
     #[inline(always)]
     pub fn tcp_flags(&self) -> u8 {
         if self.is_tcp() { load8::<13>(self.l4) } else { 0 }
     }
 
-    /// Whether it opens a connection or an association.
+    /// Whether the packet opens a connection or an association.
     #[inline(always)]
     pub fn opens<P: Packet>(&self, packet: P) -> bool {
         if self.is_sctp::<P>() {
@@ -84,7 +86,7 @@ impl<F: Family> Parsed<F> {
         tcp::opens(self.tcp_flags())
     }
 
-    /// Whether it ends one, or begins to.
+    /// Whether the packet ends a connection or an association, or begins to.
     #[inline(always)]
     pub fn ends<P: Packet>(&self, packet: P) -> bool {
         if self.is_sctp::<P>() {
@@ -93,8 +95,8 @@ impl<F: Family> Parsed<F> {
         self.tcp_flags() & (flag::FIN | flag::RST) != 0
     }
 
-    /// Tag and first chunk of an SCTP packet that is no aggregate; without a tag, which fits nothing, if it is
-    /// too short for them.
+    /// Returns tag and first chunk of an SCTP packet that is no aggregate; a head without a tag,
+    /// which fits no flow, if the packet is too short for them.
     #[inline(always)]
     pub fn head<P: Packet>(&self, packet: P) -> sctp::Head {
         if self.l4 + sctp::WITH_CHUNK as usize > packet.end() {
@@ -103,7 +105,8 @@ impl<F: Family> Parsed<F> {
         sctp::Head::of(load32::<4>(self.l4), load32::<12>(self.l4))
     }
 
-    /// As [`Self::head`], also of an aggregate, which begins with data or a COOKIE ECHO.
+    /// Returns tag and first chunk as [`Self::head`] does, also for an aggregate, which begins with
+    /// data or a COOKIE ECHO.
     #[inline(always)]
     pub fn head_of_any<P: Packet>(&self, packet: P) -> sctp::Head {
         if self.l4 + sctp::HEADER as usize > packet.end() {
@@ -118,13 +121,15 @@ impl<F: Family> Parsed<F> {
         if chunk == 0 { sctp::Head::default() } else { sctp::Head::of(load32::<4>(self.l4), chunk) }
     }
 
-    /// The initiate tag of INIT or INIT ACK; 0, which none is, of what is too short for one.
+    /// Returns the initiate tag of an INIT or INIT ACK; 0, which is no valid tag, if the packet is
+    /// too short for one.
     #[inline(always)]
     pub fn initiate_tag<P: Packet>(&self, packet: P) -> u32 {
         if self.l4 + 20 > packet.end() { 0 } else { load32::<16>(self.l4) }
     }
 
-    /// Flags, numbers and length of a TCP segment. (Of an aggregate of more than 65,535 bytes, which says 0, the length is not known.)
+    /// Returns flags, numbers and length of a TCP segment. (The length of an aggregate of more than
+    /// 65,535 bytes, whose length field is 0, is not known.)
     #[inline(always)]
     pub fn segment(&self) -> Segment {
         let header = (load8::<12>(self.l4) >> 4) as u32 * 4;
@@ -135,8 +140,8 @@ impl<F: Family> Parsed<F> {
         }
     }
 
-    /// The window scale that a SYN or SYN-ACK offers (RFC 7323 section 2.2); `None` without that option, or with options that do not say
-    /// how long they are.
+    /// Returns the window scale that a SYN or SYN-ACK offers (RFC 7323 section 2.2); `None` without
+    /// that option, or after an option without a valid length.
     #[inline(always)]
     pub fn window_scale<P: Packet>(&self, packet: P) -> Option<u8> {
         let header = (load8::<12>(self.l4) >> 4) as usize * 4;
@@ -144,7 +149,8 @@ impl<F: Family> Parsed<F> {
         let mut turn = 0;
         while turn < TCP_OPTIONS {
             turn += 1;
-            // Of the option: its kind, its length, and of the one that is looked for all of it.
+            // The bytes of the option that are read: its kind, its length, and the value of a
+            // window scale.
             let option = self.l4 + opaque(at as u64 & 63) as usize;
             if at >= header || option + 3 > packet.end() {
                 return None;
@@ -160,8 +166,9 @@ impl<F: Family> Parsed<F> {
         None
     }
 
-    /// Bytes of the hop-by-hop header by which the kernel tells the length of an IPv6 aggregate of more than 65,535 bytes (RFC
-    /// 2675): its segments do not have it (`ipv6_hopopt_jumbo_remove`).
+    /// Returns the bytes of the hop-by-hop header by which the kernel encodes the length of an IPv6
+    /// aggregate of more than 65,535 bytes (RFC 2675): its segments do not have it
+    /// (`ipv6_hopopt_jumbo_remove`).
     /// <https://github.com/torvalds/linux/blob/v6.1/include/net/ipv6.h>
     #[inline(always)]
     fn jumbo(&self) -> u32 {
@@ -170,7 +177,7 @@ impl<F: Family> Parsed<F> {
         if jumbo { 8 } else { 0 }
     }
 
-    /// Bytes of the longest IP packet that this becomes on the wire.
+    /// Returns the length in bytes of the longest IP packet that this one becomes on the wire.
     #[inline(always)]
     pub fn wire_length<P: Packet>(&self, packet: P) -> u32 {
         let segment = packet.segment();
@@ -178,7 +185,7 @@ impl<F: Family> Parsed<F> {
             return self.length;
         }
         if self.is_sctp::<P>() && segment == BY_FRAGMENTS {
-            // Its sender has cut them to fit the way.
+            // The sender has cut the packets to fit the path.
             return self.l4_offset;
         }
         let header = if self.is_tcp() { (load8::<12>(self.l4) >> 4) as u32 * 4 } else { 8 };
@@ -188,14 +195,15 @@ impl<F: Family> Parsed<F> {
 
 /// A family whose packets can be parsed.
 pub trait Parse: Family + Sized {
-    /// Reads a packet whose headers are where nearly all have them, so that every offset is a number in the program: the
-    /// ports, and of TCP the whole fixed header. [`finish`] checks what they say.
+    /// Reads a packet whose headers are where nearly all packets have them, so that every offset is
+    /// a constant of the program: the ports, and for TCP the whole fixed header. [`finish`] checks
+    /// their contents.
     ///
     /// # Errors
-    /// The outcome of passing. A packet that another program can read is [`Outcome::PassedFragment`] or
-    /// [`Outcome::PassedUnsupportedHeader`].
+    /// The outcome of passing. A packet that another program can read is
+    /// [`Outcome::PassedFragment`] or [`Outcome::PassedUnsupportedHeader`].
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
-    /// Source and destination of the IP header at `ip`.
+    /// Returns source and destination of the IP header at `ip`.
     fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
     /// Whether a packet of another protocol is an ICMP error, by its type.
     fn is_icmp_error<P: Packet>(packet: P) -> bool;
@@ -206,15 +214,16 @@ pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
-/// Checks that the lengths in the headers agree with each other and with the frame: those of IP, and the data offset of TCP. The whole fixed TCP header can be read.
+/// Checks that the lengths in the headers agree with each other and with the frame: the IP lengths,
+/// and the data offset of TCP. The whole fixed TCP header must be readable.
 #[inline(always)]
 pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
     let fits = lengths_agree(packet, parsed, |length| packet.holds(length));
     if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
 }
 
-/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. For packets that
-/// are rare: XDP leaves those in several buffers to TC.
+/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. It serves rare
+/// packets: XDP leaves those in several buffers to TC.
 ///
 /// # Errors
 /// The outcome of passing.
@@ -230,14 +239,14 @@ pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
     })
 }
 
-/// Whether the lengths agree as [`finish`] checks it, and the IP packet lies in the first buffer of its
+/// Whether the lengths agree as in [`finish`], and the IP packet lies in the first buffer of its
 /// frame.
 #[inline(always)]
 pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
     lengths_agree(packet, parsed, |length| length <= packet.length())
 }
 
-/// Whether an IP packet of so many bytes ends in the first buffer of its frame.
+/// Whether an IP packet of `length` bytes ends in the first buffer of its frame.
 #[inline(always)]
 pub fn in_first_buffer<P: Packet>(packet: P, length: u32) -> bool {
     length <= packet.length() - P::L2 as u32
@@ -256,13 +265,14 @@ fn lengths_agree<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, holds: imp
         return false;
     }
     let least = parsed.l4_offset + header;
-    // An aggregate of more than 65,535 bytes says 0 (BIG TCP, RFC 2675 for IPv6): only TC sees one.
+    // The length field of an aggregate of more than 65,535 bytes is 0 (BIG TCP, RFC 2675 for IPv6):
+    // only TC sees one.
     let jumbo = P::TC && packet.segment() != 0;
     jumbo || parsed.length >= least && holds(P::L2 as u32 + parsed.length)
 }
 
-/// Hands an irregular packet, coming in or going out, to the program that can read it. What is neither an ICMP error, nor a
-/// fragment, nor behind extension headers goes no further.
+/// Hands an irregular packet, incoming or outgoing, to the program that can read it. A packet that
+/// is neither an ICMP error, nor a fragment, nor has extension headers gets its outcome.
 #[inline(always)]
 pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outcome) -> Decision {
     match outcome {

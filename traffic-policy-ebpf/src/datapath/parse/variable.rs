@@ -16,23 +16,26 @@ use crate::datapath::{
     words::{load8, load16, load32},
 };
 
-/// A packet as it lies there. Of a later fragment, ports are not known and the transport header is not to be touched.
+/// The headers of a packet. In a later fragment, ports are not known and the transport header must
+/// not be touched.
 pub struct VariableHeaders<F: Family> {
     pub parsed: Parsed<F>,
     /// 1 for a fragment, first or later: see [`opaque`].
     pub fragmented: u64,
     /// 1 for a later fragment.
     pub later: u64,
-    /// Memory order.
+    /// The identification field, in memory order.
     pub identification: u32,
 }
 
 /// A family whose irregular packets can be read.
 pub trait ParseVariable: Parse {
+    /// Reads headers of variable length.
+    ///
     /// # Errors
     /// The outcome of passing.
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome>;
-    /// Looks for what only the stack may accept: a source route.
+    /// Looks for an option that only the stack may accept: a source route.
     ///
     /// # Errors
     /// The outcome of passing.
@@ -64,7 +67,7 @@ impl ParseVariable for V4 {
             return Err(Outcome::PassedMalformed);
         }
         parse::in_one_buffer(packet, length)?;
-        // The fields of RFC 791 section 3.1 in the places of those of IPv6.
+        // The fields of RFC 791 section 3.1 in the positions of those of IPv6.
         let word = u16::from_be(load16::<6>(ip)) as u32;
         let fragment = (word & 0x1fff) << 3 | (word >> 13) & MORE;
         let l4 = ip + header;
@@ -94,17 +97,18 @@ impl ParseVariable for V4 {
 
     #[inline(always)]
     fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome> {
-        // Masked, so that what the verifier learns of it here does not split the states of the offset itself.
+        // Masked, so that the verifier's knowledge of the value here does not split the states of
+        // the offset itself.
         let (end, header) = (packet.end(), (opaque(parsed.l4_offset as u64) & 63) as u32);
         let mut offset = 20;
         for _ in 0..40 {
-            // Of this the verifier knows nothing else, so that it walks one turn for all.
+            // The verifier knows nothing else about this value, so it walks one turn for all.
             let at = (opaque(offset) & 63) as u32;
             if at >= header {
                 break;
             }
             let option = parsed.ip + at as usize;
-            // Behind the header is at least one byte.
+            // At least one byte follows the header.
             if option + 2 > end {
                 return Err(Outcome::PassedMalformed);
             }
@@ -169,7 +173,7 @@ impl ParseVariable for V6 {
         Ok(VariableHeaders { parsed, fragmented, later, identification: walked.identification })
     }
 
-    /// A routing header with segments left is not walked: [`ipv6_ext`].
+    /// Nothing to check: a routing header with segments left is not walked, see [`ipv6_ext`].
     #[inline(always)]
     fn check_options<P: Packet>(_: P, _: &Parsed<Self>) -> Result<(), Outcome> {
         Ok(())

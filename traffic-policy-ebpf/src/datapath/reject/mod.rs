@@ -1,5 +1,5 @@
-//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST), made in place of the packet,
-//! the Service's count, and the event.
+//! The programs for rejected and dropped packets: the answer to the sender (ICMP error or TCP RST),
+//! built in place of the packet, the Service's count, and the event.
 
 pub mod v4;
 pub mod v6;
@@ -25,39 +25,42 @@ use crate::datapath::{
     words::{load16, load32, store16, store32, store64},
 };
 
-/// Capacity of a CPU's token bucket, in jiffies' worth of answers.
+/// The capacity of a CPU's token bucket, in jiffies' worth of answers.
 const BURST: u32 = 128;
 const ICMP: usize = 8;
 const TTL: u8 = 64;
-/// With the outcome in scratch memory: the packet leaves, so its sender is behind this node's stack, which gets the answer as if it had
-/// come by the device that the packet was to leave by.
+/// A flag of the outcome in scratch memory: the packet is outgoing, so its sender is behind this
+/// node's stack, which gets the answer as if it had arrived by the outgoing device.
 const LEAVING: u32 = 1 << 31;
 const _: () = assert!(hook::INGRESS + 1 == hook::EGRESS);
-/// RST in the word of data offset and flags: five words of header.
+/// The RST flag in the word of data offset and flags: five words of header.
 const RST_FLAGS: u16 = 0x5004u16.to_be();
 
 /// A family for which answers can be built.
 ///
-/// An answer comes from the address that the packet was sent to, as the kernel's `reject` does, and goes back to the MAC
-/// that sent it. A frame whose checksum is still partial (from a veth neighbour) keeps its mark: it stays within the
-/// machine, where the sum is not checked.
+/// An answer comes from the address that the packet was sent to, as that of the kernel's `reject`
+/// does, and goes back to the MAC that sent the packet. A frame whose checksum is still partial
+/// (from a veth neighbour) keeps its mark: it stays within the machine, where the sum is not
+/// checked.
 pub trait Answer: Rewrite {
-    /// Type and code of ICMP errors.
+    /// The types and codes of ICMP errors.
     const PORT_UNREACHABLE: u16;
     const TTL_EXCEEDED: u16;
     const TOO_LONG: u16;
 
-    /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if it cannot be.
+    /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if
+    /// that is impossible.
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool;
-    /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 wants for it; false if it cannot be.
+    /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 requires for it; false
+    /// if that is impossible.
     fn reset<P: Packet>(packet: P) -> bool;
 }
 
-/// Hands a packet that is refused to the program that counts it and answers the sender.
+/// Hands a refused packet to the program that counts it and answers the sender.
 #[inline(always)]
 pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     if P::TC && !F::V6 && matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
-        // It may be sent in pieces; if not, it comes back.
+        // It may be sent in pieces; if not, it is handed back to [`run`].
         let _ = if P::SCTP {
             to_program::<P, F, { jump::SCTP_SPLIT }>(packet, parsed, decision, 0)
         } else {
@@ -71,13 +74,13 @@ pub fn if_refused<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision:
     if decision.is_answered() { to_reject::<P, F>(packet, parsed, decision) } else { decision }
 }
 
-/// Goes on with the program for what is refused; returns only if that is missing.
+/// Continues with the program for refused packets; returns only if that is missing.
 #[inline(always)]
 pub fn to_reject<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, decision: Decision) -> Decision {
     to_program::<P, F, { jump::REJECT }>(packet, parsed, decision, 0)
 }
 
-/// As [`to_reject`], of a packet that leaves.
+/// Continues as [`to_reject`] does, for an outgoing packet.
 #[inline(always)]
 pub fn to_reject_leaving<P: Packet, F: Family>(
     packet: P,
@@ -105,13 +108,15 @@ fn to_program<P: Packet, F: Family, const PROGRAM: u32>(
     Outcome::PassedMissedTailCall.into()
 }
 
-/// The program for refused packets: it answers the sender, within the rate limit, then counts the packet and emits the event.
+/// The program for refused packets: it answers the sender, within the rate limit, then counts the
+/// packet and emits the event.
 #[inline(always)]
 pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     let Some(scratch) = F::scratch() else {
         return verdict::finish(packet, P::HOOK, Outcome::DroppedInternalError.into());
     };
-    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`, which indexes the counters.
+    // Masked: kernels before 6.18 do not carry a bound found on `number - n` back to `number`,
+    // which indexes the counters.
     let number = get!(scratch.outcome) & (OUTCOMES - 1);
     let leaving =
         if P::TC { opaque((get!(scratch.outcome) >> LEAVING.trailing_zeros()) as u64) as u32 } else { 0 };
@@ -136,7 +141,8 @@ pub fn run<P: Packet, F: Answer>(packet: P) -> i32 {
     verdict::finish(packet, hook, decision)
 }
 
-/// The Service that refused the packet. The established path does not say: the flow knows.
+/// Returns the Service that refused the packet. The fast path does not record it: the flow holds
+/// it.
 #[inline(always)]
 fn service<F: Answer>(scratch: *mut Scratch<F::Address>) -> u32 {
     let service = get!(scratch.service);
@@ -168,14 +174,15 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
     };
     let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
     if !built {
-        // XDP cannot make a longer answer of a frame that fills its buffer, and no answer of one in
-        // several buffers. The frame is still as it came, and TC answers it.
+        // XDP cannot build a longer answer from a frame that fills its buffer, and no answer to one
+        // in several buffers. The frame is still unchanged, and TC answers it.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
     Decision::sent(outcome, send_back(packet, leaving))
 }
 
-/// Sends the answer by the device that the packet came by, or hands it to the stack if the packet was leaving: the verdict.
+/// Sends the answer by the device that the packet came by, or hands it to the stack if the packet
+/// was outgoing, and returns the verdict.
 #[inline(always)]
 fn send_back<P: Packet>(packet: P, leaving: u32) -> i32 {
     let ifindex = packet.ingress();
@@ -210,7 +217,7 @@ fn take() -> bool {
     true
 }
 
-/// MAC addresses in the opposite order, taken before the frame is resized.
+/// Returns the MAC addresses in the opposite order, read before the frame is resized.
 #[inline(always)]
 fn swapped(data: usize) -> (u64, u32) {
     let (to, from) =
@@ -225,7 +232,7 @@ fn store_macs(data: usize, (first, second): (u64, u32)) {
     store32::<8>(data, second);
 }
 
-/// An RST without data.
+/// Writes an RST without data.
 #[inline(always)]
 fn segment(l4: usize, ports: Ports, sequence: u32, pseudo: u64) {
     store32::<0>(l4, ports.wire());

@@ -16,7 +16,7 @@ use crate::datapath::{
 };
 
 const IP4: usize = 20;
-/// Largest IPv4 header, and the eight bytes after it that an error repeats (RFC 792).
+/// The largest IPv4 header, and the eight bytes after it that an error quotes (RFC 792), in words.
 const QUOTED4_WORDS: usize = (60 + 8) / 4;
 
 impl Answer for V4 {
@@ -59,7 +59,8 @@ impl Answer for V4 {
         }
         store_macs(data, macs);
         header4(ip, length as u32, 1, frontend, client);
-        // Read back, so that the verifier knows no bounds of it, and walks the second loop once for all exits of the first.
+        // Read back, so that the verifier knows no bounds for it, and walks the second loop once
+        // for all exits of the first.
         let count = load_once(words) as usize;
         let icmp = ip + IP4;
         store16::<0>(icmp, kind.to_be());

@@ -16,7 +16,8 @@ use crate::datapath::{
 };
 
 const IP6: usize = 40;
-/// Largest IPv6 header with its extension headers, and the eight bytes after it that an error repeats.
+/// The largest IPv6 header with its extension headers, and the eight bytes after it that an error
+/// quotes, in words.
 const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
 const QUOTED6_MASK: usize = QUOTED6_WORDS.next_power_of_two() - 1;
 const PROTOCOL_ICMP6: u8 = 58;
@@ -29,7 +30,7 @@ impl Answer for V6 {
 
     #[inline(always)]
     fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
-        // Also what is written once the packet has moved back.
+        // The pull includes the bytes that are written once the packet has been moved back.
         packet.pull((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
@@ -38,7 +39,8 @@ impl Answer for V6 {
         }
         let macs = swapped(data);
         let (client, frontend) = Self::addresses_at(ip);
-        // Up to the ports: without them the sender's stack cannot tell whose packet it was.
+        // The quote extends to the ports: without them the sender's stack cannot identify the
+        // socket.
         let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
         let count = walked.offset as usize / 8 + 1;
         let length = ICMP + count * 8;
@@ -53,8 +55,8 @@ impl Answer for V6 {
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
         sum += client.sum() + frontend.sum();
-        // The packet moves back in place, its last word first. One pointer is moved down: with an offset of its own for each word
-        // the verifier would follow each possible length to the end.
+        // The packet is moved back in place, last word first. One pointer is moved down: with a
+        // separate offset for each word the verifier would follow each possible length to the end.
         let mut left = count;
         for _ in 0..QUOTED6_WORDS {
             if left == 0 {

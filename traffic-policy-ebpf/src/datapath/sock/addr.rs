@@ -1,4 +1,4 @@
-//! The kernel's context of a socket call: addresses and ports read and written.
+//! The kernel's context of a socket call: reading and writing of addresses and ports.
 
 use aya_ebpf::{
     bindings::{bpf_sock, bpf_sock_addr},
@@ -21,8 +21,8 @@ const ECONNREFUSED: i32 = 111;
 const ETIMEDOUT: i32 = 110;
 const EPERM: i32 = 1;
 
-/// Offsets within `struct bpf_sock_addr`, which may be read and written only by single instructions at constant offsets.
-/// <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h>
+/// Offsets within `struct bpf_sock_addr`, which may be read and written only by single instructions
+/// at constant offsets. <https://github.com/torvalds/linux/blob/v6.1/include/uapi/linux/bpf.h>
 mod at {
     use core::mem::offset_of;
 
@@ -44,7 +44,7 @@ mod at {
     pub const SOCKET_PROTOCOL: i16 = offset_of!(bpf_sock, protocol) as i16;
 }
 
-/// An address as the application gave it, or gets it.
+/// An address as the application passed it, or as it is returned to the application.
 #[derive(Clone, Copy)]
 pub enum Named {
     V4(Address4),
@@ -55,7 +55,7 @@ pub enum Named {
 const MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
 impl Named {
-    /// An IPv4 address; zero, "not bound", for one of IPv6.
+    /// Returns an IPv4 address; zero, "not bound", for an IPv6 address.
     #[inline(always)]
     pub fn v4(self) -> Address4 {
         match self {
@@ -64,7 +64,7 @@ impl Named {
         }
     }
 
-    /// As [`Self::v4`].
+    /// Returns an IPv6 address as [`Self::v4`] returns an IPv4 one.
     #[inline(always)]
     pub fn v6(self) -> Address6 {
         match self {
@@ -74,7 +74,7 @@ impl Named {
     }
 }
 
-/// IPv4-mapped addresses are IPv4: so packets carry them.
+/// Converts four words. IPv4-mapped addresses become IPv4, as packets carry them.
 #[inline(always)]
 fn named([a, b, c, d]: [u32; 4]) -> Named {
     if a | b == 0 && c == MAPPED {
@@ -83,7 +83,7 @@ fn named([a, b, c, d]: [u32; 4]) -> Named {
     Named::V6(Address6::from_wire([joined(a, b), joined(c, d)]))
 }
 
-/// Two words as one, in memory order.
+/// Joins two words into one, in memory order.
 #[inline(always)]
 fn joined(first: u32, second: u32) -> u64 {
     if cfg!(target_endian = "little") {
@@ -93,7 +93,7 @@ fn joined(first: u32, second: u32) -> u64 {
     }
 }
 
-/// The two words of [`joined`].
+/// Returns the two words that [`joined`] has joined.
 #[inline(always)]
 fn split(both: u64) -> (u32, u32) {
     if cfg!(target_endian = "little") {
@@ -103,7 +103,7 @@ fn split(both: u64) -> (u32, u32) {
     }
 }
 
-/// Four words at an offset, each by an instruction of its own.
+/// Loads four words at an offset, each by an instruction of its own.
 macro_rules! load128 {
     ($offset:path, $base:expr) => {{
         let base = $base;
@@ -116,7 +116,7 @@ macro_rules! load128 {
     }};
 }
 
-/// The other end of the `struct bpf_sock` at `base`.
+/// Returns the peer of the `struct bpf_sock` at `base`.
 #[inline(always)]
 fn peer(base: usize) -> Named {
     if load32::<{ at::SOCKET_FAMILY }>(base) == V4::AF as u32 {
@@ -125,7 +125,7 @@ fn peer(base: usize) -> Named {
     named(load128!(at::PEER6, base))
 }
 
-/// TCP or UDP; 0 for others. The subflows of MPTCP are TCP (RFC 8684).
+/// Returns TCP or UDP; 0 for other protocols. The subflows of MPTCP are TCP (RFC 8684).
 #[inline(always)]
 fn transport(protocol: u32) -> u32 {
     match protocol {
@@ -152,39 +152,40 @@ impl Call {
         self.context as usize
     }
 
-    /// The other end, in a hook of IPv4.
+    /// Returns the peer's address, in an IPv4 hook.
     #[inline(always)]
     pub fn ip4(self) -> Address4 {
         Address4::from_wire(load32::<{ at::IP4 }>(self.base()))
     }
 
-    /// The other end, in a hook of IPv6.
+    /// Returns the peer's address, in an IPv6 hook.
     #[inline(always)]
     pub fn ip6(self) -> Named {
         let base = self.base();
         named(load128!(at::IP6, base))
     }
 
-    /// The other end's port.
+    /// Returns the peer's port.
     #[inline(always)]
     pub fn port(self) -> Port {
         Port::from_wire(load32::<{ at::PORT }>(self.base()) as u16)
     }
 
-    /// TCP or UDP; 0 for others.
+    /// Returns TCP or UDP; 0 for other protocols.
     #[inline(always)]
     pub fn protocol(self) -> u32 {
         transport(load32::<{ at::PROTOCOL }>(self.base()))
     }
 
-    /// The address that the socket is bound to, in a hook of connect; zero if it is not.
+    /// Returns the address that the socket is bound to, in a hook of connect; zero if it is not
+    /// bound.
     #[inline(always)]
     pub fn bound4(self) -> Address4 {
         let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
         Address4::from_wire(if socket == 0 { 0 } else { load32::<{ at::BOUND4 }>(socket) })
     }
 
-    /// As [`Self::bound4`].
+    /// Returns the bound address as [`Self::bound4`] does, for IPv6.
     #[inline(always)]
     pub fn bound6(self) -> Named {
         let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
@@ -200,41 +201,42 @@ impl Call {
         self.peer_port() != Port::NONE
     }
 
-    /// The port of whom the socket is connected to; none if it is not.
+    /// Returns the port of the peer that the socket is connected to; none if it is not connected.
     #[inline(always)]
     pub fn peer_port(self) -> Port {
         let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
         Port::from_wire(if socket == 0 { 0 } else { load16::<{ at::PEER_PORT }>(socket) })
     }
 
-    /// The address of whom the socket is connected to.
+    /// Returns the address of the peer that the socket is connected to.
     #[inline(always)]
     pub fn peer(self) -> Named {
         let socket = load64::<{ at::SOCKET }>(self.base()) as usize;
         if socket == 0 { Named::V6(Address6::UNSPECIFIED) } else { peer(socket) }
     }
 
-    /// The source that a datagram is to have, in a hook of sendmsg; zero if the routes are to say.
+    /// Returns the source that the application chose for a datagram, in a hook of sendmsg; zero if
+    /// routing is to choose it.
     #[inline(always)]
     pub fn source4(self) -> Address4 {
         Address4::from_wire(load32::<{ at::SOURCE4 }>(self.base()))
     }
 
-    /// As [`Self::source4`].
+    /// Returns the source as [`Self::source4`] does, for IPv6.
     #[inline(always)]
     pub fn source6(self) -> Named {
         let base = self.base();
         named(load128!(at::SOURCE6, base))
     }
 
-    /// Writes the other end, in a hook of IPv4.
+    /// Writes the peer, in an IPv4 hook.
     #[inline(always)]
     pub fn set4(self, address: Address4, port: Port) {
         store32::<{ at::IP4 }>(self.base(), address.wire());
         store32::<{ at::PORT }>(self.base(), port.wire() as u32);
     }
 
-    /// Writes the other end, in a hook of IPv6.
+    /// Writes the peer, in an IPv6 hook.
     #[inline(always)]
     pub fn set6(self, address: Address6, port: Port) {
         let [head, tail] = address.wire();
@@ -247,32 +249,34 @@ impl Call {
         store32::<{ at::PORT }>(base, port.wire() as u32);
     }
 
-    /// Writes an IPv4 address where an IPv4-mapped one was: the rest of it stays.
+    /// Writes an IPv4 address over an IPv4-mapped one: the rest of it stays.
     #[inline(always)]
     pub fn set_mapped(self, address: Address4, port: Port) {
         store32::<{ at::IP6 + 12 }>(self.base(), address.wire());
         store32::<{ at::PORT }>(self.base(), port.wire() as u32);
     }
 
-    /// The kernel's number of this socket.
+    /// Returns the kernel's number of this socket.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_get_socket_cookie(self.context.cast::<c_void>()) }
     }
 
-    /// The kernel's number of its network namespace.
+    /// Returns the kernel's number of the socket's network namespace.
     #[inline(always)]
     pub fn netns(self) -> u64 {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_get_netns_cookie(self.context.cast::<c_void>()) }
     }
 
-    /// Makes the call fail: the error that the application would have got from netfilter, only sooner.
+    /// Makes the call fail with the error that the application would have got from netfilter, only
+    /// sooner.
     ///
-    /// Rejected: kube-proxy answers with port unreachable, which connect() and a connected UDP socket show as
-    /// ECONNREFUSED. Dropped: a TCP connection tries until ETIMEDOUT (RFC 9293, section 3.8.3: R2), so that is said at once; a
-    /// datagram that netfilter drops in OUTPUT makes the sender's call fail with EPERM (`nf_hook_slow`).
+    /// Rejected: kube-proxy answers with port unreachable, which connect() and a connected UDP
+    /// socket report as ECONNREFUSED. Dropped: a TCP connection retries until ETIMEDOUT (RFC 9293,
+    /// section 3.8.3: R2), so the call fails with it at once; a datagram that netfilter drops in
+    /// OUTPUT makes the sender's call fail with EPERM (`nf_hook_slow`).
     /// <https://github.com/torvalds/linux/blob/v6.1/net/netfilter/core.c>
     #[inline(always)]
     pub fn fail(self, outcome: Outcome, protocol: u32) {
@@ -303,13 +307,13 @@ impl Closing {
         self.context as usize
     }
 
-    /// As [`Call::protocol`].
+    /// Returns the protocol as [`Call::protocol`] does.
     #[inline(always)]
     pub fn protocol(self) -> u32 {
         transport(load32::<{ at::SOCKET_PROTOCOL }>(self.base()))
     }
 
-    /// The peer's port; none if it has none.
+    /// Returns the peer's port; none without a peer.
     #[inline(always)]
     pub fn port(self) -> Port {
         Port::from_wire(load16::<{ at::PEER_PORT }>(self.base()))

@@ -1,4 +1,5 @@
-//! The program that judges a made-up socket call for `explain`: the kernel can test-run it, other than programs of sockets.
+//! The program that evaluates a hypothetical socket call for `explain`: the kernel can test-run it,
+//! unlike socket programs.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_TCP, PROTOCOL_UDP, SocketQuestion, hook, step},
@@ -23,7 +24,7 @@ pub fn run(_: Xdp) -> u32 {
 #[inline(always)]
 fn judge() {
     let Some(asked) = EXPLAIN_CALL.get_ptr(0) else { return };
-    // Nobody writes it while the agent runs this program.
+    // The map has no writer while the agent runs this program.
     let asked = borrow(asked);
     let protocol = asked.protocol as u32;
     let outcome = if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {

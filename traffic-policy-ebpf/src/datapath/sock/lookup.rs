@@ -1,5 +1,5 @@
-//! Service lookup for a socket call. Nothing here needs a socket: the kernel cannot test-run socket hooks, so `explain` calls
-//! the same function from an XDP program.
+//! The Service look-up for a socket call. No socket is needed here: the kernel cannot test-run
+//! socket hooks, so `explain` calls the same function from an XDP program.
 
 use traffic_policy_ebpf::{
     abi::{
@@ -18,37 +18,40 @@ use crate::datapath::{
     prefilter, trace,
 };
 
-/// Input of the Service lookup for a socket call.
+/// The input of the Service look-up for a socket call.
 #[derive(Clone, Copy)]
 pub struct Query<A> {
     /// The address that the application names; an IPv4-mapped IPv6 address counts as IPv4.
     pub destination: A,
     pub port: Port,
-    /// TCP or UDP, as IP protocol number.
+    /// TCP or UDP, as an IP protocol number.
     pub protocol: u16,
-    /// The address that the socket is bound to; zero if it is not.
+    /// The address that the socket is bound to; zero if it is not bound.
     pub source: A,
-    /// Cookie of the socket's network namespace, never 0.
+    /// The cookie of the socket's network namespace, never 0.
     pub netns: u64,
-    /// The namespace is the node's own.
+    /// Whether the namespace is the node's own.
     pub node: bool,
-    /// Spreads connections over endpoints.
+    /// A hash that spreads connections over endpoints.
     pub hash: u64,
-    /// Endpoint of the socket's earlier datagrams to this destination, or null: a conversation stays with its endpoint.
+    /// The endpoint of the socket's earlier datagrams to this destination, or null: a conversation
+    /// keeps its endpoint.
     pub had: *const TranslatedSocket,
 }
 
-/// The answer. For [`Outcome::Connected`] all of it holds, else only `outcome` and `service`.
+/// The result. For [`Outcome::Connected`] all fields are valid, otherwise only `outcome` and
+/// `service`.
 #[derive(Clone, Copy)]
 pub struct Translation<A> {
-    /// `Connected`, one of those that refuse (`Rejected…`, `Dropped…`), or one that passes: the call does not concern a Service.
+    /// `Connected`, an outcome that refuses (`Rejected…`, `Dropped…`), or one that passes: the call
+    /// does not concern a Service.
     pub outcome: Outcome,
-    /// Index of the Service port, or [`NO_SERVICE`].
+    /// The index of the Service port, or [`NO_SERVICE`].
     pub service: u32,
     /// The endpoint.
     pub address: A,
     pub port: Port,
-    /// Its place within the list.
+    /// The endpoint's place within the list.
     pub offset: u32,
 }
 
@@ -75,7 +78,7 @@ impl<A: Address> Translation<A> {
         Self { outcome: Outcome::RejectedNoEndpoint, service: list.service, ..self }
     }
 
-    /// The endpoint in a slot of a list.
+    /// Fills in the endpoint in a slot of a list.
     #[inline(always)]
     fn at<F: Family<Address = A>>(self, list: &List, slot: u32) -> Self {
         let translation = Self { service: list.service, ..self };
@@ -88,8 +91,8 @@ impl<A: Address> Translation<A> {
     }
 }
 
-/// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified address, which the kernel
-/// takes for loopback.
+/// Whether an address leads to the caller's own namespace: 127.0.0.0/8, ::1, and the unspecified
+/// address, which the kernel treats as loopback.
 #[inline(always)]
 fn is_loopback<F: Family>(address: F::Address) -> bool {
     let [head, tail] = address.wide().wire();
@@ -100,7 +103,8 @@ fn is_loopback<F: Family>(address: F::Address) -> bool {
     address == 0 || address.to_ne_bytes()[0] == 127
 }
 
-/// The source that a socket without one will probably get: the node's address, or one of its pods' range.
+/// Returns the source that a socket without one will probably get: the node's address, or one of
+/// its pods' range.
 #[inline(always)]
 fn usual_source<F: Family>(node: bool) -> F::Address {
     let Some(this) = LOCAL_NODE.get_ptr(0) else { return F::Address::default() };
@@ -108,7 +112,8 @@ fn usual_source<F: Family>(node: bool) -> F::Address {
     F::narrow(if node { get!(this.primary[F::INDEX]) } else { get!(this.pods[F::INDEX]) })
 }
 
-/// Decides. `search` is the caller's own: a socket's call is interrupted by packets, which use the per-CPU one.
+/// Finds the endpoint of a call, or the outcome without one. `search` belongs to the caller:
+/// packets that interrupt a socket call use the per-CPU one.
 #[inline(always)]
 pub fn decide<F: Family>(
     query: &Query<F::Address>,
@@ -126,7 +131,7 @@ pub fn decide<F: Family>(
         scope: scope::ADDRESS,
     };
     if is_loopback::<F>(query.destination) {
-        // The loopback addresses of a pod are the pod's own business.
+        // The loopback addresses of a pod belong to the pod.
         if !query.node {
             trace::note(step::OWN_LOOPBACK, 0, [0; 2]);
             translation.outcome = Outcome::PassedNotService;
@@ -161,13 +166,14 @@ pub fn decide<F: Family>(
         list.range.base + offset
     };
     let translation = translation.at::<F>(&list, slot);
-    // A process may be set aside for long between two instructions, and the frontend that it has looked up, or the slots,
-    // be written anew as somebody else's.
+    // A process may be suspended for long between two instructions; meanwhile the frontend that it
+    // has looked up, or the slots, may be rewritten for another Service.
     if select::holds::<F>(&target, &list) {
         return translation;
     }
-    // Once more is enough, for it takes two such pauses to be wrong; and any endpoint will do. To ask for the one that
-    // the client had would make the verifier follow all of it tenfold.
+    // One retry is enough, because two such pauses would be needed to get a wrong result; and any
+    // endpoint will do. Looking for the client's earlier endpoint again would multiply the
+    // verifier's work by ten.
     let translation = Translation::none();
     match select::list::<F>(&target, &client) {
         Err(refusal) => translation.refused(refusal),
@@ -179,12 +185,13 @@ pub fn decide<F: Family>(
     }
 }
 
-/// Seconds for which an unconnected socket's conversation stays with its endpoint after its last datagram: as long as
-/// conntrack keeps a UDP flow that was answered (`nf_conntrack_udp_timeout_stream`).
+/// The seconds for which an unconnected socket's conversation keeps its endpoint after its last
+/// datagram: as long as conntrack keeps an answered UDP flow (`nf_conntrack_udp_timeout_stream`).
 const CONVERSATION: u32 = 120;
 
-/// Whether a conversation stays with its endpoint whatever has become of lists, policies and source ranges: they are for
-/// new ones. It ends with its time-out, with its Service, and with its endpoint when that serves no more.
+/// Whether a conversation keeps its endpoint whatever has become of lists, policies and source
+/// ranges: those apply to new conversations. It ends with its time-out, with its Service, and when
+/// its endpoint stops serving.
 #[inline(always)]
 fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address>) -> bool {
     let had = query.had;
@@ -196,7 +203,7 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
         return false;
     }
     let found = select::frontend::<F>(target);
-    // Services with affinity know where their clients are.
+    // Services with affinity keep track of their clients' endpoints themselves.
     if found.is_null() || (get!(found.service) != service || get!(found.affinity) != 0) {
         return false;
     }
@@ -210,8 +217,8 @@ fn is_continued<F: Family>(query: &Query<F::Address>, target: &Target<F::Address
     Table::of(&raw const REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_none()
 }
 
-/// Place of the endpoint that this conversation has within the list, [`affinity::NONE`] without one. Services with affinity
-/// know it by themselves.
+/// Returns the place of this conversation's endpoint within the list, [`affinity::NONE`] without
+/// one. Services with affinity keep track of it themselves.
 #[inline(always)]
 fn conversation<F: Family>(
     query: &Query<F::Address>,

@@ -1,4 +1,4 @@
-//! Keys of the socket maps, and which map holds a socket.
+//! Keys of the socket maps, and the choice of the map that holds a socket.
 
 use traffic_policy_ebpf::abi::{Address, PROTOCOL_UDP, Port, SocketKey, WideAddress};
 
@@ -8,7 +8,7 @@ use crate::datapath::{
     sock::{addr::Named, lookup::Translation},
 };
 
-/// The map that holds a socket.
+/// Returns the map that holds a socket.
 #[inline(always)]
 pub fn table_of(protocol: u32, connected: bool) -> Table {
     if protocol == PROTOCOL_UDP && connected {
@@ -26,7 +26,7 @@ pub fn reverse<A: Address>(key: &mut SocketKey, translation: &Translation<A>) {
     key.forward = 0;
 }
 
-/// The key of the entry about a socket whose other end is an endpoint.
+/// Returns the key of the entry for a socket whose peer is an endpoint.
 #[inline(always)]
 pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port: Port) -> SocketKey {
     // Word by word: as a whole it would be copied once for each family.
@@ -41,7 +41,7 @@ pub fn peer_key<F: Family>(cookie: u64, protocol: u32, address: F::Address, port
     }
 }
 
-/// As [`peer_key`].
+/// Returns the key as [`peer_key`] does.
 #[inline(always)]
 pub fn named_key(cookie: u64, protocol: u32, address: Named, port: Port) -> SocketKey {
     match address {

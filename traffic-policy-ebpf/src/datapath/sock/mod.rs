@@ -1,5 +1,5 @@
-//! The socket programs, for processes of this node and its pods: the destination is translated to an endpoint before any packet
-//! is made, and the application sees the address that it named.
+//! The socket programs, for processes of this node and its pods: the destination is translated to
+//! an endpoint before any packet is built, and the application sees the address that it named.
 
 pub mod addr;
 pub mod explain;
@@ -29,7 +29,7 @@ use crate::datapath::{
     },
 };
 
-/// Verdicts of socket hooks.
+/// The verdicts of socket hooks.
 const DENY: i32 = 0;
 const ALLOW: i32 = 1;
 
@@ -37,16 +37,16 @@ const ALLOW: i32 = 1;
 struct DestinationCall<A> {
     call: Call,
     destination: A,
-    /// Zero if the socket is not bound.
+    /// The bound source address; zero if the socket is not bound.
     source: A,
-    /// The socket is being connected; else it sends one datagram.
+    /// Whether the socket is being connected; otherwise it sends one datagram.
     connects: bool,
 }
 
-/// Verdict on a call, and its new destination.
+/// The verdict on a call, and its new destination.
 struct CallVerdict<A> {
     verdict: i32,
-    /// The endpoint holds.
+    /// Whether `address` and `port` are an endpoint's.
     translated: bool,
     address: A,
     port: Port,
@@ -81,8 +81,8 @@ impl<A: Address> DestinationCall<A> {
         if connected && !self.connects {
             let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
             let shown = map::table_of(protocol, true).lookup::<_, TranslatedSocket>(&peer);
-            // The kernel lets a connected socket hear its peer only, so that a datagram which names the same address as
-            // connect() did must go to the same endpoint.
+            // The kernel lets a connected socket receive from its peer only, so a datagram to the
+            // address that was passed to connect() must go to the same endpoint.
             if peer.ipv6 == key.ipv6
                 && shown
                     .is_some_and(|shown| (get!(shown.address) == key.address && get!(shown.port) == key.port))
@@ -108,7 +108,7 @@ impl<A: Address> DestinationCall<A> {
             hash,
             had,
         };
-        // Initialized: the verifier may want this of memory that a global function is given.
+        // Initialized: the verifier may require this for memory passed to a global function.
         let mut search = AffinityLookup::default();
         let translation = lookup::decide::<F>(&query, &raw mut search);
         match translation.outcome {
@@ -123,7 +123,7 @@ impl<A: Address> DestinationCall<A> {
         if self.connects {
             self.note::<F>(Outcome::Connected, netns, &translation);
             if connected {
-                // It gets another peer; nobody will ask for this one again.
+                // The socket gets another peer; the entry of this one is not needed again.
                 let peer = map::named_key(key.cookie, protocol, call.peer(), call.peer_port());
                 map::table_of(protocol, true).remove(&peer);
             }
@@ -159,7 +159,8 @@ impl<A: Address> DestinationCall<A> {
         });
     }
 
-    /// The way back: what the application is to see instead of the endpoint. Turns `key` into that of this entry.
+    /// Notes the reverse translation: the address that the application is to see instead of the
+    /// endpoint. Turns `key` into that of this entry.
     #[inline(always)]
     fn note_peer(&self, key: &mut SocketKey, netns: u64, translation: &Translation<A>) {
         let value = TranslatedSocket {
@@ -172,12 +173,13 @@ impl<A: Address> DestinationCall<A> {
             used: 0,
         };
         map::reverse(key, translation);
-        // A full map lets go of the oldest entry; any other failure shows the application the endpoint's address.
+        // A full map evicts the oldest entry; any other failure shows the application the
+        // endpoint's address.
         map::table_of(key.protocol as u32, self.connects).insert(key, &raw const value, ANY);
     }
 
-    /// Both ways of an unconnected socket's conversation. While it stays as it is, only the time is written, once a
-    /// second.
+    /// Notes both directions of an unconnected socket's conversation. While it stays unchanged,
+    /// only the time is written, once a second.
     #[inline(always)]
     fn note_conversation<F: Family<Address = A>>(
         &self,
@@ -215,8 +217,8 @@ impl<A: Address> DestinationCall<A> {
         let mut back = *key;
         map::reverse(&mut back, translation);
         let shown = sockets.lookup::<_, TranslatedSocket>(&back);
-        // The kernel may have let go of this entry. Where two Services share an endpoint, its answers show the one that was
-        // asked last.
+        // The kernel may have evicted this entry. If two Services share an endpoint, its answers
+        // show the one that was addressed last.
         if shown.is_none_or(|shown| (get!(shown.address) != key.address || get!(shown.port) != key.port)) {
             self.note_peer(key, netns, translation);
         }
@@ -237,7 +239,7 @@ pub fn connect4(call: Call) -> i32 {
     to4(call, call.bound4(), true)
 }
 
-/// Also of IPv6 sockets that name an IPv4-mapped address.
+/// Handles sendmsg of IPv4 sockets, and of IPv6 sockets that name an IPv4-mapped address.
 #[inline(always)]
 pub fn sendmsg4(call: Call) -> i32 {
     to4(call, call.source4(), false)
@@ -265,7 +267,8 @@ pub fn connect6(call: Call) -> i32 {
     }
 }
 
-/// Never with an IPv4-mapped address: the kernel turns to [`sendmsg4`] for those (`udpv6_sendmsg`).
+/// Handles sendmsg of IPv6 sockets, never with an IPv4-mapped address: the kernel calls
+/// [`sendmsg4`] for those (`udpv6_sendmsg`).
 /// <https://github.com/torvalds/linux/blob/v6.1/net/ipv6/udp.c>
 #[inline(always)]
 pub fn sendmsg6(call: Call) -> i32 {
@@ -278,7 +281,8 @@ pub fn sendmsg6(call: Call) -> i32 {
     translate.verdict
 }
 
-/// The address that the application named, where the peer is the endpoint of a translated call; or null.
+/// Returns the address that the application named, if the peer is the endpoint of a translated
+/// call; otherwise null.
 #[inline(always)]
 fn peer<F: Family>(
     call: Call,
@@ -346,7 +350,7 @@ pub fn getpeername6(call: Call) -> i32 {
     ALLOW
 }
 
-/// A connected socket is closed: its peer is not asked for again.
+/// Removes the entry of a connected socket that is closed: its peer is not looked up again.
 #[inline(always)]
 pub fn release(closing: Closing) -> i32 {
     let (protocol, port) = (closing.protocol(), closing.port());

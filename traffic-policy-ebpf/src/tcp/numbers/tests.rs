@@ -1,4 +1,4 @@
-//! Sequence numbers that are at the edges of windows, beyond them, and random.
+//! Tests of sequence numbers at the edges of windows, beyond them, and at random.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,8 @@ fn a_retransmission_changes_nothing_but_what_it_acknowledges() {
 
 #[test]
 fn a_flow_is_followed_beyond_a_gap_and_back() {
-    // Half a megabyte was lost before it came here; the receiver's acknowledgement jumps likewise.
+    // Half a megabyte was lost before it arrived here; the receiver's acknowledgement jumps
+    // likewise.
     let gap = segment(flag::ACK, 500_000, 0, 1448);
     assert_eq!(after(1, &gap).numbers, gap.numbers);
     let jump = segment(flag::ACK, 0, 500_000, 0);
@@ -56,7 +57,7 @@ fn a_fin_stays_until_there_is_data_beyond_it() {
         assert_eq!(next(ahead, length).state, 1 | FIN, "{what}");
     }
     assert_eq!(next(151, 1).state, 1);
-    // An ACK was faster than it.
+    // An ACK overtook it.
     let own = numbers(sequence(OWN).wrapping_add(151), 5_000);
     assert_eq!(assured(1, own, OTHER, SMALL, &segment(flag::FIN | flag::ACK, 100, 0, 50)).state, 1 | FIN);
 }
@@ -127,8 +128,8 @@ fn a_connection_is_over_when_both_fins_are_acknowledged() {
     assert!(is_over((1, 1 | RST), numbers(1, 2), numbers(3, 4)));
 }
 
-/// Data both ways: each side is half a megabyte ahead of what the other has acknowledged, and as much was lost after the last
-/// segments that came here.
+/// Data in both directions: each side is half a megabyte ahead of what the other has acknowledged,
+/// and as much was lost after the last segments that arrived here.
 #[test]
 fn data_both_ways_is_followed_within_the_windows_and_not_beyond() {
     const MEGABYTE: i32 = 1 << 20;
@@ -161,7 +162,8 @@ fn data_both_ways_is_followed_within_the_windows_and_not_beyond() {
     assert!(!assured(1, own, other, windows, &rst).fits, "a window is not enough to reset a connection");
 }
 
-/// An entry that was left behind, or moved ahead by a forged segment, is no hindrance, for the other entry decides.
+/// An entry that is far behind, or was moved ahead by a forged segment, is no obstacle, because the
+/// other entry decides.
 #[test]
 fn an_entry_far_off_is_set_right_by_the_next_segment_in_the_windows() {
     let other = numbers(50_500_000, 9_500_000);
@@ -182,7 +184,7 @@ fn numbers_that_were_lost_come_back() {
 }
 
 proptest! {
-    /// However far the right numbers are, wherever they are on the circle.
+    /// Holds for any distance from the right numbers, anywhere on the circle.
     #[test]
     fn who_is_off_in_both_numbers_changes_nothing(
         state: u8, own: u64, other: u64, flags: u8, length in 0_u32..65_536, there in 65_536_u32..0xffff_0000,
@@ -195,7 +197,8 @@ proptest! {
         prop_assert_eq!(assured(state, own, other, SMALL, &segment), After { state, numbers: own, fits: false });
     }
 
-    /// A segment touches FIN and RST only: it never assures, nor revives a flow whose endpoint is gone.
+    /// A segment changes FIN and RST only: it never assures a flow, nor revives one whose endpoint
+    /// was removed.
     #[test]
     fn segments_touch_fin_and_rst_only(state: u8, own: u64, other: u64, flags: u8, ahead: u16, length: u16) {
         let numbers = own.wrapping_add(u64::from(ahead) << 32);
