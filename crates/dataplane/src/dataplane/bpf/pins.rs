@@ -48,7 +48,8 @@ pub struct Pins {
 /// The value of `--on-other-layout`: the treatment of programs and maps of another layout version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnOtherLayout {
-    /// They serve until this version's maps are filled, then its programs take their places, and their flows end.
+    /// They serve until this version's maps are filled, then its programs take their places, and
+    /// their flows end.
     #[default]
     Replace,
     /// They stay, and the agent does not start.
@@ -59,8 +60,8 @@ impl Pins {
     /// Opens the folder of this layout version below `root`, and ensures that no other agent uses
     /// it.
     ///
-    /// # Errors
-    /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced, or is used by a running
+    /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced,
+    /// or is used by a running agent.
     /// agent.
     pub fn open(root: &Path, on_other: OnOtherLayout) -> Result<Self> {
         if !on_bpffs(root)? {
