@@ -11,8 +11,8 @@ const TTL: u8 = 64;
 /// The MAC address of the sender; its value does not matter.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// An INIT chunk of SCTP (RFC 9260 section 3.3.2), big-endian: type, flags and length, initiate tag, receiver window,
-/// one stream each way, first transmission sequence number.
+/// An INIT chunk of SCTP (RFC 9260 section 3.3.2), big-endian: type, flags and length, initiate
+/// tag, receiver window, one stream each way, first transmission sequence number.
 const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
 
 /// Builds a SYN, an INIT, a datagram, or an empty packet of another protocol, addressed to the
@@ -59,7 +59,8 @@ pub struct Seen {
     pub ttl: u8,
 }
 
-/// Returns the addresses, ports and time to live of an Ethernet frame; `None` if it has no ports of TCP, UDP or SCTP.
+/// Returns the addresses, ports and time to live of an Ethernet frame; `None` if it has no ports of
+/// TCP, UDP or SCTP.
 pub fn read(frame: &[u8]) -> Option<Seen> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let ports = |payload: &etherparse::IpPayloadSlice<'_>| {

@@ -16,9 +16,10 @@ const XDP_CALLS: &str = "tp_xdp_calls";
 /// The name of the pin of this array if its programs do not have the flag.
 const XDP_CALLS_WITHOUT_FRAGS: &str = "tp_xdp_calls_skb";
 
-/// Whether the XDP programs of a mode accept frames of several buffers. Those in the stack (generic XDP) do not: for
-/// programs that do, the kernel copies a packet that has too little headroom (`skb_pp_cow_data` in net/core/skbuff.c),
-/// and the copy's `mac_len` is 0, so that TC finds no Ethernet header (seen on Linux 6.18).
+/// Whether the XDP programs of a mode accept frames of several buffers. Those in the stack (generic
+/// XDP) do not: for programs that do, the kernel copies a packet that has too little headroom
+/// (`skb_pp_cow_data` in net/core/skbuff.c), and the copy's `mac_len` is 0, so that TC finds no
+/// Ethernet header (seen on Linux 6.18).
 fn takes_frags(mode: Mode) -> bool {
     mode != Mode::XdpGeneric
 }

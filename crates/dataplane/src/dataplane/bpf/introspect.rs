@@ -34,7 +34,8 @@ pub fn tcx_programs(device: &str) -> Result<[Vec<Program>; 2], ProgramError> {
     Ok([programs(TcAttachType::Ingress)?, programs(TcAttachType::Egress)?])
 }
 
-/// Whether a TC filter with this `tcm_info` and handle is one that [`crate::dataplane::Dataplane`] attaches below Linux 6.6.
+/// Whether a TC filter with this `tcm_info` and handle is one that [`crate::dataplane::Dataplane`]
+/// attaches below Linux 6.6.
 pub fn is_own_filter(info: u32, handle: u32) -> bool {
     info >> 16 == u32::from(clsact::PRIORITY) && handle == clsact::HANDLE
 }
@@ -95,8 +96,8 @@ pub fn driver(device: &str) -> Option<String> {
     }
     request.ifr_ifru.ifru_data = (&raw mut info).cast();
     const { assert!(size_of::<Info>() == 196) };
-    // SAFETY: the request names a device and points to a value that outlives the call and has the size that the kernel
-    // writes.
+    // SAFETY: the request names a device and points to a value that outlives the call and has the
+    // size that the kernel writes.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     let name = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
     (result == 0 && !name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())

@@ -13,7 +13,8 @@ pub fn follow(object: &mut Ebpf) -> Result<()> {
     // Another part of the process may have set the logger.
     let _ = tracing_log::LogTracer::init();
     let logger = EbpfLogger::init(object).context("the packet path was built without its log")?;
-    // SAFETY: the logger owns its ring buffer's descriptor and closes it only when it is dropped, after the AsyncFd.
+    // SAFETY: the logger owns its ring buffer's descriptor and closes it only when it is dropped,
+    // after the AsyncFd.
     let logger = unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) };
     let mut logger = logger.map_err(|error| anyhow::anyhow!("the log cannot be waited for: {error}"))?;
     tokio::spawn(async move {

@@ -1,4 +1,5 @@
-//! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
+//! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or
+//! `--pin-dir`.
 //!
 //! | folder | pins |
 //! |---|---|
@@ -60,9 +61,9 @@ impl Pins {
     /// Opens the folder of this layout version below `root`, and ensures that no other agent uses
     /// it.
     ///
+    /// # Errors
     /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced,
     /// or is used by a running agent.
-    /// agent.
     pub fn open(root: &Path, on_other: OnOtherLayout) -> Result<Self> {
         if !on_bpffs(root)? {
             bail!("{}", not_bpffs(root));

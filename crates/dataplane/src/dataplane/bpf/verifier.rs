@@ -68,7 +68,6 @@ fn kept(log: &Result<PathBuf, String>) -> String {
 /// Verifies and loads every program of the object, on as many threads as there are CPUs: the kernel
 /// verifies several programs of a process with CAP_BPF at once (`bpf_check` in
 /// kernel/bpf/verifier.c takes its lock for other processes only). Returns the number of programs.
-/// there are.
 ///
 /// # Errors
 /// A [`Refusal`], or the reason why the kernel loads nothing if that has little to do with the

@@ -23,7 +23,8 @@ pub struct Mapped<T> {
     _type: PhantomData<T>,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
+// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores
+// of single words.
 unsafe impl<T> Send for Mapped<T> {}
 
 impl<T> Mapped<T> {

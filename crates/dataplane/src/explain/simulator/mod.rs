@@ -81,7 +81,8 @@ impl Simulator {
         self.copy.maps.services.get(&index, 0).ok().and_then(|info| service_key(&info))
     }
 
-    /// Whether a frontend with these flags is forwarded as under policy Cluster although its Service has policy Local.
+    /// Whether a frontend with these flags is forwarded as under policy Cluster although its
+    /// Service has policy Local.
     pub fn falls_back(&self, index: u32, flags: u32) -> bool {
         let info = self.copy.maps.services.get(&index, 0).ok().filter(|_| !self.as_cluster);
         info.is_some_and(|info| falls_back(external_policy(&info), flags))
