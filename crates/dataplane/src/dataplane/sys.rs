@@ -240,7 +240,8 @@ pub fn load_named(
 /// # Errors
 /// There is none, or privileges are missing.
 pub fn program(id: u32) -> io::Result<OwnedFd> {
-    // Only the number and flags are read: `union bpf_attr` has two unused fields after the number.
+    // Only the number is read; the two fields of `union bpf_attr` after it, `next_id` and
+    // `open_flags`, are 0.
     let mut attributes = [id, 0, 0];
     // SAFETY: the attributes are a number and zeros.
     unsafe { make(command::PROG_GET_FD_BY_ID, &mut attributes) }

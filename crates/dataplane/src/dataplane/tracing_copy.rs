@@ -175,8 +175,8 @@ impl TracingCopy {
         Ok(Judged { steps, outcome, frame })
     }
 
-    /// Copies the endpoint to which the running packet path sent this client last; returns whether
-    /// there is one.
+    /// Copies the affinity with the endpoint to which the running packet path sent this client
+    /// last; returns whether there is one.
     ///
     /// # Errors
     /// The kernel refuses.

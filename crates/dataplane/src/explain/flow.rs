@@ -15,9 +15,9 @@ pub const SOURCE_PORT: u16 = 40_000;
 /// The origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum From {
-    /// Outside this node: it comes as packets by a device.
+    /// A client outside this node: its packets arrive on a device.
     External,
-    /// A pod of this node: a socket in a network namespace of its own.
+    /// A pod of this node: a socket in its own network namespace.
     Pod,
     /// A process in the node's own network namespace.
     Node,

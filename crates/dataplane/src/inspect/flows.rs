@@ -69,14 +69,14 @@ pub struct Traffic {
 /// The state of a flow, as its packets have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum FlowState {
-    /// The client has sent; no answer yet.
+    /// The client has sent a packet; there is no reply yet.
     New,
-    /// The endpoint has answered; the client has not confirmed that it is where it says.
+    /// The endpoint has replied; the client has not confirmed its source address yet.
     Answered,
     Assured,
     /// One side has sent FIN.
     Closing,
-    /// Both have.
+    /// Both sides have sent FIN.
     Finished,
     Reset,
 }

@@ -54,7 +54,7 @@ impl RouteMtus {
         Self(differing)
     }
 
-    /// Returns as many as there is room for, IPv4 and IPv6, and the number that are left out.
+    /// Returns as many MTUs as there is room for, IPv4 and IPv6, and the number that are left out.
     /// Prefixes without an MTU are left out first, because a smaller MTU than fits costs less than
     /// a larger one.
     pub fn fitting(&self, room: [u32; 2]) -> (Self, usize) {

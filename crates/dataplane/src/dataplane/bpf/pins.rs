@@ -31,7 +31,7 @@ pub use self::{
     removal::{Removed, cleanup, remove_link},
 };
 
-/// Default of `--pin-dir`.
+/// The default of `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 
 /// The folder of pins, locked by this process alone.

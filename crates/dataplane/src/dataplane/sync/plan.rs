@@ -207,7 +207,7 @@ impl Planner {
         }
         self.held.service_cidrs.clone_from(&desired.service_cidrs);
         for op in &plan.last {
-            // Until now they used entries that others could not have.
+            // Their entries are free for others only from now on.
             if let Op::RemoveSourceRange(source) = op {
                 self.budget.source_ranges.remove(source.ipv6);
             }

@@ -67,8 +67,8 @@ impl Simulator {
         self.copy.socket(question)
     }
 
-    /// Copies the endpoint to which the running packet path sent this client last; returns whether
-    /// there is one.
+    /// Copies the affinity with the endpoint to which the running packet path sent this client
+    /// last; returns whether there is one.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -18,7 +18,7 @@ pub struct Refusing<'a> {
     /// The size of a memory page, in bytes.
     pub page: usize,
     pub kernel: Kernel,
-    /// See [`drivers::virtio_features`].
+    /// The features of a virtio device, see [`drivers::virtio_features`].
     pub virtio: Option<u64>,
     /// Whether XDP in the stack was requested, rather than in the driver.
     pub generic: bool,
