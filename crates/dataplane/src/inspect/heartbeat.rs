@@ -30,7 +30,7 @@ impl Heartbeat {
         self.since(self.word.started)
     }
 
-    /// Returns the time since the agent's last sign of life: at most two seconds for a running
+    /// Returns the time since the agent's last sign of life: up to about two seconds for a running
     /// agent.
     #[must_use]
     pub fn seen(&self) -> Option<Duration> {

@@ -55,8 +55,8 @@ impl Pressure {
     }
 }
 
-/// Returns the idle time, a power of two, that at most `wanted` flows have reached: the next sweep
-/// removes the rest. If the flows with the longest idle time are more, returns theirs.
+/// Returns the idle time, a power of two, that at most `wanted` flows have reached: the rest is
+/// left to a later sweep. If the flows with the longest idle time are more, returns theirs.
 fn longest_idle(flows: &[u32; 32], wanted: u64) -> u32 {
     let mut reached = 0;
     let mut longest = None;

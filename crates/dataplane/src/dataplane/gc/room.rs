@@ -100,7 +100,7 @@ impl Room {
 }
 
 /// Returns the families whose tables have had no room, for which there is a single word: those that
-/// are still nearly full, or the fuller one, from which a sweep has removed closed flows in the
+/// are still nearly full, or the fuller one, from which a sweep has removed finished flows in the
 /// meantime. There is none if both are less than half full: the word is also set if many flows are
 /// unassured and no agent has counted them for a while.
 fn full(found: &[Found; 2], sizes: [u32; 2]) -> [bool; 2] {

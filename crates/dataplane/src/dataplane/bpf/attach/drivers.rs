@@ -5,8 +5,8 @@ use std::fs;
 
 use crate::dataplane::kernel::Kernel;
 
-/// The bytes around a frame in its page: `XDP_PACKET_HEADROOM` before it and `struct
-/// skb_shared_info` after it.
+/// The bytes around a frame in its page: `XDP_PACKET_HEADROOM` before it and
+/// `struct skb_shared_info` after it.
 const AROUND_A_FRAME: usize = 256 + 320;
 const ETHERNET: usize = 14;
 /// A VLAN tag and the frame check sequence, for which ena reserves room.

@@ -48,8 +48,8 @@ impl Look {
     }
 }
 
-/// Returns the process that holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE
-/// 123 00:1b:456 0 EOF`.
+/// Returns the process that holds the lock on a file, from /proc/locks:
+/// `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
 fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.lines().find_map(|line| {
