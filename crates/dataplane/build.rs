@@ -1,7 +1,8 @@
-//! Compiles the packet path for BPF and leaves the object in `OUT_DIR`, for `dataplane::object`.
+//! Compiles the packet path for BPF and writes the object to `OUT_DIR`, for `dataplane::object`.
 //!
-//! Without a BPF toolchain the library is built without the object, so that everything that loads no program can be built
-//! and tested; the agent then fails to build, with a sentence that says what to do.
+//! Without a BPF toolchain the library is built without the object, so that everything that loads
+//! no program can still be built and tested. The agent then fails to build, with a message that
+//! gives the remedy.
 
 #[path = "build/toolchain.rs"]
 #[expect(dead_code, reason = "setup needs more of it")]
@@ -12,10 +13,11 @@ use aya_build::{Package, Toolchain};
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
     println!("cargo:rustc-check-cfg=cfg(bpf_object)");
-    // Not `PATH` itself: it differs between a shell and a cargo started by cargo, and each change would compile all anew.
-    // What is found or replaced later is `xtask setup`'s to tell.
+    // `PATH` itself is not tracked: it differs between a shell and a cargo started by cargo, and
+    // each change would recompile everything. `xtask setup` reports tools that are found or
+    // replaced later.
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
-    // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
+    // `-Z build-std` on a stable compiler needs it. SAFETY: this program has one thread.
     unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
     let features: &[&str] = if std::env::var_os("CARGO_FEATURE_LOG").is_some() { &["log"] } else { &[] };
     aya_build::build_ebpf(

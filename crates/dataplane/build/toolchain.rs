@@ -1,4 +1,4 @@
-//! Finds what compiles for BPF. Shared by the build script, which uses it, and by `xtask setup`, which sees to it.
+//! Finds the BPF toolchain for the build script, which uses it, and `xtask setup`, which checks it.
 
 use std::{
     env, fs,
@@ -6,24 +6,26 @@ use std::{
     process::Command,
 };
 
-/// Names another toolchain than the ones looked for: anything that `rustup run` takes.
+/// The variable that selects another toolchain than the default ones: any name that `rustup run`
+/// accepts.
 pub(crate) const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
 
-/// Distributions install their compiler and its sources here.
+/// The prefix under which distributions install their compiler and its sources.
 const DISTRIBUTION: &str = "/usr";
-/// Ubuntu installs compilers newer than its own side by side, as `rust-1.91`, here.
+/// The folder in which Ubuntu installs compilers newer than its default one, as `rust-1.91`.
 const SIDE_BY_SIDE: &str = "/usr/lib";
 
 /// A compiler with the sources of `core`, which is compiled for BPF.
 #[derive(Clone, Debug)]
 pub(crate) struct Toolchain {
-    /// For `rustup run`: a name, or the root of an installation.
+    /// The argument of `rustup run`: a name, or the root of an installation.
     pub(crate) name: String,
-    /// Major version of its LLVM; bpf-linker must have the same.
+    /// The major version of its LLVM; bpf-linker must have the same.
     pub(crate) llvm: u32,
 }
 
-/// The first usable toolchain: the one that [`VARIABLE`] names, rustup's nightly, the distribution's.
+/// Returns the first usable toolchain: the one that [`VARIABLE`] names, rustup's nightly, the
+/// distribution's.
 pub(crate) fn find() -> Option<Toolchain> {
     let candidates = match env::var(VARIABLE) {
         Ok(named) => vec![named],
@@ -43,7 +45,7 @@ pub(crate) fn find() -> Option<Toolchain> {
                 command.args(["run", &name, "rustc"]);
                 command
             };
-            // cargo's own choice must not override the one asked for.
+            // The environment of an outer cargo must not override the toolchain under test.
             for variable in ["RUSTC", "RUSTUP_TOOLCHAIN"] {
                 command.env_remove(variable);
             }

@@ -1,25 +1,25 @@
-//! Reason and remedy of each outcome, in sentences: why the packet left that way, and what to change if that is not wanted.
+//! The reason and the remedy of each outcome, in sentences.
 //!
-//! One sentence or two each, for the lines of `monitor` and the answers of `explain`. Every outcome has its own: one
-//! that is added does not compile without words.
+//! Each is one or two sentences long, for the lines of `monitor` and the answers of `explain`.
+//! Every outcome has its own: a new outcome does not compile without a text.
 
 use std::net::IpAddr;
 
 use traffic_policy_cluster::model::FrontendKind;
 use traffic_policy_ebpf::outcome::Outcome;
 
-/// Known facts about a packet besides its outcome. Sentences leave out those that are `None`.
+/// The known facts about a packet other than its outcome. Sentences omit those that are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Context<'a> {
     /// `namespace/name` of the Service.
     pub service: Option<&'a str>,
-    /// Kind of the frontend's address: decides which of the two traffic policies applied.
+    /// The kind of the frontend's address, which decides which of the two traffic policies applied.
     pub frontend: Option<FrontendKind>,
-    /// Source address of the packet.
+    /// The source address of the packet.
     pub client: Option<IpAddr>,
-    /// The device it came by.
+    /// The device on which the packet arrived.
     pub device: Option<&'a str>,
-    /// Said by a socket hook about a call of a process, not about a packet.
+    /// Whether a socket hook reported the outcome, for a call of a process rather than a packet.
     pub socket: bool,
 }
 
@@ -28,7 +28,7 @@ impl Context<'_> {
         self.service.map_or_else(|| "the Service".to_owned(), |name| format!("Service {name}"))
     }
 
-    /// For a command line.
+    /// The namespace and name of the Service, for a command line.
     fn name(&self) -> (&str, &str) {
         self.service.and_then(|service| service.split_once('/')).unwrap_or(("NAMESPACE", "NAME"))
     }
@@ -41,7 +41,7 @@ impl Context<'_> {
         self.device.map_or_else(|| "the device it came by".to_owned(), str::to_owned)
     }
 
-    /// The policy that decides at this frontend.
+    /// The traffic policy that applies to this frontend.
     fn policy(&self) -> &'static str {
         match self.frontend {
             Some(FrontendKind::ClusterIp) => "internalTrafficPolicy",
@@ -50,7 +50,7 @@ impl Context<'_> {
     }
 }
 
-/// Explanation of an outcome: the event and its reason.
+/// Returns the explanation of an outcome: the event and its reason.
 #[must_use]
 pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     let (service, client) = (context.service(), context.client());
@@ -118,7 +118,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     }
 }
 
-/// Remedy, should the outcome be unwanted; `None` where nothing needs doing.
+/// Returns the remedy if the outcome is unwanted; `None` if there is nothing to do.
 #[must_use]
 pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let (namespace, name) = context.name();

@@ -1,5 +1,6 @@
-//! The packet path as user space sees it: its maps and programs, the node's devices and neighbours, what is read back from the pins,
-//! and what becomes of a packet. The only crate that names `aya` and netlink, or says `unsafe`.
+//! The packet path as user space sees it: its maps and programs, the node's devices and neighbours,
+//! inspection through the pins, and the simulation of packets. The only crate that uses `aya`,
+//! netlink or `unsafe`.
 
 #![deny(unsafe_code)]
 
@@ -12,5 +13,6 @@ pub mod node;
 
 pub use dataplane::*;
 
-/// Whether the packet path was compiled: without a BPF toolchain the crate is built without the object.
+/// Whether the packet path was compiled: without a BPF toolchain the crate is built without the
+/// object.
 pub const HAS_OBJECT: bool = cfg!(bpf_object);

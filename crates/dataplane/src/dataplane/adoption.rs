@@ -1,8 +1,9 @@
-//! Connections that began under an earlier proxy, in the flow tables.
+//! Adoption of connections that began under an earlier proxy into the flow tables.
 //!
-//! Conntrack goes on translating them ([`crate::node::kept_nat`]), so all that the packet path has to do is to leave their packets
-//! alone: their entries are of kinds that do nothing else. A second translator would meet the first: behind a masquerade the replies of
-//! a pod on this node come by no device with programs, and a new tuple of the same packets would clash with conntrack's own.
+//! Conntrack continues to translate them ([`crate::node::kept_nat`]), so the packet path only has
+//! to leave their packets alone: their entries have kinds that do nothing else. A second translator
+//! would conflict with the first: behind a masquerade, replies of a pod on this node pass no device
+//! with programs, and a new tuple of the same packets would clash with conntrack's own.
 
 mod table;
 
@@ -32,35 +33,36 @@ use super::{
 };
 use crate::node::conntrack::Connection;
 
-/// Counts of adopted connections, and of those left out by reason.
+/// The numbers of adopted connections, and of those not adopted by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adopted {
-    /// By TCP, by UDP and by SCTP, those of earlier calls among them.
+    /// Adopted TCP, UDP and SCTP connections, including those of earlier calls.
     pub tcp: u64,
     pub udp: u64,
     pub sctp: u64,
-    /// Of these, entered by this call.
+    /// The part of them that this call entered.
     pub entered: u64,
-    /// To addresses that are no frontends: of others.
+    /// Connections to addresses that are not our frontends.
     pub others: u64,
-    /// Closed, or about to expire.
+    /// Connections that are closed or about to expire.
     pub over: u64,
-    /// Their client has begun anew here meanwhile.
+    /// Connections whose client has since started a new flow here.
     pub begun_anew: u64,
-    /// A flow of ours has the same addresses and ports towards the endpoint.
+    /// Connections with the same addresses and ports towards the endpoint as one of our flows.
     pub clash: u64,
-    /// The flow table is full.
+    /// Connections for which the flow table had no room.
     pub no_room: u64,
 }
 
 impl Adopted {
-    /// Those that go on.
+    /// Returns the number of adopted connections.
     #[must_use]
     pub const fn live(&self) -> u64 {
         self.tcp + self.udp + self.sctp
     }
 
-    /// Sentences about connections that were not adopted, by reason; empty if there are none.
+    /// Returns sentences about the connections that were not adopted, by reason; empty if there are
+    /// none.
     #[must_use]
     pub fn not_adopted(&self) -> Vec<String> {
         [
@@ -75,7 +77,7 @@ impl Adopted {
     }
 }
 
-/// Key of a request entry: protocol, client, frontend.
+/// The key of a request entry: protocol, client, frontend.
 type RequestId = (Protocol, SocketAddr, SocketAddr);
 
 fn id_of(connection: &Connection) -> RequestId {
@@ -86,29 +88,31 @@ fn frontend_of(connection: &Connection) -> FrontendId {
     FrontendId { address: connection.frontend, protocol: connection.protocol }
 }
 
-/// The adopted connections that the table has.
+/// The adopted connections in the flow tables.
 #[derive(Debug, Default)]
 pub(super) struct Adoption {
-    /// The first sync is to come: see [`traffic_policy_ebpf::abi::frontend::ADOPTING`].
+    /// Whether the first sync is still to come: see
+    /// [`traffic_policy_ebpf::abi::frontend::ADOPTING`].
     pending: bool,
-    /// `None`: the table has not been read.
+    /// The adopted connections; `None` if the table has not been read.
     known: Option<HashMap<RequestId, Connection>>,
-    /// State of [`Dataplane::adopt_on`].
+    /// The state of [`Dataplane::adopt_on`].
     pass: Option<Pass>,
 }
 
-/// Connections of a piece: each takes some system calls.
+/// The number of connections in a piece; each takes some system calls.
 const PIECE: usize = 128;
 
-/// One comparison of the table with what conntrack has.
+/// One comparison of the flow table with conntrack's connections.
 #[derive(Debug, Default)]
 struct Pass {
     connections: Vec<Connection>,
-    /// So many of them have been looked at.
+    /// The number of connections that have been processed.
     done: usize,
     live: HashSet<RequestId>,
     adopted: Adopted,
-    /// Known connections that are to be removed yet; `None` before all others have been looked at.
+    /// The known connections that remain to be removed; `None` until all others have been
+    /// processed.
     ended: Option<Vec<RequestId>>,
 }
 
@@ -119,22 +123,24 @@ impl Adoption {
 }
 
 impl Dataplane {
-    /// The next sync is the first, and [`Self::adopt_connections`] follows it: until then what has no flow and opens none is the
-    /// stack's. Nothing changes where an earlier agent's frontends are in the maps: its flows are, too.
+    /// Marks the next sync as the first one, which [`Self::adopt_connections`] follows: until then
+    /// the stack gets every packet that has no flow and opens none. Nothing changes if the maps
+    /// hold an earlier agent's frontends: they hold its flows, too.
     pub fn begin_adopting(&mut self) {
         self.adoption.pending = self.planner.frontends().is_empty();
     }
 
-    /// Lets [`Self::adopt_on`] enter connections that conntrack translates for our frontends, and remove those that were entered before
-    /// and have ended or gone by now.
+    /// Starts a pass in which [`Self::adopt_on`] enters connections that conntrack translates for
+    /// our frontends, and removes entered ones that have since ended or vanished.
     pub fn adopt_connections(&mut self, connections: Vec<Connection>) {
         self.adoption.pass = Some(Pass { connections, ..Pass::default() });
     }
 
-    /// Does a piece of that, in fractions of a millisecond; what came of it, when it is done.
+    /// Processes one piece of the pass, in fractions of a millisecond; returns the result when the
+    /// pass is complete.
     ///
     /// # Errors
-    /// The maps cannot be read or written. What is left of the pass is given up.
+    /// The maps cannot be read or written. The rest of the pass is abandoned.
     pub fn adopt_on(&mut self) -> Result<Option<Adopted>> {
         let Some(mut pass) = self.adoption.pass.take() else { return Ok(Some(Adopted::default())) };
         let mut known = match self.adoption.known.take() {
@@ -148,7 +154,7 @@ impl Dataplane {
         for connection in pass.connections.iter().skip(pass.done).take(PIECE) {
             let id = id_of(connection);
             let frontend = planner.frontends().get(&frontend_of(connection));
-            // A connection outlives its Service.
+            // A connection can outlive its Service.
             let service = frontend.map(|frontend| frontend.service);
             let service = service.or_else(|| known.contains_key(&id).then_some(0));
             let gone = |endpoint: &GoneEndpoint| !planner.is_serving(endpoint);
@@ -176,14 +182,15 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// The next sync makes frontends what they are without [`Self::begin_adopting`]; whether there is anything to write.
+    /// Makes the next sync write frontends without [`Self::begin_adopting`]'s mark; returns whether
+    /// there is anything to write.
     pub fn end_adopting(&mut self) -> bool {
         let pending = std::mem::take(&mut self.adoption.pending);
         self.stale |= pending;
         pending
     }
 
-    /// The adopted connections that the tables hold.
+    /// Returns the adopted connections that the flow tables hold.
     fn left(&self) -> Result<HashMap<RequestId, Connection>> {
         let mut left = HashMap::new();
         if let Some(pins) = &self.pins {
@@ -195,7 +202,7 @@ impl Dataplane {
     }
 }
 
-/// The multipliers by which programs whose maps are pinned in `folder` fold IPv6 keys.
+/// Returns the multipliers with which programs whose maps are pinned in `folder` fold IPv6 keys.
 fn multipliers(folder: &Path) -> Result<Multipliers> {
     let config: RuntimeConfig = Reader::open(folder, "tp_config")?.value(0)?;
     Ok(Multipliers::of(config.seed))
@@ -230,7 +237,7 @@ where
     })
 }
 
-/// Enters connections into the tables that an agent has pinned below `root`.
+/// Enters connections into the flow tables that an agent has pinned below `root`.
 ///
 /// # Errors
 /// The maps cannot be read or written.
@@ -258,7 +265,7 @@ pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> 
     Ok(adopted)
 }
 
-/// The Service port of each frontend.
+/// Returns the Service port of each frontend.
 fn frontends_of<A: Address + FromWire>(
     folder: &Path,
     name: &str,

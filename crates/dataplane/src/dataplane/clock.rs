@@ -1,11 +1,11 @@
-//! CLOCK_MONOTONIC, and how many jiffies a second has.
+//! CLOCK_MONOTONIC, and the number of jiffies in a second.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
 
-/// The clock of `Frontend::drain_until`, in nanoseconds.
+/// Returns the time of the clock of `Frontend::drain_until`, in nanoseconds.
 ///
 /// # Errors
 /// None on Linux.
@@ -14,7 +14,7 @@ pub fn monotonic() -> Result<u64> {
     Ok(Duration::from(now).as_nanos() as u64)
 }
 
-/// Jiffies per second, measured: no interface tells CONFIG_HZ.
+/// Measures the jiffies per second: no interface reports CONFIG_HZ.
 pub fn sample_hz(mut jiffies: impl FnMut() -> Result<u32>) -> Result<u32> {
     let (start, first) = (Instant::now(), jiffies()?);
     std::thread::sleep(Duration::from_millis(60));

@@ -1,4 +1,4 @@
-//! Configuration of the data plane, and the result of a sync.
+//! The configuration of the data plane, and the result of a sync.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
     sync::{budget::LeftOut, snat_ports::Wanted as Pool},
 };
 
-/// Idle times after which flows may go.
+/// The idle times after which flows may be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleTimes {
     pub established: Duration,
@@ -39,10 +39,10 @@ impl Default for IdleTimes {
     }
 }
 
-/// Configuration of the data plane.
+/// The configuration of the data plane.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder on a bpffs; `None`: nothing outlives this process (tests).
+    /// The folder on a bpffs; `None` if nothing outlives this process (tests).
     pub pins: Option<PathBuf>,
     pub on_other_layout: OnOtherLayout,
     pub sizes: MapSizes,
@@ -54,7 +54,7 @@ pub struct Config {
     pub source_check: SourceCheck,
 }
 
-/// `--source-check`: which sources new flows may have.
+/// The value of `--source-check`: the sources that new flows may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SourceCheck {
     Off,
@@ -64,7 +64,7 @@ pub enum SourceCheck {
 }
 
 impl SourceCheck {
-    /// See [`source_check`].
+    /// Returns the number in the map, see [`source_check`].
     pub(super) fn number(self) -> u32 {
         match self {
             Self::Off => source_check::OFF,
@@ -74,26 +74,27 @@ impl SourceCheck {
     }
 }
 
-/// Result of a sync.
+/// The result of a sync.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Map elements written or deleted; 0 if the maps held everything already.
+    /// The number of map elements written or deleted; 0 if the maps held everything already.
     pub elements: usize,
-    /// Service ports for which there was no room.
+    /// The Service ports for which there was no room.
     pub left_out: Vec<LeftOut>,
 }
 
-/// Jiffies. What is idle for more than half of what a word of jiffies counts looks as if it were of the future, and would never go;
-/// a quarter leaves time for sweeps that are late. At 1000 Hz 12.4 days, at 250 Hz 49.7.
+/// The longest idle time, in jiffies. A flow that is idle for more than half of the range of a
+/// 32-bit jiffies counter would appear to lie in the future and never be removed; a quarter leaves
+/// time for late sweeps. This is 12.4 days at 1000 Hz, and 49.7 days at 250 Hz.
 const LONGEST: u32 = u32::MAX / 4;
 
 impl IdleTimes {
-    /// The longest time that can be told, at so many jiffies to the second.
+    /// Returns the longest idle time that can be represented at `hz` jiffies per second.
     pub(super) fn longest(hz: u32) -> Duration {
         Duration::from_secs(u64::from(LONGEST / hz.max(1)))
     }
 
-    /// Those that are longer than can be told, by their flags.
+    /// Returns the flags of the idle times that are too long to be represented.
     pub(super) fn too_long(&self, hz: u32) -> Vec<&'static str> {
         let times = [
             ("--idle-established", self.established),
@@ -107,7 +108,7 @@ impl IdleTimes {
         times.into_iter().filter(|(_, time)| *time > Self::longest(hz)).map(|(flag, _)| flag).collect()
     }
 
-    /// Says which of them do not hold.
+    /// Warns about the idle times that do not hold.
     pub(super) fn warn_of_too_long(&self, hz: u32) {
         for flag in self.too_long(hz) {
             tracing::warn!(
@@ -117,7 +118,7 @@ impl IdleTimes {
         }
     }
 
-    /// As the sweep takes them, with `hz` jiffies to the second.
+    /// Converts the idle times for the sweep, with `hz` jiffies per second.
     pub(super) fn in_jiffies(&self, hz: u32) -> Timeouts {
         let jiffies = |time: Duration| {
             let jiffies = time.as_millis() * u128::from(hz) / 1000;
@@ -139,7 +140,8 @@ impl IdleTimes {
 mod tests {
     use super::*;
 
-    /// A word of jiffies counts 49.7 days at 1000 Hz, and idle for more than half of that looks like no time at all.
+    /// A 32-bit jiffies counter spans 49.7 days at 1000 Hz, and more than half of that idle time
+    /// looks like no time at all.
     #[test]
     fn a_time_that_cannot_be_told_ends_all_the_same() {
         let month = IdleTimes { established: Duration::from_secs(30 * 86_400), ..IdleTimes::default() };

@@ -11,10 +11,10 @@ use traffic_policy_ebpf::{
 
 use super::Dataplane;
 
-/// Hook, outcome, packets.
+/// The hook, the outcome, and the number of packets.
 pub type Counter = (&'static str, Outcome, u64);
 
-/// Every counter of every hook, also those that are zero.
+/// Returns every counter of every hook, including those that are zero.
 pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Counter>> {
     let hooks = [
         (hook::XDP, "xdp"),
@@ -33,7 +33,8 @@ pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Cou
 }
 
 impl Dataplane {
-    /// Packets that were refused since an endpoint of another node is behind a device without programs.
+    /// Returns the number of packets that were refused because an endpoint of another node is
+    /// behind a device without programs.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -44,10 +45,10 @@ impl Dataplane {
     }
 }
 
-/// Every counter of a pinned map.
+/// Returns every counter of a pinned map.
 ///
 /// # Errors
-/// There is no such pin, or it is no map of counters.
+/// There is no such pin, or it is not a map of counters.
 pub fn read_pinned(map: &Path) -> Result<Vec<Counter>> {
     let data = MapData::from_pin(map)?;
     all(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("tp_counters has another type")?)

@@ -1,4 +1,4 @@
-//! Devices that programs are attached to, and their entries in the map `tp_devices`.
+//! The devices that programs are attached to, and their entries in the map `tp_devices`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,13 +25,13 @@ pub struct Devices {
     attached: BTreeMap<u32, (Interface, Attached)>,
     mode: Mode,
     kernel: Kernel,
-    /// Folder of the pinned links; `None`: nothing outlives this process (tests).
+    /// The folder of the pinned links; `None` if nothing outlives this process (tests).
     links: Option<PathBuf>,
-    /// Devices whose programs others have detached.
+    /// The devices whose programs other processes have detached.
     unsettled: BTreeSet<u32>,
 }
 
-/// A device without all of its programs, and where they are missing.
+/// A device that lacks some of its programs, and the hooks where they are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     pub ifindex: u32,
@@ -51,14 +51,15 @@ impl Devices {
     pub fn attach(&mut self, object: &mut Ebpf, maps: &mut Maps, interface: &Interface) -> Result<Attached> {
         let links = self.links(interface);
         if maps.devices.get(&interface.ifindex, 0).is_err() {
-            // What lay behind it was taken for a pod so far.
+            // Endpoints behind the device were treated as pods of this node so far.
             nexthop::raise(maps, Changed::Routes)?;
         }
-        // Announced before the first packet can come, so that nobody takes it for a pod's device.
+        // The device is announced before its first packet can arrive, so that it is not mistaken
+        // for a pod's device.
         describe(maps, interface, None)?;
         if self.outgrew_xdp(interface) {
-            // To set the same program again is nothing to the kernel: it would not ask the driver. virtio_net for one goes on
-            // without a word, and drops what is longer than a page.
+            // Setting the same program again does nothing in the kernel: it would not call the
+            // driver. virtio_net, for one, continues silently and drops frames longer than a page.
             links.detach_xdp()?;
         }
         let attached = links.attach(object, self.mode, interface.wire, self.kernel);
@@ -72,8 +73,8 @@ impl Devices {
         Ok(attached)
     }
 
-    /// Whether the MTU of a device with XDP in the driver has grown beyond that with which the driver is known to take
-    /// the programs.
+    /// Whether the MTU of a device with XDP in the driver has grown beyond the one with which the
+    /// driver is known to accept the programs.
     fn outgrew_xdp(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             let page = introspect::page_size();
@@ -86,10 +87,11 @@ impl Devices {
         })
     }
 
-    /// After a failed attempt: no frames may be sent by XDP to a device that may have lost its program.
+    /// Handles a failed attempt: XDP must not send frames to a device that may have lost its
+    /// program.
     fn without_xdp(&mut self, maps: &mut Maps, interface: &Interface) -> Result<()> {
         let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
-            // Its packets do not come by us, so nobody may count on it.
+            // Its packets do not pass our programs, so nothing may rely on the device.
             let _ = maps.devices.remove(&interface.ifindex);
             return Ok(());
         };
@@ -101,10 +103,10 @@ impl Devices {
         nexthop::raise(maps, Changed::Routes)
     }
 
-    /// Forgets a device: it is gone, or not wanted any more.
+    /// Forgets a device that is gone, or no longer wanted.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn detach(&mut self, maps: &mut Maps, ifindex: u32) -> Result<()> {
         self.unsettled.remove(&ifindex);
         if let Some((interface, _)) = self.attached.remove(&ifindex) {
@@ -121,7 +123,7 @@ impl Devices {
     /// Forgets devices that an earlier agent attached to and that are not attached to now.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn forget_others(&self, maps: &mut Maps) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(links) = &self.links {
@@ -139,7 +141,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Takes the filters off those of these devices that are not attached to: another layout version has left them.
+    /// Removes the filters from those of these devices that are not attached to: another layout
+    /// version has left them.
     pub fn detach_filters_of_others(&self, devices: BTreeSet<u32>) {
         if !self.kernel.has_tcx() {
             let others = devices.into_iter().filter(|ifindex| !self.attached.contains_key(ifindex));
@@ -147,14 +150,14 @@ impl Devices {
         }
     }
 
-    /// Takes off filters, which unlike links do not go with their pins.
+    /// Removes filters, which unlike links do not disappear with their pins.
     pub fn detach_filters(&self) {
         if !self.kernel.has_tcx() {
             self.attached.keys().copied().for_each(clsact::detach);
         }
     }
 
-    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    /// Whether the programs are attached to a device as it is now, and in the configured mode.
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
             let lost_xdp = *attached == Attached::Tc && interface.ethernet && self.mode.is_xdp();
@@ -162,8 +165,8 @@ impl Devices {
         })
     }
 
-    /// Devices whose links lack programs, since others have detached them. Filters of a clsact qdisc have no link: see
-    /// [`Self::filters`].
+    /// Returns the devices whose links lack programs because other processes have detached them.
+    /// Filters of a clsact qdisc have no link: see [`Self::filters`].
     pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
         if self.links.is_none() {
             return Vec::new();
@@ -176,17 +179,18 @@ impl Devices {
         lost.filter(|lost| !lost.places.is_empty()).collect()
     }
 
-    /// The priority and handle of the filters that TC programs are on this kernel; `None`: they have links.
+    /// Returns the priority and handle of the filters that TC programs are on this kernel; `None`
+    /// if they have links.
     pub fn filters(&self) -> Option<(u16, u32)> {
         (!self.kernel.has_tcx()).then_some((clsact::PRIORITY, clsact::HANDLE))
     }
 
-    /// A device is to be attached to anew.
+    /// Marks a device whose programs must be attached again.
     pub fn unsettle(&mut self, ifindex: u32) {
         self.unsettled.insert(ifindex);
     }
 
-    /// Devices with the way each is attached.
+    /// Returns the devices with the attach mode of each.
     pub fn attached(&self) -> impl ExactSizeIterator<Item = (&Interface, Attached)> {
         self.attached.values().map(|(interface, attached)| (interface, *attached))
     }
@@ -196,8 +200,8 @@ impl Devices {
     }
 }
 
-/// Writes what the packet path must know of a device; `attached`: how it is attached, `None` as
-/// before.
+/// Writes the facts about a device that the packet path needs. `attached`: the attach mode; `None`
+/// if it is unchanged.
 fn describe(maps: &mut Maps, interface: &Interface, attached: Option<Attached>) -> Result<()> {
     let held = maps.devices.get(&interface.ifindex, 0).ok();
     let mut device = DeviceInfo {
@@ -206,11 +210,11 @@ fn describe(maps: &mut Maps, interface: &Interface, attached: Option<Attached>) 
         flags: match (interface.ethernet, attached) {
             (false, _) if interface.point_to_point => HOP_NO_ETHERNET,
             (false, _) => HOP_NO_ETHERNET | HOP_ROUTED,
-            // A driver that takes frames from XDP, too.
+            // The driver also accepts frames from XDP.
             (true, Some(Attached::XdpDriver)) => HOP_XDP | DEVICE_XDP,
             (true, Some(Attached::XdpGeneric)) => DEVICE_XDP,
             (true, Some(Attached::Tc)) => 0,
-            // Of a new one XDP may see the first packet before it is known how it is attached.
+            // XDP may see the first packet of a new device before its attach mode is known.
             (true, None) => held.map_or(DEVICE_XDP, |held| held.flags),
         },
         mtu: interface.mtu,
@@ -223,13 +227,13 @@ fn describe(maps: &mut Maps, interface: &Interface, attached: Option<Attached>) 
     maps.devices.insert(interface.ifindex, device, 0).context("writing a device failed")
 }
 
-/// Numbers of the devices that the packet path pinned below `root` is attached to, of any layout version (the key of the
-/// map is the same in all of them); none if there is none.
+/// Returns the numbers of the devices that the packet path pinned below `root` is attached to, of
+/// any layout version (the key of the map is the same in all of them); empty if there are none.
 pub fn pinned_devices(root: &Path) -> BTreeSet<u32> {
     let devices = pins::maps_of_versions(root).unwrap_or_default().into_iter().filter_map(|maps| {
-        // The latter before version 3.
+        // The map is called `DEVICES` before version 3.
         let devices = Reader::open(&maps, "tp_devices").or_else(|_| Reader::open(&maps, "DEVICES"));
-        // A version that had no such map, or a folder that another process has just removed.
+        // The version has no such map, or another process has just removed the folder.
         devices.ok()?.keys::<u32>().ok()
     });
     devices.flatten().collect()

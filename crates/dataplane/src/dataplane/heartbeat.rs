@@ -1,4 +1,5 @@
-//! Heartbeat of the agent in the map `tp_heartbeat`: that it lives, since when the maps are in sync, where it answers.
+//! The agent's heartbeat in the map `tp_heartbeat`: a sign of life, the time since which the maps
+//! are in sync, and the agent's address.
 
 use std::{
     net::SocketAddr,
@@ -18,14 +19,15 @@ use super::{
     },
 };
 
-/// Heartbeat of an earlier agent, see [`loading`].
+/// The heartbeat of an earlier agent, see [`loading`].
 #[derive(Clone, Copy, Debug)]
 pub struct Earlier {
     started: u64,
     pid: u32,
 }
 
-/// This process has the maps and loads its programs: it has not started yet. Returns what was there before.
+/// Records that this process has the maps and loads its programs, but has not started yet. Returns
+/// the earlier heartbeat.
 pub fn loading(maps: &mut Maps) -> Earlier {
     let words = &mut maps.heartbeat;
     let earlier = Earlier { started: words.load(heartbeat::started), pid: words.load(heartbeat::pid) };
@@ -34,13 +36,13 @@ pub fn loading(maps: &mut Maps) -> Earlier {
     earlier
 }
 
-/// After a start that failed: the last word is the earlier agent's again.
+/// Restores the earlier agent's heartbeat after a failed start.
 pub fn restore(maps: &mut Maps, earlier: Earlier) {
     maps.heartbeat.store(heartbeat::started, earlier.started);
     maps.heartbeat.store(heartbeat::pid, earlier.pid);
 }
 
-/// The programs are loaded; `hz`: jiffies per second.
+/// Records that the programs are loaded. `hz`: jiffies per second.
 ///
 /// # Errors
 /// See [`beat`].
@@ -61,10 +63,10 @@ pub fn address(maps: &mut Maps, address: SocketAddr) {
     words.store(heartbeat::port, address.port().into());
 }
 
-/// A sign of life, with which idle times in jiffies can be read by another clock.
+/// Records a sign of life, with which idle times in jiffies can be converted to another clock.
 ///
 /// # Errors
-/// The kernel refuses to tell the time.
+/// The kernel refuses to report the time.
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
     let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
     maps.heartbeat.store(heartbeat::jiffies, jiffies);
@@ -73,7 +75,7 @@ pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
     Ok(())
 }
 
-/// The maps hold all that is desired.
+/// Records that the maps hold the desired state.
 ///
 /// # Errors
 /// None on Linux.
@@ -83,7 +85,7 @@ pub fn synced(maps: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Writing the maps failed.
+/// Records that writing the maps failed.
 ///
 /// # Errors
 /// None on Linux.
@@ -94,14 +96,14 @@ pub fn failing(maps: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Forgets a listener that was killed: from now on packets need not even look at the clock.
+/// Forgets a listener that was killed: from now on packets need not even read the clock.
 fn end_monitor(maps: &mut Maps, now: u64) {
     let until = maps.config.load(config::monitor_until);
     if until == 0 || until > now {
         return;
     }
-    // SAFETY: an aligned word of the mapped element, which lives as long as the tables. Compared, for a new listener
-    // may have written it meanwhile.
+    // SAFETY: an aligned word of the mapped element, which lives as long as the tables. It is
+    // compared because a new listener may have written it in the meantime.
     let word = unsafe { AtomicU64::from_ptr(config::monitor_until(maps.config.pointer())) };
     let _ = word.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
 }

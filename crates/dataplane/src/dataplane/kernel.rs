@@ -1,4 +1,4 @@
-//! Version of the running kernel; memory and network namespace of this process.
+//! The version of the running kernel, and the memory and network namespace of this process.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::sys::utsname;
 
-/// Version of the running kernel.
+/// The version of the running kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     pub major: u32,
@@ -17,8 +17,10 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Returns the version of the running kernel.
+    ///
     /// # Errors
-    /// A release that does not start with two numbers, or one older than 6.1.
+    /// The release does not start with two numbers, or is older than 6.1.
     pub fn running() -> Result<Self> {
         let (kernel, release) = Self::found()?;
         if !kernel.at_least(6, 1) {
@@ -27,10 +29,10 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The running kernel, however old, and its release as it calls itself.
+    /// Returns the version of the running kernel, however old, and its release string.
     ///
     /// # Errors
-    /// A release that does not start with two numbers.
+    /// The release does not start with two numbers.
     pub fn found() -> Result<(Self, String)> {
         let name = utsname::uname().context("uname failed")?;
         let release = name.release().to_string_lossy().into_owned();
@@ -48,26 +50,26 @@ impl Kernel {
         (self.major, self.minor) >= (major, minor)
     }
 
-    /// TC programs are attached by links of their own (tcx), which outlive the agent.
+    /// Whether TC programs are attached by links (tcx), which outlive the agent.
     pub fn has_tcx(self) -> bool {
         self.at_least(6, 6)
     }
 }
 
-/// Gives memory back that was freed but is kept for what comes next: after the lists of a large cluster that is as much as
-/// what remains of them, and nothing as large comes soon.
+/// Returns freed memory that the allocator has kept for later use: after the lists of a large
+/// cluster that is as much as what remains of them, and nothing as large follows soon.
 pub fn release_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: no pointer is handed over, and memory that is in use stays.
+    // SAFETY: no pointer is passed, and memory that is in use stays.
     unsafe {
         libc::malloc_trim(0)
     };
 }
 
-/// The kernel's number of this process's network namespace, as programs see it.
+/// Returns the kernel's cookie of this process's network namespace, as programs see it.
 ///
 /// # Errors
-/// The kernel refuses a socket.
+/// The kernel refuses to create a socket.
 pub fn netns_cookie() -> Result<u64> {
     let socket =
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("no socket to ask for the network namespace")?;

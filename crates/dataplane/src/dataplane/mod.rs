@@ -1,4 +1,5 @@
-//! The packet path as the agent sees it: maps, programs, devices. The only module that names `aya` or says `unsafe`.
+//! The packet path as the agent sees it: maps, programs, devices. The only module that uses `aya`
+//! or `unsafe`.
 
 mod adoption;
 pub mod bpf;
@@ -93,37 +94,38 @@ pub struct Dataplane {
     object: Ebpf,
     maps: Maps,
     planner: Planner,
-    /// A sync has failed since the planner was given what the maps hold.
+    /// Whether a sync has failed since the planner was given the content of the maps.
     stale: bool,
     gc: Gc,
     devices: Devices,
     sockets: Sockets,
-    /// The prefilter may hold bits of Services that are gone.
+    /// Whether the prefilter may hold bits of Services that no longer exist.
     needs_prune: bool,
-    /// Sizes of the maps by the flags that would set them.
+    /// The sizes of the maps by the flags that would set them.
     sizes: Vec<(&'static str, u32)>,
     config: Config,
     pins: Option<Pins>,
-    /// The links of another layout version are ours by now.
+    /// Whether the links of another layout version have been taken over.
     adopted: bool,
     named: node::Named,
-    /// MTUs of routes as the maps have them; `None`: not known.
+    /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,
 }
 
 impl Dataplane {
-    /// Records the address of `/healthz` and `/status`, for `status` to ask.
+    /// Records the address of `/healthz` and `/status`, which `status` queries.
     pub fn report_address(&mut self, address: SocketAddr) {
         heartbeat::address(&mut self.maps, address);
     }
 
-    /// Sizes of the maps by the flags that would set them: those of an earlier agent are kept.
+    /// Returns the sizes of the maps by the flags that would set them: those of an earlier agent
+    /// are kept.
     pub fn sizes(&self) -> impl Iterator<Item = (&'static str, u32)> + '_ {
         self.sizes.iter().copied()
     }
 
-    /// Lets flows go after these times from the next sweep on.
+    /// Sets the idle times after which flows are removed, from the next sweep on.
     pub fn set_idle_times(&mut self, idle: IdleTimes) {
         if self.config.idle != idle {
             let hz = self.maps.heartbeat.load(mmap::heartbeat::hz);
@@ -133,20 +135,22 @@ impl Dataplane {
         }
     }
 
-    /// Settings of the source port pool.
+    /// Returns the settings of the SNAT port range.
     pub fn pool(&self) -> Pool {
         self.config.pool.clone()
     }
 
-    /// Uses these source ports, unless those in use will do.
+    /// Uses these source ports, unless the ones in use still suffice.
     pub fn use_pool(&mut self, ports: Vec<u16>) {
         snat_ports::apply(&mut self.maps, ports);
     }
 
-    /// Makes the maps equal to what is desired, touching only what `changes` name (everything, the first time).
+    /// Makes the maps equal to the desired state, processing only what `changes` names (everything,
+    /// the first time).
     ///
     /// # Errors
-    /// The first write that failed; the others were done. The next call compares with the maps anew.
+    /// The first write that failed; the others were done. The next call compares with the maps
+    /// again.
     pub fn sync(
         &mut self,
         desired: &Desired,
@@ -171,7 +175,8 @@ impl Dataplane {
             self.needs_prune = true;
             self.gc.written();
         }
-        // Named before the maps forget them: an agent that is killed here leaves word for the next one.
+        // Endpoints are named before the maps forget them, so that an agent that is killed here
+        // leaves a record for the next one.
         let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
         failed = failed.or(self.gc.forget_serving(&mut self.maps, serving).err());
         self.gc.name(&mut self.maps, &plan.gone, serving);
@@ -185,7 +190,7 @@ impl Dataplane {
             }
         }
         if let Some(error) = failed {
-            // The planner takes what it planned for done.
+            // The planner considers its plan done.
             self.stale = true;
             let anew = heartbeat::failing(&mut self.maps).and_then(|()| self.plan_anew());
             if let Err(error) = anew {
@@ -198,21 +203,21 @@ impl Dataplane {
         Ok(Written { elements, left_out: plan.left_out })
     }
 
-    /// Lets the planner begin with what the maps hold.
+    /// Makes the planner start from the content of the maps.
     fn plan_anew(&mut self) -> Result<()> {
         self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_capacity());
         self.stale = false;
         Ok(())
     }
 
-    /// The room of the maps: the model builds no more of any one Service.
+    /// Returns the limits of the maps: the model builds no more of any one Service.
     pub fn limits(&self) -> Limits {
         let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
         Limits { frontends, source_ranges, endpoints: slots }
     }
 
-    /// Time that the next sync had better wait, so that slots freed by the last one can be used again: up to a second, where
-    /// long lists of endpoints change.
+    /// Returns the time for which the next sync should wait, so that slots freed by the last one
+    /// can be used again: up to a second, if long lists of endpoints change.
     pub fn pause(&self) -> Duration {
         self.planner.pause()
     }
@@ -222,7 +227,7 @@ impl Dataplane {
         self.stale || self.planner.is_first()
     }
 
-    /// Takes bits of Services that are gone off the prefilter.
+    /// Removes bits of Services that no longer exist from the prefilter.
     fn prune(&mut self) {
         let mut needed = Needed::default();
         for (id, frontend) in self.planner.frontends() {
@@ -234,28 +239,29 @@ impl Dataplane {
         self.needs_prune = false;
     }
 
-    /// Lets the next sweep be a periodic one: it removes flows that have expired, and moves to the other generation of next
-    /// hops when they run out.
+    /// Makes the next sweep a periodic one: it removes flows that have expired, and moves to the
+    /// other generation of next hops when they run out.
     ///
     /// # Errors
-    /// The kernel refuses to tell the time.
+    /// The kernel refuses to report the time.
     pub fn sweep(&mut self) -> Result<()> {
         self.gc.request();
         heartbeat::beat(&mut self.maps, &self.object)
     }
 
-    /// Whether a flow has found no room in a main table, so that a sweep is to begin at once: not more than once a second, and not
-    /// while one is under way.
+    /// Whether a flow has found no room in a main table, so that a sweep must begin at once: at
+    /// most once a second, and not while one is under way.
     pub fn found_no_room(&mut self) -> bool {
         self.gc.found_no_room(self.maps.usage.load(table_usage::full_at))
     }
 
-    /// Whether [`Self::sweep_on`] has something to do.
+    /// Whether [`Self::sweep_on`] has work to do.
     pub fn is_sweeping(&self) -> bool {
         self.gc.is_active()
     }
 
-    /// Does a piece of what is to be swept, in fractions of a millisecond. Whether that was the end of a periodic sweep.
+    /// Runs a piece of the sweep, in fractions of a millisecond. Returns whether it completed a
+    /// periodic sweep.
     ///
     /// # Errors
     /// The kernel refuses; the next periodic sweep tries again.
@@ -280,43 +286,46 @@ impl Dataplane {
         self.devices.attach(&mut self.object, &mut self.maps, interface)
     }
 
-    /// Forgets a device: it is gone, or not wanted any more.
+    /// Forgets a device that is gone, or no longer wanted.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn detach(&mut self, ifindex: u32) -> Result<()> {
         self.devices.detach(&mut self.maps, ifindex)
     }
 
-    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to now.
+    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to
+    /// now.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn forget_others(&mut self) -> Result<()> {
         self.devices.forget_others(&mut self.maps)?;
         self.pins.iter().try_for_each(|pins| frags::forget_other_kind(&pins.maps(), self.config.mode))?;
         self.sockets.forget_others()
     }
 
-    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    /// Whether the programs are attached to a device as it is now, and in the configured mode.
     pub fn is_settled(&self, interface: &Interface) -> bool {
         self.devices.is_settled(interface)
     }
 
-    /// Programs of another layout version serve until [`Self::adopt`].
+    /// Whether programs of another layout version serve until [`Self::adopt`].
     pub fn is_replacing(&self) -> bool {
         !self.adopted && self.has_others()
     }
 
-    /// Another layout version has left programs or maps, which [`Self::drop_replaced`] has not freed.
+    /// Whether another layout version has left programs or maps that [`Self::drop_replaced`] has
+    /// not removed.
     pub fn has_others(&self) -> bool {
         self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
     }
 
-    /// Takes over the links of another layout version: to attach puts this version's programs into their places.
+    /// Takes over the links of another layout version: attaching then replaces its programs with
+    /// those of this version.
     ///
     /// # Errors
-    /// A pin that cannot be moved.
+    /// A pin cannot be moved.
     pub fn adopt(&mut self) -> Result<()> {
         if let Some(pins) = &self.pins {
             pins.adopt()?;
@@ -325,33 +334,36 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Frees what another layout version has left.
+    /// Removes what another layout version has left.
     ///
     /// # Errors
-    /// A folder that cannot be removed.
+    /// A folder cannot be removed.
     pub fn drop_replaced(&mut self) -> Result<Replaced> {
         let Some(pins) = &mut self.pins else { return Ok(Replaced::default()) };
-        // Filters do not go with a folder of pins, and its maps say where they are.
+        // Filters do not disappear with a folder of pins, and its maps list their devices.
         self.devices.detach_filters_of_others(pinned_devices(pins.root()));
         replacement::finish(pins)
     }
 
-    /// Devices whose programs others have detached, as far as their links tell.
+    /// Returns the devices whose programs other processes have detached, as far as their links
+    /// show.
     pub fn lost(&self) -> Vec<Lost> {
         self.devices.lost(&self.object)
     }
 
-    /// Priority and handle of the filters that TC programs are where there are no links for them.
+    /// Returns the priority and handle of the filters that TC programs are on kernels without links
+    /// for them.
     pub fn filters(&self) -> Option<(u16, u32)> {
         self.devices.filters()
     }
 
-    /// A device is to be attached to anew: others have detached its programs.
+    /// Marks a device whose programs must be attached again, because other processes have detached
+    /// them.
     pub fn unsettle(&mut self, ifindex: u32) {
         self.devices.unsettle(ifindex);
     }
 
-    /// Calls of the cgroup's processes whose programs were detached.
+    /// Returns the calls of the cgroup's processes whose programs were detached.
     ///
     /// # Errors
     /// The cgroup is gone.
@@ -359,12 +371,12 @@ impl Dataplane {
         self.sockets.lost(&self.object)
     }
 
-    /// Devices with the way each is attached.
+    /// Returns the devices with the attach mode of each.
     pub fn attached(&self) -> impl ExactSizeIterator<Item = (&Interface, Attached)> {
         self.devices.attached()
     }
 
-    /// Serves the connections that processes of this node make, as `--cgroup` says.
+    /// Attaches the programs for connections of this node's processes, according to `--cgroup`.
     ///
     /// # Errors
     /// The programs cannot be attached.
@@ -372,25 +384,27 @@ impl Dataplane {
         self.sockets.attach(&mut self.object)
     }
 
-    /// The cgroup whose connections are served.
+    /// Returns the cgroup whose connections are translated.
     pub fn cgroup(&self) -> Option<&Path> {
         self.sockets.cgroup()
     }
 
-    /// UDP endpoints that stopped serving since the last sweep: sockets connected to one of them must be destroyed.
+    /// Returns the UDP endpoints that stopped serving since the last sweep: sockets connected to
+    /// one of them must be destroyed.
     pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
         self.gc.gone_udp()
     }
 
-    /// The table of connected UDP sockets, to be read elsewhere.
+    /// Returns the table of connected UDP sockets, for a reader in another thread.
     ///
     /// # Errors
-    /// No descriptor is free.
+    /// No file descriptor is available.
     pub fn connected_udp(&self) -> Result<ConnectedUdp> {
         self.sockets.connected_udp()
     }
 
-    /// Describes the node to the packet path: what sockets without an address will probably use.
+    /// Describes the node to the packet path: the addresses that sockets without an address will
+    /// probably use.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -398,7 +412,7 @@ impl Dataplane {
         node::describe(&mut self.maps, primary, pod_ranges)
     }
 
-    /// Says that stored routes or neighbours may be wrong.
+    /// Records that stored routes or neighbours may be wrong.
     ///
     /// # Errors
     /// The maps cannot be written.
@@ -406,8 +420,8 @@ impl Dataplane {
         nexthop::raise(&mut self.maps, changed)
     }
 
-    /// Compares the fingerprint of the node's routes with the one that stored next hops belong to; if it is another,
-    /// no agent watched when they changed.
+    /// Compares the fingerprint of the node's routes with the one that stored next hops belong to;
+    /// if they differ, no agent was watching when the routes changed.
     ///
     /// # Errors
     /// The maps cannot be written.
@@ -420,12 +434,12 @@ impl Dataplane {
         Ok(changed)
     }
 
-    /// Remembers the fingerprint of routes that [`Self::raise`] was called for.
+    /// Stores the fingerprint of the routes that [`Self::raise`] was called for.
     pub fn note_network(&mut self, fingerprint: u32) {
         self.maps.config.store(mmap::config::network, fingerprint);
     }
 
-    /// Next hops that packets take now.
+    /// Returns the next hops in use.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -433,13 +447,14 @@ impl Dataplane {
         nexthop::list(&self.maps)
     }
 
-    /// Usage of the maps: reads only a few words of them.
+    /// Returns the usage of the maps, for which only a few words of them are read.
     pub fn usage(&self) -> DataplaneUsage {
         DataplaneUsage::read(&self.maps, &self.planner, &self.gc, self.devices.attached().len())
     }
 
-    /// Reads the packet path's counters, at any time and from any thread: with zeros, so that the first packet of a kind is
-    /// seen as growth.
+    /// Returns a reader of the packet path's counters that may be called at any time and from any
+    /// thread. Counters that are zero are included, so that the first packet of a kind is seen as
+    /// growth.
     pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
         let map = self.maps.counters.clone();
         move || counters::all(&map)

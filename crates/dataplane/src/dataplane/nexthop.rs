@@ -1,12 +1,13 @@
 //! Epochs of next hops, and the two generations of the map that holds them.
 //!
-//! A route change concerns each flow by itself: two flows that share a hop may have to part. So flows carry the route
-//! epoch and ask the FIB once after it was raised (about 100 ns each). A changed MAC concerns a hop: hops carry the hop
-//! epoch, and one FIB lookup a hop is enough.
+//! A route change concerns each flow by itself: two flows that share a hop may have to part. Flows
+//! therefore carry the route epoch and query the FIB once after it was raised (about 100 ns each).
+//! A changed MAC concerns a hop: hops carry the hop epoch, and one FIB lookup per hop is enough.
 //!
-//! The packet path numbers new hops upwards within one of two generations. When it is nearly full the agent empties the
-//! other one and moves there, raising the route epoch: flows then ask the FIB before they use a hop again, so nothing of
-//! the old generation is used any more.
+//! The packet path numbers new hops upwards within one of two generations. When the current one is
+//! nearly full, the agent empties the other one and moves to it, raising the route epoch: flows
+//! then query the FIB before they use a hop again, so no hop of the old generation is used any
+//! more.
 
 use std::net::IpAddr;
 
@@ -19,12 +20,12 @@ use super::maps::{
     mmap::{config, used_hops},
 };
 
-/// Kinds of change that may invalidate next hops.
+/// The kinds of change that may invalidate next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// A route, an address or a link.
+    /// A change of a route, an address or a link.
     Routes,
-    /// The MAC address of a neighbour.
+    /// A change of a neighbour's MAC address.
     Neighbours,
 }
 
@@ -33,7 +34,7 @@ pub enum Changed {
 pub struct NextHop {
     pub ifindex: u32,
     pub gateway: IpAddr,
-    /// Its MAC address as packets carry it.
+    /// The MAC address as packets carry it.
     pub mac: [u8; 6],
 }
 
@@ -51,7 +52,7 @@ pub fn raise(maps: &mut Maps, changed: Changed) -> Result<()> {
     Ok(())
 }
 
-/// Moves to the other generation when this one is nearly full.
+/// Moves to the other generation when the current one is nearly full.
 ///
 /// # Errors
 /// The hops cannot be emptied.
@@ -78,7 +79,7 @@ pub fn renew(maps: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Hops of the generation in use that have a MAC address.
+/// Returns the hops of the current generation that have a MAC address.
 ///
 /// # Errors
 /// The maps cannot be read.
@@ -111,7 +112,7 @@ fn set_route(maps: &mut Maps, generation: u32, epoch: u16) {
     maps.config.store(config::route, generation << 16 | u32::from(epoch));
 }
 
-/// 0 stands for "never resolved".
+/// Returns the next epoch; 0 stands for "never resolved".
 fn next_epoch(route: u32) -> u16 {
     (route as u16).wrapping_add(1).max(1)
 }

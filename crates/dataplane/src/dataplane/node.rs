@@ -1,4 +1,5 @@
-//! The description of this node in the map `tp_local_node`: its network namespace, its addresses, the ranges of its pods.
+//! The description of this node in the map `tp_local_node`: its network namespace, its addresses,
+//! the ranges of its pods.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,8 +26,8 @@ use super::{
     },
 };
 
-/// Tells the packet path what sockets without an address will probably use: the node's primary addresses, and for
-/// pods the first of their ranges.
+/// Writes the addresses that sockets without an address will probably use: the node's primary
+/// addresses, and for pods the first address of their ranges.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -44,26 +45,29 @@ pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Re
     put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
 }
 
-/// Tells the packet path which network namespace is the node's own: this process's; and which sources new flows may have.
+/// Writes the node's network namespace, which is that of this process, and the sources that new
+/// flows may have.
 pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     let netns = kernel::netns_cookie()?;
     put(maps, |node| LocalNode { netns, source_check: check.number(), ..node })
 }
 
 impl Dataplane {
-    /// Too many addresses are no reason to write nothing else.
+    /// Writes the node's addresses. Those that find no room are left out without failing the sync.
     pub(super) fn name_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<()> {
         let Self { named, maps, .. } = self;
         named.name(addresses, |addresses| name_addresses(maps, addresses))
     }
 }
 
-/// The node's addresses as the maps have them, and how many found no room; `None`: not known.
+/// The node's addresses as the maps hold them, and the number that found no room; `None` if they
+/// are unknown.
 #[derive(Debug, Default)]
 pub(super) struct Named(Option<(BTreeSet<IpAddr>, usize)>);
 
 impl Named {
-    /// Writes the addresses by `write`, which returns how many find no room, unless the last call has written the same.
+    /// Writes the addresses with `write`, which returns the number that found no room, unless the
+    /// last call has written the same.
     fn name(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
@@ -71,7 +75,7 @@ impl Named {
     ) -> Result<()> {
         let named = self.0.take();
         if named.as_ref().is_some_and(|(named, _)| named == addresses) {
-            // Nobody else writes them, and there may be thousands.
+            // Nothing else writes them, and there may be thousands.
             self.0 = named;
             return Ok(());
         }
@@ -89,15 +93,15 @@ impl Named {
     }
 }
 
-/// Tells the packet path this node's own addresses, from which no packet comes from outside. Returns how many found no room:
-/// packets that forge one of those are not noticed.
+/// Writes this node's own addresses, from which no packet may arrive from outside. Returns the
+/// number that found no room: packets that forge one of those are not detected.
 fn name_addresses(maps: &mut Maps, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
     let fitting = Fitting::of(addresses, maps.room.node_addresses);
     let mut wanted = LocalNode::default();
     fitting.v4.iter().for_each(|address| wanted.note_address(0, *address));
     fitting.v6.iter().for_each(|address| wanted.note_address(1, *address));
     let wanted = wanted.address_bits;
-    // The bits say at any time at least what the tables say.
+    // The bits cover at any time at least the addresses in the tables.
     put(maps, |node| LocalNode { address_bits: either(node.address_bits, wanted), ..node })?;
     equal(&mut maps.v4.node_addresses, &fitting.v4)?;
     equal(&mut maps.v6.node_addresses, &fitting.v6)?;
@@ -112,7 +116,7 @@ fn either<const WORDS: usize>(mut one: [[u64; WORDS]; 2], other: [[u64; WORDS]; 
     one
 }
 
-/// The addresses that the maps have room for: always the same ones of the same addresses.
+/// The addresses that fit into the maps: the same selection for the same set of addresses.
 struct Fitting {
     v4: HashSet<Address4>,
     v6: HashSet<Address6>,
@@ -120,7 +124,7 @@ struct Fitting {
 }
 
 impl Fitting {
-    /// `room`: IPv4, IPv6.
+    /// Selects the addresses that fit. `room`: IPv4, IPv6.
     fn of(addresses: &BTreeSet<IpAddr>, room: [u32; 2]) -> Self {
         let mut fitting = Self { v4: HashSet::new(), v6: HashSet::new(), left_out: 0 };
         let [room4, room6] = room.map(|room| room as usize);
@@ -160,7 +164,7 @@ fn put(maps: &mut Maps, change: impl FnOnce(LocalNode) -> LocalNode) -> Result<(
 mod tests {
     use super::*;
 
-    /// A node may have thousands, and a sync comes with each change of an endpoint.
+    /// A node may have thousands of addresses, and each change of an endpoint causes a sync.
     #[test]
     fn the_maps_are_read_only_if_addresses_changed() {
         let addresses = |count: u8| (0..count).map(|number| IpAddr::from([192, 0, 2, number])).collect();
@@ -168,7 +172,7 @@ mod tests {
         let mut writes = 0;
         for (count, fails, written, is_ok) in [
             (2, true, 1, false),
-            // Nobody knows what the failed write has done.
+            // The effect of the failed write is unknown.
             (2, false, 2, true),
             (2, false, 2, true),
             (3, false, 3, true),

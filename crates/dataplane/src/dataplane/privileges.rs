@@ -1,10 +1,10 @@
-//! Capabilities of this process, and those that the agent needs.
+//! The capabilities of this process, and those that the agent needs.
 
 use std::io::{self, ErrorKind};
 
 use anyhow::{Context, Result, bail};
 
-/// Capabilities that the agent needs, each with what it is for.
+/// The capabilities that the agent needs, each with its purpose.
 const NEEDED: [(u32, &str, &str); 3] = [
     (39, "CAP_BPF", "load the packet path and create its maps"),
     (CAP_NET_ADMIN, "CAP_NET_ADMIN", "attach programs to network devices and keep neighbours resolved"),
@@ -12,16 +12,16 @@ const NEEDED: [(u32, &str, &str); 3] = [
 ];
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_SYS_ADMIN: u32 = 21;
-/// To find the sockets of other users' processes.
+/// The capability to find the sockets of other users' processes.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_NET_BIND_SERVICE: u32 = 10;
-/// More than any kernel knows.
+/// A number of capabilities greater than any kernel's.
 const CAPABILITIES: u32 = 64;
 
-/// The capabilities that the agent keeps, as bits: of those that are there.
+/// Returns the capabilities that the agent keeps, as bits, out of its effective ones.
 fn of_agent(effective: u64, low_ports: bool) -> u64 {
     let mut kept = NEEDED.iter().fold(0, |bits, (number, ..)| bits | bit(*number));
-    // In the place of CAP_BPF or CAP_PERFMON, where a runtime does not know those.
+    // CAP_SYS_ADMIN replaces CAP_BPF or CAP_PERFMON for container runtimes that do not know those.
     if effective & kept != kept {
         kept |= bit(CAP_SYS_ADMIN);
     }
@@ -35,8 +35,9 @@ fn bit(number: u32) -> u64 {
     1 << number
 }
 
-/// Gives up all capabilities that the agent does not need, for good. Called while this process has one thread: the others
-/// inherit what that has. `low_ports`: it listens on ports below 1024.
+/// Drops all capabilities that the agent does not need, permanently. It must be called while this
+/// process has one thread: later threads inherit that thread's capabilities. `low_ports`: the agent
+/// listens on ports below 1024.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -44,20 +45,21 @@ pub fn drop_privileges(low_ports: bool) -> Result<()> {
     keep(of_agent(effective_capabilities()?, low_ports))
 }
 
-/// As [`drop_privileges`], for the process that ends UDP sockets in the network namespaces of pods.
+/// Drops capabilities like [`drop_privileges`], for the process that destroys UDP sockets in the
+/// network namespaces of pods.
 ///
 /// # Errors
-/// As there.
+/// See [`drop_privileges`].
 pub fn drop_privileges_to_end_sockets() -> Result<()> {
     let needed = bit(CAP_NET_ADMIN) | bit(CAP_SYS_ADMIN) | bit(CAP_SYS_PTRACE);
     keep(effective_capabilities()? & needed)
 }
 
-/// Gives up all capabilities but these, which it has.
+/// Drops all capabilities except these, which the process has.
 fn keep(kept: u64) -> Result<()> {
     // SAFETY: these calls take numbers only.
     unsafe {
-        // Bounding set: needs CAP_SETPCAP, so its result is ignored.
+        // Dropping from the bounding set needs CAP_SETPCAP, so the result is ignored.
         for number in (0..CAPABILITIES).filter(|number| kept >> number & 1 == 0) {
             libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0);
         }
@@ -66,11 +68,12 @@ fn keep(kept: u64) -> Result<()> {
             return Err(io::Error::last_os_error()).context("giving up new privileges failed");
         }
     }
-    // linux/capability.h: version 3, two sets of 32 bits each of effective, permitted and inheritable ones.
+    // The layout is that of linux/capability.h, version 3: two sets of 32 bits each of effective,
+    // permitted and inheritable capabilities.
     let header = [0x2008_0522_u32, 0];
     let (low, high) = (kept as u32, (kept >> 32) as u32);
     let sets = [low, low, 0, high, high, 0];
-    // SAFETY: header and sets are as the version says, and outlive the call.
+    // SAFETY: header and sets have the layout of that version, and outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
     if result != 0 {
         return Err(io::Error::last_os_error()).context("giving up capabilities failed");
@@ -78,10 +81,10 @@ fn keep(kept: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bits of this process's effective capabilities, as linux/capability.h numbers them.
+/// Returns the bits of this process's effective capabilities, numbered as in linux/capability.h.
 ///
 /// # Errors
-/// /proc does not tell.
+/// /proc cannot be read.
 pub fn effective_capabilities() -> Result<u64> {
     let status = match std::fs::read_to_string("/proc/self/status") {
         Ok(status) => status,
@@ -95,7 +98,7 @@ pub fn effective_capabilities() -> Result<u64> {
         .context("/proc/self/status names no effective capabilities")
 }
 
-/// The capabilities that the agent needs and does not have, each with what it is for.
+/// Returns the capabilities that the agent needs and lacks, each with its purpose.
 pub fn missing_privileges(effective: u64) -> Vec<(&'static str, &'static str)> {
     let has = |number: u32| effective >> number & 1 == 1;
     let missing = NEEDED
@@ -104,8 +107,11 @@ pub fn missing_privileges(effective: u64) -> Vec<(&'static str, &'static str)> {
     missing.map(|(_, name, purpose)| (*name, *purpose)).collect()
 }
 
+/// Checks that the agent has the capabilities that it needs.
+///
 /// # Errors
-/// Names every missing capability, what it is for, and what to write in a Kubernetes manifest.
+/// The error names every missing capability, its purpose, and what to write in a Kubernetes
+/// manifest.
 pub fn check_privileges() -> Result<()> {
     let missing = missing_privileges(effective_capabilities()?);
     if missing.is_empty() {
@@ -132,7 +138,7 @@ mod tests {
         assert_eq!(of_agent(all, false), THREE);
         assert_eq!(of_agent(all, true), THREE | 1 << 10);
         assert_eq!(of_agent(THREE, true), THREE, "what is not there is not kept");
-        // A runtime that knows no CAP_BPF.
+        // The runtime does not know CAP_BPF.
         assert_eq!(of_agent(1 << 21 | 1 << 12 | 1 << 3, false), 1 << 21 | 1 << 12);
     }
 }

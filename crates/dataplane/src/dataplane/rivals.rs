@@ -1,4 +1,5 @@
-//! Other agents' programs on the same devices, pinned elsewhere on this BPF file system: each packet would be handled twice.
+//! Detection of other agents' programs on the same devices, pinned elsewhere on this BPF file
+//! system: each packet would be handled twice.
 
 use std::{
     fs,
@@ -15,16 +16,17 @@ use super::{
     sys,
 };
 
-/// Depth below the mount point to which pin folders are searched for.
+/// The depth below the mount point to which pin folders are searched for.
 const DEPTH: usize = 4;
 
 /// Refuses a device with programs that are pinned below another folder than `root`.
 ///
 /// # Errors
-/// Names the device and the folder.
+/// The error names the device and the folder.
 pub fn refuse(root: &Path, device: &str, ifindex: u32) -> Result<()> {
     let Ok(netns) = kernel::netns_cookie() else { return Ok(()) };
-    // As the folders are found: by another name the own pins would be a rival's.
+    // The search finds canonical paths: under another name, the agent's own pins would be those of
+    // a rival.
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
     let mut found = Vec::new();
     search(&mount_point(&root), &root, DEPTH, &mut found);
@@ -39,13 +41,13 @@ pub fn refuse(root: &Path, device: &str, ifindex: u32) -> Result<()> {
     Ok(())
 }
 
-/// The topmost folder of the same BPF file system.
+/// Returns the topmost folder of the same BPF file system.
 fn mount_point(root: &Path) -> PathBuf {
     let is_bpffs = |folder: &&Path| statfs(*folder).is_ok_and(|kind| kind.filesystem_type() == BPF_FS_MAGIC);
     root.ancestors().take_while(is_bpffs).last().unwrap_or(root).to_owned()
 }
 
-/// Folders of a layout version (`v2`) below `folder`, but for those of `own`.
+/// Finds folders of a layout version (`v2`) below `folder`, except for those of `own`.
 fn search(folder: &Path, own: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     if folder == own || depth == 0 {
         return;
@@ -58,7 +60,8 @@ fn search(folder: &Path, own: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether the version's programs are on the device of this network namespace: devices of others have the same numbers.
+/// Whether the version's programs are on the device of this network namespace: devices of others
+/// have the same numbers.
 fn is_on(version: &Path, ifindex: u32, netns: u64) -> bool {
     let maps = pins::maps_of(version);
     let has_link = || {
@@ -68,15 +71,16 @@ fn is_on(version: &Path, ifindex: u32, netns: u64) -> bool {
             matches!(link.kind, 6 | 11) && link.target[0] == ifindex
         })
     };
-    // A filter has no link, and does not say whose it is. An agent forgets a device when it takes its filters off.
+    // A filter has no link, and does not show its owner. An agent forgets a device when it removes
+    // its filters.
     let has_filters = || {
         let devices = Reader::open(&maps, "tp_devices").or_else(|_| Reader::open(&maps, "DEVICES"));
         let devices = devices.and_then(|devices| devices.keys::<u32>());
         devices.is_ok_and(|devices| devices.contains(&ifindex))
     };
     let by_links = Kernel::running().is_ok_and(Kernel::has_tcx);
-    // The namespace is the first word of the description of the node, in every layout so far.
-    // The latter before version 3.
+    // The namespace is the first word of the description of the node, in every layout so far. The
+    // map is called `NODE` before version 3.
     let node = Reader::open(&maps, "tp_local_node").or_else(|_| Reader::open(&maps, "NODE"));
     let of = node
         .and_then(|node| node.bytes_of(0))

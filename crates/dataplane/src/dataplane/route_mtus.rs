@@ -1,4 +1,4 @@
-//! MTUs that routes name, in the maps `tp_route_mtus4` and `tp_route_mtus6`.
+//! The MTUs of routes, in the maps `tp_route_mtus4` and `tp_route_mtus6`.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ use super::{
 use crate::node::RouteMtus;
 
 impl Dataplane {
-    /// Tells the packet path the MTUs that routes name; whether it knew others. Then stored next hops may be wrong.
+    /// Writes the MTUs of routes; returns whether they changed. In that case stored next hops may
+    /// be wrong.
     ///
     /// # Errors
     /// The maps cannot be read or written.
@@ -47,7 +48,7 @@ impl Dataplane {
     }
 }
 
-/// Whether the maps held others.
+/// Writes the MTUs; returns whether the maps held others.
 fn write(maps: &mut Maps, wanted: &RouteMtus) -> Result<bool> {
     let (mut four, mut six) = (wanted.0.clone(), wanted.0.clone());
     four.retain(|prefix, _| prefix.addr().is_ipv4());
@@ -73,7 +74,7 @@ where
         let address = from_words(&{ key.data().address }, ipv6);
         held.insert(IpNet::new(address, u8::try_from(key.prefix_len())?)?, mtu);
     }
-    // Room first.
+    // Entries are removed first, which makes room for new ones.
     for prefix in held.keys().filter(|prefix| !wanted.contains_key(prefix)) {
         map.remove(&key(prefix)).context("forgetting the MTU of a route failed")?;
     }

@@ -1,4 +1,5 @@
-//! Sockets that the packet path serves: the cgroup that it is attached to, and UDP sockets that were connected to endpoints.
+//! The sockets that the packet path translates: the cgroup that its programs are attached to, and
+//! UDP sockets that were connected to endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,12 +20,14 @@ use super::{
     maps::keys::{GoneEndpoint, from_wide},
 };
 
-/// UDP sockets that were connected to endpoints, for a thread of its own: the table may be long.
+/// The UDP sockets that were connected to endpoints, for reading in a separate thread: the table
+/// may be long.
 pub struct ConnectedUdp(HashMap<MapData, SocketKey, TranslatedSocket>);
 
 impl ConnectedUdp {
-    /// Those of these endpoints by cookie, but not those that another Service connected to one of them. A socket that was connected to several of them in turn is in
-    /// several maps, once in each.
+    /// Returns the sockets connected to these endpoints, by cookie, except for those that another
+    /// Service connected to one of them. A socket that was connected to several of them in turn is
+    /// in several maps, once in each.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -45,15 +48,16 @@ impl ConnectedUdp {
     }
 }
 
-/// The other end that an entry is about. IPv4-mapped ones are IPv4 in the table.
+/// Returns the peer of an entry. IPv4-mapped addresses are IPv4 in the table.
 fn peer(key: &SocketKey) -> SocketAddr {
     SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host())
 }
 
-/// The cgroup whose processes' connections are served, and the table of their connected UDP sockets.
+/// The cgroup whose processes' connections are translated, and the table of their connected UDP
+/// sockets.
 #[derive(Debug)]
 pub struct Sockets {
-    /// Resolved value of `--cgroup`.
+    /// The resolved value of `--cgroup`.
     cgroup: Option<PathBuf>,
     pins: Option<Folders>,
 }
@@ -82,7 +86,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// Calls of processes in the cgroup that are not served any more, since their programs were detached.
+    /// Returns the calls of processes in the cgroup that are no longer handled, because their
+    /// programs were detached.
     ///
     /// # Errors
     /// The cgroup is gone.
@@ -93,10 +98,10 @@ impl Sockets {
         }
     }
 
-    /// Forgets links to cgroups of an earlier agent.
+    /// Removes the links of an earlier agent to other cgroups.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn forget_others(&self) -> Result<()> {
         match &self.pins {
             Some(pins) => cgroup::retain(&pins.links, self.cgroup.as_deref()),
@@ -104,15 +109,15 @@ impl Sockets {
         }
     }
 
-    /// The cgroup whose connections are served.
+    /// Returns the cgroup whose connections are translated.
     pub fn cgroup(&self) -> Option<&Path> {
         self.cgroup.as_deref()
     }
 
-    /// The table of connected UDP sockets, to be read elsewhere.
+    /// Returns the table of connected UDP sockets, for a reader in another thread.
     ///
     /// # Errors
-    /// No descriptor is free.
+    /// No file descriptor is available.
     pub fn connected_udp(&self) -> Result<ConnectedUdp> {
         let open = || -> Result<_> {
             let pins = self.pins.as_ref().context("it is not pinned")?;

@@ -1,4 +1,5 @@
-//! Start of the packet path: loaded, or taken over, and taken back where a start fails; and its end, `cleanup`.
+//! Start of the packet path: it is loaded or taken over, and undone if a start fails; and its end,
+//! `cleanup`.
 
 use std::{path::Path, time::Duration};
 
@@ -24,16 +25,19 @@ use super::{
     sync::{apply, plan::Planner, snat_ports},
 };
 
-/// A hop is resolved again after this time, whatever the agent noticed, and whether there is one: one FIB look-up a hop.
+/// The time after which a hop is resolved again, whether or not there is an agent and whatever it
+/// noticed: one FIB lookup per hop.
 const HOP_MAX_AGE: Duration = Duration::from_secs(5);
-/// Answers (ICMP errors, RST) that each CPU may make in a second.
+/// The number of replies (ICMP errors, RST) that each CPU may generate per second.
 const ANSWERS_PER_SECOND: u32 = 1000;
 
 impl Dataplane {
-    /// Loads the packet path, or takes over what an earlier agent left. Nothing is written that is right already.
+    /// Loads the packet path, or takes over what an earlier agent left. Entries that are correct
+    /// already are not written.
     ///
     /// # Errors
-    /// Missing privileges, an unfit kernel, no bpffs, a second agent, pins of another version, too few ports.
+    /// Privileges are missing, the kernel is unsuitable, there is no bpffs, a second agent runs,
+    /// there are pins of another version, or there are too few ports.
     pub fn open(config: Config) -> Result<Self> {
         check_privileges()?;
         let kernel = Kernel::running()?;
@@ -57,7 +61,7 @@ impl Dataplane {
 
     fn load(config: Config, kernel: Kernel, pins: Option<&Pins>, sockets: Sockets) -> Result<Self> {
         let folder = pins.map(Pins::maps);
-        // That of the flows that are there: they are found by it.
+        // The seed of existing flows is kept: they are found with it.
         let seed = match folder.as_deref().map_or(0, loader::pinned_seed) {
             0 => random()? | 1,
             seed => seed,
@@ -108,7 +112,7 @@ impl Dataplane {
         })
     }
 
-    /// Leaves the node as it was before [`Self::open`]: for a start that failed later on.
+    /// Restores the node to its state before [`Self::open`], after a start that failed later on.
     pub fn undo(self) {
         if self.pins.as_ref().is_some_and(Pins::is_new) {
             self.devices.detach_filters();
@@ -117,7 +121,7 @@ impl Dataplane {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns unpredictable bytes.
 fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)
@@ -141,10 +145,11 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, seed: u64) -> Result<()
     Ok(())
 }
 
-/// Takes all programs of this agent off their devices and frees its maps, of any layout version; `None` if there were none.
+/// Detaches all programs of this agent from their devices and removes its maps, of any layout
+/// version; returns `None` if there were none.
 ///
 /// # Errors
-/// An agent is running, or what could not be removed.
+/// An agent is running, or a pin cannot be removed.
 pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     let kernel = Kernel::running()?;
     pins::cleanup(root, || {
@@ -154,7 +159,7 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     })
 }
 
-/// A start that the verifier refuses ends with what `check` says of it.
+/// Appends the remedy to the error of a start that the verifier refuses.
 fn with_fix(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<Refusal>() {
         Some(refusal) => anyhow!("{refusal}: {}", Refusal::FIX),
@@ -162,7 +167,7 @@ fn with_fix(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Takes back what a failed start has pinned.
+/// Removes the pins of a failed start.
 fn undo(pins: Option<&Pins>) {
     if let Some(Err(error)) = pins.map(Pins::undo) {
         tracing::warn!("cleaning up after the failed start: {error:#}");

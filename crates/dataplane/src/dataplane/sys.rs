@@ -1,4 +1,4 @@
-//! bpf(2), where aya 0.14 has nothing for what is wanted.
+//! Wrappers of bpf(2) for commands that aya 0.14 does not offer.
 
 use std::{
     ffi::{CStr, CString},
@@ -13,7 +13,7 @@ use std::{
 
 use aya::Pod;
 
-/// linux/bpf.h: enum bpf_cmd.
+/// The commands of linux/bpf.h, enum bpf_cmd.
 pub mod command {
     pub const MAP_LOOKUP: libc::c_int = 1;
     pub const PROG_LOAD: libc::c_int = 5;
@@ -28,36 +28,38 @@ pub mod command {
     pub const LINK_DETACH: libc::c_int = 34;
 }
 
-/// BPF_OBJ_NAME_LEN, with the zero at its end.
+/// BPF_OBJ_NAME_LEN, including the terminating zero.
 const PROGRAM_NAME: usize = 16;
 /// BPF_F_RDONLY
 const READ_ONLY: u32 = 1 << 3;
 
-// The parts of `union bpf_attr` that the commands read.
+// The types below are the parts of `union bpf_attr` that the commands read.
 
-/// Of the commands on one element of a map.
+/// The attributes of the commands on one element of a map.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Element {
     pub fd: u32,
     pub zero: u32,
-    /// Addresses of a key and a value, as long as the map's are.
+    /// The addresses of a key and a value, of the sizes that the map has.
     pub key: u64,
     pub value: u64,
     pub flags: u64,
 }
 
-/// Of the commands on many elements.
+/// The attributes of the commands on many elements.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Addresses of the place to begin at, 0: the first one, and of room for the place to go on from.
+    /// The addresses of the position to start from, 0 for the first one, and of memory for the
+    /// position to continue from.
     pub from: u64,
     pub to: u64,
-    /// Addresses of keys and values.
+    /// The addresses of keys and values.
     pub keys: u64,
     pub values: u64,
-    /// Elements that there is room for, or that are to be written; after the call, those that were read or written.
+    /// The number of elements that there is room for, or that are to be written; after the call,
+    /// the number that were read or written.
     pub count: u32,
     pub fd: u32,
     pub element_flags: u64,
@@ -84,7 +86,8 @@ struct Load {
     instructions: u32,
     code: u64,
     license: u64,
-    /// Level (u32), size in bytes (u32) and address (u64) of the verifier's log; all 0: none.
+    /// The level (u32), size in bytes (u32) and address (u64) of the verifier's log; all 0 for
+    /// none.
     log: [u64; 2],
     kernel_version: u32,
     flags: u32,
@@ -97,7 +100,7 @@ struct Attach {
     target: i32,
     kind: u32,
     flags: u32,
-    /// `union bpf_iter_link_info`, of which a map's number is the beginning.
+    /// The address of a `union bpf_iter_link_info`, which begins with a map's descriptor.
     what: u64,
     what_length: u32,
     zero: u32,
@@ -120,31 +123,32 @@ struct Update {
     old_program: u32,
 }
 
-/// Calls with the attributes of a command.
+/// Calls bpf(2) with the attributes of a command.
 ///
 /// # Errors
 /// The kernel refuses.
 ///
 /// # Safety
-/// `T` begins as `union bpf_attr` does for this command, and whatever it points to is valid for what the command reads and
-/// writes.
+/// `T` begins like `union bpf_attr` for this command, and all its pointers are valid for the
+/// command's reads and writes.
 pub unsafe fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<libc::c_int> {
-    // SAFETY: the attributes are as long as said; the rest is the caller's word.
+    // SAFETY: the attributes are as long as stated; the caller guarantees the rest.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }
 }
 
-/// The same for commands that make a descriptor.
+/// Calls bpf(2) with the attributes of a command that creates a descriptor.
 ///
 /// # Safety
-/// As there, and the command is one of those.
+/// See [`call`]; the command must be one that creates a descriptor.
 unsafe fn make<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel has just made this descriptor, and nobody else has it; the rest is the caller's word.
+    // SAFETY: the kernel has just created this descriptor, and it has no other owner; the caller
+    // guarantees the rest.
     unsafe { Ok(OwnedFd::from_raw_fd(call(command, attributes)?)) }
 }
 
-/// Opens a pin: of a map for reading, of a link as it is.
+/// Opens a pin: that of a map for reading, that of a link as it is.
 ///
 /// # Errors
 /// There is no such pin, or the kernel refuses.
@@ -155,7 +159,7 @@ pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
     unsafe { make(command::OBJ_GET, &mut Get { path: path.as_ptr() as u64, fd: 0, flags }) }
 }
 
-/// Returns the kernel's description of a map, program or link: its first bytes.
+/// Returns the first bytes of the kernel's description of a map, program or link.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -163,13 +167,13 @@ pub fn info<T: Pod + Default>(fd: &OwnedFd) -> io::Result<T> {
     let mut info = T::default();
     let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
     let mut attributes = Info { fd: fd.as_raw_fd().cast_unsigned(), length, info: (&raw mut info) as u64 };
-    // SAFETY: the kernel writes at most as much as the length given, and any bytes make a `T`.
+    // SAFETY: the kernel writes at most the given length, and any bytes are a valid `T`.
     unsafe { call(command::OBJ_GET_INFO_BY_FD, &mut attributes)? };
     Ok(info)
 }
 
-/// The beginning of `struct bpf_link_info`. `target` is the device's number for XDP and tcx, 0 once it is gone, and the
-/// cgroup's for cgroups.
+/// The first fields of `struct bpf_link_info`. `target` is the device's number for XDP and tcx, 0
+/// once it is gone, and the cgroup's for cgroups.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct LinkInfo {
@@ -181,7 +185,7 @@ pub struct LinkInfo {
     pub more: [u32; 6],
 }
 
-// SAFETY: numbers without gaps; any bytes make one.
+// SAFETY: it consists of numbers without gaps; any bytes are a valid value.
 unsafe impl Pod for LinkInfo {}
 
 /// Returns the kernel's description of a pinned link.
@@ -192,19 +196,19 @@ pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
     info(&open(pin, false)?)
 }
 
-/// Loads a program without relocations or BTF; `kind`: see `enum bpf_prog_type`.
+/// Loads a program without relocations or BTF. `kind`: see `enum bpf_prog_type`.
 ///
 /// # Errors
-/// The verifier refuses it; lack of privileges.
+/// The verifier refuses the program, or privileges are missing.
 pub fn load(kind: u32, code: &[[u8; 8]], license: &CStr) -> io::Result<OwnedFd> {
     load_named("", kind, code, license, 0)
 }
 
-/// The same, with a name of at most 15 letters, digits and underscores, and flags (`BPF_F_…` of BPF_PROG_LOAD in
-/// linux/bpf.h).
+/// Loads a program like [`load`], with a name of at most 15 letters, digits and underscores, and
+/// flags (`BPF_F_…` of BPF_PROG_LOAD in linux/bpf.h).
 ///
 /// # Errors
-/// As there; the kernel does not take the name.
+/// See [`load`]; also if the kernel does not accept the name.
 pub fn load_named(
     name: &str,
     kind: u32,
@@ -231,21 +235,22 @@ pub fn load_named(
     unsafe { make(command::PROG_LOAD, &mut attributes) }
 }
 
-/// A loaded program by its number.
+/// Returns a loaded program by its number.
 ///
 /// # Errors
-/// There is none; lack of privileges.
+/// There is none, or privileges are missing.
 pub fn program(id: u32) -> io::Result<OwnedFd> {
-    // The number is all that is read, beside flags: `union bpf_attr` has two unused fields behind it.
+    // Only the number is read; the two fields of `union bpf_attr` after it, `next_id` and
+    // `open_flags`, are 0.
     let mut attributes = [id, 0, 0];
-    // SAFETY: a number and zeros.
+    // SAFETY: the attributes are a number and zeros.
     unsafe { make(command::PROG_GET_FD_BY_ID, &mut attributes) }
 }
 
-/// Makes an iterator program walk over a map; aya 0.14 cannot say over which.
+/// Makes an iterator program walk a map; aya 0.14 cannot specify which one.
 ///
 /// # Errors
-/// The program reads or writes more than an element has, or is no iterator.
+/// The program reads or writes more than an element has, or is not an iterator.
 pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let map = map.as_raw_fd();
     let mut attributes = Attach {
@@ -257,11 +262,11 @@ pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Owned
         what_length: size_of_val(&map) as u32,
         zero: 0,
     };
-    // SAFETY: the descriptors are open, and the map's number outlives the call.
+    // SAFETY: the descriptors are open, and the map's descriptor number outlives the call.
     unsafe { make(command::LINK_CREATE, &mut attributes) }
 }
 
-/// A walk of such an iterator, from the beginning: a file whose reads run the program.
+/// Starts a walk of such an iterator from the beginning: a file whose reads run the program.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -270,18 +275,19 @@ pub fn walk(iterator: BorrowedFd<'_>) -> io::Result<File> {
     unsafe { make(command::ITER_CREATE, &mut Read { link: iterator.as_raw_fd(), flags: 0 }) }.map(File::from)
 }
 
-/// Detaches a pinned link at once, if it is one that can be.
+/// Detaches a pinned link at once, if its kind supports that.
 pub fn detach_link(pin: &Path) {
     let Ok(link) = open(pin, false) else { return };
-    // SAFETY: one descriptor. A link whose device is gone refuses, and need not be detached.
+    // SAFETY: the attributes are one descriptor. A link whose device is gone refuses, and need not
+    // be detached.
     let _ = unsafe { call(command::LINK_DETACH, &mut link.as_raw_fd()) };
 }
 
-/// Puts another program behind a pinned link, in one step: each call meets the old one or the new one. aya 0.14 can do it
-/// for devices only.
+/// Replaces the program of a pinned link in one step: each event runs either the old one or the new
+/// one. aya 0.14 supports this for devices only.
 ///
 /// # Errors
-/// It is no link, or what it was attached to is gone.
+/// The pin is not a link, or its target is gone.
 pub fn update_link(pin: &Path, program: BorrowedFd<'_>) -> io::Result<()> {
     let link = open(pin, false)?;
     let mut attributes =

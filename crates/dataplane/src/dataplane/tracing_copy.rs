@@ -1,5 +1,5 @@
-//! A copy of the programs that records a trace: run by the kernel on synthetic packets, with flows, next hops and
-//! counters of its own. Nothing on the node changes.
+//! A copy of the programs that records a trace: the kernel runs it on synthetic packets, with its
+//! own flows, next hops and counters. Nothing on the node changes.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use super::{
     maps::Maps,
 };
 
-/// Steps that the programs noted, and their outcome for the packet.
+/// The steps that the programs recorded, and their outcome for the packet.
 #[derive(Clone, Debug)]
 pub struct Judged {
     pub steps: Vec<TraceStep>,
@@ -32,47 +32,48 @@ pub struct Judged {
     pub frame: Vec<u8>,
 }
 
-/// EtherType of IPv6, as it stands in a frame.
+/// The EtherType of IPv6, as it is in a frame.
 const IPV6: [u8; 2] = 0x86dd_u16.to_be_bytes();
 /// The program that stands for those of sockets.
 const SOCKETS: &str = "tp_explain_sock";
 
-/// Programs that are verified and loaded when something is first asked that needs them: of all programs one question needs a
-/// quarter of the verifier's work (0.4 of 1.5 s of CPU on a busy machine of two CPUs).
+/// The programs that are verified and loaded when the first question needs them: one question needs
+/// a quarter of the verifier's work for all programs (0.4 of 1.5 s of CPU on a busy machine of two
+/// CPUs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Programs that packets of a hook and an address family may go through.
+    /// The programs that packets of a hook and an address family may pass.
     Ingress(PacketHook, bool),
     Sockets,
 }
 
-/// The copy.
+/// The copy of the programs, with its maps.
 pub struct TracingCopy {
     object: Ebpf,
     btf: Btf,
     loaded: Vec<Part>,
-    /// Its maps: its own, and those that it shares with the running packet path.
+    /// The maps: the copy's own, and those that it shares with the running packet path.
     pub maps: Maps,
     trace: Array<MapData, PacketTrace>,
     question: Array<MapData, SocketQuestion>,
     buckets: PerCpuArray<MapData, RejectBucket>,
     affinity: HashMap<MapData, AffinityKey, Affinity>,
-    /// The running packet path: looked at, never written.
+    /// The running packet path, which is read and never written.
     running: Option<Running>,
     cpus: usize,
 }
 
-/// Maps of the running packet path that the copy reads from time to time.
+/// The maps of the running packet path that the copy reads from time to time.
 struct Running {
     affinity: HashMap<MapData, AffinityKey, Affinity>,
 }
 
 impl TracingCopy {
-    /// Makes maps of its own, but for those of `shared` that are pinned in `pins`, and loads the programs at which packets come
-    /// in. The others follow when something is asked.
+    /// Creates the copy with its own maps, except for those of `shared` that are pinned in `pins`,
+    /// and loads the entry programs. The others are loaded when a question needs them.
     ///
     /// # Errors
-    /// A shared map is not pinned; missing privileges; the kernel refuses.
+    /// A shared map is not pinned, privileges are missing, or the kernel refuses.
     pub fn load(pins: Option<&Path>, shared: &dyn Fn(&str) -> bool, routes: Routes) -> Result<Self> {
         let (mut object, btf) = loader::load_copy(pins, shared, routes, &Kernel::running()?)?;
         verifier::load_those(&mut object, &btf, |name| programs::ENTRIES.contains(&name))?;
@@ -89,22 +90,23 @@ impl TracingCopy {
         Ok(Self { object, btf, loaded, maps, trace, question, buckets, affinity, running: None, cpus })
     }
 
-    /// Entry programs pinned in `folder` that are other ones than the copy's.
+    /// Returns the entry programs pinned in `folder` that differ from the copy's.
     pub fn differing(&self, folder: &Path) -> Vec<&'static str> {
         programs::differing(&self.object, folder)
     }
 
-    /// Follows the running packet path whose maps are pinned in `maps`: its clients.
+    /// Follows the clients of the running packet path whose maps are pinned in `maps`.
     ///
     /// # Errors
-    /// They are not pinned there.
+    /// The maps are not pinned there.
     pub fn follow(&mut self, maps: &Path) -> Result<()> {
         let affinity = MapData::from_pin(maps.join("tp_affinity")).context("tp_affinity is not pinned")?;
         self.running = Some(Running { affinity: HashMap::try_from(Map::LruHashMap(affinity))? });
         Ok(())
     }
 
-    /// Runs the programs of a hook on a frame that came by a device, as the first packet of its flow.
+    /// Runs the programs of a hook on a frame that arrived on a device, as the first packet of its
+    /// flow.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -118,7 +120,7 @@ impl TracingCopy {
         self.end(frame)
     }
 
-    /// Asks what becomes of a call of a socket.
+    /// Runs the program of sockets for a call.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -148,12 +150,13 @@ impl TracingCopy {
         Ok(())
     }
 
-    /// Every packet is the first one.
+    /// Resets the state, so that every packet is the first one.
     fn begin(&mut self) -> Result<()> {
         empty(&mut self.maps.v4.flows).context("forgetting flows failed")?;
         empty(&mut self.maps.v6.flows).context("forgetting flows failed")?;
         self.trace.set(0, PacketTrace::default(), 0).context("emptying the trace failed")?;
-        // As after a long silence: answers are not what is asked about.
+        // The buckets are full, as after a long silence: rate limits on replies are not part of the
+        // question.
         let buckets = PerCpuValues::try_from(vec![RejectBucket::default(); self.cpus])?;
         self.buckets.set(0, buckets, 0).context("filling the buckets failed")
     }
@@ -172,7 +175,8 @@ impl TracingCopy {
         Ok(Judged { steps, outcome, frame })
     }
 
-    /// Lets the copy know where the running packet path sent this client last.
+    /// Copies the affinity with the endpoint to which the running packet path sent this client
+    /// last; returns whether there is one.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -1,4 +1,4 @@
-//! Use of the maps, and what else is known of the data plane without reading them.
+//! The usage of the maps, and other facts about the data plane that need no reading of them.
 
 use std::time::SystemTime;
 
@@ -15,32 +15,33 @@ use super::{
     sync::plan::Planner,
 };
 
-/// Entries of one map.
+/// The usage of one map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapUsage {
     pub map: &'static str,
-    /// `None`: for both families.
+    /// Whether the map is for IPv6; `None` if it is for both families.
     pub ipv6: Option<bool>,
     pub used: u64,
     pub size: u32,
 }
 
-/// Use of all maps, and what the last sweep and the planner know.
+/// The usage of all maps, and the figures of the last sweep and the planner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataplaneUsage {
     pub maps: Vec<MapUsage>,
-    /// Result of the last sweep: IPv4, IPv6.
+    /// The result of the last sweep: IPv4, IPv6.
     pub found: [Found; 2],
-    /// Episodes in which the flow table had no room for a flow: IPv4, IPv6.
+    /// The episodes in which the flow table had no room for a flow: IPv4, IPv6.
     pub full: [u64; 2],
-    /// Ports that may be used as source towards endpoints.
+    /// The number of ports that may be used as source towards endpoints.
     pub snat_ports: u32,
-    /// Service ports that still forward new flows although they are Local and have no endpoint here: until when.
+    /// The Service ports that still forward new flows although they are Local and have no endpoint
+    /// here, and the time at which that stops.
     pub draining: Vec<(ServicePortKey, SystemTime)>,
 }
 
 impl DataplaneUsage {
-    /// Looks at what is known already: no map is read but for a few words.
+    /// Collects known figures: only a few words of the maps are read.
     pub fn read(maps: &Maps, planner: &Planner, gc: &Gc, devices: usize) -> Self {
         let usage = planner.usage();
         let room = &maps.room;
@@ -68,7 +69,7 @@ impl DataplaneUsage {
             ]
             .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
         );
-        // Without a clock nothing can be draining.
+        // Without a clock, nothing can be draining.
         let monotonic = clock::monotonic().unwrap_or(u64::MAX);
         let now = SystemTime::now();
         let draining = planner.draining(monotonic);

@@ -1,8 +1,10 @@
-//! An XDP program that passes everything, for the end of a veth whose other end is served by XDP in the driver.
+//! An XDP program that passes every packet, for the end of a veth whose other end is served by XDP
+//! in the driver.
 //!
-//! A frame that XDP there sends back by the veth (XDP_TX) arrives only if this end has a program, too (`veth_xdp_flush` in drivers/net/veth.c),
-//! and what this end sends must have finished checksums: XDP cannot tell those that are left to a card. So checksum offload
-//! is switched off, and the program's name remembers whether it was on.
+//! A frame that XDP on the other end sends back through the veth (XDP_TX) only arrives if this end
+//! has a program, too (`veth_xdp_flush` in drivers/net/veth.c), and frames that this end sends must
+//! have finished checksums: XDP cannot recognise checksums that are left to a card. Checksum
+//! offload is therefore switched off, and the program's name records whether it was on.
 
 use std::{
     ffi::CString,
@@ -17,11 +19,11 @@ use socket2::{Domain, Socket, Type};
 use super::{introspect, sys};
 use crate::node::veth::{Change, End, set_xdp};
 
-/// The beginning of the program's names.
+/// The prefix of the program's names.
 const NAME: &str = "tp_veth_pass";
-/// Of one whose device had checksum offload: to be switched on again.
+/// The name of the program on a device that had checksum offload, which is to be switched on again.
 const WITH_OFFLOAD: &str = "tp_veth_pass_tx";
-/// The agent's own programs' names begin so.
+/// The prefix of the names of the agent's own programs.
 const AGENT: &str = "tp_xdp";
 
 /// A device that was changed, or needed no change.
@@ -29,19 +31,19 @@ const AGENT: &str = "tp_xdp";
 pub struct Done {
     pub device: String,
     pub changed: bool,
-    /// Checksum offload was switched off, or on again.
+    /// Whether checksum offload was switched off, or on again.
     pub offload: bool,
-    /// After the program was taken off: the other end goes on sending by XDP.
+    /// Whether the other end continues to send by XDP after the program was detached.
     pub still_served: bool,
 }
 
-/// Whether a loaded program is one of these.
+/// Whether a loaded program is the one that this module attaches.
 #[must_use]
 pub fn is_pass(program: u32) -> bool {
     introspect::program_name(program).is_some_and(|name| name == NAME || name == WITH_OFFLOAD)
 }
 
-/// Devices of this network namespace with such a program.
+/// Returns the devices of this network namespace with the program.
 ///
 /// # Errors
 /// The kernel does not list its devices.
@@ -53,7 +55,7 @@ pub fn devices() -> io::Result<Vec<String>> {
 /// Attaches the program to devices: to all of them or to none.
 ///
 /// # Errors
-/// Names the device, what is wrong with it and what to do.
+/// The error names the device, the cause and the remedy.
 pub fn attach(names: &[String]) -> Result<Vec<Done>> {
     let ends = veths(names)?;
     let mut done: Vec<Done> = Vec::new();
@@ -62,7 +64,7 @@ pub fn attach(names: &[String]) -> Result<Vec<Done>> {
             Ok(one) => done.push(one),
             Err(error) => {
                 for (end, _) in ends.iter().zip(&done).filter(|(_, done)| done.changed) {
-                    // As it is now.
+                    // The state of the device has changed since.
                     let end = End::of(end.index)?;
                     detach_one(&end).with_context(|| format!("{error:#}; and then"))?;
                 }
@@ -73,15 +75,15 @@ pub fn attach(names: &[String]) -> Result<Vec<Done>> {
     Ok(done)
 }
 
-/// Takes the program off devices, if all of them have it or none at all.
+/// Detaches the program from devices, unless the check of one of them fails.
 ///
 /// # Errors
-/// As there.
+/// See [`attach`].
 pub fn detach(names: &[String]) -> Result<Vec<Done>> {
     veths(names)?.iter().map(detach_one).collect()
 }
 
-/// The devices, looked at before anything is changed.
+/// Returns the devices, after checks that precede any change.
 fn veths(names: &[String]) -> Result<Vec<End>> {
     let mut ends: Vec<End> = Vec::new();
     for name in names {
@@ -98,7 +100,8 @@ fn veths(names: &[String]) -> Result<Vec<End>> {
     Ok(ends)
 }
 
-/// Why a device must be left alone. `program`: the name of the XDP program on it.
+/// Checks whether a device may be changed; the error gives the reason why not. `program`: the name
+/// of the XDP program on it.
 fn judge(end: &End, program: Option<&str>) -> Result<()> {
     let name = &end.name;
     if !end.veth {
@@ -175,14 +178,15 @@ fn detach_one(end: &End) -> Result<Done> {
 fn load(name: &str) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`: BPF_PROG_TYPE_XDP
     const XDP: u32 = 6;
-    /// BPF_F_XDP_HAS_FRAGS: without it a veth refuses a program if a frame of its other end does not fit into a page.
+    /// BPF_F_XDP_HAS_FRAGS: without it a veth refuses a program if a frame of its other end does
+    /// not fit into a page.
     const XDP_HAS_FRAGS: u32 = 1 << 5;
     // r0 = XDP_PASS; exit
     let code = [[0xb7, 0, 0, 0, 2, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     sys::load_named(name, XDP, &code, c"Dual MIT/GPL", XDP_HAS_FRAGS)
 }
 
-/// Why the kernel does not take the program.
+/// Explains why the kernel does not accept the program.
 fn refusal(end: &End, error: &io::Error) -> anyhow::Error {
     let name = &end.name;
     let why = match error.raw_os_error() {
@@ -199,7 +203,8 @@ fn refusal(end: &End, error: &io::Error) -> anyhow::Error {
     anyhow!("{name} takes no XDP program: {why}")
 }
 
-/// Whether a device leaves the checksums of what it sends to a card; switches that.
+/// Returns whether a device leaves the checksums of sent packets to a card, and switches that if
+/// `to` is given.
 fn switch_offload(device: &str, to: Option<bool>) -> io::Result<bool> {
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
     // linux/ethtool.h
@@ -207,7 +212,7 @@ fn switch_offload(device: &str, to: Option<bool>) -> io::Result<bool> {
     const ETHTOOL_STXCSUM: u32 = 0x17;
     let name = CString::new(device)?;
     let command = if to.is_some() { ETHTOOL_STXCSUM } else { ETHTOOL_GTXCSUM };
-    // struct ethtool_value
+    // The value is a struct ethtool_value.
     let mut value = [command, u32::from(to.unwrap_or_default())];
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     // SAFETY: an all-zero ifreq is a valid value of that plain C struct.
@@ -219,8 +224,8 @@ fn switch_offload(device: &str, to: Option<bool>) -> io::Result<bool> {
         *to = from.cast_signed() as libc::c_char;
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request names a device and points to a value that outlives the call and has the layout that both commands
-    // read and write.
+    // SAFETY: the request names a device and points to a value that outlives the call and has the
+    // layout that both commands read and write.
     if unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }

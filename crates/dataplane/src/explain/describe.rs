@@ -1,4 +1,4 @@
-//! The steps of a traced packet as sentences.
+//! Sentences that describe the steps of a traced packet.
 
 use traffic_policy_cluster::model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
 use traffic_policy_ebpf::{
@@ -12,19 +12,19 @@ use super::{
 };
 use crate::{dataplane::from_wide, inspect::frontend_kind};
 
-/// Facts that follow from the steps.
+/// The facts that follow from the steps.
 #[derive(Clone, Debug, Default)]
 pub struct FlowFacts {
     pub service: Option<ServicePortKey>,
     pub index: Option<u32>,
     pub flags: u32,
-    /// Policy Local, forwarded as under Cluster by the Service's annotation.
+    /// Whether the policy is Local, but the Service's annotation makes it forward as under Cluster.
     pub falls_back: bool,
     pub candidates: Vec<Candidate>,
     pub chosen: Option<Candidate>,
 }
 
-/// Origin of a flow, in words.
+/// Returns the origin of a flow in words.
 pub const fn origin(from: From) -> &'static str {
     match from {
         From::External => "a client outside this node",
@@ -33,17 +33,17 @@ pub const fn origin(from: From) -> &'static str {
     }
 }
 
-/// Describes the steps of one flow.
+/// A description of the steps of one flow.
 pub struct Describer<'a> {
     pub flow: &'a Flow,
     pub from: From,
     pub facts: &'a FlowFacts,
-    /// The next hop is not judged.
+    /// Whether the simulation is offline, so that the next hop is not evaluated.
     pub offline: bool,
 }
 
 impl Describer<'_> {
-    /// A step as a sentence; `None` for those that explain nothing.
+    /// Returns a step as a sentence; `None` for steps that explain nothing.
     pub fn describe(&self, step: &TraceStep) -> Option<String> {
         let Flow { destination, transport, .. } = self.flow;
         Some(match step.kind {
@@ -152,7 +152,7 @@ impl Describer<'_> {
         }
     }
 
-    /// Sentence on the source address of a socket, as the endpoint sees it.
+    /// Returns a sentence on the source address of a socket, as the endpoint sees it.
     pub fn source(&self, masquerade: bool) -> String {
         match (self.from, masquerade) {
             (From::Node, true) => {

@@ -1,4 +1,4 @@
-//! Flows that `explain` is asked about, parsed from the command line or from JSON.
+//! The flows that `explain` is given, parsed from the command line or from JSON.
 
 use std::{
     fmt,
@@ -9,15 +9,15 @@ use anyhow::{Result, bail};
 use serde_json::{Value, value::RawValue};
 use traffic_policy_cluster::model::address::parse_ip;
 
-/// The source port of a flow that names none.
+/// The source port of a flow that specifies none.
 pub const SOURCE_PORT: u16 = 40_000;
 
-/// Origin of a flow.
+/// The origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum From {
-    /// Outside this node: it comes as packets by a device.
+    /// A client outside this node: its packets arrive on a device.
     External,
-    /// A pod of this node: a socket in a network namespace of its own.
+    /// A pod of this node: a socket in its own network namespace.
     Pod,
     /// A process in the node's own network namespace.
     Node,
@@ -66,15 +66,16 @@ pub struct Flow {
     pub source: SocketAddr,
     pub destination: SocketAddr,
     pub transport: Transport,
-    /// `None`: to be told by the source.
+    /// The origin; `None` if it is to be derived from the source.
     pub from: Option<From>,
 }
 
 impl Flow {
-    /// `<src[:port]> <dst:port[/proto]>`, addresses of IPv6 with a port as `[address]:port`.
+    /// Parses `<src[:port]> <dst:port[/proto]>`; IPv6 addresses with a port are written as
+    /// `[address]:port`.
     ///
     /// # Errors
-    /// Names what is not understood.
+    /// The error names the part that is not understood.
     pub fn from_arguments(source: &str, destination: &str, from: Option<From>) -> Result<Self> {
         let (destination, transport) = match destination.rsplit_once('/') {
             None => (destination, Transport::TCP),
@@ -100,7 +101,7 @@ impl Flow {
     }
 }
 
-/// An address, perhaps with a port.
+/// Parses an address with an optional port.
 fn split(text: &str) -> Result<(IpAddr, Option<u16>)> {
     if let Some(ip) = parse_ip(text.trim_start_matches('[').trim_end_matches(']')) {
         return Ok((ip, None));
@@ -114,10 +115,10 @@ fn split(text: &str) -> Result<(IpAddr, Option<u16>)> {
     }
 }
 
-/// Reads flows: an array of objects, or one object a line.
+/// Reads flows: an array of objects, or one object per line.
 ///
 /// # Errors
-/// Every mistake, each with its line and field.
+/// The error lists every mistake with its line and field.
 pub fn read(text: &str) -> Result<Vec<Flow>> {
     let mut flows = Vec::new();
     let mut mistakes = Vec::new();
@@ -132,7 +133,7 @@ pub fn read(text: &str) -> Result<Vec<Flow>> {
         };
         for object in objects {
             let object = object.get();
-            // It is a part of `text`.
+            // The object is a slice of `text`.
             let before = object.as_ptr() as usize - text.as_ptr() as usize;
             add(text[..before].matches('\n').count() + 1, object);
         }

@@ -1,4 +1,4 @@
-//! The first packet of a flow, as a frame.
+//! The construction of the first packet of a flow as a frame.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,14 +8,15 @@ use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
 use super::flow::{Flow, Transport};
 
 const TTL: u8 = 64;
-/// MAC address of the sender; its value does not matter.
+/// The MAC address of the sender; its value does not matter.
 const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
-/// An INIT chunk of SCTP (RFC 9260 section 3.3.2), big-endian: type, flags and length, initiate tag, receiver window,
-/// one stream each way, first transmission sequence number.
+/// An INIT chunk of SCTP (RFC 9260 section 3.3.2), big-endian: type, flags and length, initiate
+/// tag, receiver window, one stream each way, first transmission sequence number.
 const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
 
-/// A SYN, an INIT, a datagram, or an empty packet of another protocol, to the device with this MAC address.
+/// Builds a SYN, an INIT, a datagram, or an empty packet of another protocol, addressed to the
+/// device with this MAC address.
 ///
 /// # Errors
 /// None for addresses of one family.
@@ -40,7 +41,8 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
         Transport::UDP => builder.udp(source, destination).write(&mut frame, &[]).context(context)?,
         Transport::SCTP => {
             let ports = [source.to_be_bytes(), destination.to_be_bytes()].concat();
-            // Verification tag and checksum between them are 0: nobody receives the packet.
+            // The verification tag and the checksum after the ports are 0: the packet has no
+            // receiver.
             let packet = [ports.as_slice(), &[0; 8], &INIT].concat();
             builder.write(&mut frame, IpNumber(flow.transport.0), &packet).context(context)?;
         }
@@ -49,7 +51,7 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Source, destination and time to live of a packet with ports.
+/// The source, destination and time to live of a packet with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub source: SocketAddr,
@@ -57,7 +59,8 @@ pub struct Seen {
     pub ttl: u8,
 }
 
-/// Returns the addresses, ports and time to live of an Ethernet frame; `None` if it has no ports of TCP, UDP or SCTP.
+/// Returns the addresses, ports and time to live of an Ethernet frame; `None` if it has no ports of
+/// TCP, UDP or SCTP.
 pub fn read(frame: &[u8]) -> Option<Seen> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let ports = |payload: &etherparse::IpPayloadSlice<'_>| {

@@ -1,4 +1,5 @@
-//! `explain`: the fate of a packet and the reasons, by running the programs on it.
+//! The library behind `explain`: the fate of a packet and the reasons, determined by running the
+//! programs on it.
 
 mod describe;
 mod flow;
@@ -28,70 +29,71 @@ pub use self::{
 };
 use crate::{dataplane::wide, inspect::frontend_kind};
 
-/// Result for the sender of a flow.
+/// The result for the sender of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// A connection to an endpoint.
+    /// The sender gets a connection to an endpoint.
     Endpoints,
-    /// An error, at once.
+    /// The sender gets an error at once.
     Reject,
-    /// Silence.
+    /// The sender gets no reply.
     Drop,
-    /// Not ours: whatever would become of it without us.
+    /// The packet is left to the stack, as it would be without us.
     Unhandled,
 }
 
-/// Answer for one flow. Serialized as `explain --flows` prints it.
+/// The answer for one flow, serialized as `explain --flows` prints it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
     pub name: String,
     pub verdict: Verdict,
-    /// Name of the outcome, as `status` and metrics count it.
+    /// The name of the outcome, as in `status` and metrics.
     pub outcome: &'static str,
     /// The endpoint that this very flow gets.
     pub endpoint: Option<SocketAddr>,
     /// All endpoints that a flow of this kind may get.
     pub candidates: Vec<SocketAddr>,
-    /// Whether the endpoint sees an address of this node in place of the client's: kube-proxy's masquerade, less what
-    /// this project makes unnecessary.
+    /// Whether the endpoint sees an address of this node instead of the client's: kube-proxy's
+    /// masquerade, except for cases that this project makes unnecessary.
     pub masquerade: bool,
-    /// As the endpoint sees it; none without an endpoint.
+    /// The source as the endpoint sees it; `None` without an endpoint.
     pub source: Option<SocketAddr>,
-    /// Deciding hook: `xdp`, `tc` or `socket`.
+    /// The deciding hook: `xdp`, `tc` or `socket`.
     pub hook: &'static str,
-    /// Origin of the flow: `external`, `pod` or `node`.
+    /// The origin of the flow: `external`, `pod` or `node`.
     pub from: &'static str,
-    /// The Service port: namespace/name, and the port's name behind a colon if it has one.
+    /// The Service port: namespace/name, followed by a colon and the port's name if it has one.
     pub service: Option<String>,
     /// One sentence for each step, in order.
     pub steps: Vec<String>,
-    /// The packet as it leaves, where it is sent on.
+    /// The packet as it leaves, if it is forwarded.
     #[serde(skip)]
     pub packet: Option<Seen>,
     #[serde(skip)]
     pub cause: Outcome,
     #[serde(skip)]
     pub key: Option<ServicePortKey>,
-    /// Kind of the Service address that is the destination.
+    /// The kind of the Service address that is the destination.
     #[serde(skip)]
     pub frontend: Option<FrontendKind>,
 }
 
-/// Asks a [`Simulator`].
+/// Answers questions about flows by running a [`Simulator`].
 pub struct Explainer {
     simulator: Simulator,
     scope: NodeScope,
-    /// The node's addresses towards others, for connections of its own that name no source.
+    /// The node's primary addresses, for connections of its own that specify no source.
     primary: Vec<IpAddr>,
-    /// The device by which packets from a source come.
+    /// The lookup of the device on which packets from a source arrive.
     route_lookup: RouteLookup,
-    /// Cookie of the node's network namespace, as affinity knows it.
+    /// The cookie of the node's network namespace, as affinity uses it.
     netns: u64,
     offline: bool,
 }
 
-/// Finds the device by which packets from an address come; `None`: any will do.
+/// A function that finds the device on which packets from an address arrive; `None` if any device
+/// will do.
 pub type RouteLookup = Box<dyn FnMut(IpAddr) -> Option<u32>>;
 
 impl Explainer {
@@ -126,7 +128,7 @@ impl Explainer {
         let mut judged = self.judge(flow, from)?;
         let mut facts = self.facts(flow, &judged)?;
         if let Some(index) = facts.index.filter(|_| from != From::Pod && has_affinity(&judged)) {
-            // The client may have an endpoint already.
+            // The client may have an affinity to an endpoint already.
             if self.simulator.remember_client(self.client(flow, from), client_kind(from), index)? {
                 judged = self.judge(flow, from)?;
                 facts = self.facts(flow, &judged)?;
@@ -176,7 +178,8 @@ impl Explainer {
             return self.simulator.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),
                 source: wide(flow.source.ip()),
-                // A pod's own is not known; it is another one, and never 0, which stands for packets from outside.
+                // The cookie of a pod's namespace is not known; it differs from the node's, and is
+                // never 0, which stands for packets from outside.
                 netns: if from == From::Node { self.netns } else { !self.netns | 1 },
                 hash: spread(flow),
                 port: Port::from_host(flow.destination.port()),
@@ -229,8 +232,9 @@ impl Explainer {
         if from == From::External { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
     }
 
-    /// Source address of a socket, as an endpoint sees it: the one it is bound to, and for a destination on loopback the
-    /// address that the kernel picks for the route to the endpoint.
+    /// Returns the source address of a socket, as an endpoint sees it: the address that it is bound
+    /// to, or for a destination on loopback the address that the kernel picks for the route to the
+    /// endpoint.
     fn socket_source(&self, flow: &Flow) -> SocketAddr {
         let own = self.primary.iter().find(|address| address.is_ipv6() == flow.source.is_ipv6());
         match own {
@@ -248,7 +252,8 @@ fn client_kind(from: From) -> u16 {
     if from == From::External { client::ADDRESS } else { client::NETNS }
 }
 
-/// Sockets have no port yet when they choose: any number spreads them.
+/// Returns a number that spreads flows: sockets have no port yet when they choose, so any number
+/// does.
 fn spread(flow: &Flow) -> u64 {
     let port = u64::from(flow.source.port());
     let [head, tail] = wide(flow.source.ip()).wire();
@@ -259,12 +264,12 @@ const fn hook_name(number: u32) -> &'static str {
     match number {
         hook::SOCKET => "socket",
         hook::XDP => "xdp",
-        // As `--output json` has promised; `tc-ingress` elsewhere.
+        // `--output json` has promised this name; elsewhere it is `tc-ingress`.
         _ => "tc",
     }
 }
 
-/// Verdict for the sender of a new flow.
+/// Returns the verdict for the sender of a new flow.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Forwarded | Outcome::Delivered | Outcome::Connected => Verdict::Endpoints,
@@ -274,10 +279,11 @@ pub fn verdict(outcome: Outcome) -> Verdict {
     }
 }
 
-/// Whether an endpoint sees this node instead of the client, for a connection whose address is translated before there is a
-/// packet. The kernel picks the source after the translation: for a process of the node an address of the node, which is
-/// what kube-proxy's masquerade shows there. Pods keep theirs; where kube-proxy would hide them for the policy Cluster
-/// it is not needed, for the reply never meets the Service's address.
+/// Whether an endpoint sees this node instead of the client, for a connection whose address is
+/// translated before there is a packet. The kernel picks the source after the translation: for a
+/// process of the node it is an address of the node, which is what kube-proxy's masquerade shows
+/// there. Pods keep their addresses; where kube-proxy would hide them for the policy Cluster this
+/// is not needed, because the reply never passes the Service's address.
 fn masquerades(facts: &FlowFacts, from: From, flow: &Flow, endpoint: SocketAddr) -> bool {
     let kind = frontend::kind(facts.flags);
     if kind == kind_number::LOOPBACK {

@@ -1,4 +1,4 @@
-//! Addresses that count as this node and its pods, by which the origin of a flow is guessed.
+//! The addresses that count as this node and its pods, from which the origin of a flow is guessed.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::flow::From;
 
-/// Addresses of this node, and the ranges of its pods.
+/// The addresses of this node, and the ranges of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeScope {
     pub node: BTreeSet<IpAddr>,

@@ -8,7 +8,7 @@ use crate::dataplane::{
     counters::{self, Counter},
 };
 
-/// The counters, except zeros.
+/// Returns the counters, except zeros.
 ///
 /// # Errors
 /// The map cannot be read.

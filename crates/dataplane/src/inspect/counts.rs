@@ -1,4 +1,5 @@
-//! Packets of each Service by outcome: those that the packet path has added up, and those of flows that still stand.
+//! The packets of each Service by outcome: those that the packet path has added up, and those of
+//! existing flows.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +16,11 @@ use traffic_policy_ebpf::{
 
 use super::{pinned::Pinned, services::service_names};
 
-/// Packets with one outcome.
+/// The packets with one outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     pub packets: u64,
-    /// Bytes of IP packets.
+    /// The bytes of IP packets.
     pub bytes: u64,
 }
 
@@ -30,26 +31,26 @@ impl Count {
     }
 }
 
-/// Packets and flows of all Services, by the index of the Service port.
+/// The packets and flows of all Services, by the index of the Service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub packets: BTreeMap<(u32, Outcome), Count>,
-    /// Flows that stand.
+    /// The number of existing flows.
     pub flows: BTreeMap<u32, u64>,
 }
 
-/// One line of what is counted, for metrics. A packet whose flow is removed at the moment of reading may be missing or
-/// counted twice; the next reading is right.
+/// One line of the counts, for metrics. A packet whose flow is removed at the moment of reading may
+/// be missing or counted twice; the next reading is correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceCount {
     pub key: ServicePortKey,
     pub outcome: Outcome,
     pub packets: u64,
-    /// Bytes of IP packets.
+    /// The bytes of IP packets.
     pub bytes: u64,
 }
 
-/// The outcome that packets of an entry have.
+/// Returns the outcome of an entry's packets.
 pub fn outcome(kind: u8) -> Option<Outcome> {
     Some(match kind {
         kind::FORWARD => Outcome::Forwarded,
@@ -60,10 +61,10 @@ pub fn outcome(kind: u8) -> Option<Outcome> {
     })
 }
 
-/// Reads the counts of the packet path pinned below `root` again and again, such that they never fall while a Service
-/// lives: a flow may be removed at the moment of reading.
+/// Returns a function that reads the counts of the packet path pinned below `root`. They never fall
+/// as long as a Service exists, even if a flow is removed at the moment of reading.
 ///
-/// The function fails where the maps cannot be read.
+/// The function fails if the maps cannot be read.
 pub fn service_count_reader(root: PathBuf) -> impl Fn() -> Result<Vec<ServiceCount>> + Send + Sync + 'static {
     let highest: Mutex<Highest> = Mutex::default();
     move || {
@@ -84,13 +85,13 @@ fn steady(highest: &mut Highest, mut counts: Vec<ServiceCount>) -> Vec<ServiceCo
         }
         next.insert(key, Count { packets: count.packets, bytes: count.bytes });
     }
-    // Of Services that are gone nothing is remembered.
+    // Services that no longer exist are forgotten.
     *highest = next;
     counts
 }
 
 impl Counts {
-    /// Packets by Service and outcome.
+    /// Reads the packets by Service and outcome.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -119,7 +120,7 @@ impl Counts {
 }
 
 impl ServiceCount {
-    /// Counts by the names of Services; without flows of Services that no longer exist.
+    /// Returns the counts by the names of Services, without flows of Services that no longer exist.
     ///
     /// # Errors
     /// The maps cannot be read.

@@ -1,4 +1,4 @@
-//! The flow table: request and reply entry of each flow put together.
+//! The flow table: the request and the reply entry of each flow, combined.
 
 use std::{
     collections::HashMap,
@@ -24,63 +24,65 @@ use crate::dataplane::maps::keys::{self, FromWire, from_wide};
 /// A flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Index of the Service port.
+    /// The index of the Service port.
     pub service: u32,
     pub protocol: Protocol,
     pub client: SocketAddr,
-    /// Destination of the client's packets: the frontend.
+    /// The destination of the client's packets: the frontend.
     pub frontend: SocketAddr,
     pub endpoint: SocketAddr,
-    /// Whom the endpoint sees.
+    /// The source that the endpoint sees.
     pub source: SocketAddr,
     pub way: Way,
     pub state: FlowState,
-    /// The endpoint takes no new connections: a new one with the same ports chooses again.
+    /// Whether the endpoint accepts no new connections: a new one with the same ports chooses
+    /// again.
     pub gone: bool,
-    /// Since the last packet of either direction.
+    /// The time since the last packet of either direction.
     pub idle: Duration,
     pub request: Traffic,
-    /// `None` if the reply entry is gone.
+    /// The traffic of replies; `None` if the reply entry is gone.
     pub reply: Option<Traffic>,
-    /// Next hop towards the endpoint: device number and gateway; `None` if delivered here, or not resolved.
+    /// The next hop towards the endpoint: device number and gateway; `None` if delivered here, or
+    /// not resolved.
     pub hop: Option<(u32, IpAddr)>,
 }
 
-/// Location of the endpoint.
+/// The location of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// On another node.
+    /// The endpoint is on another node.
     Forwarded,
-    /// On this node.
+    /// The endpoint is on this node.
     Delivered,
-    /// Wherever conntrack translates to: it began under kube-proxy.
+    /// The endpoint is wherever conntrack translates to: the flow began under kube-proxy.
     Conntrack,
 }
 
-/// Traffic of one direction.
+/// The traffic of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traffic {
     pub packets: u64,
     pub bytes: u64,
 }
 
-/// State of a flow, as its packets have shown it.
+/// The state of a flow, as its packets have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum FlowState {
-    /// The client has sent; no answer yet.
+    /// The client has sent a packet; there is no reply yet.
     New,
-    /// The endpoint has answered; the client has not confirmed that it is where it says.
+    /// The endpoint has replied; the client has not confirmed its source address yet.
     Answered,
     Assured,
     /// One side has sent FIN.
     Closing,
-    /// Both have.
+    /// Both sides have sent FIN.
     Finished,
     Reset,
 }
 
 impl FlowState {
-    /// By the states of both entries: see [`traffic_policy_ebpf::tcp`].
+    /// Returns the state for those of both entries: see [`traffic_policy_ebpf::tcp`].
     fn of(request: u8, reply: u8) -> Self {
         if (request | reply) & RST != 0 {
             Self::Reset
@@ -137,12 +139,12 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
         kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
             replies.insert(key.unfolded(&entry, by), entry);
         }
-        // Being written at this moment.
+        // The entry is being written at this moment.
         _ => {}
     })?;
     for (tuple, request) in requests {
         let reply = replies.get(&request.translated(tuple.protocol).reversed());
-        // Of a program that this one does not know.
+        // The entry is of a kind that this version does not know.
         let Some(mut flow) = join(&tuple, &request, reply, clock) else { continue };
         if request.kind == kind::FORWARD {
             flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
@@ -152,7 +154,7 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     Ok(())
 }
 
-/// Keys of the next hops in use, by their index.
+/// Returns the keys of the next hops in use, by their index.
 fn hops(pinned: &Pinned) -> Result<HashMap<u32, HopKey>> {
     let entries = pinned.map("tp_nexthop_ids")?.entries::<HopKey, u32>()?;
     Ok(entries.into_iter().map(|(key, index)| (index, key)).collect())

@@ -1,4 +1,4 @@
-//! The heartbeat of the agent, as it left it in the map `tp_heartbeat`: [`AgentHeartbeat`].
+//! The agent's heartbeat, as it left it in the map `tp_heartbeat`: [`AgentHeartbeat`].
 
 use std::{fs, net::SocketAddr, time::Duration};
 
@@ -8,10 +8,11 @@ use traffic_policy_ebpf::abi::{AgentHeartbeat, TableUsage};
 use super::pinned::Pinned;
 use crate::dataplane::{bpf::pins, clock, maps::keys::from_wide};
 
-/// A running agent gives a sign of life every two seconds, or a little later on a busy node.
+/// The age up to which a sign of life is fresh: a running agent gives one every two seconds, or a
+/// little later on a busy node.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// The agent, as the maps tell.
+/// The state of the agent according to the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heartbeat {
     word: AgentHeartbeat,
@@ -23,47 +24,49 @@ impl Heartbeat {
         (then != 0).then(|| Duration::from_nanos(self.now.saturating_sub(then)))
     }
 
-    /// Since it had loaded its programs; `None` while it loads them.
+    /// Returns the time since the agent had loaded its programs; `None` while it loads them.
     #[must_use]
     pub fn started(&self) -> Option<Duration> {
         self.since(self.word.started)
     }
 
-    /// Since its last sign of life: of a running agent, two seconds at most.
+    /// Returns the time since the agent's last sign of life: up to about two seconds for a running
+    /// agent.
     #[must_use]
     pub fn seen(&self) -> Option<Duration> {
         self.since(self.word.seen)
     }
 
-    /// An agent was alive so lately that it probably still is.
+    /// Whether the last sign of life is so recent that the agent probably still runs.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.seen().is_some_and(|seen| seen < FRESH)
     }
 
-    /// Since the maps were last made equal to what was desired; `None` if they never were.
+    /// Returns the time since the maps were last made equal to the desired state; `None` if they
+    /// never were.
     #[must_use]
     pub fn synced(&self) -> Option<Duration> {
         self.since(self.word.synced)
     }
 
-    /// Since writes have been failing; `None` if they are not.
+    /// Returns the time since writes have been failing; `None` if they are not.
     #[must_use]
     pub fn failing(&self) -> Option<Duration> {
         self.since(self.word.failing)
     }
 
-    /// Address of `/healthz` and `/status`, if the agent has recorded one.
+    /// Returns the address of `/healthz` and `/status`, if the agent has recorded one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         let port = u16::try_from(self.word.port).ok().filter(|port| *port != 0)?;
         Some(SocketAddr::new(from_wide(self.word.address, self.word.ipv6 != 0), port))
     }
 
-    /// The clock of flows, carried on from the last sign of life.
+    /// Returns the clock of flows, extrapolated from the last sign of life.
     ///
     /// # Errors
-    /// No agent has said what time it is.
+    /// No agent has recorded the time.
     pub(super) fn clock(&self) -> Result<Clock> {
         let AgentHeartbeat { seen, jiffies, hz, .. } = self.word;
         anyhow::ensure!(hz != 0 && seen != 0, "no agent has told the time yet: wait until `run` is ready");
@@ -72,27 +75,30 @@ impl Heartbeat {
     }
 }
 
-/// Time for which a full table is reported.
+/// The time for which a full table is reported.
 const FULL_TOLD: Duration = Duration::from_secs(3600);
 
 impl Heartbeat {
-    /// Since a flow last found no room in a flow table; `None` if none did in the last hour, or the heartbeat has no clock.
+    /// Returns the time since a flow last found no room in a flow table; `None` if none did in the
+    /// last hour, or the heartbeat has no clock.
     #[must_use]
     pub fn full(&self, usage: &TableUsage) -> Option<Duration> {
         let clock = self.clock().ok()?;
         let ticks = clock.jiffies.wrapping_sub(usage.full_at);
-        // A packet of this very moment is a little ahead of a clock that is carried on.
+        // A packet of this very moment is a little ahead of an extrapolated clock.
         let ticks = if ticks.wrapping_neg() <= clock.hz { 0 } else { ticks };
         let since = Duration::from_millis(u64::from(ticks) * 1000 / u64::from(clock.hz));
         (usage.full_at != 0 && since < FULL_TOLD).then_some(since)
     }
 }
 
-/// Whether an agent holds the pins, and what it does; the process is in the agent's own PID namespace, where that is known.
+/// Whether an agent holds the pins, and its state. The process number is that of the agent's own
+/// PID namespace, if it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     Absent,
-    /// Maps are there, programs are being loaded: what an earlier agent attached goes on.
+    /// The maps exist and programs are being loaded: the programs that an earlier agent attached
+    /// continue to run.
     Loading {
         process: u32,
     },
@@ -105,17 +111,19 @@ pub enum Presence {
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     process: u32,
-    /// In this process's PID namespace: its number is the one by which it calls itself.
+    /// Whether it is in this process's PID namespace, so that its number is the one that it has
+    /// recorded itself.
     near: bool,
 }
 
 impl Presence {
-    /// `fresh`: there may be a lock that cannot be seen here, and a sign of life is recent.
+    /// Evaluates a heartbeat. `fresh`: there may be a lock that is invisible here, and a sign of
+    /// life is recent.
     fn of(word: &AgentHeartbeat, holder: Option<Holder>, fresh: bool) -> Self {
         match holder {
             None if fresh => Self::Running { process: word.pid },
             None => Self::Absent,
-            // It has not come to leaving word of itself.
+            // The process has not recorded itself yet.
             Some(Holder { process, near: true }) if process != word.pid => Self::Loading { process },
             Some(Holder { process, .. }) if word.started == 0 => {
                 Self::Loading { process: if word.pid == 0 { process } else { word.pid } }
@@ -128,14 +136,14 @@ impl Presence {
 /// The time in jiffies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    /// Low half.
+    /// The low half of the jiffies counter.
     pub jiffies: u32,
-    /// Per second.
+    /// The jiffies per second.
     pub hz: u32,
 }
 
 impl Clock {
-    /// Since a packet that came at `last`.
+    /// Returns the time since a packet that arrived at `last`.
     pub fn idle(&self, last: u32) -> Duration {
         let ticks = self.jiffies.wrapping_sub(last);
         // A packet of this very moment is a tick ahead.
@@ -155,7 +163,8 @@ impl Heartbeat {
 }
 
 impl Presence {
-    /// Whether an agent holds these pins at present. Where its lock may be invisible, a fresh sign of life will do.
+    /// Whether an agent currently holds these pins. If its lock may be invisible, a fresh sign of
+    /// life suffices.
     ///
     /// # Errors
     /// The folder or the map cannot be read.
@@ -184,17 +193,17 @@ mod tests {
             (old, None, false, Presence::Absent),
             (old, None, true, Presence::Running { process: 41 }),
             (old, holder(41, true), true, Presence::Running { process: 41 }),
-            // Its first start, before and after it says who it is.
+            // An agent starts for the first time, before and after it records itself.
             (new, holder(42, true), false, Presence::Loading { process: 42 }),
             (taken, holder(42, true), false, Presence::Loading { process: 42 }),
-            // It takes over, and the earlier one's last sign of life is of a moment ago.
+            // An agent takes over, and the earlier one's last sign of life is recent.
             (old, holder(42, true), true, Presence::Loading { process: 42 }),
             (taken, holder(42, true), true, Presence::Loading { process: 42 }),
-            // Seen from the host of its container, where it has another number.
+            // The agent is seen from the host of its container, where it has another number.
             (old, holder(9041, false), true, Presence::Running { process: 41 }),
             (taken, holder(9042, false), false, Presence::Loading { process: 42 }),
             (new, holder(9042, false), false, Presence::Loading { process: 9042 }),
-            // One that was killed while it loaded.
+            // An agent was killed while it loaded.
             (taken, None, false, Presence::Absent),
         ] {
             assert_eq!(Presence::of(&word, holder, fresh), expected, "{word:?} {holder:?} {fresh}");

@@ -1,4 +1,4 @@
-//! Attached programs, by the pins of their links.
+//! The attached programs, according to the pins of their links.
 
 use std::{fs, io::ErrorKind};
 
@@ -16,26 +16,26 @@ use crate::dataplane::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     pub hook: LinkHook,
-    /// Number of the device; 0 for a cgroup.
+    /// The number of the device; 0 for a cgroup.
     pub ifindex: u32,
-    /// Name of the device; `cgroup` and its number (that of its folder).
+    /// The name of the device, or `cgroup` and its number (that of its folder).
     pub target: String,
-    /// Of a cgroup: the call of sockets that runs it, `connect4`.
+    /// The call of sockets that runs it, for a cgroup: `connect4`.
     pub call: Option<String>,
-    /// The kernel's number of the program; `None` if it is a filter of a clsact qdisc, which has no pin.
+    /// The kernel's number of the program; `None` for a filter of a clsact qdisc, which has no pin.
     pub program: Option<u32>,
-    /// Its device or cgroup still exists.
+    /// Whether its device or cgroup still exists.
     pub present: bool,
 }
 
-/// Hook and kind of a program's link.
+/// The hook and kind of a program's link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkHook {
     Xdp,
     XdpGeneric,
     TcIngress,
     TcEgress,
-    /// Linux before 6.6.
+    /// The hook of filters before Linux 6.6.
     Clsact,
     Cgroup,
 }
@@ -55,7 +55,8 @@ impl LinkHook {
 }
 
 impl Link {
-    /// The programs attached through links that are pinned here, and on kernels before 6.6 the devices with filters.
+    /// Returns the programs attached by links that are pinned here, and on kernels before 6.6 the
+    /// devices with filters.
     ///
     /// # Errors
     /// The folder of pins cannot be read.
@@ -67,7 +68,7 @@ impl Link {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             match sys::link_info(&path) {
                 Ok(link) => links.push(parse(name, &link)),
-                // The agent has removed it meanwhile.
+                // The agent has removed it in the meantime.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("{} cannot be read", path.display()));
@@ -94,15 +95,15 @@ impl Link {
     }
 }
 
-/// The name of a device of this network namespace.
+/// Returns the name of a device of this network namespace.
 #[must_use]
 pub fn device_name(ifindex: u32) -> Option<String> {
     let name = nix::net::if_::if_indextoname(ifindex).ok()?.to_string_lossy().into_owned();
-    // nix takes the null pointer of an unknown number for success, and gives the empty name.
+    // nix takes the null pointer of an unknown number for success, and returns the empty name.
     (!name.is_empty()).then_some(name)
 }
 
-/// By the name of the pin, `HOOK-NUMBER-DEVICE` or `cgroup-NUMBER-CALL`.
+/// Parses the name of a pin, `HOOK-NUMBER-DEVICE` or `cgroup-NUMBER-CALL`.
 fn parse(name: &str, link: &LinkInfo) -> Link {
     let mut parts = name.splitn(3, '-');
     let hook = match parts.next() {
@@ -120,7 +121,7 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
         return Link { hook, ifindex: 0, target, call, program, present };
     }
     let ifindex = number.parse().unwrap_or(0);
-    // The pin's name lacks dots.
+    // Dots are missing from the pin's name.
     let target = device_name(ifindex).unwrap_or_else(|| rest.to_owned());
     Link { hook, ifindex, target, call: None, program, present }
 }

@@ -23,44 +23,46 @@ use crate::dataplane::{
     },
 };
 
-/// For how long the packet path goes on telling after the last renewal: then a killed listener costs nothing.
+/// The time for which the packet path continues to write events after the last renewal: a killed
+/// listener then costs nothing.
 const LASTS: Duration = Duration::from_secs(2);
 
-/// Something that happened.
+/// An event of the packet path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// CLOCK_MONOTONIC nanoseconds.
+    /// The time of CLOCK_MONOTONIC, in nanoseconds.
     pub time: u64,
     pub outcome: Outcome,
-    /// `xdp`, `ingress`, `egress` or `socket`.
+    /// The hook: `xdp`, `ingress`, `egress` or `socket`.
     pub hook: &'static str,
-    /// Index of the Service port.
+    /// The index of the Service port.
     pub service: Option<u32>,
     pub protocol: Protocol,
-    /// The unspecified address where a socket has none yet.
+    /// The client's address; unspecified if a socket has none yet.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
-    /// Of a new flow.
+    /// The endpoint of a new flow.
     pub endpoint: Option<SocketAddr>,
-    /// By which a packet came; 0 for a socket.
+    /// The number of the device on which the packet arrived; 0 for a socket.
     pub ifindex: u32,
-    /// Cookie of a socket's network namespace.
+    /// The cookie of a socket's network namespace.
     pub netns: u64,
-    /// Events of the same CPU that were suppressed before this one.
+    /// The number of events of the same CPU that were suppressed before this one.
     pub suppressed: u32,
 }
 
-/// The one that listens.
+/// The single listener to events.
 pub struct Listener {
     events: Events,
     _lock: Flock<File>,
 }
 
 impl Listener {
-    /// Begins to listen. Renewed by [`Self::renew`], it goes on until the listener is dropped.
+    /// Starts to listen. If it is renewed by [`Self::renew`], it continues until the listener is
+    /// dropped.
     ///
     /// # Errors
-    /// Another listens, or the maps cannot be opened for writing.
+    /// Another listener is active, or the maps cannot be opened for writing.
     pub fn start(pinned: &Pinned) -> Result<Self> {
         let folder = pins::maps_below(pinned.root());
         let lock =
@@ -77,7 +79,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Renews the subscription to events; to be called each second.
+    /// Renews the subscription to events; to be called every second.
     ///
     /// # Errors
     /// None on Linux.
@@ -87,16 +89,16 @@ impl Listener {
         Ok(())
     }
 
-    /// Waits for an event, at most for `limit`. An event about a protocol that this version does not know is passed over,
-    /// and ends the wait.
+    /// Waits for an event, for at most `limit`. An event about a protocol that this version does
+    /// not know is skipped, and ends the wait.
     ///
     /// # Errors
-    /// The kernel refuses, or wrote what this version does not understand.
+    /// The kernel refuses, or wrote an event that this version does not understand.
     pub fn next(&mut self, limit: Duration) -> Result<Option<Event>> {
         Ok(self.events.next(limit)?.as_ref().map(decode).transpose()?.flatten())
     }
 
-    /// Events suppressed that no event has told of yet.
+    /// Returns the number of suppressed events that no event has reported yet.
     ///
     /// # Errors
     /// The map cannot be read.

@@ -1,4 +1,4 @@
-//! Use and memory of the maps.
+//! The usage and memory of the maps.
 
 use std::fs;
 
@@ -7,19 +7,19 @@ use anyhow::{Context, Result};
 use super::pinned::Pinned;
 use crate::dataplane::bpf::pins;
 
-/// A map.
+/// A pinned map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedMap {
     pub name: String,
-    /// Entries in it; `None` where that has no meaning (an array is always full).
+    /// The number of entries in it; `None` if that has no meaning (an array is always full).
     pub used: Option<u64>,
     pub room: u32,
-    /// That the kernel charges for it.
+    /// The bytes that the kernel charges for it.
     pub bytes: u64,
 }
 
 impl PinnedMap {
-    /// All maps, by name.
+    /// Returns all maps, by name.
     ///
     /// # Errors
     /// A map cannot be read.

@@ -1,7 +1,7 @@
-//! The packet path as anyone may look at it by its pins, whether or not an agent runs.
+//! The packet path as any process can inspect it through its pins, whether or not an agent runs.
 //!
-//! Maps are opened for reading only, with one exception: a [`Listener`] says so in a word of `tp_config`, and empties
-//! `tp_event_limit` first.
+//! Maps are opened for reading only, with one exception: a [`Listener`] registers in a word of
+//! `tp_config`, and empties `tp_event_limit` first.
 
 mod counters;
 mod counts;

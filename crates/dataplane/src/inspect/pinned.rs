@@ -17,10 +17,11 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Looks for it below `root`, the folder that `run` was given as `--pin-dir`.
+    /// Opens the packet path below `root`, the folder that `run` was given as `--pin-dir`.
     ///
     /// # Errors
-    /// Nothing is pinned there, or what another version of this program reads.
+    /// Nothing is pinned there, or only pins of another layout version, which another version of
+    /// this program reads.
     pub fn open(root: &Path) -> Result<Self> {
         if pins::maps_below(root).join("tp_config").exists() {
             return Ok(Self { root: root.to_owned() });
@@ -44,15 +45,15 @@ impl Pinned {
         &self.root
     }
 
-    /// A map, opened for reading.
+    /// Opens a map for reading.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no map of this name.
     pub fn map(&self, name: &str) -> Result<Reader> {
         Reader::open(&pins::maps_below(&self.root), name)
     }
 
-    /// The one element of an array.
+    /// Returns the single element of an array.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -60,7 +61,7 @@ impl Pinned {
         self.map(name)?.value(0)
     }
 
-    /// The configuration that the agent writes for the packet path.
+    /// Returns the configuration that the agent writes for the packet path.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -68,7 +69,7 @@ impl Pinned {
         self.element("tp_config")
     }
 
-    /// The use of the tables, as the packet path counts it.
+    /// Returns the usage of the tables, as the packet path counts it.
     ///
     /// # Errors
     /// The map cannot be read.

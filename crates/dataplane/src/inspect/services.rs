@@ -1,4 +1,4 @@
-//! Services as the packet path knows them.
+//! The Services that the packet path knows.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,43 +27,45 @@ use crate::dataplane::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     pub key: ServicePortKey,
-    /// By which flows and counts name it.
+    /// The index by which flows and counts refer to it.
     pub index: u32,
     pub external_policy: Policy,
     pub internal_policy: Policy,
-    /// By address.
+    /// The frontends, sorted by address.
     pub frontends: Vec<FrontendView>,
-    /// Endpoints for policy Cluster.
+    /// The endpoints for policy Cluster.
     pub cluster: Vec<Endpoint>,
-    /// Endpoints for policy Local.
+    /// The endpoints for policy Local.
     pub local: Vec<Endpoint>,
-    /// For how long a client stays with its endpoint.
+    /// The time for which a client stays with its endpoint.
     pub affinity: Option<Duration>,
-    /// Sources that may use its load balancer addresses; empty = all.
+    /// The sources that may use its load balancer addresses; empty for all.
     pub source_ranges: Vec<IpNet>,
 }
 
-/// An address on which a Service port is reached.
+/// An address on which a Service port is reachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontendView {
     pub address: SocketAddr,
     pub kind: FrontendKind,
-    /// The one that holds here.
+    /// The policy that applies at this address.
     pub policy: Policy,
     pub phase: Phase,
 }
 
-/// Treatment of a new connection from outside.
+/// The treatment of a new connection from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Active,
-    /// Policy Local, no endpoint here, and for this time still forwarded to other nodes.
+    /// The policy is Local, there is no endpoint here, and for this time connections are still
+    /// forwarded to other nodes.
     Draining(Duration),
-    /// Policy Local, no endpoint here, and the Service's annotation lets this node forward: as under policy Cluster.
+    /// The policy is Local, there is no endpoint here, and the Service's annotation makes this node
+    /// forward as under policy Cluster.
     Fallback,
-    /// Policy Local and no endpoint here: dropped.
+    /// The policy is Local and there is no endpoint here: connections are dropped.
     NoLocalEndpoint,
-    /// No endpoint anywhere: rejected.
+    /// There is no endpoint anywhere: connections are rejected.
     Rejecting,
 }
 
@@ -86,7 +88,7 @@ impl Phase {
     }
 }
 
-/// The kind of a frontend with these flags.
+/// Returns the kind of a frontend with these flags.
 pub fn frontend_kind(flags: u32) -> Option<FrontendKind> {
     Some(match frontend::kind(flags) {
         frontend_kind::CLUSTER_IP => FrontendKind::ClusterIp,
@@ -98,7 +100,8 @@ pub fn frontend_kind(flags: u32) -> Option<FrontendKind> {
     })
 }
 
-/// On loopback there are only processes of the node, for which the external policy does not hold.
+/// Returns the frontend as it is evaluated: clients on loopback are processes of the node only, to
+/// which the external policy does not apply.
 fn as_judged(mut frontend: Frontend, kind: FrontendKind) -> Frontend {
     if kind == FrontendKind::LoopbackNodePort {
         frontend.flags &= !frontend::LOCAL;
@@ -106,8 +109,9 @@ fn as_judged(mut frontend: Frontend, kind: FrontendKind) -> Frontend {
     frontend
 }
 
-/// Whether a frontend with these flags, of a Service with external policy Local, is one of policy Cluster in the maps: then no endpoint
-/// is here, and the Service's annotation lets this node forward.
+/// Whether a frontend with these flags, of a Service with external policy Local, has policy Cluster
+/// in the maps: in that case there is no endpoint here, and the Service's annotation makes this
+/// node forward.
 pub fn falls_back(external_policy: Policy, flags: u32) -> bool {
     external_policy == Policy::Local
         && !matches!(frontend::kind(flags), frontend_kind::CLUSTER_IP | frontend_kind::LOOPBACK)
@@ -118,7 +122,7 @@ fn policy(local: bool) -> Policy {
     if local { Policy::Local } else { Policy::Cluster }
 }
 
-/// The Service port that a [`ServiceInfo`] names; `None` if its protocol is not known.
+/// Returns the Service port that a [`ServiceInfo`] names; `None` if its protocol is not known.
 pub fn service_key(info: &ServiceInfo) -> Option<ServicePortKey> {
     let text = |bytes: &[u8]| {
         let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -132,12 +136,12 @@ pub fn service_key(info: &ServiceInfo) -> Option<ServicePortKey> {
     })
 }
 
-/// The external policy of a Service, as it says itself.
+/// Returns the external policy of a Service, as it is configured.
 pub fn external_policy(info: &ServiceInfo) -> Policy {
     policy(info.policies & policy::EXTERNAL_LOCAL != 0)
 }
 
-/// Names of Service ports by their index.
+/// Returns the names of Service ports by their index.
 ///
 /// # Errors
 /// The map cannot be read.
@@ -147,7 +151,7 @@ pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
 }
 
 impl ServicePort {
-    /// All Service ports, by name.
+    /// Returns all Service ports, by name.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -197,7 +201,8 @@ where
 {
     let slots = pinned.map(slots)?;
     let entries = pinned.map(frontends)?.entries::<FrontendKey<A>, Frontend>()?;
-    // Read after them: a drain that has just begun would seem to last longer than it does.
+    // The clock is read after the frontends: otherwise a drain that has just begun would seem to
+    // last longer than it does.
     let now = clock::monotonic()?;
     for (key, frontend) in entries {
         if key.scope == scope::CLUSTER_IP {

@@ -1,4 +1,5 @@
-//! Connections that conntrack translates, as an earlier proxy's rules have told it, read by ctnetlink.
+//! Connections that conntrack translates according to an earlier proxy's rules, read through
+//! ctnetlink.
 
 use std::{
     io,
@@ -15,12 +16,13 @@ use super::netlink::{Connection as Netlink, find};
 pub struct Connection {
     pub protocol: Protocol,
     pub client: SocketAddr,
-    /// Destination of the client's packets: the frontend.
+    /// The destination of the client's packets: the frontend.
     pub frontend: SocketAddr,
     pub endpoint: SocketAddr,
-    /// Whom the endpoint sees: another than the client behind a masquerade.
+    /// The source that the endpoint sees: another one than the client behind a masquerade.
     pub source: SocketAddr,
-    /// It is closed or about to expire: whoever uses its ports again begins anew.
+    /// Whether it is closed or about to expire: a client that uses its ports again starts a new
+    /// connection.
     pub over: bool,
 }
 
@@ -42,22 +44,22 @@ const DESTINATION_NAT: u32 = 1 << 5;
 const TCP_OVER: [u8; 2] = [7, 8];
 /// `struct nfgenmsg`.
 const HEADER: usize = 4;
-/// A UDP flow or an SCTP association whose entry expires within so many seconds counts as over; by default that is
-/// every association that is being set up, shut down or closed (`sctp_timeouts` in
-/// net/netfilter/nf_conntrack_proto_sctp.c). The list is read every few seconds: a packet after the end must not be
-/// taken for one that conntrack still translates.
+/// The remaining time, in seconds, below which the entry of a UDP flow or an SCTP association
+/// counts as over; by default that includes every association that is being set up, shut down or
+/// closed (`sctp_timeouts` in net/netfilter/nf_conntrack_proto_sctp.c). The list is read every few
+/// seconds: a packet after the end must not be treated as one that conntrack still translates.
 const NEAR_END: u32 = 15;
 
-/// All connections whose destination is translated, of both families.
+/// Returns all connections whose destination is translated, of both families.
 ///
-/// Blocks: a node may have hundreds of thousands.
+/// It blocks: a node may have hundreds of thousands.
 ///
 /// # Errors
 /// The kernel has no ctnetlink, or CAP_NET_ADMIN is missing.
 pub fn translated() -> io::Result<Vec<Connection>> {
     let mut netfilter = Netlink::open(NETLINK_NETFILTER)?;
     let mut connections = Vec::new();
-    // Family 0 is both.
+    // Family 0 stands for both.
     netfilter.dump_each(CONNTRACK_GET, &[0; HEADER], |message| connections.extend(connection(message)))?;
     Ok(connections)
 }
@@ -83,7 +85,7 @@ fn connection(message: &[u8]) -> Option<Connection> {
     Some(Connection { protocol, client, frontend, endpoint, source, over })
 }
 
-/// Protocol, source and destination.
+/// Returns protocol, source and destination.
 fn tuple(attributes: &[u8]) -> Option<(Protocol, SocketAddr, SocketAddr)> {
     let (ip, transport) = (find(attributes, TUPLE_IP)?, find(attributes, TUPLE_PROTOCOL)?);
     let protocol = match find(transport, 1)?.first()? {

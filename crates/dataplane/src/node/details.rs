@@ -1,4 +1,4 @@
-//! Details of a device for `check`: its kind, XDP programs and TC filters.
+//! The details of a device for `check`: its kind, XDP programs and TC filters.
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
@@ -12,14 +12,14 @@ use super::{
     network::{Network, answered},
 };
 
-/// Kind and programs of a device.
+/// The kind and programs of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// `veth`, `vxlan`, `bridge` …; `None` for a device with a driver of hardware.
+    /// The kind: `veth`, `vxlan`, `bridge` …; `None` for a device with a hardware driver.
     pub kind: Option<String>,
-    /// Ids of the XDP programs on it, of any mode.
+    /// The ids of the XDP programs on it, of any mode.
     pub xdp: Vec<u32>,
-    /// Filters of its ingress and clsact qdiscs.
+    /// The filters of its ingress and clsact qdiscs.
     pub filters: Vec<Filter>,
 }
 
@@ -27,18 +27,20 @@ pub struct Details {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     pub ingress: bool,
-    /// `bpf`, `flower`, `u32` …
+    /// The kind of filter: `bpf`, `flower`, `u32` …
     pub kind: String,
     /// The name of its program, for a BPF filter.
     pub program: Option<String>,
-    /// `tcm_info`: the priority in the upper half.
+    /// The `tcm_info`, with the priority in the upper half.
     pub info: u32,
     pub handle: u32,
 }
 
 impl Network {
+    /// Reads the details of a device.
+    ///
     /// # Errors
-    /// The device is gone; the kernel refuses the dump.
+    /// The device is gone, or the kernel refuses the dump.
     pub async fn details(&self, index: u32) -> Result<Details> {
         answered("looking at a device", self.read_details(index)).await
     }
@@ -52,7 +54,7 @@ impl Network {
             match attribute {
                 LinkAttribute::LinkInfo(infos) => details.kind = infos.iter().find_map(kind),
                 LinkAttribute::Xdp(facts) => {
-                    // With programs of several modes the plain id is 0.
+                    // With programs of several modes, the plain id is 0.
                     let ids = facts.iter().filter_map(|fact| match fact {
                         LinkXdp::ProgId(id)
                         | LinkXdp::DrvProgId(id)
@@ -73,7 +75,7 @@ impl Network {
             let request = if ingress { handle.get().ingress() } else { handle.get().egress() };
             let filters: Vec<TcMessage> =
                 request.execute().try_collect().await.context("listing TC filters failed")?;
-            // The kernel lists each priority once by itself, without a filter.
+            // The kernel also lists each priority on its own, without a filter.
             let filters = filters.iter().filter(|filter| u32::from(filter.header.handle) != 0);
             details.filters.extend(filters.map(|message| filter(message, ingress)));
         }

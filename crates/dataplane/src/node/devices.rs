@@ -1,4 +1,4 @@
-//! Choice of the devices that packets from outside come by.
+//! The choice of the devices on which packets from outside arrive.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -10,8 +10,10 @@ use super::{
     refusal::Refusal,
 };
 
-/// The devices to attach to: the named ones, or else those of default routes, of the Node's addresses, of routes with
-/// a gateway (other nodes' pods), and tunnels with any route (WireGuard's have no gateway). Never lo, nor a pod's device. Named devices that do not exist are in the second list.
+/// Returns the devices to attach to: the named ones, or else those of default routes, of the Node's
+/// addresses, of routes with a gateway (other nodes' pods), and tunnels with any route (WireGuard's
+/// have no gateway). lo and pods' devices are never included. The second list contains the named
+/// devices that do not exist.
 pub fn wanted<'a>(
     named: &[String],
     links: &'a [Link],
@@ -34,8 +36,9 @@ pub fn wanted<'a>(
     (found.collect(), Vec::new())
 }
 
-/// Devices that lead to the outside or to other nodes' pods, and are not attached to. Where no devices are named, those to which nothing
-/// can be attached; and in any case tunnels with routes, whose pods of other nodes would be taken for this node's.
+/// Returns the devices that lead to the outside or to other nodes' pods, and are not attached to.
+/// If no devices are named, these are the ones to which nothing can be attached; in any case they
+/// include tunnels with routes, behind which pods of other nodes would be treated as this node's.
 pub fn left_out(
     named: &[String],
     links: &[Link],
@@ -61,7 +64,8 @@ fn has_route(link: &Link, routes: &[Route]) -> bool {
     !link.loopback && link.up && routes.iter().any(|route| route.link == link.index)
 }
 
-/// Numbers of the devices of default routes, of routes with a gateway, and of the Node's addresses.
+/// Returns the numbers of the devices of default routes, of routes with a gateway, and of the
+/// Node's addresses.
 fn leading_out(
     links: &[Link],
     addresses: &[Address],
@@ -77,10 +81,11 @@ fn leading_out(
     by_route.chain(by_address).filter(|index| !loopback(index)).collect()
 }
 
-/// Refuses names that are certainly wrong, at start.
+/// Rejects names that are certainly wrong, at start.
 ///
 /// # Errors
-/// Names the devices that do not exist, and those that do; or one that nothing can be attached to.
+/// The error names the devices that do not exist and those that do, or a device that nothing can be
+/// attached to.
 pub fn check(named: &[String], links: &[Link]) -> Result<()> {
     let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
     for name in named {
@@ -148,7 +153,7 @@ mod tests {
         let links = [link(1, "lo"), link(2, "eth0"), link(3, "tunl0"), link(4, "gre0")];
         let uplink = Route { link: 2, default: true, gateway: true };
         let eth0 = ["eth0".to_owned()];
-        // WireGuard's routes have no gateway.
+        // The routes of WireGuard have no gateway.
         for gateway in [false, true] {
             let routes = [uplink, Route { link: 3, default: false, gateway }];
             let (found, missing) = wanted(&[], &links, &[], &routes, &[]);
@@ -159,7 +164,7 @@ mod tests {
             assert!(tunnel.to_string().ends_with("name it with --device, too"), "{tunnel}");
         }
         assert_eq!(wanted(&[], &links, &[], &[uplink], &[]).0, [&links[1]], "a tunnel that leads nowhere");
-        // One whose packets begin with a header of its own.
+        // The packets of this device begin with its own header.
         let routes = [uplink, Route { link: 4, default: false, gateway: true }];
         assert_eq!(wanted(&[], &links, &[], &routes, &[]).0, [&links[1]]);
         for named in [&[][..], &eth0] {

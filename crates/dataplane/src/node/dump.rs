@@ -1,4 +1,4 @@
-//! Devices, addresses, routes, rules and neighbours as the kernel lists them, for `bugtool`.
+//! Lists of devices, addresses, routes, rules and neighbours from the kernel, for `bugtool`.
 
 use std::{
     fmt::Debug,
@@ -11,15 +11,16 @@ use rtnetlink::{IpVersion, RouteMessageBuilder};
 
 use super::network::{Network, answered};
 
-/// Lines of a list. A router may have a million routes.
+/// The most lines of a list: a router may have a million routes.
 const LINES: usize = 20_000;
 
 impl Network {
-    /// Each list by its name, a message on a line, or why there is none.
+    /// Returns each list by its name, with one message per line, or the reason why it is missing.
     pub async fn dump(&self) -> Vec<(&'static str, Result<String>)> {
         let handle = &self.handle;
-        // One after the other: the kernel answers a second request for a list on a socket with EBUSY until the first is read
-        // (`__netlink_dump_start` in net/netlink/af_netlink.c), and a request is sent by `execute`.
+        // The requests are sequential: the kernel answers a second request for a list on a socket
+        // with EBUSY until the first is read (`__netlink_dump_start` in net/netlink/af_netlink.c),
+        // and `execute` sends a request.
         let routes = |request| handle.route().get(request).execute();
         let [ipv4, ipv6] =
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];

@@ -14,18 +14,18 @@ use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection
 
 use super::route_mtus;
 
-/// A change.
+/// A change of the network configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Link,
     Address,
     Route,
-    /// A route that names an MTU.
+    /// A route with an MTU.
     RouteMtu,
     Neighbour(Neighbour),
-    /// The entry of a neighbour on this device is gone.
+    /// The removal of a neighbour's entry on this device.
     NeighbourGone(u32, IpAddr),
-    /// The kernel told more than was read in time: anything may have changed.
+    /// A loss of events that were not read in time: anything may have changed.
     Lost,
 }
 
@@ -35,7 +35,8 @@ pub struct Neighbour {
     pub link: u32,
     pub address: IpAddr,
     pub mac: [u8; 6],
-    /// Somebody wrote the entry by hand (an overlay's static neighbours): the kernel never probes it.
+    /// Whether the entry was written manually (an overlay's static neighbours): the kernel never
+    /// probes it.
     pub fixed: bool,
 }
 
@@ -43,11 +44,12 @@ pub struct Neighbour {
 #[derive(Debug)]
 pub struct Events(UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>);
 
-/// Room for a burst of changes, such as the start of a hundred pods. Bytes.
+/// The size of the receive buffer in bytes, enough for a burst of changes such as the start of a
+/// hundred pods.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// A connection for requests, and one for changes: a burst of changes holds up no answer, and a request that is not
-/// answered no change.
+/// Opens one connection for requests, and another for changes: a burst of changes delays no reply,
+/// and an unanswered request delays no change.
 pub(super) fn connect() -> io::Result<(Handle, Events)> {
     let groups = [
         MulticastGroup::Link,
@@ -67,8 +69,8 @@ pub(super) fn connect() -> io::Result<(Handle, Events)> {
     Ok((handle, Events(messages)))
 }
 
-/// Beyond net.core.rmem_max (208 KiB as the kernel comes) only CAP_NET_ADMIN goes. A smaller buffer only means that `Lost`
-/// comes sooner.
+/// Enlarges the receive buffer. Exceeding net.core.rmem_max (208 KiB by default) needs
+/// CAP_NET_ADMIN. With a smaller buffer `Lost` merely occurs sooner.
 fn enlarge(socket: &Socket) {
     if setsockopt(socket, RcvBufForce, &RECEIVE_BUFFER).is_err() {
         let _ = socket.set_rx_buf_sz(RECEIVE_BUFFER);
@@ -76,7 +78,7 @@ fn enlarge(socket: &Socket) {
 }
 
 impl Events {
-    /// Waits for the next change. Cancel-safe. `None`: the socket is gone.
+    /// Waits for the next change; returns `None` if the socket is gone. It is cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             let (message, _) = self.0.next().await?;
@@ -113,7 +115,7 @@ fn event(message: &RouteNetlinkMessage) -> Option<Event> {
     }
 }
 
-/// The neighbour of a message, if its MAC address is known.
+/// Returns the neighbour of a message, if its MAC address is known.
 pub(super) fn neighbour(message: &NeighbourMessage) -> Option<Neighbour> {
     let mac = message.attributes.iter().find_map(|attribute| match attribute {
         NeighbourAttribute::LinkLayerAddress(mac) => <[u8; 6]>::try_from(mac.as_slice()).ok(),
@@ -147,9 +149,9 @@ mod tests {
         enlarge(&socket);
         let got = getsockopt(&socket, RcvBuf).unwrap();
         assert!(got >= plain, "{got}");
-        // CAP_NET_ADMIN, without which an agent does not start.
+        // An agent does not start without CAP_NET_ADMIN.
         if crate::dataplane::effective_capabilities().unwrap() >> 12 & 1 == 0 {
-            // Not by println!, which is not shown of a test that succeeds.
+            // `println!` output is not shown for a test that succeeds.
             let test = "the_buffer_for_changes_is_larger_than_what_anybody_may_have";
             writeln!(io::stderr(), "SKIPPED {test}: no CAP_NET_ADMIN").unwrap();
             return;

@@ -1,4 +1,5 @@
-//! Fingerprint of routes, rules and links, by which an agent sees whether they changed while none ran.
+//! A fingerprint of routes, rules and links, with which an agent detects whether they changed while
+//! none ran.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -16,10 +17,10 @@ use rtnetlink::{IpVersion, RouteMessageBuilder};
 use super::network::{Network, answered};
 
 impl Network {
-    /// A fingerprint of routes, rules and links, never 0.
+    /// Returns a fingerprint of routes, rules and links, which is never 0.
     ///
-    /// Equal for an equal network as long as the agent is of the same build; otherwise the worst is one lookup more for
-    /// each flow.
+    /// It is equal for an equal network as long as the agent is of the same build; otherwise the
+    /// only cost is one more lookup for each flow.
     ///
     /// # Errors
     /// The kernel refuses a dump.
@@ -28,7 +29,7 @@ impl Network {
     }
 
     async fn read_fingerprint(&self) -> Result<u32> {
-        // A sum, so that the order of the kernel's answers does not matter.
+        // The hashes are summed, so that the order of the kernel's messages does not matter.
         let mut sum = 0_u64;
         let requests =
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
@@ -56,14 +57,15 @@ impl Network {
 }
 
 fn of_route(route: &RouteMessage) -> u64 {
-    // How long a route was not used, or is still valid, does not say where it leads.
+    // The time for which a route was unused, or remains valid, does not affect where it leads.
     let lasting = |attribute: &&RouteAttribute| {
         !matches!(attribute, RouteAttribute::CacheInfo(_) | RouteAttribute::Expires(_))
     };
     of(&(&route.header, route.attributes.iter().filter(lasting).collect::<Vec<_>>()))
 }
 
-/// Not every part of a message has a hash, but all can be written down.
+/// Returns the hash of a message by its debug format, because not every part of a message
+/// implements `Hash`.
 fn of(value: &impl std::fmt::Debug) -> u64 {
     let mut hasher = DefaultHasher::new();
     format!("{value:?}").hash(&mut hasher);

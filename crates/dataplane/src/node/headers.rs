@@ -1,14 +1,16 @@
-//! The header that a device's packets begin with: the packet path reads Ethernet's, and IP's where that is all there is.
+//! The header that a device's packets begin with: the packet path reads Ethernet's, and IP's if
+//! there is no other.
 
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 
-/// First header of a device's packets, as programs of TC see them.
+/// The first header of a device's packets, as TC programs see them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Header {
     Ethernet,
-    /// IP's, with none before it. Named by the device's kind (`ipip`, `wireguard`), or else by its hardware type.
+    /// An IP header with none before it, with the name of the device's kind (`ipip`, `wireguard`),
+    /// or else of its hardware type.
     Ip(String),
-    /// Another. Named in the same way.
+    /// Another header, with a name of the same kind.
     Other(String),
 }
 
@@ -27,8 +29,9 @@ impl Header {
     }
 }
 
-/// Of the types that the kernel takes for devices without MAC header (`dev_is_mac_header_xmit`) those whose packets begin with IP at both
-/// hooks. GRE without one other end builds its own header before TC sees a packet that leaves (`ipgre_header`).
+/// Whether a device's packets begin with IP at both hooks, among the types that the kernel treats
+/// as devices without MAC header (`dev_is_mac_header_xmit`). GRE without a single peer builds its
+/// own header before TC sees an outgoing packet (`ipgre_header`).
 /// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/ip_gre.c>
 fn is_ip(layer: LinkLayerType, flags: LinkFlags) -> bool {
     match layer {
@@ -38,7 +41,7 @@ fn is_ip(layer: LinkLayerType, flags: LinkFlags) -> bool {
     }
 }
 
-/// `veth`, `ipip` …; `None` for a device with a driver of hardware.
+/// Returns the kind: `veth`, `ipip` …; `None` for a device with a hardware driver.
 pub(super) fn kind(info: &LinkInfo) -> Option<String> {
     match info {
         LinkInfo::Kind(InfoKind::Other(name)) => Some(name.clone()).filter(|name| !name.is_empty()),
@@ -70,7 +73,7 @@ mod tests {
         assert_eq!(of(NoHeader, Some(InfoKind::Wireguard)), ip("wireguard"));
         assert_eq!(of(NoHeader, Some(InfoKind::Other("amnezia".into()))), ip("amnezia"));
         assert_eq!(of(Rawip, None), other("rawip"));
-        // A tunnel with many other ends puts its own header first.
+        // A tunnel with many peers puts its own header first.
         let mut gre = message(Ipgre, Some(InfoKind::GreTun));
         assert_eq!(Header::of(&gre), other("gre"));
         gre.header.flags = LinkFlags::Pointopoint;

@@ -1,29 +1,29 @@
-//! The kernel's table of ipvs, by which kube-proxy serves in that mode: /proc/net/ip_vs.
+//! The kernel's table of ipvs, with which kube-proxy serves in that mode: /proc/net/ip_vs.
 
 use std::{fmt, fs, io};
 
 use nix::net::if_::if_nametoindex;
 
-/// Device on which kube-proxy keeps the Services' addresses in this mode.
+/// The device to which kube-proxy assigns the Services' addresses in this mode.
 pub const DEVICE: &str = "kube-ipvs0";
-/// Of the network namespace of this process.
+/// The table of this process's network namespace.
 const TABLE: &str = "/proc/self/net/ip_vs";
 
-/// Content of the table.
+/// The content of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipvs {
     pub virtual_servers: usize,
-    /// Established TCP connections.
+    /// The established TCP connections.
     pub active: u64,
-    /// TCP connections that begin or are over, and UDP flows.
+    /// The TCP connections that are being set up or are over, and the UDP flows.
     pub inactive: u64,
 }
 
 impl Ipvs {
-    /// `None`: there is no ipvs, or it serves nothing.
+    /// Reads the table; returns `None` if there is no ipvs, or it serves nothing.
     ///
     /// # Errors
-    /// The table is there and cannot be read.
+    /// The table exists and cannot be read.
     pub fn read() -> io::Result<Option<Self>> {
         match fs::read_to_string(TABLE) {
             Ok(text) => Ok(Some(Self::parse(&text)).filter(|ipvs| ipvs.virtual_servers > 0)),
@@ -32,8 +32,9 @@ impl Ipvs {
         }
     }
 
-    /// As `ip_vs_info_seq_show` in net/netfilter/ipvs/ip_vs_ctl.c prints it: a line for each virtual server, and below it one for each
-    /// endpoint, with its connections in the last two columns.
+    /// Parses the format of `ip_vs_info_seq_show` in net/netfilter/ipvs/ip_vs_ctl.c: a line for
+    /// each virtual server, and below it one for each endpoint, with its connections in the last
+    /// two columns.
     pub fn parse(text: &str) -> Self {
         let mut ipvs = Self::default();
         for line in text.lines() {
@@ -41,7 +42,7 @@ impl Ipvs {
             match words[..] {
                 ["TCP" | "UDP" | "SCTP" | "FWM", ..] => ipvs.virtual_servers += 1,
                 ["->", .., active, inactive] => {
-                    // The head of the table has words there.
+                    // The head of the table has words in these columns.
                     let number = |word: &str| word.parse::<u64>().unwrap_or_default();
                     ipvs.active += number(active);
                     ipvs.inactive += number(inactive);
@@ -53,7 +54,8 @@ impl Ipvs {
     }
 }
 
-/// Connections that a takeover from conntrack leaves out on a node where kube-proxy has served by ipvs; `None` on others.
+/// Returns a sentence about the connections that a take-over from conntrack leaves out on a node
+/// where kube-proxy has served with ipvs; `None` on others.
 pub fn not_adopted() -> Option<String> {
     if_nametoindex(DEVICE).ok()?;
     let held = match Ipvs::read() {

@@ -1,8 +1,10 @@
-//! NAT of connections that began under an earlier proxy, kept alive after its rules are gone.
+//! NAT of connections that began under an earlier proxy, kept alive after its rules are removed.
 //!
-//! An established connection is translated by its entry in conntrack, not by a rule. But the kernel registers conntrack and NAT in a
-//! network namespace only while some rule uses them: when the last one is deleted, entries stay and translate nothing. So a table of our
-//! own has one chain of type nat, for NAT, with one rule that reads conntrack's state and decides nothing, for conntrack.
+//! An established connection is translated by its entry in conntrack, not by a rule. However, the
+//! kernel registers conntrack and NAT in a network namespace only while some rule uses them: when
+//! the last one is deleted, entries stay and translate nothing. Our own table therefore has one
+//! chain of type nat, which keeps NAT registered, with one rule that reads conntrack's state
+//! without a verdict, which keeps conntrack registered.
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto.c> (`nf_ct_netns_put`)
 
 use std::io;
@@ -38,7 +40,7 @@ const INVALID: u32 = 1;
 /// Whether NAT is kept.
 ///
 /// # Errors
-/// The kernel refuses. One without nf_tables has no table.
+/// The kernel refuses. A kernel without nf_tables has no table, which is not an error.
 pub fn is_there() -> io::Result<bool> {
     let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(false),
@@ -55,7 +57,7 @@ pub fn is_there() -> io::Result<bool> {
     }
 }
 
-/// Keeps NAT from now on, if it is not kept already.
+/// Keeps NAT from now on, unless it is kept already.
 ///
 /// # Errors
 /// The kernel has no nf_tables, or CAP_NET_ADMIN is missing.
@@ -76,7 +78,7 @@ pub fn keep() -> io::Result<()> {
     )
 }
 
-/// Lets go of it; whether it was kept.
+/// Stops keeping NAT; returns whether it was kept.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -89,7 +91,7 @@ pub fn release() -> io::Result<bool> {
         .map(|()| true)
 }
 
-/// `ct state invalid`, without a verdict.
+/// Returns the expressions of `ct state invalid`, without a verdict.
 fn reads_state() -> Vec<u8> {
     let data = |value: u32| attribute(1, &value.to_ne_bytes());
     [
@@ -109,7 +111,7 @@ fn reads_state() -> Vec<u8> {
     .concat()
 }
 
-/// An element of a list of expressions.
+/// Returns an element of a list of expressions.
 fn expression(name: &str, attributes: &[Vec<u8>]) -> Vec<u8> {
     attribute(1 | NESTED, &[text(1, name), attribute(2 | NESTED, &attributes.concat())].concat())
 }

@@ -9,20 +9,22 @@ use super::headers::Header;
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// Of a device without Ethernet: the first bytes of what the kernel takes for its address, or zeros.
+    /// The MAC address; for a device without Ethernet, the first bytes of what the kernel considers
+    /// its address, or zeros.
     pub mac: [u8; 6],
     pub mtu: u32,
-    /// Switched on.
+    /// Whether it is up.
     pub up: bool,
-    /// Has a carrier, too.
+    /// Whether it is up and has a carrier.
     pub running: bool,
     pub loopback: bool,
     pub header: Header,
-    /// It stands for a real wire: no kind (veth, vxlan, bridge …), so a driver of hardware.
+    /// Whether it stands for a real wire: it has no kind (veth, vxlan, bridge …), and therefore a
+    /// hardware driver.
     pub wire: bool,
-    /// VLAN devices are on it.
+    /// Whether there are VLAN devices on it.
     pub has_vlans: bool,
-    /// It has one other end: packets find it without a route.
+    /// Whether it has exactly one peer, so that packets reach it without a route.
     pub point_to_point: bool,
 }
 
@@ -31,7 +33,7 @@ pub struct Link {
 pub struct Address {
     pub link: u32,
     pub address: IpAddr,
-    /// Neither link-local nor loopback.
+    /// Whether it is neither link-local nor loopback.
     pub global: bool,
 }
 
@@ -43,7 +45,7 @@ pub struct Route {
     pub gateway: bool,
 }
 
-/// All addresses of this node.
+/// Returns all addresses of this node.
 pub fn local(addresses: &[Address]) -> BTreeSet<IpAddr> {
     addresses.iter().map(|address| address.address).collect()
 }

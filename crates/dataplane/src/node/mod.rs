@@ -1,5 +1,5 @@
-//! This node as the kernel knows it: devices, addresses, routes, neighbours. By netlink only: the process may sit in
-//! another mount namespace than its network.
+//! The node as the kernel knows it: devices, addresses, routes, neighbours. It is read through
+//! netlink only: the process may be in another mount namespace than its network.
 
 pub mod conntrack;
 mod details;

@@ -1,8 +1,10 @@
-//! Manager of the kernel's neighbour entries: those of next hops are kept alive, and a changed MAC address is noticed.
+//! A manager of the kernel's neighbour entries: it keeps those of next hops alive, and notices
+//! changed MAC addresses.
 //!
-//! Packets that XDP sends do not pass the kernel's neighbour code, so an entry would go stale and never be probed again:
-//! a gateway that changed its MAC address would stay unnoticed. A managed entry (NTF_EXT_MANAGED, Linux 5.16) is probed by
-//! the kernel itself: <https://github.com/torvalds/linux/commit/7482e3841d520a368426ac196720601687e2dc47>
+//! Packets that XDP sends bypass the kernel's neighbour code, so an entry would go stale and never
+//! be probed again: a gateway's new MAC address would remain unnoticed. The kernel itself probes a
+//! managed entry (NTF_EXT_MANAGED, Linux 5.16):
+//! <https://github.com/torvalds/linux/commit/7482e3841d520a368426ac196720601687e2dc47>
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,23 +23,23 @@ use super::{
     network::{Network, Unanswered, answered},
 };
 
-/// Each managed neighbour is probed every few seconds; beyond this number the 5 s after which a hop is resolved again
-/// have to do.
+/// The most neighbours to manage: each of them is probed every few seconds. Beyond this number, the
+/// 5 s after which a hop is resolved again must suffice.
 const MOST: usize = 512;
 
-/// States of the neighbours.
+/// The states of the neighbours.
 #[derive(Debug, Default)]
 pub struct NeighbourManager {
     known: HashMap<(u32, IpAddr), [u8; 6]>,
     managed: BTreeSet<(u32, IpAddr)>,
-    /// Entries that are not to be touched: a managed one is no longer permanent.
+    /// The entries that must not be changed: an entry that is managed would no longer be permanent.
     fixed: BTreeSet<(u32, IpAddr)>,
-    /// Entries that went while they were managed: the MAC address that they come back with may be another.
+    /// The entries that vanished while they were managed: they may return with another MAC address.
     lost: BTreeSet<(u32, IpAddr)>,
 }
 
 impl NeighbourManager {
-    /// Takes note; whether the MAC address differs from the one known before.
+    /// Records a neighbour; returns whether its MAC address differs from the one known before.
     pub fn changed(&mut self, neighbour: Neighbour) -> bool {
         let Neighbour { link, address, mac, fixed } = neighbour;
         if fixed {
@@ -49,7 +51,8 @@ impl NeighbourManager {
         self.known.insert((link, address), mac).is_some_and(|known| known != mac)
     }
 
-    /// Learns all neighbours; whether one of them is another than `hops` say, or than known before.
+    /// Learns all neighbours; returns whether one of them differs from `hops`, or from what was
+    /// known before.
     ///
     /// # Errors
     /// The kernel refuses the dump.
@@ -68,12 +71,13 @@ impl NeighbourManager {
         Ok(changed)
     }
 
-    /// Has the kernel keep the entries of these next hops. Ends at the first request that the kernel does not answer: the next
-    /// call goes on, and the run loop does not wait for each of hundreds.
+    /// Makes the kernel maintain the entries of these next hops. It stops at the first request that
+    /// the kernel does not answer: the next call continues, and the run loop does not wait for each
+    /// of hundreds.
     pub async fn keep(&mut self, network: &Network, hops: impl IntoIterator<Item = (u32, IpAddr)>) {
         let mut hops: BTreeSet<_> = hops.into_iter().collect();
         if hops.len() > MOST {
-            // Asked only then: a node may have many routes.
+            // Gateways are only queried in this case: a node may have many routes.
             let gateways = match network.gateways().await {
                 Ok(gateways) => gateways,
                 Err(error) => return tracing::warn!("{error:#}"),
@@ -96,13 +100,14 @@ impl NeighbourManager {
                     tracing::warn!("{error:#}");
                     return;
                 }
-                // The device is gone: nothing to keep.
+                // The device is gone, so there is no entry to maintain.
                 Err(error) => tracing::debug!(link, %address, "the neighbour cannot be managed: {error:#}"),
             }
         }
         let unused: Vec<_> = self.managed.difference(&hops).copied().collect();
         for (link, address) in unused {
-            // A managed entry would be probed for ever. Whoever needs the neighbour resolves it anew.
+            // A managed entry would be probed forever. If the neighbour is needed again, it is
+            // resolved again.
             if let Err(error) = delete(network, link, address).await {
                 tracing::warn!("{error}");
                 return;
@@ -111,8 +116,9 @@ impl NeighbourManager {
         }
     }
 
-    /// Those of many next hops that are to be kept: gateways first, by which whole networks of pods are reached. Behind any of the others
-    /// is one neighbour. Entries that are not to be touched cost nothing.
+    /// Selects the next hops whose entries are maintained: gateways first, through which whole
+    /// networks of pods are reached. Each other one stands for a single neighbour. Entries that
+    /// must not be changed cost nothing.
     fn most_needed(
         &self,
         hops: &BTreeSet<(u32, IpAddr)>,
@@ -123,8 +129,9 @@ impl NeighbourManager {
         first.into_iter().chain(last).take(MOST).chain(hops.intersection(&self.fixed)).copied().collect()
     }
 
-    /// Takes note that an entry is gone: if its next hop is still in use, the kernel is asked to keep it again. Returns whether somebody
-    /// took it away: the kernel itself deletes neither what it manages nor what is permanent. Its MAC address must not be used any more.
+    /// Records that an entry is gone: if its next hop is still in use, the kernel is told to
+    /// maintain it again. Returns whether it was deleted from outside: the kernel itself deletes
+    /// neither managed nor permanent entries. Its MAC address must not be used any more.
     pub fn gone(&mut self, link: u32, address: IpAddr) -> bool {
         let entry = (link, address);
         let was_fixed = self.fixed.remove(&entry);
@@ -137,7 +144,7 @@ impl NeighbourManager {
         was_managed || was_fixed
     }
 
-    /// Forgets entries that went, did not come back, and are no next hop any more.
+    /// Forgets entries that vanished, did not return, and are no longer next hops.
     fn forget_lost(&mut self, hops: &BTreeSet<(u32, IpAddr)>) {
         for entry in std::mem::take(&mut self.lost) {
             if hops.contains(&entry) {
@@ -148,7 +155,7 @@ impl NeighbourManager {
         }
     }
 
-    /// Forgets what was asked of a device's neighbours: it is gone, or came back.
+    /// Forgets the entries of a device that is gone or was recreated.
     pub fn forget(&mut self, link: u32) {
         self.managed.retain(|(managed, _)| *managed != link);
         self.fixed.retain(|(fixed, _)| *fixed != link);
@@ -157,8 +164,8 @@ impl NeighbourManager {
     }
 }
 
-/// Deletes the managed entries on these devices: nobody needs their next hops any more, and the kernel would probe them
-/// for ever.
+/// Deletes the managed entries on these devices: their next hops are no longer needed, and the
+/// kernel would probe them forever.
 ///
 /// # Errors
 /// The kernel refuses the dump, or does not answer.
@@ -210,21 +217,22 @@ mod tests {
         Neighbour { link: 2, address, mac: [2, 0, 0, 0, 0, mac], fixed: false }
     }
 
-    /// Hundreds of requests, each with its deadline, would hold up the run loop for an hour.
+    /// Hundreds of requests, each with its deadline, would delay the run loop for an hour.
     #[tokio::test]
     async fn a_kernel_that_does_not_answer_is_asked_once() {
-        // Nobody runs the connection, so no request leaves.
+        // The connection is never polled, so no request is sent.
         let (_connection, handle, _) = rtnetlink::new_connection().unwrap();
         let network = Network { handle };
         let mut manager = NeighbourManager::default();
         let hops = (0..3).map(|number| (2, neighbour(number, 1).address));
         let kept = manager.keep(&network, hops);
-        // One deadline is 10 s.
+        // A single deadline is 10 s.
         tokio::time::timeout(std::time::Duration::from_secs(15), kept).await.unwrap();
         assert!(manager.managed.is_empty());
     }
 
-    /// They are in the order of their addresses: IPv6 behind IPv4, a gateway with the last address of its network behind all others.
+    /// Next hops are ordered by address: IPv6 after IPv4, and a gateway with the last address of
+    /// its network after all others.
     #[test]
     fn gateways_are_kept_among_very_many_neighbours() {
         let gateways: BTreeSet<(u32, IpAddr)> =
@@ -232,14 +240,14 @@ mod tests {
         let others: BTreeSet<_> = (0..10_000).map(|number| (2, neighbour(number, 1).address)).collect();
         let hops = &others | &gateways;
         let mut manager = NeighbourManager::default();
-        // The control: by their order alone none of them would be.
+        // In this control case, the order alone would select none of them.
         assert!(manager.most_needed(&hops, &BTreeSet::new()).is_disjoint(&gateways));
         let kept = manager.most_needed(&hops, &gateways);
         assert_eq!(kept.len(), MOST);
         assert!(gateways.is_subset(&kept), "{:?}", gateways.difference(&kept));
-        // More routes than that: no more than can be kept.
+        // If there are more routes than that, no more than the maximum are kept.
         assert_eq!(manager.most_needed(&hops, &hops).len(), MOST);
-        // What is never probed takes nobody's place, and stays as it is.
+        // Entries that are never probed take no other entry's place, and stay as they are.
         for number in 0..1000 {
             manager.changed(Neighbour { fixed: true, ..neighbour(number, 1) });
         }
@@ -264,7 +272,7 @@ mod tests {
         assert_eq!(manager.known.len(), 0, "with its device");
     }
 
-    /// `ip neigh del`: what was there was wrong.
+    /// A deletion with `ip neigh del` means that the entry was wrong.
     #[test]
     fn an_entry_that_somebody_deletes_is_a_change() {
         let mut manager = NeighbourManager::default();
@@ -287,7 +295,7 @@ mod tests {
         manager.gone(hop.0, hop.1);
         manager.forget_lost(&BTreeSet::from([hop]));
         assert!(manager.changed(neighbour(1, 9)), "another MAC address");
-        // One that nobody needs any more is forgotten.
+        // An entry that is no longer needed is forgotten.
         manager.managed.insert(hop);
         manager.gone(hop.0, hop.1);
         manager.forget_lost(&BTreeSet::new());

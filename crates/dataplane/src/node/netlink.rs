@@ -1,10 +1,10 @@
-//! Netlink families that rtnetlink does not speak (sock_diag, nf_tables, generic netlink): one request at a time, blocking,
-//! in the network namespace of the thread that opened the connection.
+//! Netlink families that rtnetlink does not support (sock_diag, nf_tables, generic netlink): one
+//! request at a time, blocking, in the network namespace of the thread that opened the connection.
 
 use std::{io, str};
 
 use netlink_packet_core::{NlaBuffer, NlasIterator};
-/// Numbers of the protocols that a [`Connection`] speaks.
+/// The numbers of the protocols that a [`Connection`] supports.
 pub use netlink_sys::protocols;
 use netlink_sys::{Socket, SocketAddr};
 use nix::sys::{
@@ -19,7 +19,7 @@ pub struct Connection {
     sequence: u32,
 }
 
-/// Type of a message: the number of its header, and all that follows the header.
+/// A message: the type in its header, and all bytes after the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub kind: u16,
@@ -38,16 +38,16 @@ const NLM_F_DUMP: u16 = 0x300;
 const NFNL_MSG_BATCH_BEGIN: u16 = 16;
 const NFNL_MSG_BATCH_END: u16 = 17;
 
-/// Seconds for the kernel's next message of an answer.
+/// The time to wait for the next message of the kernel's reply, in seconds.
 const ANSWER: i64 = 10;
-/// Number of times that a dump is repeated because its list changed meanwhile.
+/// The number of times that a dump is attempted if its list changes in the meantime.
 const ATTEMPTS: u32 = 8;
 
 impl Connection {
     /// Opens a connection; `protocol` is one of [`netlink_sys::protocols`].
     ///
     /// # Errors
-    /// The kernel does not speak the protocol.
+    /// The kernel does not support the protocol.
     pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         setsockopt(&socket, ReceiveTimeout, &TimeVal::seconds(ANSWER))?;
@@ -56,10 +56,10 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// All messages of a dump.
+    /// Returns all messages of a dump.
     ///
     /// # Errors
-    /// Answer of the kernel; [`io::ErrorKind::Interrupted`] if the list kept changing.
+    /// The kernel's error; [`io::ErrorKind::Interrupted`] if the list kept changing.
     pub fn dump(&mut self, kind: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
         for _ in 0..ATTEMPTS {
             self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
@@ -70,22 +70,24 @@ impl Connection {
         Err(io::Error::new(io::ErrorKind::Interrupted, "the list changed whenever it was read"))
     }
 
-    /// As [`Self::dump`], but calls `visit` with the payload of each message as it comes. A list that changes meanwhile is not read again.
+    /// Dumps like [`Self::dump`], but calls `visit` with the payload of each message as it arrives.
+    /// A list that changes in the meantime is not read again.
     ///
     /// # Errors
-    /// Errors of the kernel.
+    /// The kernel's error.
     pub fn dump_each(&mut self, kind: u16, payload: &[u8], visit: impl FnMut(&[u8])) -> io::Result<()> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
         let mut visit = visit;
         self.receive_each(|message| visit(message.payload)).map(drop)
     }
 
-    /// Requests of nfnetlink that are carried out together or not at all: type, flags beside those of a request, payload.
+    /// Sends requests of nfnetlink that are executed together or not at all: type, flags in
+    /// addition to those of a request, payload.
     ///
     /// # Errors
-    /// The kernel's error for one of them; then none was carried out.
+    /// The kernel's error for one of them; then none was executed.
     pub fn transaction(&mut self, subsystem: u16, requests: &[(u16, u16, Vec<u8>)]) -> io::Result<()> {
-        // Begin and end name the subsystem, in network byte order.
+        // The begin and end messages name the subsystem, in network byte order.
         let bounds = [[0, 0], subsystem.to_be_bytes()].concat();
         let first = self.sequence + 1;
         let mut batch = message(NFNL_MSG_BATCH_BEGIN, NLM_F_REQUEST, first, &bounds);
@@ -104,10 +106,11 @@ impl Connection {
         Ok(())
     }
 
-    /// One request, with the messages that the kernel sends before it acknowledges. `flags` beside those of a request.
+    /// Sends one request, and returns the messages that the kernel sends before its
+    /// acknowledgement. `flags` are added to those of a request.
     ///
     /// # Errors
-    /// Errors of the kernel.
+    /// The kernel's error.
     pub fn request(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
         self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, payload)?;
         Ok(self.receive()?.0)
@@ -118,7 +121,8 @@ impl Connection {
         self.socket.send(&message(kind, flags, self.sequence, payload), 0).map(drop)
     }
 
-    /// The messages up to the end of the answer, and whether they are of different moments.
+    /// Returns the messages up to the end of the reply, and whether the list changed while they
+    /// were read.
     fn receive(&self) -> io::Result<(Vec<Message>, bool)> {
         let mut messages = Vec::new();
         let interrupted = self.receive_each(|message| {
@@ -127,7 +131,8 @@ impl Connection {
         Ok((messages, interrupted))
     }
 
-    /// Calls `visit` with each message up to the end of the answer; whether they are of different moments.
+    /// Calls `visit` with each message up to the end of the reply; returns whether the list changed
+    /// while it was read.
     fn receive_each(&self, mut visit: impl FnMut(&Received<'_>)) -> io::Result<bool> {
         let mut interrupted = false;
         loop {
@@ -136,13 +141,14 @@ impl Connection {
             while let Some((message, after)) = split(rest) {
                 rest = after;
                 if message.sequence != self.sequence {
-                    // Left over from an answer that was given up.
+                    // The message is left over from a reply that was abandoned.
                     continue;
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.kind {
                     NLMSG_ERROR | NLMSG_DONE => {
-                        // The end of a dump carries an error, too: a handler that is missing is told so.
+                        // The end of a dump carries an error, too: the kernel reports a missing
+                        // handler in this way.
                         let code = message.payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                         if code < 0 {
                             return Err(io::Error::from_raw_os_error(-code));
@@ -163,7 +169,8 @@ struct Received<'a> {
     payload: &'a [u8],
 }
 
-/// A message as it is sent; `flags` as in linux/netlink.h. Port 0 stands for the kernel.
+/// Returns a message as it is sent, with `flags` as in linux/netlink.h. Port 0 stands for the
+/// kernel.
 pub fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
@@ -176,7 +183,7 @@ pub fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// The first message of a datagram, and what follows it.
+/// Returns the first message of a datagram, and the bytes after it.
 fn split(datagram: &[u8]) -> Option<(Received<'_>, &[u8])> {
     let length = u32::from_ne_bytes(*datagram.first_chunk()?) as usize;
     let payload = datagram.get(HEADER..length)?;
@@ -190,7 +197,8 @@ fn split(datagram: &[u8]) -> Option<(Received<'_>, &[u8])> {
     Some((header, datagram.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// An attribute as the kernel reads it: type, and value in whatever byte order the family wants.
+/// Returns an attribute as the kernel reads it: type, and value in the byte order that the family
+/// uses.
 pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = (4 + value.len()) as u16;
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -199,19 +207,19 @@ pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The attributes in `bytes`, up to the first that is cut short.
+/// Returns the attributes in `bytes`, up to the first one that is truncated.
 pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).map_while(Result::ok)
 }
 
-/// The value of the first attribute of a type.
+/// Returns the value of the first attribute of a type.
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes)
         .find(|attribute| attribute.kind() == kind)
         .and_then(|attribute| attribute.into_inner().get(4..usize::from(attribute.length())))
 }
 
-/// A value that is text, without its final zero.
+/// Returns a value that is text, without its terminating zero.
 pub fn text(value: &[u8]) -> String {
     let value = value.strip_suffix(&[0]).unwrap_or(value);
     str::from_utf8(value).unwrap_or_default().to_owned()
@@ -232,7 +240,7 @@ mod tests {
         for end in 0..HEADER + 5 {
             assert!(split(&datagram[..end]).is_none(), "cut at {end}");
         }
-        // A length that is shorter than the header.
+        // The length is shorter than the header.
         assert!(split(&[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_none());
     }
 
@@ -243,7 +251,7 @@ mod tests {
         assert_eq!(find(&bytes, 2).and_then(|nested| find(nested, 3)), Some(&[9][..]));
         assert_eq!(find(&bytes, 3), None);
         for end in 0..bytes.len() {
-            // Whatever is cut off, what is read lies within.
+            // Wherever the bytes are cut off, values lie within them.
             assert!(attributes(&bytes[..end]).all(|attribute| attribute.value().len() <= end));
         }
     }

@@ -1,4 +1,4 @@
-//! Devices, addresses and routes, asked of the kernel by rtnetlink.
+//! The devices, addresses and routes of the kernel, queried through rtnetlink.
 
 use std::{
     collections::BTreeSet,
@@ -30,17 +30,18 @@ pub struct Network {
     pub(super) handle: Handle,
 }
 
-/// For the kernel's answer to a request. It answers at once, a dump of many routes within a second.
+/// The time to wait for the kernel's reply to a request. It replies at once, or to a dump of many
+/// routes within a second.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The kernel did not answer a request in time. It may have done what was asked.
+/// The error of a request that the kernel did not answer in time. It may have executed the request.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} failed: the kernel does not answer within {} s", ANSWER.as_secs())]
 pub(super) struct Unanswered {
     what: String,
 }
 
-/// The kernel's answer, or [`Unanswered`].
+/// Returns the kernel's reply, or [`Unanswered`].
 pub(super) async fn answered<T>(what: &str, answer: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout(ANSWER, answer).await {
         Ok(answer) => answer.with_context(|| format!("{what} failed")),
@@ -49,15 +50,18 @@ pub(super) async fn answered<T>(what: &str, answer: impl Future<Output = Result<
 }
 
 impl Network {
-    /// Connects; events come from [`Events`]. Called within a tokio runtime.
+    /// Connects to the kernel; changes arrive through [`Events`]. It must be called within a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// No netlink socket.
+    /// No netlink socket can be opened.
     pub fn connect() -> Result<(Self, Events)> {
         let (handle, events) = events::connect().context("opening a netlink socket failed")?;
         Ok((Self { handle }, events))
     }
 
+    /// Returns the network devices.
+    ///
     /// # Errors
     /// The kernel refuses the dump.
     pub async fn links(&self) -> Result<Vec<Link>> {
@@ -66,6 +70,8 @@ impl Network {
         Ok(links(&messages))
     }
 
+    /// Returns the addresses of this node.
+    ///
     /// # Errors
     /// The kernel refuses the dump.
     pub async fn addresses(&self) -> Result<Vec<Address>> {
@@ -75,7 +81,7 @@ impl Network {
         Ok(messages.iter().filter_map(|message| address(message, leftover)).collect())
     }
 
-    /// The device that kube-proxy's mode ipvs makes, if it is here.
+    /// Returns the device that kube-proxy creates in its mode ipvs, if it exists.
     async fn ipvs_device(&self) -> Result<Option<u32>> {
         let request = self.handle.link().get().match_name(ipvs::DEVICE.to_owned());
         let device = async {
@@ -88,7 +94,8 @@ impl Network {
         answered("looking for kube-ipvs0", device).await
     }
 
-    /// The device by which this node's packets to an address leave; `None` without a route.
+    /// Returns the device through which this node's packets to an address leave; `None` without a
+    /// route.
     pub async fn device_towards(&self, address: IpAddr) -> Option<u32> {
         let message = match address {
             IpAddr::V4(address) => {
@@ -106,7 +113,7 @@ impl Network {
         })
     }
 
-    /// Unicast routes of all tables.
+    /// Returns the unicast routes of all tables.
     ///
     /// # Errors
     /// The kernel refuses the dump.
@@ -114,7 +121,7 @@ impl Network {
         Ok(self.unicast_routes().await?.iter().flat_map(route).collect())
     }
 
-    /// The same, and the MTUs that they name.
+    /// Returns the unicast routes of all tables, and their MTUs.
     ///
     /// # Errors
     /// The kernel refuses the dump.
@@ -123,7 +130,7 @@ impl Network {
         Ok((messages.iter().flat_map(route).collect(), RouteMtus::of(&messages)))
     }
 
-    /// The gateways of these routes, each with its device.
+    /// Returns the gateways of the unicast routes, each with its device.
     ///
     /// # Errors
     /// The kernel refuses the dump.
@@ -151,11 +158,12 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// `leftover`: the device on which kube-proxy in mode ipvs has left the Services' addresses. They are the node's own to the kernel, and no
-/// node port is reached there.
+/// Returns the address of a message. `leftover`: the device on which kube-proxy in mode ipvs has
+/// left the Services' addresses. The kernel considers them the node's own, but no node port is
+/// reachable there.
 fn address(message: &AddressMessage, leftover: Option<u32>) -> Option<Address> {
     let (link, scope) = (message.header.index, message.header.scope);
-    // On point-to-point links `Address` is the peer's.
+    // On point-to-point links `Address` is the peer's address.
     let local = message.attributes.iter().find_map(|attribute| match attribute {
         AddressAttribute::Local(address) => Some(*address),
         _ => None,
@@ -221,7 +229,7 @@ fn link(message: &LinkMessage) -> Link {
     link
 }
 
-/// The gateway that a route, or one of its several ways, names.
+/// Returns the gateway of a route, or of one of its nexthops.
 fn gateway(attributes: &[RouteAttribute]) -> Option<IpAddr> {
     attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(address))
@@ -324,7 +332,7 @@ mod tests {
             hop
         };
         let by_four = RouteAttribute::Gateway(RouteAddress::Inet(four));
-        // RFC 8950: an IPv4 route over an IPv6 gateway.
+        // RFC 8950 allows an IPv4 route over an IPv6 gateway.
         let by_six = RouteAttribute::Via(RouteVia::Inet6(six));
         let hops = vec![hop(3, by_four.clone()), hop(4, by_six.clone())];
         for (attributes, wanted) in [

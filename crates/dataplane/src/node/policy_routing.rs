@@ -1,4 +1,5 @@
-//! Rules of routing by source: whose packets leave by another device than the main table says.
+//! Rules of source routing: the sources whose packets leave through another device than that of the
+//! main table.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -15,16 +16,16 @@ use super::network::{Network, answered};
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u32 = 254;
 
-/// The ways out of a node, for one family.
+/// The outgoing devices of a node, for one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
     /// The device of the main table's default route.
     pub main: Option<u32>,
-    /// Sources of which a rule says another table, whose default route has another device.
+    /// The sources for which a rule selects another table, whose default route has another device.
     pub other: Vec<OtherWay>,
 }
 
-/// Device by which a source's packets leave.
+/// The device through which a source's packets leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherWay {
     pub source: IpAddr,
@@ -35,7 +36,7 @@ pub struct OtherWay {
 }
 
 impl Network {
-    /// The ways out by IPv4 and by IPv6.
+    /// Returns the outgoing devices for IPv4 and for IPv6.
     ///
     /// # Errors
     /// The kernel refuses a dump.
@@ -52,7 +53,7 @@ impl Network {
     }
 }
 
-/// The device of each table's default route.
+/// Returns the device of each table's default route.
 fn defaults(routes: &[RouteMessage], ipv6: bool) -> BTreeMap<u32, u32> {
     let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
     let mut defaults = BTreeMap::new();
@@ -117,9 +118,9 @@ mod tests {
             rule(255, 0, vec![]),
             rule(254, 0, marked),
             rule(2, 32, vec![RuleAttribute::Source(pod)]),
-            // The same device as the main table's.
+            // This table has the same device as the main table.
             rule(3, 32, vec![RuleAttribute::Source(pod)]),
-            // A table without a default route.
+            // This table has no default route.
             rule(4, 32, vec![RuleAttribute::Source(pod)]),
         ];
         let defaults = BTreeMap::from([(254, 7), (2, 8), (3, 7)]);

@@ -1,4 +1,4 @@
-//! Local ports of this network namespace's TCP and UDP sockets.
+//! The local ports of this network namespace's TCP and UDP sockets.
 
 use std::{collections::BTreeSet, fs, io};
 
@@ -11,17 +11,19 @@ use super::netlink::Connection;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
 const PROTOCOLS: [libc::c_int; 2] = [libc::IPPROTO_TCP, libc::IPPROTO_UDP];
-/// A bit for each state.
+/// The bits of all states.
 const ALL_STATES: u32 = u32::MAX;
 /// `struct inet_diag_sockid`.
 const ID: usize = 48;
-/// Of a socket's own port in `struct inet_diag_msg`: behind family, state, timer and retransmissions.
+/// The offset of a socket's own port in `struct inet_diag_msg`: after family, state, timer and
+/// retransmissions.
 const SOURCE_PORT: usize = 4;
 
-/// Asked of sock_diag; of the text of /proc where the kernel has none. Blocks: a node may have hundreds of thousands.
+/// Returns the local ports, from sock_diag or, if the kernel has none, from the text of /proc. It
+/// blocks: a node may have hundreds of thousands of sockets.
 ///
 /// # Errors
-/// Neither tells.
+/// Neither source can be read.
 pub fn bound_ports() -> Result<BTreeSet<u16>> {
     by_diag().or_else(|error| {
         tracing::debug!("sock_diag does not tell the ports of sockets: {error}");
@@ -45,7 +47,7 @@ fn by_diag() -> io::Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// 0 is no port: a socket that was never bound.
+/// Returns the port of a socket; `None` for port 0, which means that the socket was never bound.
 fn port(message: &[u8]) -> Option<u16> {
     let port = u16::from_be_bytes(*message.get(SOURCE_PORT..)?.first_chunk()?);
     (port != 0).then_some(port)
@@ -65,7 +67,7 @@ fn by_proc() -> Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// Second column, after the colon, hexadecimal.
+/// Parses the second column, after the colon, as hexadecimal.
 fn local_ports(table: &str) -> impl Iterator<Item = u16> {
     table.lines().skip(1).filter_map(|line| {
         let address = line.split_whitespace().nth(1)?;

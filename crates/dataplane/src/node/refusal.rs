@@ -1,31 +1,34 @@
-//! Devices that nothing can be attached to, or not what was asked for; and what to do instead.
+//! Devices to which nothing can be attached, or not the requested program, and the remedy.
 
 use std::fmt;
 
 use super::{headers::Header, link::Link};
 
-/// A device that packets are not taken from.
+/// A device whose packets are not handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub name: String,
-    /// See [`Header`].
+    /// The name of its header, see [`Header`].
     pub kind: String,
     why: Why,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// Its packets begin with a header that the packet path cannot read.
+    /// The device's packets begin with a header that the packet path cannot read.
     Header,
-    /// XDP programs see frames of Ethernet only.
+    /// XDP programs see Ethernet frames only.
     Xdp,
-    /// It leads to others, and is not among the devices that were named.
+    /// The device leads to other nodes, and is not among the named devices.
     NotNamed,
 }
 
 impl Refusal {
+    /// Checks that programs can be attached to a device.
+    ///
     /// # Errors
-    /// Nothing can be attached to the device: its packets have neither an Ethernet header nor none.
+    /// Nothing can be attached to the device: its packets begin with neither an Ethernet nor an IP
+    /// header.
     pub fn of(link: &Link) -> Result<(), Self> {
         match &link.header {
             Header::Ethernet | Header::Ip(_) => Ok(()),
@@ -33,6 +36,8 @@ impl Refusal {
         }
     }
 
+    /// Checks that an XDP program can be attached to a device.
+    ///
     /// # Errors
     /// No XDP program can be attached to the device: its packets have no Ethernet header.
     pub fn of_xdp(link: &Link) -> Result<(), Self> {
@@ -42,7 +47,7 @@ impl Refusal {
         }
     }
 
-    /// A tunnel that nobody named.
+    /// Returns the refusal of a tunnel that is not among the named devices.
     pub(super) fn not_named(link: &Link) -> Option<Self> {
         match &link.header {
             Header::Ip(kind) => Some(Self::new(link, kind, Why::NotNamed)),
@@ -54,7 +59,7 @@ impl Refusal {
         Self { name: link.name.clone(), kind: kind.to_owned(), why }
     }
 
-    /// The cause, without a fix.
+    /// Returns the cause, without the remedy.
     pub fn found(&self) -> String {
         let Self { name, kind, .. } = self;
         match self.why {
@@ -70,7 +75,7 @@ impl Refusal {
         }
     }
 
-    /// The fix.
+    /// Returns the remedy.
     pub fn fix(&self) -> &'static str {
         match (self.why, self.kind.as_str()) {
             (Why::Xdp, _) => "--attach auto or --attach tc: TC takes its packets",

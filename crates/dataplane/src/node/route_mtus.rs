@@ -1,4 +1,5 @@
-//! MTUs that routes name (`ip route … mtu N`). The kernel heeds them when it forwards; its FIB look-up for programs does not.
+//! The MTUs of routes (`ip route … mtu N`). The kernel applies them when it forwards; its FIB
+//! lookup for programs does not.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -10,15 +11,17 @@ use netlink_packet_route::{
 
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u32 = 254;
-/// IPV6_MIN_MTU: the kernel takes no less.
+/// IPV6_MIN_MTU: the kernel accepts no smaller value.
 const LEAST_IPV6: u32 = 1280;
 
-/// MTU of each prefix, bytes; 0 of a prefix within another one's that names none. The longest prefix of an address counts.
+/// The MTU of each prefix in bytes, or 0 for a prefix without one inside a prefix with one. The
+/// longest prefix of an address applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteMtus(pub BTreeMap<IpNet, u32>);
 
 impl RouteMtus {
-    /// Those of the main table's routes, each prefix by the route that the kernel prefers.
+    /// Returns the MTUs of the main table's routes; for each prefix, that of the route that the
+    /// kernel prefers.
     pub(super) fn of(routes: &[RouteMessage]) -> Self {
         let mut best: BTreeMap<IpNet, (u32, u32)> = BTreeMap::new();
         for (prefix, priority, mtu) in routes.iter().filter_map(read) {
@@ -29,7 +32,7 @@ impl RouteMtus {
                     if priority < known {
                         held.insert((priority, mtu));
                     } else if priority == known {
-                        // Several ways of IPv6 are as many routes.
+                        // Several nexthops of IPv6 are separate routes.
                         let mtu = if least == 0 || mtu == 0 { least.max(mtu) } else { least.min(mtu) };
                         held.insert((priority, mtu));
                     }
@@ -51,8 +54,9 @@ impl RouteMtus {
         Self(differing)
     }
 
-    /// As many as there is room for, IPv4 and IPv6, and how many are left out: those that name none first, for a smaller MTU than what fits
-    /// costs less than a larger one.
+    /// Returns as many MTUs as there is room for, IPv4 and IPv6, and the number that are left out.
+    /// Prefixes without an MTU are left out first, because a smaller MTU than fits costs less than
+    /// a larger one.
     pub fn fitting(&self, room: [u32; 2]) -> (Self, usize) {
         let mut kept: Vec<(IpNet, u32)> = Vec::new();
         for (ipv6, room) in [false, true].into_iter().zip(room) {
@@ -70,7 +74,7 @@ impl RouteMtus {
     }
 }
 
-/// The MTU of a route, in bytes, if it names one.
+/// Returns the MTU of a route, in bytes, if it has one.
 pub(super) fn named(message: &RouteMessage) -> Option<u32> {
     message.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Metrics(metrics) => metrics.iter().find_map(|metric| match metric {
@@ -81,7 +85,8 @@ pub(super) fn named(message: &RouteMessage) -> Option<u32> {
     })
 }
 
-/// Prefix, priority and MTU (0: none) of a route that packets without a type of service may take.
+/// Returns prefix, priority and MTU (0 for none) of a route that packets without a type of service
+/// may take.
 fn read(message: &RouteMessage) -> Option<(IpNet, u32, u32)> {
     let (mut table, mut priority, mut address) = (u32::from(message.header.table), 0, None);
     for attribute in &message.attributes {
@@ -161,7 +166,8 @@ mod tests {
         let rows = [
             Row("0.0.0.0/0", 254, 0, None),
             Row("10.0.0.0/8", 254, 0, Some(1400)),
-            // The same as around it, and none within a prefix that has one.
+            // One prefix has the MTU of the prefix around it, another has none inside a prefix with
+            // one.
             Row("10.1.0.0/16", 254, 0, Some(1400)),
             Row("10.2.0.0/16", 254, 0, None),
             Row("10.2.3.0/24", 254, 0, Some(1300)),

@@ -1,8 +1,10 @@
-//! The process that destroys UDP sockets for the agent, so that of the two only this one keeps the capabilities which
-//! that takes: CAP_SYS_ADMIN and CAP_SYS_PTRACE, to enter the network namespaces of pods.
+//! The process that destroys UDP sockets for the agent, so that only this one of the two keeps the
+//! capabilities needed for it: CAP_SYS_ADMIN and CAP_SYS_PTRACE, to enter the network namespaces of
+//! pods.
 //!
-//! It is this program once more, as `end-sockets`. Questions and answers are lines of JSON, by pipes. It ends when the
-//! agent does, however that ends, for its input ends then.
+//! It is another instance of this program, run as `end-sockets`. Questions and answers are lines of
+//! JSON, through pipes. It exits when the agent does, for whatever reason, because its input then
+//! ends.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,17 +22,17 @@ use serde::{Deserialize, Serialize};
 
 use super::sockets::{Destroyed, destroy_udp};
 
-/// The command by which this program is that process.
+/// The command that runs this program as that process.
 pub const COMMAND: &str = "end-sockets";
 
-/// What [`destroy_udp`] is given.
+/// The arguments of [`destroy_udp`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Question {
     cgroup: PathBuf,
     cookies: BTreeMap<u64, SocketAddr>,
 }
 
-/// The other end of that process; a copy is the same one.
+/// A handle of that process; a clone refers to the same one.
 #[derive(Clone, Debug)]
 pub struct SocketEnder(Arc<Mutex<Process>>);
 
@@ -39,23 +41,24 @@ struct Process {
     child: Child,
     questions: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// Sockets that it has destroyed, with the endpoint of each: their program may keep them open, and nothing is left to do.
+    /// The sockets that it has destroyed, with the endpoint of each: their program may keep them
+    /// open, and nothing is left to do.
     ended: BTreeSet<(u64, SocketAddr)>,
 }
 
-/// Sockets in [`Process::ended`], at most.
+/// The maximum number of sockets in [`Process::ended`].
 const REMEMBERED: usize = 1 << 16;
 
 impl SocketEnder {
-    /// Starts the process, with the capabilities that this one has.
+    /// Starts the process, with the capabilities of this one.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start() -> Result<Self> {
         Self::of(Command::new("/proc/self/exe").arg0("traffic-policy-agent").arg(COMMAND))
     }
 
-    /// As [`Self::start`], by this command.
+    /// Starts the process like [`Self::start`], with this command.
     pub fn of(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -70,12 +73,13 @@ impl SocketEnder {
         Ok(Self(Arc::new(Mutex::new(Process { child, questions, answers, ended }))))
     }
 
-    /// As [`destroy_udp`], in that process, without those that were destroyed before. Blocks until it is done.
+    /// Destroys sockets like [`destroy_udp`], in that process, except for those that were destroyed
+    /// before. It blocks until that is done.
     ///
     /// # Errors
-    /// As there; or the process has ended.
+    /// See [`destroy_udp`]; also if the process has exited.
     pub fn destroy(&self, cgroup: &Path, mut cookies: BTreeMap<u64, SocketAddr>) -> Result<Destroyed> {
-        // A panic in between leaves half a question: the next answer then is an error of its JSON.
+        // A panic in between leaves an incomplete question: the next answer is then a JSON error.
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         cookies.retain(|cookie, endpoint| !process.ended.contains(&(*cookie, *endpoint)));
         if cookies.is_empty() {
@@ -121,7 +125,7 @@ impl Process {
 /// Answers questions until the input ends.
 ///
 /// # Errors
-/// A question is of another form, or an answer cannot be written.
+/// A question has another form, or an answer cannot be written.
 pub fn serve(questions: impl BufRead, mut answers: impl Write) -> Result<()> {
     for question in questions.lines() {
         let Question { cgroup, cookies } =
@@ -133,7 +137,7 @@ pub fn serve(questions: impl BufRead, mut answers: impl Write) -> Result<()> {
     Ok(())
 }
 
-/// Leaves signals that are meant for the agent to it: a terminal and systemd send them to all processes.
+/// Blocks signals that are meant for the agent: a terminal and systemd send them to all processes.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -1,8 +1,9 @@
-//! Destroying UDP sockets that are connected to an endpoint which no longer serves.
+//! Destruction of UDP sockets that are connected to an endpoint that no longer serves.
 //!
-//! A connected UDP socket keeps the endpoint that was chosen for it, and nothing in the kernel tells it that the endpoint
-//! is gone: it would send into the void for ever. SOCK_DESTROY makes its next call fail with ECONNABORTED, so that the
-//! program connects again and gets an endpoint that serves.
+//! A connected UDP socket keeps the endpoint that was chosen for it, and nothing in the kernel
+//! informs it that the endpoint is gone: it would send to a dead address forever. SOCK_DESTROY
+//! makes its next call fail with ECONNABORTED, so that the program connects again and gets an
+//! endpoint that serves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,25 +22,28 @@ use serde::{Deserialize, Serialize};
 
 use super::netlink::Connection;
 
-/// Result for sockets that were to be destroyed.
+/// The result for sockets that were to be destroyed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Destroyed {
-    /// Cookies of the sockets that are destroyed now. Those that are neither here nor in `failures` are gone, or connected
-    /// to something else by now.
+    /// The cookies of the sockets that this call destroyed. Sockets that are neither here nor in
+    /// `failures` are gone, or connected to another peer by now.
     pub cookies: BTreeSet<u64>,
-    /// Network namespaces that were looked into, until nothing was left to find.
+    /// The number of network namespaces that were searched before nothing was left to find.
     pub namespaces: usize,
-    /// Failures, a sentence each; the rest was done.
+    /// The failures, one sentence each; the rest was done.
     pub failures: Vec<String>,
 }
 
-/// Destroys the connected UDP sockets whose cookie (SO_COOKIE) is named and whose peer is the endpoint named with it, in
-/// every network namespace of the processes in `cgroup` and in the cgroups below it.
+/// Destroys the connected UDP sockets whose cookie (SO_COOKIE) is a key and whose peer is the
+/// endpoint of that key, in every network namespace of the processes in `cgroup` and in the cgroups
+/// below it.
 ///
-/// Blocks: for each namespace one thread change and a dump of its UDP sockets. The calling thread stays where it is.
+/// It blocks: each namespace takes a namespace switch of a separate thread and a dump of its UDP
+/// sockets. The calling thread stays in its namespace.
 ///
 /// # Errors
-/// The cgroup cannot be read, or no thread be made. What fails in one namespace is in [`Destroyed::failures`].
+/// The cgroup cannot be read, or no thread can be created. Failures in one namespace are in
+/// [`Destroyed::failures`].
 pub fn destroy_udp(cgroup: &Path, cookies: &BTreeMap<u64, SocketAddr>) -> Result<Destroyed> {
     if cookies.is_empty() {
         return Ok(Destroyed::default());
@@ -48,28 +52,30 @@ pub fn destroy_udp(cgroup: &Path, cookies: &BTreeMap<u64, SocketAddr>) -> Result
     thread::scope(|scope| {
         let work = thread::Builder::new()
             .name("sockets".to_owned())
-            // Its namespace changes with each step and never back.
+            // The thread's namespace changes with each step and is never restored.
             .spawn_scoped(scope, || look_into(cgroup, &processes, cookies))
             .context("no thread to look into network namespaces")?;
         work.join().map_err(|_| anyhow!("looking into network namespaces failed"))
     })
 }
 
-/// Whether this kernel destroys UDP sockets when asked to (CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG). False too
-/// if it does not answer.
+/// Whether this kernel can destroy UDP sockets (CONFIG_INET_DIAG_DESTROY and CONFIG_INET_UDP_DIAG).
+/// It is also false if the kernel does not answer.
 pub fn supported() -> bool {
     let Ok(mut diag) = Connection::open(NETLINK_SOCK_DIAG) else { return false };
-    // Without the UDP handler this fails with ENOENT, which the second request could not tell from "no such socket".
+    // Without the UDP handler this fails with ENOENT, which the second request could not
+    // distinguish from "no such socket".
     if diag.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, CONNECTED, &[0; ID])).is_err() {
         return false;
     }
-    // Nobody is connected from port 0 to port 0, so a kernel that can do it answers that there is no such socket.
+    // No socket is connected from port 0 to port 0, so a kernel with support answers that there is
+    // no such socket.
     let answer = diag.request(SOCK_DESTROY, 0, &request(AF_INET, CONNECTED, &[0; ID]));
     !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
 }
 
-/// Moves the calling thread through the network namespaces of the processes, each once, as long as there is anything to
-/// find.
+/// Moves the calling thread through the network namespaces of the processes, each once, as long as
+/// there are sockets to find.
 fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAddr>) -> Destroyed {
     let mut destroyed = Destroyed::default();
     let mut known = BTreeSet::new();
@@ -84,9 +90,9 @@ fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAdd
                 destroyed.namespaces += 1;
             }
             Ok(_) => {}
-            // It has ended meanwhile, and its sockets with it.
+            // The process has exited in the meantime, and its sockets are gone.
             Err(error) if error.kind() == ErrorKind::NotFound || is(&error, libc::ESRCH) => {}
-            // The kernel says EACCES of a process that has just been reaped, too:
+            // The kernel returns EACCES for a process that has just been reaped, too:
             // proc_ns_get_link in https://github.com/torvalds/linux/blob/v6.18/fs/proc/namespaces.c
             Err(_) if !Path::new("/proc").join(process.to_string()).exists() => {}
             Err(error) => destroyed.failures.push(format!(
@@ -97,7 +103,7 @@ fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAdd
             return destroyed;
         }
     }
-    // The kernel writes 0 for a process that this PID namespace does not have.
+    // The kernel writes 0 for a process that is not in this PID namespace.
     let unseen = processes.iter().filter(|process| **process == 0).count();
     if unseen > 0 {
         destroyed.failures.push(format!(
@@ -108,7 +114,7 @@ fn look_into(cgroup: &Path, processes: &[u32], cookies: &BTreeMap<u64, SocketAdd
     destroyed
 }
 
-/// The processes in a cgroup and below it.
+/// Returns the processes in a cgroup and below it.
 fn processes(cgroup: &Path) -> Result<Vec<u32>> {
     let mut processes = Vec::new();
     let mut waiting = vec![cgroup.to_owned()];
@@ -116,7 +122,8 @@ fn processes(cgroup: &Path) -> Result<Vec<u32>> {
         let top = folder == cgroup;
         match fs::read_to_string(folder.join("cgroup.procs")) {
             Ok(text) => processes.extend(text.lines().filter_map(|line| line.parse::<u32>().ok())),
-            // A threaded cgroup: the cgroup above it, where its domain is, lists its processes.
+            // The processes of a threaded cgroup are listed by the cgroup above it that is its
+            // domain.
             Err(error) if is(&error, libc::EOPNOTSUPP) => {}
             Err(error) if !top && is_gone(&error) => continue,
             Err(error) => {
@@ -148,7 +155,8 @@ fn is(error: &io::Error, number: i32) -> bool {
     error.raw_os_error() == Some(number)
 }
 
-/// Removed since its parent was read. A file that is open already says ENODEV.
+/// Whether a cgroup was removed since its parent was read. A file that is already open returns
+/// ENODEV.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound || is(error, libc::ENODEV)
 }
@@ -177,7 +185,7 @@ fn destroy_in(
                 Ok(_) => {
                     destroyed.cookies.insert(socket.cookie);
                 }
-                // Closed between the two requests.
+                // The socket was closed between the two requests.
                 Err(error) if is(&error, libc::ENOENT) => {}
                 Err(error) if is(&error, libc::EOPNOTSUPP) => {
                     return Err(anyhow!(
@@ -200,7 +208,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const AF_INET: u8 = libc::AF_INET as u8;
 const AF_INET6: u8 = libc::AF_INET6 as u8;
-/// A bit for each state. UDP knows two, by TCP's names: ESTABLISHED is connected.
+/// The bit of the state of connected sockets. UDP has two states, with TCP's names: ESTABLISHED
+/// means connected.
 const CONNECTED: u32 = 1 << 1;
 /// `struct inet_diag_sockid`: ports and addresses in network byte order, interface, cookie.
 const ID: usize = 48;
@@ -223,7 +232,7 @@ struct Connected {
 impl Connected {
     fn parse(message: &[u8]) -> Option<Self> {
         let family = *message.first()?;
-        // Family, state, timer, retransmissions.
+        // The socket's id follows family, state, timer and retransmissions.
         let id: [u8; ID] = *message.get(4..)?.first_chunk()?;
         let port = u16::from_be_bytes([id[2], id[3]]);
         let destination = id.get(20..36)?;
@@ -232,14 +241,15 @@ impl Connected {
         } else {
             IpAddr::V6(Ipv6Addr::from(*destination.first_chunk::<16>()?))
         };
-        // Two words, the low one first, each in the machine's order.
+        // The cookie consists of two words, the low one first, each in native byte order.
         let word = |at: usize| id.get(at..)?.first_chunk().map(|word| u64::from(u32::from_ne_bytes(*word)));
         let cookie = word(40)? | word(44)? << 32;
         Some(Self { id, peer: canonical(&SocketAddr::new(address, port)), cookie })
     }
 }
 
-/// An IPv4-mapped address is the IPv4 address; scope and flow label do not matter.
+/// Returns an address in canonical form: an IPv4-mapped address becomes the IPv4 address; scope and
+/// flow label are dropped.
 fn canonical(address: &SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

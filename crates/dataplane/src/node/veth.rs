@@ -1,5 +1,5 @@
-//! A device with its XDP program as rtnetlink tells of it, and the other end of a veth, also where it lies in another network
-//! namespace: by the number that this one has for that.
+//! A device with its XDP program, as reported by rtnetlink, and the other end of a veth, even in
+//! another network namespace, which is found by the id that this one has for it.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 
 use super::netlink::{Connection, Message, attribute, find, text};
 
-/// Attributes of a device.
+/// The attributes of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     pub name: String,
@@ -18,7 +18,8 @@ pub struct End {
     pub mtu: u32,
     pub veth: bool,
     pub xdp: Option<Xdp>,
-    /// The number of the other end, in the network namespace that this one has a number for; `None`: in this one.
+    /// The number of the other end, in the namespace with the id `namespace`, or in this one if
+    /// that is `None`.
     other: Option<u32>,
     namespace: Option<u32>,
 }
@@ -27,7 +28,7 @@ pub struct End {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Xdp {
     pub id: u32,
-    /// In the driver, not in the stack.
+    /// Whether it is in the driver rather than in the stack.
     pub driver: bool,
 }
 
@@ -56,15 +57,15 @@ const NLA_F_NESTED: u16 = 0x8000;
 const HEADER: usize = 16;
 
 impl End {
-    /// A device of this network namespace.
+    /// Returns a device of this network namespace.
     ///
     /// # Errors
-    /// There is none, or the kernel refuses.
+    /// There is no such device, or the kernel refuses.
     pub fn of(index: u32) -> io::Result<Self> {
         read(&mut Connection::open(NETLINK_ROUTE)?, index, None)
     }
 
-    /// All devices of this network namespace.
+    /// Returns all devices of this network namespace.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -73,34 +74,34 @@ impl End {
         Ok(messages.iter().filter_map(parse).collect())
     }
 
-    /// The other end.
+    /// Returns the other end of a veth.
     ///
     /// # Errors
-    /// The device is no veth; its other end is gone, or lies where this process may not look.
+    /// The device is not a veth, or its other end is gone or inaccessible to this process.
     pub fn other(&self) -> io::Result<Self> {
         let other = self.other.filter(|_| self.veth).ok_or_else(unknown)?;
         read(&mut Connection::open(NETLINK_ROUTE)?, other, self.namespace)
     }
 
-    /// Its other end lies in another network namespace.
+    /// Whether its other end is in another network namespace.
     pub fn other_is_elsewhere(&self) -> bool {
         self.namespace.is_some()
     }
 }
 
-/// Change of the XDP program in a device's driver.
+/// A change of the XDP program in a device's driver.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// If there is none yet.
+    /// Attaches the program if there is none yet.
     Attach(BorrowedFd<'a>),
-    /// If it is this one.
+    /// Detaches the program if it is this one.
     Detach(BorrowedFd<'a>),
 }
 
-/// Changes the XDP program in the driver of a device. It stays as long as the device.
+/// Changes the XDP program in the driver of a device. The program stays as long as the device.
 ///
 /// # Errors
-/// There is another program than was said; the driver or the kernel refuses.
+/// The current program is not the expected one, or the driver or the kernel refuses.
 pub fn set_xdp(index: u32, change: Change<'_>) -> io::Result<()> {
     let (program, flags, expected) = match change {
         Change::Attach(program) => (program.as_raw_fd(), XDP_FLAGS_UPDATE_IF_NOEXIST, None),
@@ -181,7 +182,7 @@ mod tests {
         let end = with(&[numbers(IFLA_XDP_DRV_PROG_ID, 12)]);
         assert_eq!((&*end.name, end.index, end.mtu, end.veth), ("veth7", 7, 1500, true));
         assert_eq!(end.xdp, Some(Xdp { id: 12, driver: true }));
-        // 0 is a namespace's number like any other.
+        // The id 0 of a namespace is valid.
         assert!(end.other_is_elsewhere() && end.other == Some(2));
         assert_eq!(with(&[numbers(IFLA_XDP_SKB_PROG_ID, 3)]).xdp, Some(Xdp { id: 3, driver: false }));
         assert_eq!(with(&[]).xdp, None);

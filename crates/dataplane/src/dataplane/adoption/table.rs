@@ -1,4 +1,4 @@
-//! Entries of adopted connections, written and removed.
+//! Entries of adopted connections in the flow tables: their insertion and removal.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -16,7 +16,7 @@ use crate::{
     node::conntrack::Connection,
 };
 
-/// Result of adopting one connection.
+/// The result of adopting one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Entered,
@@ -26,12 +26,12 @@ enum Fate {
     NoRoom,
 }
 
-// linux/bpf.h, and what the kernel answers.
+// linux/bpf.h, and error numbers of the kernel.
 const BPF_NOEXIST: u64 = 1;
 const EEXIST: i32 = 17;
 const E2BIG: i32 = 7;
 
-/// Inserts an entry that is not there; `None` if that was done.
+/// Inserts an entry if there is none; returns `None` if it was inserted.
 fn insert<A: Address>(
     flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
     tuple: &Tuple<A>,
@@ -54,7 +54,7 @@ where
     }
 }
 
-/// Request and reply tuple of a connection.
+/// Returns the request and the reply tuple of a connection.
 fn tuples<A: Address>(connection: &Connection, wire: impl Fn(IpAddr) -> A) -> [Tuple<A>; 2] {
     let tuple = |source: SocketAddr, destination: SocketAddr| Tuple {
         source: wire(source.ip()),
@@ -82,7 +82,7 @@ where
         Err(MapError::KeyNotFound) => {}
         Err(error) => return Err(error).context("the flow table cannot be read"),
     }
-    // What its packets become by conntrack, so that each entry names the other.
+    // The tuple after conntrack's translation, so that each entry names the other.
     let entry = |kind, state, becomes: Tuple<A>| Flow {
         source: becomes.source,
         destination: becomes.destination,
@@ -107,7 +107,7 @@ where
     match insert(flows, &request, entry(kind::LEFT, ASSURED, reply.reversed()), by)? {
         None => Ok(Fate::Entered),
         Some(fate) => {
-            // A packet was faster.
+            // A packet has created the entry first.
             remove(flows, &reply, by)?;
             Ok(if fate == Fate::Clash { Fate::BegunAnew } else { fate })
         }
@@ -126,7 +126,7 @@ where
     let key = FlowKey::folded(tuple, by);
     match flows.get(&key, 0) {
         Ok(entry) if matches!(entry.kind, kind::LEFT | kind::LEFT_REPLY) => {}
-        // It is another flow's by now.
+        // The entry belongs to another flow by now.
         Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
         Err(error) => return Err(error).context("the flow table cannot be read"),
     }
@@ -140,7 +140,7 @@ where
 pub(super) struct Tables<'a> {
     pub(super) v4: &'a mut HashMap<MapData, FlowKey<Address4>, Flow<Address4>>,
     pub(super) v6: &'a mut HashMap<MapData, FlowKey<Address6>, Flow<Address6>>,
-    /// The multipliers that IPv6 keys are folded by.
+    /// The multipliers with which IPv6 keys are folded.
     pub(super) by: Multipliers,
 }
 
@@ -151,7 +151,7 @@ const fn v4(address: IpAddr) -> Option<Ipv4Addr> {
     }
 }
 
-/// An address of the family that the caller has looked at.
+/// Converts an address whose family the caller has checked.
 fn wire4(address: IpAddr) -> Address4 {
     v4(address).unwrap_or(Ipv4Addr::UNSPECIFIED).to_wire()
 }
@@ -172,7 +172,7 @@ impl Tables<'_> {
         }
     }
 
-    /// The request entry first: without it no packet uses the pair.
+    /// Removes both entries, the request entry first: without it no packet uses the pair.
     pub(super) fn remove(&mut self, connection: &Connection) -> Result<()> {
         if connection.frontend.is_ipv4() {
             tuples(connection, wire4).iter().try_for_each(|tuple| remove(self.v4, tuple, self.by))
@@ -181,8 +181,9 @@ impl Tables<'_> {
         }
     }
 
-    /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend; `gone`: UDP flows to this endpoint
-    /// are to choose anew. Counts it, and returns whether it is in the table now.
+    /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend;
+    /// `gone`: whether UDP flows to this endpoint are to choose a new one. Counts the connection,
+    /// and returns whether it is in the table now.
     pub(super) fn adopt(
         &mut self,
         connection: &Connection,

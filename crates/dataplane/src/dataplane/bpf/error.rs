@@ -1,13 +1,13 @@
-//! Errors of the kernel: their number, their causes, and what netlink says beside the number.
+//! Errors of the kernel: their number, their causes, and netlink's message.
 
 use std::{error::Error, io};
 
 use aya::programs::{ProgramError, xdp::XdpError};
 
-/// The number of the kernel's error.
+/// Returns the number of the kernel's error.
 pub fn errno(error: &ProgramError) -> Option<i32> {
     match error {
-        // These show another error as theirs, and leave it out of the chain of causes.
+        // These display another error as their own, and omit it from the chain of causes.
         ProgramError::IOError(error) => error.raw_os_error(),
         ProgramError::XdpError(XdpError::NetlinkError(error)) => error.raw_os_error(),
         error => causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error()),
@@ -18,8 +18,8 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-/// The kernel's own words (the extended acknowledgement of netlink), where it was asked by netlink: aya does so after
-/// EINVAL, and hands them on in its text only, as `netlink error: ["…"]`.
+/// Returns the kernel's own message (the extended acknowledgement of netlink), if netlink was used:
+/// aya uses it after EINVAL, and passes the message on only in its text, as `netlink error: ["…"]`.
 pub fn kernel_words(error: &(dyn Error + 'static)) -> Option<String> {
     causes(error).find_map(|cause| {
         let text = cause.to_string();
@@ -28,7 +28,7 @@ pub fn kernel_words(error: &(dyn Error + 'static)) -> Option<String> {
     })
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes, on one line.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

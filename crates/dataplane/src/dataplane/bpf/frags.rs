@@ -1,5 +1,5 @@
-//! Frames of several buffers in XDP, such as jumbo frames: which programs accept them (BPF_F_XDP_HAS_FRAGS), and the
-//! array of programs that they jump to.
+//! Support for frames of several buffers in XDP, such as jumbo frames: the programs that accept
+//! them (BPF_F_XDP_HAS_FRAGS), and the array of programs that they jump to.
 
 use std::{borrow::Cow, fs, io::ErrorKind, path::Path};
 
@@ -7,31 +7,34 @@ use anyhow::{Context as _, Result};
 
 use super::attach::Mode;
 
-/// Name of the section of XDP programs for which aya sets BPF_F_XDP_HAS_FRAGS: they accept frames of several buffers.
+/// The section name of XDP programs for which aya sets BPF_F_XDP_HAS_FRAGS: they accept frames of
+/// several buffers.
 const WITH_FRAGS: &[u8] = b"xdp.frags\0";
-/// Array of the programs that XDP programs jump to. All programs of an array have that flag, or none has it: the kernel
-/// refuses others (`bpf_prog_map_compatible`).
+/// The array of the programs that XDP programs jump to. Either all programs of an array have that
+/// flag, or none has it: the kernel refuses others (`bpf_prog_map_compatible`).
 const XDP_CALLS: &str = "tp_xdp_calls";
-/// Name of the pin of this array if its programs do not have the flag.
+/// The name of the pin of this array if its programs do not have the flag.
 const XDP_CALLS_WITHOUT_FRAGS: &str = "tp_xdp_calls_skb";
 
-/// Whether the XDP programs of a mode accept frames of several buffers. Those in the stack (generic XDP) do not: for
-/// programs that do, the kernel copies a packet that has too little headroom (`skb_pp_cow_data` in net/core/skbuff.c),
-/// and the copy's `mac_len` is 0, so that TC finds no Ethernet header (seen on Linux 6.18).
+/// Whether the XDP programs of a mode accept frames of several buffers. Those in the stack (generic
+/// XDP) do not: for programs that do, the kernel copies a packet that has too little headroom
+/// (`skb_pp_cow_data` in net/core/skbuff.c), and the copy's `mac_len` is 0, so that TC finds no
+/// Ethernet header (seen on Linux 6.18).
 fn takes_frags(mode: Mode) -> bool {
     mode != Mode::XdpGeneric
 }
 
-/// Name of the pin of a map of this name.
+/// Returns the name of the pin of a map.
 pub fn pin(map: &str, mode: Mode) -> &str {
     if map == XDP_CALLS && !takes_frags(mode) { XDP_CALLS_WITHOUT_FRAGS } else { map }
 }
 
-/// Removes the pin of the array that programs of the other kind jump to. None of them may be attached any more: the
-/// kernel empties an array of programs that has neither a pin nor a descriptor.
+/// Removes the pin of the array that programs of the other kind jump to. None of them may be
+/// attached any more: the kernel empties an array of programs that has neither a pin nor a
+/// descriptor.
 ///
 /// # Errors
-/// A pin that cannot be removed.
+/// A pin cannot be removed.
 pub fn forget_other_kind(folder: &Path, mode: Mode) -> Result<()> {
     let other = if takes_frags(mode) { XDP_CALLS_WITHOUT_FRAGS } else { XDP_CALLS };
     match fs::remove_file(folder.join(other)) {
@@ -42,17 +45,18 @@ pub fn forget_other_kind(folder: &Path, mode: Mode) -> Result<()> {
     }
 }
 
-/// The object file with the XDP programs of a mode.
+/// Returns the object file with the XDP programs of a mode.
 pub fn object(bytes: &[u8], mode: Mode) -> Cow<'_, [u8]> {
     if takes_frags(mode) { Cow::Borrowed(bytes) } else { Cow::Owned(without_frags(bytes)) }
 }
 
-/// The same object file, with sections `xdp` for `xdp.frags`: aya sets the flag by the name of the section.
+/// Returns the object file with sections `xdp` instead of `xdp.frags`: aya sets the flag by the
+/// name of the section.
 fn without_frags(object: &[u8]) -> Vec<u8> {
     let mut object = object.to_vec();
     let mut at = 0;
     while let Some(found) = object[at..].windows(WITH_FRAGS.len()).position(|bytes| bytes == WITH_FRAGS) {
-        // A zero byte ends the name behind `xdp`.
+        // A zero byte ends the name after `xdp`.
         object[at + found + 3] = 0;
         at += found + WITH_FRAGS.len();
     }
@@ -78,13 +82,13 @@ mod tests {
             matches!(section, aya_obj::ProgramSection::Xdp { frags: true, .. })
         };
         assert!(frags(&sections(&with)["tp_xdp_ingress"]) && !sections(&without).values().any(frags));
-        // Instructions have no equality of their own.
+        // Instructions do not implement `PartialEq`.
         let instructions = |object: &aya_obj::Object| -> Vec<String> {
             let all = object.functions.values();
             all.map(|function| format!("{} {:?}", function.name, function.instructions)).collect()
         };
         assert!(instructions(&with).len() >= with.programs.len());
-        // Not compared by assert_eq, which would print megabytes.
+        // `assert_eq` would print megabytes.
         assert!(instructions(&with) == instructions(&without), "other instructions");
         assert_eq!(with.programs.len(), without.programs.len());
         assert_eq!(with.maps.keys().collect::<HashSet<_>>(), without.maps.keys().collect::<HashSet<_>>());

@@ -1,4 +1,4 @@
-//! Questions to the kernel about BPF and devices that need its system calls; nothing is changed by asking.
+//! Read-only queries about BPF and devices that need the kernel's system calls.
 
 use std::{collections::BTreeSet, fs, io, mem::size_of, os::fd::AsRawFd, path::Path};
 
@@ -16,14 +16,15 @@ use crate::dataplane::sys;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     pub id: u32,
-    /// At most 15 bytes, and empty if it has none.
+    /// The program's name, of at most 15 bytes; empty if it has none.
     pub name: String,
 }
 
-/// The tcx programs at ingress and egress of a device, in the order in which they run.
+/// Returns the tcx programs at ingress and egress of a device, in the order in which they run.
 ///
 /// # Errors
-/// The kernel does not tell, for lack of privileges or because it has no tcx (before Linux 6.6).
+/// The kernel refuses the query, for lack of privileges or because it has no tcx (before Linux
+/// 6.6).
 pub fn tcx_programs(device: &str) -> Result<[Vec<Program>; 2], ProgramError> {
     let programs = |hook| -> Result<Vec<Program>, ProgramError> {
         let (_, programs) = SchedClassifier::query_tcx(device, hook)?;
@@ -33,26 +34,28 @@ pub fn tcx_programs(device: &str) -> Result<[Vec<Program>; 2], ProgramError> {
     Ok([programs(TcAttachType::Ingress)?, programs(TcAttachType::Egress)?])
 }
 
-/// Whether a TC filter with this `tcm_info` and handle is one that [`crate::dataplane::Dataplane`] attaches below Linux 6.6.
+/// Whether a TC filter with this `tcm_info` and handle is one that [`crate::dataplane::Dataplane`]
+/// attaches below Linux 6.6.
 pub fn is_own_filter(info: u32, handle: u32) -> bool {
     info >> 16 == u32::from(clsact::PRIORITY) && handle == clsact::HANDLE
 }
 
-/// The name of a loaded program, if it has one and may be asked for.
+/// Returns the name of a loaded program, if it has one and may be queried.
 pub fn program_name(id: u32) -> Option<String> {
     let program = loaded_programs().filter_map(Result::ok).find(|program| program.id() == id)?;
     program.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// Ids of the programs whose links are pinned below `root`: ours.
+/// Returns the ids of our programs: those whose links are pinned below `root`.
 pub fn pinned_programs(root: &Path) -> BTreeSet<u32> {
     let Ok(entries) = fs::read_dir(pins::links_below(root)) else { return BTreeSet::new() };
     let links = entries.flatten().filter_map(|entry| PinnedLink::from_pin(entry.path()).ok());
     links.filter_map(|link| FdLink::from(link).info().ok()).map(|info| info.program_id()).collect()
 }
 
-/// Whether the kernel compiles BPF programs to machine code, seen on a program of two instructions that is forgotten at
-/// once. The sysctl net.core.bpf_jit_enable would tell less: it is not there in other network namespaces than the first.
+/// Whether the kernel compiles BPF programs to machine code, determined with a program of two
+/// instructions that is released at once. The sysctl net.core.bpf_jit_enable is less suitable: it
+/// does not exist in network namespaces other than the initial one.
 ///
 /// # Errors
 /// The kernel loads no program, most often for lack of privileges.
@@ -70,7 +73,7 @@ pub fn jit() -> io::Result<bool> {
     Ok(info[4] > 0)
 }
 
-/// The name of a device's driver, as `ethtool -i` shows it; `None` for devices without one.
+/// Returns the name of a device's driver, as `ethtool -i` shows it; `None` for devices without one.
 pub fn driver(device: &str) -> Option<String> {
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
     const ETHTOOL_GDRVINFO: u32 = 3;
@@ -93,21 +96,22 @@ pub fn driver(device: &str) -> Option<String> {
     }
     request.ifr_ifru.ifru_data = (&raw mut info).cast();
     const { assert!(size_of::<Info>() == 196) };
-    // SAFETY: the request names a device and points to a value that outlives the call and has the size that the kernel
-    // writes.
+    // SAFETY: the request names a device and points to a value that outlives the call and has the
+    // size that the kernel writes.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     let name = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
     (result == 0 && !name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
 }
 
-/// Bytes of a memory page.
+/// Returns the size of a memory page, in bytes.
 pub fn page_size() -> usize {
     // SAFETY: sysconf has no preconditions.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// CPUs that there may be, plugged in or not, as the kernel counts them for drivers (`nr_cpu_ids`).
+/// Returns the number of possible CPUs, plugged in or not, as the kernel counts them for drivers
+/// (`nr_cpu_ids`).
 pub fn possible_cpus() -> u32 {
     aya::util::nr_cpus().ok().and_then(|cpus| u32::try_from(cpus).ok()).unwrap_or(1)
 }

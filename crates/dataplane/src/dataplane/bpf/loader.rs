@@ -1,4 +1,4 @@
-//! The compiled packet path, and its loading.
+//! The compiled packet path and how it is loaded.
 
 use std::{
     collections::HashMap,
@@ -31,34 +31,35 @@ const FIB_SOURCE: u32 = 1 << 4;
 /// <https://github.com/torvalds/linux/blob/v6.10/include/uapi/linux/bpf.h>
 const FIB_MARK: u32 = 1 << 5;
 
-/// Entries of the maps whose size the user chooses.
+/// The numbers of entries of the maps whose size the user chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Flow entries; twice the number of flows, and that twice over to stay fast.
+    /// Flow entries of IPv4: two per flow, and twice that number to stay fast.
     pub flows4: u32,
     pub flows6: u32,
-    /// TCP flows that are not assured, of IPv4; as many of UDP; of IPv6 half. A power of two.
+    /// Unassured TCP flows of IPv4, and as many of UDP; half as many of IPv6. A power of two.
     pub unassured: u32,
-    /// Frontends of each family, and the ClusterIPs beside them.
+    /// Frontends of each family, and the ClusterIPs in addition to them.
     pub frontends: u32,
     /// `loadBalancerSourceRanges` of each family.
     pub source_ranges: u32,
-    /// Slots of each family, and the routes beside them.
+    /// Slots of each family, and the routes in addition to them.
     pub slots: u32,
     /// Service ports, of both families together.
     pub services: u32,
     /// Counts of Service ports by outcome.
     pub service_counts: u32,
-    /// Endpoints that were removed, until their flows and sockets know.
+    /// Removed endpoints that are kept until their flows and sockets have been handled.
     pub removed_endpoints: u32,
     /// This node's own addresses, of each family.
     pub node_addresses: u32,
     pub affinity: u32,
     /// Translated sockets; as many for connected UDP as for all others.
     pub sockets: u32,
-    /// Datagrams in fragments, of each family.
+    /// Fragmented datagrams, of each family.
     pub fragments: u32,
-    /// Datagrams of the node's own, and ports of the pool that it uses itself, of each family.
+    /// The node's own datagrams, and the ports of the SNAT port range that the node itself uses, of
+    /// each family.
     pub own_sent: u32,
 }
 
@@ -69,7 +70,7 @@ impl Default for MapSizes {
 }
 
 impl MapSizes {
-    /// As the maps are declared.
+    /// The sizes that the maps are declared with.
     pub const DEFAULT: Self = Self {
         flows4: 262_144,
         flows6: 65_536,
@@ -87,7 +88,7 @@ impl MapSizes {
         own_sent: 4_096,
     };
 
-    /// Each size with the flag that sets it, and a map that has it.
+    /// Returns each size with the flag that sets it, and a map that has it.
     fn named(&self) -> [(&'static str, &'static str, u32); 14] {
         [
             ("--flow-entries", "tp_flows4", self.flows4),
@@ -107,24 +108,26 @@ impl MapSizes {
         ]
     }
 
-    /// The sizes that the maps of a loaded object have, by the flags that would set them: pinned ones keep theirs.
+    /// Returns the sizes of the maps of a loaded object, by the flags that would set them: pinned
+    /// maps keep theirs.
     ///
     /// # Errors
-    /// A map is missing, or the kernel does not tell.
+    /// A map is missing, or the kernel refuses the query.
     pub fn in_effect(object: &Ebpf) -> Result<Vec<(&'static str, u32)>> {
         let size = |(flag, map, _)| Ok((flag, maps::size(object, map)?));
         Self::DEFAULT.named().into_iter().map(size).collect()
     }
 
-    /// Places of one queue of flows that are not assured: IPv4, IPv6.
+    /// Returns the number of places in one queue of unassured flows: IPv4, IPv6.
     fn unassured_places(&self) -> [u32; 2] {
         let places = self.unassured.max(2).next_power_of_two();
         [places, places / 2]
     }
 
-    /// Size of a map on a machine with so many possible CPUs. Before Linux 6.16 each of them keeps 128 elements of a map whose oldest ones
-    /// are evicted (LRU) for itself; where none is left over, a CPU's next insertion evicts its last one. So those get room for twice as
-    /// many, unless another size was asked for.
+    /// Returns the size of a map on a machine with `cpus` possible CPUs. Before Linux 6.16 each of
+    /// them reserves 128 elements of an LRU map for itself; if none is left over, a CPU's next
+    /// insertion evicts its last one. Such maps therefore get room for twice as many, unless
+    /// another size was configured.
     fn on(&self, map: &str, cpus: u32) -> Option<u32> {
         const EVICTING: [&str; 7] = [
             "tp_affinity",
@@ -164,27 +167,27 @@ impl MapSizes {
     }
 }
 
-/// The object with its maps created, or taken over from `pins`; programs are not loaded yet.
+/// Loads the object with its maps created, or taken over from `pins`; programs are not loaded yet.
 ///
 /// # Errors
-/// A pinned map of another layout, missing privileges, a kernel without BTF.
+/// A pinned map has another layout, privileges are missing, or the kernel has no BTF.
 pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebpf> {
     Ok(open(sizes, pins, 0, kernel, Mode::Auto)?.0)
 }
 
-/// As [`load`], with maps of its own and IPv6 keys that are folded as `seed` says.
+/// Loads the object like [`load`], with maps of its own and IPv6 keys that are folded with `seed`.
 ///
 /// # Errors
-/// As there.
+/// See [`load`].
 pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> {
     Ok(open(sizes, None, seed, kernel, Mode::Auto)?.0)
 }
 
-/// As [`load`], with the XDP programs of `mode`. Returns also the kernel's type information, by which programs are
-/// loaded.
+/// Loads the object like [`load`], with the XDP programs of `mode`. Also returns the kernel's type
+/// information, which is needed to load programs.
 ///
 /// # Errors
-/// As there.
+/// See [`load`].
 pub fn open(
     sizes: MapSizes,
     pins: Option<&Path>,
@@ -195,45 +198,47 @@ pub fn open(
     Loading { sizes, pins, shared: &|_| true, seed, explains: None, mode }.load(kernel)
 }
 
-/// The types of the running kernel.
+/// Returns the types of the running kernel.
 ///
 /// # Errors
-/// The kernel does not describe them.
+/// The kernel does not describe its types.
 pub fn kernel_types() -> Result<Btf> {
     Btf::from_sys_fs().context(
         "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",
     )
 }
 
-/// A copy of the object that notes its way: see [`crate::explain::Simulator`].
+/// How a copy of the object that records its path finds routes: see [`crate::explain::Simulator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routes {
-    /// Asked of the kernel.
+    /// The kernel is queried.
     Real,
-    /// Every endpoint of another node is reached.
+    /// Every endpoint of another node is assumed to be reachable.
     Assumed,
 }
 
-/// The object for `explain`: `shared` maps are those pinned in `pins`, the others its own.
+/// Loads the object for `explain`: `shared` maps are those pinned in `pins`, the others are its
+/// own.
 ///
 /// # Errors
-/// As [`load`]; a shared map that is not pinned.
+/// See [`load`]; also if a shared map is not pinned.
 pub fn load_copy(
     pins: Option<&Path>,
     shared: &dyn Fn(&str) -> bool,
     routes: Routes,
     kernel: &Kernel,
 ) -> Result<(Ebpf, Btf)> {
-    // Before Linux 6.16 a smaller LRU table evicts what was inserted last: each CPU claims 128 elements.
+    // Before Linux 6.16 a smaller LRU table evicts the latest insertion: each CPU claims 128
+    // elements.
     let sizes = MapSizes { flows4: 1024, flows6: 1024, unassured: 1024, ..MapSizes::default() };
-    // Its flows are its own, but for the seed that it shares.
+    // The flows are the copy's own, except for the seed that it shares.
     let seed = pins.filter(|_| shared("tp_config")).map_or(0, pinned_seed);
     Loading { sizes, pins, shared, seed, explains: Some(routes), mode: Mode::Auto }.load(kernel)
 }
 
-/// The seed that an earlier agent has pinned in `folder`; 0 if there is none.
+/// Returns the seed that an earlier agent has pinned in `folder`; 0 if there is none.
 pub fn pinned_seed(folder: &Path) -> u64 {
-    // What is wrong with the map is said where it is opened for use.
+    // A defect of the map is reported when it is opened for use.
     let config = Reader::open(folder, "tp_config").and_then(|map| map.value::<RuntimeConfig>(0));
     config.map_or(0, |config| config.seed)
 }
@@ -241,12 +246,12 @@ pub fn pinned_seed(folder: &Path) -> u64 {
 struct Loading<'a> {
     sizes: MapSizes,
     pins: Option<&'a Path>,
-    /// Which maps are pinned.
+    /// Whether a map is pinned, by its name.
     shared: &'a dyn Fn(&str) -> bool,
-    /// Of the fold of IPv6 keys.
+    /// The seed of the fold of IPv6 keys.
     seed: u64,
     explains: Option<Routes>,
-    /// Decides which XDP programs are loaded: see [`frags`].
+    /// The mode, which decides which XDP programs are loaded: see [`frags`].
     mode: Mode,
 }
 
@@ -275,7 +280,7 @@ impl Loading<'_> {
                         }
                         used = entries;
                     }
-                    // It would be made and pinned.
+                    // Loading would create and pin the map.
                     None if self.explains.is_some() => {
                         bail!(
                             "{} is not there: is --pin-dir right, and an agent of this version set up?",
@@ -294,13 +299,13 @@ impl Loading<'_> {
         let fib_mark = if kernel.at_least(6, 10) { FIB_MARK } else { 0 };
         let tracing = u32::from(self.explains.is_some());
         let assume_routes = u32::from(self.explains == Some(Routes::Assumed));
-        // The size of a pinned one is a power of two, too.
+        // The size of a pinned map is a power of two, too.
         let last = |map: &str| {
             let size = entries.iter().find(|(name, _)| *name == map).map_or(1, |(_, entries)| *entries);
             size - 1
         };
         let directory = [last("tp_flow_dir4"), last("tp_flow_dir6")];
-        // Two queues in each.
+        // Each map has two queues.
         let unassured = ["tp_unassured4", "tp_unassured6"].map(|map| last(map) / 2);
         let Multipliers(multipliers) = Multipliers::of(self.seed);
         let mut loader = EbpfLoader::new();
@@ -328,7 +333,7 @@ impl Loading<'_> {
     }
 }
 
-/// Type and sizes of a map in the object.
+/// The type and sizes of a map in the object.
 struct Shape {
     kind: u32,
     key: u32,
@@ -357,7 +362,8 @@ fn shapes() -> Result<HashMap<String, Shape>> {
         .collect())
 }
 
-/// Entries of a pinned map; `None` if there is none. aya takes whatever lies at the path, so its layout is compared here.
+/// Returns the number of entries of a pinned map; `None` if there is none. aya accepts any map at
+/// the path, so its layout is compared here.
 fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
     if !path.exists() {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or `--pin-dir`.
+//! The folder in bpffs where state outlives the agent: `<bpffs>/traffic-policy/v<ABI>/`, or
+//! `--pin-dir`.
 //!
 //! | folder | pins |
 //! |---|---|
@@ -30,25 +31,26 @@ pub use self::{
     removal::{Removed, cleanup, remove_link},
 };
 
-/// Default of `--pin-dir`.
+/// The default of `--pin-dir`.
 pub const DEFAULT: &str = "/sys/fs/bpf/traffic-policy";
 
-/// The folder, held by this process alone.
+/// The folder of pins, locked by this process alone.
 #[derive(Debug)]
 pub struct Pins {
     root: PathBuf,
     dir: PathBuf,
-    /// Links and maps of an earlier agent; `None` if nothing of this version was pinned.
+    /// The links and maps of an earlier agent; `None` if nothing of this version was pinned.
     before: Option<[BTreeSet<PathBuf>; 2]>,
-    /// Folders of other layout versions, which this one is to replace.
+    /// The folders of other layout versions, which this one replaces.
     others: Vec<PathBuf>,
     _lock: Flock<File>,
 }
 
-/// `--on-other-layout`: what becomes of programs and maps of another layout version.
+/// The value of `--on-other-layout`: the treatment of programs and maps of another layout version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnOtherLayout {
-    /// They serve until this version's maps are filled, then its programs take their places, and their flows end.
+    /// They serve until this version's maps are filled, then its programs take their places, and
+    /// their flows end.
     #[default]
     Replace,
     /// They stay, and the agent does not start.
@@ -56,11 +58,12 @@ pub enum OnOtherLayout {
 }
 
 impl Pins {
-    /// Opens the folder of this layout version below `root`, and makes sure that no other agent uses it.
+    /// Opens the folder of this layout version below `root`, and ensures that no other agent uses
+    /// it.
     ///
     /// # Errors
-    /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced, or is used by a running
-    /// agent.
+    /// `root` is not on a bpffs, holds pins of another layout version that are not to be replaced,
+    /// or is used by a running agent.
     pub fn open(root: &Path, on_other: OnOtherLayout) -> Result<Self> {
         if !on_bpffs(root)? {
             bail!("{}", not_bpffs(root));
@@ -90,11 +93,12 @@ impl Pins {
         Ok(Self { root: root.to_owned(), dir, before, others, _lock: lock })
     }
 
-    /// Takes back what was pinned since [`Self::open`], for a start that failed: links first, then maps that no earlier
-    /// agent had left. Where an earlier agent has left pins, those of programs stay as they are.
+    /// Removes the pins made since [`Self::open`], after a failed start: links first, then maps
+    /// that no earlier agent had left. If an earlier agent has left pins, the pins of programs stay
+    /// as they are.
     ///
     /// # Errors
-    /// A pin that could not be removed.
+    /// A pin cannot be removed.
     pub fn undo(&self) -> Result<()> {
         let Some([links, maps]) = &self.before else {
             return if self.others.is_empty() { remove_all(&self.root) } else { remove_version(&self.dir) };
@@ -112,16 +116,16 @@ impl Pins {
         Ok(())
     }
 
-    /// Folders of other layout versions, which this one is to replace.
+    /// Returns the folders of other layout versions, which this one replaces.
     pub fn others(&self) -> &[PathBuf] {
         &self.others
     }
 
-    /// Takes the links of other layout versions over: their programs go on running on them until others are put into
-    /// their places.
+    /// Takes over the links of other layout versions: their programs continue to run until others
+    /// replace them on the links.
     ///
     /// # Errors
-    /// A pin that cannot be moved. Some may have been.
+    /// A pin cannot be moved. Some may have been moved by then.
     pub fn adopt(&self) -> Result<()> {
         for other in &self.others {
             for link in list(&other.join(LINKS))? {
@@ -133,10 +137,10 @@ impl Pins {
         Ok(())
     }
 
-    /// Frees programs and maps of other layout versions.
+    /// Removes programs and maps of other layout versions.
     ///
     /// # Errors
-    /// A folder that cannot be removed: it is still one of [`Self::others`].
+    /// A folder cannot be removed: it is still one of [`Self::others`].
     pub fn drop_others(&mut self) -> Result<()> {
         while let Some(other) = self.others.last() {
             remove_version(other)?;
@@ -145,12 +149,12 @@ impl Pins {
         Ok(())
     }
 
-    /// The folder of all layout versions.
+    /// Returns the folder of all layout versions.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Nothing of this version was pinned before.
+    /// Whether nothing of this version was pinned before.
     pub fn is_new(&self) -> bool {
         self.before.is_none()
     }
@@ -172,13 +176,14 @@ const MAPS: &str = "maps";
 const LINKS: &str = "links";
 const PROGRAMS: &str = "programs";
 
-/// Folder of the pinned links of this layout version.
+/// Returns the folder of the pinned links of this layout version.
 pub fn links_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(LINKS)
 }
 
-/// Makes a folder of pins this user's alone: who can open it can lock it, and keep every later agent from starting; who owns it
-/// can put other maps and programs there. The top of a file system is left as it is, for others may use it, too.
+/// Restricts a folder of pins to this user: a user who can open it can lock it and keep every later
+/// agent from starting, and its owner can put other maps and programs there. The root of a file
+/// system is left as it is, because others may use it, too.
 fn keep_others_out(root: &Path) -> Result<()> {
     let facts =
         |path: &Path| fs::metadata(path).with_context(|| format!("{} cannot be read", path.display()));
@@ -209,7 +214,7 @@ fn keep_others_out(root: &Path) -> Result<()> {
         .with_context(|| format!("{} cannot be closed to other users", root.display()))
 }
 
-/// Whether a folder lies on a bpffs, or would if it were made.
+/// Whether a folder lies on a bpffs, or would do so if it were created.
 fn on_bpffs(folder: &Path) -> Result<bool> {
     let absolute = std::path::absolute(folder).with_context(|| not_bpffs(folder))?;
     let existing = absolute.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
@@ -217,22 +222,22 @@ fn on_bpffs(folder: &Path) -> Result<bool> {
     Ok(kind.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Folder of the pinned entry programs of this layout version.
+/// Returns the folder of the pinned entry programs of this layout version.
 pub fn programs_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(PROGRAMS)
 }
 
-/// Folder of the pinned maps of this layout version.
+/// Returns the folder of the pinned maps of this layout version.
 pub fn maps_below(root: &Path) -> PathBuf {
     root.join(format!("v{ABI_VERSION}")).join(MAPS)
 }
 
-/// Folder of the pinned maps within the folder of a layout version.
+/// Returns the folder of the pinned maps within the folder of a layout version.
 pub fn maps_of(version: &Path) -> PathBuf {
     version.join(MAPS)
 }
 
-/// Names of the layout versions that are pinned below `root`.
+/// Returns the names of the layout versions that are pinned below `root`.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -242,7 +247,7 @@ pub fn versions(root: &Path) -> Result<Vec<String>> {
     Ok(names.filter(|name| is_version(name)).collect())
 }
 
-/// Folders of the pinned maps of each layout version below `root`.
+/// Returns the folders of the pinned maps of each layout version below `root`.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -287,7 +292,7 @@ mod tests {
         keep_others_out(&root).unwrap();
         assert_eq!(fs::metadata(&root).unwrap().mode() & 0o7777, 0o700);
         if !nix::unistd::geteuid().is_root() {
-            // Not by println!, which is not shown of a test that succeeds.
+            // `println!` output is not shown for a test that succeeds.
             writeln!(std::io::stderr(), "SKIPPED others_are_kept_out: only root can give a folder away")
                 .unwrap();
         } else {
@@ -303,7 +308,7 @@ mod tests {
         let root = folder.path();
         let others = [root.join("v1"), root.join("v2")];
         fs::create_dir(&others[0]).unwrap();
-        // It cannot be removed as a folder can.
+        // A file cannot be removed the way a folder can.
         fs::write(&others[1], "").unwrap();
         let lock = Flock::lock(File::open(root).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
         let (dir, before) = (root.join("v3"), None);

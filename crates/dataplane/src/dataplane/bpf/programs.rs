@@ -13,14 +13,14 @@ use traffic_policy_ebpf::abi::jump;
 use super::{attach::Mode, loader::kernel_types, verifier};
 use crate::dataplane::maps::Maps;
 
-/// A hook of devices by which packets come in.
+/// A hook of devices through which packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketHook {
     Xdp,
     Tc,
 }
 
-/// Programs of the XDP hook, and of TC, that others jump to, by their index.
+/// The programs of the XDP hook, and of TC, that others jump to, by their index.
 const XDP_JUMPS: [(u32, &str); 10] = [
     (jump::SLOW_PATH, "tp_xdp_slow4"),
     (jump::REJECT, "tp_xdp_reject4"),
@@ -56,7 +56,7 @@ const TC_JUMPS: [(u32, &str); 20] = [
     (jump::FAMILY + jump::SCTP_OUT, "tp_tc_sctp_out6"),
 ];
 
-/// Programs of TC on devices without Ethernet.
+/// The programs of TC on devices without Ethernet.
 const L3_JUMPS: [(u32, &str); 7] = [
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::ICMP_ERROR_OUT, "tp_l3_icmp_out4"),
@@ -67,11 +67,11 @@ const L3_JUMPS: [(u32, &str); 7] = [
     (jump::FAMILY + jump::SCTP_OUT, "tp_l3_sctp_out6"),
 ];
 
-/// The programs where packets enter, which are pinned for others to run.
+/// The entry programs, which are pinned for others to run.
 pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
-/// Whether an agent needs a program of this name. Where XDP is attached to no device, none jumps to these, which are a third of
-/// what the verifier walks. The entry program is pinned nevertheless.
+/// Whether an agent needs a program. If XDP is attached to no device, no program jumps to the XDP
+/// ones, which are a third of what the verifier walks. The entry program is pinned nevertheless.
 pub fn is_needed(name: &str, mode: Mode) -> bool {
     mode != Mode::Tc || !XDP_JUMPS.iter().any(|(_, jump)| *jump == name)
 }
@@ -84,8 +84,8 @@ pub fn load_programs(object: &mut Ebpf) -> Result<()> {
     verifier::load(object, &kernel_types()?).map(drop)
 }
 
-/// Entry programs that are pinned in `folder` and are made of other instructions than those of the object, by the kernel's
-/// hash of them. One that is not pinned is none.
+/// Returns the entry programs that are pinned in `folder` and whose instructions differ from the
+/// object's, according to the kernel's hash of them. A program that is not pinned does not count.
 pub fn differing(object: &Ebpf, folder: &Path) -> Vec<&'static str> {
     let differs = |name: &&str| {
         let pinned = ProgramInfo::from_pin(folder.join(name)).ok();
@@ -95,27 +95,28 @@ pub fn differing(object: &Ebpf, folder: &Path) -> Vec<&'static str> {
     ENTRIES.into_iter().filter(differs).collect()
 }
 
-/// The programs that others jump to: hook (`xdp`, `tc`, `l3`), index, name.
+/// Returns the programs that others jump to: hook (`xdp`, `tc`, `l3`), index, name.
 pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
     let of = |hook: &'static str| move |(index, name): (u32, &'static str)| (hook, index, name);
     let (xdp, tc) = (XDP_JUMPS.into_iter().map(of("xdp")), TC_JUMPS.into_iter().map(of("tc")));
     xdp.chain(tc).chain(L3_JUMPS.into_iter().map(of("l3")))
 }
 
-/// Puts the programs in place that others jump to. An earlier agent's are replaced one by one; old and new ones go together
-/// because their layout version is the same.
+/// Installs the programs that others jump to. Those of an earlier agent are replaced one by one;
+/// old and new ones work together because their layout version is the same.
 ///
 /// # Errors
-/// A program that is missing or not loaded.
+/// A program is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     jumps_needed(object, maps, Mode::Auto)
 }
 
-/// As [`jumps`], of those that [`is_needed`] names. Others are left as an earlier agent put them: its XDP programs, which are
-/// attached until this one's devices are, go on as they were.
+/// Installs the programs like [`jumps`], but only those that [`is_needed`] selects. The others stay
+/// as an earlier agent installed them: its XDP programs, which remain attached until this agent's
+/// devices are, continue unchanged.
 ///
 /// # Errors
-/// As there.
+/// See [`jumps`].
 pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, mode: Mode) -> Result<()> {
     if mode != Mode::Tc {
         put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
@@ -124,10 +125,10 @@ pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, mode: Mode) -> Result<()> {
     put_in_place(&mut maps.l3_jumps, object, &L3_JUMPS)
 }
 
-/// As [`jumps`], of those alone that [`of_ingress`] names.
+/// Installs the programs like [`jumps`], but only those that [`of_ingress`] selects.
 ///
 /// # Errors
-/// As there.
+/// See [`jumps`].
 pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: bool) -> Result<()> {
     let jumps: Vec<_> = of_ingress(hook, ipv6).collect();
     match hook {
@@ -136,7 +137,8 @@ pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: 
     }
 }
 
-/// Programs that the entry program of a hook may jump to for packets of an address family: index, name.
+/// Returns the programs that the entry program of a hook may jump to for packets of an address
+/// family: index, name.
 pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'static str)> {
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
@@ -166,10 +168,11 @@ fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32,
     Ok(())
 }
 
-/// Pins the entry programs by their names in `folder`. Those of an earlier agent are replaced in one step each.
+/// Pins the entry programs by their names in `folder`. Each one of an earlier agent is replaced in
+/// one step.
 ///
 /// # Errors
-/// A program that is not loaded; the folder is not on a bpffs.
+/// A program is not loaded, or the folder is not on a bpffs.
 pub fn pin(object: &mut Ebpf, folder: &Path) -> Result<()> {
     for name in ENTRIES {
         let program =

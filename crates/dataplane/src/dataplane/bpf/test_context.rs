@@ -1,6 +1,7 @@
-//! Contexts of BPF_PROG_TEST_RUN: the input of a program beside the packet.
+//! Contexts of BPF_PROG_TEST_RUN: the input of a program in addition to the packet.
 
-/// `struct xdp_md` of a frame of `length` bytes that came by a device: `data_end` at 4, `ingress_ifindex` at 12.
+/// Returns the `struct xdp_md` of a frame of `length` bytes that arrived on a device: `data_end` at
+/// 4, `ingress_ifindex` at 12.
 #[must_use]
 pub fn xdp_md(length: u32, ifindex: u32) -> [u8; 24] {
     let mut context = [0; 24];
@@ -9,7 +10,8 @@ pub fn xdp_md(length: u32, ifindex: u32) -> [u8; 24] {
     context
 }
 
-/// `struct __sk_buff` of a packet on a device: `ifindex` at 40, `gso_size` at 176, in bytes; 0: not segmented later.
+/// Returns the `struct __sk_buff` of a packet on a device: `ifindex` at 40, `gso_size` at 176, in
+/// bytes; 0 if the packet is not segmented later.
 #[must_use]
 pub fn sk_buff(ifindex: u32, gso_size: u32) -> [u8; 192] {
     let mut context = [0; 192];

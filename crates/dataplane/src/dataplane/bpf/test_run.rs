@@ -11,14 +11,15 @@ use aya::{
 
 use super::test_context::{sk_buff, xdp_md};
 
-/// Bytes that the kernel may append to a frame: an ICMP error quotes it behind its own headers.
+/// The bytes that the kernel may append to a frame: an ICMP error quotes the frame after its own
+/// headers.
 const ROOM: usize = 256;
 
 fn program<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Program> {
     object.program(name).with_context(|| format!("the packet path has no program {name}"))
 }
 
-/// Runs a raw tracepoint program once; its return value.
+/// Runs a raw tracepoint program once and returns its return value.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -30,7 +31,8 @@ pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
     Ok(result.return_value)
 }
 
-/// Runs an XDP program on a frame that came by a device; the frame as it leaves.
+/// Runs an XDP program on a frame that arrived on a device, and returns the frame as the program
+/// leaves it.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -39,7 +41,8 @@ pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<
     packet(program, name, frame, &xdp_md(frame.len() as u32, ifindex))
 }
 
-/// Runs a TC program on a frame that came by a device; the frame as it leaves.
+/// Runs a TC program on a frame that arrived on a device, and returns the frame as the program
+/// leaves it.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -1,4 +1,5 @@
-//! The kernel's verifier: programs are loaded on several threads, and its log is condensed to the reason of a refusal.
+//! The interface to the kernel's verifier: programs are loaded on several threads, and its log is
+//! condensed to the reason of a refusal.
 
 use std::{
     env,
@@ -24,23 +25,23 @@ use super::{
 };
 use crate::dataplane::kernel::Kernel;
 
-/// More threads than that are not kept busy by as few programs.
+/// The most threads to use: so few programs do not keep more of them busy.
 const MOST_THREADS: usize = 8;
 
-/// The verifier refuses programs.
+/// The error of programs that the verifier refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "Linux {release} refuses {refused} of the packet path's {all} programs; the first is {program}, of which the kernel's verifier says: {reason} ({})",
     kept(log)
 )]
 pub struct Refusal {
-    /// The kernel, as it calls itself.
+    /// The kernel's release, as it reports it.
     pub release: String,
-    /// The first one that is refused, by name.
+    /// The name of the first refused program.
     pub program: String,
-    /// The verifier's own words.
+    /// The verifier's own message.
     pub reason: String,
-    /// The file with its whole log, or why there is none.
+    /// The file with the whole log, or the reason why there is none.
     pub log: Result<PathBuf, String>,
     pub refused: usize,
     pub all: usize,
@@ -64,26 +65,27 @@ fn kept(log: &Result<PathBuf, String>) -> String {
     }
 }
 
-/// Verifies and loads every program of the object, on as many threads as there are CPUs: of a process with CAP_BPF the
-/// kernel verifies several at once (`bpf_check` in kernel/bpf/verifier.c takes its lock for others only). Returns how many
-/// there are.
+/// Verifies and loads every program of the object, on as many threads as there are CPUs: the kernel
+/// verifies several programs of a process with CAP_BPF at once (`bpf_check` in
+/// kernel/bpf/verifier.c takes its lock for other processes only). Returns the number of programs.
 ///
 /// # Errors
-/// A [`Refusal`]; or why the kernel loads nothing that has little to do with the program itself. Of several programs the
-/// first one by name is reported.
+/// A [`Refusal`], or the reason why the kernel loads nothing if that has little to do with the
+/// program itself. Of several programs, the first one by name is reported.
 pub fn load(object: &mut Ebpf, btf: &Btf) -> Result<usize> {
     load_those(object, btf, |_| true)
 }
 
-/// As [`load`], of those programs whose name is wanted.
+/// Loads programs like [`load`], but only those whose name is wanted.
 ///
 /// # Errors
-/// As there.
+/// See [`load`].
 pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -> Result<usize> {
     let mut programs: Vec<_> = object.programs_mut().filter(|(name, _)| wanted(name)).collect();
     programs.sort_unstable_by_key(|(name, _)| *name);
     let all = programs.len();
-    // From the end of the alphabet, where the longest to verify are: xdp_… and tc_….
+    // The queue starts at the end of the alphabet, with the programs that take longest to verify:
+    // xdp_… and tc_….
     let queue = Mutex::new(programs.into_iter().rev());
     let work = || {
         let mut failed = Vec::new();
@@ -120,18 +122,18 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
     }
 }
 
-/// Loads every program with maps of its own, none of them pinned, attaches nothing and lets all go. Returns how many
-/// programs there are.
+/// Loads every program with its own, unpinned maps, attaches nothing, and releases everything.
+/// Returns the number of programs.
 ///
 /// # Errors
-/// As [`load`], and as [`loader::load`].
+/// See [`load`] and [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
     let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
     let (mut object, btf) = loader::open(sizes, None, 0, kernel, Mode::Auto)?;
     load(&mut object, &btf)
 }
 
-/// The error for programs that could not be loaded, at least one.
+/// Returns the error for programs that could not be loaded, of which there is at least one.
 fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
     let refused: Vec<_> = failed
         .iter()
@@ -154,7 +156,7 @@ fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
     }
     let (name, error) = &failed[0];
     match error {
-        // Its own text is the verifier's log, which is empty or beside the point here.
+        // The error's own text is the verifier's log, which is empty or irrelevant here.
         ProgramError::LoadError { io_error, .. } => {
             anyhow!("the kernel does not load the program {name}: {io_error}{}", fix(io_error))
         }
@@ -162,7 +164,7 @@ fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
     }
 }
 
-/// The verifier's reason; `None` if the program was not refused for what it does.
+/// Returns the verifier's reason; `None` if the program was not refused for what it does.
 fn refusal(error: &io::Error, log: &str) -> Option<String> {
     let of_the_caller =
         matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN | libc::EINTR));
@@ -181,8 +183,8 @@ fn fix(error: &io::Error) -> &'static str {
     }
 }
 
-/// Writes the verifier's log where its reader finds it: readable by this user alone, and no link that somebody else may have
-/// laid there is followed.
+/// Writes the verifier's log where its reader finds it: readable by this user alone, and without
+/// following a link that another user may have placed there.
 fn keep(folder: &Path, program: &str, log: &str) -> io::Result<PathBuf> {
     let path = folder.join(format!("traffic-policy-verifier-{program}.log"));
     let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -195,21 +197,21 @@ fn keep(folder: &Path, program: &str, log: &str) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Reason at the end of the verifier's log, behind the last instruction and before its statistics, in one line; `None` if
-/// there is none.
+/// Returns the reason at the end of the verifier's log, after the last instruction and before its
+/// statistics, on one line; `None` if there is none.
 fn reason(log: &str) -> Option<String> {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut said: Vec<&str> = lines.take_while(|line| !is_summary(line)).collect();
-    // Linux 7.3 explains the reason behind it, with source lines, instructions and a suggestion.
+    // Linux 7.3 explains the reason after it, with source lines, instructions and a suggestion.
     let report = said.iter().position(|line| line.starts_with(REPORT));
     let title =
         report.and_then(|at| said.drain(at..).next()).map(|line| line.trim_start_matches(REPORT).trim());
-    // States that are shown behind the reason.
+    // States may be printed after the reason.
     let is_shown = |line: &&&str| line.starts_with("cur state:") || line.starts_with("old state:");
     let mut last: Vec<&str> =
         said.iter().rev().skip_while(is_shown).take_while(|line| !is_walk(line)).copied().collect();
     if last.is_empty() {
-        // Whatever it is, the last line is nearest to the reason.
+        // Whatever its form, the last line is nearest to the reason.
         last.extend(title.as_ref().or(said.last()));
     }
     last.truncate(MOST_LINES);
@@ -217,20 +219,23 @@ fn reason(log: &str) -> Option<String> {
     (!last.is_empty()).then(|| last.join("; "))
 }
 
-/// Begins the report of Linux 7.3 about a refusal.
+/// The start of the report of Linux 7.3 about a refusal.
 const REPORT: &str = "Verification failed:";
 
-/// Some reasons are told in two lines ("invalid access to packet, …", "R2 offset is outside of the packet").
+/// The most lines of a reason: some have two ("invalid access to packet, …", "R2 offset is outside
+/// of the packet").
 const MOST_LINES: usize = 2;
 
-/// The statistics at the end (`print_verification_stats` in kernel/bpf/verifier.c).
+/// Whether a line belongs to the statistics at the end (`print_verification_stats` in
+/// kernel/bpf/verifier.c).
 fn is_summary(line: &str) -> bool {
     ["processed ", "verification time ", "stack depth "].iter().any(|start| {
         line.strip_prefix(start).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     })
 }
 
-/// A line of the walk through the program: instructions, source lines, states of registers, and the way there.
+/// Whether a line belongs to the walk through the program: instructions, source lines, states of
+/// registers, and the path to them.
 fn is_walk(line: &str) -> bool {
     const WAY: [&str; 13] = [
         ";",

@@ -1,5 +1,5 @@
-//! Garbage collection of flows: which sweep is due, done a piece at a time so that neither packets nor changes wait for a
-//! large table.
+//! Garbage collection of flows: the sweep that is due runs piece by piece, so that neither packets
+//! nor changes wait for a large table.
 
 mod pressure;
 mod room;
@@ -21,53 +21,56 @@ use super::maps::{
     keys::{GoneEndpoint, endpoint_key},
 };
 
-/// Sweeps that are to be done, the one that is under way, and endpoints whose flows they mark.
+/// The pending sweeps, the one that is under way, and the endpoints whose flows they mark.
 #[derive(Debug)]
 pub struct Gc {
     sweeper: Sweeper,
-    /// Endpoints in `tp_removed_eps`: their flows are being marked.
+    /// The endpoints in `tp_removed_eps`, whose flows are being marked.
     gone: BTreeSet<GoneEndpoint>,
-    /// Result of the last periodic sweep: IPv4, IPv6.
+    /// The result of the last periodic sweep: IPv4, IPv6.
     found: [Found; 2],
     room: Room,
-    /// The maps have been made equal to what is desired: before, it is unknown which of `gone` serve.
+    /// Whether the maps have been made equal to the desired state: before, it is unknown which of
+    /// `gone` serve.
     synced: bool,
-    /// Endpoints that were named as gone, for which no marking sweep has begun.
+    /// The endpoints that were named as removed, and for which no marking sweep has begun.
     unmarked: BTreeSet<GoneEndpoint>,
-    /// Those of a marking sweep that failed: tried again with the next tick.
+    /// The endpoints of a marking sweep that failed: it is retried with the next tick.
     failed: BTreeSet<GoneEndpoint>,
-    /// Endpoints that the maps had no room to name.
+    /// The endpoints that the maps had no room to name.
     unnamed: BTreeSet<GoneEndpoint>,
-    /// A periodic one is due, with those that had been named when it became due.
+    /// The endpoints that had been named when a periodic sweep became due; `None` if none is due.
     due: Option<BTreeSet<GoneEndpoint>>,
-    /// Periodic ones that followed another at once, for the table is nearly full.
+    /// The number of periodic sweeps that followed another at once because the table is nearly
+    /// full.
     hurried: u32,
-    /// The last one was for the sake of endpoints that are gone.
+    /// Whether the last sweep marked the flows of removed endpoints.
     marked_last: bool,
     under_way: Option<Kind>,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// For the sake of these endpoints that are gone, at once.
+    /// An immediate sweep for the sake of these removed endpoints.
     Marking(BTreeSet<GoneEndpoint>),
     Periodic {
-        /// Named before it was due, and marked before it began.
+        /// The endpoints that were named before the sweep was due, and marked before it began.
         gone: BTreeSet<GoneEndpoint>,
-        /// The maps were written meanwhile.
+        /// Whether the maps were written in the meantime.
         written: bool,
     },
 }
 
-/// The end of a periodic sweep.
+/// The result of a completed periodic sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swept {
-    /// There are no flows, and none can have come by writes to the maps meanwhile.
+    /// Whether there are no flows, and writes to the maps in the meantime cannot have created any.
     pub no_flows: bool,
 }
 
 impl Gc {
-    /// `gone`: what an earlier agent had named; `full_at`: the word of [`Self::found_no_room`] as it is now.
+    /// Creates the state. `gone`: the endpoints that an earlier agent had named; `full_at`: the
+    /// current value of the word for [`Self::found_no_room`].
     pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>, full_at: u32) -> Self {
         Self {
             sweeper,
@@ -85,67 +88,70 @@ impl Gc {
         }
     }
 
-    /// Idle times for the sweeps that begin from now on.
+    /// Sets the idle times for the sweeps that begin from now on.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) {
         self.sweeper.set_timeouts(timeouts);
     }
 
-    /// Result of the last periodic sweep: IPv4, IPv6.
+    /// Returns the result of the last periodic sweep: IPv4, IPv6.
     pub fn found(&self) -> [Found; 2] {
         self.found
     }
 
-    /// Episodes in which a flow found no room: IPv4, IPv6.
+    /// Returns the number of episodes in which a flow found no room: IPv4, IPv6.
     pub fn episodes(&self) -> [u64; 2] {
         self.room.episodes()
     }
 
-    /// Whether a flow has found no room since a sweep was last begun for it, and another may begin now. `full_at`:
-    /// [`traffic_policy_ebpf::abi::TableUsage::full_at`].
+    /// Whether a flow has found no room since a sweep was last begun for it, and another sweep may
+    /// begin now. `full_at`: [`traffic_policy_ebpf::abi::TableUsage::full_at`].
     pub fn found_no_room(&mut self, full_at: u32) -> bool {
         let busy = self.under_way.is_some() || self.due.is_some();
         self.room.look(full_at, busy, Instant::now())
     }
 
-    /// Endpoints whose flows are being marked.
+    /// Returns the endpoints whose flows are being marked.
     pub fn gone(&self) -> &BTreeSet<GoneEndpoint> {
         &self.gone
     }
 
-    /// UDP endpoints that stopped serving since the last sweep.
+    /// Returns the UDP endpoints that stopped serving since the last sweep.
     pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        // What an earlier agent had named may serve again by now: nobody knows before the first sync.
+        // Endpoints that an earlier agent had named may serve again by now: this is unknown before
+        // the first sync.
         if !self.synced {
             return BTreeSet::new();
         }
         self.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
     }
 
-    /// The maps have been made equal to what is desired.
+    /// Records that the maps have been made equal to the desired state.
     pub fn synced(&mut self) {
         self.synced = true;
     }
 
-    /// The maps were written: flows that the sweep under way has not seen may need what is no longer desired.
+    /// Records that the maps were written: flows that the sweep under way has not seen may need
+    /// entries that are no longer desired.
     pub fn written(&mut self) {
         if let Some(Kind::Periodic { written, .. }) = &mut self.under_way {
             *written = true;
         }
     }
 
-    /// Lets the next sweep be a periodic one.
+    /// Makes the next sweep a periodic one.
     pub fn request(&mut self) {
         self.unmarked.append(&mut self.failed);
         self.due = Some(self.gone.clone());
     }
 
-    /// Whether [`Self::step`] has something to do.
+    /// Whether [`Self::step`] has work to do.
     pub fn is_active(&self) -> bool {
         self.under_way.is_some() || self.due.is_some() || self.synced && !self.unmarked.is_empty()
     }
 
-    /// Does a piece of what is to be swept, in fractions of a millisecond; the end of a periodic sweep, if that was it.
-    /// `serving`: whether a Service port names an endpoint as serving again, or still.
+    /// Runs a piece of the sweep, in fractions of a millisecond; returns the result of a periodic
+    /// sweep that the piece completed. `serving`: whether a Service port names an endpoint as
+    /// serving again, or still.
     ///
     /// # Errors
     /// The kernel refuses; the next periodic sweep tries again.
@@ -170,7 +176,8 @@ impl Gc {
                     }
                     let again = std::mem::take(&mut self.unnamed);
                     self.name(maps, &again, serving);
-                    // Noticed, marked, deleted: not a period for each.
+                    // A flow is noticed, marked and deleted in successive sweeps, which do not wait
+                    // a period each.
                     if self.sweeper.is_pressed() && self.hurried < 2 {
                         self.hurried += 1;
                         self.request();
@@ -191,18 +198,18 @@ impl Gc {
         }
     }
 
-    /// Whether there is one to be done.
+    /// Begins the next sweep; returns whether there is one.
     fn begin(&mut self) -> bool {
         let marking = self.synced && !self.unmarked.is_empty();
-        // They take turns: endpoints may go as fast as a large table is swept.
+        // The two kinds alternate: endpoints may be removed as fast as a large table is swept.
         if marking && !(self.marked_last && self.due.is_some()) {
             self.marked_last = true;
             self.under_way = Some(Kind::Marking(std::mem::take(&mut self.unmarked)));
             self.sweeper.begin(mark::ONLY);
         } else if let Some(mut gone) = self.due.take() {
             self.marked_last = false;
-            // A flow of a packet that was under way may be inserted behind the first sweep's back, so endpoints are
-            // forgotten after the second that marks.
+            // The flow of a packet that was under way may be inserted behind the first sweep, so
+            // endpoints are forgotten after the second sweep that marks.
             gone.retain(|endpoint| self.synced && !self.unmarked.contains(endpoint));
             self.under_way = Some(Kind::Periodic { gone, written: false });
             let marks = self.synced && !self.gone.is_empty();
@@ -213,9 +220,9 @@ impl Gc {
         true
     }
 
-    /// Names endpoints that take no more new flows, for the sweeps from now on to the next periodic one: a packet that
-    /// chose one of them just before may insert its flow behind the first sweep's back. What finds no room is named when
-    /// others are forgotten.
+    /// Names endpoints that accept no new flows, for the sweeps from now on to the next periodic
+    /// one: a packet that chose one of them just before may insert its flow behind the first sweep.
+    /// An endpoint that finds no room is named when others are forgotten.
     pub fn name(
         &mut self,
         maps: &mut Maps,
@@ -241,7 +248,8 @@ impl Gc {
         }
     }
 
-    /// Takes off endpoints that serve again, or that a killed agent named and that serve.
+    /// Removes the names of endpoints that serve again, or that a killed agent had named and that
+    /// serve.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -254,7 +262,7 @@ impl Gc {
         Ok(())
     }
 
-    /// Does nothing if it is not named, or no longer.
+    /// Removes the name of an endpoint; does nothing if it is not named.
     fn forget(&mut self, maps: &mut Maps, endpoint: &GoneEndpoint) -> Result<()> {
         if self.gone.contains(endpoint) {
             let key = endpoint_key(endpoint);

@@ -1,30 +1,31 @@
-//! Removal of flows before their time from a nearly full table: by class, as many as exceed the target.
+//! Early removal of flows from a nearly full table: by class, as many as exceed the target.
 
 use traffic_policy_ebpf::{abi::Sweep, tcp::class};
 
-/// From this share of a table on, in percent, flows go before their time,
+/// The share of a table, in percent, from which flows are removed early.
 pub(super) const FROM_PERCENT: u64 = 75;
-/// down to this one.
+/// The share of a table, in percent, down to which flows are removed early.
 const TO_PERCENT: u64 = 70;
-/// UDP's share of a table; beyond it UDP goes before half closed connections.
+/// The share of a table, in percent, beyond which UDP flows are removed before half-closed
+/// connections.
 const UDP_PERCENT: u64 = 25;
 
-/// Flows that the next sweep may remove before their time, by [`mod@class`].
+/// The flows that the next sweep may remove early, by [`mod@class`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pressure {
-    /// Idle for at least so long, in jiffies.
+    /// The minimum idle time, in jiffies.
     pub(super) idle: [u32; class::COUNT],
-    /// At most so many.
+    /// The maximum number of flows.
     pub(super) surplus: [u32; class::COUNT],
 }
 
 impl Pressure {
     pub(super) const NONE: Self = Self { idle: [u32::MAX; class::COUNT], surplus: [0; class::COUNT] };
 
-    /// Of a table of `size` entries that a sweep found like this.
+    /// Returns the pressure after a sweep with this result, in a table of `size` entries.
     pub(super) fn after(result: &Sweep, size: u32) -> Self {
         let (size, percent) = (u64::from(size), |of: u64, percent: u64| of * percent / 100);
-        // Two entries a flow.
+        // A flow has two entries.
         let entries = u64::from(result.entries.saturating_sub(2 * result.deleted));
         if entries < percent(size, FROM_PERCENT) {
             return Self::NONE;
@@ -54,8 +55,8 @@ impl Pressure {
     }
 }
 
-/// The idle time, a power of two, that at most so many flows have reached: the rest is for the next sweep. If the very longest
-/// are more, theirs.
+/// Returns the idle time, a power of two, that at most `wanted` flows have reached: the rest is
+/// left to a later sweep. If the flows with the longest idle time are more, returns theirs.
 fn longest_idle(flows: &[u32; 32], wanted: u64) -> u32 {
     let mut reached = 0;
     let mut longest = None;
@@ -73,7 +74,8 @@ fn longest_idle(flows: &[u32; 32], wanted: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// Flows of each class, all idle for 2^10 jiffies, and established ones.
+    /// Returns a sweep that found flows of each class, all idle for 2^10 jiffies, and established
+    /// ones.
     fn found(classes: [u32; class::COUNT], established: u32) -> Sweep {
         let mut result =
             Sweep { entries: 2 * (classes.iter().sum::<u32>() + established), ..Sweep::default() };

@@ -1,35 +1,36 @@
-//! A flow table without room: a sweep at once rather than with the next period, a word in the log once an episode, and a count of
-//! episodes.
+//! Handling of a flow table without room: a sweep at once rather than with the next period, one log
+//! message per episode, and a count of episodes.
 
 use std::time::{Duration, Instant};
 
 use super::{pressure::FROM_PERCENT, sweeper::Found};
 
-/// Between sweeps that are begun for want of room: a sweep marks what the next one removes, and each looks at the whole table.
+/// The time between sweeps that are begun for lack of room: a sweep marks what the next one
+/// removes, and each scans the whole table.
 const SPACING: Duration = Duration::from_secs(1);
-/// An episode ends when flows have found room for so long.
+/// The time without a lack of room after which an episode ends.
 const EPISODE: Duration = Duration::from_secs(60);
 
-/// Episodes in which new flows find no room in a main table.
+/// The episodes in which new flows find no room in a main table.
 #[derive(Debug)]
 pub(super) struct Room {
-    /// `TableUsage::full_at` at the last look.
+    /// The last known value of `TableUsage::full_at`.
     full_at: u32,
-    /// It has moved since a sweep was last begun for it,
+    /// Whether it has changed since a sweep was last begun for it.
     unswept: bool,
-    /// and since the last sweep's end.
+    /// Whether it has changed since the last sweep ended.
     unnamed: bool,
-    /// When the last sweep for want of room was begun.
+    /// The time at which the last sweep for lack of room was begun.
     begun: Option<Instant>,
-    /// The episode that goes on: when a flow last found no room.
+    /// The time at which a flow last found no room, in the current episode.
     last: Option<Instant>,
-    /// Families that the log has named in this episode: IPv4, IPv6.
+    /// The families that the log has named in this episode: IPv4, IPv6.
     named: [bool; 2],
     episodes: [u64; 2],
 }
 
 impl Room {
-    /// `full_at`: as an earlier agent, or none, left it.
+    /// Creates the state. `full_at`: the value that an earlier agent left, or the initial one.
     pub(super) fn new(full_at: u32) -> Self {
         Self {
             full_at,
@@ -42,12 +43,12 @@ impl Room {
         }
     }
 
-    /// Episodes so far: IPv4, IPv6.
+    /// Returns the number of episodes so far: IPv4, IPv6.
     pub(super) fn episodes(&self) -> [u64; 2] {
         self.episodes
     }
 
-    /// Whether a sweep is to begin now. `busy`: one is under way, or about to begin.
+    /// Whether a sweep must begin now. `busy`: one is under way, or about to begin.
     pub(super) fn look(&mut self, full_at: u32, busy: bool, now: Instant) -> bool {
         if full_at != self.full_at {
             self.full_at = full_at;
@@ -73,7 +74,8 @@ impl Room {
         true
     }
 
-    /// Names the tables that a flow found no room in, as the sweep has seen them. `sizes`: entries that they have room for.
+    /// Logs the tables in which a flow found no room, according to the sweep. `sizes`: the entries
+    /// that they have room for.
     pub(super) fn swept(&mut self, found: &[Found; 2], sizes: [u32; 2]) {
         if !std::mem::take(&mut self.unnamed) {
             return;
@@ -97,9 +99,10 @@ impl Room {
     }
 }
 
-/// Which families' tables have had no room, for which there is one word: those that are nearly full still, or the fuller one, of
-/// which a sweep has removed what was over meanwhile. None if both are half empty: the word also says that many flows are not
-/// assured and no agent has counted them for a while.
+/// Returns the families whose tables have had no room, for which there is a single word: those that
+/// are still nearly full, or the fuller one, from which a sweep has removed finished flows in the
+/// meantime. There is none if both are less than half full: the word is also set if many flows are
+/// unassured and no agent has counted them for a while.
 fn full(found: &[Found; 2], sizes: [u32; 2]) -> [bool; 2] {
     let percent =
         [0, 1].map(|family| u64::from(found[family].entries) * 100 / u64::from(sizes[family].max(1)));

@@ -1,8 +1,9 @@
-//! A sweep over the flow tables by the packet path's own iterator programs, a piece at a time.
+//! A sweep over the flow tables by the packet path's own iterator programs, piece by piece.
 //!
-//! A program that the kernel runs to its end, however long that takes, keeps its CPU from everything that the scheduler
-//! decides on: for a full table that is a quarter of a second, in which packets wait whenever the kernel has left them to a
-//! thread (ksoftirqd). An iterator's walk over a table goes on where it stopped.
+//! A program that the kernel runs to completion, however long that takes, keeps its CPU from
+//! everything that the scheduler controls: for a full table that is a quarter of a second, in which
+//! packets wait whenever the kernel has left them to a thread (ksoftirqd). An iterator's walk over
+//! a table resumes where it stopped.
 
 use std::{
     fs::File,
@@ -20,10 +21,10 @@ use traffic_policy_ebpf::{
 use super::pressure::Pressure;
 use crate::dataplane::{bpf::test_run, maps::Maps, sys};
 
-/// Result of a sweep in one family.
+/// The result of a sweep in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Entries in the table.
+    /// The number of entries in the table.
     pub entries: u32,
     pub snat: u32,
     pub unassured: u32,
@@ -40,27 +41,27 @@ pub struct Sweeper {
     under_way: Option<UnderWay>,
 }
 
-/// A sweep, from one piece to the next.
+/// The state of a sweep between two pieces.
 #[derive(Debug)]
 struct UnderWay {
-    /// See [`mark`].
+    /// The mode of marking, see [`mark`].
     mark: u32,
-    /// The family that is swept, 0 or 1.
+    /// The family that is being swept, 0 or 1.
     family: usize,
-    /// Tables of the family that have been begun.
+    /// The number of tables of the family that have been begun.
     begun: usize,
     walk: Option<File>,
     found: [Found; 2],
 }
 
 impl Sweeper {
-    /// Time-outs in jiffies, sizes in entries: IPv4, IPv6.
+    /// Creates a sweeper with timeouts in jiffies, and sizes in entries: IPv4, IPv6.
     pub fn new(timeouts: Timeouts, sizes: [u32; 2]) -> Self {
         Self { timeouts, pressure: [Pressure::NONE; 2], sizes, walkers: None, under_way: None }
     }
 
-    /// Sets the time-outs for the packet path, as each sweep does: if an agent ends before its first sweep, expired flows must
-    /// leave a full table all the same.
+    /// Sets the timeouts for the packet path, as each sweep does: even if an agent stops before its
+    /// first sweep, expired flows must leave a full table.
     ///
     /// # Errors
     /// The kernel refuses to write the map.
@@ -82,30 +83,30 @@ impl Sweeper {
         }
     }
 
-    /// For the families that are begun from now on.
+    /// Sets the timeouts for the families that are begun from now on.
     pub fn set_timeouts(&mut self, timeouts: Timeouts) {
         self.timeouts = timeouts;
     }
 
-    /// Entries that the tables have room for: IPv4, IPv6.
+    /// Returns the number of entries that the tables have room for: IPv4, IPv6.
     pub fn sizes(&self) -> [u32; 2] {
         self.sizes
     }
 
-    /// Whether the next sweep removes flows before their time.
+    /// Whether the next sweep removes flows early.
     pub fn is_pressed(&self) -> bool {
         self.pressure.iter().any(|pressure| *pressure != Pressure::NONE)
     }
 
-    /// Begins a sweep of both families, which [`Self::go_on`] does, with what `mark` says of endpoints that are gone. One
-    /// that is under way is given up.
+    /// Begins a sweep of both families, which [`Self::go_on`] continues; `mark` controls the
+    /// marking of flows of removed endpoints. A sweep that is under way is abandoned.
     pub fn begin(&mut self, mark: u32) {
         let found = [Found::default(); 2];
         self.under_way = Some(UnderWay { mark, family: 0, begun: 0, walk: None, found });
     }
 
-    /// Does a piece of the sweep that is under way: some hundred entries, fractions of a millisecond. What was found, with
-    /// the last one.
+    /// Runs a piece of the sweep that is under way: some hundred entries, fractions of a
+    /// millisecond. Returns the result with the last piece.
     ///
     /// # Errors
     /// The kernel refuses to run the program; the sweep has then ended.
@@ -146,7 +147,7 @@ impl Sweeper {
         Ok(None)
     }
 
-    /// Says what is to be done in one family.
+    /// Writes the instructions for sweeping one family.
     fn order(&self, object: &Ebpf, maps: &mut Maps, sweep: &UnderWay) -> Result<()> {
         let order = Sweep {
             ipv6: sweep.family as u32,
@@ -160,7 +161,7 @@ impl Sweeper {
         test_run::raw_tracepoint(object, "tp_gc_begin").map(drop)
     }
 
-    /// Of one family, all of whose tables have been walked over.
+    /// Takes the result of one family, all of whose tables have been walked.
     fn take_result(&mut self, maps: &mut Maps, sweep: &mut UnderWay) -> Result<()> {
         let family = sweep.family;
         let result = maps.sweep.get(&0, 0).context("reading the result of a sweep failed")?;
@@ -198,19 +199,21 @@ impl Walkers {
         })
     }
 
-    /// Those of one family.
+    /// Returns the iterators of one family.
     fn of(&self, family: usize, mark_gone: bool) -> impl Iterator<Item = &OwnedFd> {
         [&self.flows[family]].into_iter().chain(mark_gone.then_some(&self.sockets))
     }
 }
 
-/// Lets a walk go on for a piece; whether it has come to the end.
+/// Continues a walk for one piece; returns whether it has reached the end.
 fn piece(walk: &mut File) -> io::Result<bool> {
-    // Larger than what the program writes for one piece, which is the only thing that ends a read.
+    // The buffer is larger than what the program writes for one piece, and only that write ends a
+    // read.
     let mut marks = [0; 64];
     match walk.read(&mut marks) {
         Ok(length) => Ok(length == 0),
-        // The last piece of another walk ended with its last element, and so this one before its first.
+        // The last piece of another walk ended with its last element, and so this one ended before
+        // its first.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(error) => Err(error),
     }

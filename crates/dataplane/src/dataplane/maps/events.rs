@@ -1,4 +1,4 @@
-//! The ring of events, and the word that makes the packet path write it.
+//! The ring of events, and the word that makes the packet path write to it.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -21,10 +21,11 @@ pub struct Events {
 }
 
 impl Events {
-    /// Opens the maps pinned in `folder`, and empties them of what an earlier listener did not read.
+    /// Opens the maps pinned in `folder`, and discards events that an earlier listener did not
+    /// read.
     ///
     /// # Errors
-    /// They cannot be opened for writing.
+    /// The maps cannot be opened for writing.
     pub fn open(folder: &Path) -> Result<Self> {
         let open = |name: &str| -> Result<Map> {
             let data =
@@ -42,22 +43,22 @@ impl Events {
         Ok(events)
     }
 
-    /// Has the packet path write events until then: CLOCK_MONOTONIC, nanoseconds.
+    /// Makes the packet path write events until `time`: CLOCK_MONOTONIC, in nanoseconds.
     pub fn listen_until(&mut self, time: u64) {
         self.config.store(config::monitor_until, time);
     }
 
-    /// Waits for an event, at most for `limit`.
+    /// Waits for an event, for at most `limit`.
     ///
     /// # Errors
-    /// The kernel refuses, or wrote what this version does not understand.
+    /// The kernel refuses, or wrote an event that this version does not understand.
     pub fn next(&mut self, limit: Duration) -> Result<Option<MonitorEvent>> {
         if let Some(event) = self.take()? {
             return Ok(Some(event));
         }
         let mut poll = libc::pollfd { fd: self.ring.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let limit = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: one descriptor, which lives as long as the ring.
+        // SAFETY: there is one descriptor, which lives as long as the ring.
         let polled = unsafe { libc::poll(&raw mut poll, 1, limit) };
         if polled < 0 && Errno::last() != Errno::EINTR {
             bail!("waiting for events failed: {}", Errno::last());
@@ -70,11 +71,11 @@ impl Events {
         if item.len() < size_of::<MonitorEvent>() {
             bail!("an event has {} bytes, this version expects {}", item.len(), size_of::<MonitorEvent>());
         }
-        // SAFETY: as many bytes as an event has, and any bytes make one.
+        // SAFETY: the item has as many bytes as an event, and any bytes are a valid one.
         Ok(Some(unsafe { item.as_ptr().cast::<MonitorEvent>().read_unaligned() }))
     }
 
-    /// Events suppressed that no event has told of yet.
+    /// Returns the number of suppressed events that no event has reported yet.
     ///
     /// # Errors
     /// The map cannot be read.

@@ -1,4 +1,5 @@
-//! Keys of the maps as the agent names them, and conversions between addresses and their forms in the maps.
+//! Keys of the maps as the agent represents them, and conversions between addresses and their forms
+//! in the maps.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -28,16 +29,16 @@ pub struct Source {
     pub range: IpNet,
 }
 
-/// An endpoint that serves a Service port no more.
+/// An endpoint that no longer serves a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoneEndpoint {
-    /// Index of the Service port.
+    /// The index of the Service port.
     pub service: u32,
     pub endpoint: SocketAddr,
     pub protocol: Protocol,
 }
 
-/// An address of one family in the form of the maps.
+/// The conversion of an address of one family to the form of the maps.
 pub trait ToWire<A> {
     fn to_wire(self) -> A;
 }
@@ -71,7 +72,7 @@ impl FromWire for Address6 {
     }
 }
 
-/// IP protocol number.
+/// Returns the IP protocol number.
 pub fn number(protocol: Protocol) -> u32 {
     match protocol {
         Protocol::Tcp => PROTOCOL_TCP,
@@ -80,14 +81,14 @@ pub fn number(protocol: Protocol) -> u32 {
     }
 }
 
-/// The protocol of a number; `None` if Services are not served by it.
+/// Returns the protocol of a number; `None` if Services do not support it.
 pub fn protocol(number: u32) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
         .into_iter()
         .find(|protocol| self::number(*protocol) == number)
 }
 
-/// The wide form of an address: [`Address::wide`].
+/// Returns the wide form of an address: [`Address::wide`].
 pub fn wide(address: IpAddr) -> WideAddress {
     match address {
         IpAddr::V4(address) => address.to_wire().wide(),
@@ -95,20 +96,20 @@ pub fn wide(address: IpAddr) -> WideAddress {
     }
 }
 
-/// The first address of each family, IPv4 and IPv6; unspecified where there is none.
+/// Returns the first address of each family, IPv4 and IPv6; unspecified if there is none.
 pub fn first(addresses: &[IpAddr]) -> [WideAddress; 2] {
     [IpAddr::is_ipv4, IpAddr::is_ipv6]
         .map(|of_family| addresses.iter().copied().find(of_family).map_or(WideAddress::UNSPECIFIED, wide))
 }
 
-/// An address of the wide form.
+/// Converts an address from the wide form.
 pub fn from_wide(wide: WideAddress, ipv6: bool) -> IpAddr {
     if ipv6 { wide.ipv6().to_ip() } else { wide.ipv4().to_ip() }
 }
 
-/// Addresses of a device, as the packet path wants them.
+/// The addresses of a device, in the form that the packet path needs.
 pub trait SetAddresses {
-    /// Takes the first address of each family.
+    /// Stores the first address of each family.
     fn set_addresses(&mut self, addresses: impl DoubleEndedIterator<Item = IpAddr>);
 }
 
@@ -123,7 +124,7 @@ impl SetAddresses for DeviceInfo {
     }
 }
 
-/// Key of `tp_removed_eps`.
+/// Returns the key of `tp_removed_eps`.
 pub fn endpoint_key(gone: &GoneEndpoint) -> EndpointKey {
     EndpointKey {
         address: wide(gone.endpoint.ip()),
@@ -134,7 +135,7 @@ pub fn endpoint_key(gone: &GoneEndpoint) -> EndpointKey {
     }
 }
 
-/// The words of an address; of an IPv4 address there is one.
+/// Returns the words of an address; an IPv4 address has one.
 pub fn to_words<const W: usize>(address: IpAddr) -> [u32; W] {
     let mut octets = [0; 16];
     match address {
@@ -156,10 +157,10 @@ pub fn from_words(words: &[u32], ipv6: bool) -> IpAddr {
     if ipv6 { IpAddr::from(octets) } else { IpAddr::from([a, b, c, d]) }
 }
 
-/// Bits of a Service's index in a key of the sources.
+/// The number of bits of a Service's index in a key of the sources.
 const SERVICE_BITS: u32 = 32;
 
-/// The key of a source range.
+/// Returns the key of a source range.
 pub fn source_key<const W: usize>(source: &Source) -> Key<SourceRange<W>> {
     let data = SourceRange { service: source.service, address: to_words(source.range.network()) };
     Key::new(SERVICE_BITS + u32::from(source.range.prefix_len()), data)
@@ -173,7 +174,7 @@ pub fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<S
     Ok(Source { ipv6, service: data.service, range: IpNet::new(address, length)? })
 }
 
-/// All source ranges of one family, from the pinned map.
+/// Returns all source ranges of one family, from the pinned map.
 ///
 /// # Errors
 /// The map cannot be read.

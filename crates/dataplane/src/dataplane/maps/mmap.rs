@@ -1,4 +1,4 @@
-//! Maps that the agent writes by plain stores: arrays mapped into its memory.
+//! Maps that the agent writes with plain stores: arrays mapped into its memory.
 
 use std::{
     marker::PhantomData,
@@ -16,24 +16,25 @@ use aya::{
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use traffic_policy_ebpf::abi::{AgentHeartbeat, RuntimeConfig, TableUsage, WideAddress};
 
-/// The one element of an mmapable array.
+/// The single element of an mmapable array.
 pub struct Mapped<T> {
     address: NonNull<T>,
     _map: MapData,
     _type: PhantomData<T>,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores of single words.
+// SAFETY: the memory is shared with the kernel anyway; all access is by volatile loads and stores
+// of single words.
 unsafe impl<T> Send for Mapped<T> {}
 
 impl<T> Mapped<T> {
     /// Maps the element of `map`, whose value type is `T`.
     ///
     /// # Errors
-    /// The map is no mmapable array, or the kernel refuses.
+    /// The map is not an mmapable array, or the kernel refuses.
     pub fn new(map: Map) -> Result<Self> {
         let Map::Array(map) = map else { anyhow::bail!("not an array") };
-        // The kernel rounds up to its pages, of 4, 16 or 64 KiB.
+        // The kernel rounds up to its page size, of 4, 16 or 64 KiB.
         let length = NonZeroUsize::new(size_of::<T>()).context("empty map value")?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
@@ -50,26 +51,27 @@ impl<T> Mapped<T> {
         Ok(Self { address: address.cast(), _map: map, _type: PhantomData })
     }
 
-    /// A pointer to a word of the element, from a pointer to the element.
+    /// Returns a pointer to the element, from which pointers to its words are derived.
     pub fn pointer(&self) -> *mut T {
         self.address.as_ptr()
     }
 
-    /// Reads the whole element, word by word as the compiler likes: for one that no program writes meanwhile.
+    /// Reads the whole element, in words that the compiler chooses: only for an element that no
+    /// program writes in the meantime.
     pub fn read(&self) -> T
     where
         T: Pod,
     {
-        // SAFETY: the element is mapped as long as `self` lives, and any bytes make one.
+        // SAFETY: the element is mapped as long as `self` lives, and any bytes are a valid one.
         unsafe { self.address.as_ptr().read_volatile() }
     }
 
-    /// Writes the whole element, which no program reads meanwhile.
+    /// Writes the whole element, which no program reads in the meantime.
     pub fn write(&mut self, element: T)
     where
         T: Pod,
     {
-        // SAFETY: as above.
+        // SAFETY: as for `read`.
         unsafe { self.address.as_ptr().write_volatile(element) };
     }
 
@@ -79,24 +81,26 @@ impl<T> Mapped<T> {
         unsafe { ptr::read_volatile(word(self.pointer())) }
     }
 
-    /// Sets bits of a word that programs set bits of, too; whether they were not set. The order is that of [`Self::store`].
+    /// Sets bits of a word in which programs set bits, too; returns whether they were not all set.
+    /// The order is that of [`Self::store`].
     pub fn set_bits(&mut self, word: impl Fn(*mut T) -> *mut u64, bits: u64) -> bool {
         if self.load(&word) & bits == bits {
             return false;
         }
-        // SAFETY: as for `load`; the words of an element are aligned, and every writer of this one writes it atomically.
+        // SAFETY: as for `load`; the words of an element are aligned, and every writer of this one
+        // writes it atomically.
         unsafe { AtomicU64::from_ptr(word(self.pointer())) }.fetch_or(bits, Ordering::AcqRel);
         true
     }
 
-    /// Stores one word if it differs; whether it did. A program that sees it sees all that this process wrote before, by
-    /// this or by bpf(2): docs/memory-ordering.md.
+    /// Stores one word if it differs; returns whether it did. A program that sees it sees all that
+    /// this process wrote before, by this or by bpf(2): docs/memory-ordering.md.
     pub fn store<W: Copy + PartialEq>(&mut self, word: impl Fn(*mut T) -> *mut W, value: W) -> bool {
         if self.load(&word) == value {
             return false;
         }
         fence(Ordering::Release);
-        // SAFETY: as above.
+        // SAFETY: as for `load`.
         unsafe { ptr::write_volatile(word(self.pointer()), value) };
         true
     }
@@ -145,15 +149,15 @@ words!(table_usage, TableUsage,
     full_at: u32 = full_at;
 );
 
-/// Number of hops handed out in a generation, 0 or 1.
+/// Returns the word with the number of hops handed out in a generation, 0 or 1.
 pub fn used_hops(generation: u32) -> impl Fn(*mut TableUsage) -> *mut u64 {
     // SAFETY: an address within the mapped element; nothing is read.
     move |usage| unsafe { (&raw mut (*usage).hops).cast::<u64>().add(generation as usize & 1) }
 }
 
-/// The source port at a place of the pool.
+/// Returns the word of the source port at a place of the SNAT port range.
 pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
-    // SAFETY: as above.
+    // SAFETY: as for `used_hops`.
     move |pool| unsafe { pool.cast::<u16>().add(usize::from(place)) }
 }
 

@@ -1,4 +1,4 @@
-//! The maps by name and type.
+//! The maps, by name and type.
 
 pub mod events;
 pub mod keys;
@@ -33,14 +33,14 @@ pub struct Family<A: Address, const W: usize> {
     pub frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     pub sources: LpmTrie<MapData, SourceRange<W>, u32>,
     pub service_cidrs: LpmTrie<MapData, ServiceCidr<W>, u32>,
-    /// This node's own addresses.
+    /// The node's own addresses.
     pub node_addresses: HashMap<MapData, A, u32>,
     pub route_mtus: LpmTrie<MapData, RoutePrefix<W>, u32>,
     pub slots: Array<MapData, Slot<A>>,
     pub slot_routes: Array<MapData, SlotRoute<A>>,
     /// The same maps as `slots` and `slot_routes`, for batches.
     pub slot_rows: (Rows<Slot<A>>, Rows<SlotRoute<A>>),
-    /// Entries that fit into `flows`.
+    /// The number of entries that fit into `flows`.
     pub size: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct Maps {
     pub gone: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
     pub swept: Swept,
-    /// Shared with those who read them whenever they like.
+    /// The counters are shared with readers that read them at any time.
     pub counters: Arc<PerCpuArray<MapData, OutcomeCounters>>,
     pub xdp_jumps: ProgramArray<MapData>,
     pub tc_jumps: ProgramArray<MapData>,
@@ -71,11 +71,11 @@ pub struct Maps {
     pub room: Room,
 }
 
-/// Maps that a sweep walks over, by file descriptors; pairs are IPv4, IPv6.
+/// The maps that a sweep walks, by file descriptors; pairs are IPv4, IPv6.
 #[derive(Debug)]
 pub struct Swept {
     pub flows: [OwnedFd; 2],
-    /// Of both families.
+    /// The table of sockets of both families.
     pub sockets: OwnedFd,
 }
 
@@ -85,14 +85,14 @@ impl Swept {
             let Some(Map::HashMap(data) | Map::LruHashMap(data)) = object.map(name) else {
                 anyhow::bail!("the packet path has no hash {name}")
             };
-            // A copy of the descriptor: asking for one by the map's number takes CAP_SYS_ADMIN.
+            // The descriptor is copied, because opening the map by its number needs CAP_SYS_ADMIN.
             data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")
         };
         Ok(Self { flows: [fd("tp_flows4")?, fd("tp_flows6")?], sockets: fd("tp_sockets")? })
     }
 }
 
-/// Capacity in entries; pairs are IPv4, IPv6.
+/// The capacity in entries; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub unassured: [u32; 2],
@@ -101,14 +101,14 @@ pub struct Room {
     pub source_ranges: [u32; 2],
     pub node_addresses: [u32; 2],
     pub route_mtus: [u32; 2],
-    /// Service ports.
+    /// The number of Service ports.
     pub services: u32,
     pub devices: u32,
     pub gone: u32,
 }
 
 impl Room {
-    /// As the planner takes them.
+    /// Converts the capacity for the planner.
     pub fn plan_capacity(&self) -> Capacity {
         let Self { frontends, source_ranges, slots, .. } = *self;
         Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: self.services }
@@ -136,7 +136,8 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
 }
 
-/// Entries that fit into a map of a loaded object, before [`Maps::take`] takes it out.
+/// Returns the number of entries that fit into a map of a loaded object, before [`Maps::take`]
+/// takes it out.
 pub(crate) fn size(object: &Ebpf, name: &str) -> Result<u32> {
     let Some(Map::HashMap(data) | Map::LruHashMap(data) | Map::LpmTrie(data) | Map::Array(data)) =
         object.map(name)
@@ -156,7 +157,8 @@ impl Maps {
     /// Takes the maps out of a loaded object.
     ///
     /// # Errors
-    /// A map that is missing or of another type: a build that does not fit together.
+    /// A map is missing or of another type, which means that object and agent are of different
+    /// builds.
     pub fn take(object: &mut Ebpf) -> Result<Self> {
         let sizes = [size(object, "tp_flows4")?, size(object, "tp_flows6")?];
         let room = Room::of(object)?;

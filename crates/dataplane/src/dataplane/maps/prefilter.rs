@@ -1,4 +1,4 @@
-//! The prefilter: bit arrays by which the packet path passes what is not a Service packet.
+//! The prefilter: bit arrays with which the packet path passes packets that are not for a Service.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use super::{
     mmap::Mapped,
 };
 
-/// The arrays in the kernel's hands that the agent writes.
+/// The bit arrays of the prefilter that the agent writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Array {
     NodePorts,
@@ -30,7 +30,8 @@ pub enum Array {
 }
 
 fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
-    // SAFETY: fields of the mapped element; `index` is below the length of the array in all callers.
+    // SAFETY: these are fields of the mapped element; `index` is below the length of the array in
+    // all callers.
     unsafe {
         let first = match array {
             Array::NodePorts => (&raw mut (*filter).node_ports).cast::<u64>(),
@@ -45,18 +46,18 @@ fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
 
 /// Writes the node's primary address of each family, the first one in `primary`.
 pub fn set_primary(filter: &mut Mapped<Prefilter>, primary: &[IpAddr]) {
-    // SAFETY: a field of the mapped element.
+    // SAFETY: this is a field of the mapped element.
     filter.store(|f| unsafe { &raw mut (*f).primary }, first(primary));
 }
 
-/// Sets bits; returns the number of words written. A bit is set before anything is written that needs it. The packet path sets bits
-/// of some of these arrays at the same time.
+/// Sets bits; returns the number of words written. A bit is set before any entry is written that
+/// needs it. The packet path sets bits of some of these arrays at the same time.
 pub fn add(filter: &mut Mapped<Prefilter>, array: Array, bits: impl IntoIterator<Item = u32>) -> usize {
     let set = |bit: &u32| filter.set_bits(|f| word(f, array, *bit as usize >> 6), 1 << (bit & 63));
     bits.into_iter().filter(set).count()
 }
 
-/// Makes an array of so many words equal to `bits`; returns the number of words written.
+/// Makes an array of `words` words equal to `bits`; returns the number of words written.
 fn replace(filter: &mut Mapped<Prefilter>, array: Array, words: usize, bits: &BTreeSet<u32>) -> usize {
     let mut wanted = vec![0_u64; words];
     for bit in bits {
@@ -66,8 +67,9 @@ fn replace(filter: &mut Mapped<Prefilter>, array: Array, words: usize, bits: &BT
     wanted.into_iter().enumerate().filter(store).count()
 }
 
-/// Writes the ranges that ClusterIPs are taken from; returns the number of words written. Where there are more than fit, every
-/// address is taken for one of them: the packet path then looks more closely.
+/// Writes the ranges that ClusterIPs are allocated from; returns the number of words written. If
+/// there are more than fit, every address is considered part of one: the packet path then looks
+/// more closely.
 fn set_cidrs(filter: &mut Mapped<Prefilter>, ranges: &BTreeSet<IpNet>) -> usize {
     let mut written = 0;
     for ipv6 in [false, true] {
@@ -78,11 +80,11 @@ fn set_cidrs(filter: &mut Mapped<Prefilter>, ranges: &BTreeSet<IpNet>) -> usize 
             of_family.into_iter().map(cidr).collect()
         };
         for (index, cidr) in cidrs.iter().enumerate() {
-            // SAFETY: a field of the mapped element; there are no more than CIDRS.
+            // SAFETY: this is a field of the mapped element; there are no more than CIDRS.
             let place = |f: *mut Prefilter| unsafe { &raw mut (*f).cidrs[usize::from(ipv6)][index] };
             written += usize::from(filter.store(place, *cidr));
         }
-        // SAFETY: as above.
+        // SAFETY: this is a field of the mapped element.
         let count = |f: *mut Prefilter| unsafe { &raw mut (*f).cidr_count[usize::from(ipv6)] };
         written += usize::from(filter.store(count, cidrs.len() as u32));
     }
@@ -93,14 +95,14 @@ fn cidr(range: &IpNet) -> PrefilterCidr {
     PrefilterCidr { network: wide(range.network()), mask: wide(range.netmask()) }
 }
 
-/// Bits that frontends and endpoints need.
+/// The bits that frontends and endpoints need.
 #[derive(Default)]
 pub struct Needed {
     node_ports: BTreeSet<u32>,
     node_addresses: BTreeSet<u32>,
     endpoints: BTreeSet<u32>,
     services: BTreeSet<u32>,
-    /// `None`: they are as before.
+    /// The ranges that ClusterIPs are allocated from; `None` if they are unchanged.
     pub service_cidrs: Option<BTreeSet<IpNet>>,
 }
 
@@ -112,7 +114,8 @@ fn hashed(address: IpAddr) -> u64 {
 }
 
 impl Needed {
-    /// Of a frontend. Those on addresses of the node go by their port, too: these addresses have much other traffic.
+    /// Adds the bits of a frontend. A frontend on an address of the node is also matched by its
+    /// port, because these addresses have much other traffic.
     pub fn frontend(&mut self, address: SocketAddr, frontend: &Frontend) {
         let loopback = address.ip().is_unspecified() || address.ip().is_loopback();
         if loopback || frontend.flags & frontend::NODE_ADDRESS != 0 {
@@ -123,7 +126,7 @@ impl Needed {
         }
     }
 
-    /// Of an address all of whose ports may concern a Service.
+    /// Adds the bits of an address, any port of which may belong to a Service.
     pub fn address(&mut self, address: IpAddr) {
         let ServiceBits { first, second } = ServiceBits::of(hashed(address));
         self.services.extend([first, second]);
@@ -133,16 +136,17 @@ impl Needed {
         self.endpoints.insert(address.port().into());
     }
 
-    /// Takes away what frontends and ClusterIPs that are gone had set. Only while there are no flows: those of a deleted Service need
-    /// its bits. Sockets, which need the endpoints' bits to show the application the address that it named, outlive all flows
-    /// and are not counted; what the packet path sets stays.
+    /// Removes the bits of frontends and ClusterIPs that no longer exist. It must only be called
+    /// while there are no flows: those of a deleted Service need its bits. Sockets need the
+    /// endpoints' bits to show the application the address that it used; they outlive all flows and
+    /// are not counted, so bits that the packet path sets stay.
     pub fn replace_all(&self, filter: &mut Mapped<Prefilter>) -> usize {
         replace(filter, Array::NodePorts, PORT_WORDS, &self.node_ports)
             + replace(filter, Array::Services, SERVICE_WORDS, &self.services)
             + self.service_cidrs.as_ref().map_or(0, |ranges| set_cidrs(filter, ranges))
     }
 
-    /// Adds them; returns the number of words written.
+    /// Adds the bits to the prefilter; returns the number of words written.
     pub fn add_to(&self, filter: &mut Mapped<Prefilter>) -> usize {
         add(filter, Array::NodePorts, self.node_ports.iter().copied())
             + add(filter, Array::NodeAddresses, self.node_addresses.iter().copied())

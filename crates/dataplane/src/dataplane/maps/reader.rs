@@ -1,5 +1,5 @@
-//! Reader of pinned maps, many entries by one system call: aya 0.14 has no batch, and one call an entry takes a second for a
-//! full flow table.
+//! A reader of pinned maps, with many entries per system call: aya 0.14 has no batch operations,
+//! and one call per entry takes a second for a full flow table.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -12,7 +12,8 @@ use aya::maps::MapType;
 
 use crate::dataplane::sys::{self, Batch, Element, command};
 
-/// Entries that one call reads: more would hold up packets that change the same buckets.
+/// The number of entries that one call reads: more would delay packets that change the same
+/// buckets.
 const BATCH: u32 = 4096;
 
 /// A pinned map, opened for reading.
@@ -23,11 +24,11 @@ pub struct Reader {
     info: MapInfo,
 }
 
-/// The beginning of `struct bpf_map_info`.
+/// The first fields of `struct bpf_map_info`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MapInfo {
-    /// See `enum bpf_map_type`.
+    /// The map's type, see `enum bpf_map_type`.
     pub kind: u32,
     pub id: u32,
     pub key: u32,
@@ -36,10 +37,12 @@ pub struct MapInfo {
     pub flags: u32,
 }
 
-// SAFETY: numbers; any bytes make one, and the kernel leaves no gaps.
+// SAFETY: it consists of numbers; any bytes are a valid value, and the kernel leaves no gaps.
 unsafe impl Pod for MapInfo {}
 
 impl Reader {
+    /// Opens the map that is pinned in `folder` under this name.
+    ///
     /// # Errors
     /// The map is not pinned there, or may not be read.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
@@ -53,13 +56,13 @@ impl Reader {
         self.info
     }
 
-    /// Whether it is a hash or trie, which may be partly filled; an array is always full.
+    /// Whether the map is a hash or trie, which may be partly filled; an array is always full.
     pub fn is_hashed(&self) -> bool {
         let kinds = [MapType::Hash, MapType::LruHash, MapType::LpmTrie];
         kinds.iter().any(|kind| *kind as u32 == self.info.kind)
     }
 
-    /// Bytes that the kernel charges for the map.
+    /// Returns the number of bytes that the kernel charges for the map.
     pub fn bytes(&self) -> Result<u64> {
         let path = format!("/proc/self/fdinfo/{}", self.fd.as_raw_fd());
         let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
@@ -78,7 +81,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The bytes of an element of an array, whatever its layout is.
+    /// Returns the bytes of an element of an array, whatever its layout.
     ///
     /// # Errors
     /// There is no such element.
@@ -97,7 +100,7 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// An element of an array.
+    /// Returns an element of an array.
     ///
     /// # Errors
     /// There is no such element.
@@ -113,11 +116,12 @@ impl Reader {
         // SAFETY: the index is the key of an array, and there is room for a value.
         unsafe { sys::call(command::MAP_LOOKUP, &mut attributes) }
             .with_context(|| format!("element {index} of {} cannot be read", self.name))?;
-        // SAFETY: as many bytes as the value has, and any bytes make one.
+        // SAFETY: there are as many bytes as the value has, and any bytes are a valid value.
         Ok(unsafe { bytes.as_ptr().cast::<V>().read_unaligned() })
     }
 
-    /// All entries of a hash or trie. What is added or removed meanwhile may be missing or there.
+    /// Returns all entries of a hash or trie. Entries that are added or removed in the meantime may
+    /// or may not be included.
     ///
     /// # Errors
     /// The map has another layout, or the kernel refuses.
@@ -130,13 +134,14 @@ impl Reader {
     /// Calls `visit` with each entry: see [`Self::entries`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`Self::entries`].
     pub fn each<K: Pod, V: Pod>(&self, mut visit: impl FnMut(K, V)) -> Result<()> {
         self.fits::<K>(self.info.key, "keys")?;
         self.fits::<V>(self.info.value, "values")?;
         self.batches(|keys, values| {
             for (key, value) in keys.chunks_exact(size_of::<K>()).zip(values.chunks_exact(size_of::<V>())) {
-                // SAFETY: as many bytes as key and value have, and any bytes make one.
+                // SAFETY: there are as many bytes as key and value have, and any bytes are valid
+                // ones.
                 unsafe {
                     visit(
                         key.as_ptr().cast::<K>().read_unaligned(),
@@ -147,7 +152,7 @@ impl Reader {
         })
     }
 
-    /// All keys of a hash, whatever its values are.
+    /// Returns all keys of a hash, whatever its values.
     ///
     /// # Errors
     /// The keys have another layout, or the kernel refuses.
@@ -155,14 +160,14 @@ impl Reader {
         self.fits::<K>(self.info.key, "keys")?;
         let mut found = Vec::new();
         self.batches(|keys, _| {
-            // SAFETY: as many bytes as a key has, and any bytes make one.
+            // SAFETY: there are as many bytes as a key has, and any bytes are a valid key.
             let read = |key: &[u8]| unsafe { key.as_ptr().cast::<K>().read_unaligned() };
             found.extend(keys.chunks_exact(size_of::<K>()).map(read));
         })?;
         Ok(found)
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -175,7 +180,7 @@ impl Reader {
     fn batches(&self, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
         let (key, value) = (self.info.key as usize, self.info.value as usize);
         let mut room = BATCH.min(self.info.entries.max(1));
-        // The place to go on from is a key or a bucket's number.
+        // The position to continue from is a key or a bucket's number.
         let mut places = [vec![0_u8; key.max(8)], vec![0_u8; key.max(8)]];
         let mut first = true;
         loop {
@@ -190,12 +195,12 @@ impl Reader {
                 fd: self.fd.as_raw_fd().cast_unsigned(),
                 ..Batch::default()
             };
-            // SAFETY: there is room for as many keys and values as said, and for a place.
+            // SAFETY: there is room for the given number of keys and values, and for a position.
             let last = match unsafe { sys::call(command::MAP_LOOKUP_BATCH, &mut batch) } {
                 Ok(_) => false,
-                // This is how the kernel says that nothing is left.
+                // The kernel reports the end of the map with this error.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-                // One bucket holds more than fits.
+                // One bucket holds more entries than fit.
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
                     room *= 2;
                     continue;

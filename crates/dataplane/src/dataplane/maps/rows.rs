@@ -1,5 +1,5 @@
-//! Writes of many elements of an array by one system call, BPF_MAP_UPDATE_BATCH, which aya 0.14 does not have: a change
-//! of one endpoint writes the whole list of its Service.
+//! Writes of many elements of an array with one system call, BPF_MAP_UPDATE_BATCH, which aya 0.14
+//! lacks: a change of one endpoint writes the whole list of its Service.
 
 use std::{
     io,
@@ -18,11 +18,11 @@ use tracing::debug;
 use super::reader::MapInfo;
 use crate::dataplane::sys::{self, Batch, command};
 
-/// Fewer elements are written one by one: for a batch the kernel first allocates room for a key and a value
-/// (`generic_map_update_batch`).
+/// The number of elements below which they are written one by one: for a batch the kernel first
+/// allocates memory for a key and a value (`generic_map_update_batch`).
 const FEW: usize = 4;
 
-/// A descriptor of an array of the packet path, for batches, beside that of aya.
+/// A descriptor of an array of the packet path, for batches, in addition to that of aya.
 #[derive(Debug)]
 pub struct Rows<V> {
     fd: OwnedFd,
@@ -30,15 +30,15 @@ pub struct Rows<V> {
 }
 
 impl<V: Pod> Rows<V> {
-    /// The array of this name within a loaded object.
+    /// Returns the array of this name within a loaded object.
     ///
     /// # Errors
-    /// There is none, or its elements are others.
+    /// There is none, or its elements have another size.
     pub fn of(object: &Ebpf, name: &str) -> Result<Self> {
         let Some(Map::Array(data)) = object.map(name) else {
             anyhow::bail!("the packet path has no array {name}")
         };
-        // A copy of the descriptor: asking for one by the map's number takes CAP_SYS_ADMIN.
+        // The descriptor is copied, because opening the map by its number needs CAP_SYS_ADMIN.
         let fd = data.fd().as_fd().try_clone_to_owned().context("no descriptor is free")?;
         let info: MapInfo = sys::info(&fd).with_context(|| format!("{name} is not understood"))?;
         let sizes = (info.key as usize, info.value as usize);
@@ -46,8 +46,8 @@ impl<V: Pod> Rows<V> {
         Ok(Self { fd, value: PhantomData })
     }
 
-    /// Writes consecutive elements from index `first` on. If the kernel refuses the batch, they are written one by one
-    /// into `array`, which must be the same map.
+    /// Writes consecutive elements, starting at index `first`. If the kernel refuses the batch,
+    /// they are written one by one into `array`, which must be the same map.
     ///
     /// # Errors
     /// The array is shorter, or the kernel refuses an element.
@@ -67,12 +67,14 @@ impl<V: Pod> Rows<V> {
             fd: self.fd.as_raw_fd().cast_unsigned(),
             ..Batch::default()
         };
-        // SAFETY: there are as many indices and values as said, each as long as the map's, and they outlive the call.
+        // SAFETY: there are as many indices and values as stated, each as long as the map's, and
+        // they outlive the call.
         unsafe { sys::call(command::MAP_UPDATE_BATCH, &mut batch) }.map(drop)
     }
 }
 
-/// Writes all by one batch, or one by one where that fails; elements that the batch has written are written again.
+/// Writes all elements as one batch, or one by one if that fails; elements that the batch has
+/// written are then written again.
 fn write<V, E>(
     first: u32,
     values: &[V],

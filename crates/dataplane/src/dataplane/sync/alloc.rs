@@ -1,4 +1,4 @@
-//! Lists of endpoints in the slots: where each lies, kept or placed anew.
+//! Lists of endpoints in the slots: the place of each, kept or newly allocated.
 
 use std::{
     collections::HashMap,
@@ -13,19 +13,19 @@ use super::{
     ranges::{QUARANTINE, Ranges},
 };
 
-/// The lists of both families, and the ranges that are free.
+/// The lists of both families, and the free ranges.
 #[derive(Debug)]
 pub struct EndpointLists {
-    /// Endpoints of each range in use, by family and base.
+    /// The endpoints of each range in use, by family and base.
     pub(super) held: HashMap<(bool, u32), Vec<Endpoint>>,
-    /// IPv4, IPv6.
+    /// The ranges of IPv4 and IPv6.
     ranges: [Ranges; 2],
-    /// Slots that the present plan writes.
+    /// The number of slots that the current plan writes, of each family.
     written: [u32; 2],
 }
 
 impl EndpointLists {
-    /// Starts from what the maps hold; `size`: slots of each family.
+    /// Starts from the content of the maps. `size`: the slots of each family.
     pub fn new<'a>(
         held: HashMap<(bool, u32), Vec<Endpoint>>,
         size: u32,
@@ -38,7 +38,7 @@ impl EndpointLists {
         Self { held, ranges: taken.map(|taken| Ranges::new(size, taken)), written: [0; 2] }
     }
 
-    /// The endpoints in a range.
+    /// Returns the endpoints in a range.
     pub fn get(&self, ipv6: bool, range: IndexRange) -> &[Endpoint] {
         self.held.get(&(ipv6, range.base)).map_or(&[], Vec::as_slice)
     }
@@ -48,7 +48,8 @@ impl EndpointLists {
         self.held.contains_key(&(ipv6, range.base))
     }
 
-    /// The range that holds `endpoints`: the old one if it does, else a fresh one, which `ops` writes.
+    /// Returns the range that holds `endpoints`: the old one if it does, otherwise a new one, which
+    /// `ops` writes.
     pub fn place(
         &mut self,
         ipv6: bool,
@@ -72,13 +73,14 @@ impl EndpointLists {
         Some(range)
     }
 
-    /// A plan begins.
+    /// Begins a plan.
     pub fn begin(&mut self) {
         self.written = [0; 2];
     }
 
-    /// Time that the next plan had better wait. The lists that were written leave as many slots behind, which rest for a second:
-    /// at this pace no more of them rest than are free.
+    /// Returns the time for which the next plan should wait. The lists that were written free as
+    /// many slots, which are quarantined for a second: at this pace no more of them are in
+    /// quarantine than are free.
     pub fn pause(&self) -> Duration {
         let pause = |(written, ranges): (&u32, &Ranges)| match (*written, ranges.unused()) {
             (0, _) => Duration::ZERO,
@@ -88,7 +90,7 @@ impl EndpointLists {
         self.written.iter().zip(&self.ranges).map(pause).max().unwrap_or_default()
     }
 
-    /// Gives a range back. An empty one has no place: the base that it names is another's.
+    /// Frees a range. An empty one has no place: the base that it names belongs to another.
     pub fn free(&mut self, ipv6: bool, range: IndexRange, now: Instant) {
         if range.len > 0 {
             self.held.remove(&(ipv6, range.base));
@@ -96,7 +98,7 @@ impl EndpointLists {
         }
     }
 
-    /// Slots in use: IPv4, IPv6.
+    /// Returns the number of slots in use: IPv4, IPv6.
     pub fn used(&self) -> [u64; 2] {
         let mut used = [0; 2];
         for ((ipv6, _), endpoints) in &self.held {

@@ -1,4 +1,4 @@
-//! Application of writes to the maps; and the frontends and endpoints that the maps hold.
+//! Application of writes to the maps, and the frontends and endpoints that the maps hold.
 
 use std::{
     collections::BTreeSet,
@@ -30,10 +30,10 @@ use crate::dataplane::maps::{
     prefilter::Needed,
 };
 
-/// Reads the present content of the maps.
+/// Reads the current content of the maps.
 ///
 /// # Errors
-/// A map that cannot be read.
+/// A map cannot be read.
 pub fn read(maps: &Maps) -> Result<Held> {
     let mut held = Held::default();
     read_family(&maps.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
@@ -92,7 +92,7 @@ fn protocol(number: u16) -> Result<Protocol> {
     keys::protocol(number.into()).with_context(|| format!("a map names protocol {number}"))
 }
 
-/// Endpoints whose flows an earlier agent was marking when it ended.
+/// Returns the endpoints whose flows an earlier agent was marking when it stopped.
 ///
 /// # Errors
 /// The map cannot be read.
@@ -104,7 +104,7 @@ pub fn gone(maps: &Maps) -> Result<BTreeSet<GoneEndpoint>> {
     maps.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
 }
 
-/// Bits of the prefilter that these writes need.
+/// Returns the bits of the prefilter that these writes need.
 pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
     let mut needed = Needed::default();
     if ops.iter().any(|op| matches!(op, Op::ServiceCidr(..))) {
@@ -127,10 +127,10 @@ pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
     needed
 }
 
-/// Carries out one step; returns the number of map elements written.
+/// Executes one operation; returns the number of map elements written.
 ///
 /// # Errors
-/// The kernel refuses: the map is full.
+/// The kernel refuses, for example because the map is full.
 pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     match op {
         Op::Slots { ipv6, base, endpoints } => {
@@ -197,7 +197,7 @@ pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
     }
 }
 
-/// A frontend as it lies in the maps.
+/// Returns a frontend as the maps hold it.
 pub fn frontend(maps: &Maps, id: &FrontendId) -> Option<Frontend> {
     match id.address {
         SocketAddr::V4(address) => maps.v4.frontends.get(&key(address.ip().to_wire(), *id), 0).ok(),
@@ -222,13 +222,13 @@ fn put_frontend(maps: &mut Maps, id: FrontendId, frontend: Option<Frontend>) -> 
     Ok(1)
 }
 
-/// Whether two names are those of one Service port, whatever its policies.
+/// Whether two names are those of the same Service port, whatever its policies.
 fn is_same(one: &ServiceInfo, other: &ServiceInfo) -> bool {
     ServiceInfo { policies: 0, ..*one } == ServiceInfo { policies: 0, ..*other }
 }
 
-/// Whoever gets the index next starts from nothing. To be called again then: flows that outlive a Service port are
-/// counted under its index when they end.
+/// Resets the counts of an index, so that its next Service port starts from zero. It must be called
+/// again at that time: flows that outlive a Service port are counted under its index when they end.
 fn forget_counts(maps: &mut Maps, service: u32) {
     for outcome in Outcome::ALL {
         // Most outcomes were never counted.
@@ -265,7 +265,7 @@ fn put_slots<A: Address, const W: usize>(
     let slots: Vec<Slot<A>> =
         slots.collect::<Option<_>>().context("endpoints of another family in a list")?;
     let (rows, route_rows) = &family.slot_rows;
-    // The route of the endpoint that had a slot before must not be taken for the new one's.
+    // The route of the slot's previous endpoint must not be used for the new one.
     let none = vec![SlotRoute::default(); slots.len()];
     route_rows.write(&mut family.slot_routes, base, &none).context("clearing the routes of slots failed")?;
     rows.write(&mut family.slots, base, &slots).context("writing endpoints failed")

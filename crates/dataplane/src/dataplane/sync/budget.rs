@@ -1,5 +1,6 @@
-//! Room in the maps of frontends and source ranges: what is used, and who may have the rest. A map that a write finds full
-//! would fail the whole sync; so it is counted here, and the Service port that does not fit is left out.
+//! Room in the maps of frontends and source ranges: the entries in use, and the Services that may
+//! have the rest. A write to a full map would fail the whole sync; therefore entries are counted
+//! here, and a Service port that does not fit is left out.
 
 use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
@@ -7,18 +8,18 @@ use traffic_policy_cluster::model::{Endpoint, ServicePortKey};
 
 use super::op::Held;
 
-/// Capacity in entries; pairs are IPv4, IPv6.
+/// The capacity in entries; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity {
-    /// Frontends, and the ClusterIPs beside them.
+    /// The frontends, and the ClusterIPs in addition to them.
     pub frontends: [u32; 2],
     pub source_ranges: [u32; 2],
-    /// Of each family.
+    /// The slots of each family.
     pub slots: u32,
     pub services: u32,
 }
 
-/// Entries of one map, of both families.
+/// The entries of one map, of both families.
 #[derive(Clone, Copy, Debug)]
 pub struct Entries {
     size: [u32; 2],
@@ -26,10 +27,12 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// A Service that asks for more than this share of a map, but for a few in any case, asks for much.
+    /// The divisor for the share of a map beyond which a Service's demand is large, unless it is at
+    /// most [`Self::FEW`].
     const MUCH: u32 = 256;
     const FEW: u32 = 16;
-    /// This share is kept for those that ask for little: one Service alone cannot leave all others without room.
+    /// The divisor for the share that is reserved for Services with a small demand: no single
+    /// Service can leave all others without room.
     const KEPT: u32 = 8;
 
     fn new(size: [u32; 2], used: impl Iterator<Item = bool>) -> Self {
@@ -51,12 +54,13 @@ impl Entries {
         *used = used.saturating_sub(1);
     }
 
-    /// Whether `more` entries fit, for a Service that wants `all` of them over all of its ports.
+    /// Whether `more` entries fit, for a Service that needs `all` of them over all of its ports.
     pub fn fits(&self, ipv6: bool, more: usize, all: usize) -> bool {
         self.free(ipv6, all) as usize >= more
     }
 
-    /// Returns the number of free entries for a Service that needs `all` of them over all of its ports.
+    /// Returns the number of free entries for a Service that needs `all` of them over all of its
+    /// ports.
     pub fn free(&self, ipv6: bool, all: usize) -> u32 {
         let family = usize::from(ipv6);
         let size = self.size[family];
@@ -65,7 +69,7 @@ impl Entries {
     }
 }
 
-/// Entries of the maps that are filled by writes of their own.
+/// The entries of the maps that are filled one write at a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub frontends: Entries,
@@ -118,17 +122,18 @@ impl fmt::Display for Lack {
     }
 }
 
-/// A Service port that is not, or not as it should be, in the maps.
+/// A Service port that is missing from the maps, or incomplete in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     pub key: ServicePortKey,
     pub lack: Lack,
-    /// Of its endpoints on this node, those that the maps hold for all of its frontends.
+    /// The number of its endpoints on this node that the maps hold for all of its frontends.
     pub local_endpoints: usize,
 }
 
 impl LeftOut {
-    /// `held`: what the maps hold for all of its frontends; `wanted`: what they should hold.
+    /// Describes a Service port that does not fit. `held`: the endpoints that the maps hold for all
+    /// of its frontends; `wanted`: the ones that they should hold.
     pub fn new(key: &ServicePortKey, lack: Lack, held: &[Endpoint], wanted: &[Endpoint]) -> Self {
         let wanted: BTreeSet<SocketAddr> = wanted.iter().map(|endpoint| endpoint.address).collect();
         let local = held.iter().filter(|endpoint| wanted.contains(&endpoint.address));

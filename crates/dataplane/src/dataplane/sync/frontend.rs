@@ -1,4 +1,4 @@
-//! Map values of one Service port and its frontends.
+//! The map values of one Service port and its frontends.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use traffic_policy_ebpf::abi::{Frontend, NAME_LENGTH, ServiceInfo, frontend, fro
 
 use crate::dataplane::maps::keys::number;
 
-/// See [`frontend`].
+/// Returns the flags of a frontend, see [`frontend`].
 pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
     let policy =
         if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy_here() };
@@ -34,16 +34,17 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 
     flags
 }
 
-/// Inputs of draining besides the Service.
+/// The inputs of draining in addition to the Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Drain {
-    /// Of Services without an annotation of their own.
+    /// The drain time of Services without an annotation of their own.
     pub default: Duration,
-    /// CLOCK_MONOTONIC, nanoseconds.
+    /// The current time of CLOCK_MONOTONIC, in nanoseconds.
     pub now: u64,
 }
 
-/// Until when new flows are still forwarded from this node: see [`model::drain_until`].
+/// Returns the time until which new flows are still forwarded from this node: see
+/// [`model::drain_until`].
 pub fn drain_until(
     port: &ServicePort,
     kind: FrontendKind,
@@ -58,12 +59,12 @@ pub fn drain_until(
     model::drain_until(is_local, local as usize, held, port.drain.unwrap_or(drain.default), drain.now)
 }
 
-/// Seconds, 0 for none.
+/// Returns the affinity timeout in seconds, 0 if there is none.
 pub fn affinity(port: &ServicePort) -> u32 {
     port.affinity.map_or(0, |lasts| u32::try_from(lasts.as_secs()).unwrap_or(u32::MAX))
 }
 
-/// The names and policies of a Service port, for human readers of the maps.
+/// Returns the names and policies of a Service port, for human readers of the maps.
 pub fn info(key: &ServicePortKey, port: &ServicePort) -> ServiceInfo {
     let name = |text: &str| {
         let mut bytes = [0; NAME_LENGTH];

@@ -1,4 +1,5 @@
-//! From the desired state to map writes: the plan, the ranges that it hands out, and the application to the maps.
+//! Conversion of the desired state to map writes: the plan, the ranges that it allocates, and the
+//! application to the maps.
 
 pub mod alloc;
 pub mod apply;

@@ -1,4 +1,4 @@
-//! One write to the maps, and what the maps hold, as data.
+//! A single write to the maps, and the content of the maps, as data.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,7 +11,7 @@ use traffic_policy_ebpf::abi::{Frontend, ServiceInfo};
 
 use crate::dataplane::maps::keys::{FrontendId, Source};
 
-/// One write.
+/// A single write to the maps.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Writes endpoints into a range that no program reads yet.
@@ -22,24 +22,25 @@ pub enum Op {
     },
     SetFrontend(FrontendId, Frontend),
     DeleteFrontend(FrontendId),
-    /// Names the Service port that has an index, in `tp_svc_names`, which `services` reads.
+    /// Sets the Service port of an index in `tp_svc_names`, which `services` reads.
     SetInfo(u32, Box<ServiceInfo>),
-    /// Forgets who had an index, and what was counted for it.
+    /// Clears the Service port of an index, and its counts.
     ClearInfo(u32),
-    /// Says that an address is a ClusterIP, whatever the port; or no longer.
+    /// Adds or removes an address as a ClusterIP, whatever the port.
     ClusterIp(IpAddr, bool),
-    /// Says that ClusterIPs are taken from a range; or no longer.
+    /// Adds or removes a range that ClusterIPs are allocated from.
     ServiceCidr(IpNet, bool),
-    /// Lets sources of a range use the frontends of a Service port that have [`traffic_policy_ebpf::abi::frontend::SOURCE_RANGES`].
+    /// Allows sources of a range to use the frontends of a Service port that have
+    /// [`traffic_policy_ebpf::abi::frontend::SOURCE_RANGES`].
     AddSourceRange(Source),
     RemoveSourceRange(Source),
 }
 
-/// Content of the maps of both families.
+/// The content of the maps of both families.
 #[derive(Debug, Default)]
 pub struct Held {
     pub frontends: BTreeMap<FrontendId, Frontend>,
-    /// Endpoints of each range in use, by family and base.
+    /// The endpoints of each range in use, by family and base.
     pub slots: HashMap<(bool, u32), Vec<Endpoint>>,
     pub sources: BTreeSet<Source>,
     pub names: BTreeMap<u32, ServiceInfo>,

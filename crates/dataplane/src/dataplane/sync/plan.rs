@@ -1,9 +1,10 @@
-//! The difference between what the maps hold and what they should hold. Pure: it says what to write, and in which order.
+//! The difference between the content of the maps and the desired state, as the writes to make and
+//! their order, with no side effects.
 //!
-//! Order makes each step safe: slots of a fresh range, then the frontends that point to them (each one atomic
-//! replacement), then deletions. A list that did not change keeps its range, so a change of one Service writes only that
-//! Service, and an agent that takes the maps over writes nothing where nothing changed. A Service port that finds no room is
-//! left out alone.
+//! The order makes each step safe: slots of a new range, then the frontends that point to them
+//! (each one an atomic replacement), then deletions. A list that did not change keeps its range, so
+//! a change of one Service writes only that Service, and an agent that takes over the maps writes
+//! only what changed. A Service port that finds no room is the only one left out.
 
 mod takeover;
 mod usage;
@@ -33,7 +34,7 @@ use super::{
 };
 use crate::dataplane::maps::keys::{FrontendId, GoneEndpoint, Source};
 
-/// Written state, and free entries.
+/// The written state, and the free entries.
 #[derive(Debug)]
 pub struct Planner {
     held: Held,
@@ -41,15 +42,15 @@ pub struct Planner {
     lists: EndpointLists,
     indices: Ranges,
     budget: Budget,
-    /// Endpoints in the maps as they were found, until the first plan has compared them.
+    /// The endpoints in the maps as they were found, until the first plan has compared them.
     found: HashSet<GoneEndpoint>,
     first: bool,
-    /// ClusterIPs that found no room.
+    /// The ClusterIPs that found no room.
     unnamed: BTreeSet<IpAddr>,
-    /// ClusterIPs that were looked at, for tests.
+    /// The number of ClusterIPs that were examined, for tests.
     #[cfg(test)]
     looked_at: usize,
-    /// Service ports by their index in `ports`.
+    /// The Service ports by their index in `ports`.
     owners: HashMap<u32, ServicePortKey>,
 }
 
@@ -61,34 +62,34 @@ struct Applied {
     local: IndexRange,
 }
 
-/// Operations for one change of the desired state.
+/// The operations for one change of the desired state.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub ops: Vec<Op>,
-    /// Endpoints that take no more new flows of their Service port.
+    /// The endpoints that accept no new flows of their Service port.
     pub gone: BTreeSet<GoneEndpoint>,
-    /// Service ports for which the maps have no room.
+    /// The Service ports for which the maps have no room.
     pub left_out: Vec<LeftOut>,
-    /// Belongs at the end of `ops`.
+    /// The operations that belong at the end of `ops`.
     last: Vec<Op>,
 }
 
-/// Inputs of the plan besides the desired state.
+/// The inputs of the plan in addition to the desired state.
 #[derive(Clone, Debug)]
 pub struct Context<'a> {
     /// All addresses of this node.
     pub addresses: &'a BTreeSet<IpAddr>,
-    /// Drain of Services without an annotation of their own.
+    /// The drain time of Services without an annotation of their own.
     pub drain: Duration,
-    /// CLOCK_MONOTONIC, nanoseconds.
+    /// The time of CLOCK_MONOTONIC, in nanoseconds.
     pub monotonic: u64,
     pub now: Instant,
-    /// The connections of an earlier proxy are about to be adopted.
+    /// Whether the connections of an earlier proxy are about to be adopted.
     pub adopting: bool,
 }
 
 impl Planner {
-    /// Starts from what the maps hold.
+    /// Starts from the content of the maps.
     pub fn new(mut held: Held, capacity: Capacity) -> Self {
         let budget = Budget::new(&capacity, &held);
         let indices = held.frontends.values().map(|frontend| frontend.service);
@@ -96,7 +97,7 @@ impl Planner {
         let indices = Ranges::round_robin(capacity.services, indices);
         let mut found = HashSet::new();
         for (id, frontend) in &held.frontends {
-            // An empty list has no place: the base that it names is another's.
+            // An empty list has no place: the base that it names belongs to another.
             for range in [frontend.cluster, frontend.local].into_iter().filter(|range| range.len > 0) {
                 let (service, protocol) = (frontend.service, id.protocol);
                 let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
@@ -121,19 +122,20 @@ impl Planner {
         }
     }
 
-    /// Plans for the Service ports and ClusterIPs that changed; the first plan is for all of them, and for what is left over
-    /// from an earlier agent.
+    /// Plans for the Service ports and ClusterIPs that changed; the first plan covers all of them,
+    /// and the leftovers of an earlier agent.
     pub fn plan(&mut self, desired: &Desired, changes: &Changes, context: &Context<'_>) -> Plan {
         let mut plan = Plan::default();
         self.lists.begin();
         let mut before = HashSet::new();
         let keys: Vec<&ServicePortKey> =
             if self.first { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
-        // Addresses that a changed Service gives up, unless another takes them over in the same plan.
+        // A changed Service gives up these addresses, unless another takes them over in the same
+        // plan.
         let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
         for key in &keys {
             if let Some(applied) = self.ports.get(key) {
-                // But for those that another has taken over since.
+                // Addresses that another Service has taken over since are excluded.
                 let owned = |id: &FrontendId| {
                     self.held.frontends.get(id).is_some_and(|held| held.service == applied.index)
                 };
@@ -166,7 +168,8 @@ impl Planner {
         for left in vacated {
             self.vacate(&left, context.now, &mut plan);
         }
-        // While an address is known and its port is not, clients are refused: so it is known last and forgotten first.
+        // While an address is known and its port is not, clients are rejected: an address therefore
+        // becomes known last and is forgotten first.
         let cluster_ips = self.concerned_cluster_ips(desired, changes);
         self.forget_cluster_ips(&cluster_ips, desired, &mut plan);
         for range in self.held.service_cidrs.difference(&desired.service_cidrs) {
@@ -192,7 +195,7 @@ impl Planner {
         if self.first {
             self.forget_leftovers(&mut plan);
         }
-        // There may be room now that others have made some.
+        // Other Service ports may have freed entries by now.
         for LeftOut { key, .. } in std::mem::take(&mut plan.left_out) {
             if let Some(port) = desired.ports.get(&key) {
                 self.apply(&key, port, context, &demands, &mut Vec::new(), &mut plan);
@@ -204,7 +207,7 @@ impl Planner {
         }
         self.held.service_cidrs.clone_from(&desired.service_cidrs);
         for op in &plan.last {
-            // Until now they were in the way of others.
+            // Their entries are free for others only from now on.
             if let Op::RemoveSourceRange(source) = op {
                 self.budget.source_ranges.remove(source.ipv6);
             }
@@ -215,17 +218,17 @@ impl Planner {
         plan
     }
 
-    /// ClusterIPs as they are after the last plan.
+    /// Returns the ClusterIPs after the last plan.
     pub fn cluster_ips(&self) -> &BTreeSet<IpAddr> {
         &self.held.cluster_ips
     }
 
-    /// Ranges of ClusterIPs as they are after the last plan.
+    /// Returns the ranges of ClusterIPs after the last plan.
     pub fn service_cidrs(&self) -> &BTreeSet<IpNet> {
         &self.held.service_cidrs
     }
 
-    /// Frontends as they are after the last plan.
+    /// Returns the frontends after the last plan.
     pub fn frontends(&self) -> &BTreeMap<FrontendId, Frontend> {
         &self.held.frontends
     }
@@ -260,7 +263,8 @@ impl Planner {
             adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
         let (old_cluster, old_local) =
             adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
-        // The node's own addresses need no route: the packet path could not tell them from a destination that has none.
+        // The node's own addresses need no route: the packet path could not distinguish them from a
+        // destination that has none.
         let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
             endpoints
@@ -273,7 +277,8 @@ impl Planner {
         let (Some(index), Some(cluster), Some(local)) = (index, cluster, local) else {
             let lack =
                 if index.is_none() { Lack::Indices } else { Lack::Endpoints { needed: port.cluster.len() } };
-            // The old entries stay as they are: traffic of other Services goes on, and of this one to where it went.
+            // The old entries stay as they are: traffic of other Services continues, and that of
+            // this one goes where it went before.
             if let (Some(index), None) = (index, adopted) {
                 self.indices.release(IndexRange { base: index, len: 1 }, now);
             }
@@ -286,7 +291,7 @@ impl Planner {
             return;
         };
         let drain = Drain { default: context.drain, now: context.monotonic };
-        // Allowed before the frontends ask for it, forbidden after.
+        // Sources are allowed before the frontends require them, and removed after.
         let sources = sources(key, port, index);
         for source in &sources {
             if self.held.sources.insert(*source) {
@@ -331,12 +336,13 @@ impl Planner {
         self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
     }
 
-    /// Time that the next plan had better wait, so that slots freed by this one can be used again.
+    /// Returns the time for which the next plan should wait, so that slots freed by this one can be
+    /// used again.
     pub fn pause(&self) -> Duration {
         self.lists.pause()
     }
 
-    /// Whether the next plan compares everything with what the maps hold.
+    /// Whether the next plan compares everything with the content of the maps.
     pub fn is_first(&self) -> bool {
         self.first
     }

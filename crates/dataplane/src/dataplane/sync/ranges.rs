@@ -1,5 +1,5 @@
-//! Allocator of ranges of `tp_endpoints` and of Service indices. What is freed is quarantined for a second before it is handed out
-//! again: a packet may still be reading it.
+//! An allocator of ranges of `tp_endpoints` and of Service indices. Freed ranges are quarantined
+//! for a second before they are allocated again: a packet may still be reading them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,18 +13,19 @@ pub(super) const QUARANTINE: Duration = Duration::from_secs(1);
 /// An allocator of ranges of `0..size`, first fit or [round robin](Self::round_robin).
 #[derive(Debug)]
 pub struct Ranges {
-    /// Base → length.
+    /// The length of each free range by its base.
     free: BTreeMap<u32, u32>,
-    /// Sum of the lengths of `free`.
+    /// The sum of the lengths of `free`.
     unused: u32,
     quarantined: VecDeque<(Instant, IndexRange)>,
-    /// First place to try, for round robin.
+    /// The first place to try, for round robin.
     next: Option<u32>,
 }
 
 impl Ranges {
-    /// The same, but nothing is handed out again before all that comes after it: an index may be named by what outlives
-    /// its owner, as flows do. Begins behind the last that is taken.
+    /// Creates an allocator that reuses no place before it has allocated all places after it: an
+    /// index may be referenced by flows that outlive its owner. It begins after the last place in
+    /// `taken`.
     pub fn round_robin(size: u32, taken: impl IntoIterator<Item = IndexRange>) -> Self {
         let mut last = 0;
         let taken = taken.into_iter().inspect(|range| last = last.max(range.base.saturating_add(range.len)));
@@ -32,7 +33,7 @@ impl Ranges {
         Self { next: Some(last), ..ranges }
     }
 
-    /// All of `0..size` is free, except `taken`.
+    /// Creates an allocator of `0..size`, in which all is free except `taken`.
     pub fn new(size: u32, taken: impl IntoIterator<Item = IndexRange>) -> Self {
         let mut taken: Vec<_> = taken.into_iter().filter(|range| range.len > 0).collect();
         taken.sort_by_key(|range| range.base);
@@ -51,7 +52,8 @@ impl Ranges {
         Self { free, unused, quarantined: VecDeque::new(), next: None }
     }
 
-    /// A range of `len`; `None` if no free range is that long. An empty range needs no place.
+    /// Allocates a range of `len`; returns `None` if no free range is that long. An empty range
+    /// needs no place.
     pub fn take(&mut self, len: u32, now: Instant) -> Option<IndexRange> {
         if len == 0 {
             return Some(IndexRange::default());
@@ -79,7 +81,7 @@ impl Ranges {
         Some(IndexRange { base, len })
     }
 
-    /// Returns the first place, from `from` on, of `len` free ones in a row.
+    /// Returns the first place, starting at `from`, of `len` consecutive free ones.
     fn fit(&self, from: u32, len: u32) -> Option<u32> {
         let around = self.free.range(..from).next_back().into_iter();
         let mut places = around.chain(self.free.range(from..)).map(|(base, length)| (*base, base + length));
@@ -89,14 +91,14 @@ impl Ranges {
         })
     }
 
-    /// Gives a range back.
+    /// Frees a range.
     pub fn release(&mut self, range: IndexRange, now: Instant) {
         if range.len > 0 {
             self.quarantined.push_back((now, range));
         }
     }
 
-    /// Number of places that are free, quarantined ones not among them.
+    /// Returns the number of free places, excluding quarantined ones.
     pub fn unused(&self) -> u32 {
         self.unused
     }
@@ -123,7 +125,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Ranges that are out never overlap, never leave the array, and all come back.
+        /// Allocated ranges never overlap, never leave the array, and can all be freed.
         #[test]
         fn never_overlap(
             steps in proptest::collection::vec((0u32..9, any::<bool>(), 0u64..900), 1..200),

@@ -1,4 +1,5 @@
-//! Source ports of SNAT towards endpoints of other nodes: which are free, and the map `tp_snat_ports` that lists them.
+//! The SNAT port range: source ports towards endpoints of other nodes that are free, and the map
+//! `tp_snat_ports` that lists them.
 
 use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
 
@@ -13,10 +14,10 @@ use crate::{
     node::bound_ports,
 };
 
-/// Fewer ports than this and many clients of one endpoint get in each other's way.
+/// The least number of ports: with fewer, many clients of one endpoint compete for them.
 pub const LEAST: usize = 4096;
 
-/// A list of port ranges, as `--pool-ports` takes it: `1024-29999,40000-65535`.
+/// A list of port ranges, in the format of `--pool-ports`: `1024-29999,40000-65535`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortRanges(pub Vec<RangeInclusive<u16>>);
 
@@ -47,12 +48,12 @@ impl PortRanges {
     }
 }
 
-/// Inputs for the set of SNAT ports.
+/// The inputs for the set of SNAT ports.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// `--pool-ports`.
+    /// The value of `--pool-ports`.
     pub ranges: PortRanges,
-    /// `--node-ports`: they are destinations.
+    /// The value of `--node-ports`, which are destinations.
     pub node_ports: PortRanges,
 }
 
@@ -66,8 +67,8 @@ const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 impl Wanted {
-    /// Ports that may be used now: not a node port, not one that the kernel gives to its own connections, not one that
-    /// a socket of this node holds.
+    /// Returns the ports that may be used now: those that are neither node ports, nor allocated by
+    /// the kernel to its own connections, nor held by a socket of this node.
     ///
     /// # Errors
     /// Fewer than [`LEAST`] are left.
@@ -85,7 +86,7 @@ impl Wanted {
         Ok(ports)
     }
 
-    /// Those of the ranges that are neither node ports, nor `ephemeral`, nor `bound`.
+    /// Returns the ports of the ranges that are neither node ports, nor `ephemeral`, nor `bound`.
     pub fn free(&self, ephemeral: &RangeInclusive<u16>, bound: &BTreeSet<u16>) -> Vec<u16> {
         (1..=u16::MAX)
             .filter(|port| {
@@ -98,21 +99,22 @@ impl Wanted {
     }
 }
 
-/// The ports that the kernel gives to its own connections, net.ipv4.ip_local_port_range.
+/// Returns the ports that the kernel allocates to its own connections,
+/// net.ipv4.ip_local_port_range.
 ///
 /// # Errors
-/// It cannot be read.
+/// The setting cannot be read.
 pub fn ephemeral() -> Result<RangeInclusive<u16>> {
     let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
     local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))
 }
 
-/// Those that it keeps to itself nevertheless, net.ipv4.ip_local_reserved_ports.
+/// Returns the ephemeral ports that the kernel does not allocate, net.ipv4.ip_local_reserved_ports.
 pub fn reserved() -> Vec<RangeInclusive<u16>> {
     fs::read_to_string(RESERVED).map(|text| ranges(&text)).unwrap_or_default()
 }
 
-/// `8080,9000-9010`
+/// Parses `8080,9000-9010`.
 pub fn ranges(text: &str) -> Vec<RangeInclusive<u16>> {
     let parts = text.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -126,21 +128,23 @@ fn local_range(text: &str) -> Option<RangeInclusive<u16>> {
     Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
 }
 
-/// The pool to use from now on: the one in use while it holds no port that has been taken meanwhile and is not much
-/// smaller than it could be, so that a restart without a change writes nothing.
+/// Returns the ports to use from now on, if they differ from `held`: the ports in use stay as long
+/// as none of them has been taken in the meantime and they are not much fewer than possible, so
+/// that a restart without a change writes nothing.
 fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
     let allowed: BTreeSet<u16> = free.iter().copied().collect();
     let fits = held.iter().all(|port| allowed.contains(port));
     (held.is_empty() || !fits || held.len() * 10 < free.len() * 9).then_some(free)
 }
 
-/// Uses `free` as source ports, unless the ports in use will do.
+/// Uses `free` as source ports, unless the ports in use suffice.
 pub fn apply(maps: &mut Maps, free: Vec<u16>) {
     let pool = &mut maps.pool;
     let len = maps.config.load(config::pool_len);
     let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
     let Some(ports) = choose(&held, free) else { return };
-    // Bits first, and none is taken away: flows that use a port outlive its place in the pool.
+    // The bits are written first, and none is removed: flows that use a port outlive its place in
+    // the map.
     prefilter::add(&mut maps.prefilter, Array::Pool, ports.iter().copied().map(u32::from));
     for (place, port) in (0..).zip(&ports) {
         pool.store(pool_port(place), *port);

@@ -1,4 +1,4 @@
-//! Beside a running packet path: what decides is read from its pinned maps.
+//! A simulator for a running packet path, whose pinned maps it reads for its decisions.
 
 use std::{collections::HashMap, net::IpAddr, path::Path};
 
@@ -25,7 +25,7 @@ use crate::{
     inspect::{external_policy, falls_back},
 };
 
-/// Maps that decide, and that the programs only read.
+/// The maps that decide, and that the programs only read.
 const SHARED: &[&str] = &[
     "tp_frontends4",
     "tp_frontends6",
@@ -47,14 +47,15 @@ const SHARED: &[&str] = &[
     "tp_svc_names",
 ];
 
-/// Those of them that another policy changes.
+/// The shared maps whose content depends on the policy.
 const OF_POLICY: &[&str] = &["tp_frontends4", "tp_frontends6", "tp_endpoints4", "tp_endpoints6"];
 
 impl Simulator {
-    /// The packet path pinned below `root`. With a `policy`, as if every Service had it as its external one.
+    /// Opens the packet path pinned below `root`. With a `policy`, every Service is treated as if
+    /// that were its external one.
     ///
     /// # Errors
-    /// Nothing of this version is pinned there; missing privileges; the kernel refuses.
+    /// Nothing of this version is pinned there, privileges are missing, or the kernel refuses.
     pub fn live(root: &Path, policy: Option<Policy>) -> Result<Self> {
         check_privileges()?;
         let maps = pins::maps_below(root);
@@ -89,7 +90,7 @@ impl Simulator {
         Ok(Self { copy, entrances, as_cluster: policy == Some(Policy::Cluster) })
     }
 
-    /// The node's primary addresses, and the ranges of its pods.
+    /// Returns the node's primary addresses, and the ranges of its pods.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -107,7 +108,7 @@ impl Simulator {
         Ok((primary, pods))
     }
 
-    /// Cookie of the node's own network namespace.
+    /// Returns the cookie of the node's own network namespace.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -132,9 +133,9 @@ fn find_entrances(copy: &TracingCopy, root: &Path) -> Result<Vec<Entrance>> {
     Ok(entrances)
 }
 
-/// Copies frontends and endpoints, with another policy. A list of this node's endpoints that was not needed so far is taken
-/// from the other list: it lacks those that are terminating while others are ready, and those that topology hints leave
-/// out. Returns whether there is such a list.
+/// Copies frontends and endpoints, with another policy. A list of this node's endpoints that was
+/// not needed so far is derived from the other list: it lacks those that are terminating while
+/// others are ready, and those that topology hints exclude. Returns whether there is such a list.
 fn copy_services<A: Address, const W: usize>(
     maps: &Path,
     [frontends, slots]: [&str; 2],
@@ -176,13 +177,14 @@ where
         if frontend::kind(frontend.flags) != frontend_kind::CLUSTER_IP && frontend.flags != 0 {
             match policy {
                 Policy::Cluster => frontend.flags &= !frontend::LOCAL,
-                // As it is already: with an annotation that makes it as under Cluster.
+                // The flag stays as it is: an annotation may make the Service forward as under
+                // Cluster.
                 Policy::Local
                     if names
                         .get(&frontend.service)
                         .is_some_and(|info| falls_back(external_policy(info), frontend.flags)) => {}
                 Policy::Local => {
-                    // A list that is needed already is empty because nothing is here.
+                    // A list that is already in use is empty because there is no endpoint here.
                     if local.is_empty() && frontend.flags & frontend::LOCAL == 0 {
                         derived |= !cluster.is_empty();
                         of_local = (frontend.cluster.base, frontend.cluster.len, true);

@@ -1,5 +1,5 @@
-//! The simulator of `explain`: packets and calls of sockets are judged by a copy of the programs, beside a running packet
-//! path or without one.
+//! The simulator of `explain`: a copy of the programs processes packets and calls of sockets, next
+//! to a running packet path or without one.
 
 mod live;
 mod offline;
@@ -24,11 +24,11 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub address: SocketAddr,
-    /// On this node, by its `nodeName` or as the node's own address.
+    /// Whether it is on this node, by its `nodeName` or as the node's own address.
     pub local: bool,
 }
 
-/// A device that packets may come by.
+/// A device on which packets may arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entrance {
     pub ifindex: u32,
@@ -36,21 +36,22 @@ pub struct Entrance {
     pub hook: PacketHook,
 }
 
-/// A packet path to ask.
+/// A packet path that answers questions.
 pub struct Simulator {
     copy: TracingCopy,
     entrances: Vec<Entrance>,
-    /// Every Service is taken to have the external policy Cluster.
+    /// Whether every Service is treated as having the external policy Cluster.
     as_cluster: bool,
 }
 
 impl Simulator {
-    /// Devices that packets come by; offline one that stands for all.
+    /// Returns the devices on which packets arrive; offline, a single one stands for all.
     pub fn entrances(&self) -> &[Entrance] {
         &self.entrances
     }
 
-    /// Runs the programs of a hook on a frame that came by a device, as the first packet of its flow.
+    /// Runs the programs of a hook on a frame that arrived on a device, as the first packet of its
+    /// flow.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -58,7 +59,7 @@ impl Simulator {
         self.copy.packet(hook, ifindex, frame)
     }
 
-    /// Asks what becomes of a call of a socket.
+    /// Runs the program of sockets for a call.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -66,7 +67,8 @@ impl Simulator {
         self.copy.socket(question)
     }
 
-    /// Lets the copy know where the running packet path sent this client last.
+    /// Copies the affinity with the endpoint to which the running packet path sent this client
+    /// last; returns whether there is one.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -74,18 +76,19 @@ impl Simulator {
         self.copy.remember_client(client, kind, service)
     }
 
-    /// Service port of an index; `None` if there is none.
+    /// Returns the Service port of an index; `None` if there is none.
     pub fn service(&self, index: u32) -> Option<ServicePortKey> {
         self.copy.maps.services.get(&index, 0).ok().and_then(|info| service_key(&info))
     }
 
-    /// Whether a frontend with these flags is forwarded as under policy Cluster although its Service has policy Local.
+    /// Whether a frontend with these flags is forwarded as under policy Cluster although its
+    /// Service has policy Local.
     pub fn falls_back(&self, index: u32, flags: u32) -> bool {
         let info = self.copy.maps.services.get(&index, 0).ok().filter(|_| !self.as_cluster);
         info.is_some_and(|info| falls_back(external_policy(&info), flags))
     }
 
-    /// The endpoints of a list.
+    /// Returns the endpoints of a list.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -93,7 +96,7 @@ impl Simulator {
         (range.base..range.base.saturating_add(range.len)).map(|index| self.endpoint(ipv6, index)).collect()
     }
 
-    /// The endpoint in a slot.
+    /// Returns the endpoint in a slot.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -109,7 +112,7 @@ impl Simulator {
         Ok(Candidate { address, local: flags & SLOT_LOCAL != 0 })
     }
 
-    /// The frontend at an address, as it lies in the maps.
+    /// Returns the frontend at an address, as the maps hold it.
     pub fn frontend(&self, id: &FrontendId) -> Option<Frontend> {
         apply::frontend(&self.copy.maps, id)
     }

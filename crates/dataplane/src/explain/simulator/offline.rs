@@ -1,4 +1,4 @@
-//! Without a device: the maps are the copy's own, written from what the manifests want.
+//! A simulator without a device: the maps are the copy's own, written according to the manifests.
 
 use std::{
     collections::BTreeSet,
@@ -28,20 +28,21 @@ use crate::dataplane::{
     tracing_copy::TracingCopy,
 };
 
-/// The loopback device, which every network namespace has: packets seem to come by it.
+/// The loopback device, which every network namespace has: packets seem to arrive on it.
 const IFINDEX: u32 = 1;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// See `hop::ASSUMED_HOP` of the packet path.
+/// The assumed next hop, see `hop::ASSUMED_HOP` of the packet path.
 const ASSUMED_HOP: u32 = 1;
-/// Source ports towards endpoints of other nodes: some that no node port has.
+/// The source ports towards endpoints of other nodes: a range without node ports.
 const POOL: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 
 impl Simulator {
-    /// The packet path of a node that is not there. `primary`: its address of each family towards others, where it has
-    /// one. The next hop is not judged: whatever is not on this node is reached.
+    /// Creates the packet path of a hypothetical node. `primary`: its primary address of each
+    /// family, if it has one. The next hop is not evaluated: every destination on another node is
+    /// assumed to be reachable.
     ///
     /// # Errors
-    /// Missing privileges; the kernel refuses.
+    /// Privileges are missing, or the kernel refuses.
     pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
         check_privileges()?;
         let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;

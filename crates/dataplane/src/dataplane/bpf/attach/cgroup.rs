@@ -1,5 +1,5 @@
-//! Programs on a cgroup, for connections that its processes make: attached by links that are pinned, taken over, and
-//! replaced without a gap.
+//! Programs on a cgroup, for connections of its processes: attached by pinned links, taken over,
+//! and replaced without a gap.
 
 use std::{
     collections::BTreeSet,
@@ -24,19 +24,19 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use super::super::pins::remove_link;
 use crate::dataplane::sys;
 
-/// `--cgroup`: whose connections to Services are served.
+/// The value of `--cgroup`: the processes whose connections to Services are translated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Cgroup {
-    /// Of all processes that the mounted cgroup2 hierarchy has.
+    /// All processes in the mounted cgroup2 hierarchy.
     #[default]
     Mounted,
-    /// Of the processes in this folder of it and below.
+    /// The processes in this folder of the hierarchy and below it.
     Folder(PathBuf),
-    /// Nobody's.
+    /// No processes.
     None,
 }
 
-/// Attach types of the programs, as in the names of their pins, and names of the programs.
+/// The attach types of the programs, as in the names of their pins, and the names of the programs.
 const CALLS: [(&str, &str); 9] = [
     ("connect4", "tp_connect4"),
     ("connect6", "tp_connect6"),
@@ -49,14 +49,14 @@ const CALLS: [(&str, &str); 9] = [
     ("release", "tp_sk_release"),
 ];
 
-/// The first part of the names of the links' pins.
+/// The prefix of the names of the links' pins.
 const LINK: &str = "cgroup";
 
 impl Cgroup {
-    /// The folder to attach to.
+    /// Returns the folder to attach to.
     ///
     /// # Errors
-    /// It is not on a cgroup2 hierarchy; none is mounted.
+    /// The folder is not on a cgroup2 hierarchy, or none is mounted.
     pub fn folder(&self) -> Result<Option<PathBuf>> {
         let folder = match self {
             Self::None => return Ok(None),
@@ -76,10 +76,10 @@ impl Cgroup {
         Ok(Some(folder))
     }
 
-    /// Mount point of cgroup2; of several the one that shows most.
+    /// Returns the mount point of cgroup2; if there are several, the one with the topmost cgroup.
     ///
     /// # Errors
-    /// /proc does not tell.
+    /// /proc/self/mountinfo cannot be read.
     pub fn mounted() -> Result<Option<PathBuf>> {
         let mounts =
             fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo failed")?;
@@ -99,16 +99,17 @@ impl FromStr for Cgroup {
     }
 }
 
-/// The cgroup2 mount that shows most: in a container that has the node's hierarchy mounted beside its own, the node's.
+/// Returns the mount point with the topmost cgroup. In a container that mounts the node's hierarchy
+/// in addition to its own, this is the node's.
 fn top(mountinfo: &str) -> Option<PathBuf> {
     mount_points(mountinfo)
-        // Cgroups are numbered as they are made, so the top one has the lowest number.
+        // Cgroups are numbered in order of creation, so the topmost one has the lowest number.
         .filter_map(|path| Some((fs::metadata(&path).ok()?.ino(), path)))
         .min()
         .map(|(_, path)| path)
 }
 
-/// Mount points of type cgroup2.
+/// Returns the mount points of type cgroup2.
 fn mount_points(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
     mountinfo.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;
@@ -117,7 +118,8 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
     })
 }
 
-/// A path of mountinfo: blanks and the like are written as a backslash and three octal digits (proc(5)).
+/// Decodes a path of mountinfo, where blanks and the like are a backslash and three octal digits
+/// (proc(5)).
 fn unescaped(text: &str) -> PathBuf {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -137,10 +139,10 @@ fn unescaped(text: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Attaches the programs to a cgroup; what an earlier agent attached there is replaced in one step.
+/// Attaches the programs to a cgroup; those of an earlier agent are replaced in one step.
 ///
 /// # Errors
-/// The kernel refuses; a pin cannot be written.
+/// The kernel refuses, or a pin cannot be written.
 pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
     let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
     for (call, name) in CALLS {
@@ -161,7 +163,7 @@ pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Calls whose programs are not on the cgroup any more, or other ones.
+/// Returns the calls whose programs are no longer on the cgroup, or have been replaced.
 ///
 /// # Errors
 /// The cgroup is gone.
@@ -187,9 +189,9 @@ fn descriptor(program: &Program) -> Result<BorrowedFd<'_>> {
     })
 }
 
-/// Attaches a program, beside others that may be there.
+/// Attaches a program, in addition to others that may be there.
 fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
-    // A link of the kernel's always lets others attach as well.
+    // A link of the kernel always allows others to attach as well.
     let mode = CgroupAttachMode::Single;
     Ok(match program {
         Program::CgroupSockAddr(program) => {
@@ -204,13 +206,14 @@ fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
     })
 }
 
-/// Path of a link's pin. The cgroup's number is part of the name: a cgroup made anew under its old name is another one.
+/// Returns the path of a link's pin. The cgroup's number is part of the name: a cgroup that was
+/// recreated under its old name is another one.
 fn pin(links: &Path, cgroup: &File, call: &str) -> Result<PathBuf> {
     let number = cgroup.metadata().context("the number of the cgroup cannot be read")?.ino();
     Ok(links.join(format!("{LINK}-{number}-{call}")))
 }
 
-/// Whether a pin is that of a link to a cgroup.
+/// Whether a pin is the link of a program on a cgroup.
 pub fn is_link(pin: &Path) -> bool {
     let name = pin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.split('-').next() == Some(LINK)
@@ -219,7 +222,7 @@ pub fn is_link(pin: &Path) -> bool {
 /// Removes links to other cgroups than `present`: they are dead, or no longer wanted.
 ///
 /// # Errors
-/// A pin that cannot be removed.
+/// A pin cannot be removed.
 pub fn retain(links: &Path, present: Option<&Path>) -> Result<()> {
     let mut wanted = BTreeSet::new();
     if let Some(folder) = present {

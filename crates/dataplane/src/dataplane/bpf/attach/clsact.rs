@@ -1,5 +1,5 @@
-//! TC programs below Linux 6.6: filters of a clsact qdisc. They have no link that could be pinned; priority and handle say
-//! which are ours.
+//! TC programs below Linux 6.6: filters of a clsact qdisc, which have no link to pin and are
+//! recognised by their priority and handle.
 
 use anyhow::Result;
 use aya::programs::{
@@ -11,12 +11,12 @@ use nix::net::if_::if_indextoname;
 pub const PRIORITY: u16 = 0x7470;
 pub const HANDLE: u32 = 1;
 
-/// Attaches a program; an earlier agent's is replaced.
+/// Attaches a program; that of an earlier agent is replaced.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn attach(program: &mut SchedClassifier, device: &str, attach_type: TcAttachType) -> Result<()> {
-    // It may exist already.
+    // The qdisc may exist already.
     let _ = tc::qdisc_add_clsact(device);
     let handle = TcHandle::from(HANDLE);
     let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle, ..Default::default() });
@@ -27,12 +27,12 @@ pub fn attach(program: &mut SchedClassifier, device: &str, attach_type: TcAttach
             program.attach_to_link(old)?
         }
     };
-    // Nothing holds the filter, and forgetting it here leaves it in place.
+    // No handle holds the filter; forgetting the link leaves the filter in place.
     std::mem::forget(program.take_link(id)?);
     Ok(())
 }
 
-/// Takes our filters off a device, where there are any.
+/// Removes our filters from a device, if there are any.
 pub fn detach(ifindex: u32) {
     let Ok(device) = if_indextoname(ifindex) else { return };
     let device = device.to_string_lossy();

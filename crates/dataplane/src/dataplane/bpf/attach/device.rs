@@ -1,4 +1,4 @@
-//! Programs on devices: attached by links that are pinned, taken over, and replaced without a gap.
+//! Programs on devices: attached by pinned links, taken over, and replaced without a gap.
 
 use std::{
     fs,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::dataplane::{kernel::Kernel, sys};
 
-/// `--attach`.
+/// The value of `--attach`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
     /// XDP on devices with a real wire, TC on veth and other virtual devices.
@@ -37,13 +37,13 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// XDP, and nothing else in its place.
+    /// Whether the mode demands XDP, with no fallback.
     pub fn is_xdp(self) -> bool {
         matches!(self, Self::Xdp | Self::XdpGeneric)
     }
 }
 
-/// Attach mode of a device.
+/// The attach mode of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     XdpDriver,
@@ -67,15 +67,15 @@ pub struct Links {
     folder: PathBuf,
     device: String,
     ifindex: u32,
-    /// Largest IP packet, bytes.
+    /// The largest IP packet, in bytes.
     mtu: u32,
-    /// Its packets begin with an Ethernet header.
+    /// Whether the device's packets begin with an Ethernet header.
     ethernet: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hook {
-    /// The kernel keeps the mode of a link, so each mode has a pin of its own.
+    /// The kernel keeps the mode of a link, so each mode has its own pin.
     Xdp,
     XdpGeneric,
     Ingress,
@@ -92,7 +92,8 @@ impl Hook {
         }
     }
 
-    /// Its program, on a device whose packets begin with an Ethernet header or with IP's.
+    /// The name of its program, on a device whose packets begin with an Ethernet header or with an
+    /// IP header.
     const fn program(self, ethernet: bool) -> &'static str {
         match self {
             Self::Xdp | Self::XdpGeneric => "tp_xdp_ingress",
@@ -103,7 +104,7 @@ impl Hook {
         }
     }
 
-    /// As users know it.
+    /// The name of the hook, as users know it.
     const fn place(self) -> &'static str {
         match self {
             Self::Xdp | Self::XdpGeneric => "XDP",
@@ -125,8 +126,9 @@ impl Links {
         }
     }
 
-    /// A pin is found by the device's number alone: a device that was renamed is the same one, and keeps the name that it
-    /// had when it was attached to; one that came back under its old name is another one.
+    /// Returns the path of a pin. The pin is found by the device's number alone: a renamed device
+    /// is the same one, and keeps the name that it had when it was attached to; a device that was
+    /// recreated under its old name is another one.
     fn path(&self, hook: Hook) -> PathBuf {
         let mine = format!("{}-{}-", hook.name(), self.ifindex);
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
@@ -136,7 +138,7 @@ impl Links {
         held.unwrap_or_else(|| self.folder.join(format!("{mine}{}", self.device.replace('.', "_"))))
     }
 
-    /// Hooks where programs were attached and no longer are, or other ones are.
+    /// Returns the hooks whose programs are no longer attached, or have been replaced.
     pub fn lost(&self, object: &Ebpf, attached: Attached, kernel: Kernel) -> Vec<&'static str> {
         let mut lost = Vec::new();
         for hook in linked(attached, kernel) {
@@ -153,11 +155,12 @@ impl Links {
         lost
     }
 
-    /// Attaches the programs as `mode` says; what an earlier agent attached is replaced in one step. `wire`: the device
-    /// stands for a real wire. XDP sees frames of Ethernet only: TC takes the packets of other devices.
+    /// Attaches the programs according to `mode`; those of an earlier agent are replaced in one
+    /// step. `wire`: the device stands for a real wire. XDP sees Ethernet frames only; TC handles
+    /// the packets of other devices.
     ///
     /// # Errors
-    /// Why the device takes no XDP program, see `xdp_errors`; what the kernel says otherwise.
+    /// The device accepts no XDP program, see `xdp_errors`; or the kernel refuses otherwise.
     pub fn attach(&self, object: &mut Ebpf, mode: Mode, wire: bool, kernel: Kernel) -> Result<Attached> {
         self.attach_tc(object, Hook::Egress, kernel)?;
         self.attach_tc(object, Hook::Ingress, kernel)?;
@@ -181,7 +184,7 @@ impl Links {
             }
         };
         if attached == Attached::Tc {
-            // An earlier agent may have run with another mode.
+            // An earlier agent may have run in another mode.
             self.detach_xdp()?;
         }
         Ok(attached)
@@ -203,7 +206,7 @@ impl Links {
         {
             match program.attach_to_link(link) {
                 Ok(id) => {
-                    // The pin keeps the link; this handle of it may go.
+                    // The pin keeps the link; this handle of it can be closed.
                     drop(program.take_link(id)?);
                     return Ok(());
                 }
@@ -264,10 +267,10 @@ impl Links {
         Ok(())
     }
 
-    /// Detaches XDP of both kinds, and leaves the packets to TC.
+    /// Detaches both kinds of XDP program, which leaves the packets to TC.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn detach_xdp(&self) -> Result<()> {
         remove_link(&self.path(Hook::Xdp))?;
         remove_link(&self.path(Hook::XdpGeneric))
@@ -276,7 +279,7 @@ impl Links {
     /// Detaches everything from this device.
     ///
     /// # Errors
-    /// A pin that cannot be removed.
+    /// A pin cannot be removed.
     pub fn detach(&self) -> Result<()> {
         for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Ingress, Hook::Egress] {
             remove_link(&self.path(hook))?;
@@ -285,10 +288,11 @@ impl Links {
     }
 }
 
-/// Removes links of devices that are not in `present` (numbers): they are dead, or no longer wanted.
+/// Removes links of devices whose numbers are not in `present`: they are dead, or no longer wanted.
+/// Returns the number of removed links.
 ///
 /// # Errors
-/// A pin that cannot be removed.
+/// A pin cannot be removed.
 pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {
@@ -309,7 +313,7 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     Ok(removed)
 }
 
-/// Numbers of the devices whose packets are taken by XDP in the stack, by their pinned links.
+/// Returns the numbers of the devices with XDP in the stack, according to their pinned links.
 pub fn generic_devices(folder: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     entries
@@ -321,7 +325,8 @@ pub fn generic_devices(folder: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Hooks that have links on a device of this attach mode: TC programs are filters without links below Linux 6.6.
+/// Returns the hooks that have links on a device of this attach mode: below Linux 6.6, TC programs
+/// are filters without links.
 fn linked(attached: Attached, kernel: Kernel) -> impl Iterator<Item = Hook> {
     let xdp = match attached {
         Attached::XdpDriver => Some(Hook::Xdp),

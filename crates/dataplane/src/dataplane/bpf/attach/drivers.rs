@@ -1,27 +1,30 @@
-//! Demands of network drivers on a device before they take an XDP program: frames that are not too long, send queues of
-//! its own, offloads that can be switched off. As of Linux 6.1 to 7.0.
+//! Requirements of network drivers before they accept an XDP program: an MTU that is not too large,
+//! their own send queues, and offloads that can be switched off. As of Linux 6.1 to 7.0.
 
 use std::fs;
 
 use crate::dataplane::kernel::Kernel;
 
-/// `XDP_PACKET_HEADROOM` before a frame, and `struct skb_shared_info` after it, share the frame's page.
+/// The bytes around a frame in its page: `XDP_PACKET_HEADROOM` before it and
+/// `struct skb_shared_info` after it.
 const AROUND_A_FRAME: usize = 256 + 320;
 const ETHERNET: usize = 14;
-/// A VLAN tag and the frame check sequence, for which ena leaves room.
+/// A VLAN tag and the frame check sequence, for which ena reserves room.
 const VLAN_AND_FCS: usize = 8;
 
-/// The largest MTU, in bytes, with which a frame fits into a page of `page` bytes, as most drivers need it.
+/// Returns the largest MTU, in bytes, with which a frame fits into a page of `page` bytes, as most
+/// drivers require.
 pub fn page_mtu(page: usize) -> u32 {
     u32::try_from(page.saturating_sub(AROUND_A_FRAME + ETHERNET)).unwrap_or(u32::MAX)
 }
 
-/// The largest MTU, in bytes, with which a driver takes our XDP programs, which accept frames of several buffers;
-/// `u32::MAX`: any. `None`: not known. `page`: bytes of a memory page.
+/// Returns the largest MTU, in bytes, with which a driver accepts our XDP programs, which handle
+/// frames of several buffers; `u32::MAX` if there is no limit, `None` if it is not known. `page`:
+/// bytes of a memory page.
 ///
-/// From `virtnet_xdp_set`, `veth_xdp_set` and `ENA_XDP_MAX_MTU` in drivers/net. virtio_net has frames of several
-/// buffers in XDP since Linux 6.3; a veth has them on every kernel that is supported, of `MAX_SKB_FRAGS` pages and
-/// more.
+/// The values are from `virtnet_xdp_set`, `veth_xdp_set` and `ENA_XDP_MAX_MTU` in drivers/net.
+/// virtio_net supports frames of several buffers in XDP since Linux 6.3; a veth supports them on
+/// every supported kernel, with `MAX_SKB_FRAGS` pages and more.
 pub fn most_mtu(driver: &str, page: usize, kernel: Kernel) -> Option<u32> {
     match driver {
         "veth" => Some(u32::MAX),
@@ -32,28 +35,30 @@ pub fn most_mtu(driver: &str, page: usize, kernel: Kernel) -> Option<u32> {
     }
 }
 
-/// Queue pairs of a device ("combined channels").
+/// The queue pairs of a device ("combined channels").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Channels {
     pub used: u32,
     pub most: u32,
 }
 
-/// Too few queues for XDP.
+/// A lack of queues for XDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooFew {
-    /// The largest number in use with which there would be enough; 0: none is small enough.
+    /// The largest number of queue pairs in use that would leave enough; 0 if none does.
     pub fit: u32,
-    /// The least maximum with which those in use could stay.
+    /// The smallest maximum with which the queue pairs in use could stay.
     pub needed: u32,
-    /// The driver refuses; else it goes on, and its CPUs share send queues by a lock.
+    /// Whether the driver refuses; otherwise it continues, and its CPUs share send queues under a
+    /// lock.
     pub refuses: bool,
 }
 
-/// Whether a driver lacks queues, with so many possible CPUs.
+/// Returns the lack of queues of a driver on a machine with `cpus` possible CPUs, if there is one.
 ///
-/// virtio_net wants a send queue for each CPU beside the queue pairs in use (`virtnet_xdp_set`), and tells of the lack in the
-/// kernel's log only; ena wants as many again as are in use (`ena_xdp_legal_queue_count`).
+/// virtio_net needs a send queue for each CPU in addition to the queue pairs in use
+/// (`virtnet_xdp_set`), and reports the lack in the kernel's log only; ena needs as many again as
+/// are in use (`ena_xdp_legal_queue_count`).
 pub fn too_few_queues(driver: &str, channels: Channels, cpus: u32) -> Option<TooFew> {
     let Channels { used, most } = channels;
     let lack = match driver {
@@ -64,8 +69,9 @@ pub fn too_few_queues(driver: &str, channels: Channels, cpus: u32) -> Option<Too
     (lack.needed > most).then_some(lack)
 }
 
-/// Offloads of a virtio device that the driver must switch off for XDP, and cannot: the hypervisor does not offer to
-/// (VIRTIO_NET_F_CTRL_GUEST_OFFLOADS). The driver then refuses with EOPNOTSUPP.
+/// Whether a virtio device has offloads that the driver must switch off for XDP, but cannot,
+/// because the hypervisor does not offer it (VIRTIO_NET_F_CTRL_GUEST_OFFLOADS). The driver then
+/// refuses with EOPNOTSUPP.
 pub fn fixed_guest_offloads(features: u64) -> bool {
     // linux/virtio_net.h
     const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
@@ -74,12 +80,14 @@ pub fn fixed_guest_offloads(features: u64) -> bool {
     features & CTRL_GUEST_OFFLOADS == 0 && features & OFFLOADS != 0
 }
 
-/// The remedy, outside of this machine.
+/// The remedy, which lies outside of this machine.
 pub const FREE_GUEST_OFFLOADS: &str = "let the hypervisor offer to change them (QEMU: -device virtio-net-pci,ctrl_guest_offloads=on) or switch them off (guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off)";
 
-/// The features that driver and hypervisor have agreed on; `None` if `driver`, the device's, is another one.
+/// Returns the features that driver and hypervisor have agreed on; `None` if `driver`, the
+/// device's, is another one.
 ///
-/// sysfs shows the devices of the network namespace that it was mounted in, among which another one may have this name.
+/// sysfs shows the devices of the network namespace in which it was mounted, where another device
+/// may have this name.
 pub fn virtio_features(device: &str, index: u32, driver: Option<&str>) -> Option<u64> {
     let folder = format!("/sys/class/net/{device}");
     let seen = fs::read_to_string(format!("{folder}/ifindex")).ok()?.trim().parse();
@@ -89,7 +97,7 @@ pub fn virtio_features(device: &str, index: u32, driver: Option<&str>) -> Option
     feature_bits(&fs::read_to_string(format!("{folder}/device/features")).ok()?)
 }
 
-/// `1100…`: a digit for each feature, from number 0 on.
+/// Parses `1100…`: one digit per feature, starting with number 0.
 fn feature_bits(text: &str) -> Option<u64> {
     let digits = text.trim().bytes().take(64).enumerate();
     let mut features = 0;
@@ -110,7 +118,7 @@ mod tests {
     #[test]
     fn mtus() {
         let (old, newer) = (Kernel { major: 6, minor: 2 }, Kernel { major: 6, minor: 3 });
-        // As virtio_net says in the kernel's log on x86-64.
+        // The figures are those of virtio_net in the kernel's log on x86-64.
         assert_eq!(most_mtu("virtio_net", 4096, old), Some(3506));
         assert_eq!(most_mtu("virtio_net", 65_536, old), Some(64_946));
         assert_eq!(most_mtu("virtio_net", 4096, newer), Some(u32::MAX));
@@ -135,11 +143,12 @@ mod tests {
     #[test]
     fn guest_offloads() {
         let fixed = |text| fixed_guest_offloads(feature_bits(text).unwrap());
-        // Firecracker: GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_UFO, nothing to switch them off by.
+        // Firecracker has GUEST_CSUM, GUEST_TSO4, GUEST_TSO6 and GUEST_UFO, and no means to switch
+        // them off.
         assert!(fixed("11000101101110110000000000000100100000000000000000000000000000000000000000000000\n"));
-        // QEMU as it comes: the same with CTRL_GUEST_OFFLOADS.
+        // QEMU's default is the same with CTRL_GUEST_OFFLOADS.
         assert!(!fixed("11100101111110110000000000000100100000000000000000000000000000000000000000000000"));
-        // Nothing that the host does for the guest.
+        // The host offloads nothing for the guest.
         assert!(!fixed("10000100000000010000000000000100100000000000000000000000000000000000000000000000"));
         assert_eq!(feature_bits("0b11"), None);
         assert_eq!(feature_bits(&"1".repeat(128)), Some(u64::MAX));

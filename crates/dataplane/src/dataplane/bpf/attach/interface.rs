@@ -1,4 +1,4 @@
-//! A network device: for attaching programs, and its description in the maps.
+//! A network device as programs are attached to it and as the maps describe it.
 
 use std::net::IpAddr;
 
@@ -8,16 +8,16 @@ pub struct Interface {
     pub name: String,
     pub ifindex: u32,
     pub mac: [u8; 6],
-    /// Largest IP packet, bytes.
+    /// The largest IP packet, in bytes.
     pub mtu: u32,
-    /// Switched on, with a carrier.
+    /// Whether the device is up and has a carrier.
     pub running: bool,
-    /// It stands for a real wire: packets on it carry finished checksums.
+    /// Whether the device stands for a real wire: packets on it carry finished checksums.
     pub wire: bool,
-    /// Its packets begin with an Ethernet header; else with IP's.
+    /// Whether its packets begin with an Ethernet header; otherwise they begin with an IP header.
     pub ethernet: bool,
-    /// It has one other end: packets find it without a route.
+    /// Whether the device has exactly one peer, so that packets reach it without a route.
     pub point_to_point: bool,
-    /// Its global addresses, in the kernel's order.
+    /// The device's global addresses, in the kernel's order.
     pub addresses: Vec<IpAddr>,
 }

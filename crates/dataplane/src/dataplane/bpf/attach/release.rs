@@ -1,8 +1,9 @@
-//! Taking XDP off a device whose driver would refuse to give it back.
+//! Detaching XDP from a device whose driver would refuse to release the program.
 //!
-//! virtio_net before Linux 6.3 compares the MTU also when a program is taken off (`virtnet_xdp_set`; mended by "virtio-net: set up
-//! xdp for multi buffer packets"). Above its limit it refuses, the kernel warns in its log and forgets the program all the same,
-//! and the driver goes on running it and dropping all that is longer than a page, until the machine starts anew.
+//! virtio_net before Linux 6.3 checks the MTU also when a program is detached (`virtnet_xdp_set`;
+//! fixed by "virtio-net: set up xdp for multi buffer packets"). Above its limit it refuses. The
+//! kernel warns in its log and forgets the program all the same, and the driver continues to run
+//! it, dropping every frame longer than a page, until the machine reboots.
 
 use std::{
     ffi::{CStr, CString},
@@ -17,21 +18,22 @@ use socket2::{Domain, Socket, Type};
 use super::{super::introspect, drivers};
 use crate::dataplane::{kernel::Kernel, sys};
 
-/// A device with the MTU at which its driver lets go of a program. Dropping this gives it its own MTU back, and to the devices on
-/// top of it, which follow downwards only (VLAN, macvlan), theirs; those in other network namespaces are out of reach.
+/// A device at the MTU at which its driver releases a program. Dropping this restores its own MTU,
+/// and those of the devices on top of it, which follow only downwards (VLAN, macvlan); devices in
+/// other network namespaces are out of reach.
 #[derive(Debug)]
 pub struct Lowered {
-    /// With their own MTU; the device itself is the first.
+    /// The devices with their own MTUs; the device itself is the first.
     devices: Vec<(CString, u32)>,
     lowered: u32,
 }
 
 impl Lowered {
-    /// Lowers the MTU of the device that a pinned link is of, where that is needed. Frames that are longer are lost for that
-    /// moment, as all of them were since the MTU was raised.
+    /// Lowers the MTU of the device of a pinned link, if that is needed. Longer frames are lost for
+    /// that moment, as all of them were since the MTU was raised.
     pub fn for_link(pin: &Path) -> Option<Self> {
         let index = index(pin)?;
-        // A link whose device is gone is on none.
+        // A link whose device is gone is attached to no device.
         if sys::link_info(pin).ok()?.target[0] != index {
             return None;
         }
@@ -68,7 +70,7 @@ impl Lowered {
 impl Drop for Lowered {
     fn drop(&mut self) {
         for (device, own) in &self.devices {
-            // Whoever has changed it meanwhile is right, and most devices have not followed.
+            // An MTU that was changed in the meantime is kept, and most devices have not followed.
             if mtu(device, None).is_ok_and(|now| now != self.lowered) {
                 continue;
             }
@@ -84,12 +86,13 @@ impl Drop for Lowered {
     }
 }
 
-/// The device's number in the name of a link's pin, if the link is one of XDP in the driver: `xdp-2-eth0`.
+/// Returns the device's number in the name of a link's pin, if the link is of XDP in the driver:
+/// `xdp-2-eth0`.
 fn index(pin: &Path) -> Option<u32> {
     pin.file_name()?.to_str()?.strip_prefix("xdp-")?.split('-').next()?.parse().ok()
 }
 
-/// The MTU that a driver must have to give a program back; `None`: it does at the one that it has.
+/// Returns the MTU at which a driver releases a program; `None` if it does so at the current one.
 fn releases_at(kernel: Kernel, driver: &str, mtu: u32, page: usize) -> Option<u32> {
     let most = drivers::page_mtu(page);
     (driver == "virtio_net" && !kernel.at_least(6, 3) && mtu > most).then_some(most)
@@ -111,7 +114,7 @@ fn mtu(device: &CStr, wanted: Option<u32>) -> io::Result<u32> {
     if unsafe { libc::ioctl(socket.as_raw_fd(), what, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both commands leave the MTU there.
+    // SAFETY: both commands leave the MTU in this field.
     Ok(unsafe { request.ifr_ifru.ifru_mtu }.cast_unsigned())
 }
 

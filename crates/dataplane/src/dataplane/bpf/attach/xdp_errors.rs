@@ -1,4 +1,5 @@
-//! Errors of attaching XDP: the kernel's error number in words, with the likely cause and the fix.
+//! Explanations of errors on attaching XDP: the kernel's error number, the likely cause and the
+//! remedy.
 
 use aya::programs::ProgramError;
 
@@ -8,23 +9,23 @@ use super::{
 };
 use crate::dataplane::kernel::Kernel;
 
-/// Facts about the device.
+/// The facts about a device that refuses XDP.
 #[derive(Clone, Debug)]
 pub struct Refusing<'a> {
     pub name: &'a str,
     pub driver: Option<&'a str>,
     pub mtu: u32,
-    /// Bytes of a memory page.
+    /// The size of a memory page, in bytes.
     pub page: usize,
     pub kernel: Kernel,
-    /// See [`drivers::virtio_features`].
+    /// The features of a virtio device, see [`drivers::virtio_features`].
     pub virtio: Option<u64>,
-    /// XDP in the stack was asked for, not in the driver.
+    /// Whether XDP in the stack was requested, rather than in the driver.
     pub generic: bool,
 }
 
 impl Refusing<'_> {
-    /// Meaning of the kernel's error for this device, and the remedy.
+    /// Returns the meaning of the kernel's error for this device, and the remedy.
     pub fn explain(&self, error: &ProgramError) -> String {
         let text = chain(error);
         match errno(error) {
@@ -35,7 +36,8 @@ impl Refusing<'_> {
         }
     }
 
-    /// `words`: the kernel's, if it had any.
+    /// Returns the cause and the remedy of an error number. `words`: the kernel's own message, if
+    /// there was one.
     fn cause(&self, errno: i32, words: Option<&str>) -> Option<String> {
         let name = self.name;
         let number = words.map_or_else(
@@ -49,7 +51,7 @@ impl Refusing<'_> {
         };
         let driver = self.driver.map_or_else(String::new, |driver| format!(" ({driver})"));
         Some(match errno {
-            // EBUSY for a program of the same mode, EEXIST for one of the other.
+            // The error is EBUSY for a program of the same mode, EEXIST for one of the other.
             libc::EBUSY | libc::EEXIST => format!(
                 "another XDP program is on {name}: detach it (`ip link show {name}`, `ip link set {name} xdp off`), or run with --attach tc"
             ),
@@ -88,7 +90,7 @@ impl Refusing<'_> {
         })
     }
 
-    /// The largest MTU, if the device's is larger.
+    /// Returns the largest MTU, if the device's is larger.
     fn too_long(&self) -> Option<u32> {
         let most = drivers::most_mtu(self.driver?, self.page, self.kernel)?;
         (self.mtu > most && !self.generic).then_some(most)
@@ -159,7 +161,7 @@ mod tests {
         }
         let generic = Refusing { generic: true, ..PLAIN };
         assert!(!generic.explain(&error(libc::EOPNOTSUPP)).contains("xdp-generic"));
-        // A number that nobody has met yet is told as it is.
+        // An unknown error number is reported as it is.
         assert_eq!(
             PLAIN.explain(&error(libc::EXDEV)),
             "attaching XDP to eth0 failed: `bpf_link_create` failed: Invalid cross-device link (os error 18)"
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(errno(&io::Error::from_raw_os_error(libc::EBUSY).into()), Some(libc::EBUSY));
     }
 
-    /// As aya shows what the kernel says by netlink.
+    /// The format in which aya shows the kernel's netlink message.
     #[test]
     fn the_kernels_own_words() {
         #[derive(Debug, thiserror::Error)]
@@ -188,7 +190,7 @@ mod tests {
         assert_eq!(words.as_deref(), Some("virtio_net: MTU too large to enable XDP without frags"));
         let text = PLAIN.cause(libc::EINVAL, words.as_deref()).unwrap();
         assert!(text.contains("error 22, of which the kernel says \"virtio_net: MTU too large"), "{text}");
-        // And none are made up.
+        // No message is invented.
         assert_eq!(kernel_words(&self::error(libc::EINVAL)), None);
         assert_eq!(kernel_words(&io::Error::other("netlink error: []")), None);
     }

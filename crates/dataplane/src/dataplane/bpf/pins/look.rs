@@ -11,20 +11,21 @@ use super::{is_version, list, on_bpffs};
 /// The pins below a `--pin-dir`, read before any of them is changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// It is on a BPF file system, or would be if it were made.
+    /// Whether the folder is on a BPF file system, or would be if it were created.
     pub on_bpffs: bool,
-    /// This layout version is pinned.
+    /// Whether this layout version is pinned.
     pub pinned: bool,
-    /// Other layout versions that are pinned, as their folders are called.
+    /// The other layout versions that are pinned, by the names of their folders.
     pub other_versions: Vec<String>,
-    /// The process of the agent that uses it. Not known from another PID namespace than the agent's or one above it:
-    /// /proc/locks leaves out locks of processes that are not visible (`locks_show` in fs/locks.c), see
-    /// [`sees_all_locks`].
+    /// The process of the agent that uses the folder. It is only known from the agent's PID
+    /// namespace or one above it: /proc/locks omits locks of processes that are not visible
+    /// (`locks_show` in fs/locks.c), see [`sees_all_locks`].
     pub used_by: Option<u32>,
 }
 
 impl Look {
-    /// Looks without touching, and without the lock that would be in the way of an agent that starts meanwhile.
+    /// Examines the folder without changing it, and without taking the lock, which would block an
+    /// agent that starts in the meantime.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -47,7 +48,8 @@ impl Look {
     }
 }
 
-/// The process that holds the lock on a file, from /proc/locks: `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
+/// Returns the process that holds the lock on a file, from /proc/locks:
+/// `1: FLOCK ADVISORY WRITE 123 00:1b:456 0 EOF`.
 fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.lines().find_map(|line| {
@@ -57,8 +59,8 @@ fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     })
 }
 
-/// Whether /proc/locks tells of every process: in the first PID namespace, whose number is fixed (`PROC_PID_INIT_INO` in
-/// linux/proc_ns.h).
+/// Whether /proc/locks shows every process: it does in the initial PID namespace, whose number is
+/// fixed (`PROC_PID_INIT_INO` in linux/proc_ns.h).
 pub fn sees_all_locks() -> bool {
     const FIRST: u64 = 0xefff_fffc;
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)

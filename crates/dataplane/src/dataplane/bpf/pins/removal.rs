@@ -1,4 +1,4 @@
-//! Pins removed: all of them, those of a layout version, or one link.
+//! Removal of pins: all of them, those of a layout version, or one link.
 
 use std::{
     fs::{self, File},
@@ -12,20 +12,21 @@ use nix::fcntl::{Flock, FlockArg};
 use super::{LINKS, MAPS, PROGRAMS, list, versions};
 use crate::dataplane::{bpf::attach::release::Lowered, sys};
 
-/// Names of the pins that were removed.
+/// The names of the removed pins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Programs taken off devices and cgroups: hook, number and name of the device.
+    /// The links of programs detached from devices and cgroups: hook, number and name of the
+    /// device.
     pub links: Vec<String>,
     pub programs: Vec<String>,
     pub maps: Vec<String>,
 }
 
-/// Removes every pin below `root`, of any layout version, after `first`, which may still read the maps; `None` if there
-/// was no such folder.
+/// Removes every pin below `root`, of any layout version, after calling `first`, which may still
+/// read the maps. Returns `None` if there was no such folder.
 ///
 /// # Errors
-/// Another agent is running, or what could not be removed.
+/// Another agent is running, or a pin cannot be removed.
 pub fn cleanup(root: &Path, first: impl FnOnce()) -> Result<Option<Removed>> {
     if !root.exists() {
         return Ok(None);
@@ -55,7 +56,7 @@ pub(super) fn remove_all(root: &Path) -> Result<()> {
     for version in versions(root)? {
         remove_version(&root.join(version))?;
     }
-    // It stays if it is a mount point, or holds what is not ours.
+    // The folder stays if it is a mount point, or holds files that are not ours.
     match fs::remove_dir(root) {
         Err(error) if !matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::ResourceBusy) => {
             Err(error).with_context(|| format!("{} cannot be removed", root.display()))
@@ -65,7 +66,7 @@ pub(super) fn remove_all(root: &Path) -> Result<()> {
 }
 
 pub(super) fn remove_version(version: &Path) -> Result<()> {
-    // Links first: nothing may run on maps that are half removed.
+    // Links come first: no program may run on maps that are half removed.
     for link in list(&version.join(LINKS))? {
         remove_link(&link)?;
     }
@@ -77,13 +78,13 @@ pub(super) fn remove_version(version: &Path) -> Result<()> {
     }
 }
 
-/// Takes a program off its device and removes the pin of its link, if there is one.
+/// Detaches a program from its device and removes the pin of its link, if there is one.
 ///
 /// # Errors
 /// The pin cannot be removed.
 pub fn remove_link(path: &Path) -> Result<()> {
     let lowered = Lowered::for_link(path);
-    // Without its pin the link would go too, but some time later.
+    // Without its pin the link would be released too, but some time later.
     sys::detach_link(path);
     drop(lowered);
     match fs::remove_file(path) {

@@ -2,7 +2,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
 
-/// Linux 6.18, whole: a program that begins by reading a register that was never written.
+/// A complete log of Linux 6.18: a program whose first instruction reads a register that was never
+/// written.
 const UNREADABLE: &str = "0: R1=ctx() R10=fp0
 ; unsafe { (*self.skb).data as usize } @ context.rs:210
 0: (bf) r0 = r9
@@ -12,7 +13,7 @@ stack depth 0+0+0
 processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0
 ";
 
-/// Linux 7.3, whole but for its statistics: it explains the reason behind it.
+/// A complete log of Linux 7.3 except for its statistics; that kernel explains the reason after it.
 const EXPLAINED: &str = "0: R1=ctx() R10=fp0
 ; unsafe { (*$pointer).$($field)+ } @ value.rs:13
 0: (bf) r0 = r9
@@ -44,7 +45,8 @@ subprog 1 (remembered4) global insns_self 0 insns_total 0 stack 0
 processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0
 ";
 
-/// The message of Linux 6.12 in the form of its logs: a bound that LLVM checked on a copy of the register.
+/// The message of Linux 6.12 in the format of its logs: a bound that LLVM checked on a copy of the
+/// register.
 const UNBOUNDED: &str = "; counters.0[outcome as usize] += 1; @ exit.rs:52
 1403: (79) r2 = *(u64 *)(r10 -96)     ; frame1: R2_w=map_value(map=tp_counters,ks=4,vs=800) R10=fp0 fp-96=map_value(map=tp_counters,ks=4,vs=800)
 1404: (67) r8 <<= 3                   ; frame1: R8_w=scalar(smax=0x7ffffffffffffff8,umax=0xfffffffffffffff8,smax32=0x7ffffff8,umax32=0xfffffff8,var_off=(0x0; 0xfffffffffffffff8))
@@ -55,7 +57,7 @@ stack depth 192+96
 processed 29318 insns (limit 1000000) max_states_per_insn 12 total_states 1630 peak_states 871 mark_read 122
 ";
 
-/// The message of Linux 6.1 in the form of its logs: told in two lines.
+/// The message of Linux 6.1 in the format of its logs: it has two lines.
 const OUTSIDE: &str = "from 812 to 815: R0=scalar(umax=255) R2_w=pkt(id=5,off=12,r=0,umax=4294967295,var_off=(0x0; 0xffffffff)) R10=fp0
 ; u16::from_be_bytes(bytes)
 815: (71) r3 = *(u8 *)(r2 +2)
@@ -64,7 +66,7 @@ R2 offset is outside of the packet
 processed 5120 insns (limit 1000000) max_states_per_insn 4 total_states 301 peak_states 301 mark_read 40
 ";
 
-/// The message of Linux 6.1 in the form of its logs: refused after the walk.
+/// The message of Linux 6.1 in the format of its logs: the refusal follows the walk.
 const STACK: &str = "combined stack size of 3 calls is 544. Too large
 verification time 70012 usec
 stack depth 192+160+160+32
@@ -89,7 +91,7 @@ fn the_line_that_matters() {
     let said = |log| reason(log).unwrap_or_default();
     assert_eq!(said(UNREADABLE), "R9 !read_ok");
     assert_eq!(said(EXPLAINED), "R9 !read_ok");
-    // Should it be told by the report alone.
+    // The reason may be in the report alone.
     let report = EXPLAINED.replace("R9 !read_ok\n", "");
     assert_eq!(said(&report), "Register Type Safety: Unreadable register");
     assert_eq!(said(UNBOUNDED), "R8 unbounded memory access, make sure to bounds check any such access");
@@ -106,13 +108,13 @@ fn the_line_that_matters() {
 fn a_log_without_a_reason() {
     assert_eq!(reason(""), None);
     assert_eq!(reason("\n\n"), None);
-    // As the kernel leaves it for a program that it refused before it looked at it.
+    // The kernel leaves this log for a program that it refused before it examined it.
     let summary =
         "processed 0 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n";
     assert_eq!(reason(summary), None);
-    // Cut short, for want of room.
+    // The log is cut short for lack of room.
     assert_eq!(reason("0: R1=ctx() R10=fp0\n0: (b7) r0 = 2").as_deref(), Some("0: (b7) r0 = 2"));
-    // Only lines that begin as one of the walk are.
+    // Only lines that begin like a line of the walk belong to it.
     assert_eq!(reason("R1 type=scalar expected=fp\n").as_deref(), Some("R1 type=scalar expected=fp"));
     assert_eq!(reason("R0 invalid mem access 'scalar'\n").as_deref(), Some("R0 invalid mem access 'scalar'"));
 }

@@ -1,5 +1,5 @@
-//! Takeover of index and ranges: from an earlier agent, and from a Service port that goes; and the release of those that are
-//! not taken over.
+//! Take-over of an index and ranges, from an earlier agent and from a removed Service port, and the
+//! release of those that are not taken over.
 
 use std::{sync::Arc, time::Instant};
 
@@ -15,11 +15,12 @@ use super::{
 };
 use crate::dataplane::maps::keys::FrontendId;
 
-/// Index, list for policy Cluster, list for policy Local.
+/// The index, the list for policy Cluster, and the list for policy Local.
 pub(super) type Place = (u32, IndexRange, IndexRange);
 
 impl Planner {
-    /// Index and ranges of an earlier agent for this Service port, by its frontends.
+    /// Returns the index and ranges of an earlier agent for this Service port, found by its
+    /// frontends.
     pub(super) fn adopt(&self, key: &ServicePortKey, port: &ServicePort) -> Option<Place> {
         if !self.first {
             return None;
@@ -30,7 +31,8 @@ impl Planner {
             .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
     }
 
-    /// A Service port as an earlier agent left it: what of its frontends and endpoints the maps hold.
+    /// Returns a Service port as an earlier agent left it: those of its frontends and endpoints
+    /// that the maps hold.
     pub(super) fn as_found(
         &self,
         key: &ServicePortKey,
@@ -52,7 +54,8 @@ impl Planner {
         }
     }
 
-    /// Frees what the last frontend of an earlier agent's Service port used, unless it was adopted.
+    /// Frees the entries of the last frontend of an earlier agent's Service port, unless it was
+    /// adopted.
     pub(super) fn release_found(&mut self, id: FrontendId, frontend: &Frontend, now: Instant) {
         let ipv6 = id.address.is_ipv6();
         if self.owners.contains_key(&frontend.service) {
@@ -66,7 +69,7 @@ impl Planner {
         }
     }
 
-    /// Takes a Service port off; what it had may be taken over in the same plan.
+    /// Withdraws a Service port; its index and ranges may be taken over in the same plan.
     pub(super) fn withdraw(&mut self, key: &ServicePortKey) -> Option<Vacated> {
         let applied = self.ports.remove(key)?;
         self.owners.remove(&applied.index);
@@ -87,7 +90,8 @@ impl Planner {
         }
     }
 
-    /// Frees what only Service ports that are gone had, as an earlier agent left it.
+    /// Frees the entries of an earlier agent that belonged only to Service ports that no longer
+    /// exist.
     pub(super) fn forget_leftovers(&mut self, plan: &mut Plan) {
         let leftover = self.held.sources.iter().filter(|source| !self.owners.contains_key(&source.service));
         for source in leftover.copied().collect::<Vec<_>>() {
@@ -100,7 +104,7 @@ impl Planner {
         }
     }
 
-    /// Notes that a Service port finds no room: what it has in the maps stays.
+    /// Records that a Service port finds no room: its entries in the maps stay.
     pub(super) fn leave_out(
         &mut self,
         key: &ServicePortKey,
@@ -131,14 +135,15 @@ impl Planner {
     }
 }
 
-/// A Service port that is desired no more, with what it had.
+/// A Service port that is no longer desired, with its index and ranges.
 pub(super) struct Vacated {
     key: ServicePortKey,
     applied: Applied,
 }
 
-/// Index and ranges of a Service port that goes, for one that takes over a frontend of it, as when a port is renamed: flows
-/// and sockets know their Service by its index, and go on.
+/// Returns the index and ranges of a removed Service port for one that takes over one of its
+/// frontends, as when a port is renamed: flows and sockets refer to their Service by its index, and
+/// continue.
 pub(super) fn take_over(
     key: &ServicePortKey,
     port: &ServicePort,

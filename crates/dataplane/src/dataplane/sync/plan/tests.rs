@@ -1,4 +1,4 @@
-//! Tests of a plan: the writes, their order, and what is not written.
+//! Tests of a plan: the writes, their order, and the writes that are omitted.
 
 mod room;
 
@@ -42,7 +42,7 @@ fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
 
 struct Node {
     planner: Planner,
-    /// ClusterIPs that changed since the last plan.
+    /// The ClusterIPs that changed since the last plan.
     cluster_ips: BTreeSet<IpAddr>,
     desired: Desired,
     addresses: BTreeSet<IpAddr>,
@@ -86,7 +86,7 @@ impl Node {
         self.planner.plan(&self.desired, &changes, &context)
     }
 
-    /// Of one Service; or of none any more.
+    /// Makes the address a ClusterIP of one Service, or of none.
     fn set_cluster_ip(&mut self, address: IpAddr, is_one: bool) {
         if is_one {
             self.desired.cluster_ips.insert(address, 1);
@@ -96,7 +96,7 @@ impl Node {
         self.cluster_ips.insert(address);
     }
 
-    /// Another agent takes over what this one has written.
+    /// Simulates another agent that takes over what this one has written.
     fn restart(&mut self) {
         let held = Held {
             frontends: self.planner.held.frontends.clone(),
@@ -130,7 +130,7 @@ fn slots_before_frontends_and_nothing_twice() {
     let kind = frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
     assert_eq!(node.frontend(A).flags, frontend::HAS_ENDPOINTS | frontend::NODE_ADDRESS | kind);
     assert_eq!(node.plan(&[key("a")]).ops, []);
-    // Another Service does not touch the first.
+    // Another Service does not change the first one's entries.
     let plan = node.set("b", Some(port(B, Policy::Cluster, &[endpoint("10.0.0.2:80", false)])));
     assert_eq!(plan.ops.len(), 3);
     assert_ne!(node.frontend(A).cluster, node.frontend(B).cluster);
@@ -209,7 +209,8 @@ fn annotation_overrides_the_drain() {
     }
 }
 
-/// Without a local endpoint, the fallback treats policy Local as Cluster; a drain begins only when the fallback ends.
+/// Without a local endpoint, the fallback treats policy Local as Cluster; a drain begins only when
+/// the fallback ends.
 #[test]
 fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
     let (here, there) = (endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false));
@@ -224,19 +225,19 @@ fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
     assert!(is_local(&node));
     let lists = |node: &Node| (node.frontend(A).cluster.len, node.frontend(A).local.len);
     assert_eq!(lists(&node), (2, 1));
-    // The last local endpoint leaves, and comes back.
+    // The last local endpoint leaves and returns.
     let plan = node.set("a", Some(service(&[there])));
     assert!(!is_local(&node) && plan.gone.iter().all(|gone| gone.endpoint == here.address), "{plan:?}");
     assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));
     let _ = node.set("a", Some(service(&[here, there])));
     assert!(is_local(&node));
     let _ = node.set("a", Some(service(&[there])));
-    // Without the annotation nodes without an endpoint drain, as after a change from Cluster.
+    // Without the annotation, nodes without an endpoint drain, as after a change from Cluster.
     let plain = |endpoints| ServicePort { external_fallback: false, ..service(endpoints) };
     let _ = node.set("a", Some(plain(&[there])));
     assert!(is_local(&node));
     assert_eq!(node.frontend(A).drain_until, 2_000_001_000);
-    // No endpoint anywhere is what it is under any policy.
+    // A Service without any endpoint has the same flags under any policy.
     let _ = node.set("a", Some(service(&[])));
     assert_eq!(node.frontend(A).flags & frontend::HAS_ENDPOINTS, 0);
 }
@@ -270,7 +271,7 @@ fn a_frontend_that_moves_is_replaced_not_deleted() {
     assert!(plan.ops.iter().all(|op| !matches!(op, Op::DeleteFrontend(_))), "{plan:?}");
 }
 
-/// As when a port is given another name: its flows and sockets are known by the index.
+/// A port that is renamed keeps its index, by which its flows and sockets refer to it.
 #[test]
 fn who_takes_over_a_frontend_takes_over_the_index() {
     let two = [endpoint("10.0.0.1:80", false), endpoint("10.0.0.2:80", false)];
@@ -291,7 +292,7 @@ fn who_takes_over_a_frontend_takes_over_the_index() {
 
 const VIP: &str = "203.0.113.1:80";
 
-/// A load balancer with source ranges.
+/// Returns a load balancer with source ranges.
 fn guarded(endpoints: &[Endpoint], ranges: &[&str]) -> ServicePort {
     let frontend = traffic_policy_cluster::model::Frontend {
         address: VIP.parse().unwrap(),
@@ -332,8 +333,8 @@ fn sources_are_allowed_first_and_forbidden_last() {
     );
 }
 
-/// A known address with an unknown port is refused: so an address becomes known after its ports, and is forgotten
-/// before them.
+/// A known address with an unknown port is rejected; therefore an address becomes known after its
+/// ports, and is forgotten before them.
 #[test]
 fn cluster_ips_are_known_last_and_forgotten_first() {
     let frontend = |address: &str| traffic_policy_cluster::model::Frontend {
@@ -368,7 +369,7 @@ fn cluster_ips_are_known_last_and_forgotten_first() {
     );
 }
 
-/// Services that come one by one cost as much each, beside however many others.
+/// Services that are added one by one cost the same each, however many others there are.
 #[test]
 fn a_plan_looks_at_the_cluster_ips_that_changed() {
     const ALL: u32 = 10_000;

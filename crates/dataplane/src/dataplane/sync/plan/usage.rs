@@ -1,4 +1,4 @@
-//! Numbers of a plan: what the maps hold after it, and what is asked for beyond their size.
+//! The figures of a plan: the content of the maps after it, and the demand beyond their size.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,26 +15,26 @@ use super::{
 };
 use crate::dataplane::maps::keys::Source;
 
-/// Entries in use; pairs are IPv4, IPv6.
+/// The entries in use; pairs are IPv4, IPv6.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// With the ClusterIPs beside them.
+    /// The frontends, including the ClusterIPs in addition to them.
     pub frontends: [u64; 2],
     pub slots: [u64; 2],
     pub source_ranges: [u64; 2],
-    /// Indices of Service ports.
+    /// The indices of Service ports.
     pub services: u64,
 }
 
-/// Entries that a Service asks for, over all of its ports of one family: who splits many addresses into many ports asks for
-/// as much.
+/// The entries that a Service needs, over all of its ports of one family: splitting many addresses
+/// over many ports does not reduce them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     frontends: usize,
     source_ranges: usize,
 }
 
-/// The demand of each Service that a plan is for, by family.
+/// The demand of each Service that a plan processes, by family.
 #[derive(Debug, Default)]
 pub(super) struct Demands<'a>(HashMap<(&'a ServiceName, bool), Demand>);
 
@@ -67,7 +67,7 @@ impl Demand {
 }
 
 impl Planner {
-    /// As it is after the last plan.
+    /// Returns the usage after the last plan.
     pub fn usage(&self) -> Usage {
         Usage {
             frontends: self.budget.frontends.used(),
@@ -77,9 +77,10 @@ impl Planner {
         }
     }
 
-    /// Service ports one of whose frontends drains at `monotonic` (CLOCK_MONOTONIC, nanoseconds), and for how long yet.
+    /// Returns the Service ports with a frontend that drains at `monotonic` (CLOCK_MONOTONIC,
+    /// nanoseconds), and the remaining time of each.
     pub fn draining(&self, monotonic: u64) -> Vec<(ServicePortKey, Duration)> {
-        // Most of the time nothing drains, and one look at each frontend is enough.
+        // Most of the time nothing drains, and one check of each frontend is enough.
         if self.held.frontends.values().all(|frontend| frontend.drain_until <= monotonic) {
             return Vec::new();
         }
@@ -108,7 +109,8 @@ impl Planner {
         }
     }
 
-    /// The lack of a Service port that asks for more than is free, but for endpoints and an index. `index`: as it has it already.
+    /// Returns the lack of a Service port that needs more than is free, other than endpoints and an
+    /// index. `index`: its current index, if it has one.
     pub(super) fn lack(
         &self,
         key: &ServicePortKey,
@@ -130,7 +132,7 @@ impl Planner {
         None
     }
 
-    /// ClusterIPs that may have come or gone: all of them, the first time.
+    /// Returns the ClusterIPs that may have been added or removed: all of them, the first time.
     pub(super) fn concerned_cluster_ips(&self, desired: &Desired, changes: &Changes) -> BTreeSet<IpAddr> {
         if self.first {
             self.held.cluster_ips.iter().chain(desired.cluster_ips.keys()).copied().collect()
@@ -139,7 +141,7 @@ impl Planner {
         }
     }
 
-    /// Forgets those of `concerned` that are ClusterIPs no more.
+    /// Removes those of `concerned` that are no longer ClusterIPs.
     pub(super) fn forget_cluster_ips(
         &mut self,
         concerned: &BTreeSet<IpAddr>,
@@ -159,8 +161,8 @@ impl Planner {
         }
     }
 
-    /// Says which of `concerned` are ClusterIPs. One that finds no room is left out until a plan has some: its other ports are
-    /// dropped then, instead of rejected.
+    /// Writes those of `concerned` that are ClusterIPs. One that finds no room is left out until a
+    /// plan has some: until then its other ports are dropped instead of rejected.
     pub(super) fn name_cluster_ips(
         &mut self,
         concerned: &BTreeSet<IpAddr>,
@@ -187,7 +189,7 @@ impl Planner {
         }
     }
 
-    /// Counts a ClusterIP that a plan looks at, in tests.
+    /// Counts a ClusterIP that a plan examines, in tests.
     fn note_look(&mut self) {
         #[cfg(test)]
         {

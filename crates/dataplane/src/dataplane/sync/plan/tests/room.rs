@@ -1,4 +1,5 @@
-//! Plans that find no room: who is left out, and what stays.
+//! Tests of plans that find no room: the Service ports that are left out, and the entries that
+//! stay.
 
 use std::net::SocketAddr;
 
@@ -32,11 +33,11 @@ fn without_room_for_frontends_one_port_is_left_out() {
     }
     let plan = node.set("late", Some(port(B, Policy::Cluster, &[])));
     assert_eq!((keys(&plan), &plan.ops), (vec![key("late")], &vec![]));
-    // The other family has room of its own.
+    // The other family has its own room.
     let six = ServicePortKey { ipv6: true, ..key("late") };
     node.desired.ports.insert(six.clone(), port("[2001:db8::1]:80", Policy::Cluster, &[]).into());
     assert!(node.plan(&[six]).left_out.is_empty());
-    // Who goes makes room for who comes, in one plan.
+    // A removed Service port makes room for a new one in the same plan.
     node.desired.ports.remove(&key("small0"));
     let plan = node.plan(&[key("small0"), key("late")]);
     assert!(plan.left_out.is_empty(), "{plan:?}");
@@ -46,14 +47,15 @@ fn without_room_for_frontends_one_port_is_left_out() {
         "{plan:?}"
     );
     assert_eq!(node.planner.usage().frontends, [100, 1]);
-    // An agent that takes over finds the maps as full as they are.
+    // An agent that takes over finds the maps as full as before.
     node.restart();
     assert_eq!(node.plan(&[]).ops, []);
     let plan = node.set("last", Some(port(A, Policy::Cluster, &[])));
     assert_eq!(plan.left_out[0].lack, Lack::Frontends { needed: 1, free: 0 });
 }
 
-/// A Service that splits its addresses into many small ports asks for as much as one with all of them in one port.
+/// A Service that splits its addresses over many small ports demands as much as one with all of
+/// them in one port.
 #[test]
 fn many_small_ports_of_one_service_leave_room_for_others() {
     for ipv6 in [false, true] {
@@ -80,12 +82,13 @@ fn many_small_ports_of_one_service_leave_room_for_others() {
         let small = ServicePortKey { ipv6, ..key("small") };
         node.desired.ports.insert(small.clone(), port(other, Policy::Cluster, &[]).into());
         assert!(node.plan(&[small]).left_out.is_empty());
-        // Nor by one port after the other.
+        // Adding one port after the other does not help either.
         assert_eq!(keys(&node.plan(&[ports[39].clone()])), [ports[39].clone()]);
     }
 }
 
-/// The same with the source ranges of a Service, which each of its ports has for itself.
+/// The same holds for the source ranges of a Service, of which each of its ports has its own
+/// entries.
 #[test]
 fn source_ranges_of_many_ports_leave_room_for_others() {
     let ranges: Vec<String> = (0..9).map(|number| format!("198.51.{number}.0/24")).collect();
@@ -121,14 +124,16 @@ fn without_room_for_source_ranges_one_port_is_left_out() {
     let plan = node.set("b", other(&ranges[..39]));
     assert_eq!((keys(&plan), &plan.ops), (vec![key("b")], &vec![]));
     assert_eq!(plan.left_out[0].lack, Lack::SourceRanges { needed: 39, free: 38 });
-    // The first gives up more than the other needs. Its ranges are forgotten last, so it is served by the next plan.
+    // The first one frees more than the other needs. Its ranges are removed last, so the other is
+    // served by the next plan.
     node.desired.ports.insert(key("a"), guarded(&[], &ranges[..10]).into());
     assert_eq!(keys(&node.plan(&[key("a"), key("b")])), [key("b")]);
     assert!(node.plan(&[key("b")]).left_out.is_empty());
     assert_eq!(node.planner.usage().source_ranges, [49, 0]);
 }
 
-/// A health check may promise only local endpoints that the maps hold for all of the port's frontends.
+/// A health check may only report local endpoints that the maps hold for all of the port's
+/// frontends.
 #[test]
 fn of_a_port_without_room_only_what_is_written_counts() {
     let local =
@@ -143,7 +148,7 @@ fn of_a_port_without_room_only_what_is_written_counts() {
     assert_eq!(node.set("b", Some(port(B, Policy::Local, &local(90)))).left_out[0].local_endpoints, 0);
 }
 
-/// A frontend that went over to another Service is not deleted when the one that lost it changes again.
+/// A frontend that moved to another Service is not deleted when the one that lost it changes again.
 #[test]
 fn what_went_over_to_another_stays_with_it() {
     let many: Vec<_> = (0..60).map(|i| endpoint(&format!("10.0.0.{i}:80"), false)).collect();
@@ -158,7 +163,8 @@ fn what_went_over_to_another_stays_with_it() {
     assert_eq!(node.frontend(A), of_b);
 }
 
-/// ClusterIPs are entries of the same map. One that finds no room is named as soon as there is some.
+/// ClusterIPs are entries of the same map. One that finds no room is written as soon as there is
+/// some.
 #[test]
 fn cluster_ips_find_room_later() {
     let mut node = Node::new();
@@ -190,7 +196,7 @@ fn without_room_the_old_endpoints_stay() {
     let plan = node.set("a", Some(port(A, Policy::Cluster, &more)));
     assert_eq!(keys(&plan), [key("a")]);
     assert_eq!(node.frontend(A), before);
-    // A smaller one fits, and so does another Service.
+    // A smaller list fits, and so does another Service.
     assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..30]))).left_out.is_empty());
 }
 
@@ -207,7 +213,8 @@ fn without_room_no_index_is_kept() {
     assert!(node.set("b", Some(port(B, Policy::Cluster, &many[..1]))).left_out.is_empty());
 }
 
-/// Entries of an earlier agent serve on as they are, with source ranges, without which every client would be dropped.
+/// Entries of an earlier agent continue to serve unchanged, with their source ranges, without which
+/// every client would be dropped.
 #[test]
 fn without_room_at_a_takeover_everything_stays() {
     let mut node = Node::new();
@@ -222,19 +229,20 @@ fn without_room_at_a_takeover_everything_stays() {
     assert_eq!((keys(&plan), &plan.ops), (vec![key("a")], &vec![]));
     assert_eq!(plan.gone, BTreeSet::new(), "they still get connections");
     assert_eq!((node.frontend(VIP), node.planner.usage()), (before, used));
-    // As soon as it fits, it goes on with the same index.
+    // As soon as it fits, it continues with the same index.
     let _ = node.set("a", Some(guarded(&many(1, 30), &["192.0.2.0/24"])));
     assert_eq!(node.frontend(VIP).service, before.service);
     assert_eq!(node.planner.usage(), Usage { slots: [30, 0], ..used });
 }
 
-/// A change writes fresh slots, and those that it frees rest for a second. Lists under churn, which change with every write, are
-/// written less often then, so that there is always room.
+/// A change writes new slots, and those that it frees are quarantined for a second. Lists under
+/// churn, which change with every write, are then written less often, so that there is always room.
 #[test]
 fn lists_under_churn_find_room() {
     const SLOTS: u32 = 2_621;
-    // Many lists, or one long one; in all of them an endpoint is replaced before each write. The last two write 12,400
-    // slots a round into a map of the default size, which has room for 21 rounds: slots must be used again within 40.
+    // There are many lists, or one long one; in all of them an endpoint is replaced before each
+    // write. The last two write 12,400 slots per round into a map of the default size, which has
+    // room for 21 rounds: slots must be used again within 40.
     let scaled = [(4, 5), (32, 5), (1, 160), (1, 1_300), (10, 130)].map(|lists| (SLOTS, 100, lists));
     let whole = [(124, 100), (1, 12_400)].map(|lists| (262_144, 40, lists));
     for (slots, rounds, (services, length)) in scaled.into_iter().chain(whole) {
@@ -258,7 +266,7 @@ fn lists_under_churn_find_room() {
             assert!(pause <= Duration::from_secs(1), "{pause:?}");
             node.now += pause.max(Duration::from_millis(50));
         }
-        // What needs little waits for nothing.
+        // Small lists never wait.
         let took = node.now - start;
         let quick = took < Duration::from_secs(6);
         assert!(length * services > 20 || quick, "{services} of {length}: {took:?}");
