@@ -1,12 +1,12 @@
-//! What of the tests runs in which process, which come first, and which have the machine for themselves.
+//! The distribution of tests over processes, and their order; some have the machine for themselves.
 
 use super::{
     cost::{Known, test_name},
     program::Program,
 };
 
-/// Measure loss, or time against a bound: a machine that is busy with other tests looks like a network that loses packets.
-/// Suites, or tests.
+/// Suites or tests that measure loss, or time against a bound: a machine that is busy with other
+/// tests looks like a network that loses packets.
 const ALONE: [&str; 5] = [
     "lab::remains::a_lab_comes_up_fast_and_goes_completely",
     "loss",
@@ -14,22 +14,22 @@ const ALONE: [&str; 5] = [
     "sockets::cost::of_connect",
     "speed",
 ];
-/// One process loads or computes something for all of its tests. Each is cut into few processes, as unit tests are, of which
-/// most take less time than a process.
+/// Suites in which one process loads or computes something for all of its tests. Each is divided
+/// into a few processes; so are unit tests, most of which take less time than a process.
 const TOGETHER: [&str; 2] = ["budgets", "packets"];
-/// Where it is not known from an earlier run.
+/// The assumed duration of a test that has no record from an earlier run.
 const SECONDS: f64 = 10.0;
-/// Of a test that shares its process.
+/// The assumed duration of such a test if it shares its process.
 const SECONDS_TOGETHER: f64 = 0.5;
-/// Tests of a process that are worth a second process.
+/// The number of tests of a process that justifies a second process.
 const SHARE: usize = 40;
 
-/// One process with tests of one program.
+/// A process with tests of one program.
 #[derive(Clone, Debug)]
 pub(super) struct Job<'a> {
     pub(super) program: &'a Program,
     pub(super) tests: Vec<String>,
-    /// Nothing else runs meanwhile.
+    /// Whether nothing else may run meanwhile.
     pub(super) alone: bool,
     seconds: f64,
 }
@@ -40,8 +40,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The jobs of these tests: first those that run alone, then the others, the longest first, so that none begins late and
-/// keeps one processor busy at the end.
+/// Returns the jobs for these tests: first those that run alone, then the others, the longest
+/// first, so that none begins late and keeps one processor busy at the end.
 pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in tests {
@@ -57,7 +57,7 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
         let mut own: Vec<Job<'a>> =
             (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
         for (seconds, test) in timed {
-            // The processes of a suite take about as long as each other.
+            // The processes of a suite take about equally long.
             let Some(job) = own.iter_mut().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
             job.seconds += seconds;
             job.alone |= ALONE.contains(&test_name(suite, test).as_str());
@@ -92,7 +92,7 @@ mod tests {
             ("speed", "t0", true),
             ("loss", "t0", true),
             ("policy", "t1", false),
-            // Not known.
+            // This test's duration is not known.
             ("policy", "t2", false),
             ("policy", "t0", false),
         ];
@@ -103,7 +103,7 @@ mod tests {
     fn processes_of_a_suite_take_about_as_long_as_each_other() {
         let known = Known::of(&[("packets::t7", 20.0), ("packets::t8", 10.0)]);
         let jobs = planned(&[("packets", 45)], &known);
-        // 43 tests of half a second, and two that are known.
+        // 43 tests of half a second, and two with known durations.
         let numbers: Vec<usize> = jobs.iter().map(|(_, tests, _)| tests.len()).collect();
         assert_eq!(numbers.iter().sum::<usize>(), 45);
         let with = |test: &str| jobs.iter().position(|(_, tests, _)| tests.iter().any(|name| name == test));
@@ -111,7 +111,7 @@ mod tests {
         assert!(jobs[with("t7").unwrap()].1.len() < jobs[with("t8").unwrap()].1.len(), "{numbers:?}");
     }
 
-    /// One that has another name now would run beside others.
+    /// A test that was renamed would run in parallel with others.
     #[test]
     fn what_runs_alone_exists() {
         for name in ALONE {

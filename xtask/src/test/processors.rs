@@ -1,16 +1,17 @@
-//! Idle time of this machine's processors, by which the queue starts more tests than its slots.
+//! The idle time of this machine's processors, by which the queue starts more tests than its slots.
 
 use std::{
     fs,
     time::{Duration, Instant},
 };
 
-/// Between two looks: the clock of `/proc/stat` ticks a hundred times a second.
+/// The interval between two measurements: the clock of `/proc/stat` has a hundred ticks a second.
 const LOOK: Duration = Duration::from_secs(1);
-/// Share of idle time above which another test has room: it would have half a processor of two.
+/// The share of idle time above which another test has room: on two processors it would get half of
+/// one.
 const ROOM: f64 = 0.25;
 
-/// Sums over all processors since the boot, in ticks: idle, and all.
+/// Sums over all processors since boot, in ticks: idle ones, and all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ticks {
     idle: u64,
@@ -22,21 +23,22 @@ impl Ticks {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two.
+    /// Parses the values of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal;
+    /// guest times are included in the first two.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
         Some(Self { idle: ticks.get(3)? + ticks.get(4)?, all: ticks.iter().sum() })
     }
 
-    /// From 0 to 1.
+    /// Returns the idle share since `earlier`, from 0 to 1.
     fn idle_since(self, earlier: Self) -> f64 {
         let all = self.all.saturating_sub(earlier.all).max(1);
         self.idle.saturating_sub(earlier.idle) as f64 / all as f64
     }
 }
 
-/// Looks at the processors once in a while.
+/// A periodic measurement of the processors.
 pub(super) struct Processors {
     looked: Instant,
     before: Option<Ticks>,
@@ -47,7 +49,8 @@ impl Processors {
         Self { looked: Instant::now(), before: Ticks::now() }
     }
 
-    /// Whether they have idled enough since the last look; never twice within a second, so that what was started is seen.
+    /// Whether they were idle enough since the last measurement; never true twice within a second,
+    /// so that the effect of started tests is measured.
     pub(super) fn have_room(&mut self) -> bool {
         if self.looked.elapsed() < LOOK {
             return false;

@@ -1,4 +1,5 @@
-//! Runs jobs, so many at a time, and shows what each says when it has ended.
+//! A queue that runs jobs, a limited number at a time, and shows the output of each when it has
+//! ended.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -18,26 +19,27 @@ use super::{
 };
 use crate::tally::Tally;
 
-/// A job that takes longer is named, so that one sees what hangs.
+/// The time after which a running job is named, so that hanging tests are visible.
 const LONG: Duration = Duration::from_secs(120);
-/// So often the queue looks at what runs, at least.
+/// The longest interval at which the queue checks the running jobs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Jobs that run at once.
+/// The number of simultaneous jobs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slots {
     pub(super) always: usize,
-    /// While processors are idle.
+    /// The number while processors are idle.
     pub(super) most: usize,
 }
 
-/// Runs the jobs in their order, as many at a time as there are slots, of those that run alone one; whether all passed.
+/// Runs the jobs in their order, as many at a time as there are slots; jobs that run alone run one
+/// at a time. Returns whether all passed.
 pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)], tally: &mut Tally) -> bool {
     let before = tally.failed;
     thread::scope(|scope| {
         let (send, ended) = mpsc::channel();
         let mut waiting = jobs.iter().enumerate().peekable();
-        // Number, start, whether it was said that it takes long.
+        // The job's number, its start, and whether its long duration has been reported.
         let mut running: Vec<(usize, Instant, bool)> = Vec::new();
         let mut processors = Processors::look();
         loop {
@@ -61,7 +63,7 @@ pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)],
                     ran.conclude(&jobs[number], tally);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // Not while there is `send`.
+                // This cannot happen while `send` exists.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             for (number, started, said) in &mut running {
@@ -76,12 +78,12 @@ pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)],
     tally.failed == before
 }
 
-/// Lines of a process that has ended, with the times at which they came.
+/// The output lines of a process that has ended, with their times.
 struct Ran {
     output: Vec<(Instant, String)>,
     errors: Vec<(Instant, String)>,
     started: Instant,
-    /// How it ended, if not well.
+    /// The reason, if the process did not end well.
     wrong: Option<String>,
 }
 
@@ -109,7 +111,7 @@ impl Ran {
         Ok(())
     }
 
-    /// Counts its tests and shows them; of a job that failed all that it has said.
+    /// Counts and shows the tests of a job; if it failed, with all of its output.
     fn conclude(self, job: &Job<'_>, tally: &mut Tally) {
         let Self { output, errors, started, wrong } = self;
         let suite = &job.program.suite;
@@ -134,7 +136,8 @@ impl Ran {
         });
         let missing: Vec<&str> = missing.map(String::as_str).collect();
         if own.failed == 0 && (wrong.is_some() || !missing.is_empty()) {
-            // It was killed, could not be started, or knows nothing of a test that it has listed.
+            // The process was killed, could not be started, or does not know a test that it has
+            // listed.
             own.failed += 1;
             let wrong = wrong.as_deref().unwrap_or("no result");
             own.failures.push(format!("{}: {wrong}", missing.first().unwrap_or(&"after its tests")));
@@ -159,7 +162,8 @@ fn lines(from: Option<impl Read>) -> Vec<(Instant, String)> {
     lines
 }
 
-/// Name and result of a test, of a line of the harness: `test a::b - should panic ... ok`, `test a ... ignored, why`.
+/// Returns the name and result of a test from a line of the harness: `test a::b - should panic ...
+/// ok`, `test a ... ignored, why`.
 fn result(line: &str) -> Option<(&str, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let word = word.split(',').next().unwrap_or(word);
@@ -174,7 +178,8 @@ mod tests {
     use super::*;
     use crate::test::program::Program;
 
-    /// Runs jobs of a stand-in; what it has counted, and the most that ran at the same time.
+    /// Runs jobs of a stand-in. Returns the counts, and the largest number of jobs that ran
+    /// simultaneously.
     fn run_all(name: &str, jobs: &[(&[&str], bool)], slots: usize) -> (Tally, usize) {
         let slots = Slots { always: slots, most: slots };
         let folder = std::env::temp_dir().join(format!("xtask-queue-{name}-{}", std::process::id()));
