@@ -17,17 +17,18 @@ pub(crate) struct Options {
     arguments: Vec<OsString>,
 }
 
-/// Arguments with which nothing is loaded.
+/// Arguments that load no programs.
 const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 
-/// Prefix of the names of groups whose rows need the agent.
+/// The prefix of the names of groups whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
-/// Prefixes of the names of groups in which rules of netfilter are compared.
+/// The prefixes of the names of groups that compare with netfilter rules.
 const WIRE_GROUPS: [&str; 2] = ["wire", "one-shot"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
-    // Not optimised itself: what is measured runs in the kernel and always is, and so nothing is compiled a second time.
+    // The bench itself is not optimised: the measured programs run in the kernel and are always
+    // optimised, and this way nothing is compiled a second time.
     let built = build::program_beside_agent("bench")?;
     let command = if is_harmless(&options.arguments) {
         Some(Command::new(&built))
@@ -51,7 +52,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     cargo::exit_code(command.args(&options.arguments))
 }
 
-/// The rows that are wanted, a line each; none where the arguments are wrong, of which the bench itself will tell.
+/// Returns the selected rows, a line each; none if the arguments are wrong, which the bench itself
+/// will report.
 fn wanted(bench: &Path, arguments: &[OsString]) -> Result<String> {
     let listed =
         Command::new(bench).arg("--list").args(arguments).output().context("starting the bench failed")?;

@@ -16,13 +16,13 @@ use crate::{
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Without optimisation of the agent (the packet path is always optimised)
+    /// Build the agent without optimisation (the packet path is always optimised)
     #[arg(long)]
     debug: bool,
-    /// For another machine: aarch64-unknown-linux-gnu or x86_64-unknown-linux-gnu
+    /// Build for another machine: aarch64-unknown-linux-gnu or x86_64-unknown-linux-gnu
     #[arg(long, value_name = "TRIPLE", value_parser = target::named)]
     target: Option<&'static Target>,
-    /// The whole workspace and all test programs instead, without optimisation
+    /// Build the whole workspace and all test programs instead, without optimisation
     #[arg(long, conflicts_with = "debug")]
     tests: bool,
 }
@@ -53,11 +53,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the whole workspace and its integration tests for a target, which [`setup::ensure_for`] has seen to, into
-/// [`folder`]; for this machine without one. Not optimised, as `cargo test` does. The test programs by their names.
+/// Builds the whole workspace and its integration tests into [`folder`], for a target that
+/// [`setup::ensure_for`] has prepared, or without one for this machine. The build is not optimised,
+/// as with `cargo test`. Returns the test programs by their names.
 ///
 /// # Errors
-/// The build failed, with what the compiler said.
+/// The build failed; the error has the compiler's output.
 pub(crate) fn test_programs(target: Option<&Target>) -> Result<Vec<(String, PathBuf)>> {
     let name = target.map_or("this machine", |target| target.triple);
     let (mut programs, mut tests) = (workspace(), cargo::cargo());
@@ -78,7 +79,8 @@ pub(crate) fn test_programs(target: Option<&Target>) -> Result<Vec<(String, Path
     Ok(executables(&said).map(|(name, path)| (name.to_owned(), cargo::root().join(path))).collect())
 }
 
-/// Integration tests in what `cargo test --no-run` says: `Executable tests/policy/main.rs (target/debug/deps/policy-0123)`.
+/// Returns the integration tests in the output of `cargo test --no-run`: `Executable
+/// tests/policy/main.rs (target/debug/deps/policy-0123)`.
 fn executables(said: &str) -> impl Iterator<Item = (&str, &str)> {
     said.lines().filter_map(|line| {
         let (source, path) = line.trim().strip_prefix("Executable ")?.split_once(" (")?;
@@ -87,7 +89,7 @@ fn executables(said: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// Folder of cargo's output for a target; test programs are in `deps` below it.
+/// Returns the folder of cargo's output for a target; test programs are in `deps` below it.
 pub(crate) fn folder(target: Option<&Target>, release: bool) -> Result<PathBuf> {
     let mut folder = target_folder()?;
     if let Some(target) = target.filter(|target| !target.is_host()) {
@@ -97,7 +99,8 @@ pub(crate) fn folder(target: Option<&Target>, release: bool) -> Result<PathBuf> 
     Ok(folder)
 }
 
-/// Builds the workspace, and gives one of its programs, beside which the agent is that it may start.
+/// Builds the workspace, and returns the path of one of its programs. The agent, which the program
+/// may start, is in the same folder.
 pub(crate) fn program_beside_agent(name: &str) -> Result<PathBuf> {
     if !cargo::status(workspace().arg("--quiet"))?.success() {
         bail!("the build failed");
@@ -109,7 +112,7 @@ pub(crate) fn program_beside_agent(name: &str) -> Result<PathBuf> {
     Ok(built)
 }
 
-/// Builds the agent as users have it.
+/// Builds the agent as it is released.
 pub(crate) fn optimised_agent() -> Result<()> {
     let mut command = cargo::cargo();
     command.args(["build", "--quiet", "--release", "--package", "traffic-policy-agent"]);
@@ -119,20 +122,20 @@ pub(crate) fn optimised_agent() -> Result<()> {
     Ok(())
 }
 
-/// The whole workspace, always: a choice of packages would choose features of their dependencies too, and each such choice
-/// is compiled anew.
+/// Returns a command for the whole workspace: a selection of packages would also select features of
+/// their dependencies, and each such selection is compiled separately.
 pub(crate) fn workspace() -> Command {
     let mut command = cargo::cargo();
     command.args(["build", "--workspace"]);
     command
 }
 
-/// Path of a program that cargo has built for this machine.
+/// Returns the path of a program that cargo has built for this machine.
 pub(crate) fn program(name: &str, release: bool) -> Result<PathBuf> {
     Ok(folder(None, release)?.join(name))
 }
 
-/// Cargo's target folder, which this program lies in.
+/// Returns cargo's target folder, which contains this program.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let own = env::current_exe().context("this program's own path is unknown")?;
     Ok(own.ancestors().nth(2).context("this program is not in a target folder")?.to_owned())

@@ -1,4 +1,5 @@
-//! `cargo xtask image`: the agent as an OCI archive, made without a container engine, and the list of what is in it.
+//! `cargo xtask image`: the agent as an OCI archive, made without a container engine, and the list
+//! of its parts.
 
 mod archive;
 mod build;
@@ -21,21 +22,24 @@ use clap::{Args, ValueEnum};
 use self::{archive::Platform, layer::Layer, place::Place};
 use crate::{setup, vm::arch::Arch};
 
-/// Largest size of the archive, bytes: nodes pull it, and test clusters load it again and again.
+/// The size limit of the archive in bytes: nodes pull it, and test clusters load it again and
+/// again.
 const LIMIT: u64 = 25 * 1024 * 1024;
 
-/// As the objects of `deploy/` name it.
+/// The image's name in the objects of `deploy/`.
 const NAME: &str = concat!("localhost/traffic-policy:", env!("CARGO_PKG_VERSION"));
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Machines that it runs on: `all` are x86_64 and aarch64 in one archive. Default: this machine's
+    /// Architectures of the image: `all` are x86_64 and aarch64 in one archive. Default: this
+    /// machine's
     #[arg(long)]
     arch: Option<Machines>,
-    /// Under which name container engines load it
+    /// Name under which container engines load it
     #[arg(long, value_name = "NAME", default_value = NAME, value_parser = reference)]
     name: String,
-    /// Compile a copy of the sources a second time, in another folder and from nothing, and fail unless both have the same bytes; takes minutes
+    /// Compile a copy of the sources a second time, in another folder and from scratch, and fail
+    /// unless both have the same bytes; takes minutes
     #[arg(long)]
     verify: bool,
 }
@@ -75,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The archive of both architectures, by its ordinary name.
+/// Returns the archive of both architectures, by its ordinary name.
 pub(crate) fn for_both() -> Result<PathBuf> {
     let made = make(&Place::own()?, &Machines::All.archs(), NAME, &sbom::commit_time())?;
     println!("{made}");
@@ -86,15 +90,15 @@ fn own_arch() -> Result<Arch> {
     Arch::of_host().context("this machine is of neither architecture: say --arch")
 }
 
-/// Files that were made, and what is said of them.
+/// The files that were made, with their names, digest and sizes.
 struct Made {
     archive: PathBuf,
     sbom: PathBuf,
     name: String,
     digest: String,
-    /// Bytes of the programs.
+    /// The size of each program in bytes.
     programs: Vec<(Arch, usize)>,
-    /// Bytes of the archive.
+    /// The size of the archive in bytes.
     size: u64,
 }
 
@@ -117,12 +121,12 @@ fn make(place: &Place, archs: &[Arch], name: &str, commit_time: &str) -> Result<
     for arch in archs {
         let build::Built { program: built, parts: linked } = build::agent(*arch, place)?;
         parts.extend(linked);
-        // Beside the archive, for a Containerfile and for whoever wants the program alone.
+        // Next to the archive, for a Containerfile and for users who need the program alone.
         let own = folder.join(arch.to_string());
         fs::create_dir_all(&own).with_context(|| format!("{} cannot be made", own.display()))?;
         let program = fs::read(&built).with_context(|| format!("{} cannot be read", built.display()))?;
         let beside = own.join(layer::PROGRAM);
-        // A new file, for a container may run the old one.
+        // The file is replaced, because a container may run the old one.
         fs::remove_file(&beside).or_else(ignore_missing)?;
         fs::copy(&built, &beside).with_context(|| format!("{} cannot be written", beside.display()))?;
         platforms.push(Platform { architecture: arch.oci(), layer: Layer::of(&program)? });
@@ -138,7 +142,7 @@ fn make(place: &Place, archs: &[Arch], name: &str, commit_time: &str) -> Result<
     Ok(Made { archive, sbom, name: name.to_owned(), digest: packed.digest, programs, size })
 }
 
-/// As a whole or not at all.
+/// Writes a file atomically.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let unfinished = path.with_extension("unfinished");
     fs::write(&unfinished, bytes)
@@ -150,7 +154,8 @@ fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
     if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// A name with a tag. Engines take short names as ones of docker.io, so a registry (or `localhost`) belongs to it.
+/// Returns a name with a tag. It must include a registry (or `localhost`), because engines complete
+/// short names with docker.io.
 fn reference(text: &str) -> Result<String> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._/:".contains(c);
     let Some((name, tag)) = text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) else {

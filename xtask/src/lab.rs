@@ -1,4 +1,5 @@
-//! `cargo xtask lab`, `demo` and `fuzz`: programs of the packages `lab` and `fuzz`, which parse their arguments themselves.
+//! `cargo xtask lab`, `demo` and `fuzz`: programs of the packages `lab` and `fuzz`, which parse
+//! their own arguments.
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -1,4 +1,5 @@
-//! Lints and documentation, of the host's code and of the packet path, which is compiled for BPF alone.
+//! Lints and documentation of the host's code and of the packet path, which is compiled only for
+//! BPF.
 
 use std::{env, path::Path, process::Command};
 
@@ -6,11 +7,11 @@ use anyhow::Result;
 
 use crate::{cargo, tally::Tally, toolchain};
 
-/// Packages with a program for BPF, and its name; on the host they are empty programs.
+/// Packages with a program for BPF, and the program's name; on the host they are empty programs.
 const PROGRAMS: [(&str, &str); 2] =
     [("traffic-policy-ebpf", "traffic-policy-ebpf"), ("traffic-policy-bench-ebpf", "traffic-policy-bench")];
 
-/// `cargo clippy` for the host.
+/// Runs `cargo clippy` for the host.
 pub(crate) fn clippy(_: &mut Tally) -> Result<bool> {
     succeeds(cargo::cargo().args([
         "clippy",
@@ -23,7 +24,7 @@ pub(crate) fn clippy(_: &mut Tally) -> Result<bool> {
     ]))
 }
 
-/// `cargo clippy` for the BPF target.
+/// Runs `cargo clippy` for the BPF target.
 pub(crate) fn clippy_bpf(tally: &mut Tally) -> Result<bool> {
     let Some(bpf) = Bpf::with(&["clippy", "--version"], tally) else { return Ok(true) };
     let mut command = bpf.cargo("clippy");
@@ -33,14 +34,15 @@ pub(crate) fn clippy_bpf(tally: &mut Tally) -> Result<bool> {
     succeeds(command.args(["--bins", "--quiet", "--", "-D", "warnings"]))
 }
 
-/// `cargo doc` for the host: every link resolves.
+/// Runs `cargo doc` for the host: every link must resolve.
 pub(crate) fn doc(_: &mut Tally) -> Result<bool> {
     let mut command = cargo::cargo();
     command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]);
     succeeds(command.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// `cargo rustdoc` for the BPF target, one binary at a time: the library has the name of one of them.
+/// Runs `cargo rustdoc` for the BPF target, one binary at a time, because the library has the name
+/// of one of them.
 pub(crate) fn doc_bpf(tally: &mut Tally) -> Result<bool> {
     let Some(bpf) = Bpf::with(&["rustdoc", "--help"], tally) else { return Ok(true) };
     for (package, name) in PROGRAMS {
@@ -69,12 +71,13 @@ fn succeeds(command: &mut Command) -> Result<bool> {
 
 /// The compiler that builds the packet path, called as aya-build does.
 struct Bpf {
-    /// For `rustup run`; `None` without rustup, where it is the only one.
+    /// The toolchain for `rustup run`; `None` without rustup, where it is the only one.
     toolchain: Option<String>,
 }
 
 impl Bpf {
-    /// `None`, with a sentence, where there is no toolchain or it lacks what `probe` calls: a distribution may not have it.
+    /// Returns the compiler. `None`, with a sentence, if there is no toolchain or it lacks the
+    /// programs of `probe`, which a distribution may not have.
     fn with(probe: &[&str], tally: &mut Tally) -> Option<Self> {
         let found = toolchain::find();
         let bpf =
@@ -88,7 +91,7 @@ impl Bpf {
         usable
     }
 
-    /// The toolchain's cargo in the workspace.
+    /// Returns a command of the toolchain's cargo in the workspace.
     fn command(&self) -> Command {
         let mut command = match &self.toolchain {
             Some(name) => {
@@ -99,14 +102,15 @@ impl Bpf {
             None => Command::new("cargo"),
         };
         command.current_dir(cargo::root());
-        // The cargo that started us is of another toolchain.
+        // The cargo that started this program belongs to another toolchain.
         for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTC_WORKSPACE_WRAPPER", "RUSTUP_TOOLCHAIN"] {
             command.env_remove(variable);
         }
         command
     }
 
-    /// A sub-command for the packet path or the bench's programs, with `core` compiled for BPF as in the build of the agent.
+    /// Returns a sub-command for the packet path or the bench's programs, with `core` compiled for
+    /// BPF as in the build of the agent.
     fn cargo(&self, subcommand: &str) -> Command {
         let target = if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
         let mut command = self.command();
@@ -116,7 +120,7 @@ impl Bpf {
         command
     }
 
-    /// The machine that the packet path is built for, as aya-ebpf wants to know it.
+    /// Returns the architecture that the packet path is built for, as aya-ebpf expects it.
     fn arch() -> String {
         format!("bpf_target_arch=\"{}\"", env::consts::ARCH)
     }

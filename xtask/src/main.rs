@@ -1,4 +1,4 @@
-//! Everything a person runs while developing. Each command sees to the set-up first.
+//! Commands for developers of this project. Each command checks the set-up first.
 
 mod bench;
 mod build;
@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Find or install what building and testing need; does nothing where all is there
+    /// Find or install everything that building and testing need; does nothing if all is there
     Setup(setup::Options),
     /// Build the agent
     Build(build::Options),
@@ -37,19 +37,22 @@ enum Command {
     Image(image::Options),
     /// Check style and run all tests
     Test(test::Options),
-    /// Measure the packet path beside a bare floor and others (`cargo xtask bench --help`)
+    /// Measure the packet path against a bare floor and other implementations (`cargo xtask bench
+    /// --help`)
     #[command(disable_help_flag = true)]
     Bench(bench::Options),
-    /// A small cluster's network in namespaces, to try things by hand (`cargo xtask lab --help`)
+    /// Open a small cluster's network in namespaces, to try things by hand (`cargo xtask lab
+    /// --help`)
     #[command(disable_help_flag = true)]
     Lab(lab::Options),
-    /// Three nodes, both policies, a load balancer: what traffic-policy does, shown on real packets
+    /// Show what traffic-policy does on real packets: three nodes, both policies, a load balancer
     #[command(disable_help_flag = true)]
     Demo(lab::Options),
-    /// Random packets through the programs, beside a reference model (`cargo xtask fuzz --for 10m --seed 1`)
+    /// Run random packets through the programs and a reference model (`cargo xtask fuzz --for 10m
+    /// --seed 1`)
     #[command(disable_help_flag = true)]
     Fuzz(lab::Options),
-    /// Machines with other kernels: test on them, open one, or three as nodes
+    /// Run machines with other kernels: test on them, open one, or three as nodes
     Vm(vm::Options),
     #[command(hide = true)]
     RunTest(test::Program),

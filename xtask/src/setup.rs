@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: sees to it that everything is there that building and testing need.
+//! `cargo xtask setup`: finds or installs everything that building and testing need.
 
 mod apt;
 mod facts;
@@ -23,10 +23,10 @@ use crate::target::{self, Target};
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only tell what is missing; exit code 1 if anything is
+    /// Only report what is missing; exit code 1 if anything is
     #[arg(long)]
     check: bool,
-    /// Also what building for this target takes
+    /// Include what building for this target needs
     #[arg(long, value_name = "TRIPLE", value_parser = target::named)]
     target: Option<&'static Target>,
 }
@@ -49,24 +49,25 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         });
     }
     let facts = prepare(options.target)?;
-    // Tests can do without, and say so.
+    // Tests run without it, and report that.
     programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     print!("{facts}");
     println!("Ready ({:.1} s).", started.elapsed().as_secs_f32());
     Ok(ExitCode::SUCCESS)
 }
 
-/// As `cargo xtask setup`, silent when nothing is missing.
+/// Does the same as `cargo xtask setup`, but silently if nothing is missing.
 pub(crate) fn ensure() -> Result<()> {
     prepare(None).map(|_| ())
 }
 
-/// As [`ensure`], with what building for this target takes, if there is one.
+/// Does the same as [`ensure`], including what building for this target needs, if there is one.
 pub(crate) fn ensure_for(target: Option<&'static Target>) -> Result<()> {
     prepare(target).map(|_| ())
 }
 
-/// One step at a time: each one changes what is known, and what it did not achieve is not tried again.
+/// Executes one step at a time: each step changes the known facts, and a step that did not achieve
+/// its purpose is not repeated.
 fn prepare(target: Option<&'static Target>) -> Result<Facts> {
     let mut facts = Facts::gather(&Facts::default(), target);
     loop {
@@ -86,7 +87,7 @@ fn prepare(target: Option<&'static Target>) -> Result<Facts> {
         }
     }
     if facts.tried.iter().any(Step::concerns_bpf) {
-        // The build script of the agent does not look again by itself.
+        // The build script of the agent does not check again by itself.
         step::forget_builds();
     }
     Ok(facts)

@@ -16,20 +16,20 @@ use crate::test::Cost;
 pub(crate) struct Tally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
-    /// Tests that found their means missing and said so (`SKIPPED name: why`). Tests that are marked `ignore` are not
-    /// counted: here those are parts of other tests, which start them.
+    /// Tests that lacked their prerequisites and reported so (`SKIPPED name: why`). Tests marked
+    /// `ignore` are not counted: here they are parts of other tests, which start them.
     pub(crate) skipped: u64,
-    /// Tests of the same programs that were not asked for.
+    /// Tests of the same programs that were not selected.
     pub(crate) left_out: u64,
     pub(crate) failures: Vec<String>,
-    /// Of each test, where they are known one by one.
+    /// The cost of each test, where it is known for single tests.
     pub(crate) costs: Vec<Cost>,
-    /// A test program has said its result.
+    /// Whether a test program has printed its result.
     concluded: bool,
 }
 
 impl Tally {
-    /// Runs a command, shows what it says, and counts; whether it succeeded.
+    /// Runs a command, shows its output, and counts its tests. Returns whether it succeeded.
     pub(crate) fn run(&mut self, command: &mut Command) -> Result<bool> {
         let mut child = command
             .stdout(Stdio::piped())
@@ -58,7 +58,7 @@ impl Tally {
         let mut reader = BufReader::new(from);
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
-            // Nobody may be reading any more.
+            // The output may have no reader any more.
             let _ = to.write_all(&line).and_then(|()| to.flush());
             self.note(String::from_utf8_lossy(&line).trim_end());
             line.clear();
@@ -70,7 +70,7 @@ impl Tally {
         self.passed = self.passed.saturating_sub(number);
     }
 
-    /// Adds what another counted.
+    /// Adds the counts of another tally.
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -80,12 +80,13 @@ impl Tally {
         self.costs.extend(other.costs);
     }
 
-    /// Tests that were run or skipped.
+    /// The number of tests that were run or skipped.
     pub(crate) fn counted(&self) -> u64 {
         self.passed + self.failed + self.skipped
     }
 
-    /// A program has ended. One that failed without saying so, or said nothing, counts as one test.
+    /// Handles the end of a program. A program that failed without reporting it, or reported
+    /// nothing, counts as one test.
     pub(crate) fn close(&mut self, program: &str, code: i32) {
         if code != 0 && self.failed == 0 {
             self.failed += 1;
@@ -95,7 +96,8 @@ impl Tally {
         }
     }
 
-    /// Of tests that were asked for by their names each must be there: one that has another name now is a failure.
+    /// Counts a failure unless every test that was selected by name exists: a test may have been
+    /// renamed.
     pub(crate) fn expect(&mut self, program: &str, selected: Option<u64>) {
         if let Some(selected) = selected.filter(|selected| self.counted() < *selected) {
             self.failures
@@ -104,7 +106,7 @@ impl Tally {
         }
     }
 
-    /// Counts what a line of a test program says.
+    /// Counts the results in a line of a test program.
     pub(crate) fn note(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
             let number = |what: &str| -> u64 {

@@ -9,13 +9,14 @@ use crate::cargo;
 /// A target that the agent runs on.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// As rustc names it.
+    /// The target's name in rustc.
     pub(crate) triple: &'static str,
-    /// As the GNU toolchain's programs begin.
+    /// The prefix of the names of the GNU toolchain's programs.
     pub(crate) gnu: &'static str,
-    /// Packages of Debian and Ubuntu that bring a C compiler for it, with the headers and start files of its C library.
+    /// Packages of Debian and Ubuntu with a C compiler for it, and the headers and start files of
+    /// its C library.
     pub(crate) packages: [&'static str; 2],
-    /// As dpkg names it.
+    /// The architecture's name in dpkg.
     pub(crate) debian: &'static str,
 }
 
@@ -34,10 +35,10 @@ static TARGETS: [Target; 2] = [
     },
 ];
 
-/// The target of this name.
+/// Returns the target of this name.
 ///
 /// # Errors
-/// It is none of those that the agent is built for; the message names them.
+/// The agent is not built for a target of this name; the message lists the possible ones.
 pub(crate) fn named(triple: &str) -> Result<&'static Target> {
     if let Some(target) = TARGETS.iter().find(|target| target.triple == triple) {
         return Ok(target);
@@ -47,7 +48,8 @@ pub(crate) fn named(triple: &str) -> Result<&'static Target> {
 }
 
 impl Target {
-    /// Whether this machine runs what is built for it, so that nothing needs to be crossed.
+    /// Whether this machine runs programs that are built for it, so that cross-compilation is not
+    /// needed.
     pub(crate) fn is_host(&self) -> bool {
         self.triple.starts_with(env::consts::ARCH)
     }
@@ -59,13 +61,13 @@ impl Target {
         cargo::output(&mut rustc).is_some_and(|folder| std::path::Path::new(folder.trim()).is_dir())
     }
 
-    /// Whether there is a C compiler for it that can link: one without the C library's start files compiles only. A linker
-    /// that the environment names is taken as it is.
+    /// Whether there is a C compiler for it that can link; one without the C library's start files
+    /// can only compile. A linker that the environment names is assumed to work.
     pub(crate) fn has_compiler(&self) -> bool {
         if env::var_os(self.linker_variable()).is_some() {
             return true;
         }
-        // The bare name comes back for a file that is not found.
+        // For a file that is not found, the compiler prints the bare name.
         cargo::output(Command::new(self.compiler()).arg("-print-file-name=crt1.o"))
             .is_some_and(|file| file.trim().contains('/'))
     }
@@ -74,13 +76,14 @@ impl Target {
         format!("{}-gcc", self.gnu)
     }
 
-    /// The variable by which cargo learns the linker.
+    /// Returns the variable by which cargo learns the linker.
     pub(crate) fn linker_variable(&self) -> String {
         format!("CARGO_TARGET_{}_LINKER", self.triple.to_uppercase().replace('-', "_"))
     }
 
-    /// Makes a cargo command build for it, the C code of dependencies included. For the host, the command stays as it is:
-    /// what has been built is used again. Variables that the environment has are kept.
+    /// Makes a cargo command build for it, including the C code of dependencies. For the host, the
+    /// command stays as it is, so that existing builds are reused. Variables that the environment
+    /// sets are kept.
     pub(crate) fn choose(&self, command: &mut Command) {
         if self.is_host() {
             return;

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: everything that can fail, also after a failure: lints, the build, tests that have the machine for
-//! themselves, then all others from one queue, with the emulated machines beside them.
+//! `cargo xtask test`: all checks, continued after a failure: lints, the build, tests that need the
+//! machine for themselves, then all others from one queue, in parallel with the emulated machines.
 
 mod cost;
 mod plan;
@@ -38,33 +38,37 @@ const PRIVILEGED: [&str; 5] = [
     "traffic-policy-tests",
 ];
 
-/// Container engines; the first alone does for most tests.
+/// Container engines; the first one suffices for most tests.
 const CONTAINERS: [programs::Program<'static>; 3] =
     [("crun", "crun"), ("podman", "podman"), ("containerd", "containerd")];
 const NO_CONTAINERS: &str = "tests with containers are skipped";
-/// Runs the program of the image that is for the other machine.
+/// The emulator that runs the program of the image for the other architecture.
 const EMULATOR: [programs::Program<'static>; 1] = [if cfg!(target_arch = "x86_64") {
     ("qemu-aarch64-static", "qemu-user-static")
 } else {
     ("qemu-x86_64-static", "qemu-user-static")
 }];
 
-/// Variable of the harness: the number of tests that run at once.
+/// The variable of the harness that sets the number of simultaneous tests.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// Variables by which tests write what they compare otherwise. Several write into one file, and take turns.
+/// Variables that make tests write the files with which they otherwise compare. Several tests write
+/// into one file, and take turns.
 const WRITING: [&str; 3] = ["UPDATE_BUDGETS", "UPDATE_DOCS", "UPDATE_EXPECTED"];
 
-/// What `quick` runs of the suites, beside unit tests: whole suites, or a test.
+/// The suites, or single tests, that `quick` runs in addition to unit tests.
 const QUICK: [&str; 3] = ["packets", "documents", "policy::matrix::one_agent_tc"];
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without style checks; `lints`: those alone; `quick`: style, lints, unit tests, packets, a matrix of policies and documents; `image`: the tests of deploy/ with the image that users load, which is built first
+    /// Run only tests whose name, or whose suite's name, contains this, or SUITE::TEST, without
+    /// style checks; `lints`: only these; `quick`: style, lints, unit tests, packets, a matrix of
+    /// policies and documents; `image`: the tests of deploy/ with the image that users load, which
+    /// is built first
     filter: Option<String>,
 }
 
-/// A test program that cargo is about to run: see [`run_test`].
+/// A test program that cargo is about to run; see [`run_test`].
 #[derive(Args)]
 pub(crate) struct Program {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -97,7 +101,8 @@ fn everything(stages: &mut Stages) -> Result<()> {
     let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
     stages.at_once([
         &[("unit, packet, model and namespace tests", &others)],
-        // They wait for processors that others leave: emulation is slow, and is given its time.
+        // These use processors that the others leave idle: emulation is slow, and its time limits
+        // allow for that.
         &[
             ("documentation tests", &documentation_tests),
             ("Linux 6.1 and the newest, emulated", &other_kernels),
@@ -106,7 +111,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     Ok(())
 }
 
-/// What a contributor runs after each change.
+/// Runs the checks that a contributor needs after each change.
 fn quick(stages: &mut Stages) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
     stages.one("lints: cargo clippy", lint::clippy);
@@ -120,7 +125,8 @@ fn quick(stages: &mut Stages) {
 
 fn lints(stages: &mut Stages) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
-    // The packet path has a target folder of its own, and `core`, which is compiled for it first, keeps one CPU busy.
+    // The packet path has a target folder of its own, and `core`, which is compiled for it first,
+    // keeps one CPU busy.
     stages.at_once([
         &[("lints: cargo clippy", &lint::clippy), ("documentation: cargo doc", &lint::doc)],
         &[
@@ -130,7 +136,7 @@ fn lints(stages: &mut Stages) {
     ]);
 }
 
-/// The suite of `deploy/`, by the image itself and the container engines of Debian.
+/// Runs the suite of `deploy/` with the image itself and the container engines of Debian.
 fn of_the_image(stages: &mut Stages) {
     programs::prepare(&CONTAINERS, NO_CONTAINERS);
     programs::prepare(&EMULATOR, "the other machine's program is not started");
@@ -163,7 +169,7 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     if filter.contains("page") {
         programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     }
-    // As `cargo xtask vm test` names them.
+    // `SUITE::TEST`, as in `cargo xtask vm test`.
     let named =
         filter.split_once("::").filter(|(suite, _)| tests.iter().any(|(program, _)| program.suite == *suite));
     let tests = selected(tests, |suite, _, test| match named {
@@ -182,7 +188,8 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(cargo::status(command)?.success())
 }
 
-/// The agent, which tests start as a user would, and all test programs; each with its tests.
+/// Builds the agent, which tests start as a user would, and all test programs. Returns these, each
+/// with its tests.
 fn built(stages: &mut Stages) -> Option<Vec<(TestProgram, Vec<String>)>> {
     let mut tests = Vec::new();
     let built = stages.one("build", |_| {
@@ -197,7 +204,8 @@ fn built(stages: &mut Stages) -> Option<Vec<(TestProgram, Vec<String>)>> {
     built.then_some(tests)
 }
 
-/// Those of the tests that are wanted, by suite, whether it is of unit tests, and name.
+/// Returns the selected tests; `wanted` gets the suite, whether it has unit tests, and the test's
+/// name.
 fn selected(
     tests: Vec<(TestProgram, Vec<String>)>,
     wanted: impl Fn(&str, bool, &str) -> bool,
@@ -213,7 +221,7 @@ fn run_jobs(jobs: &[Job<'_>], tally: &mut Tally) -> bool {
     queue::run(jobs, slots(), &[], tally)
 }
 
-/// The oldest and the newest kernel, where machines can be emulated.
+/// Tests on the oldest and the newest kernel, where machines can be emulated.
 fn other_kernels(tally: &mut Tally) -> Result<bool> {
     let kernels = match vm::Smoke::prepare() {
         Ok(kernels) => kernels,
@@ -226,12 +234,12 @@ fn other_kernels(tally: &mut Tally) -> Result<bool> {
     kernels.run(tally)
 }
 
-/// Tests of documentation of the whole workspace, always: see [`build::workspace`].
+/// Runs the documentation tests, always of the whole workspace: see [`build::workspace`].
 fn documentation_tests(tally: &mut Tally) -> Result<bool> {
     let own = env::current_exe().context("this program's own path is unknown")?;
     let mut command = cargo::cargo();
     if !cargo::is_root() {
-        // The build stays the user's; only test programs that need it run as root.
+        // The build belongs to the user; only test programs that need root run as root.
         let runner = format!("target.'cfg(all())'.runner = ['{}', 'run-test', '--']", own.display());
         command.args(["--config", &runner]);
     }
@@ -239,8 +247,9 @@ fn documentation_tests(tally: &mut Tally) -> Result<bool> {
     tally.run(&mut command)
 }
 
-/// Tests that run at once: half as many again as there are CPUs, since most of them wait half of their time, for an
-/// agent, an answer or silence; and twice that while all that run are waiting.
+/// Returns the number of simultaneous tests: one and a half times the number of CPUs, since most
+/// tests wait half of their time, for an agent, an answer or silence; and twice as many while all
+/// running tests wait.
 fn slots() -> Slots {
     if let Some(set) = env::var(THREADS).ok().and_then(|number| number.parse().ok()) {
         return Slots { always: set, most: set };
@@ -253,7 +262,7 @@ fn slots() -> Slots {
     Slots { always, most: 2 * always }
 }
 
-/// Runs one test program, as root if it is of a package that needs it. Called by cargo.
+/// Runs one test program, as root if it belongs to a package that needs it. Called by cargo.
 pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
     let (name, arguments) = program.command.split_first().context("no program to run")?;
     let mut command =
@@ -266,19 +275,19 @@ pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
     cargo::exit_code(command.args(arguments))
 }
 
-/// A stage with its name, which another thread may run.
+/// A stage with its name; another thread may run it.
 type Stage<'a> = (&'a str, &'a (dyn Fn(&mut Tally) -> Result<bool> + Sync));
 
-/// The stages so far.
+/// The results of the stages so far.
 struct Stages {
     started: Instant,
     tally: Tally,
-    /// Name, success, time.
+    /// Name, success and duration.
     table: Vec<(String, bool, Duration)>,
 }
 
 impl Stages {
-    /// Runs a stage; whether it succeeded.
+    /// Runs a stage. Returns whether it succeeded.
     fn one(&mut self, name: &str, stage: impl FnOnce(&mut Tally) -> Result<bool>) -> bool {
         println!("\n=== {name}");
         let started = Instant::now();
@@ -292,7 +301,7 @@ impl Stages {
         succeeded
     }
 
-    /// Runs two rows of stages beside each other.
+    /// Runs two rows of stages in parallel.
     fn at_once(&mut self, rows: [&[Stage<'_>]; 2]) {
         let mut parts =
             rows.map(|_| Self { started: self.started, tally: Tally::default(), table: Vec::new() });
@@ -311,7 +320,7 @@ impl Stages {
         }
     }
 
-    /// The summary; its last line is for programs, too.
+    /// Prints the summary; its last line is for programs, too.
     fn close(self) -> ExitCode {
         println!("\n=== summary, {:.0} s in all", self.started.elapsed().as_secs_f32());
         for (name, succeeded, took) in &self.table {

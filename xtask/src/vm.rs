@@ -1,4 +1,5 @@
-//! `cargo xtask vm`: machines with Debian's kernels, emulated where there is no KVM, to test on, to try things in, and as nodes.
+//! `cargo xtask vm`: machines with Debian's kernels, emulated where there is no KVM, for tests, for
+//! manual experiments, and as nodes.
 
 pub(crate) mod arch;
 pub(crate) mod archive;
@@ -51,7 +52,7 @@ enum Verb {
     Shell(shell::Options),
     /// Count the instructions of one packet: the same on each run and each host
     Count(count::Options),
-    /// Three machines as nodes, wired by their network cards, and a client outside
+    /// Run three machines as nodes, connected by their network cards, and a client outside
     Lab(lab::Options),
     #[command(hide = true)]
     Ask { url: String },
@@ -70,13 +71,15 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// `--kernel` and `--arch`, which all have.
+/// `--kernel` and `--arch`, which all commands have.
 #[derive(Args)]
 struct Choice {
-    /// Kernels of Debian's archive, separated by commas: 6.1, 7.x (the newest 7), oldest, newest, or all
+    /// Kernels of Debian's archive, separated by commas: 6.1, 7.x (the newest 7), oldest, newest,
+    /// or all
     #[arg(long = "kernel", value_name = "K", value_delimiter = ',')]
     kernels: Vec<Wanted>,
-    /// Architecture of the machine; another than this one's is emulated, and what runs there is cross-built
+    /// Architecture of the machine; one that differs from this machine's is emulated, and its
+    /// programs are cross-compiled
     #[arg(long, value_name = "ARCH")]
     arch: Option<Arch>,
 }
@@ -87,14 +90,14 @@ impl Choice {
         arch.context("this machine's architecture has no emulated twin: name one with --arch")
     }
 
-    /// The kernels that are wanted, or those of `otherwise`.
+    /// Returns the workshop with the selected kernels, or with those of `otherwise`.
     fn workshop(&self, otherwise: &[Wanted]) -> Result<Workshop> {
         let wanted = if self.kernels.is_empty() { otherwise } else { &self.kernels };
         Workshop::open(self.arch()?, wanted)
     }
 }
 
-/// Inputs of machines: kernels from the archive, and a root disk.
+/// The inputs of machines: kernels from the archive, and a root disk.
 struct Workshop {
     arch: Arch,
     folder: PathBuf,
@@ -103,10 +106,10 @@ struct Workshop {
 }
 
 impl Workshop {
-    /// Sees to the programs that are needed, and fetches the kernels.
+    /// Installs the programs that are needed, and fetches the kernels.
     ///
     /// # Errors
-    /// A program that is missing, or a kernel that cannot be fetched.
+    /// A program is missing, or a kernel cannot be fetched.
     fn open(arch: Arch, wanted: &[Wanted]) -> Result<Self> {
         let programs = [
             (arch.qemu(), arch.qemu_package()),
@@ -116,7 +119,7 @@ impl Workshop {
             ("xz", "xz-utils"),
             ("strip", "binutils"),
             ("ip", "iproute2"),
-            // For the root disk of machines of this architecture.
+            // These are needed for the root disk of machines of this architecture.
             ("ethtool", "ethtool"),
             ("nft", "nftables"),
             ("iptables-restore", "iptables"),
@@ -150,7 +153,7 @@ impl Workshop {
         Ok(Self { arch, folder, archive, kernels })
     }
 
-    /// The root disk with the agent, what tests start, and these programs.
+    /// Makes the root disk with the agent, the files that tests use, and these programs.
     ///
     /// # Errors
     /// A file cannot be copied.
@@ -166,16 +169,16 @@ impl Workshop {
         ]);
         programs.sort();
         programs.dedup();
-        // The page has a table that the suite cni compares with.
+        // The page contains a table with which the suite cni compares.
         let data = ["tests/testdata", "docs"].map(|folder| cargo::root().join(folder)).to_vec();
         let systemd = built.suites.iter().any(|(name, path)| name == job::SYSTEMD && programs.contains(path));
         Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data, systemd })
     }
 
-    /// The root disk with everything that was built for the machines' architecture.
+    /// Makes the root disk with everything that was built for the machines' architecture.
     ///
     /// # Errors
-    /// The build failed; a file cannot be copied.
+    /// The build failed, or a file cannot be copied.
     fn root_with_all(&self) -> Result<(Root, Built)> {
         let built = Built::all(self.arch)?;
         let suites = built.suites.iter().map(|(_, path)| path.as_path());
@@ -184,18 +187,18 @@ impl Workshop {
     }
 }
 
-/// Programs of this workspace for one architecture.
+/// The programs of this workspace for one architecture.
 struct Built {
     arch: Arch,
     agent: PathBuf,
-    /// The plugin of kubectl, which tests look for beside the agent.
+    /// The plugin of kubectl, which tests expect in the agent's folder.
     plugin: PathBuf,
     bench: PathBuf,
     demo: PathBuf,
     lab: PathBuf,
-    /// Started by tests of sockets.
+    /// The program that tests of sockets start.
     caller: PathBuf,
-    /// Test programs by their names.
+    /// The test programs by their names.
     suites: Vec<(String, PathBuf)>,
 }
 
@@ -219,7 +222,7 @@ impl Built {
         })
     }
 
-    /// The folder that tests are started in, as cargo does.
+    /// Returns the folder in which tests are started, the same as with cargo.
     fn working_folder() -> &'static Path {
         static FOLDER: std::sync::LazyLock<PathBuf> =
             std::sync::LazyLock::new(|| cargo::root().join("tests"));

@@ -1,6 +1,7 @@
-//! Memory that objects of a hostile tenant cost the model: bounded by the size of the maps, whatever they ask for.
+//! Memory that objects of a hostile tenant cost the model: bounded by the size of the maps,
+//! whatever they ask for.
 //!
-//! A program of its own with one test: the allocator counts for all threads.
+//! This is a test program of its own with one test, because the allocator counts for all threads.
 
 use std::{
     fs,
@@ -22,8 +23,8 @@ use traffic_policy_cluster::{
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
 const MIB: usize = 1 << 20;
-/// More than the most that any one Service may cost that fits into maps of the default sizes, and far less than what
-/// each of these would cost if it were built.
+/// More than the most memory that any one Service that fits into maps of the default sizes costs,
+/// and far less than each of these would cost if it were built.
 const MOST: usize = 64 * MIB;
 
 fn address(number: u32) -> Ipv4Addr {
@@ -34,7 +35,8 @@ fn name(name: &str) -> ServiceName {
     ServiceName { namespace: "tenant".to_owned(), name: name.to_owned() }
 }
 
-/// One of type LoadBalancer with so many ports, and node ports for as many of them as there are.
+/// Returns a Service of type LoadBalancer with `ports` ports, and node ports for as many of them as
+/// exist.
 fn service(ports: u16) -> Service {
     let ports = (1..=ports).map(|port| Port {
         name: format!("p{port}"),
@@ -78,13 +80,13 @@ fn external_ips(ports: u16, addresses: u32) -> Service {
     Service { external_ips: (0..addresses).map(|i| address(i).into()).collect(), ..service(ports) }
 }
 
-/// Another of the same frontends.
+/// Adds another Service with the same frontends.
 fn also(service: Service) -> [Service; 2] {
     let other = Service { name: name("other"), ..service.clone() };
     [service, other]
 }
 
-/// So many Services of different names, each of which fits alone.
+/// Returns `count` Services of different names, each of which fits alone.
 fn many(count: u32, of: impl Fn(u32) -> (Service, Vec<EndpointSlice>)) -> (Vec<Service>, Vec<EndpointSlice>) {
     let mut all = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -102,7 +104,8 @@ fn many(count: u32, of: impl Fn(u32) -> (Service, Vec<EndpointSlice>)) -> (Vec<S
     all
 }
 
-/// Many Services, and the most memory that they may cost together, in MiB: some twice of what they do.
+/// Many Services, and the most memory that they may cost together, in MiB: about twice what they
+/// do.
 struct Crowd {
     what: &'static str,
     most: usize,
@@ -110,7 +113,8 @@ struct Crowd {
     slices: Vec<EndpointSlice>,
 }
 
-/// A tenant's hundreds of Services, each just below what a map takes, and one that was there before.
+/// Returns a tenant's hundreds of Services, each just below what a map takes, and one that was
+/// there before.
 fn crowds() -> Vec<Crowd> {
     let frontends = many(14, |number| {
         let external_ips = (0..250).map(|i| address(number * 250 + i).into()).collect();
@@ -202,7 +206,7 @@ fn input() -> NodeInput {
     }
 }
 
-/// The most memory that an update of the model takes, in bytes.
+/// Returns the most memory that an update of the model takes, in bytes.
 fn peak(index: &mut Index) -> usize {
     let before = ALLOCATED.current_usage();
     ALLOCATED.reset_peak_usage();
@@ -210,7 +214,8 @@ fn peak(index: &mut Index) -> usize {
     ALLOCATED.peak_usage() - before
 }
 
-/// An object with an annotation as large as the API server takes it, which is no duration.
+/// Returns an index with an object whose annotation is as large as the API server takes and is not
+/// a duration.
 fn annotated() -> Result<Index> {
     let folder = tempfile::tempdir()?;
     let text = "\\u0001".repeat(256 * 1024);
@@ -256,7 +261,7 @@ fn cost_no_more_than_the_maps_hold() {
         let desired = index.desired();
         let refused = desired.refused.len();
         assert!(refused > 0 && refused < count, "{what}: {refused} of {count}");
-        // One warning each, and the old one is served.
+        // Each has one warning, and the old one is served.
         let is_refused = |service: &ServiceName| desired.refused.contains_key(service);
         let said = desired.warnings.iter().filter(|warning| warning.service.as_ref().is_some_and(is_refused));
         assert_eq!(said.count(), refused, "{what}");

@@ -1,14 +1,16 @@
-//! Load balancers: their questions to nodes, and when they believe the answers.
+//! Load balancers: the health checks that they send to nodes, and the time until they act on the
+//! answers.
 
 use std::time::Duration;
 
 use traffic_policy_cluster::model::Policy;
 
-/// Something that is said of a balancer, and whether it was found in its source or documentation.
+/// A fact about a balancer, and whether it was found in its source or documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fact<T> {
     pub value: T,
-    /// Otherwise it is an assumption, and marked as such wherever it is shown.
+    /// Whether the fact was found there; otherwise it is an assumption, and marked as such wherever
+    /// it is shown.
     pub sure: bool,
 }
 
@@ -20,29 +22,30 @@ pub(super) const fn unsure<T>(value: T) -> Fact<T> {
     Fact { value, sure: false }
 }
 
-/// Health-check target on a node.
+/// The target of a health check on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// `/healthz` on port 10256: whether the proxy of the node works.
     ProxyHealth,
-    /// The health port of the Service, `healthCheckNodePort` or an annotation's; the traffic port where it has none.
+    /// The health port of the Service, from `healthCheckNodePort` or an annotation; the traffic
+    /// port if there is none.
     ServiceHealth,
-    /// Whether the node port, or the port of an external IP, takes a connection.
+    /// Whether the node port, or the port of an external IP, accepts a connection.
     TrafficPort,
-    /// Nothing: a speaker on the node announces it, as endpoints come and go.
+    /// Nothing: a speaker on the node announces the Service according to its endpoints.
     Nothing,
 }
 
-/// Health check of nodes under one policy.
+/// The health check of nodes under one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Check {
     pub ask: Fact<Ask>,
     pub interval: Fact<Duration>,
-    /// For an answer.
+    /// The time limit for an answer.
     pub timeout: Fact<Duration>,
-    /// Failures in a row until it gets no traffic.
+    /// The number of consecutive failures until a node gets no traffic.
     pub failures: Fact<u32>,
-    /// Successes in a row until it gets traffic.
+    /// The number of consecutive successes until a node gets traffic.
     pub successes: Fact<u32>,
 }
 
@@ -50,13 +53,13 @@ pub struct Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     Never,
-    /// By the header that the health port answers with.
+    /// According to the header in the health port's answer.
     Always,
-    /// If the Service has this annotation.
+    /// If the Service has this annotation, given as key and value.
     Annotated(&'static str, &'static str),
 }
 
-/// A load balancer as far as it matters to which node gets what, and when.
+/// The properties of a load balancer that determine which node gets which traffic, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancer {
     pub name: &'static str,
@@ -65,15 +68,16 @@ pub struct Balancer {
     /// Whether all nodes get traffic while none is healthy.
     pub fail_open: Fact<bool>,
     pub weights: Fact<Weights>,
-    /// One node at a time gets everything.
+    /// Whether one node at a time gets all traffic.
     pub one_node: bool,
-    /// Time until its controller has passed on a change of the Service or of the set of nodes.
+    /// The time until its controller has propagated a change of the Service or of the set of nodes.
     pub controller: Fact<Duration>,
-    /// Time that it still sends to a node that vanished, where nodes are not checked.
+    /// The time that it still sends to a node that vanished, where nodes are not checked.
     pub vanished: Fact<Duration>,
-    /// It ends the client's connection and makes one of its own: the node sees the balancer's address.
+    /// Whether it terminates the client's connection and opens one of its own: the node sees the
+    /// balancer's address.
     pub proxies: Fact<bool>,
-    /// Connections by a node are cut when it turns unhealthy.
+    /// Whether connections through a node are cut when it turns unhealthy.
     pub cuts: Fact<bool>,
 }
 
@@ -86,7 +90,7 @@ impl Balancer {
         }
     }
 
-    /// Longest time that it sends to a node whose health check fails.
+    /// Returns the longest time that it sends to a node whose health check fails.
     #[must_use]
     pub fn notices_refusal(&self, policy: Policy) -> Fact<Duration> {
         let check = self.check(policy);
@@ -99,7 +103,7 @@ impl Balancer {
         }
     }
 
-    /// Longest time that it sends to a node that does not answer.
+    /// Returns the longest time that it sends to a node that does not answer.
     #[must_use]
     pub fn notices_silence(&self, policy: Policy) -> Fact<Duration> {
         let check = self.check(policy);
@@ -112,8 +116,9 @@ impl Balancer {
         }
     }
 
-    /// Time for which a node without an endpoint must go on forwarding after a change to policy Local: the check is moved to
-    /// the health port, and has to fail there as often as the balancer requires.
+    /// Returns the time for which a node without an endpoint must keep forwarding after a change to
+    /// policy Local: the check moves to the health port, and has to fail there as often as the
+    /// balancer requires.
     #[must_use]
     pub fn drain(&self) -> Fact<Duration> {
         let told = self.notices_refusal(Policy::Local);

@@ -1,4 +1,4 @@
-//! Changes of a cluster that are asked about, made to the objects of one Service.
+//! Hypothetical changes of a cluster, applied to the objects of one Service.
 
 mod pods;
 
@@ -11,33 +11,33 @@ use traffic_policy_cluster::model::{
 
 use super::cluster::Cluster;
 
-/// Stands for the `healthCheckNodePort` that the API server would give.
+/// A placeholder for the `healthCheckNodePort` that the API server would allocate.
 pub const ALLOCATED: u16 = u16::MAX;
 
-/// Change of a node.
+/// A change of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeChange {
-    /// Without a word, with its pods.
+    /// The node vanishes without notice, with its pods.
     Gone,
-    /// Cordoned, its pods moved to others.
+    /// The node is cordoned, and its pods move to others.
     Drained,
-    /// A new one, without pods.
+    /// The node is new, without pods.
     Added,
 }
 
-/// One change.
+/// A change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     Policy(Policy),
     Node(String, NodeChange),
     PodDeleted(String),
     Scale(usize),
-    /// As a spread constraint over nodes would have it.
+    /// The pods are spread as a spread constraint over nodes would place them.
     Spread,
     Drain(Duration),
 }
 
-/// A change that cannot be made.
+/// A change that cannot be applied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
     #[error("there is no Node {0}")]
@@ -57,7 +57,7 @@ pub enum ChangeError {
     Hints(ServiceName),
 }
 
-/// Value of `--node`: `NAME=gone|drained|added`.
+/// Parses a value of `--node`: `NAME=gone|drained|added`.
 impl FromStr for NodeChange {
     type Err = String;
 
@@ -73,7 +73,7 @@ impl FromStr for NodeChange {
 
 pub(super) use pods::PodState;
 
-/// The objects of one Service, as they are changed.
+/// The objects of one Service, to which changes are applied.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
     nodes: BTreeMap<String, Node>,
@@ -86,7 +86,7 @@ impl Objects {
         let index = cluster.index();
         let mut service = index.services().find(|service| service.name == *name)?.clone();
         if index.is_health_port_refused(&service) {
-            // Whoever has the port is not among these objects.
+            // The holder of the port is not among these objects.
             service.health_annotation = 0;
         }
         Some(Self {
@@ -147,7 +147,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Ready pods, by name or address, and their nodes.
+    /// Returns the ready pods, by name or address, and their nodes.
     pub(super) fn pods(&self) -> BTreeMap<String, String> {
         let endpoints = self.slices.iter().flat_map(|slice| &slice.endpoints);
         endpoints
@@ -173,7 +173,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Ready pods on each node that the scheduler would use, and on those that have some.
+    /// Returns, for each node that the scheduler would use or that has ready pods, whether it is
+    /// usable and the number of its ready pods.
     fn counts(&self) -> BTreeMap<String, (bool, usize)> {
         let is_usable = |node: &Node| {
             !node.standing.unschedulable && !node.leaving && node.standing.readiness == Readiness::Ready
@@ -186,7 +187,8 @@ impl Objects {
         counts
     }
 
-    /// The node where the scheduler would most likely put a pod: the one with the fewest of them.
+    /// Returns the node where the scheduler would most likely place a pod: the one with the fewest
+    /// ready pods.
     fn emptiest(&self) -> Result<String, ChangeError> {
         let counts = self.counts();
         let usable = counts.iter().filter(|(_, (usable, _))| *usable);
@@ -201,7 +203,7 @@ impl Objects {
                 now if now == wanted => return Ok(()),
                 now if now < wanted => self.add_pod(now + 1)?,
                 _ => {
-                    // A ReplicaSet deletes first where it has the most pods.
+                    // A ReplicaSet deletes pods first from the node that has the most.
                     let counts = self.counts();
                     let most = pods.iter().max_by_key(|(_, node)| counts.get(*node).map_or(0, |(_, n)| *n));
                     let Some((pod, _)) = most else { return Ok(()) };
@@ -225,7 +227,7 @@ impl Objects {
             let counts = self.counts();
             let emptiest = self.emptiest()?;
             let fewest = counts.get(&emptiest).map_or(0, |(_, count)| *count);
-            // Also pods of nodes that the scheduler would not use now.
+            // This includes pods of nodes that the scheduler would not use now.
             let fullest = counts.iter().max_by_key(|(_, (usable, count))| (!usable && *count > 0, *count));
             let Some((fullest, (usable, most))) = fullest else { return Ok(()) };
             if *most == 0 || *usable && *most <= fewest + 1 {
@@ -238,7 +240,7 @@ impl Objects {
     }
 }
 
-/// The pod's name, or the address where none is known.
+/// Returns the pod's name, or the address if the name is not known.
 pub(super) fn label(endpoint: &SliceEndpoint) -> String {
     endpoint.pod.as_deref().map_or_else(|| endpoint.address.to_string(), str::to_owned)
 }

@@ -16,7 +16,7 @@ use super::nodes::Nodes;
 #[derive(Debug)]
 pub struct Cluster {
     index: Index,
-    /// No Node objects were given: the nodes are those that endpoints name.
+    /// Whether no Node objects were given, so that the nodes are those that endpoints name.
     pub nodes_are_guessed: bool,
 }
 
@@ -28,7 +28,7 @@ impl Cluster {
         cluster
     }
 
-    /// Changes the objects.
+    /// Applies a change to the objects.
     pub fn change(&mut self, change: impl FnOnce(&mut Index)) {
         if std::mem::take(&mut self.nodes_are_guessed) {
             self.index.reset::<Node>(Vec::new(), &[]);
@@ -51,8 +51,9 @@ impl Cluster {
                 index.apply(Node { name, ..Node::default() });
             }
         }
-        // For what does not depend on the node: which Service has which frontend, and what is left out of objects. Node
-        // ports are taken at the unspecified addresses, for every node's own.
+        // The input for everything that does not depend on the node: which Service holds which
+        // frontend, and what is left out of objects. Node ports are bound to the unspecified
+        // addresses, which stand for those of every node.
         let input = NodeInput {
             node_port_addresses: vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
             ipv4: true,
@@ -67,7 +68,7 @@ impl Cluster {
         &self.index
     }
 
-    /// Services that clients outside the cluster reach, by name.
+    /// Returns the names of Services that clients outside the cluster reach.
     pub fn exposed(&self) -> impl Iterator<Item = &ServiceName> {
         self.index.services().map(|service| &service.name).filter(|name| self.is_exposed(name))
     }
@@ -79,7 +80,7 @@ impl Cluster {
         own.any(|(_, port)| port.frontends.iter().any(|frontend| is_external(frontend.kind)))
     }
 
-    /// Services of this name, in the namespace or any, whether exposed or not.
+    /// Returns the Services of this name, in the given namespace or in any, whether exposed or not.
     #[must_use]
     pub fn named(&self, name: &str) -> Vec<&Service> {
         let is_meant = |service: &&Service| match name.split_once('/') {
@@ -93,7 +94,7 @@ impl Cluster {
         Nodes::new(self.index.nodes())
     }
 
-    /// A cluster of one Service.
+    /// Returns a cluster of one Service.
     pub(super) fn of(
         nodes: impl IntoIterator<Item = Node>,
         service: Service,
@@ -111,7 +112,7 @@ impl Cluster {
     }
 }
 
-/// Whether clients outside the cluster come by it.
+/// Whether clients outside the cluster use this kind of frontend.
 pub(super) const fn is_external(kind: FrontendKind) -> bool {
     matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp | FrontendKind::NodePort)
 }

@@ -1,14 +1,14 @@
-//! Something that a person should know, and what to do about it.
+//! A finding: something that a person should know, and the remedy.
 
 use serde::Serialize;
 
-/// Severity of a finding.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Requests are lost now.
     Error,
-    /// Requests will be lost by an ordinary event, or are spread badly.
+    /// Requests will be lost in an ordinary event, or are spread badly.
     Warning,
     Note,
 }
@@ -27,13 +27,13 @@ impl Level {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub level: Level,
-    /// A name for programs.
+    /// The name of the finding for programs.
     pub code: &'static str,
     /// One sentence.
     pub what: String,
     /// The remedy; empty where there is nothing to do.
     pub fix: String,
-    /// A piece of YAML to paste.
+    /// A piece of YAML to copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub yaml: Option<String>,
 }

@@ -1,8 +1,9 @@
-//! Pieces of YAML to paste.
+//! Pieces of YAML to copy.
 
 use traffic_policy_cluster::model::object::Service;
 
-/// For the pod template of a Service's pods: as many on each node as on any other, give or take one.
+/// Returns a spread constraint for the pod template of a Service: the numbers of pods on any two
+/// nodes differ by at most one.
 pub(super) fn spread(service: &Service) -> String {
     let mut text = String::from(
         "# in the pod template: spec.template.spec\ntopologySpreadConstraints:\n- maxSkew: 1\n  topologyKey: kubernetes.io/hostname\n  whenUnsatisfiable: ScheduleAnyway\n  labelSelector:\n    matchLabels:\n",
@@ -17,7 +18,7 @@ pub(super) fn spread(service: &Service) -> String {
     text
 }
 
-/// For the Service: an annotation.
+/// Returns an annotation for the Service.
 pub(super) fn annotation(name: &str, value: &str) -> String {
     format!("# in the Service: metadata\nannotations:\n  {name}: {value:?}\n")
 }

@@ -1,4 +1,4 @@
-//! Which balancer a Service is behind, by what its objects say.
+//! A guess of the balancer in front of a Service, from its objects.
 
 use traffic_policy_cluster::model::object::{Service, ServiceType, Signs};
 
@@ -7,14 +7,14 @@ use super::{
     profiles::{AWS_ALB, AWS_NLB, AZURE, CLOUD_PROVIDER_KIND, CUSTOM, GKE, METALLB_BGP, METALLB_L2},
 };
 
-/// A balancer, and what tells that it is this one.
+/// A balancer, and the evidence for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guess {
     pub balancer: &'static Balancer,
     pub why: String,
 }
 
-/// `provider` is what the `providerID` of the Nodes begins with.
+/// Guesses the balancer. `provider` is the prefix of the Nodes' `providerID`.
 #[must_use]
 pub fn guess(service: &Service, provider: Option<&str>) -> Guess {
     let nothing = Signs::default();

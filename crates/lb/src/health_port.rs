@@ -1,5 +1,5 @@
-//! Health ports that an annotation gives to Services of type NodePort: whether a balancer is taken to ask there, and advice to those
-//! that could have one.
+//! Health ports that an annotation gives to Services of type NodePort: whether a balancer is
+//! assumed to check them, and advice for Services that could have one.
 
 use traffic_policy_cluster::model::{
     HEALTH_PORT_ANNOTATION,
@@ -13,7 +13,8 @@ use super::{
     profiles::AWS_ALB,
 };
 
-/// Annotation of a Service or its Ingress that tells the AWS Load Balancer Controller which port an ALB checks.
+/// Annotation of a Service or its Ingress by which the AWS Load Balancer Controller learns the port
+/// that an ALB checks.
 const ALB_PORT: &str = "alb.ingress.kubernetes.io/healthcheck-port";
 
 fn alb_port(service: &Service) -> Option<&str> {
@@ -21,7 +22,8 @@ fn alb_port(service: &Service) -> Option<&str> {
     signs.annotations.iter().find(|(name, _)| name == ALB_PORT).map(|(_, value)| value.as_str())
 }
 
-/// A health port by annotation means that the balancer is to check it; surely, if an annotation of the balancer's names it.
+/// Sets the balancer's check to the health port that an annotation gives. It is certain if an
+/// annotation of the balancer names that port, otherwise assumed.
 pub(super) fn told(cluster: &Cluster, service: &Service, balancer: &mut Balancer) {
     let port = service.health_annotation;
     let has_one = service.service_type == ServiceType::NodePort
@@ -37,13 +39,14 @@ pub(super) fn told(cluster: &Cluster, service: &Service, balancer: &mut Balancer
     }
 }
 
-/// A port that no Service has.
+/// Returns a port that no Service has.
 fn free(cluster: &Cluster) -> u16 {
     const FROM: u16 = 31_999;
     (30_000..=FROM).rev().find(|port| !cluster.index().is_port_taken(*port)).unwrap_or(FROM)
 }
 
-/// YAML that gives a Service of type NodePort a health port, the one that it has or a free one, and lets its balancer ask there.
+/// Returns YAML that gives a Service of type NodePort a health port, its own or a free one, and
+/// lets its balancer check it.
 pub(super) fn fix(cluster: &Cluster, service: &Service, balancer: &Balancer) -> String {
     let refused = cluster.index().is_health_port_refused(service);
     let port = match service.health_annotation {

@@ -1,4 +1,4 @@
-//! The judgement of a Service: which nodes get traffic, and what becomes of it there.
+//! The judgement of a Service: which nodes get traffic, and the outcome of requests there.
 
 mod standpoint;
 
@@ -27,12 +27,12 @@ pub(super) use standpoint::{OnNode, Standpoint};
 pub struct Judge<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) nodes: Nodes<'a>,
-    /// The balancer that a person named.
+    /// The balancer that the user chose.
     named: Option<&'static Balancer>,
     overrides: Overrides,
 }
 
-/// Not after any key of this Service.
+/// Returns a key that does not sort after any key of this Service.
 pub(super) fn first_key(name: &ServiceName) -> ServicePortKey {
     ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }
@@ -47,13 +47,13 @@ impl<'a> Judge<'a> {
         self.cluster
     }
 
-    /// Number of Nodes.
+    /// The number of Nodes.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.count()
     }
 
-    /// Names of the nodes that a row is about, at most `most`.
+    /// Returns the names of the nodes of a row, at most `most`.
     #[must_use]
     pub fn names(&self, port: &PortJudgement<'a>, row: &Row<'a>, most: usize) -> Vec<&'a str> {
         match row.who {
@@ -68,7 +68,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// The balancer in front of a Service, and what tells that it is this one.
+    /// Returns the balancer in front of a Service, and the evidence for it.
     #[must_use]
     pub fn balancer(&self, service: &Service) -> (Balancer, String) {
         let (balancer, why) = match self.named {
@@ -84,7 +84,8 @@ impl<'a> Judge<'a> {
         (balancer, why)
     }
 
-    /// `None` if it is not there, not this proxy's, or not reached from outside.
+    /// Judges a Service. `None` if it does not exist, is not served by this proxy, or is not
+    /// reached from outside.
     #[must_use]
     pub fn service(&self, name: &ServiceName) -> Option<Judgement<'a>> {
         let index = self.cluster.index();
@@ -130,10 +131,10 @@ pub(super) struct Behind<'r, 'a> {
     pub(super) balancer: &'r Balancer,
 }
 
-/// Expected answer of `/healthz` on a node.
+/// Returns the expected answer of `/healthz` on a node.
 pub(super) const fn proxy_answer(kind: &Kind<'_>) -> Answer {
     match (kind.readiness, kind.leaving) {
-        // Its kubelet is silent: most likely all of the node is.
+        // The kubelet is silent: most likely the whole node is.
         (Readiness::Unknown, _) => Answer::Silence,
         (_, true) => Answer::Unavailable,
         (_, false) => Answer::Ok(None),
@@ -167,7 +168,7 @@ impl<'a> Behind<'_, 'a> {
             *shares.entry(list).or_default() += row.share;
         }
         let unserved = rows.iter().filter(|row| !matches!(row.fate, Fate::Served { .. }));
-        // The sum of nothing is -0.0, which would be printed as such.
+        // The sum of no floats is -0.0, which would be printed as such.
         let lost = unserved.fold(0.0, |lost, row| lost + row.share);
         let pods = self.pods(&special, &shares, work);
         PortJudgement { keys: vec![key.clone()], frontends, question, rows, pods, failed_open, lost }
@@ -197,7 +198,7 @@ impl<'a> Behind<'_, 'a> {
     ) -> (Row<'a>, ListId) {
         let name = match who {
             Who::Node(name) => name,
-            // No endpoint and no hint names it.
+            // No endpoint and no hint names these nodes.
             Who::Others(_) => "",
         };
         let cluster = self.everywhere.cluster(name, kind.zone);
@@ -246,7 +247,7 @@ impl<'a> Behind<'_, 'a> {
             Question::Nothing => {
                 let announced = match self.port.external_policy {
                     Policy::Cluster => !matches!(fate, Fate::Refused),
-                    // Ready or serving: what terminates counts, as for the node itself.
+                    // Ready or serving endpoints: terminating ones count, as for the node itself.
                     Policy::Local => self.everywhere.local(name) != ListId::EMPTY,
                 };
                 if announced { Answer::Announced } else { Answer::NotAnnounced }
@@ -267,7 +268,8 @@ impl<'a> Behind<'_, 'a> {
             }
     }
 
-    /// Says which rows get traffic, and how much. Returns whether that is because none is green.
+    /// Determines which rows get traffic, and how much. Returns whether that is because none is
+    /// healthy.
     fn distribute(&self, rows: &mut [Row<'a>], question: Question) -> bool {
         let any_green = rows.iter().any(Row::is_green);
         let failed_open = !any_green && self.balancer.fail_open.value;
@@ -286,14 +288,14 @@ impl<'a> Behind<'_, 'a> {
         failed_open
     }
 
-    /// All endpoints that a node would use, with what each gets.
+    /// Returns all endpoints that a node would use, with the share of each.
     fn pods(
         &self,
         special: &BTreeSet<&'a str>,
         shares: &BTreeMap<ListId, f64>,
         work: &mut usize,
     ) -> Vec<PodShare<'a>> {
-        // Also those that no request reaches.
+        // This includes endpoints that no request reaches.
         let local = special.iter().map(|name| self.everywhere.local(name));
         let lists: BTreeSet<ListId> =
             local.chain([self.everywhere.cluster("", None)]).chain(shares.keys().copied()).collect();

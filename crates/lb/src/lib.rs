@@ -1,6 +1,7 @@
-//! Which nodes a load balancer believes in, what becomes of a request there, and which pod gets how much: judged from objects that
-//! anybody may list. Pure: no input or output. What decides about endpoints is the [`traffic_policy_cluster::model`]'s own code, so that this and an
-//! agent cannot disagree.
+//! Judgements of load balancing: which nodes a load balancer considers healthy, the outcome of
+//! requests there, and the share of each pod, computed from objects that any user may list. Pure:
+//! no input or output. The decisions about endpoints are made by the code of
+//! [`traffic_policy_cluster::model`] itself, so that this crate and an agent cannot disagree.
 
 #![forbid(unsafe_code)]
 

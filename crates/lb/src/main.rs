@@ -8,9 +8,9 @@ use traffic_policy_lb::command::{self, FoundErrors};
 fn main() -> ExitCode {
     match command::execute(&env::args_os().collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed the pipe.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        // They stand in the output.
+        // The findings have been printed.
         Err(error) if error.is::<FoundErrors>() => ExitCode::from(3),
         Err(error) => {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {

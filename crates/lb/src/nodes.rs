@@ -1,21 +1,22 @@
-//! The Nodes of a cluster in classes, so that a Service looks at each class once and not at each of its nodes.
+//! The Nodes of a cluster in classes, so that a Service examines each class once instead of each
+//! node.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use traffic_policy_cluster::model::object::{Node, Readiness};
 
-/// All that the judgement of a node without an endpoint depends on.
+/// The properties that the judgement of a node without an endpoint depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind<'a> {
     pub zone: Option<&'a str>,
-    /// Being deleted, or tainted by the autoscaler.
+    /// Whether it is being deleted, or tainted by the autoscaler.
     pub leaving: bool,
-    /// Excluded from balancers by label.
+    /// Whether a label excludes it from balancers.
     pub excluded: bool,
     pub readiness: Readiness,
     pub preemptible: bool,
     pub unschedulable: bool,
-    /// Endpoints name it, but there is no such Node.
+    /// Whether endpoints name it, but there is no such Node.
     pub missing: bool,
 }
 
@@ -33,11 +34,11 @@ impl<'a> Kind<'a> {
     }
 }
 
-/// One node, or those of a class that have nothing of their own.
+/// One node, or those of a class that need no row of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who<'a> {
     Node(&'a str),
-    /// By the number of the class.
+    /// The nodes of a class, by its number.
     Others(usize),
 }
 
@@ -77,7 +78,8 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// The classes less the `special` nodes: class, kind, and how many are left.
+    /// Returns the classes without the `special` nodes: class, kind, and the number of remaining
+    /// nodes.
     pub fn others(&self, special: &BTreeSet<&str>) -> Vec<(usize, Kind<'a>, usize)> {
         let mut counts: Vec<usize> = self.classes.iter().map(|(_, names)| names.len()).collect();
         for class in special.iter().filter_map(|name| self.by_name.get(name)) {
@@ -90,7 +92,7 @@ impl<'a> Nodes<'a> {
             .collect()
     }
 
-    /// Names of nodes of a class that are not `special`, at most `most`.
+    /// Returns the names of nodes of a class that are not `special`, at most `most`.
     pub fn names(&self, class: usize, special: &BTreeSet<&str>, most: usize) -> Vec<&'a str> {
         let names = self.classes.get(class).into_iter().flat_map(|(_, names)| names);
         names.filter(|name| !special.contains(*name)).take(most).copied().collect()

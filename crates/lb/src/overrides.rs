@@ -1,4 +1,4 @@
-//! Facts about a balancer that a person gives, by flags or in a file.
+//! Facts about a balancer that the user gives, by flags or in a file.
 
 use std::{str::FromStr, time::Duration};
 
@@ -8,7 +8,7 @@ use traffic_policy_cluster::model::parse_duration;
 
 use super::balancer::{Ask, Balancer, Weights, sure};
 
-/// A time as Kubernetes users write it.
+/// A duration as Kubernetes users write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Span(pub Duration);
@@ -31,7 +31,7 @@ impl TryFrom<String> for Span {
     }
 }
 
-/// Values of `--check-under-cluster` and `--check-under-local`.
+/// The values of `--check-under-cluster` and `--check-under-local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Asked {
@@ -45,7 +45,8 @@ pub enum Asked {
     Nothing,
 }
 
-/// Settings that override those of the balancer's profile. Each applies to both policies unless it says otherwise.
+/// Settings that override those of the balancer's profile. Each applies to both policies unless its
+/// description names one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 #[command(next_help_heading = "The balancer")]
@@ -62,21 +63,21 @@ pub struct Overrides {
     /// Time limit of an answer to a health check.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_TIMEOUT", value_name = "TIME")]
     pub check_timeout: Option<Span>,
-    /// After how many failures in a row a node gets no traffic.
+    /// Number of consecutive failures after which a node gets no traffic.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_FAILURES", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub check_failures: Option<u32>,
-    /// After how many successes in a row a node gets traffic.
+    /// Number of consecutive successes after which a node gets traffic.
     #[arg(long, env = "TRAFFIC_POLICY_CHECK_SUCCESSES", value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub check_successes: Option<u32>,
-    /// Time until its controller has passed on a change of the Service.
+    /// Time until its controller has propagated a change of the Service.
     #[arg(long, env = "TRAFFIC_POLICY_CONTROLLER_DELAY", value_name = "TIME")]
     pub controller_delay: Option<Span>,
     /// Whether it sends to all nodes while none is healthy.
     #[arg(long, env = "TRAFFIC_POLICY_FAIL_OPEN", value_name = "true|false")]
     pub fail_open: Option<bool>,
-    /// Whether it sends more to nodes with more pods, by the health port's header.
+    /// Whether it sends more to nodes with more pods, according to the health port's header.
     #[arg(long, env = "TRAFFIC_POLICY_WEIGHTED", value_name = "true|false")]
     pub weighted: Option<bool>,
 }
@@ -93,7 +94,7 @@ impl From<Asked> for Ask {
 }
 
 impl Overrides {
-    /// Overrides these settings by those of `other`.
+    /// Overrides these settings with those of `other`.
     pub fn prefer(&mut self, other: &Self) {
         fn prefer<T: Copy>(mine: &mut Option<T>, other: Option<T>) {
             *mine = other.or(*mine);
@@ -109,7 +110,7 @@ impl Overrides {
         prefer(&mut self.weighted, other.weighted);
     }
 
-    /// The profile with what is known better. What a person says is sure.
+    /// Applies the settings to a profile. Facts from the user count as sure.
     pub fn apply(&self, balancer: &mut Balancer) {
         for (check, asked) in
             [(&mut balancer.cluster, self.check_under_cluster), (&mut balancer.local, self.check_under_local)]

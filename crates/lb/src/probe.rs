@@ -1,4 +1,5 @@
-//! Questions to nodes, and what it tells where an answer is not what follows from the objects. Pure: who asks is elsewhere.
+//! Probes of nodes, and the conclusions from answers that do not follow from the objects. Pure: the
+//! probes are sent elsewhere.
 
 mod cause;
 mod compare;
@@ -32,13 +33,13 @@ use super::{
     verdict::{Answer, Judgement, Question},
 };
 
-/// Port of `/healthz` of kube-proxy and the agent.
+/// The port of `/healthz` of kube-proxy and the agent.
 pub const PROXY_HEALTH: u16 = 10256;
 
-/// Questions of one round, at most.
+/// The maximum number of probes in one round.
 pub const MOST: usize = 100_000;
 
-/// Which address of a Node is asked.
+/// The address of a Node that is probed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum NodeAddress {
     /// The first InternalIP.
@@ -56,7 +57,7 @@ impl NodeAddress {
         }
     }
 
-    /// The type in `status.addresses`.
+    /// Returns the type in `status.addresses`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,47 +67,47 @@ impl NodeAddress {
     }
 }
 
-/// Scope of the questions.
+/// The scope of the probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
     pub address: NodeAddress,
-    /// Node ports, too.
+    /// Whether node ports are probed, too.
     pub traffic: bool,
 }
 
-/// One question to a node, and what follows from the objects.
+/// A probe of a node, and the answer that follows from the objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asking {
     pub node: String,
-    /// `None`: it is about the proxy of the node, for all Services.
+    /// The Service; `None`: the probe is about the proxy of the node, for all Services.
     pub service: Option<ServiceName>,
     pub question: Question,
-    /// `None`: the Node has no such address.
+    /// The address; `None`: the Node has no such address.
     pub to: Option<SocketAddr>,
     pub expected: Answer,
-    /// The Node's condition Ready is Unknown.
+    /// Whether the Node's condition Ready is Unknown.
     pub kubelet_silent: bool,
-    /// The balancer sends there only if this is answered well.
+    /// Whether the balancer sends there only if this probe succeeds.
     pub decides: bool,
 }
 
-/// All questions of a round.
+/// All probes of a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Questions {
     pub askings: Vec<Asking>,
-    /// Ports of UDP and SCTP: nothing is sent to them. A datagram that is not answered tells nothing, and an
-    /// association would stay.
+    /// Ports of UDP and SCTP, to which nothing is sent: an unanswered datagram shows nothing, and
+    /// an association would remain.
     pub not_asked: Vec<ServicePortKey>,
 }
 
-/// More than [`MOST`].
+/// There are more probes than [`MOST`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0} questions would have to be asked, and {MOST} is the most: name a Service, or leave out --traffic"
 )]
 pub struct TooMany(pub usize);
 
-/// A question with its answer.
+/// A probe with its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
     pub asking: Asking,
@@ -115,29 +116,31 @@ pub struct Answered {
     pub difference: Option<Difference>,
 }
 
-/// All that was asked and answered.
+/// All probes with their answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
     pub answered: Vec<Answered>,
 }
 
-/// Answers of a first round that stay as they are.
+/// The answers of a first round that are final.
 #[derive(Clone, Debug)]
 pub struct Known {
     same: Vec<(Asking, Heard, Duration)>,
-    /// Addresses that a router said it has no way to.
+    /// Addresses that a router reported as unreachable.
     unreachable: BTreeSet<IpAddr>,
 }
 
-/// Addresses of which at least one question was answered by an ICMP error. Silence of the same address means the same: a router limits
-/// its errors ([RFC 1812, section 4.3.2.8](https://www.rfc-editor.org/rfc/rfc1812#section-4.3.2.8)), Linux to a few in a row for each host.
+/// Returns the addresses for which at least one probe was answered by an ICMP error. Silence of the
+/// same address means the same: a router limits its errors ([RFC 1812, section
+/// 4.3.2.8](https://www.rfc-editor.org/rfc/rfc1812#section-4.3.2.8)), Linux to a few in a row for
+/// each host.
 fn unreachable<'a>(heard: impl Iterator<Item = (&'a Asking, &'a Heard)>) -> BTreeSet<IpAddr> {
     let told = heard.filter(|(_, heard)| **heard == Heard::Unreachable);
     told.filter_map(|(asking, _)| asking.to.map(|to| to.ip())).collect()
 }
 
 impl<'a> Judge<'a> {
-    /// Questions to each Node: about its proxy, and about each of these Services.
+    /// Returns the probes of each Node: about its proxy, and about each of these Services.
     ///
     /// # Errors
     /// There are too many.
@@ -174,11 +177,11 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Questions about one Service.
+/// The probes for one Service.
 struct Plan<'j, 'a> {
     judgement: &'j Judgement<'a>,
     health: Option<u16>,
-    /// Of TCP, with their numbers.
+    /// The node ports of TCP, with their numbers.
     node_ports: Vec<(ServicePortKey, u16)>,
     not_asked: Vec<ServicePortKey>,
 }
@@ -228,7 +231,7 @@ impl<'j, 'a> Plan<'j, 'a> {
                 let (number, ip) = match question {
                     Question::TrafficPort(port) => {
                         let of_family = addresses.iter().find(|ip| ip.is_ipv6() == key.ipv6);
-                        // Of this family it is no frontend.
+                        // The Service has no frontend of this family.
                         if of_family.is_none() && !addresses.is_empty() {
                             continue;
                         }
@@ -253,13 +256,14 @@ impl<'j, 'a> Plan<'j, 'a> {
 }
 
 impl Probed {
-    /// Lays answers beside what follows from the objects.
+    /// Compares answers with what follows from the objects.
     #[must_use]
     pub fn new(heard: Vec<(Asking, Heard, Duration)>) -> Self {
         Self::judged(heard, BTreeSet::new())
     }
 
-    /// The questions whose answer differs are to be asked once more: those, and what is known of the others.
+    /// Returns the probes whose answer differs, to be sent once more, and what is known from the
+    /// others.
     #[must_use]
     pub fn ask_again(self) -> (Vec<Asking>, Known) {
         let unreachable = unreachable(self.answered.iter().map(|one| (&one.asking, &one.heard)));
@@ -271,7 +275,8 @@ impl Probed {
         (again, Known { same, unreachable })
     }
 
-    /// With second answers. All are laid beside the objects together: what a node says elsewhere tells of the cause.
+    /// Combines the first answers with the second ones. All are compared with the objects together:
+    /// the other answers of a node point to the cause.
     #[must_use]
     pub fn twice(known: Known, second: Vec<(Asking, Heard, Duration)>) -> Self {
         let mut all = known.same;
@@ -302,7 +307,7 @@ impl Probed {
         Self { answered: answered.collect() }
     }
 
-    /// The answers about a Service, or about the proxies.
+    /// Returns the answers about a Service, or about the proxies.
     pub fn about(&self, service: Option<&ServiceName>) -> impl Iterator<Item = &Answered> {
         self.answered.iter().filter(move |answered| answered.asking.service.as_ref() == service)
     }
@@ -312,13 +317,13 @@ impl Probed {
         self.answered.iter().filter(|answered| answered.difference.is_some()).count()
     }
 
-    /// Findings about a Service, or about the proxies: the worst first.
+    /// Returns the findings about a Service, or about the proxies, the worst first.
     #[must_use]
     pub fn findings(&self, service: Option<&ServiceName>) -> Vec<Finding> {
         findings::findings(self.about(service))
     }
 
-    /// Services that were asked about.
+    /// Returns the Services that were probed.
     #[must_use]
     pub fn services(&self) -> BTreeSet<&ServiceName> {
         self.answered.iter().filter_map(|answered| answered.asking.service.as_ref()).collect()

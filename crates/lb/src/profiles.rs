@@ -1,4 +1,4 @@
-//! The balancers that are known by name. Where each fact comes from is in docs/balancers.md.
+//! The balancers that are known by name. docs/balancers.md has the source of each fact.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const fn check(
     Check { ask, interval, timeout, failures, successes }
 }
 
-/// Announced by a speaker on the node, which asks nothing.
+/// The check of balancers whose speakers announce from the nodes: none.
 const ANNOUNCED: Check = check(sure(Ask::Nothing), sure(seconds(0)), sure(seconds(0)), sure(1), sure(1));
 
 pub const GKE: Balancer = Balancer {
@@ -125,7 +125,7 @@ pub const HAPROXY: Balancer = Balancer {
     cuts: sure(false),
 };
 
-/// Assumptions about an unknown balancer, to be overridden by flags or a file.
+/// Assumptions about an unknown balancer, which flags or a file override.
 pub const CUSTOM: Balancer = Balancer {
     name: "custom",
     cluster: check(unsure(Ask::ProxyHealth), unsure(seconds(10)), unsure(seconds(5)), unsure(3), unsure(2)),
@@ -139,7 +139,7 @@ pub const CUSTOM: Balancer = Balancer {
     cuts: unsure(false),
 };
 
-/// All of them.
+/// All profiles.
 pub const PROFILES: [&Balancer; 9] =
     [&GKE, &AWS_NLB, &AWS_ALB, &AZURE, &CLOUD_PROVIDER_KIND, &METALLB_L2, &METALLB_BGP, &HAPROXY, &CUSTOM];
 

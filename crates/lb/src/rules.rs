@@ -14,9 +14,9 @@ use super::{
     verdict::{Fate, Judgement, Membership, PortJudgement, Row, as_f64},
 };
 
-/// Default of `--drain` of `run`.
+/// The default of `run --drain`.
 pub(super) const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
-/// From here on a pod gets so much more than the mean that it should be known.
+/// The factor over the mean from which a pod's larger share is worth a finding.
 const UNEVEN: f64 = 1.25;
 const VERY_UNEVEN: f64 = 1.5;
 
@@ -41,7 +41,7 @@ pub(super) fn findings<'a>(
             case.leaving(),
             case.not_ready(),
         ];
-        // What a second port has in common with the first is said once.
+        // A finding that a second port shares with the first is reported once.
         for finding in found.into_iter().flatten() {
             if at == 0 || findings.iter().all(|other: &Finding| other.code != finding.code) {
                 findings.push(finding);
@@ -66,7 +66,7 @@ pub(super) fn findings<'a>(
     findings
 }
 
-/// A Service port, and what is known around it.
+/// A Service port, and what is known about its surroundings.
 struct Case<'c, 'a> {
     judge: &'c Judge<'a>,
     judgement: &'c Judgement<'a>,
@@ -78,7 +78,7 @@ impl<'a> Case<'_, 'a> {
         self.judgement.service.name.to_string()
     }
 
-    /// Number of nodes, with the names of some: `3 nodes (a, b, c)`.
+    /// Formats a number of nodes with some of their names: `3 nodes (a, b, c)`.
     fn nodes(&self, which: impl Fn(&Row<'a>) -> bool) -> String {
         const MOST: usize = 3;
         let rows: Vec<_> = self.port.rows.iter().filter(|row| which(row)).collect();
@@ -125,7 +125,7 @@ impl<'a> Case<'_, 'a> {
         ))
     }
 
-    /// Green, but requests are not answered there.
+    /// Reports nodes that are healthy, but where requests are not answered.
     fn answers_nothing(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.takes && !matches!(row.fate, Fate::Served { .. });
         let (count, share) = self.port.sum(bad);
@@ -200,7 +200,7 @@ impl<'a> Case<'_, 'a> {
     fn dark_with_pod(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.pods > 0 && !row.takes;
         let (count, _) = self.port.sum(bad);
-        // That no node is green is said elsewhere.
+        // Another finding reports that no node is healthy.
         if count == 0 || self.port.green() == 0 {
             return None;
         }
@@ -339,7 +339,7 @@ impl<'a> Case<'_, 'a> {
         ))
     }
 
-    /// Whether a change to policy Local would lose requests.
+    /// Reports whether a change to policy Local would lose requests.
     fn drain(&self) -> Option<Finding> {
         let service = self.judgement.service;
         let node_port_only = self.is_node_port() && service.health_annotation == 0;
@@ -391,7 +391,7 @@ impl<'a> Case<'_, 'a> {
     }
 }
 
-/// A share as text.
+/// Formats a share.
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
@@ -400,7 +400,7 @@ fn counted(count: usize, one: &str, many: &str) -> String {
     if count == 1 { format!("1 {one}") } else { format!("{count} {many}") }
 }
 
-/// As an annotation takes it.
+/// Formats a time for an annotation.
 pub(super) fn span(time: Duration) -> String {
     match time.as_millis() % 1000 {
         0 => format!("{}s", time.as_secs()),

@@ -1,4 +1,5 @@
-//! Judgements of small clusters written as tables, and of random ones beside the agent's own model.
+//! Judgements of small clusters written as tables, and of random ones in comparison with the
+//! agent's own model.
 
 mod simulate;
 mod sizes;
@@ -12,8 +13,8 @@ use traffic_policy_cluster::{
 
 use super::{Balancer, Cluster, Fate, Judge, Judgement, Overrides, Who, by_name};
 
-/// Manifests of a cluster with one Service `shop/web`. Nodes, as `n1 n2/excluded n3/leaving`; a Service, as
-/// `LoadBalancer Local`; pods, as `a@n1 b@n2/terminating`.
+/// Returns the manifests of a cluster with one Service `shop/web`. Nodes are given as `n1
+/// n2/excluded n3/leaving`; a Service as `LoadBalancer Local`; pods as `a@n1 b@n2/terminating`.
 pub(super) fn manifests(nodes: &str, service: &str, pods: &str) -> String {
     let mut text = String::new();
     for node in nodes.split_whitespace() {
@@ -104,7 +105,8 @@ pub(super) fn balancer(name: &str) -> Option<&'static Balancer> {
     (name != "guess").then(|| by_name(name).unwrap())
 }
 
-/// One line for each row: nodes, pods, answer, traffic, fate, share in percent; one for each pod.
+/// Formats one line for each row: nodes, pods, answer, traffic, outcome, share in percent; and one
+/// for each pod.
 fn table(judge: &Judge<'_>, judgement: &Judgement<'_>) -> String {
     let mut lines = Vec::new();
     for port in &judgement.ports {

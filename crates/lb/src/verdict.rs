@@ -6,7 +6,7 @@ use traffic_policy_cluster::model::{Frontend, Policy, ServicePortKey, object::Se
 
 use super::{balancer::Balancer, finding::Finding, nodes::Kind, nodes::Who};
 
-/// Question that a balancer asks of nodes.
+/// The health check that a balancer makes on nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     ProxyHealth,
@@ -15,10 +15,10 @@ pub enum Question {
     Nothing,
 }
 
-/// Answer of a node, if an agent or kube-proxy works there and nothing blocks the path to it.
+/// The answer of a node, if an agent or kube-proxy works there and nothing blocks the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// 200; a health port of a Service gives a number of endpoints.
+    /// Status 200; a health port of a Service gives a number of endpoints.
     Ok(Option<usize>),
     Unavailable,
     Open,
@@ -39,38 +39,39 @@ impl Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Membership {
     Member,
-    /// The label `node.kubernetes.io/exclude-from-external-load-balancers`.
+    /// The Node has the label `node.kubernetes.io/exclude-from-external-load-balancers`.
     Excluded,
     /// There is no such Node.
     NoNode,
 }
 
-/// Treatment of a client's new connection or first datagram at a node.
+/// The outcome of a client's new connection or first datagram at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// To one of `of` endpoints, of which `here` are on the node. To the others it is forwarded, with the node's address as
-    /// source. Under policy Local `here` is 0 only where the Service's annotation makes the node forward.
+    /// Sent to one of `of` endpoints, of which `here` are on the node. Traffic to the others is
+    /// forwarded, with the node's address as its source. Under policy Local `here` is 0 only where
+    /// the Service's annotation makes the node forward.
     Served { here: usize, of: usize },
-    /// In silence: policy Local, and endpoints on other nodes only.
+    /// Dropped silently: policy Local, and endpoints on other nodes only.
     Dropped,
-    /// With an ICMP error: no endpoint anywhere.
+    /// Rejected with an ICMP error: no endpoint anywhere.
     Refused,
 }
 
-/// One node, or several of which the same is true.
+/// One node, or several nodes with the same properties.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row<'a> {
     pub who: Who<'a>,
     pub count: usize,
     pub kind: Kind<'a>,
-    /// Ready endpoints on each.
+    /// The number of ready endpoints on each.
     pub pods: usize,
     pub membership: Membership,
     pub answer: Answer,
     pub fate: Fate,
-    /// The balancer sends to it.
+    /// Whether the balancer sends to it.
     pub takes: bool,
-    /// Of all requests, all nodes of the row together.
+    /// The share of all requests that the nodes of the row get together.
     pub share: f64,
 }
 
@@ -80,42 +81,43 @@ impl Row<'_> {
     }
 }
 
-/// An endpoint, and what it gets.
+/// An endpoint and its share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodShare<'a> {
     pub address: SocketAddr,
     pub pod: Option<&'a str>,
     pub node: Option<&'a str>,
     pub ready: bool,
-    /// Of all requests.
+    /// Its share of all requests.
     pub share: f64,
 }
 
 impl PodShare<'_> {
-    /// The pod's name, or the address where none is known.
+    /// Returns the pod's name, or the address if the name is not known.
     #[must_use]
     pub fn label(&self) -> String {
         self.pod.map_or_else(|| self.address.ip().to_string(), str::to_owned)
     }
 }
 
-/// Service ports of which the same is true.
+/// Service ports with the same properties.
 #[derive(Clone, Debug)]
 pub struct PortJudgement<'a> {
     pub keys: Vec<ServicePortKey>,
     pub frontends: Vec<Frontend>,
     pub question: Question,
-    /// Nodes with endpoints first, by name; then the others.
+    /// The rows: nodes with endpoints first, by name; then the others.
     pub rows: Vec<Row<'a>>,
     pub pods: Vec<PodShare<'a>>,
-    /// No node is green, and all get traffic for that reason.
+    /// Whether no node is healthy, and all get traffic for that reason.
     pub failed_open: bool,
-    /// Requests without an answer, of all.
+    /// The share of all requests that get no answer.
     pub lost: f64,
 }
 
 impl PortJudgement<'_> {
-    /// The largest share of a pod over the mean of all ready ones; `None` without requests that arrive.
+    /// Returns the largest share of a pod over the mean of all ready ones; `None` if no requests
+    /// arrive.
     #[must_use]
     pub fn skew(&self) -> Option<f64> {
         let counted = || self.pods.iter().filter(|pod| pod.ready || pod.share > 0.0);
@@ -149,7 +151,7 @@ impl PortJudgement<'_> {
         self.pods.iter().filter(|pod| pod.ready).count()
     }
 
-    /// Whether the same is true of two ports, but for their numbers.
+    /// Whether two ports have the same properties, apart from their numbers.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let kind = std::mem::discriminant::<Question>;
         let pods = |port: &Self| -> Vec<_> {
@@ -168,12 +170,12 @@ pub struct Judgement<'a> {
     pub service: &'a Service,
     pub policy: Policy,
     pub balancer: Balancer,
-    /// Reason for taking this balancer.
+    /// The reason for assuming this balancer.
     pub why_balancer: String,
     pub ports: Vec<PortJudgement<'a>>,
-    /// The worst first.
+    /// The findings, the worst first.
     pub findings: Vec<Finding>,
-    /// Amount of work: nodes and classes of nodes, and endpoints in lists.
+    /// The amount of work: nodes and classes of nodes, and endpoints in lists.
     pub work: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Changes of a cluster from one moment to the next, as load balancers come to know them. Pure.
+//! Changes of a cluster from one moment to the next, as load balancers learn of them. Pure.
 
 #[cfg(test)]
 mod tests;
@@ -15,26 +15,26 @@ use super::{
     verdict::{Answer, Fate, Judgement, Membership, Question, Row},
 };
 
-/// With more nodes of which the same is to be said, they share a line.
+/// The number of nodes with the same change up to which each gets a line; more share one.
 const ALIKE: usize = 8;
-/// Names in such a line.
+/// The number of names in such a line.
 const NAMES: usize = 3;
 
-/// Consequences of the objects at one moment, without the objects.
+/// The consequences of the objects at one moment, without the objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Each Node with what is true of it for all Services.
+    /// Each Node with its properties for all Services.
     nodes: BTreeMap<String, Class>,
     services: BTreeMap<ServiceName, Service>,
 }
 
-/// All that the answer of a node without an endpoint depends on, in words.
+/// The properties that the answer of a node without an endpoint depends on, in words.
 type Class = String;
 
 #[derive(Clone, Debug, PartialEq)]
 struct Service {
     policy: Policy,
-    /// The balancer, and how long it takes to believe a refusal.
+    /// The balancer, and the time until it acts on a refusal.
     believes: Option<String>,
     ports: BTreeMap<String, Port>,
     /// Findings of level error: code and sentence.
@@ -44,12 +44,12 @@ struct Service {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Port {
     own: BTreeMap<String, State>,
-    /// Nodes that have nothing of their own, with their number.
+    /// Nodes that need no entry of their own, with their number.
     others: BTreeMap<Class, (State, usize)>,
     lost: f64,
 }
 
-/// One node to one Service port.
+/// The state of a node for a Service port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct State {
     green: bool,
@@ -91,7 +91,7 @@ impl Snapshot {
         }
     }
 
-    /// Changes since `self`, a sentence each.
+    /// Returns the changes since `self`, a sentence each.
     #[must_use]
     pub fn changes(&self, new: &Self) -> Vec<String> {
         let mut lines = Vec::new();
@@ -112,13 +112,13 @@ impl Snapshot {
         lines
     }
 
-    /// The state of each Service, a sentence each.
+    /// Returns the state of each Service, a sentence each.
     #[must_use]
     pub fn beginning(&self) -> Vec<String> {
         self.services.iter().map(|(name, service)| format!("{name}: {}", service.state())).collect()
     }
 
-    /// Nodes that came, went, or are another kind of node now.
+    /// Reports Nodes that were added, removed, or whose properties changed. Returns their names.
     fn nodes(&self, new: &Self, lines: &mut Vec<String>) -> BTreeSet<String> {
         let mut changed = BTreeSet::new();
         let mut told: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -146,7 +146,7 @@ impl Snapshot {
     }
 }
 
-/// A line for each node, or one for many.
+/// Adds a line for each node, or one for many.
 fn tell(told: BTreeMap<String, Vec<&str>>, lines: &mut Vec<String>) {
     for (what, names) in told {
         if names.len() > ALIKE {
@@ -222,7 +222,7 @@ impl Port {
         Self { own, others, lost: port.lost }
     }
 
-    /// Green nodes, all nodes, ready pods.
+    /// Returns the numbers of healthy nodes, all nodes, and ready pods.
     fn counts(&self) -> (usize, usize, usize) {
         let own = self.own.values().map(|state| (state, 1));
         let all = own.chain(self.others.values().map(|(state, count)| (state, *count)));
@@ -236,7 +236,7 @@ impl Port {
 struct Between<'s> {
     old: &'s Snapshot,
     new: &'s Snapshot,
-    /// Nodes that are not what they were.
+    /// Nodes whose properties changed.
     changed: &'s BTreeSet<String>,
 }
 
@@ -289,7 +289,7 @@ impl Between<'_> {
     }
 }
 
-/// Change of a node's state for a Service port; `None` if there is none.
+/// Describes the change of a node's state for a Service port; `None` if there is none.
 fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> Option<String> {
     let (Some(old), Some(new)) = (old, new) else {
         let (state, word) = match (old, new) {
@@ -341,18 +341,19 @@ impl State {
     }
 }
 
-/// Answers that differ, and that two rounds of questions have found alike: objects and nodes are not of the same moment.
+/// Answers that differ and that two rounds of probes have found alike, because objects and nodes
+/// are not read at the same moment.
 #[derive(Clone, Debug, Default)]
 pub struct Heard {
     last: BTreeMap<Key, Cause>,
     confirmed: BTreeMap<Key, Cause>,
 }
 
-/// Service, node, question.
+/// A Service, a node and a probe.
 type Key = (Option<ServiceName>, String, String);
 
 impl Heard {
-    /// Changes by one more round, a sentence each.
+    /// Returns the changes by one more round, a sentence each.
     pub fn round(&mut self, probed: &Probed) -> Vec<String> {
         let mut lines = Vec::new();
         let mut now: BTreeMap<Key, Cause> = BTreeMap::new();
@@ -385,19 +386,19 @@ impl Heard {
             }
         }
         tell(told, &mut lines);
-        // What is not asked any more is not known any more.
+        // Answers that are no longer probed are forgotten.
         self.confirmed.retain(|key, _| now.contains_key(key) || asked.contains(key));
         self.last = now;
         lines
     }
 
-    /// Whether one more round should come soon: something differs that may be of the moment.
+    /// Whether one more round should come soon: a difference may be transient.
     #[must_use]
     pub fn doubts(&self) -> bool {
         self.last.iter().any(|(key, cause)| self.confirmed.get(key) != Some(cause))
     }
 
-    /// Why a node's answers about a Service, or about its proxy, differ.
+    /// Returns the cause of a difference in a node's answers about a Service, or about its proxy.
     #[must_use]
     pub fn cause(&self, service: &ServiceName, node: &str) -> Option<Cause> {
         let mut own = self.confirmed.iter().filter(|((_, other, _), _)| other == node);

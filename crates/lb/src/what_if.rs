@@ -1,4 +1,5 @@
-//! The effect of a change: before and after, what is lost between, and what makes it lossless.
+//! The effect of a change: before and after, the losses in between, and the conditions for a
+//! lossless change.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,8 +17,8 @@ use super::{
     verdict::{Fate, Judgement, PortJudgement, as_f64},
 };
 
-/// Time for which a node that vanished stays ready for Kubernetes, and its pods with it: `--node-monitor-grace-period`, 50 s
-/// from Kubernetes 1.32 on, 40 s before.
+/// The time for which Kubernetes considers a node that vanished ready, and its pods with it:
+/// `--node-monitor-grace-period`, 50 s from Kubernetes 1.32 on, 40 s before.
 pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
 
 /// A Service before and after some changes.
@@ -32,9 +33,9 @@ pub struct WhatIf {
 /// Requests that are lost until all parts have reacted to a change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
-    /// Of all requests.
+    /// The share of all requests.
     pub share: f64,
-    /// At most.
+    /// The duration, at most.
     pub seconds: f64,
     /// Whether the balancer's times are known.
     pub sure: bool,
@@ -42,29 +43,31 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// As seconds of all traffic.
+    /// Returns the loss in seconds of all traffic.
     #[must_use]
     pub fn weight(&self) -> f64 {
         self.share * self.seconds
     }
 }
 
-/// Cost of a change.
+/// The cost of a change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     pub lost: Vec<Loss>,
-    /// Open connections that are cut, of all, and why.
+    /// The shares of open connections that are cut, with the reasons.
     pub cut: Vec<(f64, String)>,
-    /// `traffic-policy.io/drain` that makes a change to policy Local lossless, in seconds; and whether the balancer's times are
-    /// known.
+    /// The value of `traffic-policy.io/drain` that makes a change to policy Local lossless, in
+    /// seconds; and whether the balancer's times are known.
     pub drain: Option<(f64, bool)>,
-    /// Further conditions for a lossless change, or why there are none.
+    /// Further conditions for a lossless change, or the reasons why there are none.
     pub advice: Vec<String>,
 }
 
 impl WhatIf {
+    /// Applies changes to a Service. `None`: the Service does not exist.
+    ///
     /// # Errors
-    /// A change that cannot be made: nodes or pods that are not there. `None`: the Service is not there.
+    /// A change cannot be applied, because its nodes or pods do not exist.
     pub fn new(
         cluster: &Cluster,
         name: &ServiceName,
@@ -78,7 +81,7 @@ impl WhatIf {
         Ok(Some(Self { before, after: objects.cluster(), name: name.clone(), changes: changes.to_vec() }))
     }
 
-    /// Before and after.
+    /// Returns the judges before and after.
     #[must_use]
     pub fn judges(&self, named: Option<&'static Balancer>, overrides: &Overrides) -> [Judge<'_>; 2] {
         [&self.before, &self.after].map(|cluster| Judge::new(cluster, named, overrides.clone()))
@@ -89,7 +92,7 @@ impl WhatIf {
         &self.name
     }
 
-    /// Cost of the change for the first of the Service's ports.
+    /// Returns the cost of the change for the first of the Service's ports.
     #[must_use]
     pub fn cost<'a>(
         &self,
@@ -115,7 +118,7 @@ impl WhatIf {
     }
 }
 
-/// One node before or after.
+/// A node before or after.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     takes: bool,
@@ -139,7 +142,7 @@ fn by_node<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str,
     seen
 }
 
-/// Inputs of the comparison.
+/// The inputs of the comparison.
 struct Between<'b, 'a> {
     old: BTreeMap<&'a str, Seen>,
     new: BTreeMap<&'a str, Seen>,
@@ -161,7 +164,7 @@ impl Between<'_, '_> {
         })
     }
 
-    /// Nodes that are gone without a word.
+    /// Adds the cost of nodes that vanished without notice.
     fn vanished(&self, cost: &mut Cost) {
         let notices = self.balancer().notices_silence(self.judgement.policy);
         for name in self.gone() {
@@ -174,7 +177,7 @@ impl Between<'_, '_> {
                 );
                 cost.cut.push((sent, format!("connections by {name}")));
             }
-            // Other nodes go on choosing its pods until Kubernetes takes it for lost.
+            // Other nodes keep choosing its pods until Kubernetes considers it lost.
             let pods: f64 =
                 self.port.pods.iter().filter(|pod| pod.node == Some(name)).map(|pod| pod.share).sum();
             let own = match self.old.get(name).map(|seen| (seen.share, seen.fate)) {
@@ -195,7 +198,7 @@ impl Between<'_, '_> {
         }
     }
 
-    /// Cluster to Local.
+    /// Adds the cost of a change from Cluster to Local.
     fn switched(&self, cost: &mut Cost) {
         if (self.judgement.policy, self.after.policy) != (Policy::Cluster, Policy::Local) {
             return;
@@ -246,7 +249,7 @@ impl Between<'_, '_> {
         );
     }
 
-    /// Nodes that turn dark because their last pod goes, under policy Local.
+    /// Adds the cost of nodes that turn unhealthy because their last pod goes, under policy Local.
     fn went_dark(&self, cost: &mut Cost) {
         let both_local = (self.judgement.policy, self.after.policy) == (Policy::Local, Policy::Local);
         let share = self.darkened(|_| true);
@@ -256,7 +259,7 @@ impl Between<'_, '_> {
                 format!("connections by nodes that turn dark: {} cuts them", self.balancer().name),
             ));
         }
-        // With the fallback, what still comes is forwarded.
+        // With the fallback, requests that still arrive are forwarded.
         if !both_local || self.after.service.external_fallback {
             return;
         }
@@ -293,7 +296,7 @@ impl Between<'_, '_> {
         });
     }
 
-    /// The share of nodes, those that are gone aside, that had traffic and get none now.
+    /// Returns the share of nodes, except those that vanished, that had traffic and get none now.
     fn darkened(&self, which: impl Fn(&Seen) -> bool) -> f64 {
         let stays =
             self.old.iter().filter(|(name, seen)| seen.takes && self.gone().all(|gone| gone != **name));
@@ -311,7 +314,7 @@ impl Cost {
         self.lost.push(Loss { share, seconds: time.value.as_secs_f64(), sure: time.sure, why });
     }
 
-    /// All that is lost, as seconds of all traffic.
+    /// Returns the total loss in seconds of all traffic.
     #[must_use]
     pub fn weight(&self) -> f64 {
         self.lost.iter().map(Loss::weight).sum()

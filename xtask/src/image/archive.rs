@@ -1,7 +1,8 @@
 //! An OCI image layout in one tar file: <https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md>.
 //!
-//! `index.json` names one index, by the image's name, and that index names one manifest for each platform. So engines that
-//! take a named manifest, and those that choose by platform, find the same.
+//! `index.json` refers to one index by the image's name, and that index refers to one manifest for
+//! each platform. So engines that select a manifest by name and those that select by platform find
+//! the same.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// The image of one architecture.
 #[derive(Debug)]
 pub(super) struct Platform {
-    /// As OCI names it, which is as Go does.
+    /// The architecture by its OCI name, which is Go's.
     pub(super) architecture: &'static str,
     pub(super) layer: Layer,
 }
@@ -27,11 +28,12 @@ pub(super) struct Platform {
 #[derive(Debug)]
 pub(super) struct Archive {
     pub(super) bytes: Vec<u8>,
-    /// Of the index: what a registry would call the image.
+    /// The digest of the index: the one by which a registry would identify the image.
     pub(super) digest: String,
 }
 
-/// Nothing of this machine goes in, and no time: what has the same programs and name has the same bytes.
+/// Packs the archive. It contains nothing of this machine and no time: the same programs and name
+/// give the same bytes.
 pub(super) fn pack(name: &str, platforms: &[Platform]) -> Result<Archive> {
     let mut blobs = Blobs::default();
     let manifests: Vec<Value> = platforms.iter().map(|platform| manifest(&mut blobs, platform)).collect();
@@ -43,7 +45,7 @@ pub(super) fn pack(name: &str, platforms: &[Platform]) -> Result<Archive> {
     });
     let mut named = blobs.add(INDEX, index.to_string().into_bytes());
     let digest = named["digest"].as_str().unwrap_or_default().to_owned();
-    // The first is read by podman, the second by containerd.
+    // podman reads the first annotation, containerd the second.
     named["annotations"] = json!({
         "org.opencontainers.image.ref.name": name,
         "io.containerd.image.name": name,
@@ -53,7 +55,7 @@ pub(super) fn pack(name: &str, platforms: &[Platform]) -> Result<Archive> {
     Ok(Archive { bytes, digest })
 }
 
-/// The descriptor of a platform's manifest.
+/// Adds the manifest of a platform, and returns its descriptor.
 fn manifest(blobs: &mut Blobs, platform: &Platform) -> Value {
     let Platform { architecture, layer } = platform;
     let config = json!({
@@ -81,7 +83,8 @@ fn manifest(blobs: &mut Blobs, platform: &Platform) -> Value {
     descriptor
 }
 
-/// <https://github.com/opencontainers/image-spec/blob/v1.1.0/annotations.md>
+/// Returns the labels, see
+/// <https://github.com/opencontainers/image-spec/blob/v1.1.0/annotations.md>.
 fn labels() -> Value {
     json!({
         "org.opencontainers.image.title": "traffic-policy",
@@ -93,12 +96,12 @@ fn labels() -> Value {
     })
 }
 
-/// Contents by their digests.
+/// Blobs by their digests.
 #[derive(Default)]
 struct Blobs(BTreeMap<String, Vec<u8>>);
 
 impl Blobs {
-    /// Adds one; its descriptor.
+    /// Adds a blob, and returns its descriptor.
     fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let digest = digest(&bytes);
         let descriptor = json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() });
@@ -143,7 +146,7 @@ mod tests {
         files.collect()
     }
 
-    /// The object that a descriptor names.
+    /// Returns the object that a descriptor refers to.
     fn follow(files: &BTreeMap<String, Vec<u8>>, descriptor: &Value) -> Vec<u8> {
         let named = descriptor["digest"].as_str().unwrap();
         let bytes = &files[&format!("blobs/{}", named.replace(':', "/"))];
@@ -188,7 +191,7 @@ mod tests {
             tar.entries().unwrap().next().unwrap().unwrap().read_to_end(&mut content).unwrap();
             assert_eq!(content, program);
         }
-        // Two of each: layer, configuration, manifest; and the index.
+        // Two layers, two configurations and two manifests, and the index.
         assert_eq!(files.keys().filter(|name| name.starts_with("blobs/")).count(), 7);
     }
 }

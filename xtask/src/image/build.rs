@@ -1,8 +1,9 @@
 //! The agent as one static program, linked with musl.
 //!
-//! rustup brings no standard library for musl where only the registry of crates is reached, so std is compiled, by the
-//! toolchain that compiles for BPF and has its sources. The C library is Debian's, of a fixed release, unpacked beside and
-//! not installed; the GNU toolchain links. `trim-paths` keeps paths of this machine out of the program.
+//! rustup has no standard library for musl where only the registry of crates is reachable. So std
+//! is compiled with the toolchain that compiles for BPF and has std's sources. The C library is
+//! Debian's, of a fixed release, unpacked into a folder and not installed; the GNU toolchain links.
+//! `trim-paths` keeps paths of this machine out of the program.
 
 use std::{
     collections::BTreeSet,
@@ -28,18 +29,18 @@ use crate::{
     vm::{arch::Arch, archive::Archive},
 };
 
-/// The profile in the workspace's `Cargo.toml`.
+/// The name of the profile in the workspace's `Cargo.toml`.
 const PROFILE: &str = "shipped";
-/// musl's package, of the release of Debian that programs are linked with.
+/// The package of musl, from the Debian release with which programs are linked.
 const MUSL: &str = "musl-dev/trixie";
 
-/// The program, and what is linked in that is no crate.
+/// The program, and the linked parts that are not crates.
 pub(super) struct Built {
     pub(super) program: PathBuf,
     pub(super) parts: BTreeSet<Part>,
 }
 
-/// Builds it.
+/// Builds the agent.
 ///
 /// # Errors
 /// A compiler is missing and cannot be installed, musl cannot be fetched, or the build failed.
@@ -67,7 +68,8 @@ pub(super) fn agent(arch: Arch, place: &Place) -> Result<Built> {
     command.args(["build", "--locked", "--package", "traffic-policy-agent", "--profile", PROFILE]);
     command.args(["--target", &triple, "-Z", "build-std=std,panic_unwind"]);
     command.env("RUSTC_BOOTSTRAP", "1");
-    // Of the packet path, too, which the agent's build script compiles by the profile `release`.
+    // This also applies to the packet path, which the agent's build script compiles with the
+    // profile `release`.
     command.env("CARGO_UNSTABLE_TRIM_PATHS", "true");
     for profile in [PROFILE, "release"] {
         command.env(format!("CARGO_PROFILE_{}_TRIM_PATHS", profile.to_uppercase()), "all");
@@ -84,7 +86,7 @@ pub(super) fn agent(arch: Arch, place: &Place) -> Result<Built> {
     Ok(Built { program: built.join(super::layer::PROGRAM), parts: parts(&rustc, target, &musl)? })
 }
 
-/// `rustc`: what it says of its version.
+/// Returns the parts that are not crates. `rustc` is the compiler's description of its version.
 fn parts(rustc: &str, target: &Target, musl: &Path) -> Result<BTreeSet<Part>> {
     let part = |name: &str, version: String, licence: &str, purl: String| Part {
         name: name.to_owned(),
@@ -114,7 +116,8 @@ fn parts(rustc: &str, target: &Target, musl: &Path) -> Result<BTreeSet<Part>> {
     ]))
 }
 
-/// Of the first line of Debian's changelog: `musl (1.2.5-3) unstable; urgency=medium`.
+/// Returns the version in the first line of Debian's changelog: `musl (1.2.5-3) unstable;
+/// urgency=medium`.
 fn musl_version(musl: &Path) -> Result<String> {
     let path = musl.join("usr/share/doc/musl-dev/changelog.Debian.gz");
     let file = File::open(&path).with_context(|| format!("{} cannot be read", path.display()))?;
@@ -125,7 +128,8 @@ fn musl_version(musl: &Path) -> Result<String> {
         .with_context(|| format!("{} begins with no version", path.display()))
 }
 
-/// Flags of rustc that link with musl: its start files between those of the compiler, as in a position-independent program.
+/// Returns the flags of rustc that link with musl: musl's start files enclose those of the
+/// compiler, as in a position-independent program.
 fn linking(target: &Target, folder: &Path, arch: Arch) -> Result<Vec<String>> {
     let musl = format!("{}/musl/usr/lib/{arch}-linux-musl", folder.display());
     let (begin, end) = (found_by(target, "crtbeginS.o")?, found_by(target, "crtendS.o")?);
@@ -139,14 +143,15 @@ fn linking(target: &Target, folder: &Path, arch: Arch) -> Result<Vec<String>> {
         format!("-Lnative={musl}"),
     ];
     if arch == Arch::Aarch64 {
-        // rustc links x86_64's static programs so, and this target's for a fixed address: there the start files of above take
-        // whatever lies at their own address for the table of relocations.
+        // rustc links static programs this way for x86_64, but for a fixed address for this target:
+        // the start files above would then read whatever lies at their own address as the table of
+        // relocations.
         flags.push("-Clink-arg=-static-pie".to_owned());
     }
     Ok(flags)
 }
 
-/// Missing packages of the GNU toolchain for this target, C++ for libunwind.
+/// Installs missing packages of the GNU toolchain for this target; C++ is needed for libunwind.
 fn compilers(target: &Target) -> Result<()> {
     let names = ["gcc", "g++", "ar"].map(|name| format!("{}-{name}", target.gnu));
     let packages = if target.is_host() {
@@ -163,7 +168,7 @@ fn compilers(target: &Target) -> Result<()> {
     bail!("{} is missing: install {} (as Debian calls the packages)", missing.join(", "), packages.join(" "))
 }
 
-/// A file of the compiler's own.
+/// Returns the path of a file that belongs to the compiler.
 fn found_by(target: &Target, file: &str) -> Result<String> {
     let name = format!("{}-gcc", target.gnu);
     let found = cargo::output(Command::new(&name).arg(format!("-print-file-name={file}")));
@@ -171,7 +176,7 @@ fn found_by(target: &Target, file: &str) -> Result<String> {
     found.map(|found| found.trim().to_owned()).with_context(|| format!("{name} has no {file}"))
 }
 
-/// A program of a toolchain, among the sources.
+/// Returns a command for a program of a toolchain, run in the folder of the sources.
 fn tool(toolchain: &str, program: &str, place: &Place) -> Command {
     let mut command = if Path::new(toolchain).is_absolute() {
         Command::new(Path::new(toolchain).join("bin").join(program))
@@ -181,7 +186,7 @@ fn tool(toolchain: &str, program: &str, place: &Place) -> Command {
         command
     };
     command.current_dir(&place.sources).env("CARGO_TARGET_DIR", &place.target);
-    // The cargo that started us is of another toolchain.
+    // The cargo that started this program belongs to another toolchain.
     for variable in ["CARGO", "RUSTC", "RUSTDOC", "RUSTC_WORKSPACE_WRAPPER", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"]
     {
         command.env_remove(variable);

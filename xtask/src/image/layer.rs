@@ -1,4 +1,5 @@
-//! The one layer of the image: the agent. Times, owners and order are fixed, so that the same program gives the same bytes.
+//! The one layer of the image: the agent. Times, owners and order are fixed, so that the same
+//! program gives the same bytes.
 
 use std::io::{self, Write};
 
@@ -7,16 +8,16 @@ use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// The program's name, at the root of the image.
+/// The name of the program, which is at the root of the image.
 pub(super) const PROGRAM: &str = "traffic-policy-agent";
 
 #[derive(Debug)]
 pub(super) struct Layer {
     /// The layer, compressed.
     pub(super) gzip: Vec<u8>,
-    /// Of the layer as it is unpacked, which an image's configuration names it by.
+    /// The digest of the uncompressed layer, by which an image's configuration refers to it.
     pub(super) diff_id: String,
-    /// Bytes of the program.
+    /// The size of the program in bytes.
     pub(super) program: usize,
 }
 
@@ -26,7 +27,7 @@ impl Layer {
         append(&mut tar, PROGRAM, program, 0o755).context("packing the layer failed")?;
         let tar = tar.into_inner().context("packing the layer failed")?;
         let diff_id = digest(&tar);
-        // Without a time and a name of a file.
+        // The header has neither a time nor a file name.
         let mut gzip = GzBuilder::new().write(Vec::new(), Compression::best());
         gzip.write_all(&tar).context("compressing the layer failed")?;
         let gzip = gzip.finish().context("compressing the layer failed")?;
@@ -34,7 +35,7 @@ impl Layer {
     }
 }
 
-/// A file of root's, of 1970.
+/// Appends a file that is owned by root and dates from 1970.
 pub(super) fn append(tar: &mut Builder<Vec<u8>>, name: &str, content: &[u8], mode: u32) -> io::Result<()> {
     let mut header = Header::new_ustar();
     header.set_entry_type(EntryType::Regular);
@@ -46,7 +47,7 @@ pub(super) fn append(tar: &mut Builder<Vec<u8>>, name: &str, content: &[u8], mod
     tar.append_data(&mut header, name, content)
 }
 
-/// As OCI writes a digest.
+/// Formats a digest as OCI does.
 pub(super) fn digest(bytes: &[u8]) -> String {
     let hash = Sha256::digest(bytes);
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! A folder with the project's sources, and where cargo builds them: `--verify` has two.
+//! A folder with the project's sources, and the place where cargo builds them: `--verify` has two.
 
 use std::{
     fs,
@@ -12,34 +12,34 @@ use crate::{build, cargo, vm::arch::Arch};
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) sources: PathBuf,
-    /// cargo's target folder.
+    /// The target folder of cargo.
     pub(super) target: PathBuf,
 }
 
 impl Place {
-    /// This workspace.
+    /// Returns the place of this workspace.
     pub(super) fn own() -> Result<Self> {
         Ok(Self { sources: cargo::root().to_owned(), target: build::target_folder()? })
     }
 
-    /// Folder of images and of what they are built from.
+    /// Returns the folder of images and of the files they are built from.
     pub(super) fn images(&self) -> Result<PathBuf> {
         let folder = self.target.join("image");
         fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         Ok(folder)
     }
 
-    /// Folder of the libraries of one architecture.
+    /// Returns the folder of the libraries of one architecture.
     pub(super) fn libraries(&self, arch: Arch) -> PathBuf {
         self.target.join("image/build").join(arch.to_string())
     }
 
-    /// musl as Debian has it, unpacked.
+    /// Returns the folder with Debian's unpacked musl.
     pub(super) fn musl(&self, arch: Arch) -> PathBuf {
         self.libraries(arch).join("musl")
     }
 
-    /// Without the sources' own path, which must not be part of what symbols are named by.
+    /// Removes the sources' own path, which must not influence the names of symbols.
     pub(super) fn relative(&self, folder: &Path) -> PathBuf {
         folder.strip_prefix(&self.sources).unwrap_or(folder).to_owned()
     }

@@ -1,7 +1,8 @@
 //! Packages linked into the agent, as SPDX 2.3: <https://spdx.github.io/spdx-spec/v2.3/>.
 //!
-//! Crates as cargo resolves them for the agent alone, without macros and build scripts; those of the packet path, which is
-//! within the agent as an object; and what no crate is: std, the unwinder, the C library.
+//! It lists the crates that cargo resolves for the agent alone, without macros and build scripts;
+//! those of the packet path, which the agent contains as an object; and the parts that are not
+//! crates: std, the unwinder, the C library.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
@@ -14,18 +15,20 @@ use crate::{cargo, vm::arch::Arch};
 const AGENT: &str = "traffic-policy-agent";
 const PACKET_PATH: &str = "traffic-policy-ebpf";
 
-/// Something that is linked in.
+/// A part that is linked in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Part {
     pub(super) name: String,
     pub(super) version: String,
-    /// An SPDX expression.
+    /// The licence as an SPDX expression.
     pub(super) licence: String,
-    /// Origin, as <https://github.com/package-url/purl-spec> writes it; `None`: from this repository.
+    /// The origin as a package URL, <https://github.com/package-url/purl-spec>; `None`: this
+    /// repository.
     pub(super) purl: Option<String>,
 }
 
-/// The document of what these sources are built into. Other builds of the same commit give the same.
+/// Returns the document for the program that these sources are built into. Other builds of the same
+/// commit give the same document.
 pub(super) fn list(
     sources: &Path,
     archs: &[Arch],
@@ -42,7 +45,7 @@ pub(super) fn list(
     Ok(text)
 }
 
-/// The crates that a package is linked with on a target, itself included.
+/// Returns the crates that a package is linked with on a target, including itself.
 fn crates(sources: &Path, package: &str, target: &str) -> Result<BTreeSet<Part>> {
     let mut command = cargo::cargo();
     command.current_dir(sources);
@@ -54,7 +57,8 @@ fn crates(sources: &Path, package: &str, target: &str) -> Result<BTreeSet<Part>>
     String::from_utf8_lossy(&output.stdout).lines().filter(|line| !line.is_empty()).map(part).collect()
 }
 
-/// `aya v0.14.0<TAB>MIT OR Apache-2.0`; behind the version, the folder of a crate of this repository; `(*)` where it came before.
+/// Parses `aya v0.14.0<TAB>MIT OR Apache-2.0`. The version is followed by the folder for a crate of
+/// this repository, and by `(*)` for a crate that was listed before.
 fn part(line: &str) -> Result<Part> {
     let (package, licence) = line.split_once('\t').with_context(|| format!("cargo tree said {line:?}"))?;
     let mut words = package.split(' ');
@@ -66,7 +70,7 @@ fn part(line: &str) -> Result<Part> {
     Ok(Part {
         name: name.to_owned(),
         version: version.to_owned(),
-        // An older way to write OR.
+        // An older notation for OR.
         licence: licence.replace('/', " OR "),
         purl: (!of_this_repository).then(|| format!("pkg:cargo/{name}@{version}")),
     })
@@ -113,7 +117,7 @@ fn document(parts: &BTreeSet<Part>, time: &str) -> Value {
             "relatedSpdxElement": identifier(part),
         })
     }));
-    // A document of other contents has another name, as SPDX wants it.
+    // SPDX requires that a document with other contents has another name.
     let content = digest(Value::from(packages.clone()).to_string().as_bytes()).replace(':', "-");
     json!({
         "spdxVersion": "SPDX-2.3",
@@ -127,7 +131,8 @@ fn document(parts: &BTreeSet<Part>, time: &str) -> Value {
     })
 }
 
-/// When the commit was made: what SPDX wants of a document, and no clock of this machine. 1970 outside of a repository.
+/// Returns the time of the commit, which SPDX requires and which does not depend on this machine's
+/// clock; 1970 outside a repository.
 pub(super) fn commit_time() -> String {
     let mut git = Command::new("git");
     git.current_dir(cargo::root()).env("TZ", "UTC");
@@ -150,7 +155,8 @@ mod tests {
         assert!(part("nonsense").is_err());
     }
 
-    /// Of this workspace as it is: macros and what only tests and builds use are not shipped.
+    /// The list is that of the current workspace: macros, and crates that only tests and builds
+    /// use, are not shipped.
     #[test]
     fn what_is_linked_in_and_no_more() {
         let mut parts = crates(cargo::root(), AGENT, "x86_64-unknown-linux-musl").unwrap();

@@ -1,6 +1,8 @@
-//! libunwind for programs that are linked statically with musl: std wants one, and Debian has none for musl.
+//! libunwind for programs that are linked statically with musl: std needs one, and Debian has none
+//! for musl.
 //!
-//! rustup's rust-src has its sources, as rustc's own musl targets bring it: compiled here as rustc's bootstrap does it.
+//! rustup's rust-src contains its sources, because rustc's own musl targets include it: it is
+//! compiled here as rustc's bootstrap does.
 
 use std::{
     fs,
@@ -12,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{toolchain, vm};
 
-/// Beside `libunwind.cpp`, which is C++ and needs other flags.
+/// The sources other than `libunwind.cpp`, which is C++ and needs other flags.
 const SOURCES: [&str; 5] = [
     "UnwindLevel1.c",
     "UnwindLevel1-gcc-ext.c",
@@ -23,12 +25,12 @@ const SOURCES: [&str; 5] = [
 
 /// A C compiler and how it finds musl's headers.
 pub(super) struct Compiler {
-    /// As the GNU toolchain's programs begin.
+    /// The prefix of the names of the GNU toolchain's programs.
     pub(super) gnu: &'static str,
     pub(super) headers: Vec<String>,
 }
 
-/// Leaves `libunwind.a` in `folder`, unless it is there.
+/// Creates `libunwind.a` in `folder`, unless it exists.
 pub(super) fn library(sysroot: &Path, compiler: &Compiler, folder: &Path) -> Result<()> {
     let library = folder.join("libunwind.a");
     if library.exists() {
@@ -60,7 +62,7 @@ pub(super) fn library(sysroot: &Path, compiler: &Compiler, folder: &Path) -> Res
         vm::archive::run(&mut command).with_context(|| format!("compiling libunwind's {source} failed"))?;
         objects.push(object);
     }
-    // The letter D: no times and owners.
+    // The letter D omits times and owners.
     let unfinished = folder.join("libunwind.unfinished");
     let mut command = Command::new(format!("{}-ar", compiler.gnu));
     vm::archive::run(command.arg("rcsD").arg(&unfinished).args(&objects))?;

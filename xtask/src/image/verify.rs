@@ -1,6 +1,8 @@
-//! `cargo xtask image --verify`: a second build of the same sources, in another folder and from nothing, has to have the same bytes.
+//! `cargo xtask image --verify`: a second build of the same sources, in another folder and from
+//! scratch, which must give the same bytes.
 //!
-//! Shared are what no compiler of ours makes: downloaded crates, Debian's musl, the toolchains; and this program, which packs.
+//! Both builds share what is not compiled here: downloaded crates, Debian's musl, the toolchains;
+//! and this program, which packs.
 
 use std::{
     env, fs,
@@ -14,16 +16,17 @@ use anyhow::{Context, Result, bail};
 use super::{Made, place::Place};
 use crate::{cargo, vm};
 
-/// A copy of the sources in another folder, taken before the first build: what is edited meanwhile changes nothing.
+/// A copy of the sources in another folder, made before the first build, so that edits during the
+/// builds have no effect.
 pub(super) struct Copied {
     pub(super) place: Place,
 }
 
 impl Copied {
-    /// Copies them.
+    /// Copies the sources.
     ///
     /// # Errors
-    /// The sources cannot be listed (they are no checkout of git) or copied.
+    /// The sources cannot be listed (they are not a checkout of git) or copied.
     pub(super) fn take() -> Result<Self> {
         let folder = env::temp_dir().join(format!("traffic-policy-image-{}", std::process::id()));
         for file in sources(cargo::root())? {
@@ -32,10 +35,10 @@ impl Copied {
         Ok(Self { place: Place { target: folder.join("target"), sources: folder } })
     }
 
-    /// Builds them by `make`, and compares with what was made in the first place.
+    /// Builds the copy with `make`, and compares the result with the first one.
     ///
     /// # Errors
-    /// The build failed, or the files differ: then both stay, and are named.
+    /// The build failed, or the files differ: then both are kept, and the error names them.
     pub(super) fn compare(
         &self,
         first: &Place,
@@ -65,14 +68,15 @@ impl Copied {
     }
 }
 
-/// Files of the project as they are now: those that git knows, and new ones that it does not ignore.
+/// Returns the current files of the project: those that git tracks, and new ones that it does not
+/// ignore.
 fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root);
     let listed = cargo::output(&mut git)
         .context("the sources are no checkout of git, which tells what belongs to them")?;
     let files = listed.split_terminator('\0').map(PathBuf::from);
-    // One that was deleted and not committed is listed, too.
+    // git also lists a file that was deleted without a commit.
     Ok(files.filter(|file| root.join(file).is_file()).collect())
 }
 
@@ -88,7 +92,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("{} cannot be read", path.display()))
 }
 
-/// Place at which two files begin to differ, in words; `None` if they are equal.
+/// Describes the position at which two files begin to differ; `None` if they are equal.
 fn difference(first: &[u8], second: &[u8]) -> Option<String> {
     if first == second {
         return None;

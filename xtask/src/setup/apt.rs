@@ -7,7 +7,7 @@ use crate::cargo;
 /// The oldest rustc that compiles the packet path.
 pub(super) const OLDEST_RUSTC: (u32, u32) = (1, 91);
 
-/// Names of packages that make a BPF toolchain together.
+/// The names of packages that together make a BPF toolchain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Compiler {
     pub(super) packages: [String; 3],
@@ -16,14 +16,16 @@ pub(super) struct Compiler {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Apt {
-    /// The newest compiler with its sources that is recent enough.
+    /// The newest compiler, with its sources, that is recent enough.
     pub(super) compiler: Option<Compiler>,
-    /// Whether the libraries are there that bpf-linker for the found toolchain is compiled against.
+    /// Whether the libraries are available against which bpf-linker for the found toolchain is
+    /// compiled.
     pub(super) llvm: bool,
 }
 
 impl Apt {
-    /// Asks the lists that apt has on this machine; `None` without apt. `llvm`: of the toolchain, if there is one.
+    /// Reads the package lists of apt on this machine; `None` without apt. `llvm` is the version of
+    /// the toolchain's LLVM, if there is one.
     pub(super) fn look(llvm: Option<u32>) -> Option<Self> {
         cargo::find("apt-get")?;
         let names = cargo::output(Command::new("apt-cache").args(["pkgnames", "rustc"])).unwrap_or_default();
@@ -40,8 +42,8 @@ impl Apt {
     }
 }
 
-/// Packages by the names in use: `rustc` (Debian, Ubuntu), `rustc-web` (Debian's own for browsers, newer than its release),
-/// `rustc-1.91` (Ubuntu).
+/// Returns the packages under the names in use: `rustc` (Debian, Ubuntu), `rustc-web` (Debian's own
+/// for browsers, newer than its release), `rustc-1.91` (Ubuntu).
 fn compilers(names: &str) -> Vec<[String; 3]> {
     names
         .lines()
@@ -64,7 +66,7 @@ fn candidate(package: &str) -> Option<(u32, u32)> {
     version(line)
 }
 
-/// The first two numbers of a version, without the epoch before a colon.
+/// Returns the first two numbers of a version, without the epoch before a colon.
 fn version(text: &str) -> Option<(u32, u32)> {
     let text = text.split_once(':').map_or(text, |(_, rest)| rest);
     let mut numbers = text.split(|c: char| !c.is_ascii_digit());

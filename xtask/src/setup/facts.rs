@@ -1,4 +1,4 @@
-//! State of this machine: tools, compilers, packages.
+//! The state of this machine: tools, compilers, packages.
 
 use std::{fmt, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
     toolchain::{self, Toolchain},
 };
 
-/// Programs that tests call, beside those that every Linux has.
+/// Programs that tests call, other than those that every Linux has.
 const PROGRAMS: [&str; 1] = ["openssl"];
 /// Subcommands of cargo that `cargo xtask test` uses.
 const COMPONENTS: [&str; 2] = ["fmt", "clippy"];
@@ -18,16 +18,17 @@ const COMPONENTS: [&str; 2] = ["fmt", "clippy"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Linker {
     pub(super) version: String,
-    /// Major version of the LLVM that it loads; `None` if it brings its own, which cannot be asked.
+    /// The major version of the LLVM that it loads; `None` if it contains its own, whose version
+    /// cannot be queried.
     pub(super) llvm: Option<u32>,
 }
 
-/// Tools for building for another target than this machine's.
+/// Tools for building for a target other than this machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cross {
     pub(super) target: &'static Target,
     pub(super) standard_library: bool,
-    /// A C compiler that links, too.
+    /// Whether there is a C compiler that can also link.
     pub(super) compiler: bool,
 }
 
@@ -44,23 +45,23 @@ impl Cross {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) toolchain: Option<Toolchain>,
-    /// The environment names a toolchain: no other is looked for.
+    /// The toolchain that the environment names: no other is looked for.
     pub(super) named: Option<String>,
     pub(super) linker: Option<Linker>,
-    /// rustup, and whether it has a nightly.
+    /// Whether rustup has a nightly; `None` without rustup.
     pub(super) rustup: Option<bool>,
     pub(super) programs_missing: Vec<&'static str>,
     pub(super) components_missing: Vec<&'static str>,
     pub(super) root_or_sudo: bool,
-    /// Of the target that is asked for, unless it is this machine's own.
+    /// The tools for the requested target, unless it is this machine's own.
     pub(super) cross: Option<Cross>,
-    /// Asked for only if something is missing.
+    /// The packages of apt, looked up only if something is missing.
     pub(super) apt: Option<Apt>,
     pub(super) tried: Vec<Step>,
 }
 
 impl Facts {
-    /// Looks anew. Of `before` it keeps what has been tried.
+    /// Gathers the facts again. Attempts recorded in `before` are kept.
     pub(super) fn gather(before: &Self, target: Option<&'static Target>) -> Self {
         let has = |subcommand: &&str| {
             cargo::output(cargo::cargo().args([*subcommand, "--version"]).env_remove("RUSTC")).is_some()
@@ -94,7 +95,7 @@ impl Facts {
         self.toolchain.as_ref().is_some_and(|toolchain| self.linker_fits(toolchain))
     }
 
-    /// Whether the linker can read what the toolchain writes: both must have the same LLVM.
+    /// Whether the linker can read the output of the toolchain: both must have the same LLVM.
     pub(super) fn linker_fits(&self, toolchain: &Toolchain) -> bool {
         self.linker.as_ref().is_some_and(|linker| linker.llvm.is_none_or(|llvm| llvm == toolchain.llvm))
     }
@@ -113,7 +114,7 @@ fn linker() -> Option<Linker> {
     Some(Linker { version, llvm: loaded_llvm(&libraries) })
 }
 
-/// `libLLVM.so.22.1 => …` or `libLLVM-22.so.1 => …` in what ldd prints.
+/// Parses `libLLVM.so.22.1 => …` or `libLLVM-22.so.1 => …` in the output of ldd.
 fn loaded_llvm(libraries: &str) -> Option<u32> {
     let name = libraries.split_whitespace().find_map(|word| word.strip_prefix("libLLVM"))?;
     let digits = name.trim_start_matches(".so").trim_start_matches(['.', '-']);

@@ -17,12 +17,12 @@ pub(super) enum Next {
     Impossible(String),
 }
 
-/// The next step towards everything that is missing.
+/// Returns the next step towards everything that is missing.
 pub(super) fn next(facts: &Facts) -> Next {
     if !facts.something_missing() {
         return Next::Done;
     }
-    // What rustup can do needs no privileges.
+    // Steps of rustup need no privileges.
     if facts.rustup.is_some() && !facts.components_missing.is_empty() {
         let step = Step::Components(facts.components_missing.clone());
         if !facts.tried.contains(&step) {
@@ -88,14 +88,14 @@ pub(super) fn next(facts: &Facts) -> Next {
     by_hand(facts)
 }
 
-/// Packages that bpf-linker is compiled against.
+/// Returns the packages against which bpf-linker is compiled.
 fn libraries(llvm: u32) -> Vec<String> {
     let of_llvm = [format!("llvm-{llvm}-dev"), format!("libpolly-{llvm}-dev")];
     let others = ["zlib1g-dev", "libzstd-dev", "libxml2-dev"].map(str::to_owned);
     of_llvm.into_iter().chain(others).collect()
 }
 
-/// Says what a person has to do.
+/// Describes what the user has to do.
 fn by_hand(facts: &Facts) -> Next {
     let mut lines = vec!["setup cannot finish by itself on this machine. What is missing:".to_owned()];
     let (major, minor) = OLDEST_RUSTC;

@@ -1,19 +1,20 @@
-//! Programs that only some commands need, installed when one of those is first used.
+//! Programs that only some commands need, installed on first use of such a command.
 
 use std::path::Path;
 
 use super::step::{self, Step};
 use crate::cargo;
 
-/// A program, and the package of Debian and Ubuntu that brings it.
+/// A program, and its package in Debian and Ubuntu.
 pub(crate) type Program<'a> = (&'a str, &'a str);
 
-/// The programs that write rules of nftables and iptables: the bench compares with them, layouts of network plugins have them.
+/// The programs that write rules of nftables and iptables: the bench compares with them, and
+/// layouts of network plugins use them.
 pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
 
 pub(crate) const NO_RULES: &str = "tests of network plugins' layouts are skipped";
 
-/// The programs by which the tests of what is installed read it: completions, manual pages, answers.
+/// The programs by which tests examine an installation: completions, manual pages, HTTP answers.
 pub(crate) const READERS: [Program<'static>; 4] =
     [("zsh", "zsh"), ("fish", "fish"), ("man", "man-db"), ("curl", "curl")];
 
@@ -23,8 +24,8 @@ pub(crate) const NO_READERS: &str = "parts of the tests of what is installed are
 pub(crate) const BROWSER: [Program<'static>; 1] = [("chromium", "chromium")];
 pub(crate) const NO_BROWSER: &str = "tests that open pages are skipped";
 
-/// Installs what is missing, where there is apt and the right to use it; the names of what is missing after it.
-/// `without` says what cannot be done then.
+/// Installs what is missing, if there is apt and permission to use it. Returns the names of
+/// programs that are still missing. `without` describes what is then not possible.
 pub(crate) fn prepare<'a>(programs: &[Program<'a>], without: &str) -> Vec<&'a str> {
     let missing: Vec<_> = programs.iter().filter(|(name, _)| !is_there(name)).collect();
     if missing.is_empty() {
@@ -44,7 +45,7 @@ pub(crate) fn prepare<'a>(programs: &[Program<'a>], without: &str) -> Vec<&'a st
     missing.into_iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect()
 }
 
-/// Not everyone has the folders of administrators' programs in PATH.
+/// Whether a program exists. Not every user has the folders of administrators' programs in PATH.
 fn is_there(name: &str) -> bool {
     cargo::find(name).is_some()
         || ["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join(name).exists())

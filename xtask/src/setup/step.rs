@@ -1,4 +1,4 @@
-//! Steps of the set-up, and how each is carried out.
+//! Steps of the set-up, and their execution.
 
 use std::{
     fmt,
@@ -14,17 +14,17 @@ pub(super) const LINKER: &str = "0.13.0";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Sources for the nightly that rustup has.
+    /// Install the sources for rustup's nightly.
     NightlySources,
-    /// A nightly with sources.
+    /// Install a nightly with sources.
     Nightly,
-    /// Components of the toolchain in use, by their names for cargo.
+    /// Install components of the toolchain in use, by their names for cargo.
     Components(Vec<&'static str>),
-    /// The standard library of another target, for the toolchain in use.
+    /// Install the standard library of another target, for the toolchain in use.
     StandardLibrary(&'static str),
     AptUpdate,
     AptInstall(Vec<String>),
-    /// bpf-linker for an LLVM version.
+    /// Install bpf-linker for an LLVM version.
     Linker(u32),
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for Step {
 }
 
 impl Step {
-    /// Whether the packet path may compile after it where it did not before.
+    /// Whether the step may make the packet path compile where it did not before.
     pub(super) fn concerns_bpf(&self) -> bool {
         !matches!(self, Self::Components(_) | Self::StandardLibrary(_))
     }
@@ -79,7 +79,7 @@ pub(super) fn carry_out(step: &Step) -> Result<()> {
             command.args(["install", "bpf-linker", "--version", LINKER, "--locked", "--force", "--quiet"]);
             command.args(["--no-default-features", "--features", &format!("llvm-{llvm}")]);
             command.env("LLVM_PREFIX", format!("/usr/lib/llvm-{llvm}"));
-            // Not into this workspace's target folder, and not as its configuration says.
+            // The build must use neither this workspace's target folder nor its configuration.
             command.env_remove("CARGO_TARGET_DIR").current_dir("/");
             quietly(&mut command)
         }
@@ -95,7 +95,7 @@ fn apt(arguments: &[&str]) -> Result<()> {
     quietly(command.arg("-q").args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
-/// Shows what the command says only if it fails.
+/// Runs a command and shows its output only if it fails.
 fn quietly(command: &mut Command) -> Result<()> {
     let output = command.stdin(Stdio::inherit()).output().context("it cannot be started")?;
     if output.status.success() {
@@ -106,8 +106,8 @@ fn quietly(command: &mut Command) -> Result<()> {
     bail!("{}: {}", output.status, last[last.len().saturating_sub(5)..].join("\n       "))
 }
 
-/// Throws away what was built without the thing that is there now.
+/// Deletes builds that were made without the newly installed part.
 pub(super) fn forget_builds() {
-    // Nothing may have been built yet.
+    // There may be no builds yet.
     let _ = cargo::cargo().args(["clean", "--quiet", "--package", "traffic-policy-dataplane"]).output();
 }

@@ -1,4 +1,4 @@
-//! Architectures that are emulated, and the names that others have for them.
+//! Architectures that are emulated, and their names in other projects.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Of this machine; `None` where it is another.
+    /// Returns the architecture of this machine; `None` if it is another one.
     pub(crate) fn of_host() -> Option<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Self::X86_64),
@@ -20,7 +20,7 @@ impl Arch {
         }
     }
 
-    /// As Debian says.
+    /// Returns the name in Debian.
     pub(super) const fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -28,7 +28,7 @@ impl Arch {
         }
     }
 
-    /// As rustc says.
+    /// Returns the name in rustc.
     pub(crate) const fn target(self) -> &'static str {
         match self {
             Self::X86_64 => "x86_64-unknown-linux-gnu",
@@ -36,7 +36,7 @@ impl Arch {
         }
     }
 
-    /// As OCI says, which is as Go does.
+    /// Returns the name in OCI, which is Go's.
     pub(crate) const fn oci(self) -> &'static str {
         self.debian()
     }
@@ -48,7 +48,7 @@ impl Arch {
         }
     }
 
-    /// Debian's package with [`Self::qemu`].
+    /// Returns Debian's package with [`Self::qemu`].
     pub(super) const fn qemu_package(self) -> &'static str {
         match self {
             Self::X86_64 => "qemu-system-x86",
@@ -56,18 +56,20 @@ impl Arch {
         }
     }
 
-    /// Board and processor.
+    /// Returns the arguments for board and processor.
     pub(super) const fn machine(self) -> &'static [&'static str] {
         match self {
-            // qemu 7.2 emulates cmpxchg16b wrongly once in a while: a guest died of a double fault after it.
+            // qemu 7.2 occasionally emulates cmpxchg16b wrongly: a guest died of a double fault
+            // after it.
             Self::X86_64 => &["-machine", "q35", "-cpu", "max,-cx16"],
-            // Pointer authentication takes most of the time of an emulated processor, and is not what is tested.
+            // Pointer authentication takes most of the time of an emulated processor, and is not
+            // under test.
             Self::Aarch64 => &["-machine", "virt", "-cpu", "max,pauth-impdef=on"],
         }
     }
 
-    /// Whether this machine runs such guests itself. The device alone says little: some virtual machines have it, and then
-    /// their guests never execute an instruction.
+    /// Whether this machine can run such guests with KVM. The device alone is not sufficient: some
+    /// virtual machines have it, but their guests never execute an instruction.
     pub(super) fn has_kvm(self) -> bool {
         let device = std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
         device && Self::of_host() == Some(self) && (self == Self::Aarch64 || has_virtualisation())
@@ -81,7 +83,7 @@ impl Arch {
     }
 }
 
-/// VMX (Intel) or SVM (AMD).
+/// Whether the processor has VMX (Intel) or SVM (AMD).
 fn has_virtualisation() -> bool {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     info.lines().any(|line| {

@@ -1,4 +1,5 @@
-//! Debian's archive, asked by apt with a state of its own: the machine's sources and lists stay as they are.
+//! Debian's archive, accessed by apt with a state of its own: the machine's sources and lists stay
+//! as they are.
 
 use std::{
     collections::BTreeMap,
@@ -13,23 +14,25 @@ use anyhow::{Context, Result, bail, ensure};
 use super::arch::Arch;
 use crate::cargo;
 
-/// Names the archive on machines whose own apt has other sources.
+/// The variable that sets the archive on machines whose own apt has other sources.
 pub(super) const VARIABLE: &str = "TRAFFIC_POLICY_DEBIAN_ARCHIVE";
 
-/// The first has Linux 6.1, the last the newest.
+/// The releases: the first has Linux 6.1, the last the newest.
 const SUITES: [&str; 4] = ["bookworm", "trixie", "trixie-backports", "sid"];
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Lists older than this are refreshed: packages leave the archive some time after newer ones come.
+/// The age from which lists are refreshed: packages leave the archive some time after newer ones
+/// arrive.
 const FRESH: Duration = Duration::from_secs(3 * 24 * 3600);
 
-/// apt's lists of Debian's packages for one architecture.
+/// The lists of Debian's packages for one architecture.
 pub(crate) struct Archive {
     folder: PathBuf,
     arch: Arch,
 }
 
 impl Archive {
-    /// Reads the lists, refreshed where they are old. Old ones do where the archive cannot be reached.
+    /// Reads the lists, refreshing them if they are old. Old ones suffice if the archive cannot be
+    /// reached.
     ///
     /// # Errors
     /// No archive is known, or it cannot be reached and there are no lists.
@@ -66,7 +69,7 @@ impl Archive {
         Ok(())
     }
 
-    /// A program of apt with this state.
+    /// Returns a command for a program of apt with this state.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let folder = self.folder.display();
@@ -93,21 +96,22 @@ impl Archive {
         command
     }
 
-    /// Names of all packages that begin like this.
+    /// Returns the names of all packages with this prefix.
     pub(super) fn names(&self, beginning: &str) -> Result<Vec<String>> {
         let output = self.apt("apt-cache").args(["pkgnames", beginning]).output();
         let output = output.context("apt-cache cannot be started")?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Dependencies of packages, by their names. One call for all: apt reads its lists anew each time, for seconds.
+    /// Returns the dependencies of packages, by their names. There is one call for all, because apt
+    /// reads its lists each time, for seconds.
     pub(super) fn depends(&self, packages: &[String]) -> Result<BTreeMap<String, Depends>> {
         let output = self.apt("apt-cache").args(["depends", "--important"]).args(packages).output();
         let output = output.context("apt-cache cannot be started")?;
         Ok(depends(&String::from_utf8_lossy(&output.stdout)))
     }
 
-    /// Unpacks packages into a folder, without what they do when they are installed.
+    /// Unpacks packages into a folder, without running their installation scripts.
     ///
     /// # Errors
     /// A package cannot be fetched.
@@ -117,7 +121,7 @@ impl Archive {
         let download =
             |archive: &Self| run(archive.apt("apt-get").arg("download").args(packages).current_dir(&cache));
         if download(self).is_err() {
-            // A newer one has taken its place since the lists were read.
+            // A newer version has replaced it since the lists were read.
             self.refresh(&self.folder.join("lists"))?;
             download(self)?;
         }
@@ -134,7 +138,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Unpacks packages and all that they depend on.
+    /// Unpacks packages and all of their dependencies.
     ///
     /// # Errors
     /// A package cannot be fetched.
@@ -153,15 +157,16 @@ impl Archive {
     }
 }
 
-/// Names of packages that another depends on.
+/// The names of packages that another one depends on.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Depends {
     pub(super) there: Vec<String>,
-    /// Virtual, or no longer in the archive.
+    /// Names of packages that are virtual, or no longer in the archive.
     pub(super) without_package: Vec<String>,
 }
 
-/// As `apt-cache depends` says it: a package's own name, then indented what it depends on; in angle brackets what is no package.
+/// Parses the output of `apt-cache depends`: a package's own name, then its dependencies, indented;
+/// names without a package are in angle brackets.
 fn depends(text: &str) -> BTreeMap<String, Depends> {
     let mut packages: BTreeMap<String, Depends> = BTreeMap::new();
     let mut current = None;
@@ -180,7 +185,7 @@ fn depends(text: &str) -> BTreeMap<String, Depends> {
     packages
 }
 
-/// Address of Debian's archive, as configured in this machine's apt or in the environment.
+/// Returns the address of Debian's archive, from this machine's apt or from the environment.
 fn site() -> Result<String> {
     if let Ok(site) = env::var(VARIABLE) {
         return Ok(site);
@@ -200,7 +205,8 @@ fn site() -> Result<String> {
     }
 }
 
-/// Of `Origin codename site` lines, a site that has releases and not only their security updates.
+/// Returns, from lines of `Origin codename site`, a site that has releases and not only their
+/// security updates.
 fn debian_site(lines: &str) -> Option<String> {
     let of_debian = lines.lines().filter_map(|line| line.strip_prefix("Debian "));
     let mut sites = of_debian.filter_map(|line| line.split_once(' '));

@@ -9,10 +9,11 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Longer than a lost SYN takes to be sent again, and an emulated machine to answer.
+/// The time limit: longer than the retransmission of a lost SYN and the answer of an emulated
+/// machine take.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// A status and a body.
+/// A response: status and body.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) status: u16,
@@ -20,7 +21,8 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// An HTTP/1 response; servers of the tests answer with a bare line, which counts as 200.
+    /// Parses an HTTP/1 response; servers of the tests answer with a bare line, which counts as
+    /// 200.
     pub(super) fn parse(text: &str) -> Result<Self> {
         if !text.starts_with("HTTP/") {
             return Ok(Self { status: 200, body: text.to_owned() });
@@ -31,7 +33,7 @@ impl Answer {
     }
 }
 
-/// Prints what the server at `ADDRESS:PORT/PATH` says.
+/// Prints the answer of the server at `ADDRESS:PORT/PATH`.
 pub(super) fn run(url: &str) -> Result<ExitCode> {
     let (host, path) = url.split_once('/').context("no path")?;
     let address: SocketAddr = host.parse().with_context(|| format!("{host} is no address with a port"))?;

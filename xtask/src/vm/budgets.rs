@@ -1,4 +1,5 @@
-//! Budgets that a machine records with `UPDATE_BUDGETS=1`: it keeps no file, so that they are written here from what it prints.
+//! Budgets that a machine records with `UPDATE_BUDGETS=1`: it keeps no files, so they are written
+//! here from its output.
 
 use std::fs;
 
@@ -6,12 +7,13 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cargo;
 
-/// Asks the suite `budgets` to record what it finds.
+/// The variable that makes the suite `budgets` record its measurements.
 pub(super) const VARIABLE: &str = "UPDATE_BUDGETS";
-/// Before and after a file, by its name from the root of the workspace: tests/tests/budgets/recorded.rs prints them.
+/// The mark before a file, with its name from the root of the workspace; the next one is the mark
+/// after it. tests/tests/budgets/recorded.rs prints them.
 const BEGIN: &str = "--- BEGIN ";
 const END: &str = "--- END ";
-/// Nothing else is written because a machine says so.
+/// The folder of budgets: no other file is written on a machine's request.
 const FOLDER: &str = "tests/testdata/budgets/";
 
 /// The file that is being printed.
@@ -21,7 +23,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Takes a line of the console; the file and its text after the last line of one.
+    /// Processes a line of the console. Returns the file and its text after the last line of one.
     fn line(&mut self, line: &str) -> Option<(String, String)> {
         if let Some(file) = line.strip_prefix(BEGIN) {
             self.open = Some((file.to_owned(), String::new()));
@@ -34,10 +36,10 @@ impl Recorder {
         None
     }
 
-    /// As [`Self::line`], and writes the file where recording was asked for.
+    /// Does the same as [`Self::line`], and writes the file if recording was requested.
     ///
     /// # Errors
-    /// The file cannot be written, or is none of the budgets.
+    /// The file cannot be written, or is not one of the budgets.
     pub(super) fn follow(&mut self, line: &str) -> Result<()> {
         let Some((file, text)) = self.line(line) else { return Ok(()) };
         if std::env::var_os(VARIABLE).is_none() {

@@ -1,4 +1,5 @@
-//! One rung of the ladder: a machine with one kernel runs everything, and its console is followed.
+//! One rung of the ladder: a machine with one kernel executes all programs, and its console is
+//! followed.
 
 use std::{
     thread,
@@ -21,18 +22,18 @@ use super::{
 };
 use crate::tally::Tally;
 
-/// Inputs for each kernel.
+/// The inputs for each kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Climb<'a> {
     pub(super) workshop: &'a Workshop,
     pub(super) root: &'a Root,
     pub(super) built: &'a Built,
     pub(super) runs: &'a [Run<'a>],
-    /// Of each machine.
+    /// The number of processors of each machine.
     pub(super) processors: u32,
 }
 
-/// One kernel's results.
+/// The results of one kernel.
 pub(super) struct Rung {
     pub(super) kernel: String,
     pub(super) results: Vec<(String, Outcome)>,
@@ -62,7 +63,7 @@ impl Outcome {
 }
 
 impl Climb<'_> {
-    /// One machine after the other; `so_far` hears of each that is done.
+    /// Runs one machine after the other; calls `so_far` after each.
     pub(super) fn in_turn(&self, mut so_far: impl FnMut(&[Rung])) -> Vec<Rung> {
         let mut rungs = Vec::new();
         for kernel in &self.workshop.kernels {
@@ -72,7 +73,7 @@ impl Climb<'_> {
         rungs
     }
 
-    /// All machines at the same time.
+    /// Runs all machines at the same time.
     pub(super) fn side_by_side(&self) -> Vec<Rung> {
         thread::scope(|scope| {
             let kernels = self.workshop.kernels.iter();
@@ -85,7 +86,7 @@ impl Climb<'_> {
         })
     }
 
-    /// Boots one kernel and runs everything there.
+    /// Boots one kernel and executes all programs there.
     fn rung(&self, kernel: &Kernel) -> Rung {
         let started = Instant::now();
         println!("\n=== Linux {} ({}): booting", kernel.release, self.workshop.arch);
@@ -130,7 +131,8 @@ impl Climb<'_> {
         };
         let mut run = follow(&machine, name, runs, started);
         if let Err(error) = &run.ended {
-            // An emulated processor fails once in a while; what our programs do to a kernel, they do to the next one, too.
+            // An emulated processor fails occasionally; a failure that this project's programs
+            // cause in a kernel happens again the next time.
             println!("[{name}] Error: {error:#}\n[{name}] once more, in a new machine …");
             run = follow(&machine, name, runs, started);
         }
@@ -141,7 +143,7 @@ impl Climb<'_> {
             tally.close("the machine", 1);
             results.push(("boot".to_owned(), Outcome { tally, took: started.elapsed() }));
         }
-        // The console's log of a failure is what one needs next.
+        // The console's log is needed to examine a failure.
         if results.iter().all(|(_, outcome)| outcome.tally.failed == 0) {
             let _ = std::fs::remove_dir_all(&machine.folder);
         }
@@ -150,7 +152,7 @@ impl Climb<'_> {
     }
 }
 
-/// Results of a machine, and whether it got to the end of its job.
+/// The results of a machine, and whether it completed its job.
 struct Followed {
     results: Vec<(String, Outcome)>,
     ended: Result<()>,
@@ -188,7 +190,7 @@ fn follow(machine: &Machine<'_>, name: Series, runs: &[Run<'_>], started: Instan
     Followed { results, ended }
 }
 
-/// Whether a test program only says that no test of its was meant.
+/// Whether a line of a test program only reports that none of its tests was selected.
 fn is_nothing(line: &str) -> bool {
     line.is_empty()
         || line == "running 0 tests"

@@ -1,4 +1,5 @@
-//! `cargo xtask vm count`: the instructions of one packet, by a machine whose clock advances by a nanosecond with each.
+//! `cargo xtask vm count`: the number of instructions for one packet, measured on a machine whose
+//! clock advances by a nanosecond with each.
 
 use std::process::ExitCode;
 
@@ -12,7 +13,7 @@ use super::{
     series::Wanted,
 };
 
-/// A row or more of each part, of tables that are soon filled by an emulated processor.
+/// A row or more of each part, with tables that an emulated processor fills quickly.
 const DEFAULT: [&str; 5] = [
     "tables from empty to a quarter full",
     "request, IPv4 TCP, XDP, 1k flows",
@@ -25,8 +26,8 @@ const DEFAULT: [&str; 5] = [
 pub(super) struct Options {
     #[command(flatten)]
     choice: Choice,
-    /// Rows of `cargo xtask bench --list` that are about one packet, by words of their group and name [default: new flows in empty
-    /// tables, and requests of 1k open ones]
+    /// Rows of `cargo xtask bench --list` that are about one packet, by words of their group and
+    /// name [default: new flows in empty tables, and requests of 1k open ones]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
@@ -48,7 +49,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         arch: workshop.arch,
         kernel,
         root: &root,
-        // The second one would only wait.
+        // A second one would only wait.
         processors: 1,
         clock: Clock::Instructions,
         job,
@@ -59,7 +60,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     println!("vm: counting on Linux {}, some minutes …", kernel.release);
     let mut code = None;
     machine.run(|line| match job::mark(line) {
-        // The report's file is gone with the machine.
+        // The file of the report is lost with the machine.
         Mark::Begin(_) | Mark::Output("/run/bench/report.html") => {}
         Mark::End(number) => code = Some(number),
         Mark::Output(text) => println!("{text}"),

@@ -1,4 +1,4 @@
-//! Archives for the initial RAM disk, by the program cpio.
+//! Archives for the initial RAM disk, made by the program cpio.
 
 use std::{
     io::Write,
@@ -8,10 +8,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Files of a folder, by their paths in it, in the format that the kernel unpacks (`newc`), owned by root.
+/// Returns an archive of files of a folder, by their paths in it, in the format that the kernel
+/// unpacks (`newc`), owned by root.
 ///
 /// # Errors
-/// cpio is missing, or a file is.
+/// cpio or a file is missing.
 pub(super) fn archive(folder: &Path, files: &[impl AsRef<str>]) -> Result<Vec<u8>> {
     let mut child = Command::new("cpio")
         .args(["--create", "--format=newc", "--owner=+0:+0", "--quiet"])

@@ -1,34 +1,35 @@
-//! Jobs: shell scripts that a machine's first process runs, and the marks by which the host follows them on the console.
+//! Jobs: shell scripts that a machine's first process runs, and the marks by which the host follows
+//! them on the console.
 
 use std::path::Path;
 
 use super::{Built, budgets, machine, rows, wires};
 
-/// Begins the line before a program's output.
+/// The beginning of the line before a program's output.
 const BEGIN: &str = "@@ begin ";
-/// Begins the line after it, with the exit code.
+/// The beginning of the line after it, which has the exit code.
 const END: &str = "@@ end ";
 
-/// Factor on the waits of tests in an emulated machine. Tests measure it themselves otherwise, but by the verifier alone,
-/// and translated code of user space is slower still.
+/// The factor on the waiting times of tests in an emulated machine. Without it tests measure the
+/// factor themselves, but by the verifier alone, and translated user-space code is slower still.
 const EMULATED_PACE: u32 = 20;
 
-/// The suite that needs systemd as first process.
+/// The suite that needs systemd as the first process.
 pub(super) const SYSTEMD: &str = "systemd";
-/// Tells that suite that the machine's systemd is its own.
+/// The variable that tells this suite that the machine's systemd is its own.
 const SYSTEMD_VARIABLE: &str = "TRAFFIC_POLICY_SYSTEMD";
 
-/// A program to be run in a machine.
+/// A program to run in a machine.
 #[derive(Clone, Debug)]
 pub(super) struct Run<'a> {
     pub(super) name: String,
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
-    /// Least number of tests that it must run, where they are named one by one.
+    /// The minimum number of tests that it must run, if they are selected by name.
     pub(super) selected: Option<u64>,
 }
 
-/// Meaning of a line of the console.
+/// The meaning of a line of the console.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mark<'a> {
     Begin(&'a str),
@@ -46,13 +47,15 @@ pub(super) fn mark(line: &str) -> Mark<'_> {
     }
 }
 
-/// Runs programs one after the other; as a service of systemd if the suite that needs it is among them.
+/// Returns a script that runs programs one after the other; as a service of systemd if the suite
+/// that needs it is among them.
 pub(super) fn script(built: &Built, runs: &[Run<'_>]) -> String {
     let programs = programs(built, runs);
     if runs.iter().any(|run| run.name == SYSTEMD) { under_systemd(&programs) } else { programs }
 }
 
-/// The first process becomes systemd, whose only goal is a service with the programs. Its console is theirs.
+/// Returns a script in which the first process becomes systemd, whose only goal is a service with
+/// the programs. The console belongs to them.
 fn under_systemd(programs: &str) -> String {
     const PATH: &str = "/run/job";
     const UNIT: &str = "/run/systemd/system/job.service";
@@ -60,8 +63,8 @@ fn under_systemd(programs: &str) -> String {
         "[Unit]\nDescription=The job that the host gave\n[Service]\nExecStart=/bin/bash {PATH}\nStandardOutput=tty\nStandardError=inherit\n\
          TTYPath=/dev/console\nLimitNOFILE=524288\nTimeoutStopSec=5\n"
     );
-    // Without a machine's number systemd takes it for its first boot, and asks for a time zone. What it asks the terminal
-    // would begin the first line.
+    // Without a machine ID systemd assumes a first boot, and prompts for a time zone. Its query of
+    // the terminal would be at the beginning of the first line.
     format!(
         "mkdir -p /run/systemd/system\ntr -d - </proc/sys/kernel/random/uuid >/etc/machine-id\n\
          cat >{PATH} <<'@@ job'\nexport PATH='{PROGRAMS}' HOME=/root {SYSTEMD_VARIABLE}=1\necho\n{programs}\n/sbin/busybox poweroff -f\n@@ job\n\
@@ -70,7 +73,7 @@ fn under_systemd(programs: &str) -> String {
     )
 }
 
-/// As the first process has it.
+/// The PATH of the first process.
 const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/applets";
 
 fn programs(built: &Built, runs: &[Run<'_>]) -> String {
@@ -83,7 +86,7 @@ fn programs(built: &Built, runs: &[Run<'_>]) -> String {
     text + &format!("sync\necho '{}'\n", machine::DONE)
 }
 
-/// As tests have it on the host.
+/// Returns the environment that tests have on the host.
 pub(super) fn environment(built: &Built) -> String {
     let folder = quoted(&Built::working_folder().display().to_string());
     let agent = quoted(&built.agent.display().to_string());
@@ -102,7 +105,7 @@ pub(super) fn environment(built: &Built) -> String {
     text
 }
 
-/// For a shell.
+/// Quotes a word for a shell.
 pub(super) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

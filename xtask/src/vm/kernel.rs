@@ -1,4 +1,5 @@
-//! A kernel of the archive, unpacked: its image, its modules as a disk, and an initial RAM disk that finds the root disk.
+//! A kernel of the archive, unpacked: its image, its modules as a disk, and an initial RAM disk
+//! that mounts the root disk.
 
 use std::{
     collections::BTreeSet,
@@ -16,25 +17,25 @@ use super::{
     series::{Release, Series},
 };
 
-/// Modules that are needed before the root disk can be read, in the order of their loading.
+/// The modules that are needed to read the root disk, in the order in which they are loaded.
 const EARLY: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "virtio_rng"];
 
-/// Kernel, initrd and modules that a machine is started with.
+/// A kernel, an initrd and modules with which a machine is started.
 #[derive(Clone, Debug)]
 pub(super) struct Kernel {
     pub(super) series: Series,
     pub(super) release: String,
     pub(super) image: PathBuf,
     pub(super) initrd: PathBuf,
-    /// For `/lib/modules`.
+    /// The disk for `/lib/modules`.
     pub(super) modules_image: PathBuf,
 }
 
 impl Kernel {
-    /// Fetches it, unless that has been done.
+    /// Fetches the kernel, unless it was fetched before.
     ///
     /// # Errors
-    /// The archive cannot be reached; a program that unpacks is missing.
+    /// The archive cannot be reached, or a program that unpacks is missing.
     pub(super) fn fetch(folder: &Path, archive: &Archive, arch: Arch, release: &Release) -> Result<Self> {
         let name = &release.release;
         let folder = folder.join(format!("kernels/{arch}/{name}"));
@@ -45,7 +46,7 @@ impl Kernel {
             initrd: folder.join("initrd"),
             modules_image: folder.join("modules.ext4"),
         };
-        // Made last.
+        // The initrd is made last.
         if kernel.initrd.exists() {
             return Ok(kernel);
         }
@@ -56,12 +57,12 @@ impl Kernel {
         }
         let unpacked = folder.join("unpacked");
         let mut packages = vec![release.package.clone()];
-        // Newer ones come in parts.
+        // Newer kernels consist of several packages.
         let mut depends = archive.depends(&packages)?;
         let depends = depends.remove(&release.package).unwrap_or_default();
         packages.extend(depends.there.into_iter().filter(|name| is_part(name)));
         archive.unpack(&packages, &unpacked)?;
-        // Newer packages have it beside the modules.
+        // Newer packages have the image in the folder of the modules.
         let places = [format!("boot/vmlinuz-{name}"), format!("usr/lib/modules/{name}/vmlinuz")];
         let found = places.iter().map(|place| unpacked.join(place)).find(|path| path.exists());
         let found = found.with_context(|| format!("the package {} has no kernel", release.package))?;
@@ -83,17 +84,17 @@ impl Kernel {
     }
 }
 
-/// Whether a package is a part of a kernel, by its name.
+/// Whether a package is a part of a kernel, judged by its name.
 pub(super) fn is_part(package: &str) -> bool {
     ["linux-binary-", "linux-modules-"].iter().any(|part| package.starts_with(part))
 }
 
-/// A disk with the content of a folder, and as many free mebibytes.
+/// Makes a disk with the content of a folder, and `free` free mebibytes.
 pub(super) fn image(folder: &Path, file: &Path, free: u64) -> Result<()> {
     let size = Command::new("du").args(["--summarize", "--block-size=1M"]).arg(folder).output()?;
     let size = String::from_utf8_lossy(&size.stdout);
     let size: u64 = size.split_whitespace().next().and_then(|size| size.parse().ok()).context("du failed")?;
-    // What a file system needs for itself.
+    // The file system itself needs room, too.
     let size = size + size / 8 + free;
     let part = file.with_extension("part");
     match fs::remove_file(&part) {
@@ -106,7 +107,7 @@ pub(super) fn image(folder: &Path, file: &Path, free: u64) -> Result<()> {
     fs::rename(part, file).with_context(|| format!("{} cannot be put in place", file.display()))
 }
 
-/// Busybox, the early modules, and the script that mounts the root disk.
+/// Makes an initrd of busybox, the early modules, and the script that mounts the root disk.
 fn initrd(modules: &Path, arch: Arch, archive: &Archive, folder: &Path, to: &Path) -> Result<()> {
     let base = folder.join("early");
     for name in ["bin", "dev", "proc", "root", "modules"] {
@@ -153,8 +154,8 @@ fn initrd(modules: &Path, arch: Arch, archive: &Archive, folder: &Path, to: &Pat
     Ok(fs::rename(part, to)?)
 }
 
-/// Paths of modules and of what they depend on, each after what it needs. `depends` as in `modules.dep`; a module that is
-/// not there is part of the kernel.
+/// Returns the paths of modules and their dependencies, each after those it needs. `depends` has
+/// the format of `modules.dep`; a module that is missing there is built into the kernel.
 fn loading_order(depends: &str, wanted: &[&str]) -> Vec<String> {
     let mut order = Vec::new();
     let mut seen = BTreeSet::new();
@@ -165,7 +166,7 @@ fn loading_order(depends: &str, wanted: &[&str]) -> Vec<String> {
             file.split('.').next().is_some_and(|stem| stem.replace('-', "_") == *name)
         });
         let Some((path, needs)) = line.and_then(|line| line.split_once(':')) else { continue };
-        // What is named last is needed first.
+        // The dependency that is named last is needed first.
         for path in needs.split_whitespace().rev().chain([path]) {
             if seen.insert(path.to_owned()) {
                 order.push(path.to_owned());

@@ -1,4 +1,5 @@
-//! `cargo xtask vm lab`: three machines as nodes, their agents on virtio cards by XDP in the driver, a router, a client.
+//! `cargo xtask vm lab`: three machines as nodes, their agents on virtio cards by XDP in the
+//! driver, a router, and a client.
 //!
 //! ```text
 //!   client 192.0.2.10 ── router 172.18.0.1 ──┬── node-1 172.18.0.11  pod-1-1
@@ -26,11 +27,12 @@ use super::{
 };
 use crate::cargo;
 
-/// Pods of each node.
+/// The number of pods of each node.
 const PODS: [u8; 3] = [1, 2, 0];
-/// Pairs of queues of a node's card: two processors want two more for what XDP sends.
+/// The number of queue pairs of a node's card: with two processors, transmission by XDP needs two
+/// more.
 const QUEUES: u32 = 4;
-/// An emulated node is ready after about a minute.
+/// The time limit for a node to become ready; an emulated one takes about a minute.
 const PATIENCE: Duration = Duration::from_secs(400);
 
 #[derive(Args)]
@@ -40,7 +42,8 @@ pub(super) struct Options {
     /// Attach mode of the agents
     #[arg(long, default_value = "xdp", value_parser = ["auto", "xdp", "xdp-generic", "tc"])]
     attach: String,
-    /// A command to run as the client once all nodes are ready, after which the lab ends; without it, it stays until Enter
+    /// Command to run as the client once all nodes are ready; the lab stops after it. Without one,
+    /// it stays until Enter
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
@@ -68,7 +71,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 struct Lab {
-    // Before the namespaces that they are in.
+    // The nodes are dropped before the namespaces that they are in.
     nodes: Vec<Node>,
     client: Namespace,
     wires: Wires,
@@ -76,7 +79,7 @@ struct Lab {
     started: Instant,
 }
 
-/// A machine, ended with this value.
+/// A machine that is stopped when this value is dropped.
 struct Node {
     qemu: Child,
     console: PathBuf,
@@ -111,7 +114,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Waits until every node's agent says that its maps are in sync.
+    /// Waits until every node's agent reports that its maps are in sync.
     fn wait_ready(&self) -> Result<()> {
         for (number, node) in (1..).zip(&self.nodes) {
             let url = format!("{}:10256/healthz", address(number));
@@ -128,7 +131,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Asks every node under both policies, and prints who answers. Whether that is as it must be.
+    /// Sends requests to every node under both policies, and prints which pods answer. Returns
+    /// whether the answers are as expected.
     fn show(&self) -> Result<bool> {
         println!("\n  NODE    POLICY   ANSWERED BY                     HEALTH PORT");
         let mut right = true;
@@ -154,10 +158,10 @@ impl Lab {
         Ok(right)
     }
 
-    /// Names of the pods that answer, in order.
+    /// Returns the names of the pods that answer, in order.
     fn answers(&self, number: usize, port: u16) -> Vec<String> {
         let mut pods = std::collections::BTreeSet::new();
-        // With three endpoints one is left out once in 10^5 runs.
+        // With three endpoints, one is never chosen in one of 10^5 runs.
         for _ in 0..32 {
             let Ok(answer) = self.get(&format!("{}:{port}/", address(number))) else { break };
             let name = answer.body.split("\"pod\":\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -166,9 +170,9 @@ impl Lab {
         pods.into_iter().collect()
     }
 
-    /// HTTP as the client.
+    /// Sends an HTTP request as the client.
     fn get(&self, url: &str) -> Result<ask::Answer> {
-        // Not by its path, where a later build may have put another program.
+        // The path itself may be that of a later build by now.
         let own = format!("/proc/{}/exe", std::process::id());
         let mut command = self.client_command(&[own, "vm".into(), "ask".into(), url.into()])?;
         let output = command.output().context("nsenter cannot be started")?;
@@ -184,7 +188,8 @@ impl Lab {
         Ok(command)
     }
 
-    /// Environment of a client's command, which describes the lab, as in `deploy/vagrant/stories.sh`.
+    /// Returns the environment of a client's command, which describes the lab, as in
+    /// `deploy/vagrant/stories.sh`.
     fn told(&self, built: &Built) -> Vec<String> {
         let last = self.nodes.last().map_or(0, |node| node.qemu.id());
         let emulated = if built.arch.has_kvm() { None } else { Some("TIMEOUT=10".to_owned()) };
@@ -224,7 +229,7 @@ impl Node {
 }
 
 impl Node {
-    /// The last lines of the console: the agent's log is there.
+    /// Returns the last lines of the console, which contains the agent's log.
     fn last_said(&self) -> String {
         let said = std::fs::read(&self.console).unwrap_or_default();
         let said = String::from_utf8_lossy(&said);
@@ -255,7 +260,7 @@ fn card(number: usize) -> Card {
     }
 }
 
-/// The router's addresses, and a client behind it.
+/// Sets the router's addresses, and makes a client behind it.
 fn client(wires: &Wires, name: &str) -> Result<Namespace> {
     let client = Namespace::make(name)?;
     for words in [

@@ -1,4 +1,4 @@
-//! `cargo xtask vm test`: suites on kernels, and the table of what came out.
+//! `cargo xtask vm test`: suites on kernels, and the table of their results.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -16,17 +16,19 @@ use super::{
 };
 use crate::tally::Tally;
 
-/// Run in parallel by a test program: as many as a machine has processors.
+/// The number of simultaneous tests of a test program: the number of a machine's processors.
 const THREADS: u32 = 2;
 
 #[derive(Args)]
 pub(super) struct Options {
     #[command(flatten)]
     choice: Choice,
-    /// Suites or tests whose name contains this, or several separated by commas; `all`: the whole ladder on every kernel; `smoke`: what every `cargo xtask
-    /// test` does. Without it, the suites of the ladder on the oldest and the newest kernel
+    /// Suites or tests whose name contains this, or several separated by commas; `all`: the whole
+    /// ladder on every kernel; `smoke`: the part that every `cargo xtask test` runs. Without it,
+    /// the suites of the ladder on the oldest and the newest kernel
     filter: Option<String>,
-    /// Run whole suites on the ladder also where processors are emulated: a day instead of an hour or two
+    /// Run whole suites on the ladder also where processors are emulated: takes a day instead of an
+    /// hour or two
     #[arg(long)]
     whole: bool,
 }
@@ -42,7 +44,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let otherwise: &[Wanted] = if whole { &[Wanted::All] } else { &[Wanted::Oldest, Wanted::Newest] };
     let workshop = options.choice.workshop(otherwise)?;
     let built = Built::all(workshop.arch)?;
-    // Of suites that are named, each must have run a test; for each filter, one must.
+    // Each suite of the ladder must have run a test; with filters, there must be one for each
+    // filter.
     let (runs, least) = match options.filter.as_deref() {
         None | Some("all") => (of_the_ladder(&built, options.whole), SUITES.len()),
         Some(filters) => (
@@ -53,27 +56,29 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let root = workshop.root(&built, runs.iter().map(|run| run.program))?;
     let climb =
         Climb { workshop: &workshop, root: &root, built: &built, runs: &runs, processors: PROCESSORS };
-    // After each kernel: whoever stops it after an hour has what was seen until then.
+    // The table is printed after each kernel, so that it is available when the command is stopped
+    // after an hour.
     let ladder = Ladder(climb.in_turn(|so_far| println!("\n{}", table(so_far))));
     println!("{}", ladder.sum());
     Ok(if ladder.is_green(least) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The kernels of every run of the tests: on the oldest and on the newest one all programs load, and a matrix of policies passes,
-/// and SCTP by sockets. Both machines run at the same time with a processor each, which on two is the shortest.
+/// The kernels of every run of the tests: on the oldest and on the newest one all programs load,
+/// and a matrix of policies passes, and SCTP by sockets. Both machines run at the same time with
+/// one processor each, which takes the least time on two.
 pub(crate) struct Smoke(Workshop);
 
 impl Smoke {
     /// Fetches the kernels.
     ///
     /// # Errors
-    /// Why no machine can be emulated here.
+    /// No machine can be emulated here; the error has the reason.
     pub(crate) fn prepare() -> Result<Self> {
         let arch = Arch::of_host().context("there are no kernels for this machine's architecture")?;
         Ok(Self(Workshop::open(arch, &[Wanted::Oldest, Wanted::Newest])?))
     }
 
-    /// Whether all passed.
+    /// Runs the tests. Returns whether all passed.
     ///
     /// # Errors
     /// The build failed, or the root disk cannot be made.
@@ -81,7 +86,7 @@ impl Smoke {
         let built = Built::all(self.0.arch)?;
         let mut runs = suites(&built, &["budgets"], Some("far_from_what_the_verifier_walks_at_most"));
         let mut policy = suites(&built, &["policy"], Some("matrix::one_agent_tc"));
-        // These kernels have SCTP, other than many a host's.
+        // These kernels have SCTP, unlike those of many hosts.
         policy.iter_mut().for_each(|run| run.arguments.push("sctp_sockets::live_by_tc".to_owned()));
         runs.extend(policy);
         let root = self.0.root(&built, runs.iter().map(|run| run.program))?;
@@ -93,7 +98,8 @@ impl Smoke {
     }
 }
 
-/// Suites of the ladder; where processors are emulated only what stands for them, unless `whole`.
+/// Returns the suites of the ladder; where processors are emulated only the tests that represent
+/// them, unless `whole` is set.
 fn of_the_ladder(built: &Built, whole: bool) -> Vec<Run<'_>> {
     let selected = !whole && !built.arch.has_kvm();
     if selected {
@@ -113,7 +119,7 @@ fn of_the_ladder(built: &Built, whole: bool) -> Vec<Run<'_>> {
     found.collect()
 }
 
-/// Suites by their names; of each, tests that match.
+/// Returns suites by their names, each with the tests that match.
 fn suites<'a>(built: &'a Built, names: &[&str], filter: Option<&str>) -> Vec<Run<'a>> {
     let found = names.iter().filter_map(|name| {
         if *name == DEMO {
@@ -128,14 +134,14 @@ fn suites<'a>(built: &'a Built, names: &[&str], filter: Option<&str>) -> Vec<Run
     found.collect()
 }
 
-/// Whole suites whose name contains `filter`; if there are none, tests of all. `SUITE::TEST`: tests of one suite, with all that
-/// they print.
+/// Returns the suites whose name contains `filter`; if there are none, matching tests of all
+/// suites. `SUITE::TEST` selects tests of one suite, with all of their output.
 fn matching<'a>(built: &'a Built, filter: &str) -> Vec<Run<'a>> {
     if let Some((suite, test)) = filter.split_once("::")
         && built.suites.iter().any(|(name, _)| name == suite)
     {
         let mut runs = suites(built, &[suite], Some(test));
-        // Whoever asks for that little wants to see what it does.
+        // A user who selects this little wants to see the output.
         runs.iter_mut().for_each(|run| run.arguments.push("--nocapture".to_owned()));
         return runs;
     }
@@ -151,7 +157,7 @@ fn matching<'a>(built: &'a Built, filter: &str) -> Vec<Run<'a>> {
 struct Ladder(Vec<Rung>);
 
 impl Ladder {
-    /// Whether on each kernel at least so many suites have run tests, and none failed.
+    /// Whether on each kernel at least `least` suites have run tests, and none failed.
     fn is_green(&self, least: usize) -> bool {
         self.0.iter().all(|rung| {
             rung.results.len() >= least && rung.results.iter().all(|(_, outcome)| outcome.tally.failed == 0)
@@ -169,7 +175,7 @@ impl Ladder {
     }
 }
 
-/// Kernels down, suites across: a table that Markdown shows as one.
+/// Formats a table with kernels as rows and suites as columns, in the syntax of Markdown.
 fn table(rungs: &[Rung]) -> String {
     let mut names: Vec<&str> = Vec::new();
     let mut seen = BTreeSet::new();

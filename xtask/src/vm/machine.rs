@@ -15,39 +15,42 @@ use anyhow::{Context, Result, bail};
 use super::{arch::Arch, kernel::Kernel, root::Root};
 use crate::cargo;
 
-/// Mebibytes of memory: the largest suite and its page cache.
+/// The memory in mebibytes: enough for the largest suite and its page cache.
 const MEMORY: u32 = 4096;
-/// Processors of a machine that has the host for itself: forwarding between two of them is what one would not show.
+/// The number of processors of a machine that has the host for itself: a single one would not
+/// exercise forwarding between two.
 pub(super) const PROCESSORS: u32 = 2;
 
-/// Speed of a machine's clock.
+/// The speed of a machine's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// The host's.
+    /// The clock follows the host's.
     Host,
-    /// A nanosecond with each instruction. Emulated, whether or not the host has KVM, by one thread for all processors.
+    /// The clock advances by a nanosecond with each instruction. The machine is emulated, whether
+    /// or not the host has KVM, by one thread for all processors.
     Instructions,
 }
 
-/// A machine to be started.
+/// A machine to start.
 pub(super) struct Machine<'a> {
     pub(super) arch: Arch,
     pub(super) kernel: &'a Kernel,
     pub(super) root: &'a Root,
     pub(super) processors: u32,
     pub(super) clock: Clock,
-    /// Sourced by the first process; the machine ends after it.
+    /// The script that the first process executes; the machine stops after it.
     pub(super) job: String,
-    /// Further arguments of qemu: network devices.
+    /// Further arguments of qemu, for network devices.
     pub(super) devices: Vec<String>,
-    /// Name of the network namespace that qemu runs in; its taps are there.
+    /// The name of the network namespace in which qemu runs and which has its taps.
     pub(super) netns: Option<String>,
-    /// Folder of this machine's files.
+    /// The folder of this machine's files.
     pub(super) folder: PathBuf,
 }
 
 impl Machine<'_> {
-    /// Writes the initial RAM disk with the job in it, and gives the command that starts the machine.
+    /// Writes the initial RAM disk with the job in it, and returns the command that starts the
+    /// machine.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -60,8 +63,9 @@ impl Machine<'_> {
             None => Command::new("setpriv"),
             Some(_) => cargo::privileged("setpriv").context("neither root nor sudo")?,
         };
-        // It ends with this program, also if that is killed, and leaves processors to tests that run beside
-        // it: those within wait as long as emulation takes.
+        // The machine stops with this program, even if that is killed. Its low priority leaves
+        // processors to tests that run in parallel: the time limits inside the machine allow for
+        // slow emulation.
         command.args(["--pdeathsig", "KILL", "nice", "-n", "10"]);
         if let Some(name) = &self.netns {
             command.args(["nsenter", &format!("--net=/run/netns/{name}")]);
@@ -77,11 +81,11 @@ impl Machine<'_> {
         };
         command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         command.arg("-kernel").arg(&self.kernel.image).arg("-initrd").arg(&initrd);
-        // Only what ends the machine is printed by the kernel; `dmesg` has the rest.
+        // The kernel prints only messages that end the machine; `dmesg` has the rest.
         let console = self.arch.console();
         command.args(["-append", &format!("console={console} quiet loglevel=2 panic=-1 net.ifnames=0")]);
         for (number, disk) in [&self.root.image, &self.kernel.modules_image].into_iter().enumerate() {
-            // Writes go to a file of qemu's own that nobody sees.
+            // Writes go to a private temporary file of qemu.
             let file = disk.display();
             command.args(["-drive", &format!("file={file},format=raw,if=none,id=disk{number},snapshot=on")]);
             command.args(["-device", &format!("virtio-blk-pci,drive=disk{number}")]);
@@ -95,7 +99,8 @@ impl Machine<'_> {
         let path = self.folder.join("initrd");
         let job = self.folder.join("job");
         fs::write(&job, &self.job).with_context(|| format!("{} cannot be written", job.display()))?;
-        // The kernel unpacks archives that follow each other: initramfs/buffer-format in its documentation.
+        // The kernel unpacks consecutive archives: see initramfs/buffer-format in its
+        // documentation.
         let mut archive = fs::read(&self.kernel.initrd)
             .with_context(|| format!("{} cannot be read", self.kernel.initrd.display()))?;
         archive.extend(super::cpio::archive(&self.folder, &["job"])?);
@@ -103,11 +108,13 @@ impl Machine<'_> {
         Ok(path)
     }
 
-    /// Runs the job, and hands on each line of the console, which is also kept in a file. A machine that says nothing is
-    /// started again: emulated processors hang once in a while before the kernel has a console.
+    /// Runs the job, and passes on each line of the console, which is also stored in a file. A
+    /// machine that prints nothing is restarted: emulated processors occasionally hang before the
+    /// kernel has a console.
     ///
     /// # Errors
-    /// qemu cannot be started; the machine never says a word, or ends before its job does, with the last lines of the console.
+    /// qemu cannot be started, the machine never prints anything, or it stops before its job is
+    /// done; the error has the last lines of the console.
     pub(super) fn run(&self, mut line: impl FnMut(&str)) -> Result<()> {
         for _ in 1..BOOTS {
             if self.run_once(&mut line)? == Ended::Silent {
@@ -134,7 +141,7 @@ impl Machine<'_> {
         let log = self.folder.join("console.log");
         let followed = follow(&mut child, &log, line);
         if !matches!(&followed, Ok(Console { ended: true, .. })) {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = child.kill();
         }
         let status = child.wait().context("waiting for qemu failed")?;
@@ -147,7 +154,7 @@ impl Machine<'_> {
         }
         let mut said = String::new();
         if let Some(mut errors) = child.stderr.take() {
-            // What it holds is only for the message.
+            // The content is only used for the message.
             let _ = std::io::Read::read_to_string(&mut errors, &mut said);
         }
         bail!(
@@ -158,13 +165,14 @@ impl Machine<'_> {
     }
 }
 
-/// Attempts to boot a machine that prints nothing.
+/// The number of attempts to boot a machine that prints nothing.
 const BOOTS: u32 = 3;
-/// Until the first process speaks. An idle machine of two processors takes 6 s to emulate it.
+/// The time limit until the first process prints. An idle machine of two processors takes 6 s to
+/// emulate it.
 const BOOT: Duration = Duration::from_secs(90);
-/// Between two lines of a job. The longest test that says nothing takes some minutes.
+/// The time limit between two lines of a job. The longest test without output takes some minutes.
 const SILENCE: Duration = Duration::from_secs(1200);
-/// Lines of the console in a message.
+/// The number of lines of the console in a message.
 const LAST: usize = 30;
 
 #[derive(PartialEq, Eq)]
@@ -173,13 +181,13 @@ enum Ended {
     Silent,
 }
 
-/// Hands on lines until the console is closed, or nothing comes for too long.
+/// Passes on lines until the console is closed, or nothing is printed for too long.
 fn follow(child: &mut Child, log: &Path, line: &mut dyn FnMut(&str)) -> Result<Console> {
     let mut console = Console { last: Vec::new(), done: false, ended: false };
     let mut log = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let mut reader = BufReader::new(child.stdout.take().context("qemu has no output")?);
     let (send, lines) = mpsc::channel();
-    // Ends with the console.
+    // The thread stops when the console is closed.
     thread::spawn(move || {
         let mut bytes = Vec::new();
         while reader.read_until(b'\n', &mut bytes).is_ok_and(|length| length > 0) {
@@ -213,15 +221,15 @@ fn follow(child: &mut Child, log: &Path, line: &mut dyn FnMut(&str)) -> Result<C
     }
 }
 
-/// First output of the first process.
+/// The first output of the first process.
 const BOOTED: &str = "@@ booted";
-/// A job's own last line.
+/// The last line of a job.
 pub(super) const DONE: &str = "@@ the job is done";
 
 struct Console {
     last: Vec<String>,
-    /// The job was done.
+    /// Whether the job was done.
     done: bool,
-    /// qemu has closed it.
+    /// Whether qemu has closed the console.
     ended: bool,
 }

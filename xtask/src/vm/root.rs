@@ -1,5 +1,6 @@
-//! The root disk of emulated machines: programs of the running system with their libraries (or Debian's packages, for another
-//! architecture), the agent, the test programs and their data, each at the path that it has on the host.
+//! The root disk of emulated machines: programs of the running system with their libraries (or
+//! Debian's packages, for another architecture), the agent, the test programs and their data, each
+//! at its path on the host.
 
 use std::{
     collections::BTreeSet,
@@ -32,9 +33,9 @@ const PROGRAMS: [&str; 15] = [
     "umount",
     "unshare",
 ];
-/// Those without which no job runs; others are left out where the host has none.
+/// The programs without which no job runs; others are left out if the host does not have them.
 const ESSENTIAL: [&str; 4] = ["bash", "ip", "modprobe", "mount"];
-/// The same from Debian's packages.
+/// The Debian packages that contain these programs.
 const PACKAGES: [&str; 11] = [
     "bash",
     "dash",
@@ -48,9 +49,10 @@ const PACKAGES: [&str; 11] = [
     "openssl",
     "util-linux",
 ];
-/// Beside them where the first process is to be systemd: itself, the `kill` of units, and what it filters system calls with.
+/// Additional packages if the first process is systemd: systemd itself, the `kill` of units, and
+/// the library with which it filters system calls.
 const SYSTEMD: [&str; 3] = ["libseccomp2", "procps", "systemd"];
-/// Free mebibytes on the disk.
+/// The free space on the disk, in mebibytes.
 const FREE: u64 = 256;
 
 /// A root disk.
@@ -59,22 +61,22 @@ pub(super) struct Root {
     pub(super) image: PathBuf,
 }
 
-/// Files on the disk beside the system.
+/// The files on the disk in addition to the system.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Content {
-    /// Programs that were built, by their paths.
+    /// The programs that were built, by their paths.
     pub(super) programs: Vec<PathBuf>,
-    /// Folders with data, by their paths.
+    /// The folders with data, by their paths.
     pub(super) data: Vec<PathBuf>,
-    /// The job begins systemd: the system is Debian's packages, then.
+    /// Whether the job starts systemd; the system then consists of Debian's packages.
     pub(super) systemd: bool,
 }
 
 impl Root {
-    /// Makes the disk. Only the system's part is kept from one time to the next.
+    /// Makes the disk. Only the system's part is kept between runs.
     ///
     /// # Errors
-    /// A program that is needed is missing; the disk is full.
+    /// A program that is needed is missing, or the disk is full.
     pub(super) fn make(folder: &Path, archive: &Archive, arch: Arch, content: &Content) -> Result<Self> {
         let name = if content.systemd { format!("root-{arch}-systemd") } else { format!("root-{arch}") };
         let base = folder.join(&name);
@@ -109,7 +111,7 @@ fn inside(base: &Path, path: &Path) -> PathBuf {
     base.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Folders that everything else goes into, and the first process.
+/// Makes the folders that everything else is put into, and the first process.
 fn skeleton(base: &Path) -> Result<()> {
     for name in ["dev", "etc", "lib/modules", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "var"] {
         fs::create_dir_all(base.join(name))?;
@@ -128,7 +130,8 @@ pub(super) fn script(path: &Path, text: &str) -> Result<()> {
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
-/// Programs of the machine that this runs on, and the libraries of those and of what was built.
+/// Copies programs of the machine that runs this, and the libraries of those and of the programs
+/// that were built.
 fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
     skeleton(base)?;
     let mut libraries: BTreeSet<PathBuf> = built.iter().flat_map(|path| loaded_libraries(path)).collect();
@@ -147,7 +150,7 @@ fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
     }
     symlink("usr/bin", base.join("bin"))?;
     symlink("bin", base.join("usr/sbin"))?;
-    // Where the kernel looks for it.
+    // The kernel expects modprobe at this path.
     symlink("../usr/bin/modprobe", base.join("sbin/modprobe"))?;
     for library in libraries {
         copy(&library, &inside(base, &library))?;
@@ -165,21 +168,21 @@ fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// The folder of what iptables loads for each match and target.
+/// Returns the folder of the libraries that iptables loads for each match and target.
 fn extensions() -> Option<String> {
     let folder = format!("usr/lib/{}-linux-gnu/xtables", std::env::consts::ARCH);
     Path::new("/").join(&folder).is_dir().then_some(folder)
 }
 
-/// Paths of the shared libraries of a program, as the dynamic linker finds them.
+/// Returns the paths of the shared libraries of a program, as the dynamic linker finds them.
 fn loaded_libraries(program: &Path) -> Vec<PathBuf> {
     let listed = cargo::output(Command::new("ldd").arg(program)).unwrap_or_default();
     listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
 }
 
-/// Debian's packages, unpacked.
+/// Unpacks Debian's packages.
 fn debian(base: &Path, archive: &Archive, packages: &[&str]) -> Result<()> {
-    // Written last, so that a half of them is none.
+    // The list is written last, so that an incomplete system is not used.
     let (list, wanted) = (base.join("etc/packages"), packages.join("\n"));
     if fs::read_to_string(&list).is_ok_and(|unpacked| unpacked == wanted) {
         return skeleton(base);
@@ -193,7 +196,7 @@ fn debian(base: &Path, archive: &Archive, packages: &[&str]) -> Result<()> {
         }
     }
     archive.unpack_closure(packages, base)?;
-    // As the packages' scripts would choose.
+    // The packages' scripts would make the same choice.
     for name in ["iptables-restore", "ip6tables-restore"] {
         let link = base.join("usr/sbin").join(name);
         if !link.exists() {
@@ -229,7 +232,7 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Without debug information, of which a test program is nine tenths.
+/// Copies a program without debug information, which is nine tenths of a test program.
 fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
     let newer = |a: &Path, b: &Path| {
         Some(fs::metadata(a).ok()?.modified().ok()? > fs::metadata(b).ok()?.modified().ok()?)
@@ -245,7 +248,7 @@ fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
     let strip = Command::new(format!("{prefix}strip")).arg("-o").arg(to).arg(from).status();
     match strip {
         Ok(status) if status.success() => Ok(()),
-        // Large, but as good.
+        // An unstripped program is large, but works as well.
         _ => copy(from, to),
     }
 }

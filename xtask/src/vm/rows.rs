@@ -1,4 +1,5 @@
-//! Rows of the table of network plugins that a machine prints with `UPDATE_DOCS=1`: it keeps no file, so that they are written here.
+//! Rows of the table of network plugins that a machine prints with `UPDATE_DOCS=1`: it keeps no
+//! files, so they are written here.
 
 use std::fs;
 
@@ -6,15 +7,15 @@ use anyhow::{Context, Result};
 
 use crate::cargo;
 
-/// Asks the suite `cni` to print what it sees.
+/// The variable that makes the suite `cni` print its results.
 pub(super) const VARIABLE: &str = "UPDATE_DOCS";
-/// Before a row: tests/tests/cni/table.rs prints it.
+/// The mark before a row; tests/tests/cni/table.rs prints it.
 const ROW: &str = "--- ROW ";
 const PAGE: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- made from runs: cni -->\n";
 const END: &str = "<!-- end -->";
 
-/// Takes a line of the console, and writes the row that it has where that was asked for.
+/// Processes a line of the console, and writes its row if that was requested.
 ///
 /// # Errors
 /// The page cannot be read or written, or has no such table.
@@ -31,7 +32,8 @@ pub(super) fn follow(line: &str) -> Result<()> {
     Ok(())
 }
 
-/// The page with the row in the place of one for the same layout and attach mode, or in its order.
+/// Returns the page with the row, which replaces one for the same layout and attach mode, or is
+/// inserted in order.
 fn with_row(page: &str, row: &str) -> Option<String> {
     let key = |row: &str| row.splitn(4, '|').take(3).collect::<Vec<_>>().join("|");
     let (before, rest) = page.split_once(BEGIN)?;

@@ -1,23 +1,24 @@
-//! The tests of a rung of the ladder: whole suites where processors are the machine's own, and where they are emulated, of the
-//! suites that would take hours, tests that stand for them. The announcement before a machine boots, and each cell of the table, tell
-//! what is left out.
+//! The tests of a rung of the ladder: whole suites where processors are the machine's own; where
+//! they are emulated, tests that represent those suites that would take hours. The announcement
+//! before a machine boots, and each cell of the table, report what is left out.
 
-/// Needs network cards of the machine's own.
+/// The suite that needs network cards of the machine's own.
 pub(super) const DRIVERS: &str = "drivers";
-/// Not a test program, but ends with an error where a scene does not play as told.
+/// The demo, which is not a test program, but fails if a scene does not go as described.
 pub(super) const DEMO: &str = "demo";
 
 /// A suite of the ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Suite {
     pub(super) name: &'static str,
-    /// Tests that run where processors are emulated, by their whole names; none: all of them.
+    /// The tests that run where processors are emulated, by their full names; none: all of them.
     pub(super) emulated: &'static [&'static str],
 }
 
-/// In the order of what rests on what. The first loads every program and holds each to its limits.
+/// The suites, each after those it depends on. The first loads every program and holds each to its
+/// limits.
 pub(super) const SUITES: [Suite; 8] = [
-    // The others look at the object alone.
+    // The other tests examine the object alone.
     Suite {
         name: "budgets",
         emulated: &["budgets_of_the_kernel_hold", "far_from_what_the_verifier_walks_at_most"],
@@ -52,7 +53,7 @@ pub(super) const SUITES: [Suite; 8] = [
     Suite { name: DEMO, emulated: &[] },
 ];
 
-/// The tests that run, said before a machine boots.
+/// Returns the tests that run, for the announcement before a machine boots.
 pub(super) fn announcement() -> String {
     let mut text =
         "vm: processors are emulated here; of suites that would take hours these tests run (--whole: all):\n"
@@ -77,7 +78,7 @@ mod tests {
                 let (file, name) = test.rsplit_once("::").unwrap_or(("main", test));
                 let path = cargo::root().join(format!("tests/tests/{}/{file}.rs", suite.name));
                 let source = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-                // Some are made by a macro, so not `fn` and the name.
+                // A macro generates some of the names, so `fn` and the name cannot be searched for.
                 let mut words = source.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
                 assert!(words.any(|word| word == name), "{path:?} has no {name}");
             }

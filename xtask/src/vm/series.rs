@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::arch::Arch;
 
-/// A series of releases, as 6.1 or 7.3.
+/// A series of releases, such as 6.1 or 7.3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Series {
     pub(super) major: u32,
@@ -26,7 +26,7 @@ impl FromStr for Series {
     }
 }
 
-/// The oldest that the project runs on.
+/// The oldest series that the project supports.
 pub(super) const OLDEST: Series = Series { major: 6, minor: 1 };
 
 /// One item of `--kernel`.
@@ -36,7 +36,7 @@ pub(super) enum Wanted {
     Oldest,
     Newest,
     Series(Series),
-    /// `7.x`: the newest of a major number.
+    /// The newest series of a major number: `7.x`.
     NewestOf(u32),
 }
 
@@ -61,13 +61,13 @@ impl FromStr for Wanted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Release {
     pub(super) series: Series,
-    /// Name of the package.
+    /// The name of the package.
     pub(super) package: String,
-    /// `uname -r`.
+    /// The output of `uname -r`.
     pub(super) release: String,
 }
 
-/// The newest release of each series that the project runs on, from names of packages.
+/// Returns the newest release of each series that the project supports, from names of packages.
 pub(super) fn releases(names: &[String], arch: Arch) -> BTreeMap<Series, Release> {
     let ending = format!("-cloud-{}", arch.debian());
     let mut found: BTreeMap<Series, (Vec<u32>, Release)> = BTreeMap::new();
@@ -80,7 +80,7 @@ pub(super) fn releases(names: &[String], arch: Arch) -> BTreeMap<Series, Release
             version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect();
         let [major, minor, ..] = numbers[..] else { continue };
         let series = Series { major, minor };
-        // Without a third number it is a package that only names another.
+        // A package without a third number only refers to another one.
         if series < OLDEST || version == series.to_string() {
             continue;
         }
@@ -95,10 +95,10 @@ pub(super) fn releases(names: &[String], arch: Arch) -> BTreeMap<Series, Release
     found.into_iter().map(|(series, (_, release))| (series, release)).collect()
 }
 
-/// Those that are wanted, the oldest first.
+/// Returns the selected releases, the oldest first.
 ///
 /// # Errors
-/// A series that is not there, with those that are.
+/// A series does not exist; the error lists those that do.
 pub(super) fn choose(wanted: &[Wanted], there: &BTreeMap<Series, Release>) -> Result<Vec<Release>, String> {
     let mut chosen: BTreeMap<Series, Release> = BTreeMap::new();
     let missing = |what: &dyn fmt::Display| {

@@ -16,7 +16,7 @@ use crate::cargo;
 pub(super) struct Options {
     #[command(flatten)]
     choice: Choice,
-    /// A command to run instead of a shell
+    /// Command to run instead of a shell
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<String>,
 }
@@ -32,7 +32,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
             "vm: Linux {} boots in some seconds; `exit` ends the machine, and so does Ctrl-A X",
             kernel.release
         );
-        // A shell with job control wants a terminal of its own session.
+        // A shell with job control needs a terminal of its own session.
         job += &format!("setsid --ctty --wait bash -i </dev/{0} >/dev/{0} 2>&1\n", workshop.arch.console());
     } else {
         let words: Vec<_> = options.command.iter().map(|word| job::quoted(word)).collect();
@@ -51,7 +51,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         folder: folder.clone(),
     };
     let mut command = machine.command()?;
-    // Keys such as Ctrl-C are for the machine.
+    // Keys such as Ctrl-C are passed to the machine.
     command.args(["-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"]);
     let code = cargo::exit_code(&mut command);
     std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;

@@ -1,4 +1,5 @@
-//! Network cards of machines and what joins them: taps on bridges, in a network namespace of the run's own.
+//! Network cards of machines and their connections: taps on bridges, in a network namespace of the
+//! run's own.
 
 use std::process::{Command, Stdio};
 
@@ -7,35 +8,36 @@ use anyhow::{Context, Result};
 use super::archive::run;
 use crate::cargo;
 
-/// Pairs of queues of a card that is not what is tested: as many as a driver with two processors wants for XDP.
+/// The number of queue pairs of a card that is not under test: as many as a driver with two
+/// processors needs for XDP.
 const PLENTY: u32 = 4;
 
 /// A virtio network card.
 #[derive(Clone, Debug)]
 pub(super) struct Card {
-    /// Name of its tap in the namespace.
+    /// The name of its tap in the namespace.
     pub(super) tap: String,
     /// The bridge that the tap is a port of.
     pub(super) bridge: String,
     pub(super) mac: String,
-    /// Pairs of receive and transmit queues.
+    /// The number of pairs of receive and transmit queues.
     pub(super) queues: u32,
-    /// MTU that the card offers its driver, bytes.
+    /// The MTU that the card offers its driver, in bytes.
     pub(super) mtu: u32,
     pub(super) offloads: Offloads,
 }
 
-/// Offloads of a card: checksums, segmentation, and the merging of received segments.
+/// The offloads of a card: checksums, segmentation, and the merging of received segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offloads {
     On,
     Off,
-    /// On, and the driver cannot switch them off.
+    /// Enabled, and the driver cannot disable them.
     Fixed,
 }
 
 impl Card {
-    /// Arguments of qemu.
+    /// Returns the arguments of qemu.
     fn arguments(&self) -> Vec<String> {
         let Self { tap, mac, queues, mtu, .. } = self;
         let vectors = 2 * queues + 2;
@@ -58,8 +60,8 @@ impl Card {
     }
 }
 
-/// Wires between pairs of cards of one machine: number, queue pairs and MTU of the node's end, and its offloads. The other
-/// end is the world outside.
+/// Wires between pairs of cards of one machine: number, queue pairs and MTU of the node's end, and
+/// its offloads. The other end belongs to the outside.
 const PAIRS: [(u8, u32, u32, Offloads); 6] = [
     (0, PLENTY, 1500, Offloads::On),
     (1, 1, 1500, Offloads::On),
@@ -69,7 +71,7 @@ const PAIRS: [(u8, u32, u32, Offloads); 6] = [
     (5, 1, 1500, Offloads::Fixed),
 ];
 
-/// The cards of [`PAIRS`].
+/// Returns the cards of [`PAIRS`].
 pub(super) fn pairs() -> Vec<Card> {
     let mut cards = Vec::new();
     for (number, queues, mtu, offloads) in PAIRS {
@@ -87,7 +89,7 @@ pub(super) fn pairs() -> Vec<Card> {
     cards
 }
 
-/// [`PAIRS`] for the tests in the machine, which find the cards by their MAC addresses.
+/// Describes [`PAIRS`] for the tests in the machine, which find the cards by their MAC addresses.
 pub(super) fn description() -> String {
     let described = PAIRS.map(|(number, queues, mtu, offloads)| {
         let offloads = match offloads {
@@ -100,18 +102,19 @@ pub(super) fn description() -> String {
     described.join(";")
 }
 
-/// A network namespace by its name; removed with this value, and also if this program is killed before.
+/// A network namespace by its name, removed when this value is dropped, even if this program is
+/// killed before.
 pub(super) struct Namespace(pub(super) String);
 
 impl Namespace {
-    /// Makes it, and leaves a process that removes it once this one is gone.
+    /// Makes the namespace, and leaves a process that removes it once this one is gone.
     ///
     /// # Errors
-    /// No right to, or what the kernel says.
+    /// The permission is missing, or the kernel refuses.
     pub(super) fn make(name: &str) -> Result<Self> {
         ip(&["netns", "add", name])?;
         let namespace = Self(name.to_owned());
-        // In a session of its own: Ctrl-C is for this program alone.
+        // The process has a session of its own, so that Ctrl-C only reaches this program.
         let watch = "while kill -0 \"$1\"; do sleep 1; done; ip netns delete \"$2\"";
         let mut command = cargo::privileged("setsid").context("neither root nor sudo")?;
         command.args(["sh", "-c", watch, "sh", &std::process::id().to_string(), name]);
@@ -139,7 +142,7 @@ impl Wires {
     /// Makes the namespace, its bridges and the taps of all cards.
     ///
     /// # Errors
-    /// No right to, or what the kernel says.
+    /// The permission is missing, or the kernel refuses.
     pub(super) fn make(netns: &str, cards: Vec<Card>) -> Result<Self> {
         let wires = Self { netns: Namespace::make(netns)?, cards };
         wires.inside(&["link", "set", "lo", "up"])?;
@@ -158,7 +161,7 @@ impl Wires {
         Ok(wires)
     }
 
-    /// Arguments of qemu for all cards.
+    /// Returns the arguments of qemu for all cards.
     pub(super) fn arguments<'a>(cards: impl IntoIterator<Item = &'a Card>) -> Vec<String> {
         cards.into_iter().flat_map(Card::arguments).collect()
     }
@@ -167,7 +170,7 @@ impl Wires {
         &self.cards
     }
 
-    /// `ip` in the namespace.
+    /// Runs `ip` in the namespace.
     pub(super) fn inside(&self, arguments: &[&str]) -> Result<()> {
         ip(&[&["-netns", &self.netns.0], arguments].concat())
     }

@@ -1,4 +1,4 @@
-//! Flags that say how to reach the Kubernetes API from a machine that need not be a node.
+//! Command-line flags for access to the Kubernetes API, also from a machine that is not a node.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,21 @@ use crate::source::{Access, SERVICE_ACCOUNT};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Kubernetes API")]
 pub struct ApiArguments {
-    /// A kubeconfig. Default: in a pod its service account; elsewhere as kubectl, the files of KUBECONFIG, or ~/.kube/config.
+    /// A kubeconfig. Default: in a pod its service account; elsewhere, as for kubectl, the files of
+    /// KUBECONFIG, or ~/.kube/config.
     #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig. Default: its current-context.
     #[arg(long, env = "TRAFFIC_POLICY_CONTEXT", value_name = "NAME", conflicts_with = "api_server")]
     context: Option<String>,
-    /// In a pod: a real address of the API server, https://HOST:PORT.
+    /// The real address of an API server, https://HOST:PORT, for use in a pod.
     #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
     api_server: Option<String>,
 }
 
 impl ApiArguments {
-    /// Access as the flags say, or as the process finds it: in a pod, or as kubectl does.
+    /// Returns the access that the flags select; without flags, that of the environment: a pod's
+    /// service account, or kubectl's configuration.
     #[must_use]
     pub fn access(&self) -> Access {
         let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
@@ -34,7 +36,7 @@ impl ApiArguments {
         }
     }
 
-    /// The same access as flags of kubectl.
+    /// Returns the same access as flags of kubectl.
     #[must_use]
     pub fn for_kubectl(&self) -> Vec<std::ffi::OsString> {
         let mut flags = Vec::new();

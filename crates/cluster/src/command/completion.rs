@@ -1,4 +1,4 @@
-//! `completion`: a script for a shell that completes commands, flags and their values.
+//! `completion`: a script that lets a shell complete commands, flags and their values.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use clap_complete::{Shell, generate};
 
 use super::view;
 
-/// Print a script that lets a shell complete this program's commands and flags. To be read by the shell's start file:
-/// `source <(traffic-policy-agent completion bash)`.
+/// Print a script that lets a shell complete this program's commands and flags. Load it in the
+/// shell's start file: `source <(traffic-policy-agent completion bash)`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[arg(value_name = "SHELL", help = "The shell")]
@@ -17,12 +17,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Prints the script for the program as it was called.
+    /// Prints the script for the program under the name by which it was called.
     ///
     /// # Errors
     /// Standard output cannot be written.
     pub fn execute(self, mut command: clap::Command) -> Result<()> {
-        // A plugin of kubectl is typed with a space, which no shell completes by.
+        // A plugin of kubectl is typed with a space, and no shell completes a name that has one.
         let name = match command.get_bin_name() {
             Some(name) if !name.contains(' ') => name.to_owned(),
             _ => command.get_name().to_owned(),
@@ -39,9 +39,10 @@ impl Arguments {
     }
 }
 
-/// clap_complete 4.6 names the cases of sub-commands otherwise than it looks them up if the program's name has a hyphen: nothing behind
-/// the first command would be completed (<https://github.com/clap-rs/clap/issues/6421>). So the script is made for a name without, and
-/// registered for the program's own.
+/// Generates the bash script. If the program's name has a hyphen, clap_complete 4.6 defines the
+/// cases of sub-commands under other names than it looks up, and completes nothing after the first
+/// command (<https://github.com/clap-rs/clap/issues/6421>). So the script is generated for a name
+/// without hyphens, and registered for the program's own name.
 fn for_bash(mut command: clap::Command, name: &str) -> Result<Vec<u8>> {
     let plain = name.replace('-', "_");
     let mut script = Vec::new();

@@ -1,4 +1,4 @@
-//! All objects of a cluster from its API, with a progress line on terminals.
+//! A listing of all objects of a cluster from its API, with a progress line on terminals.
 
 use std::io::IsTerminal as _;
 
@@ -9,7 +9,7 @@ use crate::source::{self, Access, Batch, Listed};
 /// Lists Nodes, Services and EndpointSlices.
 ///
 /// # Errors
-/// If the API cannot be reached, or does not give one of these kinds.
+/// The API cannot be reached, or does not return one of these kinds.
 pub fn cluster(access: &Access) -> Result<Batch> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let progress = Progress { shown: std::io::stderr().is_terminal() };

@@ -1,4 +1,4 @@
-//! Level and format of the log, and the change of the level while the agent runs.
+//! Level and format of the log, and the change of the level at run time.
 
 use std::io::{self, IsTerminal};
 
@@ -7,12 +7,12 @@ use tracing_subscriber::{
     EnvFilter, Layer as _, Registry, fmt, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
 
-/// `--log-format`
+/// The values of `--log-format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// Human-readable lines.
     Text,
-    /// An object in a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -21,19 +21,19 @@ pub enum LogFormat {
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
 impl LogLevel {
-    /// Puts another level into effect.
+    /// Sets another level.
     ///
     /// # Errors
-    /// Not a level.
+    /// The text is not a level.
     pub fn set(&self, level: &str) -> Result<()> {
         self.0.reload(EnvFilter::try_new(level)?).context("the log level cannot be changed")
     }
 }
 
-/// Begins to log to standard error.
+/// Starts logging to standard error.
 ///
 /// # Errors
-/// Not a level.
+/// The text is not a level.
 pub fn start(level: &str, format: LogFormat) -> Result<LogLevel> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(level)?);
     let lines = fmt::layer().with_writer(io::stderr).with_target(false);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use clap_mangen::Man;
 
-/// Write the manual pages into a folder: one for the program, one for each command, for section 1.
+/// Write the manual pages (section 1) into a folder: one for the program and one for each command.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// A folder that exists, such as /usr/local/share/man/man1.
@@ -18,10 +18,10 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Writes the pages of the program as it was called.
+    /// Writes the pages for the program under the name by which it was called.
     ///
     /// # Errors
-    /// The folder does not exist, or cannot be written.
+    /// The folder does not exist or cannot be written.
     pub fn execute(self, mut command: clap::Command) -> Result<()> {
         if !self.folder.is_dir() {
             bail!("{} is no folder: make it first", self.folder.display());
@@ -35,7 +35,7 @@ impl Arguments {
     }
 }
 
-/// The page of a command and those of its sub-commands. Returns how many.
+/// Writes the page of a command and those of its sub-commands. Returns their number.
 fn write(folder: &Path, name: &str, command: &clap::Command) -> Result<usize> {
     let page = Man::new(command.clone()).title(name.to_owned());
     let mut text = Vec::new();

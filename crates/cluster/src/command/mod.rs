@@ -1,4 +1,5 @@
-//! Parts that the command lines of this project share: access to the API, output, the log, manual pages and completion.
+//! Parts shared by the command lines of this project: access to the API, output, the log, manual
+//! pages and completion.
 
 pub mod api;
 pub mod completion;

@@ -1,4 +1,4 @@
-//! Common parts of commands that print: the flag for the format, tables, time spans, names.
+//! Common parts of commands that print: the format flag, tables, time spans, names.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -27,7 +27,7 @@ pub enum Output {
     Json,
 }
 
-/// Prints by `write`. A reader that has seen enough (`| head`) is no failure.
+/// Prints with `write`. A reader that closes the pipe early (`| head`) is not an error.
 ///
 /// # Errors
 /// Standard output cannot be written.
@@ -39,13 +39,13 @@ pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()>
     }
 }
 
-/// Whether an error comes from an output that nobody reads any more.
+/// Whether an error is a broken pipe on output: its reader has gone.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref().map(io::Error::kind));
     kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
 
-/// Prints a document for programs.
+/// Prints a JSON document.
 pub fn print_json(document: &impl Serialize) -> Result<()> {
     print(|out| {
         serde_json::to_writer_pretty(&mut *out, document)?;
@@ -53,12 +53,12 @@ pub fn print_json(document: &impl Serialize) -> Result<()> {
     })
 }
 
-/// An argument that is not understood: exit code 2, as for those that clap does not understand itself.
+/// Returns an error for an invalid argument: exit code 2, as for those that clap itself rejects.
 pub fn usage(message: &str) -> clap::Error {
     clap::Error::raw(clap::error::ErrorKind::ValueValidation, format!("{message}\n"))
 }
 
-/// Writes rows below a header. Columns of numbers stand on the right.
+/// Writes rows below a header. Columns of numbers are right-aligned.
 pub fn table<const N: usize, T>(
     out: &mut dyn Write,
     header: [&str; N],
@@ -92,7 +92,7 @@ pub fn table<const N: usize, T>(
     Ok(())
 }
 
-/// Lines of at most `width` characters; a word that is longer has one of its own.
+/// Wraps a text into lines of at most `width` characters; a longer word gets a line of its own.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -111,7 +111,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A human-readable time span: two units at most.
+/// Formats a time span for people: two units at most.
 pub fn span(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {
@@ -123,7 +123,7 @@ pub fn span(time: Duration) -> String {
     }
 }
 
-/// Whether a Service is meant by what a person typed: its name, or namespace and name.
+/// Whether a name typed by a person, `NAME` or `NAMESPACE/NAME`, matches a Service.
 pub fn is_named(key: &ServicePortKey, name: &str) -> bool {
     match name.split_once('/') {
         Some((namespace, name)) => key.service.namespace == namespace && key.service.name == name,
@@ -139,7 +139,7 @@ pub const fn policy(policy: Policy) -> &'static str {
     }
 }
 
-/// The name of a kind of frontend, after the Service type or field that makes it.
+/// The name of a kind of frontend, after the Service type or field that creates it.
 pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
     match kind {
         FrontendKind::ClusterIp => "ClusterIP",

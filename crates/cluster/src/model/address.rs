@@ -1,11 +1,11 @@
-//! Addresses as older clusters wrote them: decimal parts may have leading zeros.
+//! Parsing of addresses as older clusters wrote them: decimal parts may have leading zeros.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// Parses an address as Kubernetes does: `172.30.0.041` is `172.30.0.41` (decimal, never octal), and an IPv4-mapped
-/// IPv6 address is an IPv4 address. `None` if it is none.
+/// Parses an address as Kubernetes does: `172.30.0.041` is `172.30.0.41` (decimal, never octal),
+/// and an IPv4-mapped IPv6 address is an IPv4 address. `None` if the text is not an address.
 #[must_use]
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
@@ -19,8 +19,8 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets).into())
 }
 
-/// Parses a CIDR as Kubernetes does: blanks around it and leading zeros are allowed, host bits are cleared
-/// (`203.0.113.001/025` is `203.0.113.0/25`). `None` if it is none.
+/// Parses a CIDR as Kubernetes does: surrounding blanks and leading zeros are allowed, host bits
+/// are cleared (`203.0.113.001/025` is `203.0.113.0/25`). `None` if the text is not a CIDR.
 #[must_use]
 pub fn parse_cidr(text: &str) -> Option<IpNet> {
     let (ip, length) = text.trim().split_once('/')?;
@@ -30,7 +30,7 @@ pub fn parse_cidr(text: &str) -> Option<IpNet> {
     IpNet::new(ip, length).ok().map(|net| net.trunc())
 }
 
-/// Digits only: `str::parse` would take a sign.
+/// Parses digits only; `str::parse` would accept a sign.
 fn parse_decimal(text: &str, max: u32) -> Option<u32> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -38,7 +38,7 @@ fn parse_decimal(text: &str, max: u32) -> Option<u32> {
     text.parse().ok().filter(|&value| value <= max)
 }
 
-/// Why an address can be neither a frontend nor an endpoint; `None` if it can.
+/// Returns the reason why an address can be neither a frontend nor an endpoint; `None` if it can.
 #[must_use]
 pub fn unusable(ip: IpAddr) -> Option<&'static str> {
     match ip {

@@ -1,5 +1,6 @@
-//! Ranges of cluster IPs in which an address without a Service counts as unallocated: less the addresses of Services that another
-//! proxy serves, and none while the set of Services is not known.
+//! Ranges of cluster IPs in which an address without a Service counts as unallocated: without the
+//! addresses of Services that another proxy serves, and empty while the set of Services is not
+//! known.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,10 +11,10 @@ use ipnet::IpNet;
 
 use super::ServiceName;
 
-/// Ranges of each family that the packet path takes.
+/// The largest number of ranges per family that the packet path takes.
 const MOST: usize = 1024;
 
-/// Cluster IPs of Services that another proxy serves, with the Services that have them.
+/// Cluster IPs of Services that another proxy serves, each with its Services.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForeignIps(BTreeMap<IpAddr, BTreeSet<ServiceName>>);
 
@@ -35,12 +36,13 @@ impl ForeignIps {
         }
     }
 
-    /// The Service of another proxy that has an address.
+    /// Returns the Service of another proxy that has an address.
     pub(super) fn owner(&self, address: IpAddr) -> Option<&ServiceName> {
         self.0.get(&address)?.first()
     }
 
-    /// `ranges` without these addresses. A family whose ranges become too many has none: its addresses pass then.
+    /// Returns `ranges` without these addresses. A family whose ranges become too many gets none:
+    /// packets to its unallocated addresses then pass.
     pub(super) fn taken_from(&self, ranges: &BTreeSet<IpNet>) -> BTreeSet<IpNet> {
         let mut left = ranges.clone();
         for ipv6 in [false, true] {
@@ -60,7 +62,8 @@ impl ForeignIps {
     }
 }
 
-/// The halves of a range that an address is not in, down to the address itself.
+/// Splits a range at an address: returns the halves that do not contain it, down to the address
+/// itself.
 fn without(range: IpNet, address: IpAddr) -> Vec<IpNet> {
     let mut left = Vec::new();
     let mut around = range.trunc();

@@ -1,5 +1,5 @@
-//! Conflicts of frontends: of several Services that name one address, port and protocol, the one has it whose address it is in the
-//! strictest sense; of equals, the oldest.
+//! Conflicts of frontends: when several Services name the same address, port and protocol, the one
+//! whose kind of frontend ranks highest holds it; among equals, the oldest.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -9,51 +9,53 @@ use std::{
 
 use super::{Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey};
 
-/// An address as the packet path knows it.
+/// An address as the packet path sees it.
 type Slot = (SocketAddr, Protocol);
 
-/// Ordered by right: the kind first, so that no Service takes a ClusterIP over by naming it as external IP, then the older Service,
-/// then by name.
+/// A Service port's claim to a frontend. Claims are ordered by precedence: the kind first, so that
+/// no Service takes over a ClusterIP by naming it as an external IP, then the older Service, then
+/// the name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     rank: u8,
     created: i64,
-    /// Shared: a Service may name very many frontends.
+    /// Shared, because a Service may name very many frontends.
     key: Arc<ServicePortKey>,
     kind: FrontendKind,
 }
 
 fn rank(kind: FrontendKind) -> u8 {
     match kind {
-        // The API server gives each to one Service.
+        // The API server gives each ClusterIP to one Service only.
         FrontendKind::ClusterIp => 0,
-        // A controller writes it.
+        // Written by a controller.
         FrontendKind::LoadBalancer => 1,
-        // Anybody may name any address.
+        // Any user may name any address.
         FrontendKind::ExternalIp => 2,
         FrontendKind::NodePort | FrontendKind::LoopbackNodePort => 3,
     }
 }
 
-/// So many claimants of a frontend, or of a health port, in order of right, are told which Service has it; the others,
-/// that one of many before them has it. So a change concerns these at most, however many Services of a tenant claim one address.
+/// The number of claimants of a frontend or a health port, in order of precedence, whose warning
+/// names the holder; the warning of the others refers to one of many Services before them. So a
+/// change concerns at most this number, however many Services of a tenant claim one address.
 pub(super) const NAMED: usize = 10;
 
-/// The holder of a frontend that another Service port claims, too.
+/// The holder of a frontend that another Service port also claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holder<'a> {
     Named(&'a ServiceName),
-    /// A Service that is not named to this claimant: see [`NAMED`].
+    /// A Service that is not named to this claimant; see [`NAMED`].
     OneOfMany,
 }
 
-/// All frontends that Services name, with those who name them.
+/// All frontends that Services name, each with its claimants.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claims(HashMap<Slot, Vec<Claim>>);
 
 impl Claims {
-    /// Adds a claim of a Service that was created at this time (seconds since 1970; `i64::MAX`: not known). Services
-    /// for which that makes a difference are put into `touched`.
+    /// Adds a claim of a Service created at `created` (seconds since 1970; `i64::MAX`: not known).
+    /// Adds the Services that this affects to `touched`.
     pub(super) fn add(
         &mut self,
         created: i64,
@@ -64,12 +66,12 @@ impl Claims {
         let claim = Claim::new(created, key, frontend);
         let claims = self.0.entry((frontend.address, key.protocol)).or_insert_with(|| Vec::with_capacity(1));
         let at = claims.partition_point(|other| *other < claim);
-        // The last one that is told the name is not among the first any more.
+        // The last of the named claimants moves out of the first [`NAMED`].
         touch(claims, at, touched);
         claims.insert(at, claim);
     }
 
-    /// Takes away a claim, given as it was added. Services for which that makes a difference are put into `touched`.
+    /// Removes a claim, given as it was added. Adds the Services that this affects to `touched`.
     pub(super) fn remove(
         &mut self,
         created: i64,
@@ -87,7 +89,7 @@ impl Claims {
         }
     }
 
-    /// The claimant that has this frontend instead of `key`; `None` if `key` has it.
+    /// Returns the claimant that holds this frontend instead of `key`; `None` if `key` holds it.
     pub(super) fn lost_to(&self, key: &ServicePortKey, frontend: Frontend) -> Option<Holder<'_>> {
         let claims = self.0.get(&(frontend.address, key.protocol))?;
         let holder = claims.first()?.key.as_ref();
@@ -105,9 +107,9 @@ impl Claim {
     }
 }
 
-/// Notes the Services for which it makes a difference that a claim came or went before `at`; `claims` are the others.
-/// If it was the holder's, these are the first [`NAMED`]; if it was another of the first, the one that is last among
-/// them, or was.
+/// Notes the Services that are affected by adding or removing a claim before `at`; `claims` are the
+/// others. If the claim was the holder's, these are the first [`NAMED`]; if it was another of the
+/// first, the one that is or was the last of them.
 fn touch(claims: &[Claim], at: usize, touched: &mut BTreeSet<ServiceName>) {
     let concerned = match at {
         0 => 0..NAMED,
@@ -133,7 +135,7 @@ mod tests {
         kind: ExternalIp,
     };
 
-    /// Every claimant that is told something else after a change is touched by it.
+    /// Every claimant whose warning differs after a change is touched by it.
     #[test]
     fn a_change_touches_few_of_many_claimants() {
         let mut claims = Claims::default();

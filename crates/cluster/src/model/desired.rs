@@ -1,4 +1,4 @@
-//! The desired state: what [`crate::model`] produces and the data plane consumes.
+//! The desired state: [`crate::model`] produces it, and the data plane consumes it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As a Service names it.
+    /// The protocol's name in a Service.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ pub struct ServicePortKey {
     pub ipv6: bool,
 }
 
-/// `namespace/name`, and the port's name behind a colon if it has one.
+/// Formats as `namespace/name`, followed by a colon and the port's name if it has one.
 impl fmt::Display for ServicePortKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let colon = if self.port.is_empty() { "" } else { ":" };
@@ -87,22 +87,25 @@ pub enum FrontendKind {
     NodePort,
     LoadBalancer,
     ExternalIp,
-    /// A node port on the node's loopback addresses, for sockets of the node's own network namespace only. Its address
-    /// is the unspecified one of the family and stands for 127.0.0.0/8 or `::1`; no packet is ever sent to it.
+    /// A node port on the node's loopback addresses, for sockets of the node's own network
+    /// namespace only. Its address is the unspecified one of the family and stands for 127.0.0.0/8
+    /// or `::1`; no packet is ever sent to it.
     LoopbackNodePort,
 }
 
-/// An endpoint as chosen for a list. Ordered by its address, as a string, as kube-proxy does.
+/// An endpoint chosen for a list. Endpoints are ordered by their address as a string, as in
+/// kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     pub address: SocketAddr,
-    /// Its `nodeName` is this node.
+    /// Whether its `nodeName` is this node.
     pub local: bool,
-    /// Its `nodeName` is another node.
+    /// Whether its `nodeName` is another node.
     pub remote: bool,
 }
 
-/// Under policy Local, lets nodes without an endpoint forward external traffic as under policy Cluster.
+/// The annotation that, under policy Local, lets nodes without an endpoint forward external traffic
+/// as under policy Cluster.
 pub const FALLBACK_ANNOTATION: &str = "traffic-policy.io/external-fallback";
 
 /// Desired content of the maps for one Service port.
@@ -110,57 +113,64 @@ pub const FALLBACK_ANNOTATION: &str = "traffic-policy.io/external-fallback";
 pub struct ServicePort {
     pub frontends: BTreeSet<Frontend>,
     pub external_policy: Policy,
-    /// Under external policy Local, whether external traffic is forwarded as under Cluster while no endpoint is here.
+    /// Whether, under external policy Local, external traffic is forwarded as under Cluster while
+    /// this node has no endpoint.
     pub external_fallback: bool,
     pub internal_policy: Policy,
     /// Endpoints for policy Cluster.
     pub cluster: Vec<Endpoint>,
     /// Endpoints for policy Local; empty if neither policy is Local.
     pub local: Vec<Endpoint>,
-    /// Whether any endpoint, anywhere, can take new connections: without one new connections are rejected.
+    /// Whether any endpoint, on any node, can take new connections; without one, new connections
+    /// are rejected.
     pub has_endpoints: bool,
-    /// Endpoints that existing flows may keep (serving, terminating or not).
+    /// Endpoints that existing flows may keep (serving, whether terminating or not).
     pub serving: BTreeSet<SocketAddr>,
-    /// Time for which new external flows are still forwarded to other nodes after a change from Cluster to Local, where the
-    /// Service's annotation sets it; otherwise the agent's `--drain` holds.
+    /// Time for which new external flows are still forwarded to other nodes after a change from
+    /// Cluster to Local, if the Service's annotation sets it; otherwise the agent's `--drain`
+    /// applies.
     pub drain: Option<Duration>,
-    /// `loadBalancerSourceRanges` of this family; empty = every source. Holds for frontends of kind LoadBalancer only.
+    /// `loadBalancerSourceRanges` of this family; empty: every source. Applies to frontends of kind
+    /// LoadBalancer only.
     pub source_ranges: Vec<ipnet::IpNet>,
-    /// `sessionAffinity: ClientIP` with this time-out.
+    /// The time-out of `sessionAffinity: ClientIP`, if set.
     pub affinity: Option<Duration>,
 }
 
 impl ServicePort {
-    /// The policy that decides about external traffic on this node now.
+    /// Returns the policy that applies to external traffic on this node now.
     #[must_use]
     pub fn external_policy_here(&self) -> Policy {
         if self.external_fallback && self.local.is_empty() { Policy::Cluster } else { self.external_policy }
     }
 }
 
-/// A Service whose health port this node answers: its `healthCheckNodePort`, or its annotation's.
+/// A Service whose health port this node serves: its `healthCheckNodePort`, or that of its
+/// annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthCheck {
     pub port: u16,
-    /// Distinct addresses of ready endpoints on this node, over all ports of the Service, in the family that has more
-    /// of them (a dual-stack pod counts once).
+    /// The number of distinct addresses of ready endpoints on this node, over all ports of the
+    /// Service, in the family that has more of them (a dual-stack pod counts once).
     pub local_endpoints: usize,
-    /// The load balancer's addresses: balancers that hand packets on as they are probe there, with the node's MAC.
+    /// The load balancer's addresses: balancers that forward packets without translation send their
+    /// probes to these, with the node's MAC.
     pub load_balancer_ips: BTreeSet<IpAddr>,
 }
 
-/// All that the data plane and the health servers need to know.
+/// Everything that the data plane and the health servers need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Shared with the record of what is in the maps: a large cluster has many.
+    /// Shared with the record of what is in the maps, because a large cluster has many.
     pub ports: BTreeMap<ServicePortKey, Arc<ServicePort>>,
-    /// Services of which nothing is in `ports`, since they ask for more than the maps can hold.
+    /// Services without any entry in `ports`, since they ask for more than the maps can hold.
     pub refused: BTreeMap<ServiceName, Excess>,
     pub health: BTreeMap<ServiceName, HealthCheck>,
-    /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it is known, not
-    /// being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
+    /// Whether this node's Node object lets load balancers send to it (semantics of `/healthz`): it
+    /// is known, not being deleted, and without the taint `ToBeDeletedByClusterAutoscaler`.
     pub node_eligible: bool,
-    /// Cluster IPs of Services, and how many Services have each: their other ports are known to lead nowhere.
+    /// Cluster IPs of Services, each with the number of Services that have it: the other ports of
+    /// these addresses are known to lead nowhere.
     pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Ranges of ClusterIPs: an address in them that no Service has is unallocated.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
@@ -168,8 +178,8 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Service ports with a frontend or an endpoint at one of these addresses: what the maps hold of them depends on whether
-    /// the address is this node's.
+    /// Returns the Service ports with a frontend or an endpoint at one of these addresses: their
+    /// map entries depend on whether the address is this node's.
     pub fn ports_at<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<ServicePortKey> {
         let addresses: BTreeSet<&IpAddr> = addresses.collect();
         if addresses.is_empty() {
@@ -184,21 +194,22 @@ impl Desired {
     }
 }
 
-/// Something a person should know: two Services that claim one node port, an address that is none, an endpoint of the
-/// wrong family.
+/// Something a person should know: two Services that claim one node port, an invalid address, an
+/// endpoint of the wrong family.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Warning {
-    /// The Service that is not, or not wholly, as it asks to be; `None` for what concerns all of them.
+    /// The Service that is not, or not wholly, served as specified; `None` for what concerns all of
+    /// them.
     pub service: Option<ServiceName>,
-    /// One complete sentence, naming the object.
+    /// One complete sentence that names the object.
     pub text: String,
 }
 
-/// End of the sentence about ports of a Service with a protocol that is not served.
+/// The end of the sentence about ports of a Service whose protocol is not served.
 pub const OTHER_PROTOCOLS: &str = "left alone: neither TCP, UDP nor SCTP";
 
 impl Warning {
-    /// Nobody has made a mistake, and nobody has to do anything.
+    /// Whether this is only a note: nobody made a mistake, and nothing needs to be done.
     #[must_use]
     pub fn is_note(&self) -> bool {
         self.text.strip_suffix('.').is_some_and(|text| text.ends_with(OTHER_PROTOCOLS))

@@ -1,20 +1,21 @@
-//! When a node without an endpoint goes on forwarding after a change to policy Local: one rule for the data plane, and for what
-//! foretells it.
+//! The rule that decides when a node without an endpoint keeps forwarding after a change to policy
+//! Local, shared by the data plane and by predictions.
 
 use std::time::Duration;
 
-/// External policy of a frontend, as a node last applied it.
+/// The external policy of a frontend, as a node last applied it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldPolicy {
-    /// Policy Local.
+    /// Whether the policy is Local.
     pub local: bool,
     /// The end of its drain, in nanoseconds of a clock that never stops; 0: none.
     pub drain_until: u64,
 }
 
-/// Until when new flows are still forwarded from a node: set when the policy turns from Cluster to Local on a node without an
-/// endpoint, also when the annotation that let it forward there goes, kept while it stays so, and never set because the last local endpoint left (Local must not show a node's address),
-/// nor for a Service that is new.
+/// Returns the time until which a node still forwards new flows. It is set when the policy turns
+/// from Cluster to Local on a node without an endpoint, also when the annotation that let the node
+/// forward is removed, and is kept while this state lasts. It is never set because the last local
+/// endpoint left (Local must not show a node's address), nor for a new Service.
 #[must_use]
 pub fn drain_until(
     local: bool,

@@ -1,11 +1,12 @@
-//! Durations as Kubernetes users write them: as Go's `time.ParseDuration` reads them.
+//! Durations as Kubernetes users write them, in the syntax of Go's `time.ParseDuration`.
 
 use std::time::Duration;
 
-/// In nanoseconds: 584 years, of which Go knows the first half.
+/// The longest duration in nanoseconds: 584 years, twice as much as Go can represent.
 const LONGEST: u128 = u64::MAX as u128;
 
-/// Parses `30s`, `1m30s`, `1.5h`, `.5s`, `+500ms` or `0`. `None` for anything else, and for what is negative.
+/// Parses `30s`, `1m30s`, `1.5h`, `.5s`, `+500ms` or `0`. `None` for anything else and for negative
+/// durations.
 #[must_use]
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let text = text.trim();
@@ -30,7 +31,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
         let (unit, behind) = behind.split_at(end);
         let unit = nanoseconds(unit)?;
         let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-        // What is less than a nanosecond does not count, of any unit.
+        // Fractions of a nanosecond are cut off, whatever the unit.
         let part = &part[..part.len().min(18)];
         let part = part.parse::<u128>().map_or(0, |number| number * unit / 10_u128.pow(part.len() as u32));
         total = total.checked_add(whole.checked_mul(unit)?)?.checked_add(part)?;
@@ -42,7 +43,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     (!negative || total == 0).then(|| Duration::from_nanos(u64::try_from(total).unwrap_or(u64::MAX)))
 }
 
-/// The digits at the beginning, and what comes behind them.
+/// Splits a text into its leading digits and the rest.
 fn digits(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
 }
@@ -50,7 +51,7 @@ fn digits(text: &str) -> (&str, &str) {
 const fn nanoseconds(unit: &str) -> Option<u128> {
     Some(match unit.as_bytes() {
         b"ns" => 1,
-        // The signs "micro" and "mu".
+        // Both the micro sign and the Greek letter mu are accepted.
         b"us" | b"\xc2\xb5s" | b"\xce\xbcs" => 1_000,
         b"ms" => 1_000_000,
         b"s" => 1_000_000_000,

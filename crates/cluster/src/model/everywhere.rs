@@ -1,5 +1,6 @@
-//! The endpoints of one Service port as each node of a cluster chooses among them: what [`super::topology`] decides for one
-//! node, for all of them at once. The cost is that of the endpoints, not of endpoints times nodes.
+//! The endpoints of one Service port as each node of a cluster chooses among them: the decision of
+//! [`super::topology`], made for all nodes at once. The cost grows with the number of endpoints,
+//! not with endpoints times nodes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,7 @@ pub struct Place<'a> {
     pub endpoint: &'a SliceEndpoint,
 }
 
-/// One of the lists of an [`Everywhere`].
+/// The identifier of a list in an [`Everywhere`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListId(usize);
 
@@ -26,18 +27,19 @@ impl ListId {
     pub const EMPTY: Self = Self(0);
 }
 
-/// Endpoints of one Service port on each node. Nodes with the same endpoints share a list.
+/// The endpoints of one Service port on each node. Nodes with the same endpoints share a list.
 #[derive(Debug)]
 pub struct Everywhere<'a> {
     lists: Vec<Vec<Place<'a>>>,
-    /// Numbers of a list's endpoints by node.
+    /// The number of a list's endpoints on each node.
     counts: BTreeMap<(ListId, &'a str), usize>,
-    /// For policy Cluster.
+    /// The lists for policy Cluster.
     common: Scopes<'a>,
-    /// Endpoints move between slices, and for a moment stand in both, perhaps on two nodes. The second node sees its own
-    /// entry, as no other node does.
+    /// The lists of nodes with an endpoint that another node also claims. Endpoints move between
+    /// slices, and are briefly in both, perhaps on two nodes. The second node sees its own entry,
+    /// which no other node does.
     contested: BTreeMap<&'a str, Scopes<'a>>,
-    /// For policy Local.
+    /// The lists for policy Local.
     local: BTreeMap<&'a str, ListId>,
     /// Ready endpoints by their node.
     ready: BTreeMap<&'a str, BTreeSet<SocketAddr>>,
@@ -51,10 +53,10 @@ struct Scopes<'a> {
 }
 
 impl<'a> Everywhere<'a> {
-    /// Of all slices, in their order.
+    /// Collects the endpoints of all slices, given in the order of the slices.
     pub(super) fn new(endpoints: impl Iterator<Item = (SocketAddr, &'a SliceEndpoint)>) -> Self {
         let mut first: BTreeMap<SocketAddr, &'a SliceEndpoint> = BTreeMap::new();
-        // Of the entries of one address the first that names a node is the one that counts there.
+        // Among the entries of one address, the first that names a node counts on that node.
         let mut own: BTreeMap<&'a str, BTreeMap<SocketAddr, &'a SliceEndpoint>> = BTreeMap::new();
         let mut contested = BTreeSet::new();
         for (address, endpoint) in endpoints {
@@ -133,7 +135,7 @@ impl<'a> Everywhere<'a> {
         id
     }
 
-    /// The endpoints for policy Cluster on a node of a zone.
+    /// The list for policy Cluster on a node of a zone.
     #[must_use]
     pub fn cluster(&self, node_name: &str, zone: Option<&str>) -> ListId {
         let scopes = self.contested.get(node_name).unwrap_or(&self.common);
@@ -141,7 +143,7 @@ impl<'a> Everywhere<'a> {
         scopes.lists.get(&scope).copied().unwrap_or(ListId::EMPTY)
     }
 
-    /// The endpoints for policy Local on a node.
+    /// The list for policy Local on a node.
     #[must_use]
     pub fn local(&self, node_name: &str) -> ListId {
         self.local.get(node_name).copied().unwrap_or(ListId::EMPTY)
@@ -152,24 +154,25 @@ impl<'a> Everywhere<'a> {
         self.lists.get(id.0).map_or(&[], Vec::as_slice)
     }
 
-    /// Number of a list's endpoints on a node.
+    /// The number of a list's endpoints on a node.
     #[must_use]
     pub fn count(&self, id: ListId, node_name: &str) -> usize {
         self.counts.get(&(id, node_name)).copied().unwrap_or(0)
     }
 
-    /// Ready endpoints on a node.
+    /// The number of ready endpoints on a node.
     #[must_use]
     pub fn ready(&self, node_name: &str) -> usize {
         self.ready.get(node_name).map_or(0, BTreeSet::len)
     }
 
-    /// Nodes with ready endpoints, and these.
+    /// The nodes with ready endpoints, and these endpoints.
     pub fn ready_by_node(&self) -> impl Iterator<Item = (&'a str, &BTreeSet<SocketAddr>)> {
         self.ready.iter().map(|(node, addresses)| (*node, addresses))
     }
 
-    /// Nodes that need not be like all others of their zone: those with an endpoint, and those that a hint names.
+    /// The nodes that may differ from the others of their zone: those with an endpoint, and those
+    /// that a hint names.
     #[must_use]
     pub fn special(&self) -> BTreeSet<&'a str> {
         let scopes = std::iter::once(&self.common).chain(self.contested.values());

@@ -1,4 +1,5 @@
-//! Health ports of Services: which port this node answers for each, and who has it where several want the same.
+//! Health ports of Services: the port that this node serves for each, and the holder where several
+//! want the same.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -11,11 +12,13 @@ use super::{
     object::{Service, ServiceType},
 };
 
-/// Gives a Service of type NodePort a health port, which Kubernetes does not.
+/// The annotation that gives a health port to a Service of type NodePort, to which Kubernetes gives
+/// none.
 pub const HEALTH_PORT_ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
 
-/// The port on which a node tells whether it has endpoints of a Service: `healthCheckNodePort` of type LoadBalancer, the
-/// annotation's of type NodePort, and of both only under policy Local.
+/// Returns the port on which a node reports whether it has endpoints of a Service:
+/// `healthCheckNodePort` for type LoadBalancer, the annotation's for type NodePort, and for both
+/// only under policy Local.
 #[must_use]
 pub fn health_port(service: &Service) -> Option<u16> {
     let port = match service.service_type {
@@ -26,12 +29,12 @@ pub fn health_port(service: &Service) -> Option<u16> {
     Some(port).filter(|port| *port != 0 && service.external_policy == Policy::Local)
 }
 
-/// The same, if it is the annotation that gives it.
+/// Returns the health port of a Service if the annotation gives it.
 pub(super) fn annotated(service: &Service) -> Option<u16> {
     health_port(service).filter(|_| service.service_type == ServiceType::NodePort)
 }
 
-/// A sentence about an annotation that is not for such a Service.
+/// Returns a sentence about an annotation that does not apply to this Service.
 pub(super) fn misplaced(service: &Service) -> Option<String> {
     let why = match (service.service_type, service.external_policy) {
         _ if service.health_annotation == 0 => return None,
@@ -54,21 +57,22 @@ pub(super) fn sentence(service: &ServiceName, port: u16, why: &str) -> String {
     )
 }
 
-/// Ports that an annotation may give on this node. By default any.
+/// Rules for the ports that an annotation may give on this node. By default any port is allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HealthPortRules {
-    /// `--node-ports`, where the API server takes `healthCheckNodePort` from, too; empty: anywhere.
+    /// `--node-ports`, the range from which the API server also allocates `healthCheckNodePort`;
+    /// empty: any port.
     pub node_ports: Vec<RangeInclusive<u16>>,
-    /// Ports of the agent itself, with the flag that says so.
+    /// Ports of the agent itself, each with the flag that sets it.
     pub own: Vec<(u16, &'static str)>,
-    /// net.ipv4.ip_local_port_range
+    /// The range of the sysctl `net.ipv4.ip_local_port_range`.
     pub ephemeral: Option<RangeInclusive<u16>>,
-    /// net.ipv4.ip_local_reserved_ports
+    /// The ports of the sysctl `net.ipv4.ip_local_reserved_ports`.
     pub reserved: Vec<RangeInclusive<u16>>,
 }
 
 impl HealthPortRules {
-    /// Why a port cannot be given; `None` if it can.
+    /// Returns the reason why a port cannot be given; `None` if it can.
     pub(super) fn refusal(&self, port: u16) -> Option<String> {
         let within = |ranges: &[RangeInclusive<u16>]| ranges.iter().any(|range| range.contains(&port));
         if let Some((_, flag)) = self.own.iter().find(|(own, _)| *own == port) {
@@ -94,7 +98,8 @@ impl HealthPortRules {
     }
 }
 
-/// Use of a port by a Service, in order of precedence: the API server allocates ports, anybody may write an annotation.
+/// The use of a port by a Service, in order of precedence: the API server allocates ports, while
+/// any user may write an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Use {
     NodePort,
@@ -102,7 +107,7 @@ pub(super) enum Use {
     Annotation,
 }
 
-/// The TCP ports of each node that a Service wants.
+/// Returns the TCP ports that a Service wants on each node.
 pub(super) fn uses(service: &Service) -> Vec<(u16, Use)> {
     let tcp = service.ports.iter().filter(|port| port.node_port != 0 && port.protocol == Protocol::Tcp);
     let health = match annotated(service) {
@@ -112,7 +117,7 @@ pub(super) fn uses(service: &Service) -> Vec<(u16, Use)> {
     tcp.map(|port| (port.node_port, Use::NodePort)).chain(health).collect()
 }
 
-/// By right: what it is for, then the older Service, then by name.
+/// A claim to a port, ordered by precedence: the use, then the older Service, then the name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     what: Use,
@@ -120,13 +125,13 @@ struct Claim {
     service: ServiceName,
 }
 
-/// All TCP ports of nodes that Services want, with those who want them.
+/// All TCP ports that Services want on nodes, each with its claimants.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claims(HashMap<u16, BTreeSet<Claim>>);
 
 impl Claims {
-    /// Adds the claims of a Service that was created at this time (seconds since 1970; `i64::MAX`: not known). Other
-    /// Services for which that makes a difference are put into `touched`.
+    /// Adds the claims of a Service created at `created` (seconds since 1970; `i64::MAX`: not
+    /// known). Adds other Services that this affects to `touched`.
     pub(super) fn add(
         &mut self,
         created: i64,
@@ -141,7 +146,7 @@ impl Claims {
         }
     }
 
-    /// Takes away claims, given as they were added. Other Services for which that makes a difference are put into
+    /// Removes claims, given as they were added. Adds other Services that this affects to
     /// `touched`.
     pub(super) fn remove(
         &mut self,
@@ -160,7 +165,8 @@ impl Claims {
         }
     }
 
-    /// The holder of a port that takes precedence over a Service that wants it by annotation.
+    /// Returns the holder of a port that takes precedence over a Service that wants it by
+    /// annotation.
     pub(super) fn lost_to(&self, service: &ServiceName, created: Option<i64>, port: u16) -> Option<String> {
         let claims = self.0.get(&port)?;
         let holder = claims.first()?;
@@ -177,21 +183,21 @@ impl Claims {
         Some(format!("{what} of Service {}", holder.service))
     }
 
-    /// Whether a Service wants this port for anything.
+    /// Whether any Service wants this port, for any use.
     pub(super) fn has(&self, port: u16) -> bool {
         self.0.contains_key(&port)
     }
 }
 
-/// The first [`NAMED`] claims by annotation: they are told which Service has the port.
+/// The first [`NAMED`] claims by annotation: the warnings of these name the holder of the port.
 fn named(claims: &BTreeSet<Claim>) -> impl Iterator<Item = &Claim> {
     let service = ServiceName { namespace: String::new(), name: String::new() };
     let first = Claim { what: Use::Annotation, created: i64::MIN, service };
     claims.range(first..).take(NAMED)
 }
 
-/// Changes the claim of one Service, and notes the others that it concerns: those that enter or leave the first
-/// [`NAMED`]; all of these, if another claim is the first one then.
+/// Changes the claim of one Service, and notes the other Services that this concerns: those that
+/// enter or leave the first [`NAMED`]; all of these if the first claim changes.
 fn change(
     claims: &mut BTreeSet<Claim>,
     service: &ServiceName,
@@ -283,7 +289,7 @@ mod tests {
         claims.add(1, &old, &annotated, &mut touched);
         assert_eq!(touched, [young.clone()].into(), "it loses what it had");
         assert!(claims.lost_to(&young, Some(2), 31_999).unwrap().ends_with("of Service ns/old"));
-        // What the API server gave counts before any age.
+        // A port from the API server takes precedence, whatever the age.
         let given_uses = [(31_999, Use::HealthCheckNodePort), (30_080, Use::NodePort)];
         claims.add(i64::MAX, &given, &given_uses, &mut touched);
         assert!(
@@ -297,7 +303,7 @@ mod tests {
         assert_eq!(touched, [young.clone(), old.clone()].into(), "they may have it now");
         assert_eq!(claims.lost_to(&old, Some(1), 31_999), None);
         assert!(!claims.has(30_080) && claims.has(31_999));
-        // A Service's own node port, too.
+        // A Service's own node port takes precedence, too.
         claims.add(1, &old, &[(31_999, Use::NodePort)], &mut touched);
         assert!(claims.lost_to(&old, Some(1), 31_999).unwrap().contains("a node port of Service ns/old"));
     }

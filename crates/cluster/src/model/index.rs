@@ -1,4 +1,5 @@
-//! The objects, and the desired state that follows from them, recomputed only where something changed.
+//! An index of the objects, and the desired state that follows from them, recomputed only where
+//! something changed.
 
 mod foreign;
 mod objects;
@@ -24,14 +25,14 @@ use super::{
     shares::Shares,
 };
 
-/// Changes of the desired state by a call of [`Index::update`].
+/// Changes of the desired state in one call of [`Index::update`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Service ports that were added, changed or removed.
     pub ports: BTreeSet<ServicePortKey>,
-    /// Cluster IPs that came or went, or went and came again.
+    /// Cluster IPs that were added or removed, or removed and added again.
     pub cluster_ips: BTreeSet<IpAddr>,
-    /// Which Services ask for more than the maps can hold.
+    /// Whether the set of Services that ask for more than the maps can hold changed.
     pub refused: bool,
     /// Services whose health check was added, changed or removed.
     pub health: BTreeSet<ServiceName>,
@@ -43,13 +44,13 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Nothing is to be done.
+    /// Whether nothing changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds earlier changes that were not written to the maps. Their warnings have been told.
+    /// Adds earlier changes that were not written to the maps. Their warnings have been reported.
     pub fn add_unwritten(&mut self, earlier: Self) {
         self.ports.extend(earlier.ports);
         self.cluster_ips.extend(earlier.cluster_ips);
@@ -58,57 +59,60 @@ impl Changes {
     }
 }
 
-/// Every Service, EndpointSlice, Node and ServiceCIDR that a source told of.
+/// Every Service, EndpointSlice, Node and ServiceCIDR that a source has delivered.
 ///
-/// Objects go in by `apply`, `delete` and `reset`, which say whether anything changed in the fields that matter.
-/// [`Index::update`] then brings the desired state up to date; its cost is that of the Services that changed.
+/// Objects are stored by `apply`, `delete` and `reset`, which return whether anything changed in
+/// the fields that matter. [`Index::update`] then brings the desired state up to date; its cost is
+/// that of the Services that changed.
 #[derive(Clone, Debug, Default)]
 pub struct Index {
     services: BTreeMap<ServiceName, Service>,
     slices: BTreeMap<ServiceName, EndpointSlice>,
     slices_of: BTreeMap<ServiceName, BTreeSet<ServiceName>>,
     nodes: BTreeMap<String, Node>,
-    /// Nodes that were deleted, as they were last, until the next update; and the own Node: its machine still runs, and its
-    /// addresses are still its own, so traffic goes on.
+    /// Deleted Nodes in their last state, kept until the next update; and this node's own Node,
+    /// which is kept longer: its machine still runs and its addresses are still its own, so traffic
+    /// goes on.
     deleted_nodes: BTreeMap<String, Node>,
     service_cidrs: BTreeMap<String, ServiceCidr>,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
-    /// Whether every Service that there is has been seen, as far as the source knows.
+    /// Whether there may be Services that the source has not seen.
     blind: bool,
     foreign: ForeignIps,
-    /// Addresses that another proxy's Services have gained or lost in this update.
+    /// Addresses that Services of another proxy have gained or lost in this update.
     foreign_changed: BTreeSet<IpAddr>,
-    /// Ranges of ClusterIPs that the desired ones were taken from; `None`: to be taken anew.
+    /// Ranges of ClusterIPs from which the desired ones were computed; `None`: they must be
+    /// computed again.
     asked_cidrs: Option<BTreeSet<IpNet>>,
-    /// Services that were looked at for the sake of such addresses, for tests.
+    /// The number of Services examined because of such addresses, for tests.
     #[cfg(test)]
     looked_at: usize,
     context: Context,
     wanted: BTreeMap<ServiceName, Wanted>,
     claims: Claims,
     shares: Shares,
-    /// All objects were there when the shares were last judged.
+    /// Whether all objects were there when the shares were last judged.
     judged: bool,
     ports: health_ports::Claims,
     warnings: BTreeMap<ServiceName, BTreeSet<String>>,
-    /// Those that are about no Service.
+    /// Warnings that concern no Service.
     node_warnings: BTreeSet<Warning>,
     desired: Desired,
 }
 
-/// One kind of object within an [`Index`].
+/// A kind of object in an [`Index`].
 pub trait Indexed: Sized {
     /// Adds or replaces an object. Returns whether anything that matters changed.
     fn apply(self, index: &mut Index) -> bool;
     /// Removes an object. Returns whether it was there.
     fn delete(name: &ServiceName, index: &mut Index) -> bool;
-    /// Namespace (empty if it has none) and name.
+    /// Returns the namespace (empty if there is none) and the name.
     fn name(&self) -> ServiceName;
-    /// The names of all objects of this kind.
+    /// Returns the names of all objects of this kind.
     fn names(index: &Index) -> Vec<ServiceName>;
-    /// Whether it is there, the same in all that matters.
+    /// Whether the index holds this object with the same value in every field that matters.
     fn is_held(&self, index: &Index) -> bool;
 }
 
@@ -118,13 +122,15 @@ impl Index {
         object.apply(self)
     }
 
-    /// Removes an object; a Node or ServiceCIDR has the empty namespace. Returns whether it was there.
+    /// Removes an object; a Node or ServiceCIDR has the empty namespace. Returns whether it was
+    /// there.
     pub fn delete<T: Indexed>(&mut self, name: &ServiceName) -> bool {
         T::delete(name, self)
     }
 
-    /// Replaces all objects of one kind: those not given are removed, except the `unreadable` ones, which exist but
-    /// cannot be understood and stay as they were last. Returns whether anything that matters changed.
+    /// Replaces all objects of one kind: objects that are not given are removed, except the
+    /// `unreadable` ones, which exist but cannot be parsed and keep their last state. Returns
+    /// whether anything that matters changed.
     pub fn reset<T: Indexed>(&mut self, objects: Vec<T>, unreadable: &[ServiceName]) -> bool {
         let mut keep: BTreeSet<_> = objects.iter().map(T::name).collect();
         keep.extend(unreadable.iter().cloned());
@@ -140,37 +146,41 @@ impl Index {
         changed
     }
 
-    /// Says that the source has given all objects once: from now on the desired state may be written.
+    /// Notes that the source has delivered all objects once: from now on the desired state may be
+    /// written.
     pub fn set_synced(&mut self) {
         self.synced = true;
     }
 
-    /// Says whether there may be Services that the source does not see now. Then no address counts as unallocated. Returns
-    /// whether that is news.
+    /// Sets whether there may be Services that the source does not see now. In that case no address
+    /// counts as unallocated. Returns whether this changed.
     pub fn set_blind(&mut self, blind: bool) -> bool {
         std::mem::replace(&mut self.blind, blind) != blind
     }
 
-    /// Whether the desired state is whole. Before, it must not be written: half-known it would cut traffic.
+    /// Whether the desired state is complete. Before that it must not be written: an incomplete
+    /// state would cut traffic.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         self.synced
     }
 
-    /// The addresses of a Node object, at most one of each family: what node-port addresses `primary` means. Those of
-    /// this node are remembered when it is deleted.
+    /// The addresses of a Node object, at most one of each family: the value `primary` for
+    /// node-port addresses. Those of this node are remembered when its Node is deleted.
     #[must_use]
     pub fn node_addresses(&self, node_name: &str) -> &[IpAddr] {
         self.last_known_node(node_name).map_or(&[], |node| &node.addresses)
     }
 
-    /// All internal and external addresses of a Node object. Those of this node are remembered.
+    /// All internal and external addresses of a Node object. Those of this node are remembered when
+    /// its Node is deleted.
     #[must_use]
     pub fn all_node_addresses(&self, node_name: &str) -> &[IpAddr] {
         self.last_known_node(node_name).map_or(&[], |node| &node.all_addresses)
     }
 
-    /// The ranges of a Node's own pods, as its Node object gives them. Those of this node are remembered.
+    /// The pod ranges that a Node object gives. Those of this node are remembered when its Node is
+    /// deleted.
     #[must_use]
     pub fn pod_cidrs(&self, node_name: &str) -> &[IpNet] {
         self.last_known_node(node_name).map_or(&[], |node| &node.pod_cidrs)
@@ -186,22 +196,22 @@ impl Index {
         &self.desired
     }
 
-    /// Every Service that there is.
+    /// All Services.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values()
     }
 
-    /// Every Node that there is.
+    /// All Nodes.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.values()
     }
 
-    /// The slices of a Service, by their names.
+    /// The slices of a Service, in order of their names.
     pub fn slices_of(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> {
         self.slices_of.get(service).into_iter().flatten().filter_map(|slice| self.slices.get(slice))
     }
 
-    /// A Service that this proxy serves, as every node sees it.
+    /// Returns a Service that this proxy serves, as every node sees it.
     #[must_use]
     pub fn reach(&self, name: &ServiceName) -> Option<Reach<'_>> {
         let service = self.services.get(name).filter(|service| !service.foreign)?;
@@ -218,24 +228,26 @@ impl Index {
         self.warnings.get(name).into_iter().flatten().map(String::as_str)
     }
 
-    /// Number of warnings of each Service, as of the last [`Index::update`].
+    /// The number of warnings of each Service, as of the last [`Index::update`].
     pub fn warnings(&self) -> impl Iterator<Item = (&ServiceName, usize)> {
         self.warnings.iter().map(|(name, warnings)| (name, warnings.len()))
     }
 
-    /// Brings the desired state up to date and says what changed in it since the last call.
+    /// Brings the desired state up to date and returns what changed since the last call.
     pub fn update(&mut self, input: &NodeInput) -> Changes {
         self.update_with(input, &|| ())
     }
 
-    /// The same; `beat` is called for each Service that is looked at: as a sign of life, where there are many, or large ones.
+    /// Does the same as [`Index::update`] and calls `beat` for each Service that is examined: a
+    /// sign of life while there are many Services, or large ones.
     pub fn update_with(&mut self, input: &NodeInput, beat: &dyn Fn()) -> Changes {
         let mut changes = Changes::default();
-        // Not by what is served, which a restart could not know: before all objects are there, and where this node's own
-        // settings change what all of them ask for.
+        // Before all objects are there, and when settings of this node change the demand of all
+        // Services, the shares are judged by age and not by what is served now, which a restarted
+        // agent could not know.
         let is_anew = self.update_node(input, &mut changes) || !self.judged;
 
-        // Whoever shares a frontend with a changed Service gains or loses it.
+        // A Service that shares a frontend with a changed Service gains or loses it.
         let mut settle = BTreeSet::new();
         for name in self.take_dirty() {
             beat();
@@ -268,7 +280,8 @@ impl Index {
         changes
     }
 
-    /// The Services that changed: those that are gone, whose room others may have, then the oldest first.
+    /// Takes the Services that changed: first the deleted ones, whose room others may get, then the
+    /// oldest first.
     fn take_dirty(&mut self) -> Vec<ServiceName> {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         let created = |name: &ServiceName| Some(self.services.get(name)?.created.unwrap_or(i64::MAX));
@@ -277,7 +290,8 @@ impl Index {
         dirty.into_iter().map(|(_, name)| name).collect()
     }
 
-    /// Leaves Services out by their age alone, and returns those that are not left out any more.
+    /// Judges the shares by age alone, and returns the Services that are admitted now but were left
+    /// out before.
     fn judge_anew(
         &mut self,
         input: &NodeInput,
@@ -296,21 +310,21 @@ impl Index {
         admitted
     }
 
-    /// The desired state of a Service by itself; `None` if there is no such Service.
+    /// Returns the desired state of a Service on its own; `None` if there is no such Service.
     fn wanted_by(&self, name: &ServiceName) -> Option<Wanted> {
         let service = self.services.get(name)?;
         let slices: Vec<_> = self.slices_of(name).collect();
         Some(service_port::wanted(service, &slices, &self.context))
     }
 
-    /// Refuses a Service for want of room beside others, unless it is refused already.
+    /// Refuses a Service because other Services leave no room for it, unless it is refused already.
     fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
         if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
             wanted.refuse(name, Excess::beside_others(service, &self.context));
         }
     }
 
-    /// Returns whether all Services are to be looked at anew.
+    /// Updates what depends on the node. Returns whether all Services must be examined again.
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) -> bool {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
         let last_known = self.last_known_node(&input.node_name);
@@ -353,7 +367,7 @@ impl Index {
         is_other
     }
 
-    /// Takes note of what one Service wants, and of whom that touches.
+    /// Records what one Service wants, and the Services that this affects.
     fn replace(
         &mut self,
         name: ServiceName,

@@ -1,6 +1,7 @@
-//! Limits of one Service: it may ask for no more than the maps can hold at all. Frontends and source ranges are counted
-//! before anything is built, since a Service has a frontend for each of its ports at each of its addresses: an object
-//! of some kilobytes can ask for millions. Endpoints are counted port by port, as they are chosen.
+//! Limits of one Service: it may ask for no more than the maps can hold at all. Frontends and
+//! source ranges are counted before anything is built, since a Service has a frontend for each of
+//! its ports at each of its addresses: an object of a few kilobytes can ask for millions. Endpoints
+//! are counted port by port, as they are chosen.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, ops::AddAssign};
 
@@ -14,40 +15,40 @@ use super::{
 pub struct Limits {
     pub frontends: [u32; 2],
     pub source_ranges: [u32; 2],
-    /// Of each family.
+    /// The number of endpoints in each family.
     pub endpoints: u32,
 }
 
 impl Default for Limits {
-    /// As the maps are declared.
+    /// Returns the sizes with which the maps are declared.
     fn default() -> Self {
         Self { frontends: [65_536; 2], source_ranges: [65_536; 2], endpoints: 262_144 }
     }
 }
 
-/// The slices of one Service may list so many times the endpoints that the map takes, over all of its ports: they name
-/// endpoints that do not serve, too, and those of other zones.
+/// The slices of one Service may list this many times the endpoints that the map takes, over all of
+/// its ports: they also name endpoints that do not serve, and those of other zones.
 const LISTED: u64 = 4;
 
-/// One kind of what a Service asks for.
+/// A kind of entry that a Service asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Frontends,
     SourceRanges,
     Endpoints,
-    /// Endpoints that its slices name, before any of them is chosen.
+    /// Endpoints that its slices name, before any is chosen.
     Listed,
-    /// Endpoints that may keep flows, whether or not new ones are sent to them.
+    /// Endpoints that may keep flows, whether or not they get new ones.
     Serving,
 }
 
-/// Entries that a Service asks for, over all of its ports, by kind and family.
+/// The entries that a Service asks for, over all of its ports, by kind and family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand([u64; 6]);
 
 impl Demand {
-    /// Sets the entries of one kind and family: frontends with the ClusterIPs beside them, endpoints as
-    /// [`Chosen::cost`].
+    /// Sets the number of entries of one kind and family: frontends include the ClusterIPs,
+    /// endpoints are counted as in [`Chosen::cost`].
     pub(super) fn set(&mut self, kind: Kind, ipv6: bool, entries: u64) {
         let at = match kind {
             Kind::Frontends => 0,
@@ -57,7 +58,7 @@ impl Demand {
         self.0[at + usize::from(ipv6)] = entries;
     }
 
-    /// All entries that the maps take, so many times.
+    /// Returns the capacity of the maps, multiplied by `times`.
     pub(super) fn room(limits: &Limits, times: u64) -> Self {
         let Limits { frontends, source_ranges, endpoints } = *limits;
         let [f4, f6] = frontends;
@@ -86,24 +87,25 @@ impl Demand {
     }
 }
 
-/// A Service that asks for more than there is room for, over all of its ports: nothing of it is served.
+/// A Service that asks for more than there is room for, over all of its ports: no part of it is
+/// served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
-    /// Ports of the Service, once for each family.
+    /// The number of ports of the Service, counted once for each family.
     pub ports: usize,
     cause: Cause,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
-    /// More than a map can hold.
+    /// The Service alone needs more than a map can hold.
     Alone { kind: Kind, ipv6: bool, needed: u64, room: u64 },
-    /// Nothing is left beside other Services. Without numbers: they change with each of those.
+    /// Other Services leave no room. There are no numbers, because they change with each of those.
     BesideOthers,
 }
 
 impl Excess {
-    /// The warning for a person.
+    /// Returns the warning for a person.
     #[must_use]
     pub fn sentence(&self, service: &ServiceName) -> String {
         format!(
@@ -162,10 +164,10 @@ fn families(service: &Service, context: &Context) -> impl Iterator<Item = bool> 
     [false, true].into_iter().filter(|ipv6| context.serves(service, *ipv6))
 }
 
-/// Entries that a Service asks for, without those of endpoints.
+/// Returns the entries that a Service asks for, without those of endpoints.
 ///
 /// # Errors
-/// It asks for more than a map takes, or its slices list more endpoints than are looked at.
+/// It asks for more than a map takes, or its slices list more endpoints than are examined.
 pub(super) fn demand(
     service: &Service,
     slices: &SlicePorts<'_>,
@@ -195,8 +197,8 @@ pub(super) fn demand(
     Ok(demand)
 }
 
-/// Number of frontends of a Service in one family: one for each of its ports at each of its addresses, however often it
-/// names them.
+/// Returns the number of frontends of a Service in one family: one for each of its ports at each of
+/// its distinct addresses.
 fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
     let distinct = |lists: &[&[IpAddr]]| {
         let addresses = lists.iter().copied().flatten().filter(|address| address.is_ipv6() == ipv6);
@@ -211,22 +213,22 @@ fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
     ports.saturating_mul(at_port).saturating_add(node_ports.saturating_mul(at_node_port))
 }
 
-/// Endpoints of a Service in one family, as its ports choose them.
+/// The endpoints of a Service in one family, as its ports choose them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chosen {
-    /// Entries of the map of endpoints: a list for each policy that is used.
+    /// Entries in the map of endpoints: one list for each policy that is used.
     slots: u64,
-    /// Endpoints that may keep flows.
+    /// The number of endpoints that may keep flows.
     serving: u64,
 }
 
 impl Chosen {
-    /// Entries that are needed in the map or in memory, whichever are more.
+    /// Returns the number of entries needed in the map or in memory, whichever is larger.
     pub(super) fn cost(self) -> u64 {
         self.slots.max(self.serving)
     }
 
-    /// The kind that is more than there is room for, how many they are, and the room.
+    /// Returns the kind that exceeds its limit, with the number of entries and the limit.
     pub(super) fn excess(self, limits: &Limits) -> Option<(Kind, [u64; 2])> {
         let map = u64::from(limits.endpoints);
         let slots = (Kind::Endpoints, [self.slots, map]);

@@ -1,6 +1,8 @@
-//! Desired state of the maps, in the terms of Kubernetes. Pure: no kube types, no aya types, no input or output.
+//! The desired state of the maps, in the terms of Kubernetes. Pure: no kube types, no aya types, no
+//! input or output.
 //!
-//! A source fills an [`Index`] with [`object`]s; [`Index::update`] keeps a [`Desired`] state up to date with them.
+//! A source fills an [`Index`] with [`object`]s; [`Index::update`] keeps a [`Desired`] state up to
+//! date with them.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! The part of Kubernetes objects that the model reads: a few fields, checked and parsed, so that thousands of them are cheap to
-//! keep and two versions of one object compare equal unless something changed that matters here.
+//! The part of Kubernetes objects that the model reads: a few fields, checked and parsed, so that
+//! thousands of them are cheap to keep and two versions of one object compare equal unless
+//! something relevant changed.
 
 use std::{
     net::IpAddr,
@@ -25,38 +26,40 @@ pub struct Service {
     /// `metadata.creationTimestamp` in seconds since 1970; `None` counts as newer than any other.
     pub created: Option<i64>,
     pub service_type: ServiceType,
-    /// Another proxy serves it (`service.kubernetes.io/service-proxy-name`): of it only the cluster IPs matter.
+    /// Whether another proxy serves it (`service.kubernetes.io/service-proxy-name`): only its
+    /// cluster IPs matter.
     pub foreign: bool,
     /// `spec.clusterIPs`.
     pub cluster_ips: Vec<IpAddr>,
-    /// Whether it is proxied in IPv4, and in IPv6: as a rule, whether it has a cluster IP of the family.
+    /// Whether it is proxied in IPv4; as a rule, whether it has a cluster IP of the family. The
+    /// next field is the same for IPv6.
     pub ipv4: bool,
     pub ipv6: bool,
     pub external_ips: Vec<IpAddr>,
-    /// `status.loadBalancer.ingress[].ip`, less those whose `ipMode` is `Proxy`.
+    /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
     pub ports: Vec<Port>,
     pub external_policy: Policy,
     pub internal_policy: Policy,
-    /// `spec.loadBalancerSourceRanges`; empty = every source.
+    /// `spec.loadBalancerSourceRanges`; empty: every source.
     pub source_ranges: Vec<IpNet>,
-    /// `sessionAffinity: ClientIP` with this time-out.
+    /// The time-out of `sessionAffinity: ClientIP`, if set.
     pub affinity: Option<Duration>,
-    /// 0 = none.
+    /// `spec.healthCheckNodePort`; 0: none.
     pub health_check_node_port: u16,
-    /// By the annotation `traffic-policy.io/health-check-node-port`; 0 = none.
+    /// The port of the annotation `traffic-policy.io/health-check-node-port`; 0: none.
     pub health_annotation: u16,
-    /// The annotation `traffic-policy.io/external-fallback: cluster`.
+    /// Whether it has the annotation `traffic-policy.io/external-fallback: cluster`.
     pub external_fallback: bool,
     pub drain: Option<Duration>,
-    /// Fields that identify the load balancer, where they were requested.
+    /// Fields that identify the load balancer, if they were requested.
     pub signs: Option<Box<Signs>>,
-    /// Unusable parts of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
 }
 
 impl Service {
-    /// One without ports and addresses.
+    /// Returns a Service without ports and addresses.
     #[must_use]
     pub fn unserved(name: ServiceName) -> Self {
         Self {
@@ -86,11 +89,11 @@ impl Service {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Empty for an unnamed port.
+    /// The port's name; empty for an unnamed port.
     pub name: String,
     pub protocol: Protocol,
     pub port: u16,
-    /// 0 = none.
+    /// `nodePort`; 0: none.
     pub node_port: u16,
 }
 
@@ -99,17 +102,18 @@ pub struct EndpointSlice {
     pub name: ServiceName,
     /// The Service that the label `kubernetes.io/service-name` names, in the slice's namespace.
     pub service: String,
-    /// `addressType` is `IPv6`; otherwise `IPv4`.
+    /// Whether `addressType` is `IPv6`; otherwise it is `IPv4`.
     pub ipv6: bool,
     pub ports: Vec<SlicePort>,
     pub endpoints: Vec<SliceEndpoint>,
-    /// Unusable parts of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
     pub last_change: LastChange,
 }
 
-/// When what an EndpointSlice says came to be: `endpoints.kubernetes.io/last-change-trigger-time`. For metrics: it does
-/// not matter to where packets go, so all are equal.
+/// The time of the change that an EndpointSlice describes:
+/// `endpoints.kubernetes.io/last-change-trigger-time`. It is for metrics and does not influence
+/// where packets go, so all values compare equal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LastChange(pub Option<SystemTime>);
 
@@ -122,7 +126,7 @@ impl PartialEq for LastChange {
 impl Eq for LastChange {}
 
 impl EndpointSlice {
-    /// The Service whose endpoints these are.
+    /// Returns the Service to which these endpoints belong.
     #[must_use]
     pub fn service_name(&self) -> ServiceName {
         ServiceName { namespace: self.name.namespace.clone(), name: self.service.clone() }
@@ -131,13 +135,13 @@ impl EndpointSlice {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlicePort {
-    /// Empty for an unnamed port.
+    /// The port's name; empty for an unnamed port.
     pub name: String,
     pub protocol: Protocol,
     pub port: u16,
 }
 
-/// One endpoint of a slice, of the slice's family.
+/// An endpoint of a slice, of the slice's family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceEndpoint {
     pub address: IpAddr,
@@ -149,7 +153,7 @@ pub struct SliceEndpoint {
     pub for_zones: Vec<Box<str>>,
     /// `hints.forNodes[].name`
     pub for_nodes: Vec<Box<str>>,
-    /// `targetRef.name`, where it was asked for.
+    /// `targetRef.name`, if it was requested.
     pub pod: Option<Box<str>>,
 }
 
@@ -160,49 +164,50 @@ pub struct Node {
     pub addresses: Vec<IpAddr>,
     /// All internal and external addresses, in the order of the object.
     pub all_addresses: Vec<IpAddr>,
-    /// `spec.podCIDRs`: where the addresses of its pods come from.
+    /// `spec.podCIDRs`, the ranges of its pods' addresses.
     pub pod_cidrs: Vec<IpNet>,
     /// The label `topology.kubernetes.io/zone`.
     pub zone: Option<String>,
-    /// It is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
+    /// Whether it is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
-    /// Facts for balancers and the scheduler, where they were requested.
+    /// Facts for balancers and the scheduler, if they were requested.
     pub standing: Standing,
-    /// Unusable parts of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
 }
 
 /// Facts about a Node that balancers and the scheduler depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The taint `ToBeDeletedByClusterAutoscaler`.
+    /// Whether it has the taint `ToBeDeletedByClusterAutoscaler`.
     pub to_be_deleted: bool,
-    /// The label `node.kubernetes.io/exclude-from-external-load-balancers`.
+    /// Whether it has the label `node.kubernetes.io/exclude-from-external-load-balancers`.
     pub excluded: bool,
     /// `spec.unschedulable`
     pub unschedulable: bool,
     /// The condition `Ready`.
     pub readiness: Readiness,
-    /// A machine that the cloud may take away at any time, by the labels that clouds put on them.
+    /// Whether the cloud may take the machine away at any time, according to the labels that clouds
+    /// set.
     pub preemptible: bool,
-    /// Prefix of `spec.providerID`: `gce`, `aws`, `azure`, `kind`.
+    /// The prefix of `spec.providerID`: `gce`, `aws`, `azure`, `kind`.
     pub provider: Option<Box<str>>,
     /// `status.addresses` of type `InternalIP`, in the order of the object.
     pub internal_ips: Vec<IpAddr>,
-    /// The same of type `ExternalIP`.
+    /// `status.addresses` of type `ExternalIP`, in the order of the object.
     pub external_ips: Vec<IpAddr>,
 }
 
 /// The condition `Ready` of a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Readiness {
-    /// Also where a manifest has no conditions.
+    /// True; also assumed where a manifest has no conditions.
     #[default]
     Ready,
     NotReady,
-    /// Its kubelet has not been heard of.
+    /// Unknown: the control plane no longer hears from its kubelet.
     Unknown,
 }
 
@@ -215,18 +220,19 @@ pub struct Signs {
     pub annotations: Vec<(String, String)>,
     /// `status.loadBalancer.ingress[].hostname`
     pub hostnames: Vec<String>,
-    /// An `ingress[].ipMode` is `Proxy`: the balancer ends connections and comes to the node port.
+    /// Whether an `ingress[].ipMode` is `Proxy`: the balancer terminates connections and connects
+    /// to the node port.
     pub proxy_mode: bool,
     /// `spec.selector`
     pub selector: Vec<(String, String)>,
 }
 
-/// A range that the API server allocates cluster IPs from.
+/// A range from which the API server allocates cluster IPs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServiceCidr {
     pub name: String,
     /// `spec.cidrs`
     pub cidrs: Vec<IpNet>,
-    /// Unusable parts of this object, one sentence each, naming object and field.
+    /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
 }

@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug)]
 pub struct Reach<'a> {
     pub service: &'a Service,
-    /// In the order of `spec.ports`, IPv4 before IPv6.
+    /// The Service ports in the order of `spec.ports`, IPv4 before IPv6.
     pub ports: Vec<(ServicePortKey, Everywhere<'a>)>,
     pub health: Option<HealthReach<'a>>,
 }
@@ -27,7 +27,7 @@ pub struct HealthReach<'a> {
 }
 
 impl HealthReach<'_> {
-    /// The number that a node's answer gives; 0: it says 503.
+    /// The number of endpoints that a node's answer reports; 0: it answers 503.
     #[must_use]
     pub fn local_endpoints(&self, node_name: &str) -> usize {
         self.local_endpoints.get(node_name).copied().unwrap_or(0)

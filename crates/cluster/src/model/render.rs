@@ -1,10 +1,10 @@
-//! The desired state as text: stable, one fact a line, human-readable and compared by tests.
+//! The desired state as text: stable, one fact per line, for people and for tests to compare.
 
 use std::fmt::Display;
 
 use super::{Desired, Endpoint, FrontendKind, Policy, ServicePort, ServicePortKey};
 
-/// Writes all of it, in order of names.
+/// Renders the whole state, in order of names.
 #[must_use]
 pub fn render(desired: &Desired) -> String {
     let mut lines = Vec::new();
@@ -45,7 +45,7 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
     }
     lines.push(format!("  cluster {}", list(port.cluster.iter().map(endpoint))));
     lines.push(format!("  local {}", list(port.local.iter().map(endpoint))));
-    // Said only where the lists do not show it.
+    // Printed only where the lists do not show it.
     if port.has_endpoints && port.cluster.is_empty() && port.local.is_empty() {
         lines.push("  has endpoints elsewhere".to_owned());
     }

@@ -1,4 +1,4 @@
-//! The Service ports of one Service and its slices, as if no other Service existed.
+//! The Service ports of one Service and its slices, as if there were no other Service.
 
 use std::{
     collections::BTreeSet,
@@ -19,24 +19,24 @@ use super::{
     topology::{Candidates, NodeTopology},
 };
 
-/// Desired state of one Service. Its frontends may be claimed by another Service too.
+/// The desired state of one Service. Another Service may also claim its frontends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: Vec<(Arc<ServicePortKey>, Arc<ServicePort>)>,
-    /// When the Service was created, in seconds since 1970; `i64::MAX`: not known.
+    /// The creation time of the Service, in seconds since 1970; `i64::MAX`: not known.
     pub(super) created: i64,
-    /// The room that `ports` ask of the maps.
+    /// The map entries that `ports` need.
     pub(super) demand: Demand,
-    /// Why there is none.
+    /// The reason why there are no ports.
     pub(super) refused: Option<Excess>,
     pub(super) health: Option<HealthCheck>,
-    /// The port of `health`, if it is the annotation that gives it.
+    /// The port of `health`, if the annotation gives it.
     pub(super) annotated: Option<u16>,
-    /// TCP ports of each node that it wants.
+    /// The TCP ports that the Service wants on each node.
     pub(super) uses: Vec<(u16, health_ports::Use)>,
     /// Its cluster IPs, if another proxy serves it.
     pub(super) foreign_ips: Vec<IpAddr>,
-    /// Its cluster IPs, whether or not a port of it can be served.
+    /// Its cluster IPs, whether or not any of its ports can be served.
     pub(super) cluster_ips: Vec<IpAddr>,
     pub(super) warnings: BTreeSet<String>,
 }
@@ -108,14 +108,15 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
     }
     if let Some(health) = &mut wanted.health {
         health.local_endpoints = local_endpoints;
-        // Of a Service that is refused nothing listens there: it may name any number of them.
+        // The load balancer IPs of a refused Service have no listener, because there may be any
+        // number of them.
         health.load_balancer_ips = service.load_balancer_ips.iter().copied().collect();
     }
     wanted
 }
 
 impl Wanted {
-    /// The same without its ports.
+    /// Returns the same desired state without its ports.
     pub(super) fn without_ports(&self) -> Self {
         Self {
             ports: Vec::new(),
@@ -131,7 +132,7 @@ impl Wanted {
         }
     }
 
-    /// Takes back all ports and the count of the health port, and warns of the reason.
+    /// Removes all ports and the count of the health port, and adds a warning with the reason.
     pub(super) fn refuse(&mut self, service: &ServiceName, excess: Excess) {
         self.ports = Vec::new();
         if let Some(health) = &mut self.health {
@@ -155,7 +156,8 @@ fn candidates<'a>(
     candidates
 }
 
-/// A ClusterIP Service is reached from outside by its external IPs only.
+/// Returns the external policy. A ClusterIP Service is reached from outside by its external IPs
+/// only.
 fn external_policy(service: &Service) -> Policy {
     let counts = service.service_type != ServiceType::ClusterIp || !service.external_ips.is_empty();
     if counts { service.external_policy } else { Policy::Cluster }
@@ -191,8 +193,9 @@ fn service_port(
     }
 }
 
-/// One frontend for each address: where an address is given twice, the kind that restricts more stands, so that
-/// naming a load balancer's address as external IP too does not open it to every source.
+/// Returns one frontend for each address. If an address occurs twice, the kind that restricts more
+/// is kept, so that naming a load balancer's address as an external IP too does not open it to
+/// every source.
 fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> BTreeSet<Frontend> {
     let input = &context.input;
     let (node_ports, loopback): (&[IpAddr], _) = match port.node_port {
@@ -221,8 +224,9 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
     frontends
 }
 
-/// Source ranges of one family. Ranges that admit this node also admit the load balancer addresses as sources: with the
-/// address bound on the node, the node's own connections come from it.
+/// Returns the source ranges of one family. Ranges that admit this node also admit the load
+/// balancer addresses as sources: if the address is bound on the node, the node's own connections
+/// come from it.
 pub(super) fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
     let family = |ip: &IpAddr| ip.is_ipv6() == ipv6;
     let mut ranges: Vec<_> =

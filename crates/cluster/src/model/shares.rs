@@ -1,32 +1,33 @@
-//! Room for all Services together: as long as they ask for no more than twice what the maps take, all of them are
-//! built, and the data plane says what fits. Beyond that the oldest are built, and no Service port of the others is
-//! kept: the memory of the desired state is bounded, however many Services a tenant makes. Their objects are held all
-//! the same.
+//! Shares of the maps for all Services together: as long as they ask for no more than twice what
+//! the maps take, all of them are built, and the data plane reports what fits. Beyond that the
+//! oldest are built, and no Service port of the others is kept: the memory of the desired state is
+//! bounded, however many Services a tenant creates. Their objects are kept all the same.
 //!
-//! A Service that has been admitted keeps its place: who grows beyond the room is left out himself, however old. His
-//! place stays his, so he comes back with what he had.
+//! An admitted Service keeps its reservation: a Service that grows beyond the room is itself left
+//! out, however old it is. Its reservation remains, so it is served again with the demand it had
+//! before.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Limits, ServiceName, limits::Demand};
 
-/// All Services together may ask for so many times what the maps take.
+/// The total demand of all Services may be this many times what the maps take.
 pub(super) const TIMES: u64 = 2;
 
-/// Creation (seconds since 1970) and name: in this order the oldest come first.
+/// Creation time (seconds since 1970) and name, so that the oldest Services sort first.
 type Key = (i64, ServiceName);
 
-/// The room that each Service asks for, and whether it may have it.
+/// The room that each Service asks for, and whether it is admitted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
     asked: BTreeMap<Key, Asked>,
-    /// Those that are left out.
+    /// Services that are left out.
     out: BTreeSet<Key>,
-    /// The places of all.
+    /// The sum of all reservations.
     held: Demand,
-    /// A place has become smaller since those that are left out were judged.
+    /// Whether a reservation has shrunk since the Services that are left out were last judged.
     freed: bool,
-    /// Services that were judged, for tests.
+    /// The number of Services that were judged, for tests.
     #[cfg(test)]
     pub(super) judged: usize,
 }
@@ -34,12 +35,12 @@ pub(super) struct Shares {
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     demand: Demand,
-    /// Its place: what it was last admitted with.
+    /// The reservation: the demand with which it was last admitted.
     held: Demand,
 }
 
 impl Asked {
-    /// Lets it have what it asks for, if there is room beside the places of all others.
+    /// Admits the demand if it fits beside the reservations of all others.
     fn admit(&mut self, all: &mut Demand, room: &Demand) -> bool {
         let with = all.minus(&self.held).plus(&self.demand);
         let fits = self.demand.fits(&self.held) || with.fits(room);
@@ -51,8 +52,8 @@ impl Asked {
 }
 
 impl Shares {
-    /// Replaces the demand of a Service, and says whether it is left out. `old` and `new` give its creation in seconds
-    /// since 1970; `None`: it was, or is, not there.
+    /// Replaces the demand of a Service, and returns whether it is left out. `old` and `new` give
+    /// its creation time in seconds since 1970; `None`: it did not exist, or does not exist now.
     pub(super) fn set(
         &mut self,
         name: &ServiceName,
@@ -83,8 +84,8 @@ impl Shares {
         out
     }
 
-    /// Gives room that has become free to those that are left out: first to those that have a place, then to the
-    /// oldest. Returns those that may have what they ask for now.
+    /// Gives freed room to Services that are left out: first to those with a reservation, then to
+    /// the oldest. Returns those that are admitted now.
     pub(super) fn judge(&mut self, limits: &Limits) -> Vec<ServiceName> {
         if !std::mem::take(&mut self.freed) {
             return Vec::new();
@@ -111,11 +112,12 @@ impl Shares {
         admitted.into_iter().map(|(_, name)| name).collect()
     }
 
-    /// Judges all of them by their age alone. Returns those for whom that changed, and whether they are left out.
+    /// Judges all Services by age alone. Returns those whose admission changed, and whether they
+    /// are left out.
     pub(super) fn judge_anew(&mut self, limits: &Limits) -> Vec<(ServiceName, bool)> {
         let room = Demand::room(limits, TIMES);
         self.freed = false;
-        // The ordinary case: there is room for all.
+        // The ordinary case: there is room for all Services.
         if self.out.is_empty() && self.held.fits(&room) {
             return Vec::new();
         }

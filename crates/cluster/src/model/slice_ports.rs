@@ -1,4 +1,5 @@
-//! The slices of one Service by port, so that each port finds its own without a look at those of all others.
+//! The slices of one Service by port, so that each port finds its own without scanning those of all
+//! others.
 
 use std::{collections::HashMap, net::SocketAddr};
 
@@ -7,10 +8,11 @@ use super::{
     object::{EndpointSlice, Port, SliceEndpoint},
 };
 
-/// A slice that has a port, and the port's number there.
+/// A slice that has a port, and the port's number in it.
 type Numbered<'a> = (&'a EndpointSlice, u16);
 
-/// Slices by the family, name and protocol of a port. Never by number: slices of one Service may give different ones.
+/// Slices by family, name and protocol of a port, but not by number: slices of one Service may give
+/// different ones.
 #[derive(Debug)]
 pub(super) struct SlicePorts<'a>(HashMap<(bool, &'a str, Protocol), Vec<Numbered<'a>>>);
 
@@ -30,7 +32,8 @@ impl<'a> SlicePorts<'a> {
         self.0.get(&(ipv6, port.name.as_str(), port.protocol)).map_or(&[], Vec::as_slice)
     }
 
-    /// The endpoints of one port and family in the order of the slices, those in several slices several times.
+    /// Returns the endpoints of one port and family in the order of the slices. An endpoint in
+    /// several slices is returned several times.
     pub(super) fn endpoints<'b>(
         &'b self,
         port: &'b Port,
@@ -41,7 +44,7 @@ impl<'a> SlicePorts<'a> {
         })
     }
 
-    /// The number of [`Self::endpoints`].
+    /// Returns the number of [`Self::endpoints`].
     pub(super) fn count(&self, port: &Port, ipv6: bool) -> u64 {
         self.of(port, ipv6).iter().map(|(slice, _)| slice.endpoints.len() as u64).sum()
     }

@@ -1,4 +1,5 @@
-//! Endpoints that may take new connections, by readiness and topology hints: kube-proxy's two lists for each Service port.
+//! Endpoints that may take new connections, by readiness and topology hints: kube-proxy's two lists
+//! for each Service port.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -7,7 +8,7 @@ use std::{
 
 use super::{Endpoint, object::SliceEndpoint};
 
-/// Location of this node, for the topology hints.
+/// The location of this node, for the topology hints.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeTopology<'a> {
     pub(super) node_name: &'a str,
@@ -19,7 +20,8 @@ pub(super) struct NodeTopology<'a> {
 pub(super) struct Candidates<'a>(BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>);
 
 impl<'a> Candidates<'a> {
-    /// Endpoints move between slices, and for a moment stand in both: of two the local one counts, else the first.
+    /// Adds endpoints of a slice. Endpoints move between slices and are briefly in both: of two
+    /// entries, the local one counts, otherwise the first.
     pub(super) fn add(
         &mut self,
         address: SocketAddr,
@@ -39,7 +41,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// For policy Cluster: the [`eligible`] endpoints; ready ones are narrowed by topology.
+    /// Returns the list for policy Cluster: the [`eligible`] endpoints; ready ones are narrowed by
+    /// topology.
     pub(super) fn cluster(&self, topology: NodeTopology<'_>) -> Vec<Endpoint> {
         let (mut list, ready) = eligible(self.all(), |(_, endpoint, _)| *endpoint);
         if ready {
@@ -49,7 +52,8 @@ impl<'a> Candidates<'a> {
         sorted(list.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
     }
 
-    /// For policy Local: the same of this node's endpoints, without topology.
+    /// Returns the list for policy Local: the [`eligible`] endpoints of this node, not narrowed by
+    /// topology.
     pub(super) fn local(&self) -> Vec<Endpoint> {
         let (list, _) = eligible(self.all().filter(|(_, _, local)| *local), |(_, endpoint, _)| *endpoint);
         sorted(list.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
@@ -63,8 +67,9 @@ impl<'a> Candidates<'a> {
         self.0.iter().map(|(&address, &(endpoint, local))| (address, endpoint, local))
     }
 
-    /// A ready endpoint counts even if it says that it does not serve (`publishNotReadyAddresses`): it gets new
-    /// flows, so it must be allowed to keep them.
+    /// Returns the endpoints that may keep flows. A ready endpoint counts even if it reports that
+    /// it does not serve (`publishNotReadyAddresses`): it gets new flows, so it must be allowed to
+    /// keep them.
     pub(super) fn serving(&self) -> BTreeSet<SocketAddr> {
         self.0
             .iter()
@@ -78,7 +83,8 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// The ready ones; if there is none, terminating ones that still serve. And whether they are ready.
+/// Returns the ready endpoints or, if there are none, terminating ones that still serve, and
+/// whether they are ready.
 pub(super) fn eligible<'a, T>(
     endpoints: impl Iterator<Item = T> + Clone,
     of: impl Fn(&T) -> &'a SliceEndpoint,
@@ -99,12 +105,13 @@ fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoin
     Endpoint { address, local, remote: !local && endpoint.node_name.is_some() }
 }
 
-/// The topology hints of ready endpoints, as far as they count: one endpoint without a hint of a kind turns that kind off.
+/// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind
+/// disables that kind.
 #[derive(Debug, Default)]
 pub(super) struct Hints<'a> {
-    /// The nodes that are named.
+    /// The nodes that hints name.
     pub(super) nodes: Option<BTreeSet<&'a str>>,
-    /// The zones that are named.
+    /// The zones that hints name.
     pub(super) zones: Option<BTreeSet<&'a str>>,
 }
 
@@ -119,8 +126,8 @@ impl<'a> Hints<'a> {
         }
     }
 
-    /// Same node first, then same zone. A hint set that never names this node or zone is none: rather all endpoints than
-    /// none.
+    /// Chooses the same node first, then the same zone. Hints that never name this node or zone are
+    /// ignored: all endpoints are better than none.
     pub(super) fn scope<'t>(&self, topology: NodeTopology<'t>) -> Scope<'t> {
         let named =
             |set: &Option<BTreeSet<&str>>, name: &str| set.as_ref().is_some_and(|set| set.contains(name));
@@ -132,13 +139,13 @@ impl<'a> Hints<'a> {
     }
 }
 
-/// Which of the ready endpoints a node uses.
+/// The subset of ready endpoints that a node uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope<'a> {
     All,
-    /// Those with a hint for this zone.
+    /// Endpoints with a hint for this zone.
     Zone(&'a str),
-    /// Those with a hint for this node.
+    /// Endpoints with a hint for this node.
     Node(&'a str),
 }
 
@@ -152,7 +159,8 @@ impl Scope<'_> {
     }
 }
 
-/// In the order of `address:port` as text, as kube-proxy has it, so that equal sets are equal lists.
+/// Sorts endpoints by `address:port` as text, as kube-proxy does, so that equal sets become equal
+/// lists.
 fn sorted(endpoints: impl Iterator<Item = Endpoint>) -> Vec<Endpoint> {
     let mut endpoints: Vec<_> = endpoints.collect();
     endpoints.sort_by_cached_key(|endpoint| endpoint.address.to_string());
@@ -198,14 +206,14 @@ mod tests {
                 candidates.add(*address, endpoint, TOPOLOGY);
             }
             let (cluster, local) = (candidates.cluster(TOPOLOGY), candidates.local());
-            // A list is empty only if nothing at all could be in it.
+            // A list is empty only if no endpoint could be in it.
             prop_assert_eq!(cluster.is_empty(), !candidates.any_usable());
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
             prop_assert!(local.is_empty() || candidates.any_usable());
             // New flows go only to endpoints that may keep them.
             let serving = candidates.serving();
             prop_assert!(cluster.iter().chain(&local).all(|endpoint| serving.contains(&endpoint.address)));
-            // Terminating endpoints never stand beside ready ones.
+            // Terminating endpoints are never listed together with ready ones.
             let ready = |e: &Endpoint| candidates.0[&e.address].0.ready;
             for list in [&cluster, &local] {
                 prop_assert!(list.iter().all(ready) || !list.iter().any(ready));

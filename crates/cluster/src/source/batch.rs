@@ -1,4 +1,4 @@
-//! Batches of changed objects, and the started source that sends them.
+//! Batches of changed objects, and the running source that sends them.
 
 use std::sync::Arc;
 
@@ -17,12 +17,13 @@ use crate::model::{
     object::{EndpointSlice, Node, Service, ServiceCidr},
 };
 
-/// Change of an object of one kind.
+/// A change to objects of one kind.
 #[derive(Debug)]
 pub enum Change<T> {
     Apply(T),
     Delete(ServiceName),
-    /// All objects of the kind, after a list. `unreadable` ones exist too, and stay as they were last understood.
+    /// All objects of the kind, after a list. `unreadable` objects exist too, and keep their last
+    /// readable state.
     Reset {
         objects: Vec<T>,
         unreadable: Vec<ServiceName>,
@@ -35,7 +36,7 @@ pub enum Update {
     EndpointSlice(Change<EndpointSlice>),
     Node(Change<Node>),
     ServiceCidr(Change<ServiceCidr>),
-    /// Everything has been given: what is known is whole.
+    /// All objects have been delivered: the known state is complete.
     Synced,
 }
 
@@ -44,7 +45,7 @@ pub enum Update {
 pub struct Batch(pub Vec<Update>);
 
 impl Batch {
-    /// As if every Service had this external policy.
+    /// Sets this external policy on every Service.
     pub fn set_external_policy(&mut self, policy: Policy) {
         for update in &mut self.0 {
             if let Update::Service(Change::Reset { objects, .. }) = update {
@@ -53,7 +54,8 @@ impl Batch {
         }
     }
 
-    /// Puts the updates into the index. Returns whether anything changed that may have to be written.
+    /// Applies the updates to the index. Returns whether anything changed that may have to be
+    /// written.
     pub fn apply(self, index: &mut Index) -> bool {
         let mut changed = false;
         for update in self.0 {
@@ -83,25 +85,27 @@ impl<T: Indexed> Change<T> {
     }
 }
 
-/// A started source. Dropping it stops its tasks.
+/// A running source. Dropping it stops its tasks.
 #[derive(Debug)]
 pub struct Source {
     pub(super) updates: mpsc::Receiver<Batch>,
     pub(super) status: StatusReader,
     pub(super) events: EventRecorder,
-    /// The maps hold what the source has given.
+    /// Notified when the maps hold what the source has delivered.
     pub(super) filled: Arc<Notify>,
-    /// Status of the agent, for the condition on its Node.
+    /// The status of the agent, for the condition on its Node.
     pub(super) standing: Option<StandingSender>,
     pub(super) tasks: JoinSet<()>,
 }
 
-/// Enough that a source need not wait for the run loop while that writes one change.
+/// The length of the queue: enough that a source need not wait while the run loop writes one
+/// change.
 pub(super) const QUEUE: usize = 1024;
 
 impl Source {
-    /// Waits for the next batch. Cancel-safe. `None` when a part of the source has stopped, which it does by itself
-    /// only by a panic: then changes may be missed, and the agent must start anew.
+    /// Waits for the next batch. Cancel-safe. Returns `None` when a part of the source has stopped,
+    /// which happens by itself only after a panic: changes may then be missed, and the agent must
+    /// restart.
     pub async fn next(&mut self) -> Option<Batch> {
         tokio::select! {
             biased;
@@ -110,23 +114,24 @@ impl Source {
         }
     }
 
-    /// The next batch, if one is already there: lets the run loop take many changes with one write.
+    /// Returns the next batch if one is already there, so that the run loop can take many changes
+    /// with one write.
     pub fn try_next(&mut self) -> Option<Batch> {
         self.updates.try_recv().ok().inspect(|_| self.status.taken())
     }
 
-    /// Status of the source, for `status` and for metrics. Cheap to clone.
+    /// Returns a reader of the source's status, for `status` and for metrics. Cheap to clone.
     #[must_use]
     pub fn status(&self) -> StatusReader {
         self.status.clone()
     }
 
-    /// Says that the maps hold all that the source has given, for the first time.
+    /// Notes that the maps hold all that the source has delivered, for the first time.
     pub fn filled(&self) {
         self.filled.notify_one();
     }
 
-    /// Says how the agent fares: what keeps it from being ready, if anything.
+    /// Reports the agent's state: what keeps it from being ready, if anything.
     pub fn report(&self, wrong: &[&str]) {
         if let Some(standing) = &self.standing {
             let new = Standing { wrong: wrong.join("; ") };
@@ -138,7 +143,7 @@ impl Source {
         }
     }
 
-    /// Recorder that posts Events; with manifests they are only logged.
+    /// Returns the recorder that posts Events; with manifests they are only logged.
     #[must_use]
     pub fn events(&self) -> EventRecorder {
         self.events.clone()

@@ -1,8 +1,8 @@
-//! Conversion of API objects to the model's, the same for the Kubernetes API and for manifests.
+//! Conversion of API objects to the model's, shared by the Kubernetes API and by manifests.
 //!
-//! Two kinds of fault: what the API server would never store (an unknown policy, a port out of range) is an error that
-//! names the field; what is plausible but unusable (an address that is none, a protocol that nobody knows) is left out
-//! and told with the object.
+//! There are two kinds of fault: a value that the API server would never store (an unknown policy,
+//! a port out of range) is an error that names the field; a value that is plausible but unusable
+//! (an invalid address, an unknown protocol) is left out and reported with the object.
 
 mod annotations;
 pub(super) mod detail;
@@ -30,17 +30,19 @@ pub(super) use self::nodes::{node, service_cidr};
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};
 
-/// Services and EndpointSlices that belong to no proxy, and those that belong to another one.
+/// The label of Services and EndpointSlices that no proxy serves; the following label names another
+/// proxy.
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 const OTHER_PROXY_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// Services of other proxies must be known, too: their ClusterIPs are allocated.
+/// The label selector of Services. It includes those of other proxies, because their ClusterIPs are
+/// allocated.
 pub(super) const SERVICE_SELECTOR: &str = "!service.kubernetes.io/headless";
 pub(super) const SLICE_SELECTOR: &str =
     "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name";
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const LAST_CHANGE_ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// A field that holds what it must not.
+/// An invalid value of a field.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {message}")]
 pub(super) struct FieldError {
@@ -54,7 +56,7 @@ impl FieldError {
     }
 }
 
-/// `default` where a manifest names no namespace.
+/// Returns the namespace and name; the namespace is `default` where a manifest has none.
 pub(super) fn name(metadata: &ObjectMeta) -> Result<ServiceName, FieldError> {
     let name = metadata.name.clone().filter(|name| !name.is_empty());
     Ok(ServiceName {
@@ -67,15 +69,16 @@ fn has_label(metadata: &ObjectMeta, label: &str) -> bool {
     metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label))
 }
 
-/// Author of an object's fields.
+/// The author of an object's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Author {
     ApiServer,
-    /// Nobody chose a cluster IP where none is given: the Service is then reached by its other addresses only.
+    /// A person, who assigns no cluster IP where none is given: the Service is then reached by its
+    /// other addresses only.
     Person,
 }
 
-/// `None` if the Service is for no proxy: headless, or `ExternalName`.
+/// Converts a Service. `None` if no proxy serves it: headless, or `ExternalName`.
 pub(super) fn service(
     service: &core::Service,
     author: Author,
@@ -128,7 +131,8 @@ pub(super) fn service(
         .iter()
         .filter_map(|status| status.load_balancer.as_ref()?.ingress.as_ref())
         .flatten()
-        // With ipMode Proxy the load balancer ends the connection itself and comes to the node port.
+        // With ipMode Proxy the load balancer terminates the connection itself and connects to the
+        // node port.
         .filter(|ingress| ingress.ip_mode.as_deref() != Some("Proxy"))
         .filter_map(|ingress| ingress.ip.clone())
         .collect();
@@ -160,7 +164,7 @@ pub(super) fn service(
     }))
 }
 
-/// Ports of other protocols that are named.
+/// The number of ports of other protocols that are reported by name.
 const UNTRANSLATED: usize = 20;
 
 fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object::Port>, FieldError> {
@@ -174,7 +178,8 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Problems) -> Result<Vec<object
         }
         let node_port = optional_port(&format!("spec.ports[{i}].nodePort"), port.node_port)?;
         let name = port.name.clone().unwrap_or_default();
-        // The API server does not take two of one name. One of them would stand for both.
+        // The API server rejects two ports with the same name and protocol. One of them would stand
+        // for both.
         let taken = (port.name.as_deref().unwrap_or_default(), protocol(port.protocol.as_deref()));
         if let Some(first) = names.insert(taken, i) {
             let which = if name.is_empty() { "it has no name".to_owned() } else { format!("{name:?}") };
@@ -220,7 +225,8 @@ fn affinity(spec: &core::ServiceSpec) -> Result<Option<Duration>, FieldError> {
     }
 }
 
-/// A list whose every entry is unreadable must not mean "every source": it lets no source in.
+/// Returns the source ranges. A list in which every entry is unreadable must not mean "every
+/// source": it admits no source.
 fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet> {
     const NO_SOURCE: [&str; 2] = ["255.255.255.255/32", "::/128"];
     let texts = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
@@ -240,7 +246,8 @@ fn source_ranges(spec: &core::ServiceSpec, problems: &mut Problems) -> Vec<IpNet
     ranges
 }
 
-/// `None` if the slice is not for this proxy: headless, without a Service, of names instead of addresses.
+/// Converts a slice. `None` if this proxy does not serve it: headless, without a Service, or with
+/// names instead of addresses.
 pub(super) fn endpoint_slice(
     slice: &discovery::EndpointSlice,
 ) -> Result<Option<object::EndpointSlice>, FieldError> {
@@ -267,8 +274,8 @@ fn slice_with(
     let mut ports = Vec::new();
     for (i, port) in slice.ports.iter().flatten().enumerate() {
         let number = optional_port(&format!("ports[{i}].port"), port.port)?;
-        // Without a number the slice means "all ports", which no proxy can translate. Other protocols are told with the
-        // Service.
+        // A port without a number means "all ports", which no proxy can translate. Other protocols
+        // are reported with the Service.
         if let (1.., Some(protocol)) = (number, protocol(port.protocol.as_deref())) {
             ports.push(object::SlicePort {
                 name: port.name.clone().unwrap_or_default(),
@@ -345,7 +352,8 @@ fn policy(field: &str, text: Option<&str>) -> Result<Policy, FieldError> {
     }
 }
 
-/// The protocol of a port; `None` for one of a newer API: the Service's other ports are served all the same.
+/// Returns the protocol of a port; `None` for one of a newer API: the Service's other ports are
+/// served all the same.
 fn protocol(text: Option<&str>) -> Option<Protocol> {
     match text {
         None | Some("TCP" | "") => Some(Protocol::Tcp),
@@ -355,7 +363,7 @@ fn protocol(text: Option<&str>) -> Option<Protocol> {
     }
 }
 
-/// 0 if there is none.
+/// Returns an optional port number; 0 if there is none.
 fn optional_port(field: &str, number: Option<i32>) -> Result<u16, FieldError> {
     let number = number.unwrap_or(0);
     u16::try_from(number).map_err(|_| FieldError::new(field, format!("{number} is not a port")))

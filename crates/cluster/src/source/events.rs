@@ -1,4 +1,4 @@
-//! Kubernetes Events about Services and the own Node, which `kubectl describe` shows.
+//! Kubernetes Events about Services and this node's Node, which `kubectl describe` shows.
 
 mod correlator;
 
@@ -30,13 +30,13 @@ pub enum Subject {
     Node,
 }
 
-/// Something that happened to an object.
+/// An occurrence that concerns an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectEvent {
     pub subject: Subject,
-    /// Somebody should look at it.
+    /// Whether it needs a person's attention.
     pub is_warning: bool,
-    /// Why, in one CamelCase word, such as `FailedToStartServiceHealthcheck`.
+    /// The reason in one CamelCase word, such as `FailedToStartServiceHealthcheck`.
     pub reason: String,
     /// The attempted action, in one CamelCase word, such as `Listen`.
     pub action: String,
@@ -56,7 +56,7 @@ impl ObjectEvent {
     }
 }
 
-/// The place where [`ObjectEvent`]s are put. Cheap to clone; all clones are one.
+/// A handle that accepts [`ObjectEvent`]s. Cheap to clone; all clones share one queue.
 #[derive(Clone, Debug)]
 pub struct EventRecorder(Option<Poster>);
 
@@ -66,7 +66,8 @@ struct Poster {
     uids: Uids,
 }
 
-/// UIDs of all Services and of the own Node (without a namespace), as watches say: `kubectl describe` finds Events by them.
+/// UIDs of all Services and of this node's Node (without a namespace), from watches: `kubectl
+/// describe` finds Events by them.
 type Uids = Arc<Mutex<HashMap<ServiceName, Box<str>>>>;
 
 fn lock(uids: &Uids) -> MutexGuard<'_, HashMap<ServiceName, Box<str>>> {
@@ -74,14 +75,14 @@ fn lock(uids: &Uids) -> MutexGuard<'_, HashMap<ServiceName, Box<str>>> {
 }
 
 impl EventRecorder {
-    /// For sources that have no place for Events.
+    /// Returns a recorder for sources that cannot post Events.
     pub(super) fn nowhere() -> Self {
         Self(None)
     }
 
-    /// Posts an Event without waiting. The first one of an object and reason is posted at once, or some minutes later
-    /// if there are many; those that follow within ten minutes, by one Event at their end. Events are lost while the
-    /// queue is full.
+    /// Posts an Event without waiting. The first one of an object and reason is posted at once, or
+    /// some minutes later if there are many; those that follow within ten minutes are combined into
+    /// one Event at the end of that time. Events are lost while the queue is full.
     pub fn post(&self, event: ObjectEvent) {
         if let Some(poster) = &self.0
             && let Err(error) = poster.sender.try_send(event)
@@ -90,21 +91,21 @@ impl EventRecorder {
         }
     }
 
-    /// An object that Events may be about is there, with this UID.
+    /// Records the UID of an object that Events may be about.
     pub(super) fn seen(&self, name: &ServiceName, uid: Option<&str>) {
         if let (Some(poster), Some(uid)) = (&self.0, uid) {
             lock(&poster.uids).insert(name.clone(), uid.into());
         }
     }
 
-    /// A list of Services begins.
+    /// Forgets all Services, at the beginning of a list of Services.
     pub(super) fn forget_services(&self) {
         if let Some(poster) = &self.0 {
             lock(&poster.uids).retain(|name, _| name.namespace.is_empty());
         }
     }
 
-    /// Such an object is gone.
+    /// Forgets an object that was deleted.
     pub(super) fn gone(&self, name: &ServiceName) {
         if let Some(poster) = &self.0 {
             lock(&poster.uids).remove(name);
@@ -112,14 +113,14 @@ impl EventRecorder {
     }
 }
 
-/// The recorder, and the task that posts what it is given.
+/// Returns the recorder, and the task that posts the Events it receives.
 pub(super) fn channel(client: Client, node_name: String) -> (EventRecorder, impl Future<Output = ()>) {
     let (recorder, receiver, uids) = queue();
     (recorder, post_all(client, node_name, receiver, uids))
 }
 
-/// A recorder, and the queue behind it, as long as the number of objects and reasons that the correlator remembers: the
-/// first sync may tell of all Services in one go.
+/// Returns a recorder and its queue, whose length is the number of objects and reasons that the
+/// correlator remembers: the first sync may report all Services at once.
 fn queue() -> (EventRecorder, mpsc::Receiver<ObjectEvent>, Uids) {
     let (sender, receiver) = mpsc::channel(REMEMBERED);
     let uids = Uids::default();
@@ -160,7 +161,7 @@ fn posted(event: ObjectEvent) -> Event {
     Event {
         type_: if event.is_warning { EventType::Warning } else { EventType::Normal },
         reason: event.reason,
-        // The API server refuses a longer one whole.
+        // The API server rejects an Event with a longer note.
         note: Some(note(event.message, "")),
         action: event.action,
         secondary: None,
@@ -178,7 +179,8 @@ fn service_reference(service: &ServiceName, uids: &Uids) -> ObjectReference {
     }
 }
 
-/// By its UID, and by its name where that is not known, as kubelet's own Events have it: `kubectl describe` finds both.
+/// Returns a reference to a Node with its UID, or with its name if the UID is not known, as in
+/// kubelet's own Events: `kubectl describe` finds both.
 fn node_reference(name: &str, uids: &Uids) -> ObjectReference {
     let node = ServiceName { namespace: String::new(), name: name.to_owned() };
     let uid = lock(uids).get(&node).map_or_else(|| name.to_owned(), ToString::to_string);
@@ -195,7 +197,7 @@ fn node_reference(name: &str, uids: &Uids) -> ObjectReference {
 mod tests {
     use super::*;
 
-    /// The task that posts reads nothing before the run loop has gone through all Services.
+    /// The task that posts reads nothing before the run loop has processed all Services.
     #[test]
     fn what_one_sync_tells_of_a_thousand_services_waits() {
         let (recorder, mut waiting, _) = queue();

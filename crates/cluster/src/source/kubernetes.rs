@@ -1,7 +1,7 @@
-//! The Kubernetes API: watches of Services, EndpointSlices, ServiceCIDRs and the own Node.
+//! The Kubernetes API: watches of Services, EndpointSlices, ServiceCIDRs and this node's Node.
 //!
-//! Needs no more than the built-in role `system:node-proxier` gives: list and watch these, create Events. ServiceCIDRs
-//! it names only since they exist, so an agent may do without them.
+//! The built-in role `system:node-proxier` suffices: list and watch these, create Events. The role
+//! includes ServiceCIDRs only in versions that have them, so an agent can run without them.
 
 mod access;
 pub(super) mod condition;
@@ -49,24 +49,26 @@ use super::{
     status::StatusWriter,
 };
 
-/// Follows the Kubernetes API.
+/// A source that follows the Kubernetes API.
 #[derive(Clone, Debug)]
 pub struct Kubernetes {
     pub access: Access,
     pub node_name: String,
-    /// The key of a taint that is removed from the own Node once the maps are filled.
+    /// The key of a taint that is removed from this node's Node once the maps are filled.
     pub startup_taint: Option<String>,
-    /// The agent's status is written to a condition of its own Node.
+    /// Whether the agent's status is written to a condition of its Node.
     pub node_condition: bool,
-    /// Lists whose history the API server has lost are asked for at some moment within this time: all nodes notice together.
+    /// The time within which lists are requested again, each at a random moment, after the API
+    /// server has lost its history: all nodes notice at once.
     pub relist_within: Duration,
 }
 
-/// [`Kubernetes::relist_within`] of agents. 5,000 nodes then are 670 lists a second, of which each API server has its part.
+/// [`Kubernetes::relist_within`] of agents. With 5,000 nodes this makes 670 lists a second, shared
+/// by all API servers.
 const RELIST_WITHIN: Duration = Duration::from_secs(30);
 
 impl Kubernetes {
-    /// For the node of this name; it writes nothing to it.
+    /// Returns a source for the node of this name; it writes nothing to the Node.
     pub fn new(access: Access, node_name: &str) -> Self {
         Self {
             access,
@@ -77,12 +79,13 @@ impl Kubernetes {
         }
     }
 
-    /// Starts the watches. An API that does not answer is waited for, with one exception.
+    /// Starts the watches. It waits for an API that does not answer, with one exception.
     ///
     /// # Errors
     ///
-    /// If the credentials cannot be read; and in a cluster without an explicit address, if the API's cluster IP does
-    /// not answer within 5 seconds: it may be this very agent that must make it answer.
+    /// The credentials cannot be read; or, in a cluster without an explicit address, the API's
+    /// cluster IP does not answer within 5 seconds: this very agent may be the one that has to make
+    /// it answer.
     pub async fn start(self) -> Result<Source, AccessError> {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (writer, status) = StatusWriter::new();
@@ -158,8 +161,8 @@ impl Kubernetes {
     }
 }
 
-/// The client with the versions that its watches know. The tasks that look after its credentials and its connections
-/// are put into `tasks`.
+/// Returns the client with the versions that its watches know. The tasks that follow its
+/// credentials and its connections are added to `tasks`.
 async fn lasting_client(
     access: &Access,
     status: &StatusWriter,
@@ -175,7 +178,7 @@ async fn lasting_client(
     Ok((client, known))
 }
 
-/// A client, and where new credentials for it are left.
+/// Returns a client, and the handle by which it receives new credentials.
 async fn client(
     access: &Access,
     line: &Line,

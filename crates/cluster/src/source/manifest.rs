@@ -27,25 +27,28 @@ use super::{
 };
 use crate::model::object::Node;
 
-/// Changes come in groups (a copy of many files, an editor that renames): they are read when it has been quiet this
-/// long.
+/// The quiet time after which changes are read: changes come in groups (a copy of many files, an
+/// editor that renames).
 const QUIET: Duration = Duration::from_millis(50);
-/// But no later than this after the first.
+/// The longest delay of reading after the first change.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Interval of checking the folder without a notification: file systems without notifications exist, and links that lead out
-/// of the folder.
+/// The interval at which the folder is checked without a notification: for file systems without
+/// notifications, and links that lead out of the folder.
 const POLL: Duration = Duration::from_secs(3);
 
-/// Looking at the files and reading them ends within this time, or the disk or the network behind it stands still: it is said, and
-/// waited for, since nobody could end the thread.
+/// The time within which checking and reading the files should end. Otherwise the disk or the
+/// network behind it hangs: this is reported, and the source keeps waiting, since the thread cannot
+/// be stopped.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices, Nodes and ServiceCIDRs, as `kubectl`
-/// would take them. The folder counts as a whole: one broken file, and the last good state of all of it stays.
+/// A source that reads `*.yaml`, `*.yml` and `*.json` of one folder: Services, EndpointSlices,
+/// Nodes and ServiceCIDRs, in the form that `kubectl` takes. The folder counts as a whole: if one
+/// file is broken, the last good state of all of it stays.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     pub folder: PathBuf,
-    /// If the folder has no such Node, one without addresses is assumed: here nobody else could say that it is known.
+    /// The name of this node. If the folder has no such Node, one without addresses is assumed,
+    /// because with manifests no other component could register it.
     pub node_name: String,
 }
 
@@ -53,20 +56,21 @@ pub struct Manifests {
 ///
 /// # Errors
 ///
-/// If anything in it is broken; all mistakes are named.
+/// Anything in it is broken; the error names all mistakes.
 pub fn read_cluster(folder: &Path) -> Result<Batch, Mistakes> {
     Ok(load::load(folder, Detail::Cluster)?.batch())
 }
 
-/// Reads and follows a folder as [`Manifests`] does, with all that the judgement of a cluster needs.
+/// Reads and follows a folder as [`Manifests`] does, with all that the judgement of a cluster
+/// needs.
 #[must_use]
 pub fn follow_cluster(folder: PathBuf) -> Source {
     start(folder.clone(), move || read_cluster(&folder))
 }
 
 impl Manifests {
-    /// Starts to read and follow the folder. A folder that is missing or broken is reported in the status and in the
-    /// log, and waited for.
+    /// Starts reading and following the folder. A folder that is missing or broken is reported in
+    /// the status and in the log, and read once it is good.
     #[must_use]
     pub fn start(self) -> Source {
         let folder = self.folder.clone();
@@ -77,7 +81,7 @@ impl Manifests {
     ///
     /// # Errors
     ///
-    /// If anything in it is broken; all mistakes are named.
+    /// Anything in it is broken; the error names all mistakes.
     pub fn read(&self) -> Result<Batch, Mistakes> {
         let mut objects = load::load(&self.folder, Detail::Proxy)?;
         if !objects.nodes.iter().any(|node| node.name == self.node_name) {
@@ -122,7 +126,7 @@ where
                 Look::default()
             }
         };
-        // Without a notice only a folder that looks different is read again.
+        // Without a notification, a folder is read again only if it looks different.
         if told || seen.as_ref() != Some(&look) {
             let read = Arc::clone(&read);
             match patient(spawn_blocking(move || read()), &folder, LONG, &status).await {
@@ -153,14 +157,15 @@ where
     }
 }
 
-/// Waits for a task that touches the files, and says so where it takes too long.
+/// Waits for a task that touches the files, and reports it if it takes too long.
 async fn patient<T>(
     mut task: JoinHandle<T>,
     folder: &Path,
     long: Duration,
     status: &StatusWriter,
 ) -> Result<T, JoinError> {
-    // Begins like that of mistakes in them: there may be Services that are not known.
+    // The subject starts like that of mistakes in the files: there may be Services that are not
+    // known.
     const SUBJECT: &str = "manifests in time";
     if let Ok(done) = timeout(long, &mut task).await {
         return done;
@@ -197,7 +202,7 @@ impl Look {
     }
 }
 
-/// The kernel's notices of changes in the folder.
+/// The kernel's notifications of changes in the folder.
 #[derive(Default)]
 struct Notices {
     watched: Option<Watched>,
@@ -232,7 +237,7 @@ impl Notices {
         }
     }
 
-    /// Waits until it is time to look again. Returns whether something was announced.
+    /// Waits until the next check is due. Returns whether a change was announced.
     async fn wait(&mut self) -> bool {
         let Some(watched) = &mut self.watched else {
             sleep(POLL).await;
@@ -257,12 +262,12 @@ impl Watched {
     fn new(folder: &Path, identity: (u64, u64)) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel(1);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the files opens and closes them; that must not be a reason to read them again.
+            // Reading the files opens and closes them; that must not trigger reading them again.
             let reading = matches!(&event, Ok(event) if matches!(event.kind, EventKind::Access(kind)
                 if !matches!(kind, AccessKind::Close(notify::event::AccessMode::Write))));
             if !reading {
                 debug!(?event, "notice");
-                // Full means that a notice is waiting already.
+                // A full channel means that a notification is already waiting.
                 let _ = sender.try_send(());
             }
         })
@@ -323,10 +328,10 @@ mod tests {
         fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
         let mut followed = Followed::start(folder);
         followed.expect(&["a"]).await;
-        // That the files were read is no reason to read them again.
+        // Reading the files does not trigger reading them again.
         assert!(timeout(PATIENCE * 2, followed.source.next()).await.is_err());
 
-        // As editors save: a temporary file, renamed over the old one.
+        // Editors save like this: a temporary file, renamed over the old one.
         fs::write(path.join(".b.yaml.tmp"), service("b", "10.96.0.2")).unwrap();
         fs::rename(path.join(".b.yaml.tmp"), path.join("b.yaml")).unwrap();
         followed.expect(&["a", "b"]).await;

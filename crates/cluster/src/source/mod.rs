@@ -1,7 +1,10 @@
-//! Sources of Services, EndpointSlices, Nodes and ServiceCIDRs: the Kubernetes API or a folder of manifests.
+//! Sources of Services, EndpointSlices, Nodes and ServiceCIDRs: the Kubernetes API or a folder of
+//! manifests.
 //!
-//! Both start as a task that sends [`Batch`]es; the run loop applies them to its [`Index`](crate::model::Index) and writes what follows.
-//! A source never says "gone" because it cannot see: while the API is away or the folder is broken it sends nothing.
+//! Both start as a task that sends [`Batch`]es; the run loop applies them to its
+//! [`Index`](crate::model::Index) and writes the result. A source never reports an object as
+//! deleted because it cannot see it: while the API is away or the folder is broken, it sends
+//! nothing.
 
 mod batch;
 mod chance;

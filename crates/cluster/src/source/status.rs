@@ -1,4 +1,5 @@
-//! Status of a source. Errors are logged when they begin and when they end, not at each attempt between.
+//! The status of a source. Errors are logged when they begin and when they end, not at each attempt
+//! in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -10,33 +11,34 @@ use std::{
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// Status of a source at one moment.
+/// The status of a source at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// All objects have been given once.
+    /// Whether all objects have been delivered once.
     pub synced: bool,
     /// Kinds of objects, or the folder, that have not been read yet.
     pub waiting: BTreeSet<&'static str>,
-    /// When the source last had an answer: a response of the API, a good look at the folder.
+    /// The time of the source's last success: a response of the API, or a good reading of the
+    /// folder.
     pub last_contact: Option<SystemTime>,
-    /// Current errors by subject ("the API", "Services", a file).
+    /// Current errors by subject ("API server", "Services", a file).
     pub errors: BTreeMap<String, String>,
-    /// Kinds of objects that wait to be listed anew.
+    /// Kinds of objects that wait to be listed again.
     pub stale: BTreeMap<&'static str, Stale>,
 }
 
-/// A kind of objects whose known state is as old as `since`: changes after that are yet to come.
+/// A kind of objects whose known state dates from `since`: later changes are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub since: Instant,
     /// The reason, as a sentence.
     pub why: String,
-    /// When all objects are asked for anew.
+    /// The time when all objects are requested again.
     pub due: Instant,
 }
 
 impl fmt::Display for Stale {
-    /// The reason, and when the next list begins.
+    /// Formats the reason, and the time until the next list begins.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.due.saturating_duration_since(Instant::now()).as_millis().div_ceil(1000) {
             0 => write!(f, "{}; they are being listed anew", self.why),
@@ -46,7 +48,8 @@ impl fmt::Display for Stale {
 }
 
 impl Status {
-    /// Whether there may be Services that it does not know: what it looks at does not answer, or is not understood.
+    /// Whether there may be Services that the source does not know: the API or the folder does not
+    /// answer, or cannot be understood.
     #[must_use]
     pub fn is_blind(&self) -> bool {
         let about_services = |subject: &String| {
@@ -56,20 +59,20 @@ impl Status {
     }
 }
 
-/// Batches that wait for the run loop, by when they were given.
+/// Batches that wait for the run loop, by the time when they were sent.
 type Unread = Arc<Mutex<VecDeque<Instant>>>;
 
 fn lock(unread: &Unread) -> MutexGuard<'_, VecDeque<Instant>> {
-    // A queue of times is valid whatever a panic interrupted.
+    // A queue of times is valid at whatever point a panic interrupted it.
     unread.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads the [`Status`] of a source.
+/// A reader of the [`Status`] of a source.
 #[derive(Clone, Debug)]
 pub struct StatusReader(watch::Receiver<Status>, Unread);
 
 impl StatusReader {
-    /// Since when the oldest batch has been waiting that the run loop has not taken.
+    /// Returns since when the oldest batch that the run loop has not taken has been waiting.
     #[must_use]
     pub fn unread_since(&self) -> Option<Instant> {
         lock(&self.1).front().copied()
@@ -84,12 +87,13 @@ impl StatusReader {
         self.0.borrow().clone()
     }
 
-    /// Reads it without a copy. The source waits meanwhile.
+    /// Reads the status without a copy. The source waits meanwhile.
     pub fn read<T>(&self, look: impl FnOnce(&Status) -> T) -> T {
         look(&self.0.borrow())
     }
 
-    /// Waits until the status satisfies `condition`, and returns it. `None` if the source stopped before.
+    /// Waits until the status satisfies `condition`, and returns it. `None` if the source stopped
+    /// before.
     pub async fn wait_for(&mut self, condition: impl FnMut(&Status) -> bool) -> Option<Status> {
         self.0.wait_for(condition).await.ok().map(|status| status.clone())
     }
@@ -105,7 +109,7 @@ impl StatusWriter {
         (Self(Arc::new(sender), Arc::clone(&unread)), StatusReader(receiver, unread))
     }
 
-    /// A batch is about to be sent: from now on it waits.
+    /// Notes that a batch is about to be sent: from now on it waits.
     pub(super) fn sending(&self) {
         lock(&self.1).push_back(Instant::now());
     }
@@ -117,20 +121,20 @@ impl StatusWriter {
         });
     }
 
-    /// All of `what` are to come.
+    /// Notes that the objects of kind `what` are outstanding.
     pub(super) fn waiting(&self, what: &'static str) {
         self.0.send_modify(|status| {
             status.waiting.insert(what);
         });
     }
 
-    /// They have been given once.
+    /// Notes that the objects of kind `what` have been delivered once.
     pub(super) fn listed(&self, what: &'static str) {
         self.0.send_if_modified(|status| status.waiting.remove(what));
     }
 
-    /// The objects of a kind are known as of `since`, or of the moment that an earlier call gave; the rest is always
-    /// replaced.
+    /// Notes that the objects of a kind are known as of `since`, or as of the time given by an
+    /// earlier call; the other fields are always replaced.
     pub(super) fn stale(&self, what: &'static str, mut stale: Stale) {
         self.0.send_modify(|status| {
             if let Some(earlier) = status.stale.get(what) {
@@ -140,7 +144,8 @@ impl StatusWriter {
         });
     }
 
-    /// The objects of a kind are listed, or will not be, for the API server does not give them: nothing waits.
+    /// Notes that the objects of a kind are listed, or will not be because the API server refuses
+    /// them: nothing waits.
     pub(super) fn followed(&self, what: &'static str) {
         self.0.send_if_modified(|status| status.stale.remove(what).is_some());
     }
@@ -149,7 +154,7 @@ impl StatusWriter {
         self.0.send_modify(|status| status.last_contact = Some(SystemTime::now()));
     }
 
-    /// Something is wrong with `subject`. Logged if it is news.
+    /// Notes an error of `subject`. Logged if it is new.
     pub(super) fn trouble(&self, subject: &str, what: impl Into<String>) {
         let what = what.into();
         self.0.send_if_modified(|status| {
@@ -165,8 +170,8 @@ impl StatusWriter {
         });
     }
 
-    /// Like [`Self::trouble`], but logged each time the text differs: for what a person mends step by step. Returns
-    /// whether it is news.
+    /// Works like [`Self::trouble`], but logs each time the text differs: for mistakes that a
+    /// person corrects step by step. Returns whether it is new.
     pub(super) fn mistake(&self, subject: &str, what: impl Into<String>) -> bool {
         let what = what.into();
         let news = self.0.borrow().errors.get(subject) != Some(&what);
@@ -179,7 +184,7 @@ impl StatusWriter {
         news
     }
 
-    /// All is well with `subject`. Logged if something was wrong.
+    /// Notes that `subject` is well. Logged if something was wrong.
     pub(super) fn well(&self, subject: &str, message: &str) {
         self.0.send_if_modified(|status| {
             let ended = status.errors.remove(subject).is_some();
@@ -198,7 +203,7 @@ mod tests {
     use super::Stale;
     use crate::source::Manifests;
 
-    /// It may be asked for long after the error, and while the list takes its time.
+    /// The text may be formatted long after the error, and while the list takes its time.
     #[test]
     fn a_list_that_is_due_is_said_by_the_time_that_is_left() {
         let since = Instant::now();
@@ -210,7 +215,7 @@ mod tests {
         assert_eq!(over.to_string(), "the list failed; they are being listed anew");
     }
 
-    /// A loop that takes nothing must be noticed by who does not ask the loop.
+    /// A stalled run loop must be noticed without the loop's help.
     #[tokio::test]
     async fn a_batch_waits_until_it_is_taken() {
         let folder = tempfile::tempdir().unwrap();

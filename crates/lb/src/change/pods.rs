@@ -1,4 +1,4 @@
-//! Pods of a Service one by one: they start, get ready, terminate and are gone.
+//! Single pods of a Service: they start, become ready, terminate and are removed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,15 +9,16 @@ use traffic_policy_cluster::model::object::{Node, SliceEndpoint};
 
 use super::{ChangeError, Objects, label};
 
-/// Conditions of an endpoint.
+/// The conditions of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PodState {
     Ready,
-    /// It still serves.
+    /// Terminating, but still serving.
     Terminating,
 }
 
-/// Hints of an endpoint, as `trafficDistribution` has the EndpointSlice controller write them: its own zone, its own node.
+/// The hints of an endpoint that the EndpointSlice controller sets for `trafficDistribution`: its
+/// own zone, its own node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OwnHints {
     zone: Option<Box<str>>,
@@ -32,11 +33,11 @@ impl OwnHints {
 }
 
 impl Objects {
-    /// The hints that an endpoint gets on a node, as those of the Service show.
+    /// Returns the hints that an endpoint would get on a node, judged by those of the Service.
     pub(super) fn hints_on(&self, node: &str) -> Result<OwnHints, ChangeError> {
         let (mut by_zone, mut by_node) = (false, false);
         for endpoint in self.endpoints() {
-            // Of a node that is gone the zone is not known.
+            // The zone of a node that is gone is not known.
             let Some(own) = endpoint.node_name.as_deref().and_then(|name| self.nodes.get(name)) else {
                 continue;
             };
@@ -54,7 +55,7 @@ impl Objects {
         Ok(OwnHints { zone: zone.filter(|_| by_zone).map(Into::into), node: by_node.then(|| node.into()) })
     }
 
-    /// Puts a pod on a node, at addresses that no other has.
+    /// Puts a pod on a node, at addresses that no other pod has.
     pub(crate) fn put_pod(&mut self, pod: &str, node: &str, ready: bool) -> Result<(), ChangeError> {
         let taken: BTreeSet<IpAddr> = self.endpoints().map(|endpoint| endpoint.address).collect();
         let hints = self.hints_on(node)?;
@@ -104,7 +105,8 @@ impl Objects {
         }
     }
 
-    /// The node with the fewest pods, those that start counted in and those that terminate not.
+    /// Returns the node with the fewest pods, counting those that start but not those that
+    /// terminate.
     pub(crate) fn emptiest_with_pending(&self) -> Result<String, ChangeError> {
         let mut pending: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
         for endpoint in self.endpoints().filter(|endpoint| !endpoint.ready && !endpoint.terminating) {
@@ -128,7 +130,8 @@ impl Objects {
     }
 }
 
-/// An address for a pod that is not there: of networks that are for tests and documentation.
+/// Returns an address for a pod that does not exist, from networks that are reserved for tests and
+/// documentation.
 fn synthetic(ipv6: bool, number: u32) -> IpAddr {
     if ipv6 {
         let base = u128::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0));

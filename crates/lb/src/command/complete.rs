@@ -1,5 +1,5 @@
-//! Completion of `kubectl traffic-policy …`: kubectl calls `kubectl_complete-traffic_policy` with the words so far and reads one
-//! candidate a line, then a directive.
+//! Completion of `kubectl traffic-policy …`: kubectl calls `kubectl_complete-traffic_policy` with
+//! the words typed so far and reads one candidate per line, then a directive.
 //! <https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/#using-kubectl-completions>
 
 use std::{
@@ -11,10 +11,10 @@ use anyhow::Result;
 use clap::{Arg, Command};
 use traffic_policy_cluster::command::view;
 
-/// cobra's ShellCompDirectiveNoFileComp: nothing else fits.
+/// cobra's ShellCompDirectiveNoFileComp: file names do not fit.
 /// <https://github.com/spf13/cobra/blob/v1.8.0/completions.go#L44-L71>
 const NO_FILES: u8 = 4;
-/// cobra's ShellCompDirectiveDefault: names of files fit, too.
+/// cobra's ShellCompDirectiveDefault: file names fit, too.
 const FILES: u8 = 0;
 
 pub(super) fn print(program: &Command, words: &[OsString]) -> Result<()> {
@@ -30,7 +30,7 @@ fn write(out: &mut dyn Write, candidates: &[String], directive: u8) -> io::Resul
     writeln!(out, ":{directive}")
 }
 
-/// Words that could stand in place of the last, which may be empty or a beginning.
+/// Returns words that could replace the last one, which may be empty or incomplete.
 fn candidates(program: &Command, words: &[String]) -> (Vec<String>, u8) {
     let Some((begun, before)) = words.split_last() else { return (Vec::new(), NO_FILES) };
     let mut program = program.clone();
@@ -92,7 +92,7 @@ mod tests {
         let (flags, _) = after(&["lb", "what-if", "web", "--po"]);
         assert_eq!(flags, ["--policy", "--pod"]);
         assert!(after(&["completion", ""]).0.contains(&"bash".to_owned()));
-        // A value is no command.
+        // The value of a flag is not a command.
         assert_eq!(after(&["lb", "--context", "what-if", "--drai"]).0, Vec::<String>::new());
     }
 }

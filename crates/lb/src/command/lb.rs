@@ -1,4 +1,4 @@
-//! `lb`: which nodes load balancers believe in, and which pod gets how much.
+//! `lb`: which nodes load balancers consider healthy, and how much traffic each pod gets.
 
 mod document;
 mod html;
@@ -25,10 +25,12 @@ use traffic_policy_cluster::{
 use super::FoundErrors;
 use crate::{Balancer, Cluster, Judge, Judgement, Level, Overrides, PROFILES, by_name};
 
-/// Say which nodes load balancers believe in, what becomes of a request at each, which pod gets how much, and what is wrong with it.
+/// Show which nodes load balancers consider healthy, what happens to a request at each, how much
+/// traffic each pod gets, and what is wrong with it.
 ///
-/// From the Kubernetes API or a folder of manifests; without a node, without root. Without a name: every Service that is reached
-/// from outside. Exit code 3 if there is a finding of level error.
+/// Reads the Kubernetes API or a folder of manifests; needs neither a node nor root. Without a
+/// name: every Service that is reached from outside. Exit code 3 if there is a finding of level
+/// error.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Arguments {
@@ -37,10 +39,10 @@ pub(super) struct Arguments {
     /// Only this Service: NAME, or NAMESPACE/NAME.
     #[arg(value_name = "SERVICE")]
     service: Option<String>,
-    /// Also say of each row where it comes from, and what is assumed of the balancer.
+    /// Also show for each row where it comes from, and what is assumed about the balancer.
     #[arg(long, env = "TRAFFIC_POLICY_WHY")]
     why: bool,
-    /// Name every node, where many are alike.
+    /// Name every node, even where many are alike.
     #[arg(long, env = "TRAFFIC_POLICY_ALL_NODES")]
     all_nodes: bool,
     #[command(flatten)]
@@ -62,11 +64,12 @@ enum Command {
     Simulate(Box<simulate::Arguments>),
 }
 
-/// Source of the objects.
+/// The source of the objects.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Objects")]
 struct SourceArguments {
-    /// A folder of ordinary Kubernetes YAML or JSON (Service, EndpointSlice, Node), instead of the API.
+    /// A folder of ordinary Kubernetes YAML or JSON (Service, EndpointSlice, Node), instead of the
+    /// API.
     #[arg(long, env = "TRAFFIC_POLICY_LB_MANIFESTS", value_name = "DIR")]
     manifests: Option<PathBuf>,
     #[command(flatten)]
@@ -77,12 +80,13 @@ struct SourceArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "The balancer")]
 struct BalancerArguments {
-    /// Which balancer it is. Default: guessed for each Service from its class, annotations and hostname, and from the Nodes'
-    /// providerID.
+    /// The balancer's name. Default: guessed for each Service from its class, annotations and
+    /// hostname, and from the Nodes' providerID.
     #[arg(long, env = "TRAFFIC_POLICY_BALANCER", value_name = "NAME",
         value_parser = PossibleValuesParser::new(PROFILES.map(|balancer| balancer.name)))]
     balancer: Option<String>,
-    /// A file of YAML that says of the balancer what the following flags say, by the same names: `check-interval: 5s`.
+    /// A YAML file that sets the following flags of the balancer, under the same names:
+    /// `check-interval: 5s`.
     #[arg(long, env = "TRAFFIC_POLICY_BALANCER_FILE", value_name = "FILE")]
     balancer_file: Option<PathBuf>,
     #[command(flatten)]
@@ -145,7 +149,7 @@ impl Arguments {
     }
 }
 
-/// `more`: errors that are not of a Service.
+/// Fails if there are errors; `more` is the number of errors that do not concern a Service.
 fn fail_on_errors(judgements: &[Judgement<'_>], more: usize) -> Result<()> {
     let findings = judgements.iter().flat_map(|judgement| &judgement.findings);
     match more + findings.filter(|finding| finding.level == Level::Error).count() {

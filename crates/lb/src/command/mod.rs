@@ -1,5 +1,5 @@
-//! `kubectl traffic-policy`: a plugin of kubectl with the commands that serve a person at a cluster: they need neither a node nor an
-//! agent, or reach the agent of a node through the API.
+//! `kubectl traffic-policy`: a plugin of kubectl for cluster administrators. Its commands need
+//! neither a node nor an agent, or reach the agent of a node through the API.
 
 mod complete;
 mod lb;
@@ -18,24 +18,25 @@ use traffic_policy_cluster::command::{
     man, view,
 };
 
-/// The name of the file; kubectl looks for `kubectl-`, and takes `_` for `-`.
+/// The program's file name; kubectl looks for `kubectl-`, and treats `_` as `-`.
 const PROGRAM: &str = "kubectl-traffic_policy";
-/// By which kubectl asks what could come next on a command line.
+/// The file name under which kubectl asks for completions.
 const COMPLETER: &str = "kubectl_complete-traffic_policy";
 /// The command as users type it.
 const AS_TYPED: &str = "kubectl traffic-policy";
 
-/// The answer to `explain`, which runs the packet path's programs and so needs a Linux machine and root.
+/// The answer to `explain`, which runs the packet path's programs and so needs a Linux machine and
+/// root.
 const EXPLAIN: &str = "`explain` runs the programs of the packet path: call `traffic-policy-agent explain --api --node-name NODE`, as root on any Linux";
 
-/// There are findings of level error, which have been printed: exit code 3.
+/// An error for findings of level error that have been printed: exit code 3.
 #[derive(Debug, thiserror::Error)]
 #[error("{count} findings of level error")]
 pub struct FoundErrors {
     pub count: usize,
 }
 
-/// See what becomes of requests to the Services of a cluster, and why.
+/// Show what happens to requests to the Services of a cluster, and why.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, bin_name = AS_TYPED, version, max_term_width = 100)]
 struct Arguments {
@@ -54,7 +55,7 @@ enum Command {
     Man(man::Arguments),
 }
 
-/// Its command line.
+/// Returns the command line.
 #[must_use]
 pub fn command() -> clap::Command {
     Arguments::command()
@@ -68,17 +69,19 @@ enum Role {
 }
 
 impl Role {
-    /// The role by the first word of the command line: a link to the program completes for kubectl.
+    /// Returns the role for the first word of the command line: called through a link, the program
+    /// completes for kubectl.
     fn of(word: Option<&OsString>) -> Self {
         let name = word.map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str);
         if name == Some(COMPLETER) { Self::Completer } else { Self::Plugin }
     }
 }
 
-/// Carries out what a command line says; its first word is the program's name.
+/// Executes a command line; its first word is the program's name.
 ///
 /// # Errors
-/// Named, with what to do about it. Wrong usage is a [`clap::Error`]; findings of level error are [`FoundErrors`].
+/// The error names the problem and the remedy. Wrong usage is a [`clap::Error`]; findings of level
+/// error are [`FoundErrors`].
 pub fn execute(words: &[OsString]) -> Result<()> {
     if Role::of(words.first()) == Role::Completer {
         return complete::print(&command(), words.get(1..).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! `kubectl traffic-policy status NODE`: `status` of the agent on a node, by `kubectl exec` in its pod, so that the right to exec there
-//! is needed, and enough.
+//! `kubectl traffic-policy status NODE`: `status` of the agent on a node, run by `kubectl exec` in
+//! its pod, so that the right to exec there is required and sufficient.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -14,15 +14,15 @@ use traffic_policy_cluster::command::{
     view::{self, Output, OutputArguments},
 };
 
-/// Namespace of the agent as deploy/ installs it, and the label of its pods.
+/// The namespace of the agent as deploy/ installs it; the next constant is the label of its pods.
 const NAMESPACE: &str = "kube-system";
 const SELECTOR: &str = "app.kubernetes.io/name=traffic-policy";
 const CONTAINER: &str = "agent";
-/// In the image.
+/// The path of the agent in the image.
 const AGENT: &str = "/traffic-policy-agent";
 
-/// Show what the agent of a node has attached, whether its maps are in sync with the cluster, and what it counts: by `kubectl exec`
-/// in its pod.
+/// Show what the agent of a node has attached, whether its maps are in sync with the cluster, and
+/// its counters. Runs `kubectl exec` in its pod.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The node's name.
@@ -56,13 +56,13 @@ impl Arguments {
         let words = ["exec", &pod, "--container", CONTAINER, "--", AGENT, "status", "--output", format];
         let status = self.kubectl(words).status().with_context(|| self.cannot_start())?;
         if !status.success() {
-            // kubectl, or the agent, has said why.
+            // kubectl or the agent has printed the reason.
             bail!("{pod} on node {} gives no status ({status})", self.node);
         }
         Ok(())
     }
 
-    /// As `pod/NAME`.
+    /// Returns the pod as `pod/NAME`.
     fn pod(&self) -> Result<String> {
         let fields = format!("spec.nodeName={},status.phase=Running", self.node);
         let words =
@@ -97,7 +97,8 @@ impl Arguments {
     }
 }
 
-/// A name goes into a field selector, where a comma would begin another field.
+/// Whether a text is a valid name. It becomes part of a field selector, where a comma would begin
+/// another field.
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.'))
 }

@@ -1,5 +1,5 @@
-//! The first port of a Service on every node, by one version of the objects: the answers to health checks, and the endpoints that the
-//! node chooses among.
+//! The first port of a Service on every node, for one version of the objects: the answers to health
+//! checks, and the endpoints that the node chooses among.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -13,60 +13,61 @@ use crate::{
     verdict::{Answer, Fate, Membership, Question},
 };
 
-/// Consequences of one version of the objects.
+/// The consequences of one version of the objects.
 #[derive(Debug)]
 pub(crate) struct Standpoint {
     pub policy: Policy,
-    /// Under policy Local a node without an endpoint does as under Cluster.
+    /// Whether, under policy Local, a node without an endpoint behaves as under Cluster.
     pub falls_back: bool,
     pub drain: Duration,
-    /// Question that the balancer asks once it knows of this version.
+    /// The check that the balancer makes once it knows this version.
     pub question: Question,
-    /// It heeds the number of endpoints that the health port answers with.
+    /// Whether the balancer uses the number of endpoints in the health port's answer.
     pub weighs: bool,
     pub nodes: BTreeMap<String, OnNode>,
     lists: BTreeMap<ListId, Vec<SocketAddr>>,
 }
 
-/// One node that knows this version.
+/// A node that knows this version.
 #[derive(Debug)]
 pub(crate) struct OnNode {
-    /// The balancer sends to it, if it is well.
+    /// Whether the balancer sends to it while it is healthy.
     pub member: bool,
-    /// Its kubelet has not been heard of.
+    /// Whether its kubelet no longer reports.
     pub silent: bool,
-    /// `/healthz` on port 10256.
+    /// The answer of `/healthz` on port 10256.
     pub proxy: Answer,
-    /// The health port, if there is one.
+    /// The answer of the health port, if there is one.
     pub health: Option<Answer>,
     pub announced: bool,
-    /// But for a drain.
+    /// The outcome of a request there, without regard to a drain.
     pub fate: Fate,
-    /// Endpoints of its own that policy Local would use.
+    /// The number of the node's own endpoints that policy Local would use.
     pub local_endpoints: usize,
     list: ListId,
     cluster: ListId,
 }
 
 impl Standpoint {
-    /// Whether policy Local is in effect on a node with so many endpoints of its own.
+    /// Whether policy Local is in effect on a node with this number of its own endpoints.
     pub fn is_local(&self, local_endpoints: usize) -> bool {
         self.policy == Policy::Local && !(self.falls_back && local_endpoints == 0)
     }
 
-    /// Endpoints that the node chooses among.
+    /// Returns the endpoints that the node chooses among.
     pub fn list(&self, node: &OnNode) -> &[SocketAddr] {
         self.lists.get(&node.list).map_or(&[], Vec::as_slice)
     }
 
-    /// The same while it drains.
+    /// Returns the endpoints that the node chooses among while it drains.
     pub fn draining(&self, node: &OnNode) -> &[SocketAddr] {
         self.lists.get(&node.cluster).map_or(&[], Vec::as_slice)
     }
 }
 
 impl Judge<'_> {
-    /// Of the first port that is reached from outside; `None` as for [`Self::service`].
+    /// Returns the standpoint of the first port that is reached from outside; `None` as for
+    /// [`Self::service`].
     pub(crate) fn standpoint(&self, name: &ServiceName, balancer: &Balancer) -> Option<Standpoint> {
         let index = self.cluster.index();
         let reach = index.reach(name)?;

@@ -9,15 +9,16 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Whether a page can be written there, as far as it can be told before it is made.
+/// Checks whether a page can be written there, as far as this is known before it is made.
 ///
 /// # Errors
-/// It is a folder, or in one that is not there.
+/// The path is a folder, or in one that does not exist.
 pub fn check(path: &Path) -> Result<()> {
     target(path).map(|_| ())
 }
 
-/// Destination of the content: the file itself, behind symbolic links, or something that is no file, such as a pipe.
+/// The destination of the content: the file itself, behind symbolic links, or something other than
+/// a file, such as a pipe.
 enum Target {
     File(PathBuf),
     Other,
@@ -54,14 +55,14 @@ fn folder(path: &Path) -> PathBuf {
 pub(super) fn replace(path: &Path, content: &str) -> Result<()> {
     let path = match target(path)? {
         Target::File(path) => path,
-        // A device must not become a file.
+        // A device must not be replaced by a file.
         Target::Other => return Ok(fs::write(path, content)?),
     };
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let beside = folder(&path).join(format!(".{name}.{}.tmp", process::id()));
     let written = write(&beside, &path, content);
     if written.is_err() {
-        // It may not be there at all; what went wrong is said already.
+        // The file may not exist at all; the original error is returned already.
         let _ = fs::remove_file(&beside);
     }
     written

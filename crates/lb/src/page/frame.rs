@@ -1,10 +1,11 @@
 //! The frame of all pages of this project: head, style, escaping, dates.
 
 const STYLE: &str = include_str!("base.css");
-/// Scripts and styles within the page; nothing from elsewhere, not even if text were taken for markup.
+/// The content security policy: scripts and styles of the page itself, and nothing from elsewhere,
+/// even if text were taken for markup.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
-/// Text, safe within HTML and SVG.
+/// Escapes text for HTML and SVG.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
@@ -20,7 +21,8 @@ pub fn escaped(text: &str) -> String {
     safe
 }
 
-/// A page until within its body. `style` is its own, after what all share.
+/// Returns the beginning of a page, up to the start of its body's content. `style` is added to the
+/// common style.
 #[must_use]
 pub fn head(title: &str, style: &str) -> String {
     format!(
@@ -29,7 +31,7 @@ pub fn head(title: &str, style: &str) -> String {
     )
 }
 
-/// Seconds since 1970 as RFC 3339.
+/// Formats seconds since 1970 as RFC 3339.
 #[must_use]
 pub fn utc(seconds: u64) -> String {
     let (mut year, mut days) = (1970, seconds / 86_400);

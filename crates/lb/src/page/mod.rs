@@ -1,5 +1,5 @@
-//! Judgements as one page of HTML that needs nothing else: data as JSON, and a script that draws them. A browser loads
-//! nothing, and text of objects never becomes markup.
+//! Judgements as one self-contained HTML page: data as JSON, and a script that draws them. A
+//! browser loads nothing, and text of objects never becomes markup.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ pub use file::check;
 pub use timeline::{Event, Second, Timeline};
 
 const STYLE: &str = include_str!("judgement.css");
-/// In the order in which they use each other.
+/// The scripts, each after those that it uses.
 const SCRIPTS: [&str; 6] = [
     include_str!("elements.js"),
     include_str!("map.js"),
@@ -29,20 +29,20 @@ const SCRIPTS: [&str; 6] = [
     include_str!("start.js"),
 ];
 
-/// Something that a page shows; each is the JSON that a command prints.
+/// A part of a page; each is the JSON that a command prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Of `lb`.
+    /// The output of `lb`.
     Judged,
-    /// Of `lb`, after the changes of a `lb what-if`.
+    /// The output of `lb`, after the changes of a `lb what-if`.
     After,
-    /// Of `lb what-if`.
+    /// The output of `lb what-if`.
     WhatIf,
     Timeline,
 }
 
 impl Part {
-    /// Of the element that holds it; the script knows it by that.
+    /// Returns the id of the element that holds the part, by which the script finds it.
     const fn id(self) -> &'static str {
         match self {
             Self::Judged => "lb",
@@ -64,14 +64,16 @@ impl Page {
         Self { title: title.into(), parts: Vec::new() }
     }
 
+    /// Adds a part.
+    ///
     /// # Errors
-    /// Something in it is no JSON, such as a map by keys that are no strings.
+    /// The value cannot be represented as JSON, such as a map whose keys are not strings.
     pub fn with(mut self, part: Part, value: &impl Serialize) -> Result<Self> {
         self.parts.push((part, serde_json::to_string(value)?));
         Ok(self)
     }
 
-    /// The whole page.
+    /// Returns the whole page.
     #[must_use]
     pub fn html(&self) -> String {
         let title = frame::escaped(&self.title);
@@ -86,7 +88,7 @@ impl Page {
             frame::utc(seconds),
         );
         for (part, json) in &self.parts {
-            // Within a script element only `<` can end it, and in JSON it only stands in strings.
+            // Within a script element only `<` can end it, and in JSON `<` only occurs in strings.
             let json = json.replace('<', "\\u003c");
             page += &format!("<script type=\"application/json\" id=\"{}\">{json}</script>\n", part.id());
         }
@@ -95,10 +97,10 @@ impl Page {
             + "})();\n</script>\n</body>\n</html>\n"
     }
 
-    /// Writes it, in one step, in place of what was there.
+    /// Writes the page, replacing the file atomically.
     ///
     /// # Errors
-    /// The folder is not there, or not to be written to.
+    /// The folder does not exist or is not writable.
     pub fn write(&self, path: &Path) -> Result<()> {
         file::replace(path, &self.html()).with_context(|| format!("{} is not written", path.display()))
     }

@@ -1,4 +1,5 @@
-//! Pages as text: what they contain, and what never becomes markup. Browsers open them in the suite `pages`.
+//! Pages as text: what they contain, and what never becomes markup. The suite `pages` opens them in
+//! browsers.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The JSON of a part, as a program would take it out of the page.
+/// Returns the JSON of a part, extracted from the page as a program would do it.
 fn part(html: &str, id: &str) -> Option<Value> {
     let (_, rest) = html.split_once(&format!("<script type=\"application/json\" id=\"{id}\">"))?;
     Some(serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap())
@@ -64,7 +65,7 @@ fn a_file_is_replaced_in_one_step() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(fs::read_to_string(&file).unwrap().contains("<h1>new</h1>"));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
-    // Who had it open still has the old one, whole.
+    // A reader that had the old page open still has it whole.
     assert_eq!(std::io::read_to_string(open).unwrap(), "old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 }
@@ -77,7 +78,7 @@ fn where_no_page_can_be() {
     assert!(error.contains("there is no folder") && error.contains("missing: make it"), "{error}");
     let error = check(folder.path()).unwrap_err().to_string();
     assert!(error.contains("is a folder; name a file in it"), "{error}");
-    // A device stays one.
+    // A device stays a device.
     Page::new("").write(Path::new("/dev/null")).unwrap();
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);

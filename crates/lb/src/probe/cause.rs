@@ -1,4 +1,4 @@
-//! Why an answer is not what follows from the objects.
+//! The cause of an answer that does not follow from the objects.
 
 use serde::Serialize;
 
@@ -10,25 +10,25 @@ pub enum Cause {
     DeadAgent,
     /// A proxy runs there, and nothing listens on this port.
     NothingListens,
-    /// Packets are dropped on the way.
+    /// Packets are dropped in transit.
     Firewall,
-    /// The address leads nowhere.
+    /// No host has the address.
     WrongAddress,
-    /// The Node names no address of this type.
+    /// The Node has no address of this type.
     NoAddress,
-    /// A connection is taken, and not answered.
+    /// A connection is accepted, but not answered.
     Hangs,
-    /// The proxy says itself that it does not keep up.
+    /// The proxy itself reports that it does not keep up.
     UnhealthyProxy,
-    /// The proxy works by other objects than these.
+    /// The proxy works with other objects than these.
     StaleProxy,
     /// The port belongs to another Service there.
     OtherService,
     /// Something answers that is neither kube-proxy nor this project's agent.
     OtherProxy,
-    /// The kubelet is silent, and the node is not.
+    /// The kubelet is silent, but the node is not.
     KubeletOnly,
-    /// This machine could not ask.
+    /// This machine could not send the probe.
     NotAsked,
 }
 
@@ -48,7 +48,7 @@ impl Cause {
         Self::NotAsked,
     ];
 
-    /// A name for programs.
+    /// Returns a name for programs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ impl Cause {
         }
     }
 
-    /// The remedy.
+    /// Returns the remedy.
     pub(super) const fn fix(self) -> &'static str {
         match self {
             Self::DeadAgent => {

@@ -1,4 +1,4 @@
-//! The comparison of one answer with what follows from the objects.
+//! The comparison of one answer with the one that follows from the objects.
 
 use super::{Asking, Cause, Heard, Http, Spoken};
 use crate::{Answer, Level, Question};
@@ -13,9 +13,9 @@ pub struct Difference {
 /// Further facts about a node, from all of its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contact {
-    /// `/healthz` refused.
+    /// Whether `/healthz` was refused.
     pub(super) proxy_refused: bool,
-    /// Something answered over HTTP.
+    /// Whether anything answered over HTTP.
     pub(super) http: bool,
 }
 
@@ -30,7 +30,7 @@ const fn found(cause: Cause, level: Level) -> Option<Difference> {
     Some(Difference { cause, level })
 }
 
-/// `None`: it is as the objects have it.
+/// Compares an answer. `None`: it follows from the objects.
 pub(super) fn compare(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference> {
     match heard {
         Heard::NoAddress => return found(Cause::NoAddress, Level::Warning),
@@ -47,9 +47,9 @@ pub(super) fn compare(asking: &Asking, heard: &Heard, contact: Contact) -> Optio
     }
 }
 
-/// Of a health port.
+/// Compares the answer of a health port.
 fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference> {
-    // A balancer believes something else than these objects say.
+    // A balancer believes something other than what these objects imply.
     let missed = if asking.expected.is_green() { Level::Error } else { Level::Warning };
     match heard {
         Heard::Http(http) => match asking.question {
@@ -60,7 +60,7 @@ fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference
         Heard::Unreachable => found(Cause::WrongAddress, missed),
         Heard::Hangs => found(Cause::Hangs, missed),
         Heard::Refused if asking.question == Question::ProxyHealth => {
-            // Another port of it answers: /healthz is elsewhere.
+            // Another port of the proxy answers: its /healthz is elsewhere.
             if contact.http && !asking.decides {
                 found(Cause::NothingListens, Level::Warning)
             } else if contact.http {
@@ -71,13 +71,13 @@ fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference
         }
         Heard::Refused if contact.proxy_refused => found(Cause::DeadAgent, Level::Error),
         Heard::Refused => found(Cause::NothingListens, missed),
-        // A connection alone is no answer.
+        // A connection alone is not an answer.
         Heard::Garbled(_) | Heard::Connected => found(Cause::OtherProxy, missed),
         Heard::NoAddress | Heard::NotAsked(_) => None,
     }
 }
 
-/// Of a `healthCheckNodePort`.
+/// Compares the answer of a `healthCheckNodePort`.
 fn service(asking: &Asking, http: &Http) -> Option<Difference> {
     let (wanted, count) = match asking.expected {
         Answer::Ok(count) => (200, count.unwrap_or(0)),
@@ -98,7 +98,7 @@ fn service(asking: &Asking, http: &Http) -> Option<Difference> {
             _ => found(Cause::OtherProxy, Level::Error),
         },
         Spoken::Service { endpoints, .. } if *endpoints != count => found(Cause::StaleProxy, Level::Warning),
-        // Balancers that weigh nodes read it; kube-proxy and the agent send both.
+        // Balancers that weight nodes read it; kube-proxy and the agent both send it.
         Spoken::Service { healthy, endpoints, .. } => {
             let as_kube_proxy = healthy.is_some() && http.weight == Some(*endpoints);
             if as_kube_proxy { None } else { found(Cause::OtherProxy, Level::Note) }
@@ -107,7 +107,7 @@ fn service(asking: &Asking, http: &Http) -> Option<Difference> {
     }
 }
 
-/// Of `/healthz`.
+/// Compares the answer of `/healthz`.
 fn proxy(asking: &Asking, http: &Http) -> Option<Difference> {
     let wanted = if asking.expected.is_green() { 200 } else { 503 };
     let Spoken::Proxy { eligible, healthy } = http.spoken else {
@@ -120,7 +120,7 @@ fn proxy(asking: &Asking, http: &Http) -> Option<Difference> {
             found(Cause::StaleProxy, Level::Error)
         }
         (200, 503) => found(Cause::UnhealthyProxy, Level::Error),
-        // It does not look at the Node object.
+        // This proxy does not look at the Node object.
         (503, 200) if eligible.is_none() => found(Cause::OtherProxy, Level::Warning),
         (503, 200) => found(Cause::StaleProxy, Level::Error),
         _ => found(Cause::OtherProxy, Level::Error),
@@ -131,7 +131,7 @@ const fn other(same_status: bool) -> Option<Difference> {
     found(Cause::OtherProxy, if same_status { Level::Note } else { Level::Error })
 }
 
-/// Of a node port.
+/// Compares the answer of a node port.
 fn traffic(expected: Answer, heard: &Heard, contact: Contact) -> Option<Difference> {
     let nobody = if contact.proxy_refused { Cause::DeadAgent } else { Cause::NothingListens };
     match (expected, heard) {
@@ -141,7 +141,7 @@ fn traffic(expected: Answer, heard: &Heard, contact: Contact) -> Option<Differen
         (Answer::Silence | Answer::Refused, Heard::Connected) => found(Cause::StaleProxy, Level::Warning),
         (Answer::Silence, Heard::Refused) => found(nobody, Level::Warning),
         (Answer::Silence | Answer::Refused, Heard::Unreachable) => found(Cause::WrongAddress, Level::Warning),
-        // Errors of ICMP are limited in rate, and dropped by some firewalls.
+        // ICMP errors are rate-limited, and some firewalls drop them.
         (Answer::Refused, Heard::Silence) => found(Cause::Firewall, Level::Note),
         _ => None,
     }

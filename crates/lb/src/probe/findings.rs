@@ -1,11 +1,11 @@
-//! Differences as findings: those of one cause to one question share one.
+//! Differences as findings: those with the same cause and probe share one.
 
 use std::collections::BTreeMap;
 
 use super::{Answered, Cause, Heard, Spoken};
 use crate::{Answer, Finding, Level, Question};
 
-/// Names of nodes in a sentence.
+/// The number of node names in a sentence.
 const NAMES: usize = 3;
 
 pub(super) fn findings<'p>(answered: impl Iterator<Item = &'p Answered>) -> Vec<Finding> {
@@ -21,7 +21,7 @@ pub(super) fn findings<'p>(answered: impl Iterator<Item = &'p Answered>) -> Vec<
     groups.into_iter().map(|((level, cause, _), group)| finding(level, cause, &group)).collect()
 }
 
-/// A question as a key.
+/// A probe as a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Port {
     Proxy,
@@ -70,7 +70,7 @@ fn finding(level: Level, cause: Cause, group: &[&Answered]) -> Finding {
     Finding::new(level, cause.code(), what, cause.fix())
 }
 
-/// Text of a question.
+/// Describes a probe.
 pub(crate) fn question_text(question: Question) -> String {
     match question {
         Question::ProxyHealth => "GET :10256/healthz".to_owned(),
@@ -80,7 +80,7 @@ pub(crate) fn question_text(question: Question) -> String {
     }
 }
 
-/// Text of the answer that the objects lead to expect, in a word or two.
+/// Describes the answer that follows from the objects, in a word or two.
 #[must_use]
 pub fn expected_text(answer: Answer) -> String {
     match answer {
@@ -99,7 +99,7 @@ fn counted(endpoints: usize) -> String {
     format!("{endpoints} endpoint{}", if endpoints == 1 { "" } else { "s" })
 }
 
-/// Text of an answer, in a word or two.
+/// Describes an answer, in a word or two.
 #[must_use]
 pub fn heard_text(heard: &Heard) -> String {
     match heard {

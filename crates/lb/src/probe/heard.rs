@@ -1,61 +1,61 @@
-//! Answers of nodes, as far as they are understood.
+//! The answers of nodes, as far as they can be interpreted.
 
 use serde::Deserialize;
 use traffic_policy_cluster::model::ServiceName;
 
 use crate::Question;
 
-/// Answer to a question.
+/// The answer to a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Http(Http),
-    /// The connection was made, and closed at once.
+    /// The connection was accepted, and closed at once.
     Connected,
-    /// By an RST or an ICMP error.
+    /// The connection was refused by an RST or an ICMP error.
     Refused,
-    /// No connection in time.
+    /// No connection was established in time.
     Silence,
-    /// A connection, and no whole answer in time.
+    /// A connection was accepted, but no complete answer came in time.
     Hangs,
-    /// There is no way to the address.
+    /// A router reported the address as unreachable.
     Unreachable,
-    /// Not a valid HTTP response, with the reason.
+    /// A response that is not valid HTTP, with the reason.
     Garbled(&'static str),
     /// The Node has no address of the wanted type.
     NoAddress,
-    /// This machine could not ask: why not.
+    /// This machine could not send the probe, with the reason.
     NotAsked(String),
 }
 
 impl Heard {
-    /// Whether something at the address answered at all.
+    /// Whether anything at the address answered at all.
     pub(super) const fn is_contact(&self) -> bool {
         matches!(self, Self::Http(_) | Self::Connected | Self::Refused | Self::Hangs | Self::Garbled(_))
     }
 }
 
-/// An answer of HTTP.
+/// An HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Http {
     pub status: u16,
-    /// The header `X-Load-Balancing-Endpoint-Weight`.
+    /// The value of the header `X-Load-Balancing-Endpoint-Weight`.
     pub weight: Option<usize>,
     pub spoken: Spoken,
 }
 
-/// Content of a body.
+/// The content of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spoken {
-    /// As a `healthCheckNodePort` does.
+    /// The body of a `healthCheckNodePort`.
     Service {
         service: ServiceName,
         endpoints: usize,
-        /// kube-proxy says it since 1.27.
+        /// Whether the proxy is healthy; sent by kube-proxy since 1.27.
         healthy: Option<bool>,
     },
-    /// As `/healthz` does.
+    /// The body of `/healthz`.
     Proxy {
-        /// kube-proxy says it since 1.28.
+        /// Whether the node is eligible; sent by kube-proxy since 1.28.
         eligible: Option<bool>,
         healthy: Option<bool>,
     },
@@ -77,7 +77,7 @@ struct Named {
 }
 
 impl Named {
-    /// Whether it may be shown as it is: answers are not trusted.
+    /// Whether the text may be printed as it is: answers are not trusted.
     fn is_name(&self) -> bool {
         [&self.namespace, &self.name].iter().all(|part| {
             part.len() <= 253
@@ -98,7 +98,7 @@ struct ProxyBody {
 }
 
 impl Http {
-    /// Understands the answer to a question.
+    /// Interprets the response to a probe.
     #[must_use]
     pub fn read(question: Question, status: u16, weight: Option<&[u8]>, body: &[u8]) -> Self {
         let weight = weight.and_then(|weight| std::str::from_utf8(weight).ok()?.trim().parse().ok());

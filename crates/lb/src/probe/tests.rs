@@ -1,4 +1,4 @@
-//! The comparison as a table: what is expected, what is answered, and what that tells.
+//! The comparison as a table: the expected answer, the actual one, and the conclusion.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn asking(node: &str, question: Question, expected: Answer) -> Asking {
     }
 }
 
-/// `200 BODY`, `200 weight=2 BODY`, or a word.
+/// Parses `200 BODY`, `200 weight=2 BODY`, or a word.
 fn heard(question: Question, text: &str) -> Heard {
     match text {
         "connected" => return Heard::Connected,
@@ -72,9 +72,10 @@ const WELL: &str = r#"200 {"lastUpdated":"t","currentTime":"t","nodeEligible":tr
 const LEAVING: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":false,"healthy":true}"#;
 const UNHEALTHY: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":false}"#;
 
-/// Of one node: what its /healthz says (empty: not asked), the question, what is expected, what is answered, and the finding.
+/// The cases of one node: the answer of its /healthz (empty: not probed), the probe, the expected
+/// answer, the actual one, and the finding.
 const CASES: &[(&str, Question, Answer, &str, &str)] = &[
-    // As it should be.
+    // The answers are as expected.
     (WELL, SERVICE, TWO, "200 weight=2 web:2", ""),
     (WELL, SERVICE, NONE, "503 weight=0 web:0", ""),
     (WELL, TRAFFIC, Answer::Open, "connected", ""),
@@ -82,7 +83,7 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (WELL, TRAFFIC, Answer::Refused, "refused", ""),
     ("", PROXY, EXCELLENT, WELL, ""),
     ("", PROXY, NONE, LEAVING, ""),
-    // A proxy that has other objects.
+    // The proxy has other objects.
     (WELL, SERVICE, TWO, "503 weight=0 web:0", "error stale-proxy"),
     (WELL, SERVICE, NONE, "200 weight=1 web:1", "error stale-proxy"),
     (WELL, SERVICE, TWO, "200 weight=3 web:3", "warning stale-proxy"),
@@ -90,19 +91,19 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (WELL, TRAFFIC, Answer::Refused, "connected", "warning stale-proxy"),
     ("", PROXY, EXCELLENT, LEAVING, "error stale-proxy"),
     ("", PROXY, NONE, WELL, "error stale-proxy"),
-    // One that says so itself.
+    // The proxy itself reports that it is unhealthy.
     (UNHEALTHY, SERVICE, TWO, "503 weight=2 web:2:false", "error unhealthy-proxy"),
     (UNHEALTHY, SERVICE, NONE, "503 weight=0 web:0:false", "warning unhealthy-proxy"),
     ("", PROXY, EXCELLENT, UNHEALTHY, "error unhealthy-proxy"),
     ("", PROXY, EXCELLENT, "503 {\"lastUpdated\":\"t\",\"currentTime\":\"t\"}", "error unhealthy-proxy"),
-    // A firewall, or nobody there.
+    // A firewall drops the packets, or no host has the address.
     (WELL, SERVICE, TWO, "silence", "error firewall"),
     (WELL, SERVICE, NONE, "silence", "warning firewall"),
     ("silence", SERVICE, TWO, "silence", "error firewall"),
     (WELL, TRAFFIC, Answer::Open, "silence", "error firewall"),
     (WELL, TRAFFIC, Answer::Refused, "silence", "note firewall"),
     ("", PROXY, EXCELLENT, "silence", "error firewall"),
-    // Nobody answers for the node.
+    // No proxy answers on the node.
     ("refused", SERVICE, TWO, "refused", "error dead-agent"),
     ("refused", SERVICE, NONE, "refused", "error dead-agent"),
     ("refused", TRAFFIC, Answer::Open, "refused", "error dead-agent"),
@@ -111,16 +112,16 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (WELL, SERVICE, NONE, "refused", "warning nothing-listens"),
     (WELL, TRAFFIC, Answer::Open, "refused", "error nothing-listens"),
     (WELL, TRAFFIC, Answer::Silence, "refused", "warning nothing-listens"),
-    // Its packet path outlives an agent: what follows from the objects is still true of it.
+    // The packet path outlives an agent: what follows from the objects still holds for it.
     ("refused", TRAFFIC, Answer::Open, "connected", ""),
-    // Not the node.
+    // The address is not the node's.
     (WELL, SERVICE, TWO, "unreachable", "error wrong-address"),
     (WELL, SERVICE, NONE, "unreachable", "warning wrong-address"),
     (WELL, TRAFFIC, Answer::Silence, "unreachable", "warning wrong-address"),
     (WELL, SERVICE, TWO, "200 weight=2 other:2", "error other-service"),
     (WELL, SERVICE, TWO, "no-address", "warning no-address"),
     (WELL, SERVICE, TWO, "not-asked", "warning not-asked"),
-    // Another program.
+    // Another program answers.
     (WELL, SERVICE, TWO, "hangs", "error hangs"),
     (WELL, SERVICE, NONE, "hangs", "warning hangs"),
     (WELL, SERVICE, TWO, "garbled", "error other-proxy"),
@@ -131,7 +132,7 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (WELL, SERVICE, NONE, "200 ok", "error other-proxy"),
     (WELL, SERVICE, TWO, "302 ", "error other-proxy"),
     (WELL, SERVICE, TWO, "404 weight=2 web:2", "error other-proxy"),
-    // A name that is none is not shown.
+    // A text that is not a valid name is not printed.
     (WELL, SERVICE, TWO, "200 weight=2 \u{1b}[2J:2", "note other-proxy"),
     ("", PROXY, EXCELLENT, "200 ok", "note other-proxy"),
     ("", PROXY, EXCELLENT, "200 {\"lastUpdated\":\"t\",\"currentTime\":\"t\"}", "note other-proxy"),
@@ -169,7 +170,7 @@ fn what_an_answer_tells() {
     assert!(missing.is_empty(), "no row for {missing:?}");
 }
 
-/// A health port that answers shows that the proxy lives, wherever its /healthz is.
+/// A health port that answers shows that the proxy is alive, wherever its /healthz is.
 #[test]
 fn healthz_elsewhere_is_no_dead_agent() {
     let all = |decides| {
@@ -192,7 +193,8 @@ fn a_silent_kubelet_explains_silence_and_nothing_else() {
     }
 }
 
-/// Routers limit their ICMP errors: one is enough, in either round, unless something at the address answers.
+/// Routers limit their ICMP errors: one is enough, in either round, unless something at the address
+/// answers.
 #[test]
 fn one_icmp_error_explains_the_silence_of_its_address() {
     let ask = |question, answer: &str| {
@@ -289,7 +291,7 @@ fn questions(scope: Scope) -> Questions {
     judge.questions(&[judgement], scope).unwrap()
 }
 
-/// One line each: node, question, address, expectation.
+/// Formats one line for each probe: node, probe, address, expected answer.
 fn lines(questions: &Questions) -> Vec<String> {
     let askings = questions.askings.iter().map(|asking| {
         let to = asking.to.map_or_else(|| "-".to_owned(), |to| to.to_string());
@@ -314,7 +316,7 @@ fn questions_follow_from_the_objects_and_not_from_the_balancer() {
             "n1 TrafficPort(30080) 192.0.2.1:30080 Open",
             "n2 TrafficPort(30080) 192.0.2.2:30080 Silence",
             "n3 TrafficPort(30080) - Silence",
-            // Of this family n2 has no address.
+            // n2 has no address of this family.
             "n1 TrafficPort(30080) [2001:db8::1]:30080 Refused",
             "n3 TrafficPort(30080) - Silence",
         ]

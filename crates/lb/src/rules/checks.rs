@@ -1,4 +1,4 @@
-//! Findings about the port that a balancer asks under policy Local.
+//! Findings about the port that a balancer checks under policy Local.
 
 use traffic_policy_cluster::model::{Policy, object::ServiceType};
 
@@ -46,7 +46,8 @@ impl Case<'_, '_> {
         health_port::fix(self.judge.cluster(), self.judgement.service, &self.judgement.balancer)
     }
 
-    /// The balancer is taken to ask the health port that an annotation gives, and nothing shows that it does.
+    /// Reports that the balancer is assumed to check the health port of an annotation, without
+    /// evidence that it does.
     pub(super) fn assumed_to_ask(&self) -> Option<Finding> {
         let Question::ServiceHealth(port) = self.port.question else { return None };
         if !self.is_node_port() || self.judgement.balancer.local.ask.sure {

@@ -1,4 +1,5 @@
-//! Nodes, and the state that their agents have written: the result of a request there, and the answer to a health check.
+//! Nodes, and the state that their agents have written: the outcome of a request there, and the
+//! answer to a health check.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -10,21 +11,21 @@ use crate::{
     verdict::{Answer, Fate, Question},
 };
 
-/// Consequences of one version of the objects, and the pods by their addresses in it.
+/// The consequences of one version of the objects, and the pods by their addresses in it.
 #[derive(Debug)]
 pub(super) struct Version {
     pub(super) standpoint: Standpoint,
     pub(super) pods: HashMap<IpAddr, usize>,
 }
 
-/// A machine, and its agent.
+/// A machine with its agent.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
     pub(super) is_there: bool,
-    /// The agent runs, and has heard from the API.
+    /// Whether the agent runs and has synchronised with the API.
     pub(super) agent: bool,
-    /// Version of the objects that the agent has written.
+    /// The version of the objects that the agent has written.
     pub(super) written: Option<usize>,
     held: Option<HeldPolicy>,
 }
@@ -42,19 +43,20 @@ impl Node {
     }
 }
 
-/// A request that reaches no pod: why, and the pod that was meant.
+/// A request that reaches no pod: the reason, and the pod that it was sent to.
 pub(super) struct Missed {
     pub(super) why: Why,
     pub(super) pod: Option<usize>,
 }
 
-/// Nanoseconds of the clock that drains are measured by. It does not begin at 0, which stands for no drain.
+/// Returns the nanoseconds of the clock for drains. It does not begin at 0, which stands for no
+/// drain.
 fn clock(now: Duration) -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 impl Run<'_> {
-    /// As it has been for long.
+    /// Sets the node to a state that has lasted for long.
     pub(super) fn settle(&mut self, node: usize) {
         let Some(version) = self.versions.first() else { return };
         let on_node = version.standpoint.nodes.get(&self.nodes[node].name);
@@ -66,7 +68,7 @@ impl Run<'_> {
         node.held = Some(HeldPolicy { local, drain_until: 0 });
     }
 
-    /// An agent writes a version, unless it knows a newer one or does not run.
+    /// Lets an agent write a version, unless it knows a newer one or does not run.
     pub(super) fn written(&mut self, now: Duration, node: usize, version: usize) {
         let Node { is_there, agent, written, held, .. } = self.nodes[node];
         if !is_there || !agent || written.is_some_and(|written| written >= version) {
@@ -74,7 +76,8 @@ impl Run<'_> {
         }
         let standpoint = &self.versions[version].standpoint;
         let name = &self.nodes[node].name;
-        // A Node that is deleted still runs, but nothing is said of its endpoints any more.
+        // The machine of a deleted Node still runs, but the objects no longer contain its
+        // endpoints.
         let local_endpoints = standpoint.nodes.get(name).map_or(0, |on_node| on_node.local_endpoints);
         let local = standpoint.is_local(local_endpoints);
         let until = drain_until(local, local_endpoints, held, standpoint.drain, clock(now));
@@ -96,7 +99,7 @@ impl Run<'_> {
         node.held = Some(HeldPolicy { local, drain_until: until });
     }
 
-    /// It may have ended before.
+    /// Handles the end of a drain, which may have ended before.
     pub(super) fn drained(&mut self, now: Duration, node: usize) {
         let Node { name, is_there, held, .. } = &self.nodes[node];
         if *is_there && held.is_some_and(|held| held.drain_until == clock(now)) {
@@ -104,14 +107,14 @@ impl Run<'_> {
         }
     }
 
-    /// The version that a node has written, and itself in it.
+    /// Returns the version that a node has written, and the node's state in it.
     fn view(&self, node: usize) -> Option<(&Version, &OnNode)> {
         let node = &self.nodes[node];
         let version = &self.versions[node.written?];
         Some((version, version.standpoint.nodes.get(&node.name)?))
     }
 
-    /// The pod that takes a new connection to a node.
+    /// Returns the pod that takes a new connection to a node.
     pub(super) fn deliver(&mut self, now: Duration, node: usize) -> Result<usize, Missed> {
         let missed = |why| Missed { why, pod: None };
         if !self.nodes[node].is_there {
@@ -137,7 +140,8 @@ impl Run<'_> {
         }
     }
 
-    /// Answer of a node to a health check. A dead agent does not answer, but what it has written stays in effect.
+    /// Returns the answer of a node to a health check. A dead agent does not answer, but what it
+    /// has written stays in effect.
     pub(super) fn answer(&mut self, now: Duration, node: usize, question: Question) -> Answer {
         if !self.nodes[node].is_there {
             return Answer::Silence;
@@ -146,7 +150,7 @@ impl Run<'_> {
             return match self.deliver(now, node) {
                 Ok(_) => Answer::Open,
                 Err(Missed { why: Why::Refused, .. }) => Answer::Refused,
-                // A pod that has stopped refuses, unless its node is gone with it.
+                // A pod that has stopped refuses, unless its node is gone, too.
                 Err(Missed { why: Why::PodGone, pod: Some(pod) })
                     if self.pods[pod].node.is_none_or(|node| self.nodes[node].is_there) =>
                 {

@@ -6,47 +6,48 @@ use traffic_policy_cluster::model::{Policy, parse_duration};
 
 use crate::change::{Change, NodeChange};
 
-/// One thing that happens.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// As `lb what-if` takes it; pods that are moved or added take their time.
+    /// A change as in `lb what-if`; pods that are moved or added take their time.
     Change(Change),
-    /// Every pod is replaced, one after the other: the new one is ready before the old one is deleted.
+    /// A rollout: every pod is replaced, one after the other; the new one is ready before the old
+    /// one is deleted.
     Rollout,
-    /// The agent of a node dies; what it has written goes on. It is started again.
+    /// A crash of a node's agent: what it has written stays in effect. It is restarted.
     Crash(String),
-    /// Nobody learns of changes for so long.
+    /// An outage of the API for this time, during which changes are not propagated.
     Outage(Duration),
-    /// One step in the life of a pod, at a moment that was measured.
+    /// A step in the life of a pod, at a measured time.
     Pod(String, PodEvent),
 }
 
-/// Change of a pod.
+/// A change of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodEvent {
-    /// A new one is ready on this node; the objects say so.
+    /// The objects report a new pod on this node as ready.
     Ready(String),
-    /// The objects say that it terminates; it still serves.
+    /// The objects report the pod as terminating; it still serves.
     Terminating,
-    /// It takes no connections any more.
+    /// The pod accepts no more connections.
     Stopped,
-    /// The objects do not name it any more.
+    /// The objects no longer contain the pod.
     Removed,
 }
 
-/// An event and its time, since the start.
+/// An event and its time since the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timed {
     pub at: Duration,
     pub event: Event,
 }
 
-/// Syntax of events, for messages.
+/// The syntax of events, for messages.
 const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|drained|added, pod=NAME, scale=N, spread, rollout, \
                      crash=NODE or outage=TIME";
 
-/// A time and an event: `5s policy=Local`, `10s node=n3=gone`. Events are the flags of `lb what-if` without their dashes, and
-/// `rollout`, `crash=NODE`, `outage=TIME`.
+/// Parses a time and an event: `5s policy=Local`, `10s node=n3=gone`. Events are the flags of `lb
+/// what-if` without their dashes, and `rollout`, `crash=NODE`, `outage=TIME`.
 impl FromStr for Timed {
     type Err = String;
 
@@ -109,7 +110,7 @@ impl FromStr for Event {
     }
 }
 
-/// A sentence for the time line.
+/// Formats a sentence for the time line.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -137,7 +138,7 @@ impl fmt::Display for Event {
 }
 
 impl Event {
-    /// The node that it is about.
+    /// Returns the node that the event concerns.
     pub(super) fn node(&self) -> Option<&str> {
         match self {
             Self::Change(Change::Node(node, _)) | Self::Crash(node) | Self::Pod(_, PodEvent::Ready(node)) => {
@@ -147,7 +148,7 @@ impl Event {
         }
     }
 
-    /// Whether the API server takes part.
+    /// Whether the event needs the API server.
     pub(super) const fn needs_api(&self) -> bool {
         match self {
             Self::Change(Change::Node(_, NodeChange::Gone)) | Self::Crash(_) | Self::Outage(_) => false,

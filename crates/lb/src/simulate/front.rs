@@ -1,4 +1,5 @@
-//! The balancer: what it asks, when it believes the answers, and which node gets a request.
+//! The balancer: its health checks, its view of the nodes, and the choice of a node for each
+//! request.
 
 use std::time::Duration;
 
@@ -8,21 +9,21 @@ use crate::{
     verdict::{Answer, Question},
 };
 
-/// State of a balancer, with its view of each node.
+/// The state of a balancer, with its view of each node.
 #[derive(Debug)]
 pub(super) struct Front {
-    /// The version that its controller has handed on.
+    /// The version that its controller has propagated.
     version: usize,
     pub(super) question: Question,
     weighs: bool,
-    /// Checks of an earlier one are given up.
+    /// The generation of the checks; those of an earlier one are abandoned.
     generation: u32,
     targets: Vec<Target>,
-    /// Nodes that are sent requests.
+    /// Nodes that get requests.
     taking: Vec<usize>,
     any_green: bool,
     weights: Vec<usize>,
-    /// For one that sends everything to one node: which comes first.
+    /// The order of the nodes, for a balancer that sends everything to the first one.
     order: Vec<u64>,
 }
 
@@ -48,7 +49,7 @@ struct Target {
     healthy: bool,
     failures: u32,
     successes: u32,
-    /// As the health port said last.
+    /// The weight in the last answer of the health port.
     weight: usize,
 }
 
@@ -79,7 +80,7 @@ impl Run<'_> {
         self.begin_checks(Duration::ZERO, |_| true);
     }
 
-    /// Nodes that have come since, as members or not by the version that is known.
+    /// Adds nodes that are new, as members or not according to the known version.
     fn meet_new_nodes(&mut self) {
         while self.front.targets.len() < self.nodes.len() {
             self.front.targets.push(Target::default());
@@ -91,7 +92,7 @@ impl Run<'_> {
         }
     }
 
-    /// First checks of members, each at a time of its own within the interval.
+    /// Schedules the first checks of members, each at a random time within the interval.
     fn begin_checks(&mut self, now: Duration, which: impl Fn(usize) -> bool) {
         if self.front.question == Question::Nothing {
             return;
@@ -107,7 +108,7 @@ impl Run<'_> {
         }
     }
 
-    /// The controller knows a version: whom it is about, and what is to be asked.
+    /// Lets the controller propagate a version: the members, and the check to make.
     pub(super) fn handed_on(&mut self, now: Duration, version: usize) {
         let before: Vec<bool> = self.front.targets.iter().map(|target| target.is_member).collect();
         let (asked, interval) = (self.front.question, self.asks().interval.value);
@@ -127,7 +128,8 @@ impl Run<'_> {
         }
         let was_silent = asked == Question::Nothing && self.front.question != Question::Nothing;
         if self.asks().interval.value != interval || was_silent {
-            // Another check, which begins anew. Who is in stays in until it fails there.
+            // The check is a different one, and starts again. A node that gets traffic keeps it
+            // until it fails the new check.
             self.front.generation += 1;
             self.begin_checks(now, |_| true);
         } else {
@@ -139,7 +141,8 @@ impl Run<'_> {
         self.choose_takers_and_tell(now);
     }
 
-    /// Speakers on the nodes follow the objects. One that is gone withdraws nothing, and its announcement holds until it times out.
+    /// Lets the speakers on the nodes follow the objects. A speaker that is gone withdraws nothing,
+    /// and its announcement lasts until it times out.
     fn announce(&mut self, now: Duration) {
         for node in 0..self.nodes.len() {
             let standpoint = &self.versions[self.front.version].standpoint;
@@ -150,7 +153,7 @@ impl Run<'_> {
         }
     }
 
-    /// The announcements of a node that is gone have timed out.
+    /// Withdraws the announcements of a node that is gone, which have timed out.
     pub(super) fn withdraw(&mut self, now: Duration, node: usize) {
         if self.front.question == Question::Nothing {
             self.believe(now, node, false);
@@ -226,7 +229,8 @@ impl Run<'_> {
         }
     }
 
-    /// Nodes that are sent requests: members that are healthy, or all of them if none is and the balancer fails open.
+    /// Chooses the nodes that get requests: members that are healthy, or all members if none is
+    /// healthy and the balancer fails open.
     fn choose_takers(&mut self) {
         let targets = self.front.targets.iter().enumerate();
         let members: Vec<_> = targets.filter(|(_, target)| target.is_member).collect();
@@ -246,7 +250,7 @@ impl Run<'_> {
         self.front.taking = taking;
     }
 
-    /// Node that a request is sent to: nodes in turn, or by their weights.
+    /// Returns the node for a request: nodes in turn, or by their weights.
     pub(super) fn choose(&mut self, number: u64) -> Option<usize> {
         let Front { taking, weights, .. } = &self.front;
         if weights.is_empty() {

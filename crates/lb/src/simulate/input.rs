@@ -1,4 +1,4 @@
-//! Inputs of a simulation: its parts, and the delays with which they react to a change.
+//! Inputs of a simulation: its parts, and their delays in reaction to a change.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,12 +7,12 @@ use traffic_policy_cluster::model::ServiceName;
 use super::event::Timed;
 use crate::{balancer::Balancer, change::ChangeError, cluster::Cluster, what_if::NODE_GRACE};
 
-/// Requests of one simulation.
+/// The largest number of requests in one simulation.
 pub const MOST_REQUESTS: u64 = 20_000_000;
-/// Health checks of one simulation.
+/// The largest number of health checks in one simulation.
 const MOST_CHECKS: u128 = 20_000_000;
 
-/// One Service, what happens to it, and who asks for it.
+/// One Service, the events that concern it, and its load.
 #[derive(Clone, Debug)]
 pub struct Simulation<'c> {
     pub cluster: &'c Cluster,
@@ -21,35 +21,38 @@ pub struct Simulation<'c> {
     pub events: Vec<Timed>,
     pub learn: Learn,
     pub load: Load,
-    /// Phases of the balancer's checks, and the endpoint of each request, follow from it.
+    /// The seed of the random numbers that set the phases of the balancer's checks and the endpoint
+    /// of each request.
     pub seed: u64,
     pub measured: Measured,
 }
 
-/// Requests, and for how long.
+/// The requests, and their duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// A second.
+    /// The number of requests per second.
     pub rate: u32,
     pub lasts: Duration,
-    /// From a request to the end of its answer; what it goes through may vanish in between.
+    /// The time between a request and the end of its answer; the node or pod in its path may vanish
+    /// meanwhile.
     pub request: Duration,
 }
 
 /// Delays of everything but the balancer. The defaults are assumptions for a healthy cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learn {
-    /// From an object's change to what an agent has written, and its health ports say.
+    /// The time between an object's change and the agent's writing it, which its health ports then
+    /// report.
     pub agent: Duration,
-    /// From a pod's change to its EndpointSlice.
+    /// The time between a pod's change and that of its EndpointSlice.
     pub endpoints: Duration,
-    /// Until Kubernetes takes a silent node for lost.
+    /// The time until Kubernetes considers a silent node lost.
     pub node_grace: Duration,
-    /// From a pod's creation to its being ready.
+    /// The time between a pod's creation and its being ready.
     pub pod_start: Duration,
-    /// Time that a pod goes on serving after its deletion.
+    /// The time that a pod keeps serving after its deletion.
     pub pod_stop: Duration,
-    /// From an agent's crash to its being back.
+    /// The time between an agent's crash and its return.
     pub agent_restart: Duration,
 }
 
@@ -66,18 +69,20 @@ impl Default for Learn {
     }
 }
 
-/// Moments of a run with real agents and a real balancer, that count instead of rate, phases and delays.
+/// Measured times of a run with real agents and a real balancer, which replace rate, phases and
+/// delays.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// When requests were sent.
+    /// The times at which requests were sent.
     pub requests: Option<Vec<Duration>>,
-    /// When a node's checks began.
+    /// The times at which a node's checks began.
     pub checks: BTreeMap<String, Vec<Duration>>,
-    /// When a node's agent had written the first change of the objects, the second, and so on.
+    /// The times at which a node's agent had written the first change of the objects, the second,
+    /// and so on.
     pub agents: BTreeMap<String, Vec<Duration>>,
 }
 
-/// A simulation that cannot be made.
+/// A simulation that cannot be run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimulateError {
     #[error(
@@ -96,12 +101,12 @@ pub enum SimulateError {
     TooLong(Duration),
 }
 
-/// A check that is asked more often would never end.
+/// The shortest interval of checks: with more frequent ones, a simulation would not finish.
 pub(super) const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 const LONGEST_REQUEST: Duration = Duration::from_secs(3600);
 
 impl Simulation<'_> {
-    /// Sizes that end in time.
+    /// Checks that the simulation finishes in reasonable time.
     pub(super) fn check(&self, nodes: usize) -> Result<(), SimulateError> {
         if let Some(late) = self.events.iter().find(|event| event.at >= self.load.lasts) {
             return Err(SimulateError::AfterTheEnd(late.at));
@@ -116,7 +121,7 @@ impl Simulation<'_> {
         let shortest = self.balancer.cluster.interval.value.min(self.balancer.local.interval.value);
         let checks =
             nodes as u128 * self.load.lasts.as_millis() / shortest.max(SHORTEST_INTERVAL).as_millis();
-        // Where nothing is asked the interval is none.
+        // A balancer without checks has an interval of zero.
         if checks > MOST_CHECKS && !shortest.is_zero() {
             return Err(SimulateError::TooManyChecks(checks));
         }

@@ -1,11 +1,11 @@
-//! The time line: what happened, what nodes did, and what the balancer made of it.
+//! The time line: events, and the reactions of nodes and of the balancer.
 
 use std::time::Duration;
 
 use super::event::Event;
 use crate::verdict::Question;
 
-/// Something that happened at one moment, to no node, one, or several.
+/// An occurrence at one moment that concerns no node, one, or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub at: Duration,
@@ -18,24 +18,24 @@ pub enum What {
     Event(Event),
     /// The agents have written a change of policy or drain.
     Written,
-    /// A node without an endpoint goes on forwarding for so long.
+    /// A node without an endpoint keeps forwarding for this time.
     Drains(Duration),
     DrainOver,
     AgentBack,
     ApiBack,
-    /// Kubernetes takes the node for lost, and its pods with it.
+    /// Kubernetes considers the node lost, and its pods with it.
     TakenForLost,
     PodStarts(String),
     PodReady(String),
     PodStopped(String),
-    /// The balancer asks this from now on.
+    /// The balancer makes this check from now on.
     Asks(Question),
-    /// The balancer sends no requests there any more.
+    /// The balancer considers the node unhealthy and sends it no more requests.
     Dark,
     Green,
-    /// No node is green, and all members are sent requests.
+    /// No node is healthy, and all members get requests.
     FailsOpen,
-    /// No node is green, and none is sent any.
+    /// No node is healthy, and none gets requests.
     NobodyLeft,
 }
 
@@ -43,7 +43,7 @@ pub enum What {
 pub(super) struct Line(pub(super) Vec<Moment>);
 
 impl Line {
-    /// The same at the same moment shares an entry.
+    /// Notes an occurrence. Equal ones at the same moment share an entry.
     pub(super) fn note(&mut self, at: Duration, what: What, node: Option<&str>) {
         let mut same = self.0.iter_mut().rev().take_while(|moment| moment.at == at);
         match same.find(|moment| moment.what == what) {

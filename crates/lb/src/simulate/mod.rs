@@ -1,11 +1,13 @@
-//! The fate of requests while a cluster changes: discrete events on a time line, the same for the same seed. Pure: no input or
-//! output, no clock. What nodes answer and choose follows from versions of the objects by the same code as an agent's
-//! ([`super::judge`], [`traffic_policy_cluster::model`]); what is added here is when each of them learns of a version, and when a balancer believes it.
+//! The outcome of requests while a cluster changes: discrete events on a time line, the same for
+//! the same seed. Pure: no input or output, no clock. The answers and choices of nodes follow from
+//! versions of the objects by the same code as an agent's ([`super::judge`],
+//! [`traffic_policy_cluster::model`]). This module adds the times at which each of them learns of a
+//! version, and at which a balancer acts on it.
 //!
 //! ```text
-//! event ─► objects ─► version ─┬─ agents, each after its delay ─► where a request goes, what a check is told
-//!     │                        └─ the balancer's controller ────► what is asked, and of whom
-//!     └─► pods and nodes that are really there      checks ─────► dark or green ─► who is sent requests
+//! event ─► objects ─► version ─┬─ agents, each after its delay ─► outcome of requests and checks
+//!     │                        └─ the balancer's controller ────► the check, and its nodes
+//!     └─► existing pods and nodes      checks ─► (un)healthy ───► nodes that get requests
 //! ```
 
 mod agents;

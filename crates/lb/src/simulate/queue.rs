@@ -1,25 +1,26 @@
-//! The queue of what is to come, in the order of its time. Of one moment: first what changes the world, then who learns of it, requests last.
+//! The queue of future steps, in the order of their times. At the same moment, steps that change
+//! the cluster come first, then those by which parts learn of it, and requests last.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::steps::Step;
 
-/// Something to come. The order is that in which things of one moment happen.
+/// A future step. Steps of the same moment are executed in the order of the variants.
 #[derive(Debug)]
 pub(super) enum Next {
     Step(Step),
-    /// The objects are as they were changed at this moment.
+    /// The objects, as changed at this moment, are published.
     Publish,
     /// A node's agent has written a version.
     Written {
         node: usize,
         version: usize,
     },
-    /// The balancer's controller has handed a version on.
+    /// The balancer's controller has propagated a version.
     HandedOn {
         version: usize,
     },
-    /// The time of a drain has ended.
+    /// A drain has ended.
     Drained {
         node: usize,
     },
@@ -27,12 +28,12 @@ pub(super) enum Next {
         node: usize,
         generation: u32,
     },
-    /// A check without an answer.
+    /// A check had no answer in time.
     TimedOut {
         node: usize,
         generation: u32,
     },
-    /// A request has its whole answer.
+    /// A request has received its whole answer.
     Done {
         number: u64,
     },

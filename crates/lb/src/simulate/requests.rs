@@ -1,4 +1,4 @@
-//! Requests on their way.
+//! Requests in flight.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
 };
 
 impl Run<'_> {
-    /// When a request is sent.
+    /// Returns the time at which a request is sent.
     fn moment(&self, number: u64) -> Option<Duration> {
         let load = &self.input.load;
         let at = match &self.input.measured.requests {
@@ -51,14 +51,14 @@ impl Run<'_> {
         }
     }
 
-    /// Unless it was cut before.
+    /// Completes a request, unless it was cut before.
     pub(super) fn done(&mut self, number: u64) {
         if let Some(way) = self.under_way.remove(&number) {
             self.tally.count(way, Became::Ok, None);
         }
     }
 
-    /// Those under way that go by something that is no more.
+    /// Cuts the requests in flight through a node or pod that no longer exists.
     pub(super) fn cut(&mut self, why: Why, which: impl Fn(&Way) -> bool) {
         let tally = &mut self.tally;
         self.under_way.retain(|_, way| {

@@ -22,18 +22,18 @@ use crate::{
     verdict::Question,
 };
 
-/// Results of all requests.
+/// The results of all requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulated {
     pub nodes: Vec<String>,
     pub pods: Vec<String>,
     pub seconds: Vec<Second>,
     pub line: Vec<Moment>,
-    /// Why requests were lost or cut.
+    /// The reasons why requests were lost or cut.
     pub why: BTreeMap<Why, u64>,
-    /// Question that the balancer asks at first.
+    /// The check that the balancer makes at the start.
     pub question: Question,
-    /// When each node's first check begins; the others follow in the balancer's interval.
+    /// The time of each node's first check; the others follow at the balancer's interval.
     pub phases: BTreeMap<String, Duration>,
 }
 
@@ -43,13 +43,13 @@ impl Simulated {
         self.seconds.iter().fold(Counts::default(), |sum, second| sum + second.all)
     }
 
-    /// By name.
+    /// Returns the requests of each node, by name.
     #[must_use]
     pub fn by_node(&self) -> BTreeMap<&str, Counts> {
         sums(&self.nodes, self.seconds.iter().map(|second| &second.nodes))
     }
 
-    /// By name; requests that came no further than to a node are missing.
+    /// Returns the requests of each pod, by name; requests that reached no pod are missing.
     #[must_use]
     pub fn by_pod(&self) -> BTreeMap<&str, Counts> {
         sums(&self.pods, self.seconds.iter().map(|second| &second.pods))
@@ -83,9 +83,9 @@ impl std::ops::Add for Counts {
 pub(super) struct Run<'s> {
     pub(super) input: &'s Simulation<'s>,
     pub(super) queue: Queue,
-    /// As the API server has them.
+    /// The objects in the API server.
     pub(super) objects: Objects,
-    /// Until when the API is away.
+    /// The end of the API's outage.
     pub(super) away_until: Duration,
     pub(super) is_published: bool,
     pub(super) versions: Vec<Version>,
@@ -102,8 +102,11 @@ pub(super) struct Run<'s> {
 }
 
 impl Simulation<'_> {
+    /// Runs the simulation.
+    ///
     /// # Errors
-    /// The Service is not reached from outside, an event cannot happen, or it would take too long.
+    /// The Service is not reached from outside, an event cannot happen, or the simulation would
+    /// take too long.
     pub fn run(&self) -> Result<Simulated, SimulateError> {
         let not_reached = || SimulateError::NotReached(self.service.clone());
         let objects = Objects::of(self.cluster, self.service).ok_or_else(not_reached)?;
@@ -143,7 +146,8 @@ impl Simulation<'_> {
 }
 
 impl Run<'_> {
-    /// Everything is as it has been for long: all agents and the balancer know the objects.
+    /// Sets everything to a state that has lasted for long: all agents and the balancer know the
+    /// objects.
     fn begin(&mut self) {
         for node in 0..self.nodes.len() {
             self.settle(node);
@@ -177,7 +181,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The objects as they are now, as a version. `None` if the Service is not reached any more.
+    /// Adds the current objects as a version. `None` if the Service is no longer reached from
+    /// outside.
     pub(super) fn add_version(&mut self) -> Option<usize> {
         let cluster = self.objects.cluster();
         let judge = Judge::new(&cluster, None, Overrides::default());
@@ -210,7 +215,7 @@ impl Run<'_> {
         self.nodes.len() - 1
     }
 
-    /// A pod that is new serves if its endpoint says so; of another only the pod itself knows.
+    /// Adds a pod. A new pod serves if its endpoint is serving; a known pod keeps its own state.
     pub(super) fn add_pod(&mut self, name: &str, node: Option<&str>, serves: bool) -> usize {
         if let Some(known) = self.pod_of.get(name) {
             return *known;
@@ -221,7 +226,7 @@ impl Run<'_> {
         self.pods.len() - 1
     }
 
-    /// After a change of the objects: they are published once all of this moment are made.
+    /// Schedules the publication of changed objects, once all changes of this moment are made.
     pub(super) fn changed(&mut self, now: Duration) {
         if std::mem::take(&mut self.is_published) {
             self.queue.push(now, Next::Publish);

@@ -1,4 +1,4 @@
-//! Events, taken apart: what becomes of machines and pods, and of the objects that tell of them.
+//! Events as steps: their effects on machines and pods, and on the objects that describe them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,27 +14,27 @@ use super::{
 };
 use crate::change::{Change, ChangeError, NodeChange, PodState};
 
-/// One step of an event.
+/// A step of an event.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// By its number.
+    /// An event, by its number.
     Event(usize),
-    /// A pod takes no connections any more.
+    /// A pod accepts no more connections.
     Stopped(usize),
     AgentBack(usize),
-    /// Announcements of a node that is gone have timed out.
+    /// The announcements of a node that is gone have timed out.
     Withdrawn(usize),
     ApiBack,
-    /// Kubernetes has not heard of a node for too long.
+    /// Kubernetes has not heard from a node for too long.
     TakenForLost(String),
-    /// A new pod listens.
+    /// A new pod accepts connections.
     Serves(usize),
-    /// Endpoints follow a pod.
+    /// The endpoints of a pod are updated.
     PodReady(String),
     PodTerminates(String),
     PodRemoved(String),
     Delete(String),
-    /// Pods yet to be replaced, and where by.
+    /// A rollout, with the pods still to be replaced, each with the node of its successor.
     Replace(VecDeque<(String, Option<String>)>),
 }
 
@@ -43,7 +43,8 @@ impl Step {
         match self {
             Self::Event(number) => events[*number].event.needs_api(),
             Self::Stopped(_) | Self::Withdrawn(_) | Self::Serves(_) | Self::ApiBack => false,
-            // It is not heard of as well before it has read the objects.
+            // The other steps need it, also the return of an agent, which has to read the objects
+            // first.
             _ => true,
         }
     }
@@ -149,7 +150,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A step in the life of a pod that was measured.
+    /// Executes a measured step in the life of a pod.
     fn pod(&mut self, now: Duration, pod: &str, step: &PodEvent) -> Result<(), ChangeError> {
         let known = || {
             self.pod_of.get(pod).copied().ok_or_else(|| ChangeError::NoPod {
@@ -183,7 +184,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Pods that a change would put on another node, and where to.
+    /// Returns the pods that a change would move, each with its new node.
     fn moved(&self, change: &Change) -> Result<BTreeMap<String, String>, ChangeError> {
         let before = self.objects.pods();
         let mut wanted = self.objects.clone();
@@ -192,7 +193,7 @@ impl Run<'_> {
         Ok(after.into_iter().filter(|(pod, node)| before.get(pod).is_some_and(|was| was != node)).collect())
     }
 
-    /// A node is gone without a word.
+    /// Removes a node without notice.
     fn vanish(&mut self, now: Duration, name: &str) -> Result<(), ChangeError> {
         let node = self.node_named(name)?;
         if !std::mem::take(&mut self.nodes[node].is_there) {
@@ -217,7 +218,8 @@ impl Run<'_> {
         }
     }
 
-    /// A pod is deleted: its endpoint follows after a delay, and it stops `pod_stop` after its deletion.
+    /// Deletes a pod: its endpoint follows after a delay, and it stops `pod_stop` after its
+    /// deletion.
     fn delete(&mut self, now: Duration, pod: &str) {
         let Some(number) = self.pod_of.get(pod).copied() else { return };
         let learn = &self.input.learn;
@@ -227,7 +229,7 @@ impl Run<'_> {
         self.queue.push(stops + learn.endpoints, Next::Step(Step::PodRemoved(pod.to_owned())));
     }
 
-    /// A new pod is made, and will be ready in a while. Returns when, and its name.
+    /// Creates a new pod that becomes ready later. Returns the time of that, and its name.
     fn start(&mut self, now: Duration, node: &str) -> Result<Duration, ChangeError> {
         let number = self.pods.len() + 1;
         let mut name = format!("new-{number}");
@@ -244,7 +246,7 @@ impl Run<'_> {
         Ok(serves)
     }
 
-    /// Replaces the first of some pods; the others follow once its successor is there.
+    /// Replaces the first of some pods; the others follow once its successor is ready.
     fn replace(
         &mut self,
         now: Duration,

@@ -1,17 +1,17 @@
-//! Requests by what became of them: for each second, node and pod.
+//! Counts of requests by outcome: for each second, node and pod.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
 
-/// Requests; each is in one of these.
+/// Numbers of requests; each request is counted in one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// Answered.
+    /// The number of answered requests.
     pub ok: u64,
-    /// Never reached a pod.
+    /// The number of requests that never reached a pod.
     pub lost: u64,
-    /// Reached one, and lost it before the whole answer was there.
+    /// The number of requests that reached a pod but lost it before the whole answer had arrived.
     pub cut: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Became {
     Cut,
 }
 
-/// Why a request was lost or cut.
+/// The reason why a request was lost or cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
     /// The balancer had no node to send it to.
@@ -46,15 +46,16 @@ pub enum Why {
     NodeGone,
     /// A node without a pod dropped it (policy Local).
     Dropped,
-    /// No endpoint anywhere.
+    /// There is no endpoint anywhere.
     Refused,
-    /// It was passed on to a pod that is gone, or does not listen any more.
+    /// It was forwarded to a pod that is gone, or no longer listens.
     PodGone,
-    /// The balancer cut the connections of a node that turned dark.
+    /// The balancer cut the connections of a node that turned unhealthy.
     CutByBalancer,
 }
 
-/// Requests that were sent within one second. Nodes and pods by their number in [`super::Simulated`].
+/// The requests that were sent within one second. Nodes and pods are given by their number in
+/// [`super::Simulated`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Second {
     pub all: Counts,
@@ -62,7 +63,7 @@ pub struct Second {
     pub pods: BTreeMap<usize, Counts>,
 }
 
-/// Path of a request.
+/// The path of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) second: usize,

@@ -1,4 +1,4 @@
-//! Simulations: scenes by the second, and what holds for all of them.
+//! Simulations: scenes by the second, and properties that hold for all of them.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Inputs of a scene besides its objects.
+/// The inputs of a scene other than its objects.
 #[derive(Clone)]
 struct Scene<'t> {
     balancer: Balancer,
@@ -55,7 +55,7 @@ impl Scene<'_> {
     }
 }
 
-/// When the balancer changed its mind, in seconds: `n3 dark`.
+/// Returns the times, in seconds, at which the balancer changed its view of a node: `n3 dark`.
 fn minds(simulated: &Simulated) -> Vec<(f64, String)> {
     let moments = simulated.line.iter().filter_map(|moment| {
         let what = match moment.what {
@@ -95,7 +95,7 @@ fn a_switch_loses_nothing_with_the_drain_and_what_is_not_covered_without() {
     }
 }
 
-/// A node without a pod goes on forwarding: nothing drains, until the annotation goes.
+/// A node without a pod keeps forwarding: nothing drains until the annotation is removed.
 #[test]
 fn a_node_that_falls_back_does_not_drain() {
     let drains = |service: &str, events: &[&str]| {
@@ -105,7 +105,7 @@ fn a_node_that_falls_back_does_not_drain() {
     };
     let fallback = "LoadBalancer Cluster external-fallback=cluster";
     assert_eq!(drains(fallback, &["5s policy=Local"]), (vec![], 0));
-    // The control.
+    // The same without the annotation, as a control.
     assert_eq!(drains("LoadBalancer Cluster", &["5s policy=Local"]).0, ["n2"]);
 }
 
@@ -119,7 +119,7 @@ fn a_preempted_node_loses_what_is_sent_until_it_turns_dark_and_what_goes_to_its_
     assert!(run.total().lost.abs_diff(((at - 5.0) * 100.0 / 3.0) as u64) <= 1, "{:?}", run.total());
     assert_eq!(run.why.keys().collect::<Vec<_>>(), [&Why::NodeGone]);
 
-    // With a pod: until Kubernetes takes the node for lost, others pass requests on to it.
+    // With a pod: until Kubernetes considers the node lost, others forward requests to it.
     let run = Scene::new("haproxy", &["5s node=n2=gone"]).run(&yaml).unwrap();
     let lost_after = |second: usize| run.seconds[second..].iter().map(|second| second.all.lost).sum::<u64>();
     assert!(lost_after(20) > 1000 && lost_after(56) == 0, "{:?}", run.total());
@@ -137,10 +137,10 @@ fn requests_under_way_are_cut_with_what_they_go_through() {
     let mut scene = Scene::new("haproxy", &["5s node=n2=gone"]);
     scene.load.request = SECOND * 2;
     let run = scene.run(&yaml).unwrap();
-    // Half of 2 s of requests are with it.
+    // Half of the requests of 2 s are with this node.
     assert_eq!(run.total().cut, 100);
     assert_eq!(run.by_pod()["b"].cut, 100);
-    // A balancer that cuts takes the rest when it believes.
+    // A balancer that cuts connections cuts the rest when it considers the node unhealthy.
     let yaml = manifests("n1 n2", "LoadBalancer Local", "a@n1 b@n2");
     scene.balancer = by_name("aws-nlb").unwrap().clone();
     scene.events = &["5s pod=b"];
@@ -155,7 +155,7 @@ fn a_rolling_update_is_lossless_if_pods_go_on_serving() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n2");
     let mut scene = Scene::new("gke", &["5s rollout"]);
     let run = scene.run(&yaml).unwrap();
-    // n1 is without a pod until its new one is ready, n2 for good.
+    // n1 has no pod until its new one is ready, n2 has none permanently.
     assert!(run.total().lost > 100, "{:?}", run.total());
     let dark: Vec<_> = minds(&run).into_iter().map(|(_, mind)| mind).collect();
     assert_eq!(dark.last().unwrap(), "n2 dark", "{dark:?}");
@@ -179,7 +179,7 @@ fn what_a_dead_agent_has_written_goes_on_while_its_health_ports_fail() {
     assert_eq!(minds.len(), 2, "{minds:?}");
     assert!(minds[0].1 == "n1 dark" && minds[1].1 == "n1 green" && minds[1].0 > 25.0, "{minds:?}");
 
-    // Where it is not there to learn of a change, it does not.
+    // An agent that is down does not learn of a change.
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster drain=0s", "a@n1 b@n2");
     scene.events = &["5s crash=n3", "6s policy=Local"];
     let run = scene.run(&yaml).unwrap();
@@ -195,7 +195,7 @@ fn nobody_learns_of_a_change_while_the_api_is_away() {
     assert_eq!((written.at, written.nodes.len()), (Duration::from_millis(25_100), 3));
     assert_eq!(run.seconds[..25].iter().map(|second| second.all.lost).sum::<u64>(), 0);
     assert!(run.total().lost > 100);
-    // Nor of pods that are gone: who knows them goes on sending.
+    // It does not learn of pods that are gone either, and keeps sending to them.
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");
     let run = Scene::new("haproxy", &["5s node=n2=gone", "6s outage=50s"]).run(&yaml).unwrap();
     assert!(run.seconds[55].all.lost > 20 && run.seconds[57].all.lost == 0, "{:?}", run.seconds[55].all);
@@ -203,7 +203,7 @@ fn nobody_learns_of_a_change_while_the_api_is_away() {
 
 #[test]
 fn balancers_differ() {
-    // One node gets everything; its successor, once its time is over.
+    // One node gets everything; its successor does so once its time is over.
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster", "a@n1 b@n1");
     let mut scene = Scene::new("metallb-l2", &[]);
     let run = scene.run(&yaml).unwrap();
@@ -216,7 +216,7 @@ fn balancers_differ() {
         let run = scene.run(&yaml).unwrap();
         assert_eq!(run.total().lost, 1000, "10 s of all");
     }
-    // Who fails open goes on sending; who does not has nobody to send to.
+    // A balancer that fails open keeps sending; another has no node to send to.
     let yaml = manifests("n1", "LoadBalancer Local", "a@n1");
     for (name, what) in [("aws-nlb", What::FailsOpen), ("haproxy", What::NobodyLeft)] {
         let run = Scene::new(name, &["5s crash=n1", "6s outage=50s"]).run(&yaml).unwrap();
@@ -224,7 +224,7 @@ fn balancers_differ() {
         assert_eq!(run.why.contains_key(&Why::NoNode), name == "haproxy", "{name}");
         assert_eq!(run.total().lost > 0, name == "haproxy", "{name}");
     }
-    // Weights.
+    // Nodes with more pods get more requests.
     let yaml = manifests("n1 n2", "LoadBalancer Local weighted", "a@n1 b@n1 c@n1 d@n2");
     let run = Scene::new("gke", &[]).run(&yaml).unwrap();
     let share = run.by_node()["n1"].ok as f64 / 6000.0;
@@ -323,7 +323,8 @@ fn event() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Each request becomes one thing, at one node and one pod at most; and the same again for the same seed.
+    /// Each request has one outcome, at one node and one pod at most, and the same one again for
+    /// the same seed.
     #[test]
     fn every_request_is_counted_once(
         profile in profile(), pods in pods(4), local: bool, seed: u64,
@@ -339,7 +340,7 @@ proptest! {
         scene.learn.pod_stop = Duration::from_millis(stop);
         let run = match scene.with(&cluster, events.clone()) {
             Ok(run) => run,
-            // Such as a node that is there already, or pods without a place to go to.
+            // For example a new node that already exists, or pods without a node to move to.
             Err(SimulateError::Event { .. }) => return Ok(()),
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         };
@@ -352,7 +353,7 @@ proptest! {
             let (nodes, pods) = (sum(&second.nodes), sum(&second.pods));
             nobody += second.all.lost - nodes.lost;
             prop_assert_eq!((nodes.ok, nodes.cut), (second.all.ok, second.all.cut));
-            // What is answered or cut has reached a pod.
+            // A request that is answered or cut has reached a pod.
             prop_assert_eq!((pods.ok, pods.cut), (second.all.ok, second.all.cut));
             prop_assert!(pods.lost <= nodes.lost);
         }
@@ -362,7 +363,8 @@ proptest! {
         prop_assert_eq!(by_node.all() + nobody, run.total().all());
     }
 
-    /// With the drain that is computed, or a longer one, a change to Local loses nothing, whatever the phases.
+    /// A change to Local loses nothing with the computed drain or a longer one, whatever the
+    /// phases.
     #[test]
     fn the_drain_that_is_computed_loses_nothing(
         profile in profile(), pods in 1usize..4, seed: u64, more in 0u64..3000, agent in 0u64..3000, at in 0u64..9000,
@@ -392,14 +394,16 @@ proptest! {
             prop_assert_eq!(profile, "aws-alb");
             prop_assert!(run(needed + SECOND).total().lost > 0);
         }
-        // Without one, what comes before the balancer believes is lost, if the agents are not slower than that.
+        // Without a drain, requests are lost until the balancer considers the nodes unhealthy,
+        // unless the agents are slower than that.
         let late = agent + 1000 >= u64::try_from(scene.balancer.controller.value.as_millis()).unwrap();
         if !late && !scene.balancer.one_node {
             prop_assert!(run(Duration::ZERO).total().lost > 0);
         }
     }
 
-    /// At rest each node gets what `lb` says, and no more is lost by a change than `lb what-if` says at most.
+    /// Each node gets the share that `lb` computes in a steady state, and a change loses no more
+    /// than the maximum of `lb what-if`.
     #[test]
     fn it_agrees_with_the_judgement(
         profile in profile(), pods in pods(4), local: bool, seed: u64, drain in 0u64..40,
@@ -433,7 +437,8 @@ proptest! {
             let loses = |judgement: &Judgement<'_>| judgement.ports[0].lost > 0.0 || judgement.ports[0].taking() == 0;
             let steady = loses(&a) || loses(&b);
             let cost = what_if.cost(&(&old, &a), &(&new, &b));
-            // One that sends all to one node loses all or nothing, and no share of it.
+            // A balancer that sends all traffic to one node loses all or nothing, and no share of
+            // it.
             if !steady && !scene.balancer.one_node {
                 let run = scene.with(&before, vec![Timed { at: SECOND * 5, event: Event::Change(change) }]).unwrap();
                 let most = cost.weight() * 100.0 + 2.0;

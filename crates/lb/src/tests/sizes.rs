@@ -1,4 +1,4 @@
-//! A large cluster: the work is that of endpoints and Services, never of nodes times Services.
+//! A large cluster: the work grows with endpoints and Services, never with nodes times Services.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ const NODES: usize = 500;
 const SERVICES: usize = 1_000;
 const ENDPOINTS: usize = 10;
 
-/// A folder with as many objects, as `kubectl get -o json` prints them.
+/// Returns a folder with that many objects, as `kubectl get -o json` prints them.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let list = |name: &str, items: Vec<String>| {
@@ -75,7 +75,7 @@ fn the_work_is_that_of_endpoints_and_services() {
         assert_eq!(judgement.ports[0].pods.len(), ENDPOINTS);
         work += judgement.work;
     }
-    // Each endpoint is a row and stands in the lists of both policies; each Service has the three zones besides. Every node of
-    // every Service would be half a million.
+    // Each endpoint is a row and is in the lists of both policies; each Service additionally has
+    // the three zones. Every node of every Service would be half a million.
     assert!(work <= SERVICES * (3 * ENDPOINTS + 3), "{work}");
 }

@@ -1,8 +1,8 @@
-//! Small clusters: what each node answers and does, what each pod gets, and what is found.
+//! Small clusters: the answer and behaviour of each node, the share of each pod, and the findings.
 
 use super::*;
 
-/// Nodes, Service, pods and balancer; then the table and the findings that are expected.
+/// Nodes, Service, pods and balancer; then the expected table and findings.
 struct Case {
     nodes: &'static str,
     service: &'static str,
@@ -46,7 +46,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Open yes 1/1 100\nn2 0 Silence no dropped 0\n  a 100",
         findings: &["warning check-times-out", "note one-node"],
     },
-    // All are dark: an NLB sends to all of them.
+    // All are unhealthy: an NLB sends to all of them.
     Case {
         nodes: "n1/excluded n2 n3",
         service: "LoadBalancer Local",
@@ -71,7 +71,8 @@ const CASES: [Case; 24] = [
         table: "n1 0 Ok(None) yes refused 50\nn2 0 Ok(None) yes refused 50",
         findings: &["error no-endpoint", "note short-drain"],
     },
-    // Only a terminating pod is left: the health port says 503, and what comes is still served.
+    // Only a terminating pod is left: the health port answers 503, and requests that arrive are
+    // still served.
     Case {
         nodes: "n1 n2",
         service: "LoadBalancer Local",
@@ -96,7 +97,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(Some(1)) no 1/1 0\nn2 1 Ok(Some(1)) yes 1/1 100\n  a 0\n  b 100",
         findings: &["warning dark-with-pod", "warning uneven"],
     },
-    // Zones: each node uses the endpoints that are hinted for its own.
+    // Zones: each node uses the endpoints with a hint for its own zone.
     Case {
         nodes: "n1/east n2/west n3/west",
         service: "LoadBalancer Cluster",
@@ -129,7 +130,8 @@ const CASES: [Case; 24] = [
         table: "n1 1 Announced yes 1/1 50\nn2 1 Announced yes 1/1 50\nn3 0 NotAnnounced no dropped 0\n  a 50\n  b 50",
         findings: &["note one-node-at-a-time"],
     },
-    // A Service of type NodePort with a health port by annotation, which an ALB is taken to ask, ...
+    // A Service of type NodePort with a health port by annotation, which an ALB is assumed to
+    // check, ...
     Case {
         nodes: "n1 n2 n3",
         service: "NodePort Local health-check-node-port=\"31999\"",
@@ -138,7 +140,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no dropped 0\n  a 50\n  b 50",
         findings: &["note health-port-assumed"],
     },
-    // ... is known to ask, ...
+    // ... is known to check, ...
     Case {
         nodes: "n1 n2 n3",
         service: "NodePort Local health-check-node-port=\"31999\" alb.ingress.kubernetes.io/healthcheck-port=\"31999\"",
@@ -147,7 +149,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no dropped 0\n  a 50\n  b 50",
         findings: &[],
     },
-    // ... or is known not to.
+    // ... or is known not to check.
     Case {
         nodes: "n1 n2 n3",
         service: "NodePort Local health-check-node-port=\"31999\" alb.ingress.kubernetes.io/healthcheck-port=traffic-port",
@@ -156,7 +158,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Open yes 1/1 50\nn2 1 Open yes 1/1 50\nn3 0 Silence no dropped 0\n  a 50\n  b 50",
         findings: &["warning check-times-out"],
     },
-    // Its own node port is no health port.
+    // Its own node port is not a health port.
     Case {
         nodes: "n1 n2 n3",
         service: "NodePort Local health-check-node-port=\"30080\"",
@@ -173,7 +175,8 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
         findings: &["warning object"],
     },
-    // With the fallback nodes without a pod are dark, and what comes there all the same is forwarded.
+    // With the fallback, nodes without a pod are unhealthy, and requests that arrive there
+    // nevertheless are forwarded.
     Case {
         nodes: "n1 n2 n3",
         service: "LoadBalancer Local external-fallback=cluster",
@@ -182,7 +185,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(Some(1)) yes 1/1 50\nn2 1 Ok(Some(1)) yes 1/1 50\nn3 0 Unavailable no 0/2 0\n  a 50\n  b 50",
         findings: &[],
     },
-    // Who asks the traffic port sends there, too; so does who fails open.
+    // A balancer that checks the traffic port sends there, too; so does one that fails open.
     Case {
         nodes: "n1 n2 n3",
         service: "NodePort Local external-fallback=cluster",
@@ -207,7 +210,7 @@ const CASES: [Case; 24] = [
         table: "n1 1 Ok(None) yes 1/2 50\nn2 1 Ok(None) yes 1/2 50\n  a 50\n  b 50",
         findings: &["warning object"],
     },
-    // An endpoint's node that is no Node (any more) is nobody's target.
+    // An endpoint's node without a Node object (any more) gets no traffic from a balancer.
     Case {
         nodes: "n1/gce",
         service: "LoadBalancer Local",
@@ -244,7 +247,7 @@ fn a_service_that_nobody_reaches_from_outside_is_not_judged() {
     assert_eq!(cluster.named("web").len(), 1);
 }
 
-/// A sum of no floats is -0.0, which is printed as such.
+/// The sum of no floats is -0.0, which is printed as such.
 #[test]
 fn nothing_lost_is_no_negative_number() {
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1");
@@ -276,7 +279,7 @@ fn a_health_port_is_to_be_pasted() {
     let for_an_alb = fix("NodePort Local", "aws-alb");
     assert_eq!(for_an_alb[ours], "31999");
     assert_eq!(for_an_alb["alb.ingress.kubernetes.io/healthcheck-port"], "31999");
-    // A port that nobody has; here the node port is one.
+    // The suggested port is one that no Service has; here the annotation names the node port.
     let for_another = fix("NodePort Local health-check-node-port=\"30080\"", "custom");
     assert_eq!(for_another, serde_json::json!({ours: "31999"}));
 }
@@ -291,7 +294,7 @@ fn the_balancer_is_guessed_and_why_is_said() {
     let (name, because) = why("n1/gce", "LoadBalancer");
     assert_eq!(name, "gke");
     assert!(because.contains("gce://"), "{because}");
-    // A node port is not the cloud controller's.
+    // The cloud controller does not handle Services of type NodePort.
     assert_eq!(why("n1/gce", "NodePort").0, "custom");
     let (name, because) = why("n1", "LoadBalancer weighted");
     assert_eq!(name, "gke");
@@ -316,7 +319,7 @@ fn what_a_person_says_of_the_balancer_counts() {
     assert!(judgement.balancer.fail_open.sure);
 }
 
-/// Its speakers count endpoints that are ready or serving; a health port counts ready ones.
+/// MetalLB's speakers count endpoints that are ready or serving; a health port counts ready ones.
 #[test]
 fn metallb_announces_a_node_whose_last_pod_terminates() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n2/terminating");

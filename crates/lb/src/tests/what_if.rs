@@ -1,4 +1,5 @@
-//! Changes: who goes dark, who gets what, what is lost, and what makes it lossless.
+//! Changes: the nodes that turn unhealthy, the shares, the losses, and the conditions for a
+//! lossless change.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ fn changed<T>(
     Ok(look(&table(&before, &old), &table(&after, &new), &cost))
 }
 
-/// Shares and seconds of what is lost.
+/// Returns shares (in percent) and seconds of the losses.
 fn lost(cost: &Cost) -> Vec<(u32, u32)> {
     cost.lost.iter().map(|loss| ((loss.share * 100.0).round() as u32, loss.seconds.round() as u32)).collect()
 }
@@ -73,7 +74,8 @@ fn a_preempted_node_without_a_pod_costs_under_cluster_and_nothing_under_local() 
     }
 }
 
-/// `trafficDistribution`: each endpoint has its own zone as hint, also where a change puts it.
+/// Each endpoint has its own zone as its hint under `trafficDistribution`, also where a change
+/// places it.
 #[test]
 fn traffic_stays_in_its_zone_through_a_change() {
     let yaml = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/b");
@@ -82,21 +84,21 @@ fn traffic_stays_in_its_zone_through_a_change() {
         let row = table.lines().find(|line| line.starts_with(node)).unwrap_or_else(|| panic!("{table}"));
         row.to_owned()
     };
-    // A third pod, on n3: n1 has only its own still, and the nodes of zone b have both of theirs.
+    // A third pod, on n3: n1 still has only its own, and the nodes of zone b have both of theirs.
     let scaled = after(Change::Scale(3)).unwrap();
     assert!(own_zone(&scaled, "n1").contains("1/1"), "{scaled}");
     assert!(own_zone(&scaled, "n2").contains("1/2"), "{scaled}");
-    // The pod of n1 moves into zone b: no endpoint names zone a, whose node takes all.
+    // The pod of n1 moves into zone b: no endpoint names zone a, whose node uses all.
     let drained = after(Change::Node("n1".to_owned(), NodeChange::Drained)).unwrap();
     assert!(own_zone(&drained, "n2").contains("1/2"), "{drained}");
-    // Hints by the zones' CPUs: what the controller would write is not known.
+    // Hints by the zones' CPUs: the hints that the controller would write are not known.
     let by_cpu = manifests("n1/a n2/b n3/b", "LoadBalancer Cluster", "p@n1/a q@n2/a");
     let refused = changed(&by_cpu, "gke", &[Change::Scale(3)], |_, _, _| ()).unwrap_err();
     assert!(
         matches!(refused, ChangeError::Hints(_)) && refused.to_string().contains("topology-mode"),
         "{refused}"
     );
-    // What moves no pod is judged all the same.
+    // A change that moves no pod is judged all the same.
     changed(&by_cpu, "gke", &[Change::Policy(Policy::Local)], |_, _, _| ()).unwrap();
 }
 
@@ -105,7 +107,7 @@ fn a_preempted_node_takes_its_pods_with_it() {
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");
     changed(&yaml, "gke", &[gone("n2")], |_, after, cost| {
         assert_eq!(after, "n1 1 Ok(None) yes 1/1 100\n  a 100");
-        // Its own half for 25 s; half of the other's, until Kubernetes takes it for lost.
+        // Its own half is lost for 25 s; half of the other's until Kubernetes considers it lost.
         assert_eq!(lost(cost), [(50, 25), (25, 50)]);
         assert_eq!(cost.cut.len(), 2);
     })
@@ -139,7 +141,7 @@ fn scaling_and_spreading_follow_the_scheduler() {
     assert!(after(&[Change::Scale(0)]).contains("refused"));
 }
 
-/// A health port by annotation makes lossless what the traffic port cannot.
+/// A health port by annotation makes a change lossless that the traffic port cannot.
 #[test]
 fn a_drain_helps_who_asks_a_health_port() {
     let switch = [Change::Policy(Policy::Local)];
@@ -156,7 +158,7 @@ fn a_drain_helps_who_asks_a_health_port() {
     }
 }
 
-/// Nothing is lost that only came to the wrong node.
+/// Requests are not lost merely because they arrive at the wrong node.
 #[test]
 fn the_fallback_loses_nothing() {
     let switch = [Change::Policy(Policy::Local), Change::Drain(Duration::ZERO)];
@@ -195,7 +197,7 @@ proptest! {
         let yaml = manifests("n1 n2 n3 n4", "LoadBalancer Cluster", &names.join(" "));
         let switch = [Change::Policy(Policy::Local)];
         let needed = changed(&yaml, profile, &switch, |_, _, cost| cost.drain).unwrap();
-        // Who asks the traffic port cannot be helped.
+        // There is no remedy for a balancer that checks the traffic port.
         if let Some((needed, _)) = needed {
             let drain = Duration::from_secs_f64(needed) + Duration::from_secs(more);
             let changes = [Change::Policy(Policy::Local), Change::Drain(drain)];

@@ -21,7 +21,7 @@ fn snapshot(nodes: &str, service: &str, pods: &str) -> Snapshot {
 const LOCAL: &str = "LoadBalancer Local";
 const CLUSTER: &str = "LoadBalancer Cluster";
 
-/// Nodes, Service and pods before and after; what is said.
+/// Nodes, Service and pods before and after; and the expected lines.
 type Case = ([&'static str; 3], [&'static str; 3], &'static [&'static str]);
 
 const CASES: &[Case] = &[
@@ -46,7 +46,7 @@ const CASES: &[Case] = &[
         ["n1 n2", LOCAL, "a@n1 b@n2"],
         &["shop/web: n2: stays green: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod"],
     ),
-    // Nodes without a pod are told as one.
+    // Nodes without a pod share a line.
     (
         ["n1 n2 n3", CLUSTER, "a@n1"],
         ["n1 n2 n3", LOCAL, "a@n1"],
@@ -56,7 +56,7 @@ const CASES: &[Case] = &[
             "shop/web: 2 nodes without a pod: turns dark: 200 → 503; a request there: forwarded → dropped; gke knows within 6 s",
         ],
     ),
-    // A Node comes, goes, and turns.
+    // A Node is added, is removed, and changes.
     (
         ["n1 n2", LOCAL, "a@n1 b@n2"],
         ["n1", LOCAL, "a@n1"],
@@ -94,7 +94,7 @@ fn the_beginning_and_the_end_of_a_service() {
         without.changes(&with),
         ["shop/web: is reached from outside: policy Local, 1 of 2 nodes green, 1 ready pod"]
     );
-    // An error has a beginning and an end.
+    // The beginning and the end of an error are reported.
     let nobody = snapshot("n1 n2", LOCAL, "");
     let lines = with.changes(&nobody);
     assert!(lines.iter().any(|line| line.starts_with("shop/web: error no-endpoint: ")), "{lines:?}");

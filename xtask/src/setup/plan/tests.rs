@@ -15,7 +15,7 @@ fn linker(llvm: Option<u32>) -> Option<Linker> {
     Some(Linker { version: LINKER.to_owned(), llvm })
 }
 
-/// Debian with only rustup's stable.
+/// Returns the facts of a Debian with only rustup's stable.
 fn debian() -> Facts {
     let compiler = Compiler {
         packages: ["rustc-web", "cargo-web", "rust-web-src"].map(str::to_owned),
@@ -35,7 +35,7 @@ fn install(packages: &[&str]) -> Step {
 
 const LIBRARIES: [&str; 5] = ["llvm-22-dev", "libpolly-22-dev", "zlib1g-dev", "libzstd-dev", "libxml2-dev"];
 
-/// Takes the next step, which must be this one.
+/// Takes the next step, which must be `step`.
 fn take(facts: &mut Facts, step: Step) {
     assert_eq!(next(facts), Next::Step(step.clone()));
     facts.tried.push(step);
@@ -107,7 +107,8 @@ fn components_come_from_rustup() {
     assert_eq!(next(&facts), Next::Done);
 }
 
-/// No apt, nothing from rustup: what to install is said, and nothing is tried twice.
+/// The message names what to install if there is neither apt nor rustup, and no step is tried
+/// twice.
 #[test]
 fn elsewhere_it_says_what_to_install() {
     let mut facts = Facts { apt: None, ..debian() };
@@ -141,14 +142,14 @@ fn without_privileges_it_says_so() {
     assert!(why.contains("as root"), "{why}");
 }
 
-/// A machine that builds for itself, and is asked to build for the other target.
+/// Returns the facts of a machine that can build for itself and has to build for the other target.
 fn crossing() -> Facts {
     let target = target::named("aarch64-unknown-linux-gnu").unwrap();
     let cross = Cross { target, standard_library: false, compiler: false };
     Facts { toolchain: Some(toolchain(22)), linker: linker(Some(22)), cross: Some(cross), ..debian() }
 }
 
-/// Sets the tools that `facts` has of the target.
+/// Sets the tools that `facts` has for the target.
 fn there(facts: &mut Facts, standard_library: bool, compiler: bool) {
     let cross = facts.cross.as_mut().unwrap();
     (cross.standard_library, cross.compiler) = (standard_library, compiler);
@@ -182,7 +183,7 @@ fn without_rustup_and_apt_it_says_what_another_target_takes() {
     }
 }
 
-/// If the packages do not help (a distribution without them), setup ends, and says so.
+/// If the packages do not help (a distribution without them), setup stops and reports that.
 #[test]
 fn a_compiler_that_apt_does_not_bring() {
     let mut facts = crossing();

@@ -1,4 +1,5 @@
-//! Services of another proxy, as an [`Index`] knows them: their addresses are neither those of other Services nor unallocated.
+//! Services of another proxy in an [`Index`]: their addresses are neither available to other
+//! Services nor unallocated.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -6,7 +7,7 @@ use super::{Changes, Index};
 use crate::model::{NodeInput, ServiceName};
 
 impl Index {
-    /// Ranges of ClusterIPs as they are now.
+    /// Updates the desired ranges of ClusterIPs.
     pub(super) fn update_service_cidrs(&mut self, input: &NodeInput, changes: &mut Changes) {
         let mut ranges = BTreeSet::new();
         if !self.blind {
@@ -24,7 +25,7 @@ impl Index {
         }
     }
 
-    /// Another proxy has other addresses now.
+    /// Records that a Service of another proxy has other addresses now.
     pub(super) fn replace_foreign(&mut self, name: &ServiceName, old: &[IpAddr], new: &[IpAddr]) {
         if old == new {
             return;
@@ -35,7 +36,8 @@ impl Index {
         self.asked_cidrs = None;
     }
 
-    /// Services that name an address which another proxy has gained or lost lose or gain it.
+    /// Adds the Services that name an address which another proxy has gained or lost: they lose or
+    /// gain it.
     pub(super) fn touch_foreign(&mut self, settle: &mut BTreeSet<ServiceName>) {
         let changed = std::mem::take(&mut self.foreign_changed);
         if changed.is_empty() {

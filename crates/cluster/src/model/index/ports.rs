@@ -1,4 +1,4 @@
-//! Ports of nodes that Services want, as an [`Index`] knows them.
+//! Queries of an [`Index`] about the ports that Services want on nodes.
 
 use super::Index;
 use crate::model::{
@@ -7,8 +7,8 @@ use crate::model::{
 };
 
 impl Index {
-    /// Whether the health port that a Service's annotation gives it, or would give it under policy Local, is not to be had, as
-    /// of the last [`Index::update`].
+    /// Whether the health port that a Service's annotation gives it, or would give it under policy
+    /// Local, is unavailable as of the last [`Index::update`].
     #[must_use]
     pub fn is_health_port_refused(&self, service: &Service) -> bool {
         service.service_type == ServiceType::NodePort
@@ -16,7 +16,8 @@ impl Index {
             && self.health_port_refusal(&service.name, service.health_annotation).is_some()
     }
 
-    /// Whether a Service has this TCP port on each node, as node port or health port, as of the last [`Index::update`].
+    /// Whether any Service has this TCP port on each node, as its node port or health port, as of
+    /// the last [`Index::update`].
     #[must_use]
     pub fn is_port_taken(&self, port: u16) -> bool {
         self.ports.has(port)

@@ -1,4 +1,4 @@
-//! One Service put into the desired state, beside the others.
+//! The step that puts one Service into the desired state alongside the others.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,11 +10,11 @@ use super::{
     Changes, Index,
 };
 
-/// Conflicts of one Service that are told one by one.
+/// The number of conflicts of one Service that are reported individually.
 const CONFLICTS: usize = 50;
 
 impl Index {
-    /// Puts one Service into the desired state: what it wants, less the frontends that others have.
+    /// Puts one Service into the desired state: what it wants, except frontends that others hold.
     pub(super) fn settle(&mut self, name: &ServiceName, changes: &mut Changes) {
         let nothing = Wanted::default();
         let wanted = self.wanted.get(name).unwrap_or(&nothing);
@@ -98,7 +98,7 @@ impl Index {
     }
 }
 
-/// Not after any key of this Service.
+/// Returns a key that does not sort after any key of this Service.
 fn first_key(name: &ServiceName) -> ServicePortKey {
     ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }

@@ -101,7 +101,7 @@ fn the_cost_of_a_service_grows_with_its_ports() {
         let mut index = Index::default();
         index.apply(big);
         index.apply(slice);
-        // Of this thread alone: the machine may be busy.
+        // The CPU time of this thread alone, because the machine may be busy.
         let clock = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
         let before = clock();
         let _ = index.update(&input(1));
@@ -112,7 +112,7 @@ fn the_cost_of_a_service_grows_with_its_ports() {
     assert!(many < few * 30, "1,000 ports: {few:?}, 10,000: {many:?}");
 }
 
-/// Nodes come and go for years; only one's own is remembered.
+/// Nodes come and go for years; only this node's own Node is remembered.
 #[test]
 fn other_nodes_that_are_gone_are_forgotten() {
     let mut index = Index::default();
@@ -197,7 +197,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The same objects in a new index.
+/// Builds a new index from the same objects.
 fn from_scratch(index: &Index) -> Index {
     let mut fresh = Index::default();
     for service in index.services.values().rev() {
@@ -222,7 +222,8 @@ fn port_changes(before: &Desired, after: &Desired) -> BTreeSet<ServicePortKey> {
 }
 
 proptest! {
-    /// However the index got there, the result is that of its objects alone; and it says exactly what it changed.
+    /// The result depends on the objects alone, however the index reached them; and the index
+    /// reports exactly what it changed.
     #[test]
     fn incremental_is_from_scratch(ops in prop::collection::vec(op(), 1..40)) {
         let mut index = Index::default();
@@ -243,7 +244,7 @@ proptest! {
                 Op::Input(addresses) => {
                     let mut next = input(addresses % 3);
                     if addresses >= 3 {
-                        // There is room for few of them.
+                        // The maps have room for a few of them only.
                         next.limits = Limits { frontends: [6; 2], source_ranges: [6; 2], endpoints: 2 };
                     }
                     let before = std::mem::replace(&mut now, next);
@@ -275,7 +276,7 @@ proptest! {
         }
     }
 
-    /// The packet path has one place for each address, port and protocol.
+    /// The packet path has one entry for each address, port and protocol.
     #[test]
     fn each_frontend_has_one_service(services in prop::collection::vec(any_service(), 0..6)) {
         let mut index = Index::default();
@@ -289,7 +290,7 @@ proptest! {
                 prop_assert!(seen.insert((frontend.address, key.protocol)), "{frontend:?} twice");
             }
         }
-        // None is lost either: each address that a Service names belongs to somebody.
+        // No address is lost: each address that a Service names belongs to a Service.
         for service in index.services.values() {
             for ip in service.cluster_ips.iter().chain(&service.load_balancer_ips) {
                 prop_assert!(seen.iter().any(|(address, _)| address.ip() == *ip));
@@ -314,7 +315,7 @@ fn each_health_port_of_an_annotation_has_one_service() {
     index.apply(annotated(1, Some(2), 31_999));
     let _ = index.update(&input(1));
     assert_eq!(ports(&index), [("s1".to_owned(), 31_999)]);
-    // The older Service has it, whenever it comes.
+    // The older Service holds it, whenever it is added.
     index.apply(annotated(2, Some(1), 31_999));
     assert_eq!(index.update(&input(1)).health, [name("ns", "s1"), name("ns", "s2")].into());
     assert_eq!(ports(&index), [("s2".to_owned(), 31_999)]);
@@ -324,7 +325,7 @@ fn each_health_port_of_an_annotation_has_one_service() {
         "{said:?}"
     );
     assert!(index.reach(&name("ns", "s1")).unwrap().health.is_none());
-    // A node port before both.
+    // A node port takes precedence over both.
     index.apply(service(3, None, 31_999, 2, Policy::Cluster));
     let _ = index.update(&input(1));
     assert_eq!(ports(&index), []);
@@ -333,7 +334,7 @@ fn each_health_port_of_an_annotation_has_one_service() {
     index.delete::<Service>(&name("ns", "s2"));
     let _ = index.update(&input(1));
     assert_eq!(ports(&index), [("s1".to_owned(), 31_999)]);
-    // What the node forbids.
+    // The rules of the node forbid the port.
     let rules =
         crate::model::HealthPortRules { own: vec![(31_999, "--healthz-address")], ..Default::default() };
     let _ = index.update(&NodeInput { health_ports: rules, ..input(1) });
@@ -368,7 +369,7 @@ fn a_deleted_node_keeps_its_node_ports_and_is_not_eligible() {
     assert!(changes.warnings, "it is told");
 }
 
-/// Keys whose values differ, or that only one of both has.
+/// Returns the keys whose values differ, or that are in one of the maps only.
 fn differing<K: Ord + Clone, V: PartialEq>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> BTreeSet<K> {
     let differs = |key: &&K| before.get(key) != after.get(key);
     before.keys().chain(after.keys()).filter(differs).cloned().collect()

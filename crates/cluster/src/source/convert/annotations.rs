@@ -1,4 +1,5 @@
-//! Annotations of Services that are this project's own. What cannot be read is left out and told with the object.
+//! This project's own annotations of Services. Values that cannot be parsed are left out and
+//! reported with the object.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(super) fn drain(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Du
     Some(drain.min(LONGEST_DRAIN))
 }
 
-/// 0 if there is none.
+/// Returns the port of the annotation; 0 if there is none.
 pub(super) fn health_port(metadata: &ObjectMeta, problems: &mut Problems) -> u16 {
     let Some(text) = text(metadata, HEALTH_PORT_ANNOTATION) else { return 0 };
     let port = text.parse().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Details of objects that the judgement of a whole cluster wants, and a proxy does not: balancers, pods' names, what the scheduler
-//! and balancers make of Nodes.
+//! Details of objects that the judgement of a whole cluster needs and a proxy does not: balancers,
+//! pods' names, the facts about Nodes that the scheduler and balancers use.
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 
@@ -34,7 +34,7 @@ const BALANCERS: [&str; 8] = [
     "traffic-policy.io/",
 ];
 
-/// Set of fields that are read of an object.
+/// The set of fields that are read from an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::source) enum Detail {
     /// Fields that a proxy needs.

@@ -1,4 +1,4 @@
-//! Nodes, and the ranges of the whole cluster.
+//! Conversion of Nodes and of the ranges of the whole cluster.
 
 use std::{net::IpAddr, slice};
 

@@ -9,12 +9,13 @@ use crate::model::address::{parse_cidr, parse_ip, unusable};
 /// Unusable parts of one object.
 pub(super) struct Problems {
     pub(super) object: String,
-    /// One for each problem, complete, up to [`Self::MOST`], and then one more.
+    /// One complete sentence for each problem, up to [`Self::MOST`], and then one more.
     pub(super) sentences: Vec<String>,
 }
 
 impl Problems {
-    /// An object may have as many mistakes as fields. Nobody reads so many.
+    /// The largest number of problems reported. An object may have as many mistakes as fields, and
+    /// no person reads that many.
     const MOST: usize = 50;
 
     pub(super) fn tell(&mut self, field: &str, what: &str) {
@@ -37,7 +38,7 @@ impl Problems {
         Some(ip)
     }
 
-    /// The CIDRs that are some. One of all addresses is a mistake: it would admit every source.
+    /// Returns the valid CIDRs. A range of all addresses is a mistake: it would admit every source.
     pub(super) fn cidrs(&mut self, field: &str, texts: &[String]) -> Vec<IpNet> {
         let mut cidrs = Vec::new();
         for (i, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
@@ -60,7 +61,7 @@ impl Problems {
         cidrs
     }
 
-    /// The usable addresses, without duplicates, in order.
+    /// Returns the usable addresses, without duplicates, in order.
     pub(super) fn addresses(&mut self, field: &str, texts: &[String]) -> Vec<IpAddr> {
         let mut addresses = Vec::new();
         let mut seen = HashSet::new();
@@ -75,7 +76,8 @@ impl Problems {
     }
 }
 
-/// A value in quotation marks for a sentence, its beginning if it is long: an annotation may have 256 KiB.
+/// Returns a value in quotation marks for a sentence, shortened to its beginning if it is long: an
+/// annotation may have 256 KiB.
 pub(super) fn quoted(text: &str) -> String {
     const MOST: usize = 80;
     match text.char_indices().nth(MOST) {

@@ -1,7 +1,8 @@
-//! Limits of the Events that an agent posts: each node of a cluster sees what one tenant does in a loop.
+//! Limits on the Events that an agent posts: each node of a cluster sees what one tenant does in a
+//! loop.
 //!
-//! Window, burst and refill are those of client-go's EventCorrelator. There each object has tokens of its own; here all
-//! objects of the agent share them.
+//! Window, burst and refill are those of client-go's EventCorrelator. There each object has tokens
+//! of its own; here all objects of the agent share them.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -12,23 +13,26 @@ use tokio::time::Instant;
 
 use super::{ObjectEvent, Subject};
 
-/// Within this time an object has one Event of a reason; further ones are told by one Event at its end.
+/// The time within which an object gets one Event per reason; further ones are combined into one
+/// Event at its end.
 pub(super) const WINDOW: Duration = Duration::from_secs(600);
-/// Tokens: Events that may be posted at once, and the time after which one more may.
+/// The number of Events that may be posted at once. The refill time below adds one more.
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
-/// Objects and reasons that are remembered. Further ones are not told of until others are forgotten.
+/// The number of objects and reasons that are remembered. Others are not reported until some are
+/// forgotten.
 pub(super) const REMEMBERED: usize = 4096;
-/// First Events without a token that are posted within one [`WINDOW`]; further ones in the next. So thousands of faults
-/// of a tenant cost the API server of 5,000 nodes 5,000 × 50 Events in 600 s, some 400 a second, and not 34,000
-/// ([`REMEMBERED`]).
+/// The number of first Events without a token that are posted within one [`WINDOW`]; further ones
+/// are posted in the next. So thousands of faults of a tenant cost the API server of 5,000 nodes
+/// 5,000 × 50 Events in 600 s, about 400 a second, and not 34,000 ([`REMEMBERED`]).
 const LATE: usize = 50;
-/// Number of different texts about one object and reason in one Event: the last ones.
+/// The number of different texts about one object and reason in one Event: the last ones.
 const TEXTS: usize = 3;
-/// The most bytes of an Event's note that the API server takes (`NoteLengthLimit`, pkg/apis/core/validation/events.go).
+/// The longest note of an Event, in bytes, that the API server takes (`NoteLengthLimit`,
+/// pkg/apis/core/validation/events.go).
 const NOTE: usize = 1024;
 
-/// The beginning of a text, of at most [`NOTE`] bytes, with all of what is to stand at its end.
+/// Shortens a text so that with `end`, which is kept whole, it has at most [`NOTE`] bytes.
 pub(super) fn note(mut text: String, end: &str) -> String {
     let room = text.len().min(NOTE.saturating_sub(end.len()));
     let cut = (0..=room).rev().find(|cut| text.is_char_boundary(*cut));
@@ -36,24 +40,24 @@ pub(super) fn note(mut text: String, end: &str) -> String {
     text + end
 }
 
-/// Object and reason.
+/// An object and a reason.
 type Key = (Subject, String);
 
 #[derive(Debug)]
 struct Seen {
-    /// When the held Events are to be posted; without any, when object and reason are forgotten.
+    /// The time to post the held Events or, if there are none, to forget the object and reason.
     due: Instant,
-    /// An Event has been posted.
+    /// Whether an Event has been posted.
     told: bool,
     held: Option<Held>,
 }
 
-/// Events that were not posted yet.
+/// Events that have not been posted yet.
 #[derive(Debug)]
 struct Held {
     times: u64,
     last: ObjectEvent,
-    /// The last different ones, at most [`TEXTS`], in the order in which they came.
+    /// The last different texts, at most [`TEXTS`], in the order in which they came.
     texts: VecDeque<String>,
 }
 
@@ -72,7 +76,7 @@ impl Held {
         self.last = event;
     }
 
-    /// One Event that tells all of them, of at most [`NOTE`] bytes.
+    /// Combines all of them into one Event with a note of at most [`NOTE`] bytes.
     fn told(mut self) -> ObjectEvent {
         let texts = self.texts.make_contiguous().join("; ");
         let times = match self.times {
@@ -83,7 +87,7 @@ impl Held {
     }
 }
 
-/// Decides what is posted, and when.
+/// The state that decides what is posted, and when.
 #[derive(Debug)]
 pub(super) struct Correlator {
     seen: HashMap<Key, Seen>,
@@ -98,14 +102,14 @@ impl Correlator {
         Self { seen: HashMap::new(), tokens: BURST, refilled: now, chance }
     }
 
-    /// The Event to be posted at once: the first one of an object and reason, as long as there are tokens. Without a
-    /// token it is posted at a random moment of this window or of a later one: all nodes see the same, and shall not
-    /// post together.
+    /// Returns the Event to be posted at once: the first one of an object and reason, as long as
+    /// there are tokens. Without a token it is posted at a random moment of this window or of a
+    /// later one: all nodes see the same, and must not post at the same time.
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
         let windows = self.seen.values().filter(|seen| !seen.told && seen.held.is_some()).count() / LATE;
         match self.seen.entry((event.subject.clone(), event.reason.clone())) {
-            // What is no fault is over by the time that it would be told.
+            // A repetition that is not a fault would be outdated by the time it is posted.
             Entry::Occupied(_) if !event.is_warning => None,
             Entry::Occupied(mut seen) => {
                 match &mut seen.get_mut().held {
@@ -133,12 +137,13 @@ impl Correlator {
         }
     }
 
-    /// When [`Self::due`] has something to do.
+    /// Returns when [`Self::due`] next has something to do.
     pub(super) fn next(&self) -> Option<Instant> {
         self.seen.values().map(|seen| seen.due).min()
     }
 
-    /// Events that were held back long enough, each with how often it happened; what is quiet is forgotten.
+    /// Returns the held Events that are due, each with its number of occurrences; objects and
+    /// reasons without new ones are forgotten.
     pub(super) fn due(&mut self, now: Instant) -> Vec<ObjectEvent> {
         let mut due = Vec::new();
         self.seen.retain(|_, seen| {
@@ -147,8 +152,8 @@ impl Correlator {
             }
             let Some(held) = seen.held.take() else { return false };
             seen.due = now + WINDOW;
-            // The first Event is posted also without a token. A repetition without one waits for another window, and
-            // goes on counting.
+            // The first Event is posted even without a token. A repetition without one waits for
+            // another window, and is counted further.
             if take(&mut self.tokens, &mut self.refilled, now) || !seen.told {
                 seen.told = true;
                 due.push(held.told());
@@ -179,7 +184,7 @@ mod tests {
     use super::*;
     use crate::model::ServiceName;
 
-    /// A random number that gives the last moment of a window.
+    /// A source of random numbers that gives the last moment of a window.
     const LAST: fn() -> u64 = || u64::MAX / WINDOW.as_millis() as u64 * WINDOW.as_millis() as u64 - 1;
 
     fn event(service: &str, message: &str) -> ObjectEvent {
@@ -205,7 +210,7 @@ mod tests {
         let due = correlator.due(end);
         assert_eq!(due.len(), 1);
         assert_eq!(due[0].message, "bad 998; bad 999; bad 1000 (1000 times within 10 min)");
-        // Nothing more happened: all is forgotten, and the next one is a first one.
+        // Nothing more happened: everything is forgotten, and the next Event is a first one.
         assert_eq!(correlator.due(end + WINDOW), []);
         assert_eq!(correlator.next(), None);
         assert!(correlator.admit(event("web", "bad"), end + WINDOW).is_some());
@@ -231,7 +236,7 @@ mod tests {
         );
     }
 
-    /// A drain that has ended long ago is no news.
+    /// A drain that ended long ago is not worth an Event.
     #[test]
     fn what_is_no_fault_is_told_at_once_or_never() {
         let start = Instant::now();
@@ -250,7 +255,7 @@ mod tests {
         let at_once: Vec<_> =
             (0..200).filter_map(|i| correlator.admit(event(&format!("a{i}"), "bad"), start)).collect();
         assert_eq!(at_once.len(), 25);
-        // At the moment that the random number gives.
+        // The moment that the random number gives.
         let moment = start + Duration::from_millis(1_234_567 % 600_000);
         assert_eq!(correlator.next(), Some(moment));
         assert_eq!(correlator.due(moment - Duration::from_millis(1)), []);
@@ -267,8 +272,8 @@ mod tests {
         for i in 0..200 {
             let _ = correlator.admit(event(&format!("a{i}"), "bad again"), end);
         }
-        // Those that were forgotten, a window's number of them, and as many repetitions as there are tokens: two, less those
-        // that first ones took.
+        // Those that were forgotten, one window's worth, and as many repetitions as there are
+        // tokens: at most two.
         let told = correlator.due(end + WINDOW).len();
         assert!((LATE..=LATE + 2).contains(&told), "{told}");
     }

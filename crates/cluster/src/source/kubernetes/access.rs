@@ -16,29 +16,31 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Folder of the token and the CA of a pod's service account.
+/// The folder with the token and the CA of a pod's service account.
 pub const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The name that the API server's certificate carries in every cluster.
+/// The name in the API server's certificate, the same in every cluster.
 const SERVER_NAME: &str = "kubernetes.default.svc";
 
-/// Time limit for an answer of the API's cluster IP.
+/// The time limit for an answer from the API's cluster IP.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub enum Access {
     Kubeconfig(PathBuf),
-    /// As kubectl chooses.
+    /// A kubeconfig, chosen as kubectl does.
     Chosen {
-        /// Without it, the files of `KUBECONFIG`, or `~/.kube/config`.
+        /// The kubeconfig. Without it, the files of `KUBECONFIG`, or `~/.kube/config`.
         file: Option<PathBuf>,
-        /// Without it, the current one.
+        /// The context. Without it, the current one.
         context: Option<String>,
     },
     InCluster {
-        /// `https://HOST:PORT` of an API server. Without it, its cluster IP (`KUBERNETES_SERVICE_HOST`).
+        /// The URL `https://HOST:PORT` of an API server. Without it, its cluster IP
+        /// (`KUBERNETES_SERVICE_HOST`).
         api_server: Option<String>,
-        /// The folder with `token` and `ca.crt`, ordinarily [`SERVICE_ACCOUNT`]. Both are read again when they change.
+        /// The folder with `token` and `ca.crt`, ordinarily [`SERVICE_ACCOUNT`]. Both are read
+        /// again when they change.
         service_account: PathBuf,
     },
 }
@@ -71,10 +73,10 @@ pub enum AccessError {
 }
 
 impl Access {
-    /// Address of the API and credentials, except the token of a service account.
+    /// Returns the address of the API and credentials, except the token of a service account.
     ///
     /// # Errors
-    /// Files that cannot be read; an API server that does not answer, if only its cluster IP is known.
+    /// Files cannot be read; or an API server does not answer and only its cluster IP is known.
     pub(super) async fn config(&self) -> Result<Config, AccessError> {
         match self {
             Self::Kubeconfig(path) => from_file(path, KubeConfigOptions::default()).await,
@@ -109,8 +111,8 @@ impl Access {
                     let authority = service_account.join("ca.crt");
                     readable(&authority)?;
                     config.root_cert_file = Some(authority);
-                    // The file alone is what counts; without this, kube would first ask for the system's certificates, of which
-                    // an image has none.
+                    // Only the file counts; without this, kube would first load the system's
+                    // certificates, and an image has none.
                     config.root_cert = Some(Vec::new());
                     config.tls_server_name = api_server.as_ref().map(|_| SERVER_NAME.to_owned());
                 }
@@ -119,7 +121,7 @@ impl Access {
         }
     }
 
-    /// The file of a service account's token.
+    /// Returns the path of a service account's token.
     pub(super) fn token(&self) -> Option<PathBuf> {
         match self {
             Self::Kubeconfig(_) | Self::Chosen { .. } => None,
@@ -142,13 +144,13 @@ fn tell_risks(config: &Config, of: &str) {
     }
 }
 
-/// Whether requests to it do not leave this host.
+/// Whether requests to this address stay on this host.
 fn is_loopback(uri: &hyper::Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Warnings about an insecure configuration.
+/// Returns warnings about an insecure configuration.
 fn risks(config: &Config) -> Vec<String> {
     let mut risks = Vec::new();
     if config.accept_invalid_certs {
@@ -169,7 +171,7 @@ fn readable(path: &Path) -> Result<(), AccessError> {
     }
 }
 
-/// The URL of the API's cluster IP, after it has answered.
+/// Returns the URL of the API's cluster IP, after it has answered.
 async fn cluster_ip() -> Result<String, AccessError> {
     let variable = |name| env::var(name).map_err(|_| AccessError::NotInCluster);
     let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
@@ -183,7 +185,7 @@ async fn answers(address: &str, patience: Duration) -> Result<(), AccessError> {
     let connected = timeout(patience, async {
         while let Err(error) = TcpStream::connect(address).await {
             reason = error.to_string();
-            // A refusal comes at once: no more than two attempts a second.
+            // A refusal arrives at once: limit this to two attempts a second.
             sleep(Duration::from_millis(500)).await;
         }
     })
@@ -197,7 +199,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_silent_cluster_ip_names_the_flag() {
-        // A port that was free a moment ago.
+        // An address with a port that was free a moment ago.
         let address = {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             listener.local_addr().unwrap().to_string()

@@ -1,4 +1,4 @@
-//! `--node-condition`: whether Services work on the node, as a condition of its Node object.
+//! `--node-condition`: a condition of the Node object that shows whether Services work on the node.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use tokio::{
 
 /// The condition's type.
 const TYPE: &str = "ServiceProxyReady";
-/// The condition is written anew after this time, as a sign of life.
+/// The interval at which the condition is written again as a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(300);
-/// Between tries: the API server may be away.
+/// The shortest and longest pause between attempts: the API server may be away.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
-/// Characters of a message. The API server takes 32 KiB, and a person less.
+/// The number of characters of a message. The API server takes 32 KiB, but a person reads less.
 const MOST: usize = 1024;
 
-/// Status of the agent.
+/// The status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Empty if all is well.
+    /// The problem as text; empty if all is well.
     pub wrong: String,
 }
 
@@ -35,12 +35,13 @@ pub(super) fn channel() -> (StandingSender, watch::Receiver<Option<Standing>>) {
     watch::channel(None)
 }
 
-/// Writes the condition when it changes, and as a sign of life. Never ends: the end of a task is a failure.
+/// Writes the condition when it changes, and as a sign of life. Never returns: the end of a task is
+/// a failure.
 pub(super) async fn run(client: Client, node_name: String, mut standing: watch::Receiver<Option<Standing>>) {
     let nodes: Api<Node> = Api::all(client);
     let mut pause = PAUSES[0];
     let mut said = String::new();
-    // What the Node says: not known yet.
+    // The state in the Node object: not known yet.
     let mut written: Option<bool> = None;
     loop {
         let now = standing.borrow_and_update().clone();
@@ -51,7 +52,7 @@ pub(super) async fn run(client: Client, node_name: String, mut standing: watch::
                     said.clear();
                 }
                 Err(error) => {
-                    // Each reason once.
+                    // Log each reason once.
                     let reason = match &error {
                         kube::Error::Api(status) => status.message.clone(),
                         other => other.to_string(),
@@ -69,7 +70,8 @@ pub(super) async fn run(client: Client, node_name: String, mut standing: watch::
                 }
             }
         }
-        // The source has stopped, and with it this task; otherwise something has changed, or it is time for a sign of life.
+        // An error means that the source has stopped, and with it this task; otherwise something
+        // has changed, or a sign of life is due.
         if let Ok(Err(_)) = timeout(HEARTBEAT, standing.changed()).await {
             return std::future::pending().await;
         }
@@ -100,18 +102,19 @@ async fn write(
         "message": message,
         "lastHeartbeatTime": now,
     });
-    // Otherwise what the Node says stays.
+    // Otherwise the transition time in the Node stays.
     if before != Some(ready) {
         condition["lastTransitionTime"] = now.into();
     }
-    // Merged by type, so that others' conditions stay.
+    // Conditions are merged by type, so those of others stay.
     let patch = json!({"status": {"conditions": [condition]}});
     nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
     *written = Some(ready);
     Ok(())
 }
 
-/// Status of the Node's condition. By a list: some roles may list Nodes and not get one.
+/// Returns the status of the Node's condition. It uses a list, because some roles may list Nodes
+/// but not get one.
 async fn current(nodes: &Api<Node>, name: &str) -> Result<Option<bool>, kube::Error> {
     let list = nodes.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
     let status = list.items.into_iter().next().and_then(|node| node.status);

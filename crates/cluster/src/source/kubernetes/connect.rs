@@ -1,4 +1,4 @@
-//! The client of the API: its connections, and the credentials that they are made with, followed as files change.
+//! The client of the API: its connections and their credentials, which follow changes of files.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,37 +30,38 @@ use super::{
 };
 use crate::source::status::StatusWriter;
 
-/// Silence of the other end's kernel after which it is asked whether the connection is still there, then from question to
-/// question. After three without answer, that is 30 s, the connection is broken.
+/// TCP keepalive: the idle time before the first probe, and the interval between probes. After
+/// three probes without answer, that is 30 s, the connection is broken.
 const KEEPALIVE: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(5)];
 const KEEPALIVE_QUESTIONS: u32 = 3;
-/// For what was sent to be acknowledged.
+/// The time limit for the acknowledgement of sent data.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(10);
-/// Silence on an HTTP/2 connection after which a ping asks whether anybody is there, and how long the answer may take. As
-/// client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`.
+/// The idle time of an HTTP/2 connection before a ping is sent, and the time limit for its answer.
+/// The same as client-go's `HTTP2_READ_IDLE_TIMEOUT_SECONDS` and `HTTP2_PING_TIMEOUT_SECONDS`.
 const PING: Duration = Duration::from_secs(30);
 const PONG: Duration = Duration::from_secs(15);
 
-/// Interval of checking the credentials' files. The kubelet replaces its certificate well before it expires.
+/// The interval at which the credentials' files are checked. The kubelet replaces its certificate
+/// well before it expires.
 const LOOK: Duration = Duration::from_secs(5);
 
 pub(super) type Connections = BoxService<Request<Body>, Response<Answer>, BoxError>;
 
-/// The layers of requests except credentials of this agent's own.
+/// Returns the layers of requests except credentials of this agent's own.
 ///
 /// # Errors
-/// Certificates that cannot be read; a proxy, which is not supported.
+/// Certificates cannot be read, or a proxy is configured, which is not supported.
 pub(super) fn connections(mut config: Config) -> Result<Connections, kube::Error> {
     if config.proxy_url.is_some() {
-        // Says which feature is missing.
+        // The error of kube's own client names the missing feature.
         config.default_retry = false;
         ClientBuilder::try_from(config.clone())?;
     }
     let client: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
-        // Watches say nothing to the pool for minutes, and their connection is the one that is to be taken.
+        // The pool sees no activity from watches for minutes, and their connection must be reused.
         .pool_idle_timeout(None)
         .http2_keep_alive_interval(PING)
         .http2_keep_alive_timeout(PONG)
@@ -70,14 +71,15 @@ pub(super) fn connections(mut config: Config) -> Result<Connections, kube::Error
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
-        // Of lists above 128 KiB; watches come as they are.
+        // This applies to lists above 128 KiB; watches are not compressed.
         .layer(DecompressionLayer::new())
         .service(client)
         .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync));
     Ok(BoxService::new(service))
 }
 
-/// TLS where the address says so, with HTTP/2 where the server takes it, else HTTP/1.1.
+/// Returns a connector with TLS if the address requires it, with HTTP/2 if the server supports it,
+/// otherwise HTTP/1.1.
 fn https(config: &Config) -> Result<HttpsConnector<HttpConnector>, kube::Error> {
     let builder =
         HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
@@ -100,13 +102,13 @@ fn connector() -> HttpConnector {
     connector.set_keepalive(Some(KEEPALIVE[0]));
     connector.set_keepalive_interval(Some(KEEPALIVE[1]));
     connector.set_keepalive_retries(Some(KEEPALIVE_QUESTIONS));
-    // Elsewhere, where no agent runs, keepalive alone has to do.
+    // On other systems, where no agent runs, keepalive alone must suffice.
     #[cfg(target_os = "linux")]
     connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
     connector
 }
 
-/// Connections that are made anew, with other credentials, as soon as `next` has some.
+/// A client that replaces its connections as soon as `next` has new credentials.
 pub(super) struct Renewed {
     current: Connections,
     next: Next,
@@ -138,8 +140,8 @@ impl Service<Request<Body>> for Renewed {
     }
 }
 
-/// Looks at the files of a kubeconfig and those that it names, for ever, and makes the client anew when one has changed.
-/// Watches that are open stay, as the API server lets them.
+/// Checks the files of a kubeconfig and those that it names, forever, and replaces the client when
+/// one has changed. Open watches continue as long as the API server allows.
 pub(super) async fn follow(access: Access, next: Next, status: StatusWriter) {
     const SUBJECT: &str = "kubeconfig";
     let Access::Kubeconfig(path) = &access else { return };
@@ -158,16 +160,16 @@ pub(super) async fn follow(access: Access, next: Next, status: StatusWriter) {
                 status.well(SUBJECT, "it can be used again");
                 tracing::info!(file = %path.display(), "the credentials for the API server have changed, and are used from now on");
             }
-            // Perhaps one file of two is written: the next change is a new chance.
+            // Possibly only one of two files has been written: the next change is another chance.
             Err(error) => status.trouble(SUBJECT, format!("the former credentials stay in use: {error}")),
         }
     }
 }
 
-/// When a file was changed, its length and inode; `None`: it is not there.
+/// The modification time of a file, its length and inode; `None`: the file does not exist.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
-/// Modification time, length and inode of each file that credentials come from.
+/// Returns modification time, length and inode of each file that credentials come from.
 fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Stamp)> {
     use std::os::unix::fs::MetadataExt;
     let mut files = vec![kubeconfig.to_owned()];
@@ -191,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// Without it a connection whose other end has vanished goes unnoticed.
+    /// Keepalive detects a connection whose other end has vanished.
     #[tokio::test]
     async fn connections_ask_whether_the_other_end_is_there() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,8 +1,9 @@
-//! Deadlines of requests, and when the API server was last heard of.
+//! Deadlines of requests, and the time of the API server's last sign of life.
 //!
-//! A server that takes a connection and says nothing is as good as none, but no error ever comes of it. So each answer has
-//! a deadline for its headers, each body that is not a watch's one for its pieces and its whole, and watches, which may be
-//! silent for good reasons, end when the pings of HTTP/2 get no answer; by HTTP/1.1, when [`super::probe`] gets none.
+//! A server that accepts a connection and sends nothing is as good as none, but never causes an
+//! error. So each response has a deadline for its headers, and each body that is not a watch's has
+//! one for each of its pieces and one for the whole. Watches, which may be silent for good reasons,
+//! end when HTTP/2 pings get no answer; over HTTP/1.1, when [`super::probe`] gets none.
 
 use std::{
     pin::Pin,
@@ -26,15 +27,15 @@ use tokio::{
 };
 use tower::{BoxError, Layer, Service};
 
-/// For the headers of an answer, and between two pieces of a body that is not a watch's. An API server sends headers at
-/// once, also of a watch on which nothing happens.
+/// The time limit for the headers of a response, and between two pieces of a body that is not a
+/// watch's. An API server sends headers at once, even for a watch on which nothing happens.
 pub(super) const ANSWER: Duration = Duration::from_secs(10);
-/// For all of a body that is not a watch's, and of a list that a watch begins with, so that trickling is no way around
-/// [`ANSWER`]. 100 MB, as all EndpointSlices of
-/// a large cluster are, take 8 s at 100 Mbit/s.
+/// The time limit for all of a body that is not a watch's, and for a list at the beginning of a
+/// watch, so that trickling does not evade [`ANSWER`]. 100 MB, the size of all EndpointSlices of a
+/// large cluster, take 8 s at 100 Mbit/s.
 pub(super) const WHOLE: Duration = Duration::from_secs(120);
 
-/// A body whose reader need not wait for ever.
+/// A body that never makes its reader wait forever.
 pub(super) type Answer = UnsyncBoxBody<Bytes, BoxError>;
 
 #[derive(Debug, thiserror::Error)]
@@ -47,13 +48,14 @@ pub(super) enum Silence {
     Whole,
 }
 
-/// When the API server was last heard of, and whether what is open has been given up. Cheap to clone; all clones are one.
+/// The time of the API server's last sign of life, and the signal to abandon open watches. Cheap to
+/// clone; all clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     heard: Arc<Mutex<Instant>>,
-    /// Raised when open watches are to end.
+    /// Incremented when open watches must end.
     given_up: watch::Sender<u64>,
-    /// The last answer came by HTTP/2, which has pings of its own.
+    /// Whether the last response came over HTTP/2, which has pings of its own.
     pings: Arc<AtomicBool>,
 }
 
@@ -70,7 +72,7 @@ impl Line {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// The connection is watched by HTTP/2 itself.
+    /// Whether HTTP/2 itself monitors the connection.
     pub(super) fn pings(&self) -> bool {
         self.pings.load(Ordering::Relaxed)
     }
@@ -79,13 +81,13 @@ impl Line {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the watches that are open: they go on, from where they were, by other connections.
+    /// Ends the open watches: they resume on other connections from where they were.
     pub(super) fn give_up(&self) {
         self.given_up.send_modify(|times| *times += 1);
     }
 }
 
-/// Puts deadlines on what an inner service answers.
+/// A layer that puts deadlines on the responses of an inner service.
 #[derive(Clone, Debug)]
 pub(super) struct Deadlines(pub(super) Line);
 
@@ -137,7 +139,7 @@ where
     }
 }
 
-/// All of a body.
+/// Reads a whole body within the deadlines.
 async fn whole<R>(mut body: R, line: &Line) -> Result<Answer, BoxError>
 where
     R: Body<Data = Bytes> + Unpin,
@@ -161,8 +163,8 @@ where
     Ok(Full::new(Bytes::from(bytes)).map_err(|never| match never {}).boxed_unsync())
 }
 
-/// A body that may be silent as long as the server is there. It ends when the server has been given up, and the watch is
-/// asked for anew, from where it was.
+/// Returns a body that may be silent as long as the server is alive. It ends when the server has
+/// been given up, and the watch is requested again from where it was.
 fn until_given_up<R>(body: R, line: Line) -> Answer
 where
     R: Body<Data = Bytes> + Send + Unpin + 'static,

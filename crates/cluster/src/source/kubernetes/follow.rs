@@ -1,4 +1,5 @@
-//! All Nodes, Services and EndpointSlices of a cluster, followed for who judges it as a whole: nothing is written, no Event is posted.
+//! Watches of all Nodes, Services and EndpointSlices of a cluster, for judging it as a whole:
+//! nothing is written, and no Event is posted.
 
 use std::{
     sync::{Arc, atomic::AtomicUsize},
@@ -26,7 +27,7 @@ use crate::source::{
 /// Starts the watches, with all that the judgement of a cluster needs.
 ///
 /// # Errors
-/// As [`super::Kubernetes::start`].
+/// The same as for [`super::Kubernetes::start`].
 pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
     let (sender, updates) = mpsc::channel(QUEUE);
     let (writer, status) = StatusWriter::new();

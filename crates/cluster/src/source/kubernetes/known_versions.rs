@@ -1,7 +1,8 @@
-//! Lists from the API server's cache that are not older than what is known already.
+//! Lists from the API server's cache that are not older than what is already known.
 //!
-//! The version that a list may not be older than is the one with which a watch of the same path last began, or of the
-//! last object that it gave: the API server waits until its cache has that version, or refuses.
+//! The minimum version of a list is the one with which a watch of the same path last began, or that
+//! of the last object that it delivered: the API server waits until its cache has that version, or
+//! refuses.
 
 use std::{
     collections::HashMap,
@@ -12,7 +13,7 @@ use std::{
 use hyper::{Request, Uri};
 use tower::{Layer, Service};
 
-/// The version that is asked for if any will do.
+/// The query parameter of a request for which any version will do.
 const ANY: &str = "resourceVersion=0";
 
 /// The resourceVersion up to which the objects of a URL path are known. Clones share one state.
@@ -20,15 +21,15 @@ const ANY: &str = "resourceVersion=0";
 pub(super) struct KnownVersions(Arc<Mutex<HashMap<String, String>>>);
 
 impl KnownVersions {
-    /// Notes the version of an object that a watch of this path gave: that is far beyond the one with which the watch
-    /// began.
+    /// Notes the version of an object that a watch of this path delivered: it may be far beyond the
+    /// version with which the watch began.
     pub(super) fn note(&self, path: &str, version: &str) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.insert(path.to_owned(), version.to_owned());
     }
 
-    /// Notes the newest version of the objects of a list of this path. The known version may be newer: that of an
-    /// object that is deleted by now.
+    /// Notes the newest version among the objects of a list of this path. The known version may be
+    /// newer: that of an object that has been deleted since.
     pub(super) fn note_at_least(&self, path: &str, version: u64) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let older = known.get(path).is_none_or(|known| known.parse().is_ok_and(|known: u64| known < version));
@@ -37,8 +38,8 @@ impl KnownVersions {
         }
     }
 
-    /// Notes the version with which a watch begins. Returns what to ask for instead, if any version would do and one is
-    /// known.
+    /// Notes the version with which a watch begins. Returns the URI to request instead, if any
+    /// version would do and one is known.
     pub(super) fn pass(&self, uri: &Uri) -> Option<Uri> {
         let query = uri.query()?;
         let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion="))?;
@@ -113,14 +114,14 @@ mod tests {
             Some("/api/v1/services?watch=true&resourceVersion=42&sendInitialEvents=true")
         );
         assert_eq!(pass("/api/v1/nodes?&resourceVersion=0"), None, "another kind");
-        // Objects that came in the middle of a watch.
+        // The version of objects that came in the middle of a watch.
         known.note("/api/v1/services", "50");
         known.note_at_least("/api/v1/services", 49);
         assert!(pass(list).unwrap().contains("resourceVersion=50&"));
         known.note_at_least("/api/v1/services", 51);
         assert!(pass(list).unwrap().contains("resourceVersion=51&"));
         assert_eq!(pass("/api/v1/services?&limit=500"), None, "what etcd holds");
-        // An API server that was restored from a backup: versions begin anew.
+        // An API server that was restored from a backup: versions start again.
         assert_eq!(pass("/api/v1/services?watch=true&resourceVersion=7"), None);
         assert!(pass(list).unwrap().contains("resourceVersion=7&"));
     }

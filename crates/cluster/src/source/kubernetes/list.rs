@@ -1,4 +1,5 @@
-//! All objects of a cluster, listed once: in pages, so that what is held is the converted objects and one page.
+//! A listing of all objects of a cluster, in pages, so that only the converted objects and one page
+//! are in memory.
 
 use std::fmt::Debug;
 
@@ -23,9 +24,10 @@ use crate::source::{
     status::StatusWriter,
 };
 
-/// Objects of a page, as `kubectl` asks for them.
+/// The number of objects in a page, the same as for `kubectl`.
 const PAGE: u32 = 500;
-/// A list that takes longer than the API server keeps its version is begun anew.
+/// The number of attempts. A list that takes longer than the API server keeps its version is
+/// started again.
 const ATTEMPTS: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,14 +47,14 @@ pub enum ListError {
 pub struct Listed {
     pub plural: &'static str,
     pub objects: usize,
-    /// As far as the API server tells.
+    /// The number of remaining objects, if the API server reports it.
     pub remaining: Option<usize>,
 }
 
-/// Lists Nodes, Services and EndpointSlices. Objects that are not understood are left out, and told in the log.
+/// Lists Nodes, Services and EndpointSlices. Objects that cannot be parsed are left out and logged.
 ///
 /// # Errors
-/// If the API cannot be reached, or does not give one of these kinds.
+/// The API cannot be reached, or does not return one of these kinds.
 pub async fn list_cluster(access: &Access, mut progress: impl FnMut(Listed)) -> Result<Batch, ListError> {
     let (status, _reader) = StatusWriter::new();
     let (client, _next) = super::client(access, &Line::new(), &status, &KnownVersions::default()).await?;
@@ -98,7 +100,7 @@ where
     let mut attempt = 1;
     loop {
         match pages(client, plural, of, progress, &convert).await {
-            // The version of the first page is not kept any more.
+            // The version of the first page is no longer kept.
             Err(kube::Error::Api(error)) if error.code == 410 && attempt < ATTEMPTS => attempt += 1,
             Err(kube::Error::Api(error)) if matches!(error.code, 401 | 403 | 404) => {
                 return Err(ListError::Refused { plural, message: refusal(&error) });
@@ -166,7 +168,7 @@ mod tests {
     use super::*;
     use crate::model::Index;
 
-    /// Answers each request by its path and query: status and body.
+    /// Answers each request with the status and body for its path and query.
     async fn server(
         answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
     ) -> (Access, Arc<Mutex<Vec<String>>>, tempfile::TempDir) {
@@ -246,7 +248,7 @@ mod tests {
             }
             path if path.contains("/nodes") => list("Node", "v1", &node("a"), "second"),
             path if path.contains("/services") => {
-                // The second one has a port that is none: it is left out, and nothing else.
+                // The second one has an invalid port: it alone is left out.
                 let service = |name: &str, port: u32| {
                     format!(
                         "{{\"metadata\":{{\"name\":\"{name}\",\"namespace\":\"ns\"}},\"spec\":{{\"clusterIP\":\"10.96.0.1\",\

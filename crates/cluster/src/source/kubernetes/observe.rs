@@ -1,5 +1,5 @@
-//! Every request of the API client passes here: it gets the service account's token, and what comes of it becomes the
-//! source's status.
+//! A layer for every request of the API client: it adds the service account's token, and turns the
+//! outcome into the source's status.
 
 use std::{
     error::Error,
@@ -17,7 +17,7 @@ use tower::{BoxError, Layer, Service};
 
 use crate::source::status::StatusWriter;
 
-/// The subject of errors with the connection, as opposed to those with one kind of object.
+/// The subject of connection errors, as opposed to those of one kind of object.
 pub(super) const API_SERVER: &str = "API server";
 
 #[derive(Clone, Debug)]
@@ -28,7 +28,8 @@ pub(super) struct Observe {
 }
 
 impl Observe {
-    /// `token` names a file, read for each request: requests are rare, and the kubelet replaces the token at will.
+    /// Returns the layer. `token` names a file that is read for each request: requests are rare,
+    /// and the kubelet replaces the token at will.
     pub(super) fn new(url: String, token: Option<PathBuf>, status: StatusWriter) -> Self {
         Self { url, token, status }
     }
@@ -96,7 +97,8 @@ where
     }
 }
 
-/// Kind of objects that a request is about, in the words of [`super::watch::Kind::plural`].
+/// Returns the kind of objects that a request is about, in the words of
+/// [`super::watch::Kind::plural`].
 fn subject(path: &str) -> &'static str {
     match path.rsplit('/').next() {
         Some("services") => "Services",
@@ -108,7 +110,7 @@ fn subject(path: &str) -> &'static str {
     }
 }
 
-/// An error with its causes: the outermost alone says "client error (Connect)".
+/// Formats an error with its causes: the outermost alone is just "client error (Connect)".
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,7 +1,9 @@
-//! One connection for all requests where the server speaks HTTP/2, as client-go has it: all watches of a node share it.
+//! A connector that makes one connection for all requests if the server supports HTTP/2, as in
+//! client-go: all watches of a node share it.
 //!
-//! Which protocol is spoken is known only when a connection is made (ALPN). Watches begin together, so each of them would make
-//! one first. Here one is made after the other, and who waits while an HTTP/2 one is made takes that.
+//! The protocol is known only when a connection has been made (ALPN). Watches begin together, so
+//! each of them would make one first. Here one is made after the other, and a request that waits
+//! while an HTTP/2 connection is made uses that one.
 
 use std::{
     io::{self, IoSlice},
@@ -24,7 +26,7 @@ use tower::{BoxError, Service};
 
 use super::deadline::ANSWER;
 
-/// From the end of a TLS handshake until other requests find the connection, at most.
+/// The time from the end of a TLS handshake within which other requests find the connection.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// A connector that makes one connection at a time.
@@ -42,8 +44,9 @@ struct Shared {
 }
 
 impl Shared {
-    /// A request that came to this connector at that time will get this connection. Later on it cannot: the server may have
-    /// said that it takes no more requests by it, with watches still open.
+    /// Whether a request that came to this connector at `asked` will get this connection. A later
+    /// one cannot: the server may have announced that it takes no more requests on it, with watches
+    /// still open.
     fn serves(&self, asked: Instant) -> bool {
         self.open.strong_count() > 0 && asked < self.made + SETTLED
     }
@@ -71,18 +74,20 @@ where
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        // Nothing is done before it is polled.
+        // The future does nothing before it is polled.
         let connection = self.connector.call(uri);
         let (last, asked) = (Arc::clone(&self.last), Instant::now());
         Box::pin(async move {
             let mut turn = last.lock().await;
             if turn.as_ref().is_some_and(|shared| shared.serves(asked)) {
                 drop(turn);
-                // The request behind this gets the other connection as soon as that is in the pool, or fails.
+                // The request behind this call gets the other connection as soon as that is in the
+                // pool, or fails.
                 sleep(ANSWER).await;
                 return Err("the connection that another request has made cannot be used".into());
             }
-            // The time-out of the connector is that of TCP: a handshake of TLS that stands still would hold up all others.
+            // The connector's time-out is that of TCP: a stalled TLS handshake would hold up all
+            // other requests.
             let stream = timeout(ANSWER, connection).await?.map_err(Into::into)?;
             let open = Arc::new(());
             if stream.connected().is_negotiated_h2() {
@@ -93,7 +98,7 @@ where
     }
 }
 
-/// A stream that says by its presence that it is open.
+/// A stream whose existence shows that it is open.
 pub(super) struct Counted<S> {
     stream: S,
     _open: Arc<()>,

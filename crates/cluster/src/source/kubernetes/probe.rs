@@ -1,7 +1,7 @@
-//! Asks the API server for a sign of life while nothing comes from it by HTTP/1.1.
+//! A probe of the API server while nothing comes from it over HTTP/1.1.
 //!
-//! A watch on which nothing happens looks like one whose server stands still. HTTP/2 has pings ([`super::connect`]); in their place
-//! it is one small request that every role may make.
+//! A watch on which nothing happens looks like one whose server hangs. HTTP/2 has pings
+//! ([`super::connect`]); HTTP/1.1 uses one small request instead, which every role may make.
 
 use std::time::Duration;
 
@@ -12,10 +12,11 @@ use tracing::debug;
 
 use super::deadline::Line;
 
-/// Silence before the question. With [`super::deadline::ANSWER`] behind it a loss is reported within 30 s.
+/// The silence before the probe. Together with [`super::deadline::ANSWER`], a loss is reported
+/// within 30 s.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Runs for ever. What comes of the question is reported where all requests are: in [`super::observe`].
+/// Runs forever. The outcome of the probe is reported in [`super::observe`], as for all requests.
 pub(super) async fn run(client: Client, line: Line) {
     let mut asked = Instant::now();
     loop {
@@ -29,7 +30,7 @@ pub(super) async fn run(client: Client, line: Line) {
             continue;
         }
         let Ok(question) = Request::get("/version").body(Vec::new()) else { return };
-        // Whatever the status is: somebody answers.
+        // Any status shows that the server is alive.
         if let Err(error @ (kube::Error::Service(_) | kube::Error::HyperError(_))) =
             client.request_text(question).await
         {

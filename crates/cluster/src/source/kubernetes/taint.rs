@@ -10,10 +10,11 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::Notify, time::sleep};
 
-/// Between tries: who set the Node up may be at work on it, too.
+/// The shortest and longest pause between attempts: another controller may be updating the Node.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// Waits until the maps are filled, and takes the taint off the own Node, once. Never ends: the end of a task is a failure.
+/// Waits until the maps are filled, and removes the taint from this node's Node, once. Never
+/// returns: the end of a task is a failure.
 pub(super) async fn run(client: Client, node_name: String, key: String, filled: Arc<Notify>) {
     filled.notified().await;
     let nodes: Api<Node> = Api::all(client);
@@ -24,7 +25,7 @@ pub(super) async fn run(client: Client, node_name: String, key: String, filled: 
             Ok(true) => tracing::info!("the start-up taint {key} is removed from Node {node_name}"),
             Ok(false) => tracing::info!("Node {node_name} has no start-up taint {key}"),
             Err(error) => {
-                // Each reason once.
+                // Log each reason once.
                 let reason = reason(&error);
                 if reason != said {
                     tracing::warn!(
@@ -49,7 +50,8 @@ fn reason(error: &kube::Error) -> String {
     }
 }
 
-/// Whether the Node had it. By a list: some roles may list Nodes and not get one.
+/// Removes the taint. Returns whether the Node had it. It uses a list, because some roles may list
+/// Nodes but not get one.
 async fn remove(nodes: &Api<Node>, name: &str, key: &str) -> Result<bool, kube::Error> {
     let list = nodes.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
     let Some(node) = list.items.into_iter().next() else { return Ok(false) };
@@ -58,7 +60,7 @@ async fn remove(nodes: &Api<Node>, name: &str, key: &str) -> Result<bool, kube::
     if left.len() == taints.len() {
         return Ok(false);
     }
-    // The list is replaced as a whole, so nobody may have written to the Node meanwhile.
+    // The list is replaced as a whole, so the patch must fail if the Node has changed meanwhile.
     let patch =
         json!({"metadata": {"resourceVersion": node.metadata.resource_version}, "spec": {"taints": left}});
     nodes.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;

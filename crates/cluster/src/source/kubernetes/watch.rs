@@ -1,4 +1,4 @@
-//! One kind of object, listed and watched for ever.
+//! One kind of object, listed and watched forever.
 
 mod listing;
 mod outage;
@@ -47,33 +47,35 @@ use crate::{
     },
 };
 
-/// A kind of object, how it is understood, and what becomes of it.
+/// A kind of object, its conversion, and the handling of its objects.
 pub(super) struct Kind<K, T> {
     pub(super) plural: &'static str,
-    /// Consequence of doing without them, for a kind that not every API server has, or not every role may read.
+    /// The consequence of doing without the kind, if not every API server has it or not every role
+    /// may read it.
     pub(super) without: Option<&'static str>,
     pub(super) convert: fn(&K) -> Result<Option<T>, FieldError>,
     pub(super) update: fn(Change<T>) -> Update,
 }
 
-/// Destination of the events of one source's watches.
+/// The destination of the events of one source's watches.
 #[derive(Clone)]
 pub(super) struct Sink {
     pub(super) sender: mpsc::Sender<Batch>,
     pub(super) status: StatusWriter,
     pub(super) events: EventRecorder,
-    /// Number of first lists still to come.
+    /// The number of first lists that are still outstanding.
     pub(super) lists: Arc<AtomicUsize>,
-    /// As [`super::Kubernetes::relist_within`].
+    /// The same as [`super::Kubernetes::relist_within`].
     pub(super) relist_within: Duration,
-    /// Versions that lists may not be older than.
+    /// The minimum versions of lists.
     pub(super) known: KnownVersions,
 }
 
-/// Pause before a kind that the API server refuses is requested again. Each node of a cluster asks.
+/// The pause before a kind that the API server refuses is requested again, by each node of a
+/// cluster.
 const REFUSED: Duration = Duration::from_secs(600);
 
-/// The run loop is gone: watches end.
+/// The run loop is gone, and watches end.
 struct Stopped;
 
 impl Sink {
@@ -82,7 +84,7 @@ impl Sink {
         self.sender.send(Batch(vec![update])).await.map_err(|_| Stopped)
     }
 
-    /// Called behind the first list of each kind.
+    /// Counts the first list of each kind.
     async fn listed(&self) -> Result<(), Stopped> {
         if self.lists.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.send(Update::Synced).await?;
@@ -92,11 +94,11 @@ impl Sink {
     }
 }
 
-/// Time limit of each event of a watch that begins with all objects, until it says that it has given them: an API
-/// server that does not know such watches never says so.
+/// The time limit of each event of a watch that begins with all objects, until the watch reports
+/// that they are complete: an API server that does not know such watches never does.
 const STREAMING: Duration = Duration::from_secs(10);
 
-/// Runs until the run loop goes away.
+/// Runs until the run loop is gone.
 pub(super) async fn run<K, T>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -134,54 +136,58 @@ pub(super) async fn run<K, T>(
                 Ok(pause) => pause,
                 Err(Stopped) => return,
             };
-        // The watcher begins anew: with a list.
+        // The watcher starts again with a list.
         sleep(pause).await;
     }
 }
 
-/// Why a stream of events is not read on.
+/// The reason to stop reading a stream of events.
 enum Ended {
-    /// The history is lost, for this watch as for those of all nodes: all objects are to be asked for anew.
+    /// The history is lost, for this watch as for those of all nodes: all objects must be requested
+    /// again.
     Expired,
-    /// All objects are to be asked for anew.
+    /// All objects must be requested again.
     Relist,
-    /// The API server does not give the kind.
+    /// The API server refuses the kind.
     Refused,
 }
 
 struct Watch<K, T> {
     kind: Kind<K, T>,
     sink: Sink,
-    /// The objects of a list that is under way. A list counts only as a whole: it also says what is gone.
+    /// The objects of a list in progress. A list counts only as a whole: it also shows which
+    /// objects are gone.
     list: Vec<T>,
-    /// Objects that exist but could not be understood.
+    /// Objects that exist but could not be parsed.
     unreadable: BTreeSet<ServiceName>,
-    /// The same, before the list that is under way.
+    /// The value of `unreadable` before the list in progress.
     unreadable_before: BTreeSet<ServiceName>,
     listing: Listing,
-    /// The way of listing that is tried first, as far as this API server knows it.
+    /// The method of listing that is tried first, as far as this API server supports it.
     from_cache: Listing,
     /// The source of random numbers.
     chance: fn() -> u64,
-    /// All objects are yet to be given by the watcher that is read.
+    /// Whether the current watcher has yet to deliver all objects.
     in_list: bool,
-    /// When the list that is under way began.
+    /// The time when the list in progress began.
     begun: Option<Instant>,
-    /// For all of a list that a watch gives: each event has [`STREAMING`], but they may trickle.
+    /// The time limit for all of a list that a watch delivers: each event has [`STREAMING`], but
+    /// they may trickle.
     whole: Duration,
     listed: bool,
-    /// The API server does not give this kind, as has been logged.
+    /// Whether the API server refuses this kind, which has been logged.
     refused: bool,
-    /// The path of the URL that lists and watches ask for.
+    /// The URL path of lists and watches.
     path: String,
-    /// The newest version within the list that is under way.
+    /// The newest version in the list in progress.
     newest: u64,
     /// Times of the first and the last error since the last event of objects.
     failing: Option<(Instant, Instant)>,
 }
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
-    /// Reads a stream as long as it goes on. Returns how long to pause before the next one, which begins with a list.
+    /// Reads a stream until it ends. Returns the pause before the next one, which begins with a
+    /// list.
     async fn follow(
         &mut self,
         stream: impl Stream<Item = watcher::Result<watcher::Event<DeserializeGuard<K>>>>,
@@ -205,7 +211,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             };
             match next {
                 Some(Ok(event)) => {
-                    // That a list begins is said before it is asked for.
+                    // The watcher announces a list before it requests it.
                     if !matches!(event, watcher::Event::Init) {
                         self.failing = None;
                         backoff.reset();
@@ -227,7 +233,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
                             self.stale(since, "the list of all of them failed", pause);
                             return Ok(pause);
                         }
-                        // It goes on where it was.
+                        // The watcher resumes where it was.
                         None => sleep(pause).await,
                     }
                 }
@@ -282,7 +288,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    /// Notes the version of an event: the next list may not be older.
+    /// Notes the version of an event: the next list must not be older.
     fn note_version(&mut self, event: &watcher::Event<DeserializeGuard<K>>) {
         let known = &self.sink.known;
         match event {
@@ -301,7 +307,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         }
     }
 
-    /// Events are about Services and the own Node, which is the only one that is watched.
+    /// Notes the UID of a Service or of this node's Node, the only one that is watched: Events are
+    /// about these.
     fn note_uid(&self, event: &watcher::Event<DeserializeGuard<K>>) {
         if !matches!(&*K::kind(&()), "Service" | "Node") {
             return;
@@ -326,7 +333,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         Ok(())
     }
 
-    /// Reports an error. `None`: the watcher goes on where it was.
+    /// Reports an error. `None`: the watcher resumes where it was.
     async fn error(&mut self, error: &watcher::Error) -> Result<Option<Ended>, Stopped> {
         if self.kind.without.is_some() && refusal(error).is_some() {
             self.refused(error).await?;
@@ -344,25 +351,25 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
             return Ok(Some(Ended::Relist));
         }
-        // The cache does not reach what is known: it is behind, or etcd was restored from a backup.
+        // The cache has not reached the known version: it lags, or etcd was restored from a backup.
         let behind = code == Some(410) || status.is_some_and(is_too_large_version);
         if self.in_list && self.listing != Listing::Latest && behind {
             debug!(kind = self.kind.plural, "not from the cache: {error}");
             self.listing = Listing::Latest;
             return Ok(Some(Ended::Relist));
         }
-        // The history does not reach back so far any more. The watcher knows it as an event only, and would ask for the
-        // same version for ever.
+        // The history no longer reaches back that far. The watcher recognises this only as an
+        // event, and would request the same version forever.
         if code == Some(410) {
             debug!(kind = self.kind.plural, "listing anew: {error}");
             return Ok(Some(if self.in_list { Ended::Relist } else { Ended::Expired }));
         }
         self.report(error);
-        // Also from a list: the next one is to be of the kind that is due.
+        // This applies to errors of a list, too: the next one must be of the kind that is due.
         Ok(matches!(error, watcher::Error::NoResourceVersion).then_some(Ended::Relist))
     }
 
-    /// The others go on without this kind.
+    /// Lets the other kinds go on without this one.
     async fn refused(&mut self, error: &watcher::Error) -> Result<(), Stopped> {
         if let (false, Some(status), Some(without)) = (self.refused, refusal(error), self.kind.without) {
             warn!(
@@ -379,7 +386,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         self.sink.send((self.kind.update)(change)).await
     }
 
-    /// `Ok(None)` if the object is not for this proxy.
+    /// Converts an object. `Ok(None)` if this proxy does not handle it.
     fn read(&mut self, object: &DeserializeGuard<K>) -> Result<Option<T>, Unreadable> {
         let name = full_name(object);
         let converted = match &object.0 {
@@ -434,10 +441,11 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
     }
 }
 
-/// The object has been reported and keeps its last known form.
+/// The error of an object that cannot be converted: it has been reported and keeps its last known
+/// form.
 struct Unreadable;
 
-/// Objects of the cluster (Nodes) have the empty namespace.
+/// Returns namespace and name. Objects of the cluster (Nodes) have the empty namespace.
 fn full_name<K: Resource>(object: &K) -> ServiceName {
     let metadata = object.meta();
     ServiceName {

@@ -1,4 +1,4 @@
-//! One look at a folder of manifests: all of it is understood, or every mistake is named.
+//! One reading of a folder of manifests: all of it is understood, or every mistake is named.
 
 mod text;
 
@@ -36,7 +36,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// All of them, in place of whatever was there.
+    /// Returns a batch that replaces all objects by these.
     pub(super) fn batch(self) -> Batch {
         fn all<T>(objects: Vec<T>) -> Change<T> {
             Change::Reset { objects, unreadable: Vec::new() }
@@ -50,7 +50,8 @@ impl Objects {
         ])
     }
 
-    /// An unknown field is a typing error more often than not. It is no mistake: it may be of a newer API.
+    /// Logs unknown fields: most often they are typing errors, but they may belong to a newer API,
+    /// so they are not mistakes.
     fn tell_unknown_fields(&mut self, name: &ServiceName, kind: &str, fields: &[String]) {
         let problems = match kind {
             "Service" => {
@@ -68,13 +69,13 @@ impl Objects {
     }
 }
 
-/// Mistakes in a folder, one line each: file, document, field, what.
+/// Mistakes in a folder, one line each: file, document, field, problem.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
 pub struct Mistakes(pub Vec<String>);
 
-/// The manifests in `folder`, in order of their names. Sub-folders and hidden files (those of editors, and the
-/// `..data` of a mounted ConfigMap) are none; symbolic links are followed.
+/// Returns the manifests in `folder`, in order of their names. Sub-folders and hidden files (those
+/// of editors, and the `..data` of a mounted ConfigMap) are skipped; symbolic links are followed.
 pub(super) fn files(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -97,7 +98,8 @@ pub(super) fn load(folder: &Path, detail: Detail) -> Result<Objects, Mistakes> {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
         match text::read(&file) {
             Ok(text) => loader.file(&name, &text),
-            // Gone since the folder was listed: the change is announced, the next look sees the rest.
+            // The file was removed after the folder was listed: that change is announced, and the
+            // next reading sees the rest.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !file.is_symlink() => {}
             Err(error) => loader.mistakes.push(format!("{name}: {error}")),
         }
@@ -109,7 +111,7 @@ struct Loader {
     detail: Detail,
     objects: Objects,
     mistakes: Vec<String>,
-    /// File of each object, by kind and name.
+    /// The file of each object, by kind and name.
     found: BTreeMap<String, String>,
 }
 
@@ -125,15 +127,15 @@ impl Loader {
                 Ok(value) => self.document(&place, "", value),
                 Err(error) => {
                     self.mistakes.push(format!("{place}: {error}"));
-                    // The parser cannot go on behind a syntax error.
+                    // The parser cannot continue after a syntax error.
                     return;
                 }
             }
         }
     }
 
-    /// Reads JSON as such, which is faster. Returns whether it is some: all else, and what is wrong with it, is for the YAML
-    /// parser.
+    /// Reads a text as JSON, which is faster than YAML. Returns whether it is JSON: anything else,
+    /// and its mistakes, is left to the YAML parser.
     fn json(&mut self, place: &str, text: &str) -> bool {
         if let Ok(list) = serde_json::from_str::<JsonList<'_>>(text)
             && let Some(item_kind) = item_kind(&list.kind)
@@ -151,7 +153,8 @@ impl Loader {
         true
     }
 
-    /// `prefix` is the path of the object within the document: empty, or such as `items[2].`.
+    /// Reads one document. `prefix` is the path of the object within the document: empty, or such
+    /// as `items[2].`.
     fn document(&mut self, place: &str, prefix: &str, value: Value) {
         let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -210,7 +213,7 @@ impl Loader {
         }
     }
 
-    /// Items of a typed list may leave out what the list says.
+    /// Reads an item of a list. Items of a typed list may leave out what the list specifies.
     fn item(&mut self, place: &str, prefix: &str, mut item: Value, api_version: &str, item_kind: &str) {
         if let Value::Mapping(fields) = &mut item
             && !item_kind.is_empty()
@@ -246,7 +249,8 @@ impl Loader {
     }
 }
 
-/// A list in JSON. Its items are parsed one by one: as a whole they would take many times the room of the file.
+/// A list in JSON. Its items are parsed one by one: as a whole they would take many times the size
+/// of the file.
 #[derive(Deserialize)]
 struct JsonList<'t> {
     #[serde(rename = "apiVersion", default)]
@@ -256,13 +260,13 @@ struct JsonList<'t> {
     items: Vec<&'t RawValue>,
 }
 
-/// Of what a list of this kind is one: a kind that is read, or empty for any.
+/// Returns the kind of the items of a list: a kind that is read, or empty for any.
 fn item_kind(list: &str) -> Option<&str> {
     let item = list.strip_suffix("List")?;
     matches!(item, "" | "Service" | "EndpointSlice" | "Node" | "ServiceCIDR").then_some(item)
 }
 
-/// As `spec.ports[0].port`.
+/// Formats a path such as `spec.ports[0].port`.
 fn field_path(path: &serde_ignored::Path<'_>) -> String {
     use serde_ignored::Path;
     match path {

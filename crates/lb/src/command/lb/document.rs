@@ -8,10 +8,10 @@ use crate::{
     Answer, Balancer, Check, Fact, Fate, Finding, Judgement, Level, Membership, PortJudgement, Row, Weights,
 };
 
-/// Names of nodes of a row, unless all are asked for.
+/// The number of node names in a row, unless all are requested.
 const NAMES: usize = 10;
 
-/// Output of `lb --output json`.
+/// The output of `lb --output json`.
 #[derive(Serialize)]
 pub(super) struct Document<'j> {
     nodes: usize,
@@ -31,7 +31,7 @@ struct Service<'j> {
     findings: &'j [Finding],
 }
 
-/// `sure: false` is an assumption.
+/// A value with its certainty: `sure: false` is an assumption.
 #[derive(Serialize)]
 struct Told<T> {
     value: T,
@@ -61,7 +61,7 @@ struct CheckDocument {
 
 #[derive(Serialize)]
 struct Port {
-    /// `name/protocol/family`.
+    /// The ports as `name/protocol/family`.
     ports: Vec<String>,
     frontends: Vec<String>,
     asked: String,
@@ -69,21 +69,21 @@ struct Port {
     green: usize,
     rows: Vec<RowDocument>,
     pods: Vec<Pod>,
-    /// Largest share of a pod over the mean.
+    /// The largest share of a pod over the mean.
     skew: Option<f64>,
-    /// Share of requests that are not answered.
+    /// The share of requests that are not answered.
     lost: f64,
     failed_open: bool,
 }
 
 #[derive(Serialize)]
 struct RowDocument {
-    /// Number of nodes to which the same applies.
+    /// The number of nodes to which the same applies.
     nodes: usize,
-    /// All of them, or the first ten.
+    /// The names of all of them, or of the first ten.
     names: Vec<String>,
     zone: Option<String>,
-    /// Ready endpoints on each.
+    /// The number of ready endpoints on each.
     pods: usize,
     told: &'static str,
     weight: Option<usize>,
@@ -93,10 +93,10 @@ struct RowDocument {
     traffic: bool,
     /// `delivered`, `forwarded`, `mixed`, `dropped`, `refused`.
     fate: &'static str,
-    /// Of the endpoints that a request there may get, those on the node.
+    /// The number of endpoints on the node itself, among those that a request there may get.
     here: usize,
     endpoints: usize,
-    /// Of all requests, these nodes together.
+    /// The share of all requests that these nodes get together.
     share: f64,
 }
 

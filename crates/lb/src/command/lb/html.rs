@@ -1,4 +1,4 @@
-//! `--html`: what is printed, as a page, too.
+//! `--html`: the printed output, also written as a page.
 
 use std::path::PathBuf;
 
@@ -11,21 +11,22 @@ use crate::{
     page::{self, Page, Part},
 };
 
-/// A page beside what is printed.
+/// Arguments for a page in addition to the printed output.
 #[derive(Debug, Args)]
 pub(super) struct HtmlArguments {
-    /// Also write a page of HTML that needs nothing else, in place of what is there: a map of nodes and pods, tables, findings.
+    /// Also write a self-contained HTML page to this file, which is replaced: a map of nodes and
+    /// pods, tables, findings.
     #[arg(long, env = "TRAFFIC_POLICY_LB_HTML", value_name = "FILE")]
     html: Option<PathBuf>,
 }
 
 impl HtmlArguments {
-    /// Says early that it cannot be written there: listing a cluster takes a while.
+    /// Fails early if the page cannot be written there, because listing a cluster takes a while.
     pub(super) fn check(&self) -> Result<()> {
         self.html.as_deref().map_or(Ok(()), page::check)
     }
 
-    /// Writes a page, if one is asked for.
+    /// Writes a page, if one is requested.
     pub(super) fn write(&self, make: impl FnOnce() -> Result<Page>) -> Result<()> {
         match &self.html {
             Some(path) => make()?.write(path),

@@ -14,13 +14,13 @@ use traffic_policy_cluster::{
     model::{FrontendKind, Policy, ServicePortKey, object::Readiness, object::ServiceType},
 };
 
-/// With more Services, each has one line.
+/// The number of Services up to which each is shown in detail; with more, each gets one line.
 const DETAILS: usize = 5;
-/// With more nodes that are alike, they share a line.
+/// The number of nodes that are alike up to which each gets a line; more share one.
 const ALIKE: usize = 8;
-/// Findings of an overview.
+/// The number of findings in an overview.
 const MOST_FINDINGS: usize = 40;
-/// Columns that a sentence takes.
+/// The width of a sentence, in columns.
 const WIDTH: usize = 110;
 
 pub(super) struct View<'v, 'a> {
@@ -92,7 +92,7 @@ impl<'a> View<'_, 'a> {
         Ok(())
     }
 
-    /// Names of all nodes of a row.
+    /// Returns the names of all nodes of a row.
     fn label(&self, port: &PortJudgement<'a>, row: &Row<'a>) -> String {
         match (row.who, self.judge.names(port, row, 1).first()) {
             (Who::Node(name), _) => name.to_owned(),
@@ -124,14 +124,14 @@ impl<'a> View<'_, 'a> {
                 ]);
             }
         }
-        // As people count: node-2 before node-10.
+        // Natural order: node-2 before node-10.
         lines.sort_by_cached_key(|line| natural(&line[0]));
         let header = ["NODE", "PODS", "ASKED", "TOLD", "TRAFFIC", "A REQUEST THERE", "SHARE"];
         view::table(out, header, &lines, Clone::clone)
     }
 }
 
-/// Numbers in a name by their value.
+/// Returns a sort key in which numbers within a name count by their value.
 pub(super) fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -190,7 +190,7 @@ fn overview(out: &mut dyn Write, judgements: &[Judgement<'_>]) -> io::Result<()>
     Ok(())
 }
 
-/// `1 error, 2 warnings`.
+/// Formats counts such as `1 error, 2 warnings`.
 fn tally(findings: &[Finding]) -> String {
     let mut counts: BTreeMap<Level, usize> = BTreeMap::new();
     for finding in findings {
@@ -246,7 +246,7 @@ fn pods(out: &mut dyn Write, port: &PortJudgement<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Two percent a block.
+/// Draws a bar with one block for every two percent.
 fn bar(share: f64) -> String {
     let blocks = (share.clamp(0.0, 1.0) * 50.0).round() as usize;
     "█".repeat(blocks)
@@ -264,7 +264,7 @@ pub(super) const fn service_type(service_type: ServiceType) -> &'static str {
     }
 }
 
-/// The ports that a table is about, and where they are reached.
+/// Describes the ports of a table, and where they are reached.
 fn reached(port: &PortJudgement<'_>) -> String {
     let keys: Vec<_> = port.keys.iter().map(port_name).collect();
     let frontends: Vec<_> = port
@@ -339,7 +339,7 @@ pub(super) fn fate(fate: Fate) -> String {
     }
 }
 
-/// Health check of nodes, and its thresholds.
+/// Describes the health check of nodes, and its thresholds.
 fn asks(asked: Question, check: &Check) -> String {
     if asked == Question::Nothing {
         return "nothing: a speaker on the node announces it".to_owned();
@@ -363,7 +363,7 @@ fn fact<T>(fact: &Fact<T>, text: impl Fn(&T) -> String) -> String {
     format!("{}{}", text(&fact.value), mark(fact.sure))
 }
 
-/// Remaining facts about a balancer.
+/// Lists the remaining facts about a balancer.
 fn facts(balancer: &Balancer) -> Vec<String> {
     let yes = |value: &bool| if *value { "yes" } else { "no" }.to_owned();
     let weights = match balancer.weights.value {
@@ -384,7 +384,7 @@ fn facts(balancer: &Balancer) -> Vec<String> {
     ]
 }
 
-/// Facts that a row follows from.
+/// Lists the facts that a row follows from.
 fn evidence(judgement: &Judgement<'_>, port: &PortJudgement<'_>, row: &Row<'_>) -> String {
     let mut parts = Vec::new();
     let total = port.ready();

@@ -1,4 +1,5 @@
-//! `lb --probe`: what nodes answer from here, beside what follows from the objects.
+//! `lb --probe`: the answers of nodes to requests from this machine, compared with those that
+//! follow from the objects.
 
 mod ask;
 mod print;
@@ -18,29 +19,30 @@ use crate::{
     probe::{NodeAddress, Probed, Questions, Scope},
 };
 
-/// Questions to the nodes.
+/// Arguments for probing the nodes.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Questions to the nodes")]
 pub(super) struct ProbeArguments {
-    /// Ask the nodes, from this machine: /healthz of the proxy on port 10256, and the healthCheckNodePort of each Service. An answer
-    /// that does not follow from the objects is a finding.
+    /// Probe the nodes from this machine: /healthz of the proxy on port 10256, and the
+    /// healthCheckNodePort of each Service. An answer that does not follow from the objects is a
+    /// finding.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE")]
     pub(super) probe: bool,
-    /// Also the node ports of TCP: a connection is made and closed at once, nothing is sent. UDP and SCTP are not
-    /// asked.
+    /// Also probe the node ports of TCP: a connection is opened and closed at once, nothing is
+    /// sent. UDP and SCTP are not probed.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_TRAFFIC", requires = "probe")]
     traffic: bool,
-    /// Which address of a Node is asked: its InternalIP or its ExternalIP.
+    /// The address of a Node to probe: its InternalIP or its ExternalIP.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_NODE_ADDRESS", value_name = "TYPE", default_value = "internal")]
     node_address: NodeAddress,
     /// Time limit of each answer.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_ANSWER_WITHIN", value_name = "TIME", default_value = "2s")]
     answer_within: Span,
-    /// Number of questions at a time.
+    /// Number of simultaneous probes.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_AT_ONCE", value_name = "N", default_value_t = 64,
         value_parser = clap::value_parser!(u16).range(1..=512))]
     at_once: u16,
-    /// Connections to node ports per second.
+    /// Number of connections to node ports per second.
     #[arg(long, env = "TRAFFIC_POLICY_PROBE_TRAFFIC_RATE", value_name = "N", default_value_t = 20,
         value_parser = clap::value_parser!(u16).range(1..=1000))]
     traffic_rate: u16,
@@ -52,15 +54,15 @@ impl ProbeArguments {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        // Within no time nobody answers.
+        // With a time limit of zero no node could answer.
         let within = self.answer_within.0.max(Duration::from_millis(10));
         Limits { within, at_once: self.at_once.into(), traffic_rate: self.traffic_rate.into() }
     }
 
-    /// Whom to ask about these Services.
+    /// Returns the probes for these Services.
     ///
     /// # Errors
-    /// There are no Nodes, or too many questions.
+    /// There are no Nodes, or too many probes.
     pub(super) fn questions<'a>(
         &self,
         cluster: &Cluster,
@@ -73,7 +75,7 @@ impl ProbeArguments {
         Ok(judge.questions(judgements, self.scope())?)
     }
 
-    /// Asks, and puts what it tells of a Service to that one's findings.
+    /// Sends the probes, and adds what they show about a Service to its findings.
     pub(super) fn execute<'a>(
         &self,
         cluster: &Cluster,
@@ -97,12 +99,12 @@ impl ProbeArguments {
     }
 }
 
-/// Result of `lb --probe`.
+/// The result of `lb --probe`.
 pub(super) struct Report {
     probed: Probed,
-    /// About the proxies; those about Services are theirs.
+    /// Findings about the proxies; those about Services are with the Services.
     pub(super) findings: Vec<Finding>,
-    /// Ports of UDP and SCTP.
+    /// Ports of UDP and SCTP, which are not probed.
     not_asked: Vec<String>,
     within: Duration,
 }

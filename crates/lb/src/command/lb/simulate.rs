@@ -1,4 +1,4 @@
-//! `lb simulate`: what becomes of requests while a cluster changes, second by second.
+//! `lb simulate`: the outcome of requests while a cluster changes, second by second.
 
 mod print;
 
@@ -16,16 +16,17 @@ use crate::{
     page::{Event, Page, Part, Second, Timeline},
 };
 
-/// Play what happens to a Service on a time line: what the balancer thinks of each node and when, and what becomes of each request:
-/// answered, lost, or cut. Nothing is sent and nothing is changed; the same seed gives the same run.
+/// Simulate events that concern a Service on a time line: when the balancer considers which node
+/// healthy, and the outcome of each request: answered, lost, or cut. Nothing is sent and nothing is
+/// changed; the same seed gives the same run.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The Service: NAME, or NAMESPACE/NAME.
     #[arg(value_name = "SERVICE")]
     service: String,
-    /// Something that happens, and when: '5s policy=Local'. Events are the flags of `lb what-if` without their dashes (policy=Local,
-    /// drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread), and rollout, crash=NODE (its agent), outage=TIME (of the
-    /// API); may be repeated.
+    /// An event and its time: '5s policy=Local'. Events are the flags of `lb what-if` without their
+    /// dashes (policy=Local, drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread),
+    /// and rollout, crash=NODE (its agent), outage=TIME (of the API); may be repeated.
     #[arg(
         long = "event",
         env = "TRAFFIC_POLICY_SIMULATE_EVENT",
@@ -33,14 +34,15 @@ pub(super) struct Arguments {
         value_delimiter = ','
     )]
     events: Vec<Timed>,
-    /// Requests a second.
+    /// Requests per second.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_RATE", value_name = "N", default_value = "100",
         value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
     /// Length of the simulation.
     #[arg(long = "for", env = "TRAFFIC_POLICY_SIMULATE_FOR", value_name = "TIME", default_value = "60s")]
     lasts: Span,
-    /// Phases of the balancer's checks, and the endpoint of each request, follow from this number.
+    /// Seed of the random numbers that set the phases of the balancer's checks and the endpoint of
+    /// each request.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SEED", value_name = "N", default_value = "1")]
     seed: u64,
     #[command(flatten)]
@@ -59,13 +61,14 @@ pub(super) struct Arguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Delays")]
 struct Delays {
-    /// From a request to the end of its answer: what it goes through may vanish in between.
+    /// Time between a request and the end of its answer; the node or pod in its path may vanish
+    /// meanwhile.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_REQUEST_TIME", value_name = "TIME", default_value = "100ms")]
     request_time: Span,
-    /// From an object's change to what agents have written.
+    /// Time between an object's change and the agents' writing it.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_AGENT_DELAY", value_name = "TIME", default_value = "100ms")]
     agent_delay: Span,
-    /// From a pod's change to its EndpointSlice.
+    /// Time between a pod's change and that of its EndpointSlice.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_SIMULATE_ENDPOINTS_DELAY",
@@ -73,16 +76,17 @@ struct Delays {
         default_value = "500ms"
     )]
     endpoints_delay: Span,
-    /// Until Kubernetes takes a silent node for lost (--node-monitor-grace-period of its controller manager).
+    /// Time until Kubernetes considers a silent node lost (--node-monitor-grace-period of its
+    /// controller manager).
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_NODE_GRACE", value_name = "TIME", default_value = "50s")]
     node_grace: Span,
-    /// From a pod's creation to its being ready.
+    /// Time between a pod's creation and its being ready.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_START", value_name = "TIME", default_value = "5s")]
     pod_start: Span,
-    /// Time that a pod goes on serving after its deletion, as with a preStop hook that sleeps.
+    /// Time that a pod keeps serving after its deletion, as with a preStop hook that sleeps.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_POD_STOP", value_name = "TIME", default_value = "0")]
     pod_stop: Span,
-    /// From the crash of an agent to its being back.
+    /// Time between the crash of an agent and its return.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_AGENT_RESTART", value_name = "TIME", default_value = "5s")]
     agent_restart: Span,
 }
@@ -132,7 +136,7 @@ impl Arguments {
             seed: self.seed,
             measured: Measured::default(),
         };
-        // What cannot be is the fault of an argument.
+        // Events that cannot happen are errors of the arguments.
         let simulated = simulation.run().map_err(|error| view::usage(&error.to_string()))?;
         let shown = Shown {
             service: &service.name,
@@ -158,7 +162,7 @@ impl Arguments {
     }
 }
 
-/// A run, to be printed.
+/// A run and what is needed to print it.
 struct Shown<'s> {
     service: &'s ServiceName,
     policy: Policy,
@@ -174,7 +178,7 @@ struct Shown<'s> {
 struct Document<'s> {
     namespace: &'s str,
     name: &'s str,
-    /// At first.
+    /// The policy at the start.
     policy: &'static str,
     balancer: &'static str,
     rate: u32,
@@ -183,7 +187,7 @@ struct Document<'s> {
     total: Counts,
     nodes: BTreeMap<&'s str, Counts>,
     pods: BTreeMap<&'s str, Counts>,
-    /// Why requests were lost or cut.
+    /// The reasons why requests were lost or cut.
     why: Vec<WhyDocument>,
     seconds: Vec<SecondDocument<'s>>,
     timeline: Vec<MomentDocument<'s>>,
@@ -195,7 +199,7 @@ struct WhyDocument {
     requests: u64,
 }
 
-/// Requests that were sent in one second.
+/// The requests that were sent in one second.
 #[derive(Serialize)]
 struct SecondDocument<'s> {
     second: usize,
@@ -213,7 +217,7 @@ struct MomentDocument<'s> {
 }
 
 impl Shown<'_> {
-    /// For a page.
+    /// Returns the time line for a page.
     fn time_line(&self) -> Timeline {
         let seconds = self.simulated.seconds.iter().map(|second| {
             let Counts { ok, lost, cut } = second.all;

@@ -1,4 +1,5 @@
-//! `lb watch`: the judgement anew with each change, as a view on a terminal, else as a line for each change.
+//! `lb watch`: the judgement, updated on each change and shown as a view on a terminal, otherwise
+//! as a line for each change.
 
 mod picture;
 mod screen;
@@ -33,16 +34,16 @@ use crate::{
     watch::{self, Snapshot},
 };
 
-/// Follow the cluster, and say who turns dark or green, and when.
+/// Follow the cluster, and report which nodes turn unhealthy (dark) or healthy (green), and when.
 ///
-/// On a terminal a view that is drawn anew, 80 columns wide; otherwise, and when it ends, a line for each change, with its time (UTC).
-/// Ctrl-C ends it.
+/// On a terminal this is a view of 80 columns that is redrawn; otherwise, and when the view closes,
+/// there is a line for each change, with its time (UTC). Ctrl-C stops it.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Only this Service: NAME, or NAMESPACE/NAME.
     #[arg(value_name = "SERVICE")]
     service: Option<String>,
-    /// With --probe: how long from one round of questions to the next.
+    /// Interval between two rounds of probes, with --probe.
     #[arg(long, env = "TRAFFIC_POLICY_WATCH_PROBE_EVERY", value_name = "TIME", default_value = "5s")]
     probe_every: Span,
     #[command(flatten)]
@@ -53,13 +54,13 @@ pub(super) struct Arguments {
     probe: ProbeArguments,
 }
 
-/// Changes come in groups: they are judged together.
+/// The time within which changes are judged together, because they come in groups.
 const GROUP: Duration = Duration::from_millis(200);
-/// Interval of redrawing a view and of checking for its reader.
+/// The interval of redrawing a view and of checking for its reader.
 const TICK: Duration = Duration::from_secs(1);
-/// Until an answer that differs is asked for again.
+/// The time until a probe whose answer differs is repeated.
 const DOUBT: Duration = Duration::from_secs(1);
-/// Lines that are kept for the view.
+/// The number of lines kept for the view.
 const KEPT: usize = 1000;
 
 impl Arguments {
@@ -67,7 +68,7 @@ impl Arguments {
         let (named, overrides) = self.balancer.read()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let result = runtime.block_on(self.run(named, overrides));
-        // A look at a folder that hangs must not keep it from ending.
+        // A hanging check of a folder must not delay the exit.
         runtime.shutdown_background();
         match result {
             Err(error) if is_gone(&error) => Ok(()),
@@ -95,10 +96,10 @@ impl Arguments {
         };
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // When changes that have come are to be judged, and when the nodes are to be asked.
+        // The times of judging the changes that have come, and of probing the nodes.
         let mut due: Option<Instant> = None;
         let mut ask_at: Option<Instant> = None;
-        // However often objects change, nodes are not asked all the time.
+        // Nodes are not probed all the time, however often objects change.
         let mut earliest = Instant::now();
         let mut rounds: JoinSet<Vec<(Asking, Heard, Duration)>> = JoinSet::new();
         loop {
@@ -149,7 +150,7 @@ impl Arguments {
     }
 }
 
-/// Never, without a time.
+/// Waits until a time; without one, forever.
 async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
@@ -157,13 +158,14 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// The reader has gone: a closed pipe, or a terminal that is no more.
+/// Whether the reader has gone: a closed pipe, or a terminal that no longer exists.
 fn is_gone(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO))
 }
 
-/// Signals that end it. That its terminal has gone is one only where there is a view: `nohup` keeps it from who writes to a file.
+/// Signals that stop the command. A hangup of the terminal does so only if there is a view: `nohup`
+/// disables it for a command that writes to a file.
 struct Stop {
     interrupt: Signal,
     terminate: Signal,
@@ -195,11 +197,11 @@ struct Watch<'w> {
     named: Option<&'static Balancer>,
     overrides: Overrides,
     cluster: Cluster,
-    /// As it was last judged.
+    /// The result of the last judgement.
     snapshot: Option<Snapshot>,
     picture: Picture,
     heard: watch::Heard,
-    /// For the next round.
+    /// The probes of the next round.
     askings: Vec<Asking>,
     out: Out,
 }
@@ -243,10 +245,10 @@ impl Watch<'_> {
     }
 }
 
-/// Destination of output lines.
+/// The destination of output lines.
 struct Out {
     screen: Option<Screen>,
-    /// The last ones, the oldest first.
+    /// The last lines, the oldest first.
     log: VecDeque<String>,
 }
 
@@ -270,14 +272,14 @@ impl Out {
 }
 
 impl Drop for Out {
-    /// The lines that a view has shown are printed when the view closes, so that they stay readable.
+    /// Prints the lines that the view has shown when it closes, so that they stay readable.
     fn drop(&mut self) {
         let Some(screen) = self.screen.take() else { return };
         let (width, _) = screen.size();
         drop(screen);
         let mut out = io::stdout().lock();
         for line in self.log.iter().flat_map(|line| picture::wrapped(line, width)) {
-            // Whoever cannot read it any more does not miss it.
+            // If the output has no reader any more, the lines are not needed.
             if writeln!(out, "{line}").is_err() {
                 return;
             }
@@ -286,7 +288,7 @@ impl Drop for Out {
 }
 
 impl SourceArguments {
-    /// Follows what [`Self::read`] reads once.
+    /// Follows the source that [`Self::read`] reads once.
     async fn follow(&self) -> Result<Source> {
         match &self.manifests {
             Some(folder) => Ok(source::watch_folder(folder.clone())),

@@ -1,4 +1,4 @@
-//! `lb what-if`: before and after a change, side by side.
+//! `lb what-if`: a Service before and after a change, in comparison.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,35 +14,38 @@ use traffic_policy_cluster::model::Policy;
 use super::{BalancerArguments, SourceArguments, document, html, print};
 use crate::{Change, Cost, Fate, Judge, Judgement, NodeChange, PortJudgement, Row, Span, WhatIf, Who};
 
-/// Say what a change would do to a Service: who goes dark, what each pod gets, how many requests are lost and for how long, and what
-/// makes it lossless. Nothing is changed.
+/// Show what a change would do to a Service: which nodes turn unhealthy (dark), what each pod gets,
+/// how many requests are lost and for how long, and what makes the change lossless. Nothing is
+/// changed.
 ///
-/// Changes are made in this order: --node, --pod, --scale, --spread, --policy, --drain.
+/// Changes are applied in this order: --node, --pod, --scale, --spread, --policy, --drain.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The Service: NAME, or NAMESPACE/NAME.
     #[arg(value_name = "SERVICE")]
     service: String,
-    /// Another externalTrafficPolicy.
+    /// The new externalTrafficPolicy.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_POLICY", value_name = "POLICY", ignore_case = true)]
     policy: Option<PolicyArgument>,
-    /// A node that vanishes with its pods, is drained (its pods move to others), or is new; may be repeated.
+    /// A node that vanishes with its pods, is drained (its pods move to others), or is new; may be
+    /// repeated.
     #[arg(long = "node", env = "TRAFFIC_POLICY_WHAT_IF_NODE", value_name = "NAME=gone|drained|added", value_delimiter = ',',
         value_parser = node)]
     nodes: Vec<(String, NodeChange)>,
     /// A pod that is deleted, by its name or address; may be repeated.
     #[arg(long = "pod", env = "TRAFFIC_POLICY_WHAT_IF_POD", value_name = "NAME", value_delimiter = ',')]
     pods: Vec<String>,
-    /// As many ready pods. New ones come to the nodes with the fewest; those with the most lose theirs first.
+    /// The new number of ready pods. New ones are placed on the nodes with the fewest; the nodes
+    /// with the most lose theirs first.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_SCALE", value_name = "N", value_parser = clap::value_parser!(u16))]
     scale: Option<u16>,
-    /// The pods spread evenly over the nodes.
+    /// Spread the pods evenly over the nodes.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_SPREAD")]
     spread: bool,
     /// The annotation traffic-policy.io/drain.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_DRAIN", value_name = "TIME")]
     drain: Option<Span>,
-    /// Requests a second: then losses are numbers, too.
+    /// Requests per second: losses are then given as numbers, too.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_RATE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
     #[command(flatten)]
@@ -146,7 +149,7 @@ pub(super) struct Compared<'c, 'a> {
 /// One side of a line.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Side {
-    /// Ready pods.
+    /// The number of ready pods.
     pods: usize,
     traffic: bool,
     request: String,
@@ -163,7 +166,7 @@ struct NodeDocument {
 #[derive(Serialize)]
 struct PodDocument {
     pod: String,
-    /// `null`: it is not there.
+    /// The value before the change; `null`: it did not exist.
     before: Option<f64>,
     after: Option<f64>,
 }
@@ -174,18 +177,18 @@ pub(super) struct Document<'c> {
     name: &'c str,
     balancer: &'static str,
     policy: [&'static str; 2],
-    /// In a few words each.
+    /// The changes, in a few words each.
     changes: Vec<String>,
     nodes: Vec<NodeDocument>,
     pods: Vec<PodDocument>,
     skew: [Option<f64>; 2],
     cost: &'c Cost,
-    /// All that is lost, as seconds of all traffic.
+    /// The total loss, in seconds of all traffic.
     lost_seconds: f64,
     lost_requests: Option<f64>,
 }
 
-/// Nodes that are alike share a line if there are more than this.
+/// The number of nodes up to which each gets a line; with more, nodes that are alike share one.
 const ALIKE: usize = 8;
 
 impl<'a> Compared<'_, 'a> {
@@ -226,7 +229,7 @@ impl<'a> Compared<'_, 'a> {
             .collect()
     }
 
-    /// As `lb` judges it before and after.
+    /// Returns the documents of `lb` before and after the change.
     pub(super) fn sides(&self) -> [document::Document<'_>; 2] {
         [(self.before, self.old), (self.after, self.new)].map(|(judge, judgement)| {
             let view = print::View { judge, why: false, all_nodes: false };
@@ -347,7 +350,7 @@ fn side(row: &Row<'_>) -> Side {
     Side { pods: row.pods, traffic: row.takes, request, share }
 }
 
-/// Lines for nodes; nodes that are alike before and after share one.
+/// Returns lines for nodes; nodes that are alike before and after share one.
 fn grouped(nodes: Vec<NodeDocument>) -> Vec<[String; 5]> {
     let mut groups: Vec<(Option<Side>, Option<Side>, Vec<String>)> = Vec::new();
     for node in nodes {
@@ -383,7 +386,7 @@ fn grouped(nodes: Vec<NodeDocument>) -> Vec<[String; 5]> {
     lines
 }
 
-/// `a → b`, or `a` if nothing changes.
+/// Formats `a → b`, or `a` if nothing changes.
 fn arrow(old: &str, new: &str) -> String {
     if old == new { old.to_owned() } else { format!("{old} → {new}") }
 }

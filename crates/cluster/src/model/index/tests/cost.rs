@@ -1,8 +1,8 @@
-//! The cost of a change: what is looked at, and what is named as changed.
+//! The cost of a change: what is examined, and what is reported as changed.
 
 use super::*;
 
-/// The changes of a Service are its own, beside however many others.
+/// A change of a Service reports this Service only, however many others there are.
 #[test]
 fn a_service_changes_its_own_address_health_check_and_warnings_alone() {
     let with = |i: u16| {
@@ -26,7 +26,8 @@ fn a_service_changes_its_own_address_health_check_and_warnings_alone() {
     assert_eq!(index.desired().cluster_ips.len(), 10_000);
 }
 
-/// What other proxies' Services gain or lose is looked for once an update, not once a Service.
+/// Addresses that Services of other proxies gain or lose are looked up once per update, not once
+/// per Service.
 #[test]
 fn services_of_another_proxy_cost_one_look_at_all() {
     let with = |i: u16| {
@@ -49,8 +50,8 @@ fn services_of_another_proxy_cost_one_look_at_all() {
     assert_eq!(index.looked_at, 2_000, "no address of another proxy changed");
 }
 
-/// The cost of a change is that of its Service, not of the cluster: one change among ten thousand Services may not
-/// take as long as a good part of them all.
+/// The cost of a change is that of its Service, not of the cluster: one change among ten thousand
+/// Services must not take as long as a considerable part of them all.
 #[test]
 fn one_change_among_ten_thousand_services_is_cheap() {
     let mut index = Index::default();

@@ -1,8 +1,9 @@
-//! Tenants who ask for much: many Services, addresses or endpoints, or an address that many others claim, too.
+//! Tenants with high demands: many Services, addresses or endpoints, or an address that many others
+//! claim, too.
 
 use super::*;
 
-/// A Service with so many external IPs, made at this time.
+/// Returns a Service with `addresses` external IPs, created at `created`.
 fn greedy(i: u8, created: i64, addresses: u8) -> Service {
     let external_ips = (0..addresses).map(|last| Ipv4Addr::new(198, 51, i, last).into()).collect();
     let ports = vec![Port { name: String::new(), protocol: Protocol::Tcp, port: 80, node_port: 0 }];
@@ -14,7 +15,7 @@ fn greedy(i: u8, created: i64, addresses: u8) -> Service {
     }
 }
 
-/// All Services together may ask for 40 frontends.
+/// Returns an input under which all Services together may ask for 40 frontends.
 fn few_frontends() -> NodeInput {
     NodeInput { limits: Limits { frontends: [20; 2], ..Limits::default() }, ..input(0) }
 }
@@ -23,13 +24,14 @@ fn served(index: &Index) -> Vec<String> {
     index.desired().ports.keys().map(|key| key.service.name.clone()).collect()
 }
 
-/// If all Services ask for more than twice what the maps take, the oldest are served.
+/// If all Services together ask for more than twice the capacity of the maps, the oldest are
+/// served.
 #[test]
 fn a_tenants_new_services_lose() {
     let input = few_frontends();
     let mut index = Index::default();
     index.set_synced();
-    // Each needs ten: with its cluster IP, which is in the map twice.
+    // Each needs ten entries, including its cluster IP, which is in the map twice.
     for (i, created) in [(1, 5), (2, 4), (3, 3), (4, 2), (5, 1)] {
         index.apply(greedy(i, created, 8));
     }
@@ -38,11 +40,11 @@ fn a_tenants_new_services_lose() {
     let warnings: Vec<_> = index.warnings_of(&name("ns", "s1")).collect();
     assert!(matches!(warnings[..], [text] if text.contains("older ones, come first")), "{warnings:?}");
     assert_eq!(index.desired().refused[&name("ns", "s1")].sentence(&name("ns", "s1")), warnings[0]);
-    // Nothing more is said of who waits.
+    // A change of a waiting Service is not reported again.
     assert!(!index.apply(greedy(1, 5, 8)));
     assert!(index.update(&input).is_empty());
 
-    // Another one goes. What is small may still fit where an older one does not.
+    // Another Service is deleted. A small Service may still fit where an older one does not.
     index.apply(greedy(1, 5, 9));
     index.apply(greedy(6, 6, 0));
     index.delete::<Service>(&name("ns", "s4"));
@@ -56,7 +58,7 @@ fn a_tenants_new_services_lose() {
     assert!(index.desired().refused.is_empty() && index.warnings().count() == 0);
 }
 
-/// Nobody who is served is left out for the growth of another, however old that one is.
+/// No Service that is served is left out because another one grows, however old that one is.
 #[test]
 fn who_grows_beyond_the_room_loses() {
     let input = few_frontends();
@@ -70,18 +72,19 @@ fn who_grows_beyond_the_room_loses() {
     let changes = index.update(&input);
     assert_eq!(served(&index), ["s2", "s3", "s4"]);
     assert!(changes.refused && changes.ports.len() == 1, "{changes:?}");
-    // Its place stays its own.
+    // The Service keeps its reserved room.
     index.apply(greedy(5, 1, 8));
     let _ = index.update(&input);
     assert_eq!(served(&index), ["s2", "s3", "s4", "s5"]);
-    // What another gives back is for its growth before it is for those who wait.
+    // Room that another Service frees goes to this growing Service before it goes to waiting ones.
     index.apply(greedy(5, 1, 16));
     let _ = index.update(&input);
     index.delete::<Service>(&name("ns", "s3"));
     let _ = index.update(&input);
     assert_eq!(served(&index), ["s2", "s4", "s5"]);
 
-    // A restart knows no places, so all nodes that begin anew agree: the oldest come first.
+    // A restarted agent knows no reserved room, so all restarted nodes agree: the oldest come
+    // first.
     let mut fresh = from_scratch(&index);
     index.apply(greedy(2, 4, 11));
     fresh.apply(greedy(2, 4, 11));
@@ -91,13 +94,14 @@ fn who_grows_beyond_the_room_loses() {
     assert_eq!(served(&fresh), ["s1", "s4", "s5"]);
     let _ = index.update(&input);
     assert_eq!(served(&index), ["s4", "s5"]);
-    // So do those whose own settings change.
+    // Nodes whose own settings change judge by age as well.
     let other = NodeInput { loopback_ipv4: true, ..input };
     let _ = index.update(&other);
     assert_eq!(served(&index), ["s1", "s4", "s5"]);
 }
 
-/// However many wait, a change does not look at all of them, and a change of all looks at each once.
+/// However many Services wait, a change does not examine all of them, and a change that concerns
+/// all examines each once.
 #[test]
 fn ten_thousand_who_wait_are_cheap() {
     let waiting = |i: u16| {
@@ -129,7 +133,7 @@ fn ten_thousand_who_wait_are_cheap() {
     assert_eq!(judged(&mut index, &input), 0, "nobody gave room back");
 }
 
-/// What serves is remembered on each node, also where policy Local has no use for it.
+/// Serving endpoints are remembered on each node, even where policy Local does not use them.
 #[test]
 fn a_service_that_serves_more_than_is_remembered_is_refused_alone() {
     let limits = Limits { endpoints: 4, ..Limits::default() };
@@ -155,7 +159,8 @@ fn a_service_that_serves_more_than_is_remembered_is_refused_alone() {
     );
 }
 
-/// Entries that are written count, not names: an address twice, an endpoint in two slices, one that does not serve.
+/// Entries that are written count, not names: an address that occurs twice, an endpoint in two
+/// slices, one that does not serve.
 #[test]
 fn what_is_named_and_not_written_needs_no_room() {
     let limits = Limits { frontends: [10; 2], source_ranges: [10; 2], endpoints: 4 };
@@ -182,7 +187,7 @@ fn what_is_named_and_not_written_needs_no_room() {
     assert!(index.desired().refused.is_empty(), "{:?}", index.desired().refused);
     assert_eq!(index.desired().ports.values().next().unwrap().cluster.len(), 4);
 
-    // All that is named is looked at, so that is bounded, too.
+    // Everything that is named has to be examined, so that is limited, too.
     let mut more = slice(4, 1, vec![(1, false, true)]);
     more.ports[0].name = String::new();
     index.apply(more);

@@ -1,4 +1,4 @@
-//! Ways of asking for all objects of a kind, and what API servers say to them.
+//! Methods of listing all objects of a kind, and the refusals of API servers.
 
 use std::time::Duration;
 
@@ -6,15 +6,16 @@ use kube::{core::Status, runtime::watcher};
 
 use crate::source::chance::random;
 
-/// Method of listing all objects.
+/// A method of listing all objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listing {
-    /// As the beginning of a watch, from the API server's cache (Kubernetes 1.32 and later).
+    /// The beginning of a watch, from the API server's cache (Kubernetes 1.32 and later).
     Streaming,
-    /// As a list from the API server's cache: may be as old as that, like what watches say, but is not older than what the last
-    /// watch began with ([`crate::source::kubernetes::known_versions`]).
+    /// A list from the API server's cache: it may be as old as that, like the events of watches,
+    /// but is not older than the state with which the last watch began
+    /// ([`crate::source::kubernetes::known_versions`]).
     Cached,
-    /// As a list from etcd, in pages: where the cache does not do.
+    /// A list from etcd, in pages: for API servers whose cache does not suffice.
     Latest,
 }
 
@@ -30,26 +31,30 @@ impl Listing {
     }
 }
 
-/// After how many seconds the API server is to end a watch: by chance, lest all nodes ask for new ones together. As
-/// client-go, but below the 295 s that a watch of `kube` is silent at most.
+/// Returns the number of seconds after which the API server ends a watch: random, so that not all
+/// nodes request new ones at once. Similar to client-go, but below the 295 s that a watch of `kube`
+/// may be silent at most.
 fn watch_seconds() -> u32 {
     let seconds = random() % 90;
     200 + u32::try_from(seconds).unwrap_or(0)
 }
 
-/// Nodes that start together, as after a power cut, do not ask in the same moment.
+/// Returns a random delay, so that nodes that start together, as after a power cut, do not send
+/// requests at the same moment.
 pub(super) fn start_delay() -> Duration {
     Duration::from_millis(random() % 500)
 }
 
-/// The API server's cache does not reach the version that is asked for. Told as client-go tells it.
+/// Whether the API server's cache has not reached the requested version, detected as client-go
+/// does.
 pub(super) fn is_too_large_version(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes.into_iter().any(|cause| cause.reason == "ResourceVersionTooLarge")
         || status.message.contains("Too large resource version")
 }
 
-/// Refusal by the API server: it does not have the resource, or the role does not name it.
+/// Returns the status of a refusal: the API server does not have the resource, or the role does not
+/// include it.
 pub(super) fn refusal(error: &watcher::Error) -> Option<&Status> {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))

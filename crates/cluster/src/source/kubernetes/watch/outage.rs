@@ -1,4 +1,5 @@
-//! A watch that gives no objects: the age of the known state, and the pause before all objects are listed anew.
+//! A watch that delivers no objects: the age of the known state, and the pause before all objects
+//! are listed again.
 
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use tracing::info;
 use super::{Listing, Watch};
 use crate::source::{Stale, kubernetes::observe::API_SERVER};
 
-/// Errors further apart than this are not of one outage.
+/// Errors further apart than this belong to different outages.
 const LULL: Duration = Duration::from_secs(120);
 
 impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
-    /// Notes an error, and returns when the first one of this outage came.
+    /// Notes an error, and returns the time of the first one of this outage.
     pub(super) fn failing_since(&mut self) -> Instant {
         let now = Instant::now();
         let first = self.failing.filter(|(_, last)| now - *last < LULL).map_or(now, |(first, _)| first);
@@ -21,7 +22,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         first
     }
 
-    /// Tells the status that the known state is as old as `since`, until all objects are listed anew after the pause.
+    /// Reports in the status that the known state dates from `since`, until all objects are listed
+    /// again after the pause.
     pub(super) fn stale(&self, since: Instant, why: &str, pause: Duration) {
         // Before the first list no state is known.
         if self.listed && !self.refused {
@@ -30,8 +32,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         }
     }
 
-    /// Reports that a watch did not give all objects; the next list is asked for as a list. `silent`: no event came in
-    /// time.
+    /// Reports that a watch did not deliver all objects; the next list uses a plain list request.
+    /// `silent`: no event came in time.
     pub(super) fn stalled(&mut self, silent: bool) {
         let plural = self.kind.plural;
         let text = if silent {
@@ -43,7 +45,8 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
         (self.listing, self.from_cache) = (Listing::Cached, Listing::Cached);
     }
 
-    /// Time that an agent which knows a state waits before it asks for another one, which all others want, too.
+    /// Returns the time that an agent with a known state waits before it requests a new one, as all
+    /// other nodes do, too.
     pub(super) fn relist_delay(&self) -> Duration {
         let most = u64::try_from(self.sink.relist_within.as_millis()).unwrap_or(u64::MAX);
         if !self.listed || most == 0 {

@@ -1,4 +1,4 @@
-//! A watch of streams that tests make: pauses between lists that fail, and lists that trickle.
+//! Watches on streams made by tests: pauses between lists that fail, and lists that trickle.
 
 use futures::stream;
 use k8s_openapi::api::core::v1::Service;
@@ -49,7 +49,7 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
     (watch, reader)
 }
 
-/// The watcher says that a list begins before it asks for it.
+/// The watcher announces a list before it requests it.
 #[tokio::test]
 async fn pauses_grow_while_lists_fail() {
     let (mut watch, _) = watch(Listing::Latest);
@@ -61,9 +61,9 @@ async fn pauses_grow_while_lists_fail() {
         let events = stream::iter([Ok(Event::Init), Err(failed)]);
         pauses.push(watch.follow(events, &mut backoff).await.ok().unwrap());
     }
-    // The first is of 0.8 s to 1.6 s, and each of the next twice as long.
+    // The first is between 0.8 s and 1.6 s, and each of the next twice as long.
     assert!(pauses[0] < Duration::from_secs(2) && pauses[3] > Duration::from_secs(4), "{pauses:?}");
-    // An event is a sign that the server serves.
+    // An event shows that the server works.
     let object = DeserializeGuard(Ok(Service::default()));
     let events = stream::iter([Ok(Event::Init), Ok(Event::InitApply(object))]);
     let pause = watch.follow(events, &mut backoff).await.ok().unwrap();
@@ -91,7 +91,7 @@ async fn a_list_that_trickles_is_given_up_and_said() {
     assert!(errors[API_SERVER].contains("did not end"), "{errors:?}");
 }
 
-/// After an outage beyond compaction all nodes of a cluster hear 410 in the same moment.
+/// All nodes of a cluster get 410 at the same moment after an outage beyond compaction.
 #[tokio::test]
 async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     let gone = || {
@@ -104,7 +104,7 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
 
     let (mut watch, status) = watch(Listing::Streaming);
     (watch.listed, watch.in_list) = (true, false);
-    // Errors have come for 70 s.
+    // Errors have occurred for 70 s.
     watch.failing = Instant::now().checked_sub(Duration::from_secs(70)).map(|first| (first, Instant::now()));
     let pause = watch.follow(gone(), &mut DefaultBackoff::default()).await.ok().unwrap();
     assert_eq!(pause, Duration::from_millis(22_345), "as chance will have it, within 30 s");
@@ -114,7 +114,7 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     let due = stale.due.duration_since(std::time::Instant::now());
     assert!(due > Duration::from_secs(2) && due <= Duration::from_millis(22_345), "{stale:?}");
     assert_eq!(watch.listing, Listing::Streaming, "from the cache first");
-    // The cache is behind what is known.
+    // The cache is behind the known version.
     watch.in_list = true;
     let behind = Status::failure("Too large resource version", "Timeout").with_code(504);
     let failed = watcher::Error::WatchStartFailed(kube::Error::Api(behind.boxed()));
@@ -124,7 +124,7 @@ async fn a_lost_history_is_listed_anew_at_a_moment_of_its_own() {
     assert!(pause < Duration::from_secs(2), "{pause:?}");
 }
 
-/// A role may lose a kind while its objects wait to be listed anew.
+/// A role may lose access to a kind while its objects wait to be listed again.
 #[tokio::test]
 async fn a_kind_that_is_refused_does_not_wait_to_be_listed() {
     let (mut watch, status) = watch(Listing::Streaming);
@@ -141,8 +141,8 @@ async fn a_kind_that_is_refused_does_not_wait_to_be_listed() {
     assert!(status.get().stale.is_empty(), "{:?}", status.get().stale);
 }
 
-/// After 410 in the middle of a watch an API server whose cache lags could list objects older than those that the watch
-/// gave.
+/// An API server whose cache lags could, after 410 in the middle of a watch, list objects older
+/// than those that the watch delivered.
 #[tokio::test]
 async fn a_relist_is_not_older_than_what_the_watch_gave() {
     let (mut watch, status) = watch(Listing::Streaming);

@@ -1,4 +1,5 @@
-//! The text of one manifest: what has no end, or no bottom, is refused before it is read or parsed.
+//! The text of one manifest: files without an end and texts nested without a limit are refused
+//! before they are read or parsed.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,18 +8,19 @@ use std::{
     path::Path,
 };
 
-/// Bytes that a file may have: some 300,000 Services.
+/// The largest size of a file in bytes: about 300,000 Services.
 const LONGEST: u64 = 256 << 20;
-/// Brackets within each other that a file may have, those in its strings included. Objects have some ten; the time that the YAML
-/// parser takes grows with the square.
+/// The deepest nesting of brackets in a file, including those in its strings. Objects have about
+/// ten; the time that the YAML parser takes grows with the square.
 const DEEPEST: usize = 10_000;
 
 /// Reads a file if it is a regular one, or a link to one.
 pub(super) fn read(path: &Path) -> io::Result<String> {
-    // Looked at before: to open a device may do something, and to open a FIFO waits for a writer.
+    // Checked before opening: opening a device may have side effects, and opening a FIFO waits for
+    // a writer.
     regular(&fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    // It may be another one by now.
+    // The path may name another file by now.
     regular(&file.metadata()?)?;
     let text = up_to(file, LONGEST)?;
     if depth(&text) > DEEPEST {
@@ -41,7 +43,7 @@ fn regular(facts: &fs::Metadata) -> io::Result<()> {
 
 fn up_to(file: File, longest: u64) -> io::Result<String> {
     let mut text = String::new();
-    // Files of /proc say that they are empty.
+    // Files of /proc report a size of 0.
     if file.take(longest + 1).read_to_string(&mut text)? as u64 > longest {
         return Err(io::Error::other(format!(
             "longer than {} MiB: divide it into several files",
@@ -51,7 +53,7 @@ fn up_to(file: File, longest: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// The largest number of open brackets, whether they are in strings or not.
+/// Returns the largest number of open brackets, whether they are in strings or not.
 fn depth(text: &str) -> usize {
     let (mut open, mut most) = (0_usize, 0);
     for byte in text.bytes() {
@@ -79,7 +81,7 @@ mod tests {
     use super::*;
     use crate::source::{convert::detail::Detail, manifest::load::load};
 
-    /// Each would be read, waited for or parsed without end.
+    /// Each of these would be read, waited for or parsed without end.
     #[test]
     fn what_is_no_file_with_an_end_is_refused() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! The asking: GET requests and bare connections, with an end for each, and few at a time. Answers are not trusted: what is
-//! read of them is bounded in size and in time, and redirects are not followed.
+//! The client of the probes: GET requests and bare connections, each with a time limit, and a few
+//! at a time. Answers are not trusted: their size and time are bounded, and redirects are not
+//! followed.
 
 use std::{
     io::{self, ErrorKind},
@@ -27,24 +28,25 @@ use crate::{
     probe::{Asking, Heard, Http, Probed},
 };
 
-/// Bytes that are read of a body; the agent's and kube-proxy's have some hundred.
+/// The number of bytes read of a body; those of the agent and kube-proxy have a few hundred.
 const BODY: usize = 16 << 10;
-/// Bytes that headers may have.
+/// The largest size of headers, in bytes.
 const HEADERS: usize = 16 << 10;
-/// Before a question is asked again whose answer differs: what changed just now is written by then.
+/// The pause before a probe whose answer differs is repeated: recent changes are in effect by then.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Limits on simultaneous questions.
+/// Limits on simultaneous probes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::command::lb) struct Limits {
-    /// For each answer.
+    /// The time limit for each answer.
     pub(in crate::command::lb) within: Duration,
     pub(in crate::command::lb) at_once: usize,
-    /// Connections to node ports in a second.
+    /// The number of connections to node ports per second.
     pub(in crate::command::lb) traffic_rate: u32,
 }
 
-/// Asks all, and those once more whose answer differs: objects and nodes are not of the same moment.
+/// Sends all probes, and those whose answer differs once more: objects and nodes are not read at
+/// the same moment.
 pub(super) async fn twice(
     askings: Vec<Asking>,
     limits: Limits,
@@ -60,7 +62,7 @@ pub(super) async fn twice(
     Probed::twice(known, second)
 }
 
-/// Asks all once.
+/// Sends all probes once.
 pub(in crate::command::lb) async fn ask(
     askings: Vec<Asking>,
     limits: Limits,
@@ -92,7 +94,7 @@ async fn one(asking: &Asking, within: Duration, pace: &Mutex<Interval>) -> (Hear
             pace.lock().await.tick().await;
             None
         }
-        // kube-proxy answers any path of a health port; balancers ask this one.
+        // kube-proxy answers on any path of a health port; balancers request this one.
         _ => Some("/healthz"),
     };
     let begun = Instant::now();
@@ -121,7 +123,7 @@ fn failed(error: &io::Error) -> Heard {
     }
 }
 
-/// One request. An error says why what came is no answer.
+/// Sends one request. The error is the reason why the response is not valid.
 async fn exchange(
     stream: TcpStream,
     to: SocketAddr,
@@ -155,7 +157,8 @@ async fn exchange(
     };
     tokio::select! {
         answer = exchange => answer,
-        // Without an answer it has ended, which the sender does not say as well.
+        // If the connection ends without a response, its own error gives the reason better than the
+        // sender's.
         Err(error) = connection => Err(why(&error)),
     }
 }

@@ -14,9 +14,9 @@ use crate::{
     probe::{Answered, Heard, expected_text, heard_text},
 };
 
-/// With more nodes that answer alike, they share a line.
+/// The number of nodes with like answers up to which each gets a line; more share one.
 const ALIKE: usize = 8;
-/// With more Services, only what differs is shown.
+/// The number of Services up to which all answers are shown; with more, only differences are.
 const DETAILS: usize = 5;
 
 pub(super) fn print(report: &Report, out: &mut dyn Write, all_nodes: bool) -> io::Result<()> {
@@ -47,7 +47,7 @@ pub(super) fn print(report: &Report, out: &mut dyn Write, all_nodes: bool) -> io
     Ok(())
 }
 
-/// Lines that are alike but for the node.
+/// A line without its node, by which lines are grouped.
 type Alike = [String; 4];
 
 fn section<'p>(
@@ -116,7 +116,7 @@ fn milliseconds(one: &Answered) -> f64 {
     one.took.as_secs_f64() * 1e3
 }
 
-/// Members of `lb --probe --output json` beside the judgements.
+/// The members of `lb --probe --output json` in addition to the judgements.
 #[derive(Serialize)]
 pub(super) struct ProbeDocument<'r> {
     answer_within_seconds: f64,
@@ -124,26 +124,27 @@ pub(super) struct ProbeDocument<'r> {
     differ: usize,
     errors: usize,
     answers: Vec<AnswerDocument<'r>>,
-    /// Ports of UDP and SCTP.
+    /// Ports of UDP and SCTP, which are not probed.
     not_asked: &'r [String],
-    /// About the proxies; those about Services stand with them.
+    /// Findings about the proxies; those about Services are with the Services.
     findings: &'r [Finding],
 }
 
 #[derive(Serialize)]
 struct AnswerDocument<'r> {
     node: &'r str,
-    /// `null`: about the proxy.
+    /// The Service; `null`: the probe is about the proxy.
     service: Option<String>,
     address: Option<String>,
     question: String,
     expected: String,
-    /// `http`, `connected`, `refused`, `silence`, `hangs`, `unreachable`, `garbled`, `no-address`, `not-asked`.
+    /// The kind of answer: `http`, `connected`, `refused`, `silence`, `hangs`, `unreachable`,
+    /// `garbled`, `no-address`, `not-asked`.
     kind: &'static str,
     answer: String,
     status: Option<u16>,
     milliseconds: f64,
-    /// `null`: as expected.
+    /// The cause of a difference; `null`: the answer is as expected.
     difference: Option<&'static str>,
     level: Option<Level>,
 }

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{Counts, Moment, Second, What, Why};
 
-/// More nodes are counted, and not named.
+/// The number of nodes up to which they are named; more are only counted.
 const NAMED: usize = 6;
 
-/// Something that happened, with the nodes that it happened to.
+/// Describes an event and the nodes that it happened to.
 pub(super) fn sentence(Moment { what: happened, nodes, .. }: &Moment) -> String {
     match nodes.is_empty() {
         true => what(happened),
@@ -107,7 +107,8 @@ impl Shown<'_> {
 
 type Group = (RangeInclusive<usize>, Counts, BTreeMap<usize, u64>);
 
-/// Seconds in a row that are alike: the same nodes were sent requests, and requests were lost or cut in all or in none.
+/// Groups consecutive seconds that are alike: the same nodes were sent requests, and requests were
+/// lost or cut in all or in none.
 fn grouped(seconds: &[Second]) -> Vec<Group> {
     let like = |second: &Second| {
         let nodes: BTreeSet<usize> = second.nodes.keys().copied().collect();

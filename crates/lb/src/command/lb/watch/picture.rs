@@ -14,19 +14,19 @@ use crate::{
     probe::{Cause, expected_text},
 };
 
-/// Columns of a name.
+/// The width of a name, in columns.
 const NAME: usize = 30;
-/// Rows that the log has at least.
+/// The minimum number of rows of the log.
 const LOG: usize = 6;
 
-/// Content of the screen.
+/// The content of the screen.
 #[derive(Default)]
 pub(super) struct Picture {
-    /// All objects have been seen once.
+    /// Whether all objects have been seen once.
     begun: bool,
     nodes: usize,
     services: Vec<ServiceLine>,
-    /// Of the only Service.
+    /// The rows of the Service, if there is only one.
     rows: Vec<NodeLine>,
 }
 
@@ -72,7 +72,8 @@ impl Picture {
         Self { begun: true, nodes: judge.node_count(), services: services.collect(), rows }
     }
 
-    /// `cause` says why a node's answers differ; its outer `None`: nodes are not asked.
+    /// Renders the lines. `cause` returns why a node's answers differ; if its outer value is
+    /// `None`, nodes are not probed.
     pub(super) fn lines(
         &self,
         (columns, height): (usize, usize),
@@ -90,7 +91,8 @@ impl Picture {
             lines.push(format!("! {subject}: {trouble}"));
         }
         lines.push(String::new());
-        // The table has what the log leaves; its title, and the empty line and title of the log, are counted.
+        // The table gets what the log leaves; its title, and the empty line and title of the log,
+        // are counted.
         let room = height.saturating_sub(lines.len() + LOG + 3).max(1);
         lines.extend(match self.services.as_slice() {
             [service] => self.of_one(service, room, cause),
@@ -103,7 +105,7 @@ impl Picture {
         for line in log.iter().rev() {
             let parts = wrapped(line, columns);
             if last.len() + parts.len() > left {
-                // Of the newest one at least the beginning.
+                // At least the beginning of the newest line is shown.
                 if last.is_empty() {
                     last.extend(parts.into_iter().take(left));
                 }
@@ -132,7 +134,7 @@ impl Picture {
         )];
         let room = room.saturating_sub(1).max(1);
         let mut rows: Vec<[String; 5]> = Vec::new();
-        // The dark ones first, where not all have room.
+        // Unhealthy nodes come first if there is not room for all.
         let mut order: Vec<&NodeLine> = self.rows.iter().collect();
         if order.len() > room {
             order.sort_by_key(|row| row.green);
@@ -220,7 +222,7 @@ fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Vec<String>
     String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
 }
 
-/// Head and tail of a name: what names of nodes have in common is in the middle.
+/// Shortens a name to its head and tail: the common part of node names is in the middle.
 fn shorten(name: &str) -> String {
     let count = name.chars().count();
     if count <= NAME {
@@ -230,7 +232,7 @@ fn shorten(name: &str) -> String {
     name.chars().take(head).chain(['…']).chain(name.chars().skip(count - tail)).collect()
 }
 
-/// A line of the log in as many as it needs, the later ones indented.
+/// Wraps a line of the log, indenting the continuation lines.
 pub(super) fn wrapped(line: &str, columns: usize) -> Vec<String> {
     const INDENT: usize = 4;
     let width = columns.saturating_sub(INDENT).max(20);

@@ -1,4 +1,5 @@
-//! A view on a terminal by plain escape sequences, on the alternate screen. The terminal is as it was when this is dropped.
+//! A view on a terminal by plain escape sequences, on the alternate screen. Dropping it restores
+//! the terminal.
 
 use std::{
     io::{self, Write as _},
@@ -8,17 +9,17 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use terminal_size::{Height, Width, terminal_size_of};
 
-/// More columns are not used.
+/// The maximum width, in columns.
 const COLUMNS: usize = 80;
 
-/// The alternate screen, without a cursor; and back.
+/// The sequence that enters the alternate screen and hides the cursor; the next one leaves it.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 pub(super) struct Screen(());
 
 impl Screen {
-    /// Standard output is a terminal.
+    /// Opens the screen on standard output, which must be a terminal.
     pub(super) fn enter() -> io::Result<Self> {
         let screen = Self(());
         let mut out = io::stdout().lock();
@@ -27,7 +28,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Columns that are used, and rows.
+    /// Returns the number of columns in use, and of rows.
     pub(super) fn size(&self) -> (usize, usize) {
         match terminal_size_of(io::stdout()) {
             Some((Width(columns), Height(rows))) if columns > 0 && rows > 0 => {
@@ -37,7 +38,7 @@ impl Screen {
         }
     }
 
-    /// Draws over what is there. Lines that are too long or too many are cut.
+    /// Draws over the previous content. Lines that are too long or too many are cut off.
     pub(super) fn draw(&mut self, lines: &[String]) -> io::Result<()> {
         let (columns, rows) = self.size();
         let mut text = String::from("\x1b[H");
@@ -45,7 +46,7 @@ impl Screen {
             if at > 0 {
                 text.push_str("\r\n");
             }
-            // Names come from objects: nothing of them may steer the terminal.
+            // Names come from objects, and must not control the terminal.
             text.extend(line.chars().map(|c| if c.is_control() { '?' } else { c }).take(columns));
             text.push_str("\x1b[K");
         }
@@ -59,7 +60,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         let mut out = io::stdout().lock();
-        // A terminal that is gone needs nothing restored.
+        // If the terminal is gone, nothing needs to be restored.
         let _ = out.write_all(LEAVE.as_bytes()).and_then(|()| out.flush());
     }
 }

@@ -1,4 +1,4 @@
-//! The asking, with malicious servers.
+//! The client of the probes against malicious servers.
 
 use std::sync::{
     Arc,
@@ -14,9 +14,9 @@ use traffic_policy_cluster::model::ServiceName;
 use super::*;
 use crate::{Answer, probe::Spoken};
 
-/// For answers that must come.
+/// The time limit for answers that must come.
 const LONG: Duration = Duration::from_secs(60);
-/// For those that never come.
+/// The time limit for answers that never come.
 const SHORT: Duration = Duration::from_millis(300);
 
 fn asking(question: Question, to: SocketAddr) -> Asking {
@@ -43,7 +43,8 @@ async fn hear(question: Question, to: SocketAddr, within: Duration) -> Heard {
     all.remove(0).1
 }
 
-/// Answers with these bytes, some of them for ever; then closes, or keeps the connection.
+/// Answers with the bytes `once`, then `for_ever` repeatedly; then closes the connection, or keeps
+/// it.
 async fn against(once: &'static [u8], for_ever: &'static [u8], within: Duration) -> Heard {
     let (listener, to) = listener().await;
     let server = tokio::spawn(async move {
@@ -54,9 +55,11 @@ async fn against(once: &'static [u8], for_ever: &'static [u8], within: Duration)
             return;
         }
         while stream.write_all(for_ever).await.is_ok() {
-            // A byte now and then keeps what waits for the next byte only.
+            // An occasional byte keeps a client waiting if it has a time limit for the next byte
+            // only.
             if for_ever.len() == 1 {
-                // So long that whoever asks more at a time than was said is seen: all of them would come within it.
+                // Long enough to notice a client that sends more than the limit at a time: all of
+                // its requests would arrive within this time.
                 sleep(Duration::from_millis(20)).await;
             }
         }
@@ -79,7 +82,7 @@ async fn an_answer_is_read() {
 async fn a_body_without_end_is_not_read_to_its_end() {
     let heard = against(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", &[b' '; 4096], LONG).await;
     assert_eq!(heard, Heard::Garbled("a body that is too long"));
-    // One that says its length is not believed either.
+    // A server that announces its length is not trusted either.
     let heard = against(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", &[b' '; 4096], LONG).await;
     assert_eq!(heard, Heard::Garbled("a body that is too long"));
 }
@@ -150,7 +153,7 @@ async fn a_closed_port_refuses() {
     assert_eq!(hear(Question::TrafficPort(1), to, LONG).await, Heard::Refused);
 }
 
-/// No more at a time than was said, and not more node ports in a second than was said.
+/// There are no more probes at a time, and no more node ports per second, than the limits allow.
 #[tokio::test]
 async fn questions_are_few_at_a_time() {
     let (listener, to) = listener().await;
