@@ -105,7 +105,7 @@ impl Arguments {
         let show = Show { names, devices };
         if self.view.json() {
             return view::print(|out| {
-                // One flow a line: a full table is large.
+                // One flow is written per line: a full table is large.
                 out.write_all(b"[")?;
                 for (place, flow) in flows.iter().enumerate() {
                     out.write_all(if place == 0 { b"\n" } else { b",\n" })?;
@@ -134,7 +134,7 @@ impl Arguments {
     }
 }
 
-/// Names for what flows say by number.
+/// Names for the numbers in flows.
 struct Show {
     names: BTreeMap<u32, ServicePortKey>,
     devices: BTreeMap<u32, String>,
@@ -143,18 +143,19 @@ struct Show {
 /// A flow, for programs.
 #[derive(Serialize)]
 struct Document<'a> {
-    /// `namespace/name:port`; `None` if the Service is gone.
+    /// `namespace/name:port`; `None` if the Service no longer exists.
     service: Option<String>,
     protocol: String,
     client: SocketAddr,
     frontend: SocketAddr,
     endpoint: SocketAddr,
-    /// Whom the endpoint sees.
+    /// The source address that the endpoint sees.
     source: SocketAddr,
-    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, as it began under kube-proxy.
+    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, under which it
+    /// began with kube-proxy.
     way: &'static str,
     state: &'static str,
-    /// The endpoint takes no new connections.
+    /// Whether the endpoint takes no new connections.
     gone: bool,
     idle_seconds: f64,
     request_packets: u64,

@@ -1,4 +1,5 @@
-//! `veth-peer`: an XDP program that passes everything on the ends of veths whose other ends are served by XDP.
+//! `veth-peer`: an XDP program that passes every packet, on the ends of veths whose other ends are
+//! served by XDP.
 
 use anyhow::Result;
 use clap::Args;
@@ -8,10 +9,11 @@ use super::view;
 
 /// Prepare veths whose other ends an agent serves by XDP in the driver, as nodes of kind can be.
 ///
-/// To be called outside of the node, where the other end of its device is (a port of the container engine's bridge), before an agent
-/// there runs with --attach xdp. What XDP sends back by a veth is lost unless this end has an XDP program, too: one that passes
-/// everything is attached. And XDP needs finished checksums: checksum offload of what this end sends is switched off. Both
-/// last as long as the device, or until --detach.
+/// To be called outside of the node, where the other end of its device is (a port of the container
+/// engine's bridge), before an agent there runs with --attach xdp. What XDP sends back by a veth is
+/// lost unless this end has an XDP program, too: one that passes everything is attached. And XDP
+/// needs finished checksums: checksum offload of what this end sends is switched off. Both last as
+/// long as the device, or until --detach.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct Arguments {
