@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: a lab to try things by hand, which stays up between commands.
+//! `cargo xtask lab`: a lab for manual experiments, which stays up between commands.
 
 use std::env;
 use std::fs::File;
@@ -83,7 +83,9 @@ struct Up {
     /// node-1 gets a second uplink, which its default route uses
     #[arg(long)]
     two_uplinks: bool,
-    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw, calico-vxlan, bridge, aws-secondary-eni, and where the kernel has the modules calico-ipip and wireguard
+    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw,
+    /// calico-vxlan, bridge, aws-secondary-eni, and where the kernel has the modules calico-ipip
+    /// and wireguard
     #[arg(long, value_name = "NAME", value_parser = Cni::parse, conflicts_with_all = ["overlay", "two_uplinks"])]
     cni: Option<Cni>,
     /// Leave checksum and segmentation offload on, as TC meets it in practice (XDP needs it off)
