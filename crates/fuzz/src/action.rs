@@ -41,17 +41,17 @@ pub enum Sender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It quotes a packet that was never sent.
+    /// The quoted packet was never sent.
     Unknown,
     /// Its destination did not send the quoted packet.
     Stranger,
-    /// It quotes too little to tell.
+    /// The quoted part is too short to identify a flow.
     Short,
-    /// It comes where the other direction's packets come.
+    /// The error arrives at the hook of the other direction.
     WrongHook,
-    /// It is a redirect.
+    /// The message is a redirect, not an error.
     NoError,
-    /// Its own TTL ends here.
+    /// The error's own TTL ends here.
     Expiring,
 }
 

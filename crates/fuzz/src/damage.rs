@@ -6,7 +6,7 @@ use traffic_policy_testing::packet::{Packet, Transport};
 /// A defect of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// The frame is of another protocol, or tagged.
+    /// The EtherType is this one, of another protocol or a tag.
     EtherType(u16),
     /// The version of its IP header is wrong.
     Version(u8),

@@ -3,8 +3,10 @@
 //!
 //! ```text
 //! seed → actions ─┬→ frame → program → outcome, verdict, bytes, flow table ─┐
-//!                 └→ reference model → what they must be ───────────────────┴→ equal, or shrunk and printed as a row
+//!                 └→ reference model → required results ────────────────────┴→ equal?
 //! ```
+//!
+//! A sequence with a difference is shrunk and printed as a row of a test.
 //!
 //! The model is written from RFC 9293, RFC 5961 and conntrack's rules, not from the program. Where
 //! a rule leaves a choice (which endpoint, which source port) the model checks that the program's

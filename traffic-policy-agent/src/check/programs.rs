@@ -8,7 +8,7 @@ use super::Finding;
 /// Facts about BPF programs on the node.
 #[derive(Clone, Debug)]
 pub(super) enum Facts {
-    /// All programs passed the verifier.
+    /// The programs passed the verifier.
     Verified {
         release: String,
         programs: usize,

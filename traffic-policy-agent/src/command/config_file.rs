@@ -18,7 +18,7 @@ use crate::controller::NodePortAddresses;
 
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
-/// Longest file accepted, in bytes; a file of kube-proxy has about two thousand.
+/// The longest accepted file in bytes; a file of kube-proxy has about two thousand.
 const LONGEST: u64 = 1 << 20;
 /// Minimum similarity of two names for one to be suggested for the other; 1 means equal.
 const ALIKE: f64 = 0.85;

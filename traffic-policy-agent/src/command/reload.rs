@@ -56,7 +56,7 @@ impl Reloader {
     /// Follows the signal and the file from now on, as long as the runtime lives.
     ///
     /// # Errors
-    /// The signal cannot be waited for.
+    /// The signal handler cannot be installed.
     pub(super) fn follow(self, notifier: Notifier) -> Result<Reloads> {
         let hangup = signal(SignalKind::hangup()).context("SIGHUP cannot be waited for")?;
         let (sender, reloads) = Reloads::channel();

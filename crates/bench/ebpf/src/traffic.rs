@@ -78,7 +78,7 @@ pub mod sink {
     pub const ANSWER: u32 = 1;
     /// A client answers SYN-ACK by ACK.
     pub const CONFIRM: u32 = 2;
-    /// Both checksums of each packet are verified.
+    /// The sink verifies both checksums of each packet.
     pub const VERIFY: u32 = 4;
 }
 

@@ -161,7 +161,7 @@ impl Run<'_> {
             return usize::from(quoted) % least;
         }
         match least + usize::from(quoted) % (whole - least + 1) {
-            // Half a checksum is of no use.
+            // Half a checksum cannot be verified.
             length if tcp && length == least + 9 => length - 1,
             length => length,
         }

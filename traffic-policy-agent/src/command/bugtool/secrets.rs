@@ -105,11 +105,12 @@ struct Lines {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
-    /// It ends before the first line that is indented by no more than this number of bytes.
+    /// A block: it ends before the first line that is indented by no more than this number of
+    /// bytes.
     Indented(usize),
-    /// It ends with the line that begins or ends with `]`.
+    /// A list: it ends with the line that begins or ends with `]`.
     List,
-    /// Nothing follows the name, which is indented by this number of bytes: its value comes next,
+    /// A name without a value on its line, indented by this number of bytes: its value comes next,
     /// or names of its own.
     Open(usize),
 }

@@ -1,4 +1,4 @@
-//! Files as kubeadm and people write them, and malformed ones.
+//! Files as kubeadm and users write them, and malformed ones.
 
 use std::io::Write as _;
 

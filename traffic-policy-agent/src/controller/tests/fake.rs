@@ -54,8 +54,8 @@ pub(super) struct Asked {
     pub adopted: bool,
     /// Number of comparisons of routes that are yet to fail.
     pub failing_routes: usize,
-    /// For each call that forgets unattached devices, whether the links of another version had been
-    /// taken over by then.
+    /// Whether the links of another version had been taken over, for each call that forgets
+    /// unattached devices.
     pub forgotten: Vec<bool>,
     /// Number of times that the other version's maps were freed.
     pub dropped: usize,

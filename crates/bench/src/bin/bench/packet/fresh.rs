@@ -36,8 +36,8 @@ const FLOOD_PLACES: u32 = 16_384;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
-    /// Same as [`Self::Empty`], with a client of its own for each flow. In the other states few
-    /// clients have all flows, as behind a load balancer that shows its own address.
+    /// Empty tables as in [`Self::Empty`], with a client of its own for each flow. In the other
+    /// states few clients have all flows, as behind a load balancer that shows its own address.
     Strangers,
     Filled,
     /// The queue of unassured flows is full: each new one evicts the oldest.

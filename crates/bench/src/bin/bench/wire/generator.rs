@@ -37,9 +37,9 @@ pub(crate) const TARGET_PORT: u16 = 8_080;
 /// Path of a flood, which determines the expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path4 {
-    /// To a node port; packets arrive at an endpoint with the node as their source.
+    /// A request to a node port, which arrives at an endpoint with the node as its source.
     NodePort,
-    /// Directly to an endpoint, from the client.
+    /// A request sent directly to an endpoint, from the client.
     Direct,
 }
 
