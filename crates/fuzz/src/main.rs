@@ -15,13 +15,13 @@ use traffic_policy_testing::harness;
 #[derive(Parser)]
 #[command(name = "cargo xtask fuzz", about = "Random packets through the programs, beside a reference model")]
 struct Options {
-    /// For how long, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
+    /// Total time, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
     #[arg(long = "for", default_value = "1m", value_name = "TIME", value_parser = duration)]
     time: Duration,
     /// Seed of the random numbers; by default the time, which is printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Sleep now and then, as on a busy machine: finds what depends on real time, in far fewer
+    /// Sleep at random moments, as on a busy machine: finds what depends on real time, in far fewer
     /// packets
     #[arg(long)]
     pauses: bool,

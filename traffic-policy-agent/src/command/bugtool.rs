@@ -20,16 +20,16 @@ use traffic_policy_dataplane::{DEFAULT_PINS, node::Network};
 
 use super::{ask, run::MetricsAddress, view};
 
-/// Collect what a report of a fault needs in one tar, whether an agent runs or not. Changes
+/// Collect the contents of a fault report in one tar, whether an agent runs or not. Changes
 /// nothing.
 ///
-/// It holds what `status`, `services`, `flows` and `check` say, /metrics and /configz, devices,
-/// addresses, routes, rules and neighbours, and the last lines of a log. It names addresses of
-/// clients and Services; tokens, keys and the content of kubeconfigs are left out. What could not
-/// be had says why.
+/// It holds the output of `status`, `services`, `flows` and `check`, /metrics and /configz,
+/// devices, addresses, routes, rules and neighbours, and the last lines of a log. It contains
+/// addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out.
+/// Where a part could not be read, the tar has the reason.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Name of the tar, a file that does not exist yet, or `-`: standard output. Default:
+    /// Name of the tar: a file that does not exist yet, or `-` for standard output. Default:
     /// traffic-policy-bugtool-SECONDS.tar in this folder.
     #[arg(long, env = "TRAFFIC_POLICY_OUT", value_name = "FILE|-")]
     out: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub(super) struct Arguments {
     /// A file with the agent's log: its last 2,000 lines are taken.
     #[arg(long, env = "TRAFFIC_POLICY_LOG_FILE", value_name = "F")]
     log_file: Option<PathBuf>,
-    /// So many flows, as a sample.
+    /// Maximum number of flows, as a sample.
     #[arg(long, env = "TRAFFIC_POLICY_SAMPLE_FLOWS", default_value_t = 1000, value_name = "N")]
     sample_flows: usize,
 }

@@ -17,17 +17,17 @@ use super::{
 };
 use crate::check::{self, Finding, Settings, Severity};
 
-/// Look this machine over before the first `run`, and say what to do. Changes nothing.
+/// Inspect this machine before the first `run`, and print what to do. Changes nothing.
 ///
-/// It takes those flags of `run` that matter here: give it the same, in the network namespace that
-/// `run` will run in, and leave out the others. Exit code 1 if there is an error, by which `run`
-/// would refuse or no traffic work.
+/// It takes the flags of `run` that matter here: pass the same ones, in the network namespace in
+/// which `run` will run, and leave out the others. The exit code is 1 if there is an error, because
+/// of which `run` would refuse to start or no traffic would work.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The file that `run` is to be given: what it sets is judged.
+    /// The file that `run` will be given: its settings are judged.
     #[arg(long, env = "TRAFFIC_POLICY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A device by which packets come from outside; may be repeated. Default: found as `run` does.
+    /// A device on which packets from outside arrive; may be repeated. Default: found as in `run`.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,
     /// Attach mode to check for.
@@ -74,8 +74,8 @@ pub(super) struct Arguments {
         value_name = "N"
     )]
     node_name: String,
-    /// Also say what taking over from kube-proxy means here: its rules and live connections, what
-    /// will differ, the steps and the way back.
+    /// Also print the effects of taking over from kube-proxy here: its rules and live connections,
+    /// what will differ, the steps, and how to go back.
     #[arg(long)]
     migrate: bool,
     /// kube-proxy's configuration, or the ConfigMap with it, for --migrate.

@@ -17,8 +17,8 @@ use crate::check;
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Stay until SIGTERM when all is done: a pod that ends is started again, and its log shows a
-    /// run that found nothing.
+    /// Stay until SIGTERM when everything is done: a pod that ends is started again, and its log
+    /// shows a run that found nothing.
     #[arg(long)]
     wait: bool,
     #[command(flatten)]

@@ -14,7 +14,8 @@ use traffic_policy_dataplane::inspect::{Flow, FlowState, Way, device_name, servi
 
 use super::view::{self, View};
 
-/// Show the flow table: who talks to which endpoint, by which frontend, in which state.
+/// Show the flow table: which client talks to which endpoint, through which frontend, in which
+/// state.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Only flows of this Service: NAME, or NAMESPACE/NAME.
@@ -26,10 +27,10 @@ pub(super) struct Arguments {
     /// Only flows to this endpoint, on any port or on one.
     #[arg(long, value_name = "IP[:PORT]", value_parser = endpoint)]
     endpoint: Option<(IpAddr, Option<u16>)>,
-    /// Only flows in this state. `gone`: whose endpoint takes no new connections.
+    /// Only flows in this state. `gone`: flows whose endpoint takes no new connections.
     #[arg(long, value_name = "STATE")]
     state: Option<State>,
-    /// At most so many.
+    /// Maximum number of flows.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]

@@ -27,8 +27,8 @@ use super::{
 
 /// Show drops, rejects and new flows as they happen: Service, policy, reason and fix.
 ///
-/// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU;
-/// what exceeds that is suppressed and counted. It costs nothing while nobody runs it.
+/// While it runs, the packet path writes an event for each, at most 1,000 per second on each CPU;
+/// further ones are suppressed and counted. It costs nothing while it does not run.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Only events of this Service: NAME, or NAMESPACE/NAME.
@@ -40,13 +40,13 @@ pub(super) struct Arguments {
     /// Only events of clients with this address, or of this range.
     #[arg(long, value_name = "IP|CIDR", value_parser = net)]
     client: Option<IpNet>,
-    /// No new flows.
+    /// Leave out new flows.
     #[arg(long)]
     drops: bool,
-    /// End after so many events.
+    /// Stop after this number of events.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after this time.
+    /// Stop after this time.
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     lasts: Option<Duration>,
     #[command(flatten)]

@@ -19,9 +19,9 @@ use super::{
 };
 use crate::{check, health};
 
-/// Show what is attached where, whether the maps are in sync with the cluster and what is in the
-/// way, how full the maps are, and how many packets left the packet path in which way since the
-/// maps were made.
+/// Show the attachments, whether the maps are in sync with the cluster and the obstacles, how full
+/// the maps are, and how many packets left the packet path with which outcome since the maps were
+/// made.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]

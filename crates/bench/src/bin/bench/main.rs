@@ -18,12 +18,12 @@ use traffic_policy_cluster::model::parse_duration;
 
 use self::{report::Report, selection::Selection};
 
-/// Measures the packet path beside bare floors and others: about ten minutes for everything but
-/// one-shot
+/// Measures the packet path, bare floors and other forwarders: about ten minutes for everything
+/// except one-shot
 ///
-/// The result is a folder with results.json (every run of every row, and what the figures depend
-/// on) and report.html (plots and tables in one file); a table is printed. A row whose runs differ
-/// by more than its bound is measured once more, then marked as noisy.
+/// The result is a folder with results.json (every run of every row, and the conditions of the
+/// figures) and report.html (plots and tables in one file); a table is printed. A row whose runs
+/// differ by more than its bound is measured once more, then marked as noisy.
 #[derive(Parser)]
 #[command(name = "bench", bin_name = "cargo xtask bench")]
 struct Cli {
@@ -34,7 +34,7 @@ struct Cli {
     /// More runs, larger tables, every combination: up to thirty minutes
     #[arg(long)]
     full: bool,
-    /// Only name the groups and rows that there are; with --full, all of them
+    /// Only list the existing groups and rows; with --full, all of them
     #[arg(long)]
     list: bool,
     /// Folder of the result [default: target/bench/<time>-<commit>]
@@ -50,11 +50,11 @@ struct Cli {
     /// Seed of random choices
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
-    /// One short run of each row, told as instructions: for a machine whose clock advances by a
+    /// One short run of each row, counted in instructions: for a machine whose clock advances by a
     /// nanosecond with each of them, as `cargo xtask vm count` starts it
     #[arg(long, conflicts_with = "full")]
     instructions: bool,
-    /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
+    /// Measure nothing: show what changed from one result to another (folders, or the JSON in them)
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["names", "full", "list", "output", "json", "instructions"])]
     compare: Option<Vec<PathBuf>>,
 }
