@@ -37,7 +37,8 @@ pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A SNAT port that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
 
-/// The range of ClusterIPs, and the first of the pods next to them: in one /16, as in kubespray.
+/// The range of ClusterIPs; [`PODS`] is the first of the pods next to them, in the same /16, as in
+/// kubespray.
 const CLUSTER_IPS: &str = "10.233.0.0/18";
 const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
 

@@ -27,7 +27,8 @@ pub(super) const NODE_PORT: u16 = 30_080;
 pub(super) const SERVICE: u32 = 1;
 /// Indexes of all Services.
 pub(super) const ALL: ops::RangeInclusive<u32> = SERVICE..=4;
-/// Node port of the Service without an endpoint; another one has policy Local and no endpoint here.
+/// Node port of the Service without an endpoint; [`NO_LOCAL_PORT`] is that of the one with policy
+/// Local and no endpoint here.
 pub(super) const NO_ENDPOINT_PORT: u16 = 30_081;
 pub(super) const NO_LOCAL_PORT: u16 = 30_082;
 /// Offset of a load balancer's address of a Service from the node's.

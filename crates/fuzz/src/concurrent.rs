@@ -21,7 +21,7 @@ use crate::{
     topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
 };
 
-/// Number of rounds of one sequence; `PACKETS` is the number of packets of a round on each CPU.
+/// Number of rounds of one sequence; [`PACKETS`] is the number of packets of a round on each CPU.
 const ROUNDS: usize = 50;
 const PACKETS: usize = 40;
 /// Deviation of a count that the sweep leaves as it is: two CPUs that see the client's first packet

@@ -46,7 +46,8 @@ async fn exchange(address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes)
     };
     tokio::select! {
         answer = exchange => answer,
-        // Without an answer the connection has ended; the sender's error explains that less well.
+        // If the connection ends without an answer, its own error explains that better than the
+        // sender's.
         Err(error) = connection => Err(error.into()),
     }
 }

@@ -56,7 +56,7 @@ pub(super) struct Arguments {
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time limit of a scrape.
 const SCRAPE: Duration = Duration::from_secs(20);
-/// Number of lines kept of a log, and the number of bytes that are searched for them.
+/// Number of lines kept of a log; [`BYTES`] is the number of bytes that are searched for them.
 const LINES: usize = 2_000;
 const BYTES: u64 = 4 << 20;
 

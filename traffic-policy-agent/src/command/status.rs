@@ -95,7 +95,7 @@ struct Map {
 
 #[derive(Serialize)]
 struct Flows {
-    /// Used entries of the table, two per flow, and the capacity, for IPv4 and IPv6.
+    /// Used entries of the table, two per flow, for IPv4 and IPv6; `size` is its capacity.
     entries: [u64; 2],
     size: [u64; 2],
     /// Flows that no client has confirmed.

@@ -25,7 +25,7 @@ use crate::check;
 /// Ratio of the pause after a read of conntrack to the time that the read took.
 const SHARE: u32 = 20;
 
-/// Length of a piece of adoption, and of the pause after it.
+/// Length of a piece of adoption; [`AGAIN`] is the pause after it.
 const FOR: Duration = Duration::from_micros(500);
 const AGAIN: Duration = Duration::from_millis(1);
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::PacketPath;
 
-/// Length of a piece of a sweep, and of the pause after it.
+/// Length of a piece of a sweep; [`SWEEP_AGAIN`] is the pause after it.
 const SWEEP_FOR: Duration = Duration::from_micros(500);
 const SWEEP_AGAIN: Duration = Duration::from_millis(1);
 

@@ -39,7 +39,8 @@ const XDP_TX: u32 = 3;
 const ETHERNET: usize = 14;
 const NOEXIST: u64 = 1;
 
-/// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
+/// Offset of the destination address in `struct bpf_fib_lookup`; the constants below are offsets as
+/// well. The destination MAC follows the source MAC.
 const FIB_DESTINATION: usize = 32;
 const FIB_SOURCE_MAC: usize = 52;
 const AF_INET: u8 = 2;

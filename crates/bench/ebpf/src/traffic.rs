@@ -11,7 +11,7 @@ pub const BATCH: u32 = 64;
 /// addresses.
 pub const PORTS_SHIFT: u32 = 13;
 pub const FIRST_PORT: u16 = 20_000;
-/// Sequence number of a client's SYN, and of the SYN-ACK that answers it.
+/// Sequence number of a client's SYN; [`ENDPOINT_SEQUENCE`] is that of the SYN-ACK that answers it.
 pub const CLIENT_SEQUENCE: u32 = 1_000;
 pub const ENDPOINT_SEQUENCE: u32 = 7_000;
 

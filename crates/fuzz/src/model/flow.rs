@@ -43,7 +43,7 @@ pub struct Count {
 pub struct Flow {
     pub tcp: bool,
     pub service: usize,
-    /// The client; the next field is the Service's address to which it sends.
+    /// Address of the client; `frontend` is the Service's address to which it sends.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     pub endpoint: Endpoint,
@@ -125,8 +125,9 @@ pub enum Pause {
     Unspecified,
 }
 
-/// Jiffies that count as a long pause for certain. A client waits a second before it retransmits
-/// its SYN (RFC 6298 section 2); a quarter of a second already is a pause.
+/// Jiffies that count as a long pause for certain; below [`NO_PAUSE`] there is none. A client waits
+/// a second before it retransmits its SYN (RFC 6298 section 2); a quarter of a second already is a
+/// pause.
 const PAUSE: u64 = 1000;
 const NO_PAUSE: u64 = HZ as u64 / 4;
 /// Jiffies after which an endpoint that knows the connection would have answered: three seconds.

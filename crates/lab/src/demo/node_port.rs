@@ -23,8 +23,8 @@ const ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
 /// Interval of the load balancer's checks, and their time-out.
 const INTERVAL: Duration = Duration::from_millis(500);
 const TIMING: Timing = Timing { interval: INTERVAL, failures: 3 };
-/// Time before the pod terminates; the next two are the time for which it then serves, and the time
-/// after that.
+/// Time before the pod terminates; [`SERVES`] is the time for which it then serves, and [`REST`]
+/// the time after that.
 const QUIET: Duration = Duration::from_millis(500);
 const SERVES: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_millis(2500);

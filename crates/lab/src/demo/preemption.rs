@@ -11,7 +11,7 @@ use super::cluster::{DemoCluster, RATE, section};
 use super::foretell;
 use super::scene::{COLUMNS, MEANING, Outcome, Plan, Scene};
 
-/// Time before the preemption, and after it.
+/// Time before the preemption; [`REST`] is the time after it.
 const QUIET: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(4);
 

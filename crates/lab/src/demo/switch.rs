@@ -13,7 +13,7 @@ use super::foretell;
 use super::scene::{COLUMNS, Outcome, Plan, Scene};
 
 const DRAINS: [(&str, &str); 2] = [("6s", "6 s"), ("0", "none (--drain 0)")];
-/// Time before the change, and after it.
+/// Time before the change; [`REST`] is the time after it.
 const QUIET: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(7);
 /// Time that the cloud's controller takes to follow the Service. Agents are faster.

@@ -27,8 +27,8 @@ const LARGE: u32 = 5_000;
 /// Number of Services, each with an EndpointSlice of [`ENDPOINTS`]; it is small, as one machine is
 /// both the fleet and its server.
 const SERVICES: u32 = 20;
-/// Number of Services, and of nodes that list them, where the bytes of lists are counted: a shorter
-/// list would not be compressed.
+/// Number of Services where the bytes of lists are counted, as a shorter list would not be
+/// compressed; [`LISTING_NODES`] is the number of nodes that list them.
 const LISTED: u32 = 200;
 const LISTING_NODES: u32 = 5;
 const ENDPOINTS: u32 = 10;

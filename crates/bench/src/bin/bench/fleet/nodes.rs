@@ -21,7 +21,8 @@ const AT_A_TIME: usize = 4;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     synced: bool,
-    /// Number of Services whose endpoints have moved once, and twice.
+    /// Number of Services whose endpoints have moved once; `moved_twice` counts those that moved
+    /// twice.
     pub(super) moved: u32,
     pub(super) moved_twice: u32,
     /// Warnings about Services.

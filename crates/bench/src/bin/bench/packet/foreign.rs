@@ -22,7 +22,8 @@ const GROUP: &str = "other traffic";
 const SENDERS: u32 = 1_000;
 /// Number of Services in addition to those that packets go to.
 const CLUSTER_IPS: u32 = 10_000;
-/// Nanoseconds that a packet of a pod, to no Service, may cost in XDP, and in XDP and TC together.
+/// Nanoseconds that a packet of a pod, to no Service, may cost in XDP; [`BOTH_HOOKS`] is the limit
+/// for XDP and TC together.
 const POD: f64 = 15.0;
 const BOTH_HOOKS: f64 = 30.0;
 

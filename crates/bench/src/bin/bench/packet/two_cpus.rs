@@ -21,7 +21,8 @@ use crate::{
 const GROUP: &str = "two CPUs";
 /// Number of open flows, and of refused clients.
 const OPEN: u32 = 1_000;
-/// Number of flows that the flood makes in one run, and of places in their queue.
+/// Number of flows that the flood makes in one run; [`PLACES`] is the number of places in their
+/// queue.
 const FLOOD: u32 = 65_536;
 const PLACES: u32 = 16_384;
 
