@@ -255,7 +255,7 @@ fn ask(client: &Namespace, length: Duration) -> Result<(u64, u64, Duration)> {
                 sent += 1;
             }
             answered += collect(&mut open)?;
-            // One question every 500 µs is due at 2,000 a second; the CPU is the packet path's
+            // A request is due every 500 µs at 2,000 a second; the CPU belongs to the packet path
             // meanwhile.
             sleep(Duration::from_micros(500));
         }
