@@ -1,6 +1,8 @@
-//! Compiles the programs that the bench measures by for BPF, and leaves the object in `OUT_DIR`, for `object`.
+//! Compiles the BPF programs with which the bench measures, and leaves the object in `OUT_DIR`, for
+//! `object`.
 //!
-//! Without a BPF toolchain the bench is built all the same, and says what is missing when it is run.
+//! Without a BPF toolchain the bench is built all the same, and reports what is missing when it is
+//! run.
 
 #[path = "../dataplane/build/toolchain.rs"]
 #[expect(dead_code, reason = "setup needs more of it")]

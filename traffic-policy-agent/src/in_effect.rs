@@ -1,4 +1,5 @@
-//! The configuration in effect: each setting with its value and where that comes from. Logged once, and `/configz`.
+//! The configuration in effect: each setting with its value and the origin of that value. It is
+//! logged once, and served as `/configz`.
 
 use std::{
     collections::BTreeMap,
@@ -23,12 +24,12 @@ pub enum Source {
 /// A setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// `--drain`
+    /// Name of the flag, such as `--drain`.
     pub flag: String,
-    /// As it would be written behind the flag; `None`: not set.
+    /// The value as written behind the flag; `None`: not set.
     pub value: Option<String>,
     pub source: Source,
-    /// The field of KubeProxyConfiguration that sets it, too.
+    /// The field of KubeProxyConfiguration that also sets it.
     pub field: Option<&'static str>,
 }
 
@@ -47,7 +48,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// All settings. Cheap to clone; all clones are one.
+/// All settings. Cheap to clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct InEffect(Arc<Mutex<Inner>>);
 
@@ -57,7 +58,7 @@ struct Inner {
     settings: Vec<Setting>,
     /// Sizes of pinned maps, by the flags that would set them.
     sizes: BTreeMap<&'static str, u32>,
-    /// Settings that the file has changed since the start, and that only a start applies.
+    /// Settings that the file has changed since the start, and that only a restart applies.
     waiting: BTreeMap<String, Setting>,
 }
 
@@ -67,19 +68,19 @@ impl InEffect {
         Self(Arc::new(Mutex::new(Inner { file: file.map(Path::to_owned), settings, ..Inner::default() })))
     }
 
-    /// Says how large the maps are: an earlier agent's keep their sizes.
+    /// Sets the sizes of the maps: those of an earlier agent keep their sizes.
     pub fn set_sizes(&self, sizes: impl IntoIterator<Item = (&'static str, u32)>) {
         self.inner().sizes = sizes.into_iter().collect();
     }
 
-    /// Settings that are now to be something else than what is in effect.
+    /// Returns the settings that differ from what is in effect.
     #[must_use]
     pub fn differences(&self, settings: &[Setting]) -> Vec<Setting> {
         let inner = self.inner();
         settings.iter().filter(|setting| !inner.settings.contains(setting)).cloned().collect()
     }
 
-    /// From now on this is in effect.
+    /// Records a setting as in effect from now on.
     pub fn apply(&self, setting: Setting) {
         let mut inner = self.inner();
         if let Some(own) = inner.settings.iter_mut().find(|own| own.flag == setting.flag) {
@@ -87,14 +88,14 @@ impl InEffect {
         }
     }
 
-    /// These wait for the next start. Returns whether that was not known.
+    /// Records settings that wait for the next start. Returns whether that is new.
     pub fn wait(&self, settings: impl IntoIterator<Item = Setting>) -> bool {
         let waiting = settings.into_iter().map(|setting| (setting.flag.clone(), setting)).collect();
         let before = std::mem::replace(&mut self.inner().waiting, waiting);
         before != self.inner().waiting
     }
 
-    /// All settings in one line: what was said first, then defaults.
+    /// Returns all settings in one line: explicit ones first, then defaults.
     #[must_use]
     pub fn line(&self) -> String {
         let inner = self.inner();
@@ -104,7 +105,8 @@ impl InEffect {
         words.join(", ")
     }
 
-    /// The body of `/configz`: under kube-proxy's own name what KubeProxyConfiguration has fields for, and all settings.
+    /// Returns the body of `/configz`: the fields of KubeProxyConfiguration under kube-proxy's own
+    /// name, and all settings.
     #[must_use]
     pub fn json(&self) -> String {
         let inner = self.inner();
@@ -139,12 +141,12 @@ impl InEffect {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // Whoever panicked left whole settings.
+        // A panic leaves whole settings.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Puts a value at a path of names with dots between.
+/// Inserts a value at a path of names separated by dots.
 fn insert(object: &mut Map<String, Value>, path: &str, value: &str) {
     match path.split_once('.') {
         Some((name, rest)) => {
@@ -156,7 +158,7 @@ fn insert(object: &mut Map<String, Value>, path: &str, value: &str) {
         None => {
             let value = match path {
                 "nodePortAddresses" => value.split(',').collect::<Vec<_>>().into(),
-                // Levels are no verbosity.
+                // Log levels are no klog verbosity.
                 "verbosity" => return,
                 _ => value.into(),
             };

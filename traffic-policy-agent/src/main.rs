@@ -1,4 +1,4 @@
-//! `traffic-policy-agent`.
+//! The executable `traffic-policy-agent`.
 
 use std::{env, process::ExitCode};
 
@@ -13,14 +13,14 @@ const _: () = assert!(
 fn main() -> ExitCode {
     match command::execute(env::args_os().collect()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();
             }
             eprintln!("traffic-policy-agent: {error:#}");
-            // A file is a part of the command line.
+            // A configuration file counts as part of the command line.
             if error.is::<ConfigFileError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }

@@ -1,4 +1,5 @@
-//! Notifications to systemd, as sd_notify(3) has them: ready, alive, reloading, stopping. None without `NOTIFY_SOCKET`.
+//! Notifications to systemd, as sd_notify(3) defines them: ready, alive, reloading, stopping. None
+//! is sent without `NOTIFY_SOCKET`.
 
 use std::{
     env,
@@ -17,8 +18,9 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Of the time that systemd waits for a sign of life, a sign comes each so many-th part. sd_watchdog_enabled(3) wants two at
-/// least; the run loop comes round when it comes round.
+/// Divisor of systemd's watchdog timeout that gives the interval of signs of life.
+/// sd_watchdog_enabled(3) wants at least two in that time; the moments of the run loop's beats are
+/// not exact.
 const SIGNS: u32 = 4;
 
 /// The notification socket. Cheap to clone; all clones share it.
@@ -41,7 +43,8 @@ struct Said {
 }
 
 impl Notifier {
-    /// As the environment says. What cannot be reached is not told, and the log says so.
+    /// Makes the notifier that the environment describes. If the socket cannot be reached, nothing
+    /// is sent, and the log states so.
     #[must_use]
     pub fn from_environment() -> Self {
         let Some(name) = env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
@@ -58,7 +61,7 @@ impl Notifier {
 
     fn connect(name: &OsStr, watchdog: Option<Duration>) -> io::Result<Self> {
         let address = match name.as_bytes() {
-            // Of the abstract namespace.
+            // The name is in the abstract namespace.
             [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest)?,
             [b'/', ..] => SocketAddr::from_pathname(name)?,
             _ => {
@@ -70,12 +73,12 @@ impl Notifier {
         };
         let socket = UnixDatagram::unbound()?;
         socket.connect_addr(&address)?;
-        // The run loop waits for nobody.
+        // The run loop must not block.
         socket.set_nonblocking(true)?;
         Ok(Self(Some(Arc::new(Shared { socket, watchdog, said: Mutex::default() }))))
     }
 
-    /// The maps are filled.
+    /// Notifies that the maps are filled.
     pub fn ready(&self) {
         if let Some(shared) = &self.0 {
             shared.said().ready = true;
@@ -83,7 +86,8 @@ impl Notifier {
         }
     }
 
-    /// The configuration is read again. Before it is ready, systemd waits for that.
+    /// Notifies that the configuration is being read again. Before the agent is ready, nothing is
+    /// sent: systemd still waits for readiness.
     pub fn reloading(&self) {
         if !self.is_ready() {
             return;
@@ -92,7 +96,7 @@ impl Notifier {
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
     }
 
-    /// That is done.
+    /// Notifies that the configuration has been read again.
     pub fn reloaded(&self) {
         if self.is_ready() {
             self.tell("READY=1");
@@ -103,7 +107,7 @@ impl Notifier {
         self.tell("STOPPING=1");
     }
 
-    /// One line for `systemctl status`, if it is another one than before.
+    /// Sends one line for `systemctl status`, if it differs from the previous one.
     pub fn status(&self, text: &str) {
         let Some(shared) = &self.0 else { return };
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -114,7 +118,7 @@ impl Notifier {
         }
     }
 
-    /// The run loop has come round: what systemd's watchdog waits for.
+    /// Sends a sign of life to systemd's watchdog: the run loop has come round.
     pub fn beat(&self) {
         let Some(shared) = &self.0 else { return };
         let Some(watchdog) = shared.watchdog else { return };
@@ -138,7 +142,7 @@ impl Notifier {
 
 impl Shared {
     fn said(&self) -> MutexGuard<'_, Said> {
-        // Whoever panicked left single words.
+        // A panic leaves single words.
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -173,7 +177,7 @@ mod tests {
             [(UnixDatagram::bind(&path).unwrap(), path.into_os_string()), (named, format!("@{name}").into())]
         {
             let notifier = Notifier::connect(&address, None).unwrap();
-            // It is still starting.
+            // The agent is still starting.
             notifier.reloading();
             notifier.reloaded();
             notifier.ready();
@@ -182,7 +186,7 @@ mod tests {
             notifier.reloading();
             notifier.reloaded();
             notifier.stopping();
-            // Nobody waits for it.
+            // Without a watchdog timeout nothing is sent.
             notifier.beat();
             let heard = heard(&socket);
             assert_eq!(heard[..2], ["READY=1", "STATUS=all is well"]);
@@ -204,7 +208,8 @@ mod tests {
         let short = Notifier::connect(path.as_os_str(), Some(Duration::from_nanos(4))).unwrap();
         (0..3).for_each(|_| {
             short.beat();
-            // Longer than systemd waits: the next sign of life is due, however fast the machine is.
+            // The sleep is longer than systemd waits: the next sign of life is due, however fast
+            // the machine is.
             std::thread::sleep(Duration::from_millis(1));
         });
         assert_eq!(heard(&socket), ["WATCHDOG=1"; 3]);

@@ -1,4 +1,4 @@
-//! A second CPU that has packets of its own while the first one is measured.
+//! A second CPU with packets of its own while the first one is measured.
 
 use std::{
     panic::resume_unwind,
@@ -29,14 +29,14 @@ pub struct Companion {
 }
 
 enum PacketPath {
-    /// Both CPUs meet in its maps.
+    /// Both CPUs share its maps.
     Shared { feeder: Box<Feeder>, program: ProgramFd },
-    /// With maps of its own: what both CPUs share then is the machine.
+    /// The companion has maps of its own: then the CPUs share only the machine.
     Own(Box<Loaded>),
 }
 
 impl Companion {
-    /// For the packet path of `loaded`.
+    /// Makes a companion that shares the packet path of `loaded`.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -47,7 +47,7 @@ impl Companion {
         Ok(Self { packet_path: PacketPath::Shared { feeder, program }, hook })
     }
 
-    /// For a packet path with maps of its own, prepared by `prepare`.
+    /// Makes a companion with a packet path and maps of its own, prepared by `prepare`.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -76,8 +76,9 @@ impl Companion {
         }
     }
 
-    /// Works while another CPU has packets of this window, so many a run, again and again. `work` begins when the first run is over.
-    /// Gives its runs but for the first and the last one, and the number of all its packets.
+    /// Does work while another CPU has packets of this window, `packets` per run, again and again.
+    /// `work` begins when the first run is over. Returns the runs except for the first and the last
+    /// one, and the number of all packets.
     ///
     /// # Errors
     /// Those of `work`, and what the kernel refuses.
@@ -97,12 +98,12 @@ impl Companion {
                 let mut runs = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     runs.push(self.run(window, packets)?);
-                    // The one that waits for it has gone only if `work` is done.
+                    // The receiver has been dropped only if `work` is done.
                     let _ = begun.send(());
                 }
                 Ok(runs)
             });
-            // It has failed if it does not begin.
+            // If it does not begin, it has failed.
             let worked = begins.recv().is_ok().then(work).transpose();
             stop.store(true, Ordering::Relaxed);
             let mut runs = other.join().unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -114,10 +115,11 @@ impl Companion {
     }
 }
 
-/// A CPU of this process that the calling thread, which stays on one, does not use; `None` if there is no other.
+/// Returns a CPU of this process that the calling thread, which stays on one, does not use; `None`
+/// if there is no other.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report the CPUs.
 pub fn other_cpu() -> Result<Option<usize>> {
     let (all, own) = (sched_getaffinity(getpid())?, sched_getaffinity(gettid())?);
     let set = |cpus: &CpuSet, cpu: usize| cpus.is_set(cpu).unwrap_or(false);

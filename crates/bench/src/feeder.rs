@@ -1,4 +1,4 @@
-//! The feed: the programs that supply packets to the program that is measured, and floors to compare it with.
+//! The feed: the programs that supply packets to the measured program, and floors as references.
 
 use std::{
     num::NonZeroUsize,
@@ -27,14 +27,14 @@ use super::{frame::Frame, object};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
     Xdp,
-    /// TC, packets that come in.
+    /// TC, incoming packets.
     Ingress,
-    /// TC, packets that leave.
+    /// TC, outgoing packets.
     Egress,
 }
 
 impl Hook {
-    /// As rows call it.
+    /// Returns the name used in rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xdp => "XDP",
@@ -44,12 +44,13 @@ impl Hook {
     }
 }
 
-/// Room of the feed and of the floor.
+/// Capacity of the feed and of the floor.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Frames that can be placed at a time.
     pub frames: u32,
-    /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the same.
+    /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the
+    /// same.
     pub floor_flows: u32,
 }
 
@@ -73,10 +74,11 @@ pub struct Mark(u32);
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Took {
-    /// Nanoseconds per packet, the feed's included, from the CPU time of the whole run: for long runs, of which it
-    /// shows fractions.
+    /// Nanoseconds per packet, including the feed's, from the CPU time of the whole run: for long
+    /// runs, where it resolves fractions.
     pub on_average: f64,
-    /// The same as the kernel says, in whole nanoseconds: for short runs, whose preparation costs as much.
+    /// The same as reported by the kernel, in whole nanoseconds: for short runs, whose preparation
+    /// costs as much.
     pub by_kernel: f64,
     /// Verdict on the last packet.
     pub verdict: u32,
@@ -92,16 +94,16 @@ pub struct Feeder {
     feed: Array<MapData, Feed>,
     xdp_subject: ProgramArray<MapData>,
     tc_subject: ProgramArray<MapData>,
-    /// The device by which packets come.
+    /// Index of the device that packets arrive on.
     ifindex: u32,
-    /// The measured program leaves packets of another length.
+    /// Whether the measured program leaves packets of another length.
     resizes: bool,
-    /// Zeros behind each frame, bytes.
+    /// Number of zero bytes behind each frame.
     tail: usize,
 }
 
 impl Feeder {
-    /// Loads the feed; packets will come by the device `ifindex` of this network namespace.
+    /// Loads the feed; packets will arrive on the device `ifindex` of this network namespace.
     ///
     /// # Errors
     /// The programs were not built (no BPF toolchain), or the kernel refuses.
@@ -123,8 +125,9 @@ impl Feeder {
         })
     }
 
-    /// Attaches the feed to devices that no packet ever comes by. Else the kernel patches its XDP dispatcher for each
-    /// run, and waits for all CPUs (`bpf_dispatcher_change_prog`): short runs would begin with caches gone cold.
+    /// Attaches the feed to devices that no packet ever arrives on. Otherwise the kernel patches
+    /// its XDP dispatcher for each run, and waits for all CPUs (`bpf_dispatcher_change_prog`):
+    /// short runs would begin with cold caches.
     /// <https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/dispatcher.c>
     ///
     /// # Errors
@@ -138,12 +141,12 @@ impl Feeder {
         Ok(())
     }
 
-    /// A map of the floor.
+    /// Takes a map of the floor.
     pub(super) fn take(&mut self, name: &str) -> Result<Map> {
         take(&mut self.object, name)
     }
 
-    /// One of the feed's own programs: a floor, or the empty program of a hook.
+    /// Returns one of the feed's own programs: a floor, or the empty program of a hook.
     ///
     /// # Errors
     /// There is none of this name.
@@ -151,33 +154,34 @@ impl Feeder {
         fd(&self.object, name)
     }
 
-    /// The measured programs leave packets of another length than they got, so it is restored before each.
+    /// Sets whether the length of a packet is restored before each run of a program, because the
+    /// measured programs change it.
     pub fn restore_lengths(&mut self, restore: bool) {
         self.resizes = restore;
     }
 
-    /// Puts so many zeros behind each frame from now on. In XDP the bytes that find no room in one page lie in further
-    /// buffers; a test run of TC takes one page at most.
+    /// Puts this number of zero bytes behind each frame from now on. In XDP the bytes that do not
+    /// fit in one page lie in further buffers; a test run of TC takes one page at most.
     pub fn lengthen(&mut self, bytes: usize) {
         self.tail = bytes;
     }
 
-    /// Forgets all frames.
+    /// Removes all frames.
     pub fn clear(&mut self) {
         self.frames.used = 0;
     }
 
-    /// Number of frames placed so far, for [`Self::rewind`].
+    /// Returns the number of frames placed so far, for [`Self::rewind`].
     pub fn mark(&self) -> Mark {
         Mark(self.frames.used)
     }
 
-    /// Forgets the frames that were placed since.
+    /// Removes the frames that were placed since the mark.
     pub fn rewind(&mut self, mark: Mark) {
         self.frames.used = mark.0;
     }
 
-    /// Places packets behind those that are there, to be sent in this order.
+    /// Places packets behind the existing ones, to be sent in this order.
     ///
     /// # Errors
     /// There is no room for them: see [`Room`].
@@ -185,7 +189,8 @@ impl Feeder {
         self.frames.place(frames)
     }
 
-    /// Runs a program on so many packets of a window, from its first one on and round again.
+    /// Runs a program on this number of packets of a window, starting with its first one, in a
+    /// loop.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -205,7 +210,7 @@ impl Feeder {
         }
         let mut data = self.frames.get(first);
         data.resize(length, 0);
-        // As much more as an answer may be longer.
+        // An answer may be longer than the packet by this much.
         let mut packet = vec![0; length + 256];
         let options = TestRunOptions {
             data_in: Some(&data),
@@ -215,7 +220,7 @@ impl Feeder {
             ..TestRunOptions::default()
         };
         let program = self.object.program(name).with_context(|| format!("no program {name}"))?;
-        // The CPU time of this thread leaves out what others run meanwhile.
+        // The CPU time of this thread excludes what other threads run meanwhile.
         let started = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
         let result = match program {
             Program::Xdp(program) => program.test_run(options)?,
@@ -234,7 +239,7 @@ impl Feeder {
     }
 }
 
-/// A program of an object, to be jumped to.
+/// Returns a program of an object, as the target of a jump.
 pub(super) fn fd(object: &Ebpf, name: &str) -> Result<ProgramFd> {
     match object.program(name).with_context(|| format!("no program {name}"))? {
         Program::Xdp(program) => Ok(program.fd()?.try_clone()?),
@@ -247,7 +252,8 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("no map {name}"))
 }
 
-/// The array of frames, mapped into memory: a system call for each of a million takes seconds.
+/// The array of frames, mapped into memory: a system call for each of a million frames takes
+/// seconds.
 struct Frames {
     address: NonNull<Frame>,
     length: NonZeroUsize,
@@ -256,7 +262,8 @@ struct Frames {
     _map: MapData,
 }
 
-// SAFETY: the memory is this value's own but for the programs, which run only while `Feeder` is borrowed.
+// SAFETY: the memory belongs to this value, except for the programs, which run only while `Feeder`
+// is borrowed.
 unsafe impl Send for Frames {}
 
 impl Frames {
@@ -264,7 +271,7 @@ impl Frames {
         let Map::Array(map) = map else { bail!("FRAMES is no array") };
         let length = NonZeroUsize::new(capacity as usize * FRAME_LENGTH).context("no room for a frame")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses.
+        // SAFETY: this is a new mapping at an address that the kernel chooses.
         let address = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, map.fd().as_fd(), 0) }
             .context("mapping the frames into memory failed")?;
         Ok(Self { address: address.cast(), length, capacity, used: 0, _map: map })
@@ -274,7 +281,8 @@ impl Frames {
         let window = Window { first: self.used, len: u32::try_from(frames.len())? };
         let room = self.capacity - self.used;
         ensure!(window.len <= room, "{} frames, but room for {room}", frames.len());
-        // SAFETY: within the mapping, which holds `capacity` frames, as an array's elements lie one after the other.
+        // SAFETY: the write is within the mapping, which holds `capacity` frames, as an array's
+        // elements lie one after the other.
         unsafe {
             let first = self.address.as_ptr().add(window.first as usize);
             ptr::copy_nonoverlapping(frames.as_ptr(), first, frames.len());
@@ -285,14 +293,14 @@ impl Frames {
 
     fn get(&self, index: u32) -> Vec<u8> {
         assert!(index < self.capacity, "frame {index} of {}", self.capacity);
-        // SAFETY: as above.
+        // SAFETY: the read is within the mapping, which holds `capacity` frames.
         super::frame::unpacked(&unsafe { ptr::read_volatile(self.address.as_ptr().add(index as usize)) })
     }
 }
 
 impl Drop for Frames {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length, and no reference into it is kept.
+        // SAFETY: it was mapped in `new` with this length, and no reference into it is kept.
         let unmapped = unsafe { munmap(self.address.cast(), self.length.get()) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

@@ -18,9 +18,9 @@ use traffic_policy_testing::{
 
 const UPLINK: &str = "uplink";
 const IDLE: [[&str; 2]; 3] = [["idle0", "idle1"], ["idle2", "idle3"], ["idle4", "idle5"]];
-/// The node's own.
+/// MAC address of the node.
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
-/// Clients and endpoints of other nodes are behind this router.
+/// MAC address of the router that leads to clients and to endpoints on other nodes.
 pub const ROUTER_MAC: Mac = [2, 0, 0, 0, 0, 2];
 
 /// Addresses of one family.
@@ -28,7 +28,7 @@ pub const ROUTER_MAC: Mac = [2, 0, 0, 0, 0, 2];
 pub struct Addresses {
     pub node: IpAddr,
     pub router: IpAddr,
-    /// The first client, and the first endpoint; the others follow.
+    /// The first client and the first endpoint; the others follow.
     pub client: IpAddr,
     pub endpoint: IpAddr,
 }
@@ -46,21 +46,23 @@ pub const V6: Addresses = Addresses {
     endpoint: IpAddr::V6(Ipv6Addr::new(0xfd02, 0, 0, 0, 0, 0, 0, 1)),
 };
 
-/// The namespaces, gone with this value.
+/// The namespaces, which are removed with this value.
 pub struct BenchNode {
     node: Owned,
     /// The other end of the uplink.
     _wire: Owned,
-    /// The uplink's number.
+    /// Index of the uplink.
     pub ifindex: u32,
-    /// Devices that no packet ever comes by, for three feeds at once: see
+    /// Devices that no packet ever arrives on, for three feeds at once: see
     /// [`Feeder::keep_ready`][super::Feeder::keep_ready].
     pub idle: [[u32; 2]; 3],
 }
 
 impl BenchNode {
+    /// Builds the fixture.
+    ///
     /// # Errors
-    /// No privileges, or what the kernel refuses.
+    /// Privileges are missing, or the kernel refuses a step.
     pub fn build() -> Result<Self> {
         static BUILT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), BUILT.fetch_add(1, Ordering::Relaxed));
@@ -93,7 +95,7 @@ impl BenchNode {
         Ok(Self { node, _wire: wire, ifindex, idle })
     }
 
-    /// Sets the MTU of the device by which packets come.
+    /// Sets the MTU of the device that packets arrive on.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -101,7 +103,7 @@ impl BenchNode {
         self.node.netlink(async |net| net.set_mtu(UPLINK, mtu).await)
     }
 
-    /// Runs inside, on one CPU: flow elements and caches belong to a CPU.
+    /// Runs `work` inside, on one CPU: flow elements and caches belong to a CPU.
     ///
     /// # Errors
     /// Those of `work`.
@@ -116,7 +118,7 @@ impl BenchNode {
     }
 }
 
-/// The first /16 or /64 that holds an address.
+/// Returns the base address of the /16 or /64 that contains an address.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => {

@@ -1,4 +1,5 @@
-//! Flows as their packets make them: opened by a client, answered by the endpoint that was chosen, assured.
+//! Flows opened by their packets: a client's request, the answer of the chosen endpoint, and an
+//! assured state.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -24,9 +25,9 @@ use super::{
     service,
 };
 
-/// Flows of one batch: fewer than may be unassured.
+/// Number of flows of one batch: fewer than may be unassured.
 const BATCH: usize = 4_000;
-/// Ports of one client.
+/// Number of ports of one client.
 const PORTS: u32 = 8_192;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +45,8 @@ impl Protocol {
     }
 }
 
-/// One flow: who asks, and, when it is open, who answers whom.
+/// One flow: its client, and, when it is open, the endpoint and the address that the endpoint
+/// answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub client: SocketAddr,
@@ -54,7 +56,7 @@ pub struct Flow {
     pub node: SocketAddr,
 }
 
-/// The address so many after this one.
+/// Returns the address that is `number` after this one.
 pub fn later(address: IpAddr, number: u32) -> IpAddr {
     match address {
         IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) + number).into(),
@@ -62,7 +64,7 @@ pub fn later(address: IpAddr, number: u32) -> IpAddr {
     }
 }
 
-/// Flows that do not exist yet.
+/// Returns flows that do not exist yet.
 pub fn flows(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
     let Addresses { node, client, .. } = if ipv6 { V6 } else { V4 };
     (0..number)
@@ -76,7 +78,7 @@ pub fn flows(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
         .collect()
 }
 
-/// As [`flows`], each with a client of its own.
+/// Does the same as [`flows`], with a client of its own for each flow.
 pub fn flows_of_many(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
     let first = if ipv6 { V6.client } else { V4.client };
     let clients = (0..number).map(|i| SocketAddr::new(later(first, i), 20_000));
@@ -87,7 +89,7 @@ pub fn flows_of_many(ipv6: bool, protocol: Protocol, number: u32) -> Vec<Flow> {
         .collect()
 }
 
-/// IPv4 TCP flows as they might have been opened, for the floor alone.
+/// Returns IPv4 TCP flows as they might have been opened, for the floor only.
 pub fn supposed(number: u32, endpoints: u32) -> Vec<Flow> {
     let mut supposed = flows(false, Protocol::Tcp, number);
     for (i, flow) in (0..).zip(&mut supposed) {
@@ -100,9 +102,9 @@ pub fn supposed(number: u32, endpoints: u32) -> Vec<Flow> {
 /// Packets of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The first.
+    /// The first packet.
     Opening,
-    /// The endpoint's first.
+    /// The endpoint's first packet.
     Answer,
     Request,
     Reply,
@@ -119,7 +121,7 @@ impl Kind {
         }
     }
 
-    /// Expected outcome of such packets.
+    /// Returns the expected outcome of such packets.
     pub fn outcome(self) -> Outcome {
         match self {
             Self::Opening | Self::Request => Outcome::Forwarded,
@@ -128,10 +130,10 @@ impl Kind {
     }
 }
 
-/// Packets of each flow, as they come to the node.
+/// Returns a packet of each flow, as it arrives at the node.
 ///
 /// # Errors
-/// The addresses of a flow are of two families.
+/// The addresses of a flow are of different families.
 pub fn frames(flows: &[Flow], kind: Kind) -> Result<Vec<Frame>> {
     let one = |flow: &Flow| {
         let content = kind.content(flow.protocol);
@@ -143,10 +145,10 @@ pub fn frames(flows: &[Flow], kind: Kind) -> Result<Vec<Frame>> {
     flows.iter().map(one).collect()
 }
 
-/// Expected frame of a packet of an open flow.
+/// Returns the expected frame of a packet of an open flow.
 ///
 /// # Errors
-/// The addresses of the flow are of two families.
+/// The addresses of the flow are of different families.
 pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
     let content = kind.content(flow.protocol);
     match kind {
@@ -158,7 +160,7 @@ pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
 /// Opens flows by their packets.
 ///
 /// # Errors
-/// A packet that is not forwarded.
+/// A packet is not forwarded.
 pub fn open(loaded: &mut Loaded, hook: Hook, flows: &mut [Flow]) -> Result<()> {
     for batch in flows.chunks_mut(BATCH) {
         send(loaded, hook, batch, Kind::Opening).context("opening flows")?;
@@ -176,10 +178,10 @@ fn send(loaded: &mut Loaded, hook: Hook, flows: &[Flow], kind: Kind) -> Result<(
     loaded.run_to(hook, window, window.len, kind.outcome()).map(drop)
 }
 
-/// Reads from the tables who was chosen, and makes sure that it is an endpoint of the Service.
+/// Reads the chosen endpoints from the tables, and verifies that they belong to the Service.
 ///
 /// # Errors
-/// A flow that is missing, or leads elsewhere.
+/// A flow is missing, or leads elsewhere.
 pub fn learn(loaded: &Loaded, flows: &mut [Flow]) -> Result<()> {
     for flow in flows {
         (flow.node, flow.endpoint) = if flow.client.is_ipv4() {
@@ -192,7 +194,7 @@ pub fn learn(loaded: &Loaded, flows: &mut [Flow]) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that the ends of a flow are an endpoint and a source port of the node.
+/// Verifies that the ends of a flow are an endpoint and a source port of the node.
 fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     let own = if flow.client.is_ipv4() { V4 } else { V6 };
     let served = (0..endpoints).any(|i| service::endpoint(own, i) == flow.endpoint.ip());
@@ -203,12 +205,12 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     Ok(())
 }
 
-/// Removes both entries of flows, and gives their places in the directory and among the unassured flows back, as
-/// garbage collection does: with a directory that is full of flows which are gone, a new flow would look for a place in
-/// vain, and in a queue of such it would look up each of them.
+/// Removes both entries of flows, and returns their places in the directory and among the unassured
+/// flows, as garbage collection does: in a directory full of removed flows, a new flow would search
+/// for a place in vain, and in a queue full of them it would look up each of them.
 ///
 /// # Errors
-/// An entry that is missing.
+/// An entry is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
@@ -223,13 +225,15 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 /// A table of flows.
 pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-/// The directory of flows that may be over, and the queues of those that are not assured: one family's.
+/// The directory of flows that may be over, and the queues of unassured flows, for one family.
 pub struct Places<A: Address> {
     directory: Array<MapData, Tuple<A>>,
     unassured: Array<MapData, Tuple<A>>,
 }
 
 impl<A: Address> Places<A> {
+    /// Opens both maps.
+    ///
     /// # Errors
     /// One of the maps is no array of tuples.
     pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
@@ -246,7 +250,7 @@ where
     if request.ifindex != 0 {
         places.directory.set(request.ifindex, Tuple::default(), 0)?;
     }
-    // One that is assured has given its place back, and keeps something else there.
+    // An assured flow has returned its place, and stores other data there.
     if request.state & ASSURED == 0 {
         places.unassured.set(u32::from_ne_bytes(request.mac_tail) - 1, Tuple::default(), 0)?;
     }
@@ -259,7 +263,7 @@ where
 /// Removes both entries of flows that the floor made.
 ///
 /// # Errors
-/// An entry that is missing.
+/// An entry is missing.
 pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     let table = &mut loaded.feeder.floor;
     for flow in flows {
@@ -287,7 +291,7 @@ pub fn mirror(feeder: &mut Feeder, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-/// One half of a flow as the floor has it.
+/// Returns one half of a flow in the floor's form.
 pub fn floor(from: Tuple<Address4>, to: Tuple<Address4>) -> FloorFlow {
     let addresses = |tuple: Tuple<Address4>| tuple.source.sum() + tuple.destination.sum();
     FloorFlow {
@@ -300,8 +304,10 @@ pub fn floor(from: Tuple<Address4>, to: Tuple<Address4>) -> FloorFlow {
     }
 }
 
-/// An address of a map, from an address of its family.
+/// An address of a map that can be made from an address of its family.
 pub trait FromIp: Address + FromWire {
+    /// Converts an address.
+    ///
     /// # Errors
     /// The address is of the other family.
     fn of(address: IpAddr) -> Result<Self>;
@@ -342,10 +348,10 @@ fn key<A: FromIp>(source: SocketAddr, destination: SocketAddr, protocol: Protoco
     })
 }
 
-/// Source and destination that a request of this flow gets, by a table of flows.
+/// Returns the source and destination that a request of this flow gets, from a table of flows.
 ///
 /// # Errors
-/// The flow is not there.
+/// The flow does not exist.
 pub fn ends<A: FromIp>(table: &Table<A>, flow: &Flow) -> Result<(SocketAddr, SocketAddr)>
 where
     Tuple<A>: Pod,
@@ -358,10 +364,11 @@ where
     ))
 }
 
-/// Makes sure that a frame is the first packet of this new flow as it must be forwarded, wherever it was sent to.
+/// Verifies that a frame is the first packet of this new flow as it must be forwarded, whatever its
+/// destination was.
 ///
 /// # Errors
-/// It is not.
+/// The frame differs.
 pub fn check_new(flow: &Flow, frame: &[u8], endpoints: u32) -> Result<()> {
     let (ip, l4) = if flow.client.is_ipv4() { (26, 34) } else { (22, 54) };
     let width = (l4 - ip) / 2;

@@ -1,4 +1,5 @@
-//! Packets, all of one length, as the feed writes them, and what they must become: both by etherparse.
+//! Packets, all of one length, as the feed writes them, and their expected form: both by
+//! etherparse.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +11,7 @@ use super::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_ebpf::checksum;
 use traffic_policy_testing::netlink::Mac;
 
-/// A frame in words of its bytes.
+/// A frame as words made of its bytes.
 pub type Frame = [u64; FRAME_WORDS];
 
 /// Content above IP.
@@ -18,14 +19,14 @@ pub type Frame = [u64; FRAME_WORDS];
 pub enum Content {
     Syn,
     SynAck,
-    /// Of the client.
+    /// A segment of the client.
     Ack,
-    /// Of the endpoint.
+    /// A segment of the endpoint.
     ReplyAck,
     Datagram,
-    /// ICMP, IPv4 only.
+    /// An ICMP echo request, IPv4 only.
     Echo,
-    /// The middle of a datagram, IPv4 only.
+    /// A middle fragment of a datagram, IPv4 only.
     LaterFragment,
 }
 
@@ -38,24 +39,25 @@ const ETHERNET: usize = 14;
 const LENGTH: usize = ETHERNET + 2;
 const HEADER_SUM: usize = ETHERNET + 10;
 
-/// A packet that comes to the node from its router.
+/// Builds a packet that arrives at the node from its router.
 ///
 /// # Errors
-/// The addresses are of two families.
+/// The addresses are of different families.
 pub fn frame(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Frame> {
     let bytes = bytes([ROUTER_MAC, MAC], TTL, source, destination, content)?;
     Ok(packed(&bytes))
 }
 
-/// The same packet as the node forwards it to its router: one hop further, with these addresses.
+/// Builds the same packet as the node forwards it to its router: one hop further, with these
+/// addresses.
 ///
 /// # Errors
-/// The addresses are of two families.
+/// The addresses are of different families.
 pub fn forwarded(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Vec<u8>> {
     bytes([MAC, ROUTER_MAC], TTL - 1, source, destination, content)
 }
 
-/// The same frame for another node than the fixture's.
+/// Returns the same frame, addressed to another node than the fixture's.
 #[must_use]
 pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
     let [first, ..] = &mut frame;
@@ -65,7 +67,7 @@ pub fn addressed(mut frame: Frame, to: Mac) -> Frame {
     frame
 }
 
-/// The same frame, IPv4, as the beginning of an IP packet of `length` bytes.
+/// Returns the same IPv4 frame as the beginning of an IP packet of `length` bytes.
 #[must_use]
 pub fn lengthened(frame: &[u8], length: u16) -> Vec<u8> {
     let mut bytes = frame.to_vec();
@@ -77,7 +79,7 @@ pub fn lengthened(frame: &[u8], length: u16) -> Vec<u8> {
     bytes
 }
 
-/// The frame that has these bytes: the inverse of [`unpacked`].
+/// Returns the frame that consists of these bytes: the inverse of [`unpacked`].
 ///
 /// # Panics
 /// If there are not [`FRAME_LENGTH`] bytes.
@@ -87,7 +89,7 @@ pub fn packed(bytes: &[u8]) -> Frame {
     std::array::from_fn(|_| words.next().expect("a whole frame"))
 }
 
-/// The bytes of a frame.
+/// Returns the bytes of a frame.
 pub fn unpacked(frame: &Frame) -> Vec<u8> {
     frame.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -133,7 +135,8 @@ fn bytes(
         }
         Content::LaterFragment => {
             tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?;
-            // More fragments, and an offset. The programs do not look at the checksum of the IP header.
+            // The word sets "more fragments" and an offset. The programs do not verify the checksum
+            // of the IP header.
             bytes[20..22].copy_from_slice(&(1u16 << 13 | 185).to_be_bytes());
         }
     }

@@ -1,5 +1,6 @@
-//! Cost of one packet, by BPF_PROG_TEST_RUN: the packet path and floors beside it, loaded with maps of their own and fed
-//! with the packets of flows. For `cargo xtask bench`, and for tests that keep what it found.
+//! Cost of one packet, by BPF_PROG_TEST_RUN: the packet path and its floors, loaded with maps of
+//! their own and fed with the packets of flows. It serves `cargo xtask bench`, and tests that keep
+//! its findings.
 
 pub mod companion;
 pub mod feeder;

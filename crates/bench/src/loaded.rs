@@ -1,4 +1,4 @@
-//! The packet path, loaded with maps of its own beside the feed and its floors.
+//! The packet path, loaded with maps of its own, together with the feed and its floors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,27 +24,29 @@ use super::{
     service,
 };
 
-/// A node port of a Service with endpoints on other nodes.
+/// Node port of a Service with endpoints on other nodes.
 pub const NODE_PORT: u16 = service::NODE_PORT;
-/// A node port of a Service without an endpoint.
+/// Node port of a Service without an endpoint.
 pub const NO_ENDPOINT_PORT: u16 = service::NO_ENDPOINT_PORT;
-/// A node port of a Service with policy Local, whose endpoints are elsewhere.
+/// Node port of a Service with policy Local, whose endpoints are elsewhere.
 pub const NO_LOCAL_PORT: u16 = service::NO_LOCAL_PORT;
-/// So many addresses after the node's is a load balancer's, whose port is [`NODE_PORT`].
+/// Offset of the load balancer's address from the node's; its port is [`NODE_PORT`].
 pub const VIP: u32 = service::VIP;
-/// The endpoints' port.
+/// Port of the endpoints.
 pub const TARGET_PORT: u16 = service::TARGET_PORT;
-/// A port of the pool that no flow of the bench uses as its destination.
+/// A SNAT port that no flow of the bench uses as its destination.
 pub const POOL_PORT: u16 = service::POOL.start;
 
-/// The range of ClusterIPs, and the first of the pods beside them: of one /16, as kubespray has them.
+/// The range of ClusterIPs; [`PODS`] is the first of the pods next to them, in the same /16, as in
+/// kubespray.
 const CLUSTER_IPS: &str = "10.233.0.0/18";
 const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
 
-/// A pod that shares none, one or both of its bits in the prefilter with some of so many ClusterIPs.
+/// Returns a pod that shares none, one or both of its bits in the prefilter with some of this
+/// number of ClusterIPs.
 ///
 /// # Errors
-/// No pod does.
+/// There is no such pod.
 pub fn pod_sharing(bits: usize, cluster_ips: u32) -> Result<IpAddr> {
     let range: IpNet = CLUSTER_IPS.parse()?;
     let bits_of = |address: IpAddr| -> Result<[u32; 2]> {
@@ -72,11 +74,11 @@ pub enum Subject {
     Ours(Hook),
     /// Sends the frame back.
     MacSwap,
-    /// The least for a packet of a flow.
+    /// The minimum work for a packet of a flow.
     Floor,
-    /// The least for the first packet of a flow, without a look into the FIB.
+    /// The minimum work for the first packet of a flow, without a FIB lookup.
     FloorNew,
-    /// The same with one.
+    /// The same work with a FIB lookup.
     FloorNewFib,
 }
 
@@ -103,12 +105,12 @@ impl Subject {
     }
 }
 
-/// MapSizes of maps, and of the Service.
+/// Sizes of the maps and of the Service.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub sizes: MapSizes,
     pub room: Room,
-    /// Endpoints of the Service: each takes as many flows as there are source ports.
+    /// Number of endpoints of the Service; each takes as many flows as there are source ports.
     pub endpoints: u32,
 }
 
@@ -128,7 +130,8 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Fresh maps with Services whose node ports are [`NODE_PORT`] and those named beside it.
+    /// Makes fresh maps with Services whose node ports are [`NODE_PORT`] and the other constants of
+    /// this file.
     ///
     /// # Errors
     /// The kernel refuses, or there is no BPF object.
@@ -136,7 +139,8 @@ impl Loaded {
         Self::beside_another(fixture, setup, 0)
     }
 
-    /// As [`Self::new`] for one that is not alone: its feed has this one of the [idle devices][BenchNode::idle].
+    /// Does the same as [`Self::new`] where another instance exists: its feed uses this one of the
+    /// [idle devices][BenchNode::idle].
     pub(super) fn beside_another(fixture: &BenchNode, setup: Setup, idle: usize) -> Result<Self> {
         let mut ours = load(setup.sizes, None, &Kernel::running()?)?;
         load_programs(&mut ours)?;
@@ -154,7 +158,7 @@ impl Loaded {
         Ok(Self { ours, feeder, tables, places4, places6, setup })
     }
 
-    /// Names so many ClusterIPs in the prefilter, and the range that they are taken from, as the agent does.
+    /// Adds this number of ClusterIPs to the prefilter, and their range, as the agent does.
     ///
     /// # Errors
     /// The addresses do not fit the range.
@@ -171,13 +175,13 @@ impl Loaded {
         Ok(())
     }
 
-    /// Answers that the packet path may send per jiffy.
+    /// Sets the number of answers that the packet path may send per jiffy.
     pub fn set_answers_per_jiffy(&mut self, answers: u32) {
-        // SAFETY: a field of the mapped element.
+        // SAFETY: it is a field of the mapped element.
         self.tables.config.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
     }
 
-    /// Runs a program on so many packets of a window.
+    /// Runs a program on this number of packets of a window.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -186,10 +190,11 @@ impl Loaded {
         self.feeder.run(subject.hook(), &program, window, packets)
     }
 
-    /// As [`Self::run`] for the packet path, all of whose packets must end in one way.
+    /// Does the same as [`Self::run`] for the packet path, all of whose packets must have one
+    /// outcome.
     ///
     /// # Errors
-    /// A packet that ended in another, and what the kernel refuses.
+    /// A packet has another outcome, or the kernel refuses.
     pub fn run_to(&mut self, hook: Hook, window: Window, packets: u32, outcome: Outcome) -> Result<Took> {
         let before = self.outcomes(hook)?;
         let took = self.run(Subject::Ours(hook), window, packets)?;
@@ -203,8 +208,9 @@ impl Loaded {
         Ok(took)
     }
 
-    /// Flows of all kinds that the packet path has made, and those that it has removed since, with the Service that
-    /// most packets of the bench go to.
+    /// Returns the number of flows of all kinds that the packet path has made, and the number of
+    /// those that it has removed since, as counted for the Service that most packets of the bench
+    /// go to.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -214,7 +220,8 @@ impl Loaded {
         Ok([made, removed])
     }
 
-    /// Packets that all Services have counted so far with an outcome, without those of flows that stand.
+    /// Returns the number of packets that all Services have counted so far with an outcome, without
+    /// those of existing flows.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -231,7 +238,7 @@ impl Loaded {
         }
     }
 
-    /// Packets that ended at a hook so far, by outcome.
+    /// Returns the number of packets that ended at a hook so far, by outcome.
     ///
     /// # Errors
     /// The kernel refuses.

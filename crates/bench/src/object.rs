@@ -9,7 +9,7 @@ const OBJECT: Option<&[u8]> =
 #[cfg(not(bpf_object))]
 const OBJECT: Option<&[u8]> = None;
 
-/// Gives the object to the kernel, as the loader is set.
+/// Loads the object into the kernel, with the settings of the loader.
 ///
 /// # Errors
 /// It was not built (no BPF toolchain), or the kernel refuses.

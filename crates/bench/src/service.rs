@@ -1,5 +1,5 @@
-//! Map content as an agent writes it: a Service with a node port and endpoints on other nodes, for both families and
-//! protocols, and the same for the floor.
+//! Map content as an agent writes it: a Service with a node port and endpoints on other nodes, for
+//! both families and protocols, and the same for the floor.
 
 use std::{net::IpAddr, ops};
 
@@ -23,23 +23,25 @@ use super::{
 };
 
 pub(super) const NODE_PORT: u16 = 30_080;
-/// Index of the Service with this node port.
+/// Index of the Service with the node port.
 pub(super) const SERVICE: u32 = 1;
-/// Those of all Services.
+/// Indexes of all Services.
 pub(super) const ALL: ops::RangeInclusive<u32> = SERVICE..=4;
-/// Node ports of Services without an endpoint, and with policy Local and none here.
+/// Node port of the Service without an endpoint; [`NO_LOCAL_PORT`] is that of the one with policy
+/// Local and no endpoint here.
 pub(super) const NO_ENDPOINT_PORT: u16 = 30_081;
 pub(super) const NO_LOCAL_PORT: u16 = 30_082;
-/// A load balancer's address of a Service, so many after the node's.
+/// Offset of a load balancer's address of a Service from the node's.
 pub(super) const VIP: u32 = 9;
 pub(super) const TARGET_PORT: u16 = 8_080;
 /// Source ports towards endpoints.
 pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
 
-/// Writes what the agent writes once: epochs that hold, the pool, and the bits of frontends and pool.
+/// Writes what the agent writes once: epochs that hold, the SNAT ports, and the bits of frontends
+/// and SNAT ports.
 pub(super) fn set_config(tables: &mut Maps) {
     let (config, filter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
-    // SAFETY: fields of mapped elements, and elements of their arrays.
+    // SAFETY: these are fields of mapped elements, and elements of their arrays.
     unsafe {
         config.store(|c| &raw mut (*c).route, 1);
         config.store(|c| &raw mut (*c).hop_epoch, 1);
@@ -63,7 +65,8 @@ pub(super) fn set_config(tables: &mut Maps) {
     needed.add_to(filter);
 }
 
-/// Describes the node as the agent does by default: its addresses are no sources of packets from outside.
+/// Describes the node as the agent does by default: packets from outside may not have its addresses
+/// as their source.
 pub(super) fn describe_node(tables: &mut Maps) -> Result<()> {
     let (IpAddr::V4(v4), IpAddr::V6(v6)) = (V4.node, V6.node) else { bail!("families mixed up") };
     let mut node = LocalNode { source_check: source_check::MARTIAN, ..LocalNode::default() };
@@ -76,7 +79,7 @@ pub(super) fn describe_node(tables: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Writes the Services, and the device by which packets come.
+/// Writes the Services, and the device that packets arrive on.
 pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> Result<()> {
     tables.devices.insert(ifindex, device(), 0)?;
     let services = [
@@ -109,7 +112,7 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
     Ok(())
 }
 
-/// The first of the Services, for the floor.
+/// Writes the first of the Services for the floor.
 pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> Result<()> {
     let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
     let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
@@ -124,7 +127,7 @@ pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> R
     Ok(())
 }
 
-/// The MAC addresses of what the node forwards, as the floor's flows hold them.
+/// Returns the MAC addresses of forwarded packets, as the floor's flows store them.
 pub(super) fn macs() -> FloorFlow {
     let ([a, b, c, d, e, f], [g, h, rest @ ..]) = (ROUTER_MAC, MAC);
     FloorFlow {
@@ -153,7 +156,7 @@ fn device() -> DeviceInfo {
     DeviceInfo { mac: MAC, zero: 0, flags: HOP_XDP, mtu: 1500, addresses: [wide(V4.node).wire()[0], a, b] }
 }
 
-/// The address of an endpoint.
+/// Returns the address of an endpoint.
 pub(super) fn endpoint(addresses: Addresses, number: u32) -> IpAddr {
     later(addresses.endpoint, number)
 }

@@ -1,4 +1,5 @@
-//! Programs that take turns: what each packet costs, less what feeding costs, after a look at what comes out.
+//! Programs that take turns: the cost of each packet without the feed's, after a check of the
+//! output.
 
 use anyhow::{Context, Result, ensure};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
@@ -11,12 +12,12 @@ use super::{
 };
 use traffic_policy_testing::packet::difference;
 
-/// XDP_DROP, XDP_PASS, XDP_TX of linux/bpf.h.
+/// Verdicts XDP_DROP, XDP_PASS, XDP_TX of linux/bpf.h.
 const XDP: [u32; 3] = [1, 2, 3];
-/// TC_ACT_SHOT, TC_ACT_UNSPEC, TC_ACT_REDIRECT of linux/pkt_cls.h.
+/// Verdicts TC_ACT_SHOT, TC_ACT_UNSPEC, TC_ACT_REDIRECT of linux/pkt_cls.h.
 const TC: [u32; 3] = [2, u32::MAX, 7];
 
-/// Expected verdict on a packet, and the frame.
+/// Expected verdict on a packet, and the expected frame.
 #[derive(Clone, Debug)]
 pub struct Expected {
     pub verdict: Verdict,
@@ -24,21 +25,21 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// The packet of an open flow.
+    /// Expects the packet of an open flow.
     ///
     /// # Errors
-    /// The addresses of the flow are of two families.
+    /// The addresses of the flow are of different families.
     pub fn of(flow: &Flow, kind: Kind) -> Result<Self> {
         Ok(Self { verdict: Verdict::Send, frame: expected(flow, kind)? })
     }
 
-    /// The packet as it came.
+    /// Expects the packet unchanged.
     pub fn unchanged(verdict: Verdict, frame: &Frame) -> Self {
         Self { verdict, frame: unpacked(frame) }
     }
 }
 
-/// A program and the packets that it gets.
+/// A program and its packets.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub subject: Subject,
@@ -50,18 +51,18 @@ pub struct Case {
 }
 
 impl Case {
-    /// Packets of open flows.
+    /// Makes a case with packets of open flows.
     ///
     /// # Errors
-    /// The addresses of the flow are of two families.
+    /// The addresses of the flow are of different families.
     pub fn open(subject: Subject, window: Window, first: &Flow, kind: Kind) -> Result<Self> {
         Ok(Self { subject, window, outcome: kind.outcome(), expected: Expected::of(first, kind)? })
     }
 
-    /// Sends one packet, and compares what comes out.
+    /// Sends one packet, and compares the output.
     ///
     /// # Errors
-    /// It differs.
+    /// The output differs.
     pub fn check(&self, loaded: &mut Loaded) -> Result<()> {
         let took = match self.subject {
             Subject::Ours(hook) => loaded.run_to(hook, self.window, 1, self.outcome)?,
@@ -81,11 +82,12 @@ impl Case {
     }
 }
 
-/// Nanoseconds per packet of each program, of `rounds` rounds in which they take turns on `packets` packets, or as many more
-/// as make a whole number of rounds over their window.
+/// Returns the nanoseconds per packet of each program, from `rounds` rounds in which they take
+/// turns on `packets` packets, or on as many more as make a whole number of passes over their
+/// window.
 ///
 /// # Errors
-/// A packet that does not become what it must.
+/// A packet is not as expected.
 pub fn costs<const N: usize>(
     loaded: &mut Loaded,
     rounds: usize,
@@ -100,7 +102,7 @@ pub fn costs<const N: usize>(
         for (runs, Case { subject, window, outcome, .. }) in runs.iter_mut().zip(cases) {
             let packets = packets.next_multiple_of(window.len);
             let empty = loaded.run(Subject::Empty(subject.hook()), *window, packets)?;
-            // What it finds in the caches is what it left there itself, not what the others did.
+            // The caches then hold what the program itself left there, not the other programs.
             loaded.run(*subject, *window, window.len)?;
             let took = match subject {
                 Subject::Ours(hook) => loaded.run_to(*hook, *window, packets, *outcome)?,
@@ -112,17 +114,17 @@ pub fn costs<const N: usize>(
     Ok(runs)
 }
 
-/// Cost of the second case relative to the first: the lower quartile of the pairs of runs, on which disturbed ones have the
-/// least influence.
+/// Returns the cost of the second case relative to the first: the lower quartile of the pairs of
+/// runs, on which disturbed runs have the least influence.
 ///
 /// # Errors
-/// As [`costs`].
+/// The errors of [`costs`].
 pub fn ratio(loaded: &mut Loaded, rounds: usize, packets: u32, cases: &[Case; 2]) -> Result<f64> {
     let [floor, ours] = costs(loaded, rounds, packets, cases)?;
     Ok(low(ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect()))
 }
 
-/// The lower quartile: whatever else the machine does can only add to a run.
+/// Returns the lower quartile: other load on the machine can only add to a run.
 pub fn low(mut runs: Vec<f64>) -> f64 {
     runs.sort_by(f64::total_cmp);
     runs[runs.len() / 4]

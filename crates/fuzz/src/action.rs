@@ -1,4 +1,5 @@
-//! One step of a run: a packet, in terms of the flows that exist when it comes, or a change of the Services.
+//! One step of a run: a packet, in terms of the flows that exist when it is sent, or a change of
+//! the Services.
 
 use std::fmt;
 
@@ -12,18 +13,18 @@ use crate::{
     topology::{CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES},
 };
 
-/// A packet that belongs to no Service, or is none.
+/// A packet that belongs to no Service, or is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// To a port that no Service has.
+    /// A packet to a port that no Service has.
     OtherPort,
-    /// To a port of the SNAT pool, from a host without a flow.
+    /// A packet to a SNAT port, from a host without a flow.
     PoolPort,
     Echo,
     LaterFragment,
-    /// Ends within the transport header.
+    /// A packet that is cut within the transport header.
     Truncated,
-    /// To another machine's MAC address.
+    /// A packet to another machine's MAC address.
     OtherHost,
 }
 
@@ -32,7 +33,7 @@ pub enum Foreign {
 pub enum Sender {
     /// A client, to a Service.
     Client { client: u8, port: u8, service: u8 },
-    /// The endpoint of a flow, by its age.
+    /// The endpoint of a flow, which is selected by its age.
     Endpoint { flow: u8 },
 }
 
@@ -40,40 +41,40 @@ pub enum Sender {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// It quotes a packet that was never sent.
+    /// The quoted packet was never sent.
     Unknown,
     /// Its destination did not send the quoted packet.
     Stranger,
-    /// It quotes too little to tell.
+    /// The quoted part is too short to identify a flow.
     Short,
-    /// It comes where the other direction's packets come.
+    /// The error arrives at the hook of the other direction.
     WrongHook,
-    /// It is a redirect.
+    /// The message is a redirect, not an error.
     NoError,
-    /// Its own TTL ends here.
+    /// The error's own TTL ends here.
     Expiring,
 }
 
-/// Moment of a packet's way through a run.
+/// Moment in the processing of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     Before,
-    /// Its time is noted, and no program has it yet.
+    /// The time of the packet is recorded, and no program has received it yet.
     Given,
-    /// A program had it, and the model does not know yet.
+    /// A program has received the packet, and the model has not processed it yet.
     Seen,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// From a client to a Service.
+    /// A packet from a client to a Service.
     Request {
         client: u8,
         port: u8,
         service: u8,
         segment: Segment,
     },
-    /// From the endpoint of a flow, by its age; of nothing if there is none.
+    /// A packet from the endpoint of a flow, selected by its age; nothing if there is no flow.
     Reply {
         flow: u8,
         segment: Segment,
@@ -83,7 +84,7 @@ pub enum Action {
         client: u8,
         tcp: bool,
     },
-    /// A packet that is none.
+    /// A malformed packet.
     Malformed {
         damage: Damage,
         sender: Sender,
@@ -110,23 +111,25 @@ pub enum Action {
         sender: Sender,
         tcp: bool,
     },
-    /// Time goes by.
+    /// Simulated time passes.
     Wait {
         jiffies: u32,
     },
-    /// Real time goes by with the next packet, as on a machine with other work.
+    /// Real time passes during the next packet, as on a machine with other work.
     Pause {
         milliseconds: u16,
         point: Point,
     },
     /// The agent sweeps expired flows.
     Sweep,
-    /// A Service changes: other endpoints, another policy, a drain, source ranges, affinity; or it goes, or comes.
+    /// A Service changes its endpoints, policy, drain, source ranges or affinity; or it is removed,
+    /// or added.
     Service {
         service: u8,
         change: Change,
     },
-    /// An endpoint of a Service takes no more new flows, and those that may choose again do: a sweep marks them.
+    /// An endpoint of a Service takes no more new flows, and its flows that may choose again do so:
+    /// a sweep marks them.
     Retire {
         service: u8,
         endpoint: u8,
@@ -160,7 +163,8 @@ impl Sender {
 }
 
 impl Action {
-    /// As often of one length as of another: time-outs of the programs begin at 25 jiffies, and those of a flow's port end at 1000.
+    /// Returns a pause. Each order of magnitude is equally likely: time-outs of the programs begin
+    /// at 25 jiffies, and those of a flow's port extend to 1000.
     pub fn pause(rng: &mut Rng) -> Self {
         let point = [Point::Before, Point::Given, Point::Seen][rng.usize(..3)];
         Self::Pause { milliseconds: 1 << rng.u8(..13), point }

@@ -1,8 +1,9 @@
 //! Two CPUs that handle packets of the same flows at the same time.
 //!
-//! The order of two packets is unknown, so no model predicts the outcome of each. Invariants when both CPUs are done: request
-//! entries have their reply entries, no two flows share a port towards one endpoint, and every flow is one that a Service allows. And
-//! in the end, when all flows have expired: nothing is left, not a place of the directory, and the counts add up.
+//! The order of two packets is unknown, so no model predicts the outcome of each. Invariants hold
+//! when both CPUs have finished: request entries have their reply entries, no two flows share a
+//! port towards one endpoint, and a Service allows every flow. In the end, when all flows have
+//! expired, nothing is left, including places of the directory, and the counts add up.
 
 use std::net::SocketAddr;
 
@@ -20,12 +21,13 @@ use crate::{
     topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
 };
 
-/// Rounds of one sequence, and packets of a round on each CPU.
+/// Number of rounds of one sequence; [`PACKETS`] is the number of packets of a round on each CPU.
 const ROUNDS: usize = 50;
 const PACKETS: usize = 40;
-/// Two CPUs that see the client's first word at the same moment both count it: what the sweep leaves as it is.
+/// Deviation of a count that the sweep leaves as it is: two CPUs that see the client's first packet
+/// at the same moment both count it.
 const DRIFT: u64 = 1024;
-/// Sequence numbers of every SYN and SYN-ACK, so that each later segment fits.
+/// Sequence number of every SYN and SYN-ACK, so that each later segment fits.
 const SYN: u32 = 1_000;
 const ANSWER: u32 = 5_000;
 
@@ -40,10 +42,10 @@ const FLAGS: [Flags; 8] = [
     Flags::RstAck,
 ];
 
-/// Runs sequences until `enough` says so; false on a machine with one CPU.
+/// Runs sequences until `enough` returns true. Returns false on a machine with one CPU.
 ///
 /// # Errors
-/// The first rule that is broken.
+/// The first rule that is violated.
 pub fn fuzz(
     harness: &mut Harness,
     path: Path,
@@ -100,7 +102,7 @@ fn wait(harness: &mut Harness, path: Path, jiffies: u32) {
     }
 }
 
-/// A packet of a client to a Service, or of an endpoint by one of the entries.
+/// Returns a packet of a client to a Service, or of an endpoint by one of the entries.
 fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
     let replies: Vec<_> = entries.iter().filter(|entry| !entry.is_request()).collect();
     let flags = FLAGS[rng.usize(..FLAGS.len())];
@@ -137,7 +139,7 @@ fn packet(tcp: bool, from: SocketAddr, to: SocketAddr, flags: Flags, (own, other
     Packet::tcp(end(from), end(to), bits(flags)).numbers(sequence, acknowledgement)
 }
 
-/// Every flow is of a Service, to one of the endpoints that there are.
+/// Verifies that every flow belongs to a Service and leads to one of its endpoints.
 fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
     for request in entries.iter().filter(|entry| entry.is_request()) {
         let service = SERVICES.iter().any(|service| service.at(path.family) == request.to);
@@ -153,7 +155,7 @@ fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
     Ok(())
 }
 
-/// Entries and directory places that are left when all flows have expired: none.
+/// Verifies that no entries and directory places are left when all flows have expired.
 fn nothing_left(harness: &Harness, path: Path) -> Result<(), String> {
     let entries = harness.flows(path.family);
     if !entries.is_empty() {

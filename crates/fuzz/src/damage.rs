@@ -1,4 +1,4 @@
-//! Malformed packets that a stack must discard, each with the rule that says so.
+//! Malformed packets that a stack must discard, each with the rule that requires it.
 
 use fastrand::Rng;
 use traffic_policy_testing::packet::{Packet, Transport};
@@ -6,25 +6,27 @@ use traffic_policy_testing::packet::{Packet, Transport};
 /// A defect of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// It is of another protocol, or tagged.
+    /// The EtherType is this one, of another protocol or a tag.
     EtherType(u16),
-    /// The version of its IP header is another one.
+    /// The version of its IP header is wrong.
     Version(u8),
-    /// IPv4: its header has so few words (RFC 791: at least five), or more than the packet has.
+    /// The IPv4 header length is this number of words: fewer than five (RFC 791), or more than the
+    /// packet has.
     HeaderWords(u8),
-    /// It says that it is so many bytes longer than the frame.
+    /// The length field exceeds the frame by this number of bytes and one more.
     Longer(u8),
-    /// It says that it is shorter than its headers are, by at least one byte.
+    /// The length field is shorter than the headers by at least one byte.
     Shorter(u8),
-    /// It ends early.
+    /// The frame is truncated.
     Cut(u8),
-    /// The TCP header has so few words (RFC 9293: at least five), or more than the segment has.
+    /// The TCP data offset is this number of words: fewer than five (RFC 9293), or more than the
+    /// segment has.
     DataOffset(u8),
     /// The port of the Service or of the endpoint is 0, which is reserved (RFC 6335 section 6).
     NoPort,
 }
 
-/// ARP, IPv4, IPv6, two kinds of VLAN tags, MPLS, a length of IEEE 802.3.
+/// EtherTypes: ARP, IPv4, IPv6, two kinds of VLAN tags, MPLS, a length of IEEE 802.3.
 const ETHER_TYPES: [u16; 7] = [0x0806, 0x0800, 0x86dd, 0x8100, 0x88a8, 0x8847, 0x0040];
 
 const ETHERNET: usize = 14;
@@ -38,20 +40,22 @@ impl Damage {
             3 => Self::Longer(rng.u8(..)),
             4 => Self::Shorter(rng.u8(..)),
             5 => Self::Cut(rng.u8(..)),
-            // More than the segment has: see what is not decided in `tests/tests/reference.rs`.
+            // The offset may exceed the segment: see the undecided cases in
+            // `tests/tests/reference.rs`.
             6 => Self::DataOffset(rng.u8(..16)),
             _ => Self::NoPort,
         }
     }
 
-    /// The frame, if this can be said of it. `reply`: of an endpoint.
+    /// Returns the damaged frame, if the damage applies to it. `reply`: the packet is an
+    /// endpoint's.
     pub fn of(self, packet: &Packet, reply: bool) -> Option<Vec<u8>> {
         let mut frame = packet.bytes();
         let v4 = packet.source.is_ipv4();
         let tcp = matches!(packet.transport, Transport::Tcp(_));
         let ip = if v4 { 20 } else { 40 };
         let (l4, least) = (ETHERNET + ip, if tcp { 20 } else { 8 });
-        // What the length field counts.
+        // The start and the extent of the length field.
         let (length_at, counted) = if v4 { (16, 0) } else { (18, ip) };
         let long = frame.len() - ETHERNET - counted;
         match self {
@@ -61,7 +65,8 @@ impl Damage {
             Self::EtherType(other) => frame[12..14].copy_from_slice(&other.to_be_bytes()),
             Self::Version(other) if other == frame[ETHERNET] >> 4 => return None,
             Self::Version(other) => frame[ETHERNET] = other << 4 | frame[ETHERNET] & 15,
-            // With more, it may be whole: options, and what was data is the transport header.
+            // A longer header may be valid: options, and then data that is read as the transport
+            // header.
             Self::HeaderWords(words) if !v4 || words >= 5 && usize::from(words) * 4 < long => return None,
             Self::HeaderWords(words) => frame[ETHERNET] = 4 << 4 | words,
             Self::Longer(more) => {

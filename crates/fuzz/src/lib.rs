@@ -1,14 +1,18 @@
-//! Random packets and Service changes through the compiled programs, beside a reference model of what must happen.
+//! Random packets and Service changes through the compiled programs, compared with a reference
+//! model of the required results.
 //!
 //! ```text
 //! seed → actions ─┬→ frame → program → outcome, verdict, bytes, flow table ─┐
-//!                 └→ reference model → what they must be ───────────────────┴→ equal, or shrunk and printed as a row
+//!                 └→ reference model → required results ────────────────────┴→ equal?
 //! ```
 //!
-//! The model is written from RFC 9293, RFC 5961 and conntrack's rules, not from the program. Where a rule leaves a choice (which
-//! endpoint, which source port) it checks that the program's choice is one of those, and takes it over. Where a forged segment
-//! was near enough to a real one that no middlebox can tell them apart, it says [`Ended::Unspecified`][model::Ended] and accepts
-//! either.
+//! A sequence with a difference is shrunk and printed as a row of a test.
+//!
+//! The model is written from RFC 9293, RFC 5961 and conntrack's rules, not from the program. Where
+//! a rule leaves a choice (which endpoint, which source port) the model checks that the program's
+//! choice is permitted, and takes it over. Where a forged segment was near enough to a real one
+//! that no middlebox can tell them apart, the flow becomes [`Ended::Unspecified`][model::Ended] and
+//! either result is accepted.
 
 pub mod action;
 pub mod concurrent;

@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: random packets through the programs beside the reference model, for as long as wanted.
+//! `cargo xtask fuzz`: random packets through the programs and the reference model, for as long as
+//! wanted.
 
 use std::{
     process::ExitCode,
@@ -14,18 +15,19 @@ use traffic_policy_testing::harness;
 #[derive(Parser)]
 #[command(name = "cargo xtask fuzz", about = "Random packets through the programs, beside a reference model")]
 struct Options {
-    /// For how long, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
+    /// Total time, such as 30s or 10m; each of XDP and TC, IPv4 and IPv6, gets a quarter
     #[arg(long = "for", default_value = "1m", value_name = "TIME", value_parser = duration)]
     time: Duration,
     /// Seed of the random numbers; by default the time, which is printed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Sleep now and then, as on a busy machine: finds what depends on real time, in far fewer packets
+    /// Sleep at random moments, as on a busy machine: finds what depends on real time, in far fewer
+    /// packets
     #[arg(long)]
     pauses: bool,
 }
 
-/// Of its time, what two CPUs at once get: one part of so many.
+/// Divisor of a path's time that gives the share of runs on two CPUs at once.
 const BOTH: u32 = 6;
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -51,7 +53,7 @@ fn main() -> Result<ExitCode> {
         let each = options.time / paths.len() as u32;
         let both = each / BOTH;
         let differs = harness::with(|harness| {
-            // Programs are loaded by now.
+            // The programs are loaded by now.
             let (started, mut said) = (Instant::now(), Instant::now());
             let ran = fuzz(harness, *path, &mut rng, &mut totals, options.pauses, |totals| {
                 if said.elapsed() > Duration::from_secs(10) {

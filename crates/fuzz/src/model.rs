@@ -26,32 +26,34 @@ pub use self::{
 /// The fate that the model demands of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// Passed on as it is, and no state changes.
+    /// Passed on unchanged, without a change of state.
     Unchanged,
-    /// Dropped, by the first or the second name.
+    /// Dropped, with the first or the second outcome.
     Dropped(&'static str, &'static str),
-    /// Answered by the node, by the first name; or dropped, as answers are limited.
+    /// Answered by the node, with this outcome; or dropped, as answers are limited.
     Answered(&'static str),
     /// Any of the above: the node serves no client here.
     NotServed,
-    /// The first packet of a new flow, in place of that one if there is one.
+    /// The first packet of a new flow, in place of this one if there is one.
     New(Option<usize>),
-    /// Translated as the flow says.
+    /// Translated as the flow requires.
     Translated(usize),
-    /// Translated as the flow says; or a request begins anew, and a reply is passed on as it is.
+    /// Translated as the flow requires; otherwise a request begins anew, and a reply is passed on
+    /// unchanged.
     Either(usize),
 }
 
-/// All that the node must remember.
+/// The state that the node must remember.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub family: Family,
     pub services: [Service; SERVICES.len()],
     pub flows: Vec<Flow>,
     pub stale: Vec<Stale>,
-    /// Jiffies since the beginning, but for those that the run itself takes.
+    /// Jiffies since the beginning, without those that the run itself takes.
     pub clock: u64,
-    /// Just before the last packet was given to a program, which may have seen it at any time since.
+    /// Time just before the last packet was given to a program, which may have seen it at any time
+    /// since.
     pub given: Instant,
     connections: u32,
     affinity: HashMap<affinity::Key, affinity::Held>,
@@ -71,19 +73,19 @@ impl Model {
         }
     }
 
-    /// When the last packet was given to a program.
+    /// Returns the moment at which the last packet was given to a program.
     pub fn now(&self) -> Moment {
         Moment { clock: self.clock, given: self.given }
     }
 
-    /// The flow of a client's packets to a Service.
+    /// Returns the flow of a client's packets to a Service.
     pub fn find(&self, tcp: bool, client: SocketAddr, frontend: SocketAddr) -> Option<usize> {
         self.flows
             .iter()
             .position(|flow| flow.tcp == tcp && flow.client == client && flow.frontend == frontend)
     }
 
-    /// Numbers of a client's segment.
+    /// Returns the numbers of a client's segment.
     pub fn request_numbers(&self, flow: Option<usize>, segment: Segment) -> (u32, u32) {
         match flow {
             Some(index) => self.flows[index].numbers(From::Client, segment),
@@ -91,18 +93,19 @@ impl Model {
         }
     }
 
-    /// That of the next connection: numbers wrap soon.
+    /// Returns the initial number of the next connection: numbers wrap soon.
     fn initial(&self) -> u32 {
         0xffff_ff00_u32.wrapping_add(self.connections.wrapping_mul(0x0101_0101))
     }
 
-    /// The fate of a client's packet, of which a program has decided: until then there is no saying how much time has gone by.
+    /// Returns the fate of a client's packet that a program has already decided on: before that the
+    /// elapsed time is unknown.
     pub fn request(&self, client: IpAddr, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
         let of = &self.services[service];
         let opens = !segment.tcp || segment.flags == Flags::Syn;
         if let Some(index) = flow {
             let flow = &self.flows[index];
-            // Of a flow that is followed loosely it is open whether it is assured.
+            // Whether a loosely followed flow is assured is undetermined.
             if flow.gone && (!segment.tcp || opens && (!flow.assured || flow.loose)) {
                 return if flow.loose {
                     Expected::Either(index)
@@ -136,7 +139,7 @@ impl Model {
         self.new_flow(client, service, None)
     }
 
-    /// The fate of a packet that begins a flow.
+    /// Returns the fate of a packet that begins a flow.
     pub fn new_flow(&self, client: IpAddr, service: usize, replaced: Option<usize>) -> Expected {
         let service = &self.services[service];
         if !service.there {
@@ -154,7 +157,7 @@ impl Model {
         Expected::Dropped("dropped-no-local-endpoint", "dropped-no-local-endpoint")
     }
 
-    /// The fate of an endpoint's packet.
+    /// Returns the fate of an endpoint's packet.
     pub fn reply(&self, index: usize, segment: Segment) -> Expected {
         let flow = &self.flows[index];
         let exact = segment.sequence.is_right()
@@ -165,10 +168,11 @@ impl Model {
             return Expected::Translated(index);
         }
         if flow.answered || flow.loose {
-            // The client has yet to prove where it is: what is not the endpoint's for certain may be another connection's.
+            // The client has not yet proved its position: a packet that is not the endpoint's for
+            // certain may belong to another connection.
             return Expected::Either(index);
         }
-        // Nobody has answered yet: only what can be an answer to the SYN is one.
+        // The endpoint has not answered yet: only a possible answer to the SYN counts as one.
         match segment.flags {
             Flags::SynAck | Flags::RstAck if segment.acknowledgement.is_right() => {
                 Expected::Translated(index)
@@ -177,8 +181,9 @@ impl Model {
         }
     }
 
-    /// Whether a new flow of this client may find all ports of the pool taken towards an endpoint: by flows, or by what flows that
-    /// were replaced have left. A flow that was closed long ago gives way to others, but not to its own successor.
+    /// Whether a new flow of this client may find all SNAT ports taken towards an endpoint: by
+    /// flows, or by entries that replaced flows have left. A flow that was closed long ago gives
+    /// way to others, but not to its own successor.
     pub fn may_be_exhausted(
         &self,
         tcp: bool,
@@ -200,7 +205,7 @@ impl Model {
         })
     }
 
-    /// Takes over a new flow as the program has made it, or says why it must not be so.
+    /// Takes over a new flow as the program has made it, or returns why it is wrong.
     pub fn begin(&mut self, replaced: Option<usize>, flow: NewFlow) -> Result<(), String> {
         let target = flow.target(self.family);
         let rival = self.flows.iter().position(|each| {
@@ -254,20 +259,21 @@ impl Model {
         Ok(())
     }
 
-    /// An endpoint takes no more new flows of a Service.
+    /// Marks an endpoint of a Service as taking no more new flows.
     pub fn retire(&mut self, service: usize, endpoint: Endpoint) {
         for flow in &mut self.flows {
             flow.gone |= (flow.service, flow.endpoint) == (service, endpoint);
         }
     }
 
-    /// A packet of a flow was seen, and goes no further: a sweep that found the flow over begins anew.
+    /// Records a packet of a flow that was seen but not forwarded: a sweep that found the flow over
+    /// begins anew.
     pub fn seen(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
         self.translated(index, from, segment, sequence);
         self.flows[index].found_over = 0;
     }
 
-    /// The reply entry of a flow is left behind. Of TCP none is.
+    /// Leaves the reply entry of a flow behind. TCP flows leave none.
     fn leave(&mut self, index: usize) {
         let old = &self.flows[index];
         if old.tcp {
@@ -282,7 +288,7 @@ impl Model {
         });
     }
 
-    /// A packet of a flow was translated.
+    /// Records a packet of a flow that was translated.
     pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
         let now = self.now();
         self.flows[index].follow(from, segment, sequence, now);
@@ -298,7 +304,7 @@ pub struct NewFlow {
     pub frontend: SocketAddr,
     pub endpoint: Endpoint,
     pub source: SocketAddr,
-    /// Of its SYN.
+    /// Sequence number of its SYN.
     pub sequence: u32,
 }
 

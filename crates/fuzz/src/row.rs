@@ -9,7 +9,7 @@ use crate::{
     run::{Difference, Path},
 };
 
-/// The actions, what differs, the packet, and a test that repeats them.
+/// Returns the actions, the difference, the packet, and a test that repeats them.
 pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> String {
     let mut text = format!("{path:?}: after {} actions: {}\n", actions.len(), difference.what);
     if let Some((input, outcome, frame)) = &difference.packet {
@@ -31,7 +31,7 @@ pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> Stri
     text
 }
 
-/// An action as Rust source, with the names of its enums in scope.
+/// Returns an action as Rust source, with the names of its enums in scope.
 fn source(action: Action) -> String {
     let debug = format!("Action::{action:?}");
     let names = [

@@ -1,4 +1,4 @@
-//! One sequence of actions through program and model.
+//! Execution of one sequence of actions by program and model.
 
 mod errors;
 mod foreign;
@@ -36,7 +36,7 @@ use crate::{
 /// A program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// XDP or TC ingress.
+    /// Hook: XDP or TC ingress.
     pub hook: Hook,
     pub family: Family,
 }
@@ -53,7 +53,7 @@ pub struct Difference {
     /// Index of the action.
     pub at: usize,
     pub what: String,
-    /// The last packet that the program was given, and its fate.
+    /// The last packet given to the program, and its fate.
     pub packet: Option<(Input, &'static str, Vec<u8>)>,
 }
 
@@ -66,15 +66,16 @@ pub struct Totals {
     pub unchanged: u64,
 }
 
-/// Actions of one sequence.
+/// Number of actions of one sequence.
 const LENGTH: usize = 300;
-/// Fewer pauses than so many in one sequence.
+/// Exclusive maximum number of pauses in one sequence.
 const PAUSES: usize = 10;
-/// The whole table is compared after so many actions: each comparison takes as long as ten packets.
+/// Number of actions after which the whole table is compared: each comparison takes as long as ten
+/// packets.
 const COMPARED: usize = 16;
 
-/// Runs random sequences until `enough` says so, with [`Action::Pause`] now and then if `pauses`. Returns the first sequence in which
-/// program and model differ.
+/// Runs random sequences until `enough` returns true, with an occasional [`Action::Pause`] if
+/// `pauses` is set. Returns the first sequence in which program and model differ.
 ///
 /// # Errors
 /// The sequence, and where they differ.
@@ -100,7 +101,8 @@ pub fn fuzz(
     Ok(())
 }
 
-/// Runs one sequence on fresh maps. `compared`: the whole table after so many actions, and at the end.
+/// Runs one sequence on fresh maps. The whole table is compared after every `compared` actions, and
+/// at the end.
 ///
 /// # Errors
 /// The first difference between program and model.
@@ -142,11 +144,12 @@ struct Run<'a> {
     totals: &'a mut Totals,
     compared: usize,
     last: Option<(Input, &'static str, Vec<u8>)>,
-    /// Of the last packet in fragments: odd, and none that [`foreign`] sends.
+    /// Identification of the last packet in fragments: an odd number, which [`foreign`] does not
+    /// use.
     identification: u16,
     records: HashMap<fragments::Key, fragments::Record>,
     sweeper: Option<Sweeper>,
-    /// To be made with the next packet.
+    /// A pause during the next packet.
     pause: Option<(Point, Duration)>,
 }
 
@@ -191,7 +194,7 @@ impl Run<'_> {
         SocketAddr::new(spot.of(self.path.family), CLIENT_PORTS[usize::from(port) % CLIENT_PORTS.len()])
     }
 
-    /// A flow of this protocol by its age.
+    /// Returns a flow of this protocol by its age.
     fn flow(&self, flow: u8, tcp: bool) -> Option<usize> {
         let flows: Vec<_> =
             (0..self.model.flows.len()).filter(|index| self.model.flows[*index].tcp == tcp).collect();
@@ -204,7 +207,7 @@ impl Run<'_> {
 
     fn run_frame(&mut self, hook: Hook, device: Device, frame: Vec<u8>) -> Ran {
         let input = Input { device, ..Input::new(hook, frame) };
-        // The model has no such memory, and its time goes by without the kernel's.
+        // The model has no such memory, and its time passes without the kernel's.
         self.harness.forget_failed_searches();
         self.pause_at(Point::Before);
         self.model.given = Instant::now();
@@ -216,10 +219,10 @@ impl Run<'_> {
         ran
     }
 
-    /// Sleeps if a pause was to be made here: as if another process had this CPU.
+    /// Sleeps if a pause is due here, as if another process had this CPU.
     fn pause_at(&mut self, point: Point) {
         if let Some((_, time)) = self.pause.take_if(|(at, _)| *at == point) {
-            // Programs read the kernel's clock, which nothing but real time moves.
+            // Programs read the kernel's clock, which only real time advances.
             thread::sleep(time);
         }
     }
@@ -232,7 +235,7 @@ impl Run<'_> {
         difference(sent, &ran.frame).map_or(Ok(()), Err)
     }
 
-    /// Notes a packet that was translated: of these numbers, and as it came.
+    /// Records a packet that was translated, with its sequence number, as it was sent.
     fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32, sent: &Packet) {
         self.model.translated(index, from, segment, sequence);
         self.count(index, from, sent);
@@ -244,7 +247,7 @@ impl Run<'_> {
         self.model.flows[index].count(from, sent.bytes().len() as u64 - 14, now);
     }
 
-    /// Hook and device of packets from a flow's endpoint.
+    /// Returns the hook and device of packets from a flow's endpoint.
     fn endpoint_side(&self, flow: &Flow) -> (Hook, Device) {
         match flow.endpoint.way {
             Some((device, _)) => (self.path.hook, device),
@@ -252,7 +255,7 @@ impl Run<'_> {
         }
     }
 
-    /// A frame that goes on as it is.
+    /// Verifies that a frame passes unchanged.
     fn passes(&mut self, hook: Hook, device: Device, frame: &[u8]) -> Result<(), String> {
         let before = self.watched();
         let ran = self.run_frame(hook, device, frame.to_vec());
@@ -260,7 +263,8 @@ impl Run<'_> {
         self.untouched(before)
     }
 
-    /// The flow table, to see whether the next packet touches it; now and then, as it takes long to read.
+    /// Returns the flow table at times, to check whether the next packet touches it; reading it
+    /// takes long.
     fn watched(&self) -> Option<Vec<FlowEntry>> {
         (self.compared == 1 || self.totals.packets.is_multiple_of(8)).then(|| self.entries())
     }
@@ -272,7 +276,8 @@ impl Run<'_> {
         }
     }
 
-    /// The flow table without next hops, which are resolved by the first packet that needs one.
+    /// Returns the flow table without next hops, which are resolved by the first packet that needs
+    /// one.
     fn entries(&self) -> Vec<FlowEntry> {
         let entries = self.harness.flows(self.path.family).into_iter();
         entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()

@@ -1,4 +1,5 @@
-//! A TCP segment or datagram in terms of the conversation that it is, or pretends to be, part of.
+//! A TCP segment or datagram in terms of the conversation to which it belongs, or pretends to
+//! belong.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,22 +10,22 @@ use traffic_policy_testing::packet::{Packet, flag};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     Right,
-    /// Off by so much: within what a middlebox must take for a retransmission or a lost segment.
+    /// Off by this much, which a middlebox must take for a retransmission or a lost segment.
     Near(i16),
     /// Farther off than any window: half the space of numbers away, and this much more.
     Far(u16),
 }
 
-/// Which flags a segment has.
+/// Flags of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flags {
     Syn,
     SynAck,
     Ack,
     FinAck,
-    /// As an end sends it that gives up.
+    /// RST and ACK, as an end sends it that gives up.
     RstAck,
-    /// As an end sends it that knows no such connection.
+    /// RST alone, as an end sends it that knows no such connection.
     Rst,
 }
 
@@ -47,7 +48,7 @@ fn number(rng: &mut Rng) -> Number {
 }
 
 impl Segment {
-    /// `reply`: of an endpoint.
+    /// Returns a random segment. `reply`: it is an endpoint's.
     pub fn random(rng: &mut Rng, reply: bool) -> Self {
         let flags = match (rng.u8(..16), reply) {
             (0..=3, false) => Flags::Syn,
@@ -60,7 +61,7 @@ impl Segment {
             _ => Flags::Ack,
         };
         let payload = if rng.bool() { 0 } else { rng.u8(1..100) };
-        // A handshake carries none, unless it is TCP fast open.
+        // A handshake carries no payload, unless it is TCP fast open.
         let payload = if matches!(flags, Flags::Syn | Flags::SynAck) { 0 } else { payload };
         Self { tcp: rng.u8(..4) > 0, flags, sequence: number(rng), acknowledgement: number(rng), payload }
     }
@@ -81,7 +82,7 @@ pub fn bits(flags: Flags) -> u8 {
     }
 }
 
-/// The packet of a segment or datagram.
+/// Builds the packet of a segment or datagram.
 pub fn packet(
     from: SocketAddr,
     to: SocketAddr,

@@ -1,4 +1,4 @@
-//! A shorter sequence in which program and model still differ.
+//! Reduction of a sequence to a shorter one in which program and model still differ.
 
 use traffic_policy_testing::harness::Harness;
 
@@ -8,23 +8,25 @@ use crate::{
     segment::{Number, Segment},
 };
 
-/// Times that a sequence is repeated before it counts as one without a difference.
+/// Number of times that a sequence is repeated before it counts as one without a difference.
 const TRIES: usize = 3;
 
-/// Leaves out whatever is not needed for a difference: first what comes after it, then ever smaller pieces, then payloads and
-/// wrong numbers. The difference may turn into another on the way.
+/// Leaves out every action that is not needed for a difference: first those after it, then ever
+/// smaller pieces, then payloads and wrong numbers. The difference may turn into another one
+/// meanwhile.
 pub fn shrink(
     harness: &mut Harness,
     path: Path,
     actions: &[Action],
     found: &Difference,
 ) -> (Vec<Action>, Difference) {
-    // Where a search for ports begins depends on the time.
+    // The start of a search for ports depends on the time.
     let mut differs = |actions: &[Action]| {
         (0..TRIES).find_map(|_| check(harness, path, actions, 1, &mut Totals::default()).err())
     };
     let mut best = actions[..=found.at].to_vec();
-    // If it depends on something that is not repeated: better the whole than nothing.
+    // The difference may depend on something that is not repeated: then the whole sequence is
+    // returned.
     let Some(mut difference) = differs(&best) else { return (best, found.clone()) };
     best.truncate(difference.at + 1);
     let mut piece = best.len() / 2;

@@ -1,4 +1,4 @@
-//! The Services, clients and endpoints of a run: few, so that flows meet.
+//! The Services, clients and endpoints of a run: few, so that their flows interact.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,14 +13,14 @@ pub const TARGET: u16 = 8080;
 /// Source ports towards endpoints of other nodes.
 pub const POOL: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
 pub const CLIENTS: [Spot; 2] = [Spot::Client, Spot::OtherClient];
-/// The last one is none, but a packet may have it (RFC 768).
+/// Ports of clients. The last one is no port, but a packet may have it (RFC 768).
 pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
 
 /// Location of an endpoint, and the path of packets to it and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     pub spot: Spot,
-    /// The node's device towards it, and the router behind that; `None`: it is on this node.
+    /// The node's device towards it, and the router behind that; `None` if it is on this node.
     pub way: Option<(Device, Spot)>,
 }
 
@@ -35,17 +35,17 @@ pub const ENDPOINTS: [Endpoint; 3] = [
 pub struct Service {
     pub address: Spot,
     pub port: u16,
-    /// Policy Local.
+    /// Whether its policy is Local.
     pub local: bool,
-    /// Endpoints as bits: of [`ENDPOINTS`].
+    /// Endpoints as bits that index [`ENDPOINTS`].
     pub endpoints: u8,
-    /// Its frontend is in the maps.
+    /// Whether its frontend is in the maps.
     pub there: bool,
-    /// Policy Local, and without an endpoint here: new flows still go to other nodes.
+    /// Whether new flows still go to other nodes under policy Local without an endpoint here.
     pub draining: bool,
-    /// Only [`ALLOWED`] is served.
+    /// Whether only [`ALLOWED`] is served.
     pub ranges: bool,
-    /// Clients stay with their endpoint for [`AFFINITY`] seconds.
+    /// Whether clients stay with their endpoint for [`AFFINITY`] seconds.
     pub affinity: bool,
 }
 
@@ -62,7 +62,7 @@ pub enum Change {
 
 /// The source range of a Service that has one.
 pub const ALLOWED: Spot = CLIENTS[0];
-/// Far from what the steps of time sum up to.
+/// Affinity in seconds, far from any sum of the steps of time.
 pub const AFFINITY: u32 = 200;
 
 const PLAIN: Service = Service {
@@ -89,7 +89,7 @@ impl Change {
         match rng.u8(..10) {
             0..=4 => Self::Endpoints(rng.u8(..8)),
             5 => Self::Local(on),
-            // Most of the time it is there, and serves everybody.
+            // Most of the time it exists, and serves every client.
             6 => Self::There(on || rng.bool()),
             7 => Self::Draining(on),
             8 => Self::Ranges(on && rng.bool()),
@@ -113,7 +113,7 @@ impl Change {
             (true, false) => harness.take_away(&service.frontend()),
             (false, false) => {}
         }
-        // As the agent does for slots that are written again.
+        // The agent does the same for slots that are rewritten.
         harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
     }
 }
@@ -125,7 +125,7 @@ impl Service {
         let frontend = if self.local { frontend.local() } else { frontend };
         let frontend = if self.ranges { frontend.sources(&[ALLOWED]) } else { frontend };
         let frontend = if self.affinity { frontend.affinity(AFFINITY) } else { frontend };
-        // A drain that ended long ago is as good as none.
+        // A drain that ended long ago is equivalent to none.
         frontend.drain_until(if self.draining { u64::MAX } else { 1 })
     }
 
@@ -134,7 +134,7 @@ impl Service {
         !self.ranges || client == ALLOWED.of(family)
     }
 
-    /// Whether new flows from outside get endpoints of this node alone.
+    /// Whether new flows from outside only get endpoints of this node.
     pub fn uses_local(&self) -> bool {
         self.local && self.all().any(|endpoint| endpoint.way.is_none())
     }
@@ -148,7 +148,7 @@ impl Service {
             .map(|(_, each)| each)
     }
 
-    /// Those that a new flow from outside may get.
+    /// Returns the endpoints that a new flow from outside may get.
     pub fn candidates(&self) -> Vec<Endpoint> {
         let here = self.local && (!self.draining || self.uses_local());
         self.all().filter(|endpoint| !here || endpoint.way.is_none()).collect()

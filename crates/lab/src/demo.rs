@@ -1,4 +1,5 @@
-//! The stories that this project exists for, on real packets between real nodes: scenes one after the other, each with what `lb` foretells.
+//! The cases for which this project exists, on real packets between real nodes: scenes one after
+//! the other, each with the prediction of `lb`.
 
 pub mod cluster;
 mod foretell;
@@ -17,7 +18,7 @@ use self::cluster::DemoCluster;
 /// Plays all scenes.
 ///
 /// # Errors
-/// A scene cannot be played, or requests were lost otherwise than `lb simulate` says.
+/// A scene cannot be played, or the lost requests differ from those of `lb simulate`.
 pub fn play(cluster: &DemoCluster) -> Result<()> {
     cluster.introduce();
     policies::show(cluster)?;

@@ -1,4 +1,4 @@
-//! The demo's scenes, which tests play, too.
+//! The scenes of the demo, which tests play, too.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Starting agents, and the manifests they are given. A stand-in plays the agent: what counts here is how it is started,
-//! watched, killed and started again.
+//! Starts of agents, and the manifests they are given. A stand-in plays the agent: the subject is
+//! how it is started, watched, killed and started again.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -14,7 +14,7 @@ use traffic_policy_testing::object::{Backend, Manifests, Policy, Port, Service};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A program that prints its arguments and then serves on the agent's health port.
+/// Makes a program that prints its arguments and then serves on the agent's health port.
 fn stand_in(lab: &Lab, script: &str) -> PathBuf {
     let path = lab.logs().join("stand-in");
     let serve = format!("exec {} serve stand-in here --port 10256", env!("CARGO_BIN_EXE_lab"));

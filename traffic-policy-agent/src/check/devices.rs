@@ -1,4 +1,5 @@
-//! Findings about the devices that packets come by: how they will be taken, and what prevents that.
+//! Findings about the devices that packets arrive on: which hook takes their packets, and what
+//! prevents a faster one.
 
 mod facts;
 mod native;
@@ -127,7 +128,7 @@ fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
     findings
 }
 
-/// Devices by which clients may come.
+/// Devices on which clients' packets may arrive.
 fn of_clients(devices: &[Device]) -> impl Iterator<Item = &Device> {
     devices.iter().filter(|device| !device.is_overlay())
 }
@@ -153,7 +154,8 @@ fn different_mtus(devices: &[Device]) -> Option<Finding> {
     })
 }
 
-/// Devices towards endpoints of other nodes that take less than those of clients.
+/// Reports devices towards endpoints on other nodes whose MTU is smaller than that of client
+/// devices.
 fn narrow_overlay(devices: &[Device]) -> Option<Finding> {
     let widest = widest(devices)?;
     let (name, mtu) = (&widest.link.name, widest.link.mtu);
@@ -174,8 +176,8 @@ fn narrow_overlay(devices: &[Device]) -> Option<Finding> {
     ))
 }
 
-/// Overlays beside devices with XDP: no overlay's device takes frames that XDP redirects. `auto` keeps XDP on the cards
-/// all the same: see docs/operating.md.
+/// Reports overlays next to devices with XDP: no overlay device accepts frames that XDP redirects.
+/// `auto` keeps XDP on the cards all the same: see docs/operating.md.
 fn left_to_tc(facts: &DeviceFacts) -> Option<Finding> {
     let names = |mut devices: Vec<&Device>| {
         devices.sort_by_key(|device| &device.link.name);
@@ -194,7 +196,7 @@ fn left_to_tc(facts: &DeviceFacts) -> Option<Finding> {
     Some(Finding::ok("overlay", found))
 }
 
-/// Devices towards pods of this node that take less than those of clients.
+/// Reports devices towards pods of this node whose MTU is smaller than that of client devices.
 fn narrow_pods(facts: &DeviceFacts) -> Option<Finding> {
     let widest = widest(&facts.devices)?;
     let (name, mtu) = (&widest.link.name, widest.link.mtu);
@@ -214,12 +216,13 @@ fn narrow_pods(facts: &DeviceFacts) -> Option<Finding> {
 }
 
 fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
-    // Between two ends of a veth nobody computes a checksum: it is left to a card that never comes.
+    // No checksum is computed between the two ends of a veth: it is left to a card that the packet
+    // never reaches.
     if device.kind.as_deref() != Some("veth") || device.checksum_offload == Some(false) {
         return None;
     }
     if device.other_end.as_ref().is_some_and(|other| other.prepared) {
-        // What comes from there is finished.
+        // Packets from the other end have finished checksums.
         return None;
     }
     let name = &device.link.name;
@@ -248,7 +251,8 @@ fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     })
 }
 
-/// XDP sees no tag that the card has taken out: a frame of eth0.100 looks like one of eth0.
+/// Reports VLANs over a device. XDP does not see a tag that the card has stripped: a frame of
+/// eth0.100 looks like one of eth0.
 fn vlans(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     if device.stripped_vlans.is_empty() || facts.attach == Mode::Tc {
         return None;

@@ -1,4 +1,4 @@
-//! Features, offloads and channels of a device, by ethtool's generic netlink.
+//! Features, offloads and channels of a device, read by ethtool's generic netlink.
 
 use std::io;
 
@@ -28,7 +28,8 @@ fn family(generic: &mut Connection, name: &str) -> io::Result<u16> {
     id.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// The XDP features of a device as linux/netdev.h numbers them; an error before Linux 6.3, which does not tell.
+/// Returns the XDP features of a device as linux/netdev.h numbers them; an error before Linux 6.3,
+/// which does not report them.
 pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
     // linux/netdev.h
     const DEV_GET: u8 = 1;
@@ -44,7 +45,8 @@ pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
         .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-/// Whether a device takes VLAN tags out of frames before XDP sees them: what comes for eth0.100 looks like what comes for eth0.
+/// Whether a device strips VLAN tags from frames before XDP sees them: a frame for eth0.100 then
+/// looks like one for eth0.
 #[must_use]
 pub fn strips_vlans(index: u32) -> bool {
     offloads(index).is_ok_and(|offloads| strip_vlans(&offloads))
@@ -54,7 +56,8 @@ pub(super) fn strip_vlans(offloads: &[String]) -> bool {
     offloads.iter().any(|name| name == "rx-vlan-hw-parse")
 }
 
-/// The offloads that are on, by the names that `ethtool -k` gives them in the kernel (`tx-checksum-ip-generic` …).
+/// Returns the offloads that are on, by the kernel's names that `ethtool -k` shows
+/// (`tx-checksum-ip-generic` …).
 pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
     // linux/ethtool_netlink.h
     const FEATURES_GET: u8 = 11;
@@ -82,9 +85,9 @@ pub(super) fn channels(index: u32) -> io::Result<Channels> {
     Ok(Channels { used: number(COMBINED_COUNT)?, most: number(COMBINED_MAX)? })
 }
 
-/// The attributes that a question about a device is answered with.
+/// Returns the attributes of the answer to a request about a device.
 fn ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
-    // Of every question, in linux/ethtool_netlink.h.
+    // The header attribute of every request, from linux/ethtool_netlink.h.
     const QUESTION_HEADER: u16 = 1;
     const HEADER_DEV_INDEX: u16 = 1;
     let mut generic = Connection::open(NETLINK_GENERIC)?;

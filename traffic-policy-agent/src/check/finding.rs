@@ -6,18 +6,18 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be.
+    /// The node is as it should be.
     Ok,
-    /// Works, but a person may want to know.
+    /// It works, but an operator may want to know.
     Note,
     /// Some traffic may not work.
     Warning,
-    /// `run` would refuse, or no traffic work.
+    /// `run` would refuse to start, or no traffic would work.
     Error,
 }
 
 impl Severity {
-    /// As people and JSON read it.
+    /// Returns the name that users and JSON read.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl Severity {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
@@ -42,22 +42,22 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// All is well.
+    /// Makes a finding that reports success.
     pub fn ok(probe: &'static str, found: impl Into<String>) -> Self {
         Self { severity: Severity::Ok, probe, found: found.into(), fix: None }
     }
 
-    /// Worth knowing; `fix` for those whom it bothers.
+    /// Makes a finding that is worth knowing; `fix` is for operators whom it concerns.
     pub fn note(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { severity: Severity::Note, ..Self::warning(probe, found, fix) }
     }
 
-    /// Some traffic may not work.
+    /// Makes a finding that some traffic may not work.
     pub fn warning(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, probe, found: found.into(), fix: Some(fix.into()) }
     }
 
-    /// `run` would refuse, or no traffic work.
+    /// Makes a finding that `run` would refuse to start, or that no traffic would work.
     pub fn error(probe: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { severity: Severity::Error, ..Self::warning(probe, found, fix) }
     }

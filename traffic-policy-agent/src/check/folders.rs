@@ -1,4 +1,4 @@
-//! Findings about the folders that the agent is given: on a BPF file system, and on cgroup2.
+//! Findings about the folders that the agent is given: one on a BPF file system, one on cgroup2.
 
 use std::path::{Path, PathBuf};
 
@@ -45,13 +45,13 @@ pub(super) fn judge_pins(root: &Path, look: &PinsLook) -> Vec<Finding> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Facts {
     NotWanted,
-    /// None was named, and cgroup2 is mounted nowhere.
+    /// No cgroup was named, and cgroup2 is mounted nowhere.
     NotMounted,
     Missing(PathBuf),
     NotCgroup2(PathBuf),
     Found {
         folder: PathBuf,
-        /// There are cgroups above it.
+        /// Whether there are cgroups above the folder.
         partial: bool,
     },
 }
@@ -73,7 +73,8 @@ impl Facts {
         if kind.filesystem_type() != CGROUP2_SUPER_MAGIC {
             return Ok(Self::NotCgroup2(folder));
         }
-        // Only the root of the hierarchy has no type, also if a cgroup namespace shows another cgroup as its root.
+        // Only the root of the hierarchy has no type, even if a cgroup namespace shows another
+        // cgroup as its root.
         let partial = folder.join("cgroup.type").exists();
         Ok(Self::Found { folder, partial })
     }

@@ -10,7 +10,7 @@ use super::{Finding, devices::Device};
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     devices: Vec<Setting>,
-    /// net.ipv4.conf.all.rp_filter; the larger of it and the device's counts.
+    /// Value of net.ipv4.conf.all.rp_filter; the larger of it and the device's value applies.
     rp_filter_all: u8,
 }
 
@@ -18,9 +18,9 @@ pub(super) struct Facts {
 #[derive(Clone, Debug)]
 struct Setting {
     name: String,
-    /// `None`: the kernel has no IPv6, or the device none.
+    /// Whether forwarding is on, by family; `None` if the kernel or the device has no IPv6.
     forwarding: [Option<bool>; 2],
-    /// Whether it has a global address of each family.
+    /// Whether the device has a global address, by family.
     used: [bool; 2],
     rp_filter: u8,
 }
@@ -54,7 +54,7 @@ impl Facts {
     }
 }
 
-/// linux/ip.h and Documentation/networking/ip-sysctl.rst: 1 is the strict mode of RFC 3704.
+/// Strict mode of RFC 3704: linux/ip.h and Documentation/networking/ip-sysctl.rst.
 const STRICT: u8 = 1;
 
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
@@ -72,7 +72,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         findings.extend(match (off.is_empty(), at) {
             (true, _) => used.then(|| Finding::ok("forwarding", format!("{family} forwarding is on"))),
             (false, 0) => Some(Finding::error("forwarding", found, format!("sysctl -w {all}=1"))),
-            // Many clusters have IPv4 only, on nodes that have IPv6 addresses, too.
+            // Many clusters are IPv4-only on nodes that have IPv6 addresses as well.
             (false, _) => Some(Finding::warning(
                 "forwarding",
                 found,
@@ -112,7 +112,8 @@ fn rp_filter(facts: &Facts) -> Option<Finding> {
     ))
 }
 
-/// A device's name in a key of sysctl, which exchanges dots and slashes: flannel.1 is flannel/1.
+/// Returns a device's name as sysctl keys spell it, with dots and slashes exchanged: flannel.1 is
+/// flannel/1.
 fn in_sysctl(name: &str) -> String {
     name.replace('.', "/")
 }
@@ -145,7 +146,8 @@ mod tests {
         let [finding] = complaints(&facts).try_into().unwrap();
         assert_eq!(finding.severity, Severity::Warning);
         assert!(finding.fix.unwrap().contains("net.ipv6.conf.eth1.accept_ra=2"));
-        // Without an address there is nothing to forward, and a kernel without IPv6 has no such sysctl.
+        // A device without an address has nothing to forward, and a kernel without IPv6 has no such
+        // sysctl.
         facts.devices[1].used[1] = false;
         assert_eq!(complaints(&facts), []);
         facts.devices[1].forwarding[1] = None;

@@ -1,4 +1,4 @@
-//! Findings about IPsec policies, which a redirect does not ask.
+//! Findings about IPsec policies, which a redirect bypasses.
 
 use std::io;
 
@@ -9,17 +9,18 @@ use super::Finding;
 // linux/xfrm.h
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
 const XFRM_MSG_NEWPOLICY: u16 = 0x13;
-/// `struct xfrm_userpolicy_id`.
+/// Length of `struct xfrm_userpolicy_id`.
 const POLICY_ID: usize = 64;
-/// `xfrm_userpolicy_info.dir`, behind selector (56), lifetimes (64 + 32), priority and index (8).
+/// Offset of `xfrm_userpolicy_info.dir`, behind selector (56), lifetimes (64 + 32), priority and
+/// index (8).
 const DIRECTION: usize = 160;
 const XFRM_POLICY_FORWARD: u8 = 2;
 const XFRM_POLICY_OUT: u8 = 1;
 
-/// The policies for what is sent or forwarded, of this network namespace.
+/// Returns the number of policies for sent or forwarded packets in this network namespace.
 pub(super) fn policies() -> anyhow::Result<usize> {
     let mut xfrm = match Connection::open(NETLINK_XFRM) {
-        // A kernel without IPsec.
+        // The kernel has no IPsec.
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(0),
         opened => opened?,
     };

@@ -1,4 +1,5 @@
-//! Findings about the kernel: version, BTF, JIT, destroying of sockets; and capabilities of this process.
+//! Findings about the kernel (version, BTF, JIT, destroying of sockets) and the capabilities of
+//! this process.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ pub(super) struct Facts {
     kernel: Kernel,
     release: String,
     btf: bool,
-    /// Whether programs are compiled; an error if none could be loaded.
+    /// Whether programs are compiled; an error if no program could be loaded.
     jit: Result<bool, String>,
     capabilities: u64,
     destroys_sockets: bool,
@@ -37,7 +38,7 @@ impl Facts {
     }
 }
 
-/// Features of newer kernels: (version, feature).
+/// Features of newer kernels, each with the version that brought it.
 const FEATURES: [((u32, u32), &str); 4] = [
     ((5, 9), "iterators over map elements (sweeping old flows)"),
     ((5, 16), "managed neighbours (next hops that stay resolved)"),

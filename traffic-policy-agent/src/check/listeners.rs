@@ -24,7 +24,7 @@ pub(super) struct Holder {
 }
 
 impl Listener {
-    /// `nginx (process 12)`, or what is known.
+    /// Returns the holder as `nginx (process 12)`, or what is known of it.
     pub(super) fn held_by(&self) -> String {
         self.holder.as_ref().map_or_else(
             || "a process that is not visible here".to_owned(),
@@ -32,16 +32,17 @@ impl Listener {
         )
     }
 
-    /// Whether listening on `address` would fail because of it.
+    /// Whether listening on `address` would fail because of this socket.
     pub(super) fn takes(&self, address: SocketAddr) -> bool {
         let (held, wanted) = (self.local.ip().to_canonical(), address.ip().to_canonical());
-        // The unspecified IPv6 address takes both families, and what is asked for with the IPv4 one is opened for both.
+        // The unspecified IPv6 address covers both families; a request for the IPv4 one is opened
+        // for both.
         let all = held.is_unspecified() && (held.is_ipv6() || wanted.is_ipv4()) || wanted.is_unspecified();
         self.protocol == Protocol::Tcp && self.local.port() == address.port() && (all || held == wanted)
     }
 }
 
-/// All of them; a table that the kernel does not have (IPv6) has none.
+/// Reads all listeners; a table that the kernel does not have (IPv6) yields none.
 pub(super) fn read() -> Vec<Listener> {
     let mut found = Vec::new();
     for (table, protocol) in
@@ -50,7 +51,7 @@ pub(super) fn read() -> Vec<Listener> {
         let text = fs::read_to_string(format!("/proc/self/net/{table}")).unwrap_or_default();
         found.extend(text.lines().skip(1).filter_map(|line| listener(line, protocol)));
     }
-    // There is none before the kernel's module is loaded.
+    // The file does not exist before the kernel's module is loaded.
     let text = fs::read_to_string("/proc/self/net/sctp/eps").unwrap_or_default();
     found.extend(text.lines().skip(1).flat_map(endpoints));
     let holders = if found.is_empty() { BTreeMap::new() } else { holders() };
@@ -60,12 +61,12 @@ pub(super) fn read() -> Vec<Listener> {
         .collect()
 }
 
-/// net/tcp_states.h: LISTEN, and CLOSE, which is UDP's state without a peer.
+/// TCP states of net/tcp_states.h: LISTEN, and CLOSE, which is UDP's state without a peer.
 const LISTEN: &str = "0A";
 const CLOSE: &str = "07";
 
-/// Columns of /proc/net/tcp and udp: number, local address, remote address, state, queues, timer, retransmissions, user,
-/// time-out, inode.
+/// Parses a line of /proc/net/tcp or udp, with the columns: number, local address, remote address,
+/// state, queues, timer, retransmissions, user, time-out, inode.
 fn listener(line: &str, protocol: Protocol) -> Option<(SocketAddr, Protocol, u64)> {
     let fields: Vec<_> = line.split_whitespace().collect();
     let wanted = if protocol == Protocol::Tcp { LISTEN } else { CLOSE };
@@ -74,7 +75,7 @@ fn listener(line: &str, protocol: Protocol) -> Option<(SocketAddr, Protocol, u64
     }
     let (address, port) = fields.get(1)?.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    // Words of network byte order, each printed as a number of the machine.
+    // The words are in network byte order, each printed as a number of the machine.
     let words: Option<Vec<[u8; 4]>> = (0..address.len() / 8)
         .map(|at| Some(u32::from_str_radix(address.get(at * 8..at * 8 + 8)?, 16).ok()?.to_ne_bytes()))
         .collect();
@@ -85,8 +86,9 @@ fn listener(line: &str, protocol: Protocol) -> Option<(SocketAddr, Protocol, u64
     (port != 0).then_some((SocketAddr::new(address, port), protocol, fields.get(9)?.parse().ok()?))
 }
 
-/// Columns of /proc/net/sctp/eps (`sctp_eps_seq_show` in net/sctp/proc.c): two pointers, kind of socket, its state, hash
-/// bucket, local port, user, inode, and then its addresses, as people write them. None if it does not listen.
+/// Parses a line of /proc/net/sctp/eps (`sctp_eps_seq_show` in net/sctp/proc.c), with the columns:
+/// two pointers, kind of socket, its state, hash bucket, local port, user, inode, and then its
+/// addresses as text. Returns none if the socket does not listen.
 fn endpoints(line: &str) -> Vec<(SocketAddr, Protocol, u64)> {
     let fields: Vec<_> = line.split_whitespace().collect();
     let [_, _, _, "10", _, port, _, inode, addresses @ ..] = fields.as_slice() else { return Vec::new() };
@@ -95,7 +97,7 @@ fn endpoints(line: &str) -> Vec<(SocketAddr, Protocol, u64)> {
     addresses.map(|address: IpAddr| (SocketAddr::new(address, port), Protocol::Sctp, inode)).collect()
 }
 
-/// The process of each socket's inode, as far as /proc shows their open files.
+/// Returns the process of each socket's inode, as far as /proc shows the open files.
 fn holders() -> BTreeMap<u64, Holder> {
     let mut holders = BTreeMap::new();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -113,7 +115,7 @@ fn holders() -> BTreeMap<u64, Holder> {
         let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         let name = name.trim_end().to_owned();
         for inode in sockets {
-            // A child that inherited it has a larger number, as a rule.
+            // A child that inherited the socket usually has a larger process id.
             let holder = holders.entry(inode).or_insert_with(|| Holder { process, name: name.clone() });
             if process < holder.process {
                 *holder = Holder { process, name: name.clone() };

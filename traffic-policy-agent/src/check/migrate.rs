@@ -1,4 +1,5 @@
-//! Findings of `check --migrate`: what kube-proxy does on this node, what will differ, the steps and the way back.
+//! Findings of `check --migrate`: what kube-proxy does on this node, what will differ, the steps,
+//! and how to go back.
 
 use std::{fs, io, path::Path};
 
@@ -14,7 +15,7 @@ use super::{
 
 const PROBE: &str = "migrate";
 
-/// The fields of kube-proxy's configuration that say what will differ.
+/// The fields of kube-proxy's configuration that determine what will differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct KubeProxyConfig {
@@ -44,18 +45,19 @@ struct Facts {
     rules: Rules,
     /// Programs of iptables-legacy whose table nat is in use.
     legacy: Vec<&'static str>,
-    /// The device of kube-proxy in that mode.
+    /// Whether kube-ipvs0, the device of kube-proxy in mode ipvs, exists.
     kube_ipvs: bool,
-    /// Table of ipvs, if it serves anything; or why that cannot be known.
+    /// Table of ipvs, if it serves anything, or the reason why it cannot be read.
     ipvs: Result<Option<Ipvs>, String>,
-    /// TCP connections and UDP flows that conntrack translates; or why that cannot be known.
+    /// Number of TCP connections and of UDP flows that conntrack translates, or the reason why it
+    /// cannot be read.
     connections: Result<[usize; 2], String>,
     devices: Vec<String>,
     /// Names of running processes.
     processes: Vec<String>,
 }
 
-/// Looks at what kube-proxy does here. `config`: its configuration, or the ConfigMap with it.
+/// Inspects what kube-proxy does here. `config` is its configuration, or the ConfigMap with it.
 ///
 /// # Errors
 /// The configuration cannot be read.
@@ -97,7 +99,7 @@ fn read_config(path: &Path) -> Result<KubeProxyConfig> {
     parse_config(&text).with_context(|| format!("{} is no configuration of kube-proxy", path.display()))
 }
 
-/// Of a KubeProxyConfiguration, or of the ConfigMap that kubeadm makes.
+/// Parses a KubeProxyConfiguration, or the ConfigMap that kubeadm makes.
 fn parse_config(text: &str) -> Result<KubeProxyConfig> {
     let value: serde_yaml_ng::Value = serde_yaml_ng::from_str(text)?;
     match value.get("kind").and_then(serde_yaml_ng::Value::as_str) {
@@ -159,7 +161,7 @@ impl Facts {
     }
 }
 
-/// Which back ends have rules, each with the number of Service ports.
+/// Returns the backends that have rules, each with its number of Service ports.
 fn backends(facts: &Facts) -> Vec<String> {
     let mut found = Vec::new();
     for family in [Family::Ip, Family::Ip6] {
@@ -339,7 +341,7 @@ mod tests {
             assert!(steps.found.contains("drain the node"), "{steps:?}");
             assert!(steps.fix.as_ref().unwrap().contains("/proc/net/ip_vs"), "{steps:?}");
         }
-        // Other users of ipvs (keepalived) are not kube-proxy's.
+        // ipvs tables of other users (keepalived) are not kube-proxy's.
         let other = judge(&Facts { ipvs: Ok(Some(held)), ..facts() });
         assert!(!other.iter().any(|finding| finding.found.contains("ipvs")), "{other:?}");
         let configured = KubeProxyConfig { mode: Some("ipvs".into()), ..KubeProxyConfig::default() };

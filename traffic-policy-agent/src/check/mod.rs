@@ -1,7 +1,7 @@
 //! `check`: inspection of a machine before the agent starts on it. Nothing is changed.
 //!
-//! Each part first gathers facts (by netlink, /proc and harmless system calls, in the network namespace it is called in)
-//! and then judges them, which is a pure function.
+//! Each part first gathers facts (by netlink, /proc and harmless system calls, in the network
+//! namespace in which it is called) and then judges them, which is a pure function.
 
 mod devices;
 mod ethtool;
@@ -38,15 +38,15 @@ pub use self::{
     settings::Settings,
 };
 
-/// The objects of a folder of manifests that matter here.
+/// The objects of a folder of manifests that `check` uses.
 #[derive(Clone, Debug, Default)]
 struct Objects {
     services: Vec<Service>,
-    /// Of this node.
+    /// Addresses of this node.
     addresses: Vec<IpAddr>,
 }
 
-/// Looks at everything, in a fixed order. What cannot be looked at is a finding, too.
+/// Runs all checks in a fixed order. A check that fails to read its facts yields a finding, too.
 pub async fn check(settings: &Settings) -> Vec<Finding> {
     let mut findings = Vec::new();
     let objects = match objects(settings.manifests.as_ref()) {

@@ -1,4 +1,5 @@
-//! Findings about the firewall: a FORWARD policy of DROP, and rules that kube-proxy left.
+//! Findings about the firewall: a FORWARD policy of DROP, and rules that kube-proxy has left
+//! behind.
 
 use std::{collections::BTreeSet, fs};
 
@@ -13,13 +14,13 @@ struct Facts {
     rules: Rules,
     /// Tables of iptables-legacy, by `iptables` or `ip6tables`; their rules cannot be read here.
     legacy: Vec<(&'static str, Vec<String>)>,
-    /// kube-ipvs0 exists.
+    /// Whether kube-ipvs0 exists.
     ipvs: bool,
     /// Processes of kube-proxy in this network namespace.
     running: Vec<u32>,
 }
 
-/// Looks at the firewall; `devices` are the names of all devices.
+/// Inspects the firewall; `devices` are the names of all devices.
 pub(super) fn look(devices: &[String]) -> Vec<Finding> {
     let rules = match Rules::read() {
         Ok(rules) => rules,
@@ -40,8 +41,9 @@ pub(super) fn look(devices: &[String]) -> Vec<Finding> {
     judge(&facts)
 }
 
-/// The chains that drop what is forwarded unless a rule accepts it, each with the rules to add: packets for endpoints on
-/// this node are delivered through the stack, and end there. Empty if there is none, or if it cannot be known.
+/// Returns the chains that drop forwarded packets unless a rule accepts them, each with the rules
+/// to add: packets for endpoints on this node are delivered through the stack and are dropped
+/// there. Empty if there are none, or if they cannot be read.
 ///
 /// Blocks for two short netlink dumps.
 #[must_use]
@@ -49,7 +51,8 @@ pub fn forward_policy_drop() -> Vec<Finding> {
     Rules::read().map(|rules| forward_drops(&rules)).unwrap_or_default()
 }
 
-/// Whether rules of kube-proxy are here, as far as nf_tables tells: those of iptables-legacy cannot be read.
+/// Whether rules of kube-proxy exist, as far as nf_tables shows: those of iptables-legacy cannot be
+/// read.
 ///
 /// Blocks for two short netlink dumps.
 #[must_use]
@@ -58,13 +61,14 @@ pub fn kube_proxy_has_rules() -> bool {
     !kube_proxy(&Facts { rules, ..Facts::default() }).is_empty()
 }
 
-/// The programs of iptables-legacy whose table nat is in use.
+/// Returns the programs of iptables-legacy whose table nat is in use.
 pub(super) fn legacy_nat() -> Vec<&'static str> {
     let has_nat = |tables: &[String]| tables.iter().any(|table| table == "nat");
     legacy().into_iter().filter(|(_, tables)| has_nat(tables)).map(|(command, _)| command).collect()
 }
 
-/// Tables of iptables-legacy in use. Only root may read the list; without the module there is none.
+/// Returns the tables of iptables-legacy in use. Only root may read the list; without the module
+/// there is none.
 fn legacy() -> Vec<(&'static str, Vec<String>)> {
     [("iptables", "ip_tables_names"), ("ip6tables", "ip6_tables_names")]
         .into_iter()
@@ -114,7 +118,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Rules, network policies among them, that do not see what is redirected.
+/// Reports rules, network policies among them, that do not see redirected packets.
 fn forward_rules(rules: &Rules) -> Option<Finding> {
     let chains: Vec<_> = rules
         .chains
@@ -134,12 +138,12 @@ fn forward_rules(rules: &Rules) -> Option<Finding> {
     })
 }
 
-/// Such a chain goes with kube-proxy: there are findings about that.
+/// Whether a chain belongs to kube-proxy and disappears with it: other findings cover that.
 fn is_kube_proxys(chain: &Chain) -> bool {
     chain.table.name == "kube-proxy" || chain.name.starts_with("KUBE-")
 }
 
-/// Ports that a masquerade takes are not known beforehand.
+/// Reports masquerade rules: the ports that they take are not known beforehand.
 fn masquerade(rules: &Rules) -> Option<Finding> {
     let chains: Vec<_> = rules
         .chains
@@ -159,7 +163,7 @@ fn masquerade(rules: &Rules) -> Option<Finding> {
     })
 }
 
-/// Placeholder for an unknown range of pods.
+/// Placeholder for an unknown pod range.
 const PODS: &str = "<pods of this node>";
 
 fn iptables(command: &str, chain: &str) -> [String; 2] {
@@ -183,8 +187,8 @@ fn forward_drops(rules: &Rules) -> Vec<Finding> {
         .collect()
 }
 
-/// The rules that let pods' packets through. Who calls iptables finds them again in its own listing only if iptables wrote
-/// them, and Docker writes FORWARD anew but leaves DOCKER-USER alone:
+/// Returns the rules that accept pods' packets. A user of iptables sees them in its listing only if
+/// iptables wrote them; Docker rewrites FORWARD but leaves DOCKER-USER alone:
 /// <https://docs.docker.com/engine/network/packet-filtering-firewalls/>
 fn accept(chain: &Chain, rules: &Rules) -> Vec<String> {
     let table = &chain.table;
@@ -210,7 +214,7 @@ fn accept(chain: &Chain, rules: &Rules) -> Vec<String> {
     families.iter().flat_map(rule).collect()
 }
 
-/// The heading of findings about kube-proxy.
+/// The probe name of findings about kube-proxy.
 pub const KUBE_PROXY: &str = "kube-proxy";
 
 const CLEANUP: &str = "stop kube-proxy on this node, then `kube-proxy --cleanup`";

@@ -1,10 +1,11 @@
-//! The tables and chains of nf_tables in this network namespace, those of iptables-nft among them. Only read.
+//! The tables and chains of nf_tables in this network namespace, including those of iptables-nft.
+//! They are only read.
 
 use std::{fmt, io};
 
 use traffic_policy_dataplane::node::netlink::{Connection, find, protocols::NETLINK_NETFILTER, text};
 
-/// The families whose hooks see IP packets on their way through the stack.
+/// The families whose hooks see IP packets in the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Family {
     Inet,
@@ -13,7 +14,7 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// linux/netfilter.h: NFPROTO_*.
+    /// Returns the family of a number NFPROTO_* of linux/netfilter.h.
     const fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Inet),
@@ -44,13 +45,13 @@ pub(super) struct Table {
 pub(super) struct Chain {
     pub(super) table: Table,
     pub(super) name: String,
-    /// It is called where packets are forwarded.
+    /// Whether it is called where packets are forwarded.
     pub(super) forward: bool,
-    /// Policy drop: packets that no rule of it decides are dropped.
+    /// Whether its policy is drop: packets that none of its rules decides are dropped.
     pub(super) drops: bool,
-    /// It gives packets that leave another source.
+    /// Whether it changes the source of packets that leave.
     pub(super) source_nat: bool,
-    /// It has rules, or others lead to it.
+    /// Whether it has rules, or others lead to it.
     pub(super) in_use: bool,
 }
 
@@ -76,18 +77,20 @@ const HOOK_NUMBER: u16 = 1;
 const NF_INET_POST_ROUTING: u32 = 4;
 const NF_INET_FORWARD: u32 = 2;
 const NF_DROP: u32 = 0;
-/// `struct nfgenmsg`.
+/// Length of `struct nfgenmsg`.
 const HEADER: usize = 4;
 
 impl Rules {
+    /// Reads the rules. A kernel without nf_tables has none.
+    ///
     /// # Errors
-    /// Missing CAP_NET_ADMIN. A kernel without nf_tables has no rules.
+    /// CAP_NET_ADMIN is missing.
     pub(super) fn read() -> io::Result<Self> {
         let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
             Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Self::default()),
             opened => opened?,
         };
-        // Family 0 is all of them; version 0, and no resource.
+        // Family 0 stands for all of them; the version is 0, and no resource is given.
         let messages = match netfilter.dump(NFTABLES | GETTABLE, &[0; HEADER]) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
                 return Ok(Self::default());

@@ -1,4 +1,4 @@
-//! The other end of a veth, also where it lies in another network namespace.
+//! The other end of a veth, even in another network namespace.
 
 use std::io;
 
@@ -10,17 +10,20 @@ use super::Finding;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OtherEnd {
     name: String,
-    /// It has an XDP program in the driver.
+    /// Whether it has an XDP program in the driver.
     pub(super) xdp: bool,
-    /// `veth-peer` has prepared it: what it sends has finished checksums.
+    /// Whether `veth-peer` has prepared it: the packets it sends have finished checksums.
     pub(super) prepared: bool,
-    /// It lies in another network namespace.
+    /// Whether it lies in another network namespace.
     elsewhere: bool,
 }
 
 impl OtherEnd {
+    /// Inspects the other end of the device.
+    ///
     /// # Errors
-    /// The device is no veth or gone; its other end lies where this process may not look.
+    /// The device is no veth or no longer exists, or its other end lies where this process may not
+    /// look.
     pub(super) fn of(index: u32) -> io::Result<Self> {
         let near = End::of(index)?;
         let far = near.other()?;
@@ -38,8 +41,9 @@ impl OtherEnd {
     }
 }
 
-/// XDP in the driver of a veth: what it sends back by the veth (XDP_TX) arrives only if the other end has an XDP program,
-/// too; GRO there will do for redirects only (`veth_xdp_flush`, `veth_xdp_xmit` in drivers/net/veth.c).
+/// Judges XDP in the driver of a veth: a packet sent back on the veth (XDP_TX) arrives only if the
+/// other end has an XDP program, too; GRO there suffices for redirects only (`veth_xdp_flush`,
+/// `veth_xdp_xmit` in drivers/net/veth.c).
 pub(super) fn judge(name: &str, other: Option<&OtherEnd>) -> Option<Finding> {
     let (found, at) = match other {
         Some(other) if other.xdp => return None,
@@ -66,14 +70,15 @@ pub(super) fn judge(name: &str, other: Option<&OtherEnd>) -> Option<Finding> {
     ))
 }
 
-/// The other end of a veth, if `veth-peer` has prepared it, in words.
+/// Describes the other end of a veth, if `veth-peer` has prepared it.
 #[must_use]
 pub fn prepared_other_end(index: u32) -> Option<String> {
     let other = OtherEnd::of(index).ok()?;
     other.prepared.then(|| other.described())
 }
 
-/// Finding that `run` reports for a device with XDP attached in the driver; `None` if it is no veth, or fit.
+/// Returns the finding that `run` reports for a device with XDP attached in the driver; `None` if
+/// it is no veth, or if its other end is fit.
 #[must_use]
 pub fn lost_at_other_end(device: &str, index: u32) -> Option<Finding> {
     (introspect::driver(device)? == "veth").then(|| judge(device, OtherEnd::of(index).ok().as_ref()))?

@@ -1,5 +1,6 @@
-//! Findings about rules of routing by which replies of endpoints leave by another device than requests come by. TC egress sends such a
-//! reply back by the way of its new source, if it is attached to both devices.
+//! Findings about routing rules by which replies of endpoints leave through another device than the
+//! one on which requests arrive. TC egress sends such a reply back along the route of its new
+//! source, if it is attached to both devices.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -19,9 +20,9 @@ pub(super) struct Facts {
     own: BTreeSet<IpAddr>,
     /// Devices that programs are attached to.
     served: BTreeSet<u32>,
-    /// Whether the packet path can ask for the way of a packet with a mark.
+    /// Whether the packet path can look up the route of a packet with a mark.
     asks_with_mark: bool,
-    /// IPv4, IPv6.
+    /// Routing rules of IPv4 and IPv6.
     ways: [Ways; 2],
 }
 
@@ -50,9 +51,9 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
 
 fn finding(facts: &Facts, ways: &Ways) -> Option<Finding> {
     let main = facts.name(ways.main?);
-    // Rules for addresses of the node itself are about its own connections.
+    // Rules for addresses of the node itself concern its own connections.
     let other: Vec<_> = ways.other.iter().filter(|way| !facts.own.contains(&way.source)).collect();
-    // What is not served matters most.
+    // A device that is not served matters most.
     let not_served = other.iter().find(|way| !facts.served.contains(&way.device));
     let first = not_served.or_else(|| other.first())?;
     let device = facts.name(first.device);

@@ -1,4 +1,5 @@
-//! Findings about port numbers that two sides want: node ports, ephemeral ports, SNAT ports, and listening sockets.
+//! Findings about port numbers with two claimants: node ports, ephemeral ports, SNAT ports, and
+//! listening sockets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,15 +24,15 @@ use super::{
 pub(super) struct Facts {
     pool: Pool,
     ephemeral: RangeInclusive<u16>,
-    /// net.ipv4.ip_local_reserved_ports.
+    /// Ports of net.ipv4.ip_local_reserved_ports.
     reserved: Vec<RangeInclusive<u16>>,
     /// Local ports of all sockets.
     bound: BTreeSet<u16>,
     listeners: Vec<Listener>,
-    /// Addresses that the agent is to listen on, and the flag that sets each.
+    /// Addresses that the agent will listen on, each with the flag that sets it.
     own: Vec<(SocketAddr, &'static str)>,
     services: Vec<Service>,
-    /// The process of an agent that runs already.
+    /// Process id of an agent that is already running.
     agent: Option<u32>,
 }
 
@@ -63,7 +64,8 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// A connection of this node whose port is a node port: the answers to it would be taken for requests to a Service.
+/// Reports ephemeral ports that are node ports: answers to a connection of this node from such a
+/// port would be taken for requests to a Service.
 fn overlap(facts: &Facts) -> Finding {
     const PROBE: &str = "local-port-range";
     let (first, last) = (facts.ephemeral.start(), facts.ephemeral.end());
@@ -106,7 +108,7 @@ fn pool(facts: &Facts) -> Finding {
     Finding::ok(PROBE, format!("{left} ports are left as sources towards endpoints of other nodes"))
 }
 
-/// The names of our own processes begin so, as the kernel cuts them.
+/// Prefix of the names of this project's processes, as the kernel truncates them.
 const OWN_NAME: &str = "traffic-policy-";
 
 fn own_ports(facts: &Facts) -> Vec<Finding> {
@@ -132,11 +134,11 @@ fn own_ports(facts: &Facts) -> Vec<Finding> {
 /// The Service that needs a port on this node.
 struct Wanted<'a> {
     service: &'a ServiceName,
-    /// The field or annotation that makes it a health port.
+    /// The field or annotation that makes it a health-check port.
     health: Option<&'static str>,
 }
 
-/// Listeners on node ports: their packets from outside go to the Service.
+/// Reports listeners on node ports: packets for them from outside go to the Service.
 fn shadowed(facts: &Facts) -> Vec<Finding> {
     let mut wanted: BTreeMap<(Protocol, u16), Wanted<'_>> = BTreeMap::new();
     for service in &facts.services {
@@ -158,7 +160,7 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
     for listener in &facts.listeners {
         let (protocol, port) = (listener.protocol, listener.local.port());
         let ours = listener.holder.as_ref().is_some_and(|holder| Some(holder.process) == facts.agent);
-        // One program listens on both families as a rule.
+        // A program usually listens on both families.
         if ours || !told.insert((protocol, port)) {
             continue;
         }
@@ -174,7 +176,7 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
                 format!("{by} listens on {protocol} port {port}, the node port of Service {service}: packets from outside go to the Service, never to it"),
                 format!("let that program listen elsewhere, or give {service} another nodePort"),
             )),
-            // The kernel's own choice, gone again soon.
+            // The port was chosen by the kernel and is soon free again.
             None if protocol == Protocol::Udp && facts.ephemeral.contains(&port) => {}
             None if facts.pool.node_ports.contains(port) && !listener.local.ip().is_loopback() => {
                 findings.push(Finding::note(
@@ -189,7 +191,7 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Health ports that Services' annotations give, and that the agent would not take.
+/// Reports health-check ports that annotations of Services give and that the agent would not use.
 fn annotated(facts: &Facts) -> Vec<Finding> {
     let mut index = Index::default();
     for service in facts.services.iter().filter(|service| !service.foreign) {

@@ -1,4 +1,4 @@
-//! Findings about the verifier: all programs are loaded with maps of their own, and attached nowhere.
+//! Findings of the verifier: all programs are loaded with maps of their own, and attached nowhere.
 
 use anyhow::Result;
 use traffic_policy_dataplane::{Kernel, Refusal, check_privileges, try_programs};
@@ -8,19 +8,19 @@ use super::Finding;
 /// Facts about BPF programs on the node.
 #[derive(Clone, Debug)]
 pub(super) enum Facts {
-    /// The number of programs.
+    /// The programs passed the verifier.
     Verified {
         release: String,
         programs: usize,
     },
     Refused(Refusal),
-    /// Nothing can be said of the programs: maps could not be made, memory is short.
+    /// No program could be checked: maps could not be created, or memory is short.
     Failed(String),
 }
 
 impl Facts {
     pub(super) fn look() -> Result<Self> {
-        // Without them the kernel refuses all programs alike.
+        // Without privileges the kernel refuses every program.
         check_privileges()?;
         let (kernel, release) = Kernel::found()?;
         Ok(match try_programs(&kernel) {

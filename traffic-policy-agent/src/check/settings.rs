@@ -5,10 +5,10 @@ use std::{net::SocketAddr, path::PathBuf};
 use traffic_policy_cluster::source::Manifests;
 use traffic_policy_dataplane::{Cgroup, Mode, Pool};
 
-/// Settings that `run` will be given.
+/// Settings that `run` will receive.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `--device`; empty: found by routes and addresses.
+    /// Value of `--device`; if empty, devices are found by routes and addresses.
     pub devices: Vec<String>,
     pub attach: Mode,
     pub pins: PathBuf,
@@ -16,6 +16,6 @@ pub struct Settings {
     pub pool: Pool,
     pub healthz: SocketAddr,
     pub metrics: Option<SocketAddr>,
-    /// Services whose ports are compared with what listens here.
+    /// Manifests with the Services whose ports are compared with this node's listeners.
     pub manifests: Option<Manifests>,
 }

@@ -1,4 +1,4 @@
-//! `adopt`: kube-proxy's connections for an agent that runs already.
+//! `adopt`: hands kube-proxy's connections over to an agent that is already running.
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -10,10 +10,12 @@ use traffic_policy_dataplane::{
 
 use super::view::{self, View};
 
-/// Take the connections that kube-proxy has begun over from conntrack, while its rules are still there.
+/// Take over, from conntrack, the connections that kube-proxy has begun, while its rules still
+/// exist.
 ///
-/// As `run --adopt` does at its start. To be called on a node whose agent was started without it, before `kube-proxy --cleanup`; the
-/// running agent follows the connections to their end.
+/// Does what `run --adopt` does at its start. To be called on a node whose agent was started
+/// without it, before `kube-proxy --cleanup`; the running agent follows the connections until they
+/// end.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]

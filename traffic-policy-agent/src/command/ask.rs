@@ -1,4 +1,4 @@
-//! Questions to the listeners of this node's agent.
+//! Requests to the listeners of this node's agent.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -11,10 +11,11 @@ use hyper::{Request, StatusCode, body::Bytes, client::conn::http1, header::HOST}
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
-/// The body of the answer for a path. The unspecified address stands for this node.
+/// Returns the body of the answer to a request for a path. The unspecified address stands for this
+/// node.
 ///
 /// # Errors
-/// No answer in time, or one that is not 200.
+/// No answer arrives in time, or its status is not 200.
 pub(super) fn get(address: SocketAddr, path: &str, patience: Duration) -> Result<Bytes> {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -45,7 +46,8 @@ async fn exchange(address: SocketAddr, path: &str) -> Result<(StatusCode, Bytes)
     };
     tokio::select! {
         answer = exchange => answer,
-        // Without an answer it has ended, which the sender does not say as well.
+        // If the connection ends without an answer, its own error explains that better than the
+        // sender's.
         Err(error) = connection => Err(error.into()),
     }
 }

@@ -1,4 +1,4 @@
-//! `bugtool`: what a report of a fault needs, in one tar.
+//! `bugtool`: collects what a fault report needs in one tar.
 
 mod secrets;
 
@@ -20,13 +20,17 @@ use traffic_policy_dataplane::{DEFAULT_PINS, node::Network};
 
 use super::{ask, run::MetricsAddress, view};
 
-/// Collect what a report of a fault needs in one tar, whether an agent runs or not. Changes nothing.
+/// Collect the contents of a fault report in one tar, whether an agent runs or not. Changes
+/// nothing.
 ///
-/// It holds what `status`, `services`, `flows` and `check` say, /metrics and /configz, devices, addresses, routes, rules and neighbours, and the last lines
-/// of a log. It names addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out. What could not be had says why.
+/// It holds the output of `status`, `services`, `flows` and `check`, /metrics and /configz,
+/// devices, addresses, routes, rules and neighbours, and the last lines of a log. It contains
+/// addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out.
+/// Where a part could not be read, the tar has the reason.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Name of the tar, a file that does not exist yet, or `-`: standard output. Default: traffic-policy-bugtool-SECONDS.tar in this folder.
+    /// Name of the tar: a file that does not exist yet, or `-` for standard output. Default:
+    /// traffic-policy-bugtool-SECONDS.tar in this folder.
     #[arg(long, env = "TRAFFIC_POLICY_OUT", value_name = "FILE|-")]
     out: Option<PathBuf>,
     /// The folder that `run` was given.
@@ -43,7 +47,7 @@ pub(super) struct Arguments {
     /// A file with the agent's log: its last 2,000 lines are taken.
     #[arg(long, env = "TRAFFIC_POLICY_LOG_FILE", value_name = "F")]
     log_file: Option<PathBuf>,
-    /// So many flows, as a sample.
+    /// Maximum number of flows, as a sample.
     #[arg(long, env = "TRAFFIC_POLICY_SAMPLE_FLOWS", default_value_t = 1000, value_name = "N")]
     sample_flows: usize,
 }
@@ -52,7 +56,7 @@ pub(super) struct Arguments {
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time limit of a scrape.
 const SCRAPE: Duration = Duration::from_secs(20);
-/// Lines of a log, and bytes that are looked through for them.
+/// Number of lines kept of a log; [`BYTES`] is the number of bytes that are searched for them.
 const LINES: usize = 2_000;
 const BYTES: u64 = 4 << 20;
 
@@ -60,7 +64,7 @@ const BYTES: u64 = 4 << 20;
 struct Part {
     name: String,
     content: Vec<u8>,
-    /// Why it is not what its name says.
+    /// The reason why the content is not what the name promises.
     error: Option<String>,
 }
 
@@ -84,7 +88,7 @@ impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let name = self.out.clone().unwrap_or_else(|| format!("traffic-policy-bugtool-{seconds}.tar").into());
-        // Before minutes are spent on what finds no place.
+        // The file is created first, before minutes are spent on content that cannot be stored.
         let file = if name.as_os_str() == "-" { None } else { Some(create(&name)?) };
         let parts = self.collect();
         let wrong = parts.iter().filter(|part| part.error.is_some()).count();
@@ -137,7 +141,7 @@ impl Arguments {
     }
 }
 
-/// For its owner alone: it names who speaks to whom.
+/// Creates the file readable for its owner only: it shows which addresses communicate.
 fn create(path: &Path) -> Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).with_context(|| {
         format!("{} cannot be made: name a file that is not there yet with --out, or -", path.display())
@@ -160,7 +164,8 @@ fn part(name: &str, content: Result<Vec<u8>>) -> Part {
     }
 }
 
-/// Output of another command of this program. It may end with an error, and have said something: `check` does.
+/// Returns the output of another command of this program. The command may fail and still have
+/// printed something, as `check` does.
 fn command(words: &[&str]) -> Result<Vec<u8>> {
     let program = env::current_exe().context("this program's own path is unknown")?;
     let mut child = Command::new(program)
@@ -174,7 +179,7 @@ fn command(words: &[&str]) -> Result<Vec<u8>> {
     let reader = |pipe: Option<Box<dyn io::Read + Send>>| {
         thread::spawn(move || {
             let mut bytes = Vec::new();
-            // What could be read is better than nothing.
+            // Partial output is better than none.
             let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
             bytes
         })
@@ -209,7 +214,7 @@ fn network() -> Result<Vec<(&'static str, Result<String>)>> {
     })
 }
 
-/// The end of a file.
+/// Returns the last lines of a file.
 fn last_lines(path: &Path) -> io::Result<String> {
     let mut file = File::open(path)?;
     let skipped = file.metadata()?.len().saturating_sub(BYTES);
@@ -217,7 +222,7 @@ fn last_lines(path: &Path) -> io::Result<String> {
     let mut lines = std::collections::VecDeque::new();
     for (number, line) in BufReader::new(file.take(BYTES)).split(b'\n').enumerate() {
         let line = line?;
-        // The first one may have lost its beginning.
+        // The first line may have lost its beginning.
         if number > 0 || skipped == 0 {
             lines.push_back(String::from_utf8_lossy(&line).into_owned() + "\n");
         }

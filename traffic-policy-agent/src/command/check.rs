@@ -17,16 +17,17 @@ use super::{
 };
 use crate::check::{self, Finding, Settings, Severity};
 
-/// Look this machine over before the first `run`, and say what to do. Changes nothing.
+/// Inspect this machine before the first `run`, and print what to do. Changes nothing.
 ///
-/// It takes those flags of `run` that matter here: give it the same, in the network namespace that `run` will run in, and
-/// leave out the others. Exit code 1 if there is an error, by which `run` would refuse or no traffic work.
+/// It takes the flags of `run` that matter here: pass the same ones, in the network namespace in
+/// which `run` will run, and leave out the others. The exit code is 1 if there is an error, because
+/// of which `run` would refuse to start or no traffic would work.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The file that `run` is to be given: what it sets is judged.
+    /// The file that `run` will be given: its settings are judged.
     #[arg(long, env = "TRAFFIC_POLICY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A device by which packets come from outside; may be repeated. Default: found as `run` does.
+    /// A device on which packets from outside arrive; may be repeated. Default: found as in `run`.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,
     /// Attach mode to check for.
@@ -35,8 +36,8 @@ pub(super) struct Arguments {
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Cgroup whose sockets' connections to Services are to be served: a folder on cgroup2, `none`, or `auto`: the cgroup2
-    /// hierarchy that is mounted here.
+    /// Cgroup whose sockets' connections to Services are to be served: a folder on cgroup2, `none`,
+    /// or `auto`: the cgroup2 hierarchy that is mounted here.
     #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none|auto")]
     cgroup: Cgroup,
     /// The cluster's range of node ports.
@@ -73,7 +74,8 @@ pub(super) struct Arguments {
         value_name = "N"
     )]
     node_name: String,
-    /// Also say what taking over from kube-proxy means here: its rules and live connections, what will differ, the steps and the way back.
+    /// Also print the effects of taking over from kube-proxy here: its rules and live connections,
+    /// what will differ, the steps, and how to go back.
     #[arg(long)]
     migrate: bool,
     /// kube-proxy's configuration, or the ConfigMap with it, for --migrate.
@@ -87,12 +89,12 @@ pub(super) struct Arguments {
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let output = self.output;
-        // One thread: it stays in the network namespace that the command was called in.
+        // With one thread the command stays in the network namespace in which it was called.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let migration = self.migrate.then(|| self.kube_proxy_config.clone());
         let mut findings = runtime.block_on(check::check(&self.settings()));
         if let Some(config) = migration {
-            // To remove its rules first is advice for a start without a takeover.
+            // The advice to remove its rules first applies to a start without a take-over.
             findings.retain(|finding| finding.probe != check::KUBE_PROXY);
             findings.extend(runtime.block_on(check::migration(config.as_deref()))?);
         }
@@ -122,14 +124,14 @@ impl Arguments {
     }
 }
 
-/// Characters: sentences are wrapped here, on a terminal of any width.
+/// Width in characters at which sentences are wrapped, whatever the terminal's width.
 const WIDTH: usize = 120;
 
 fn write(findings: &[Finding], out: &mut dyn Write) -> io::Result<()> {
     let longest = |text: fn(&Finding) -> &str| {
         findings.iter().map(|finding| text(finding).chars().count()).max().unwrap_or_default()
     };
-    // Two columns before the sentences, each with two blanks behind it.
+    // Two columns precede the sentences, each followed by two blanks.
     let before =
         longest(|finding| finding.severity.name()) + longest(|finding| finding.probe).max("CHECK".len()) + 4;
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! `cleanup`: leaves the node as it was before the first `run`.
+//! `cleanup`: restores the node to its state before the first `run`.
 
 use std::io::ErrorKind;
 
@@ -17,7 +17,8 @@ use crate::check;
 /// Detach all programs of this agent and free its maps, of any version. Nothing else is touched.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Stay until SIGTERM when all is done: a pod that ends is started again, and its log shows a run that found nothing.
+    /// Stay until SIGTERM when everything is done: a pod that ends is started again, and its log
+    /// shows a run that found nothing.
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
@@ -26,7 +27,7 @@ pub(super) struct Arguments {
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
-        // As the first process of a container it would not be ended by a signal that it does not handle.
+        // As the first process of a container it would ignore a signal that it does not handle.
         let wait = self.wait.then(Signals::block).transpose()?;
         self.clean_up()?;
         wait.map_or(Ok(()), Signals::wait)
@@ -44,12 +45,13 @@ impl Arguments {
             })?;
         }
         let kept_nat = match kept_nat::release() {
-            // Who may not ask has made none.
+            // A process without the permission to look has created none.
             Err(error) if removed.is_none() && error.kind() == ErrorKind::PermissionDenied => false,
             released => released.context("the nftables table that keeps NAT cannot be removed")?,
         };
         let dir = pins.display();
-        // Left alone: they serve the agents at their other ends. Who may not look sees none.
+        // They are left alone, because they serve the agents at their other ends. A process without
+        // the permission to look finds none.
         let prepared = veth_peer::devices().unwrap_or_default();
         let mut other_ends: Vec<_> =
             devices.iter().filter_map(|index| check::prepared_other_end(*index)).collect();
@@ -100,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// SIGTERM and SIGINT, held back until they are waited for.
+/// SIGTERM and SIGINT, blocked until they are waited for.
 struct Signals(SigSet);
 
 impl Signals {

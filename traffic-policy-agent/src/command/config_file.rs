@@ -1,5 +1,5 @@
-//! `--config`: a file in `kubeproxy.config.k8s.io/v1alpha1`. What it sets becomes the default of a flag, so that flags and
-//! their environment variables come before it.
+//! `--config`: a file in `kubeproxy.config.k8s.io/v1alpha1`. Its values become the defaults of
+//! flags, so that flags and their environment variables take precedence.
 
 pub mod fields;
 
@@ -18,18 +18,18 @@ use crate::controller::NodePortAddresses;
 
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 const KIND: &str = "KubeProxyConfiguration";
-/// A file of kube-proxy has some two thousand bytes.
+/// The longest accepted file in bytes; a file of kube-proxy has about two thousand.
 const LONGEST: u64 = 1 << 20;
-/// Least similarity of two names for one to be suggested for the other; 1: equal.
+/// Minimum similarity of two names for one to be suggested for the other; 1 means equal.
 const ALIKE: f64 = 0.85;
 
 /// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigFile {
     pub path: PathBuf,
-    /// As read, to see whether it changes.
+    /// The text as read, for detecting changes.
     pub text: String,
-    /// Flags by their ids on the command line, with what they are set to.
+    /// Values of flags, by their ids on the command line.
     pub values: Vec<(&'static str, String)>,
     /// Fields that are not applied.
     pub notes: Vec<Note>,
@@ -38,9 +38,9 @@ pub struct ConfigFile {
 /// A message about a field that is not applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// kube-proxy knows it, but here it has no effect.
+    /// kube-proxy knows the field, but it has no effect here.
     Ignored { path: &'static str, value: String, why: &'static str },
-    /// Nobody knows it.
+    /// The field is unknown.
     Unknown { path: String, meant: Option<&'static str> },
     /// A default that differs from kube-proxy's.
     NodePorts,
@@ -62,7 +62,7 @@ impl fmt::Display for Note {
     }
 }
 
-/// A file that cannot be used, with the field, what is wrong with it, and what to do.
+/// A file that cannot be used, with the field, the fault, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct ConfigFileError {
@@ -73,7 +73,7 @@ pub struct ConfigFileError {
 /// Reads a file.
 ///
 /// # Errors
-/// It cannot be read, is something else, or a value cannot be used.
+/// It cannot be read, is something else, or contains a value that cannot be used.
 pub fn read(path: &Path) -> Result<ConfigFile, ConfigFileError> {
     let wrap = |problem| ConfigFileError { path: path.to_owned(), problem };
     let text = text(path).map_err(wrap)?;
@@ -81,7 +81,7 @@ pub fn read(path: &Path) -> Result<ConfigFile, ConfigFileError> {
     Ok(ConfigFile { path: path.to_owned(), text, values, notes })
 }
 
-/// The text of a file.
+/// Returns the text of a file.
 ///
 /// # Errors
 /// It cannot be read.
@@ -135,7 +135,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the fields of a mapping whose own path, with a dot behind it, is `prefix`.
+    /// Reads the fields of a mapping whose own path, followed by a dot, is `prefix`.
     fn mapping(&mut self, prefix: &str, mapping: &Mapping) -> Result<(), String> {
         for (name, value) in mapping {
             let path = match name {
@@ -179,7 +179,7 @@ impl Reader {
             Meaning::Ignored { why, ordinary } => {
                 let value = shown(value);
                 let is_ordinary = ordinary.contains(&value.trim_matches('"'));
-                // Where kube-proxy's default is true, false asks for something.
+                // Where kube-proxy's default is true, false is a request.
                 let asks = value == "false" && ordinary.contains(&"true");
                 if asks || !is_ordinary && !is_empty(&value) {
                     self.notes.push(Note::Ignored { path: field.path, value, why });
@@ -190,15 +190,15 @@ impl Reader {
     }
 }
 
-/// A value that asks for nothing: kubeadm writes all fields out.
+/// Whether a value requests nothing: kubeadm writes all fields out.
 fn is_empty(shown: &str) -> bool {
     ["null", "\"\"", "0", "false", "\"0s\"", "\"0\"", "[]", "{}", "0.0"].contains(&shown)
 }
 
-/// The known field that is most like this one.
+/// Returns the known field that is most similar to this one.
 fn meant(path: &str) -> Option<&'static str> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
-    // A right name at the wrong place, or a name that is nearly right.
+    // A correct name at the wrong place, or a name that is nearly correct.
     let likeness = |field: &Field| {
         strsim::jaro_winkler(&field.path.to_lowercase(), &path.to_lowercase())
             .max(strsim::jaro_winkler(&last(field.path), &last(path)) - 0.01)
@@ -208,16 +208,17 @@ fn meant(path: &str) -> Option<&'static str> {
     (best >= ALIKE).then_some(field.path)
 }
 
-/// A value in one line, as JSON has it.
+/// Returns a value in one line, as JSON writes it.
 fn shown(value: &Value) -> String {
     serde_json::to_string(value).unwrap_or_else(|_| "no JSON value".to_owned())
 }
 
-/// The value for a flag; `None`: the field sets nothing. The error says what to write.
+/// Returns the value for a flag, or `None` if the field sets nothing. The error states what to
+/// write.
 fn read_value(kind: Kind, value: &Value) -> Result<Option<String>, String> {
     match kind {
         Kind::NodeName => {
-            // As kube-proxy does.
+            // kube-proxy does the same.
             let name =
                 text_of(value, "the name of this node's Node object")?.map(|name| name.trim().to_lowercase());
             Ok(name.filter(|name| !name.is_empty()))
@@ -250,7 +251,8 @@ fn read_value(kind: Kind, value: &Value) -> Result<Option<String>, String> {
         Kind::Verbosity => match value {
             Value::Null => Ok(None),
             Value::Number(number) => match number.as_u64() {
-                // What klog's levels are used for: up to 3 what an operator wants, 4 for debugging, 5 for tracing.
+                // klog's levels are used like this: up to 3 for operators, 4 for debugging, 5 for
+                // tracing.
                 Some(0) => Ok(None),
                 Some(1..=3) => Ok(Some("info".to_owned())),
                 Some(4..=5) => Ok(Some("debug".to_owned())),

@@ -28,13 +28,15 @@ use super::{
 };
 use crate::controller::NodePortAddresses;
 
-/// Say what becomes of a packet and why, by running the programs on it; nothing on the node changes.
+/// Print the fate of a packet and the reason, by running the programs on it; nothing on the node
+/// changes.
 ///
-/// On a node with an agent: against its live maps. With --manifests: without a device and an API server; the next hop is
-/// then not judged. Each flow is taken as the first packet of a new connection.
+/// On a node with an agent, the packet runs against its live maps. With --manifests, neither a
+/// device nor an API server is needed; the next hop is then not judged. Each flow is taken as the
+/// first packet of a new connection.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    // No doc comment: rustdoc would take the brackets for a link.
+    // This is not a doc comment: rustdoc would take the brackets for a link.
     #[arg(
         help = "Source: ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT",
         value_name = "SRC[:PORT]",
@@ -45,12 +47,12 @@ pub(super) struct Arguments {
     /// Destination: ADDRESS:PORT, with /udp for UDP, /sctp for SCTP.
     #[arg(value_name = "DST:PORT[/PROTO]")]
     destination: Option<String>,
-    /// Many flows as JSON, an array or one object a line: name, src, sport, dst, dport, proto, from. The answers come as
-    /// JSON, one a line, in order. `-`: standard input.
+    /// Many flows as JSON, an array or one object per line: name, src, sport, dst, dport, proto,
+    /// from. The answers are printed as JSON, one per line, in order. `-`: standard input.
     #[arg(long, env = "TRAFFIC_POLICY_FLOWS", value_name = "FILE|-", conflicts_with_all = ["source", "destination"])]
     flows: Option<PathBuf>,
-    /// Origin of the flow. Default: derived from the source: an address of the node, one in the range of its pods, or any
-    /// other.
+    /// Origin of the flow. Default: derived from the source: an address of the node, one in the
+    /// range of its pods, or any other.
     #[arg(long, env = "TRAFFIC_POLICY_FROM", value_name = "PLACE")]
     from: Option<From>,
     /// What-if: the external policy of every Service.
@@ -78,7 +80,8 @@ struct LiveArguments {
     /// The folder that `run` was given.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// The device by which packets from outside come. Default: the one that leads to their source.
+    /// The device on which packets from outside arrive. Default: the one that leads to their
+    /// source.
     #[arg(long, env = "TRAFFIC_POLICY_EXPLAIN_DEVICE", value_name = "DEVICE")]
     device: Option<String>,
 }
@@ -104,7 +107,7 @@ struct OfflineArguments {
         conflicts_with = "device"
     )]
     cluster: bool,
-    /// Whose point of view: the name of a Node object, and the nodeName of its endpoints.
+    /// Point of view: the name of a Node object, and the nodeName of its endpoints.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
     node_name: Option<String>,
     /// An address of the node; may be repeated. Those of its Node object count in any case.
@@ -115,7 +118,7 @@ struct OfflineArguments {
         value_delimiter = ','
     )]
     local_addresses: Vec<IpAddr>,
-    /// As `run` has it.
+    /// Same as in `run`.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_NODE_PORT_ADDRESSES",
@@ -123,7 +126,7 @@ struct OfflineArguments {
         value_name = "CIDR,…|primary|all|localhost"
     )]
     node_port_addresses: NodePortAddresses,
-    /// As `run` has it.
+    /// Same as in `run`.
     #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
         value_parser = service_cidr)]
     service_cidrs: Vec<IpNet>,
@@ -241,7 +244,7 @@ impl OfflineArguments {
         }
         let mut addresses: BTreeSet<IpAddr> = self.local_addresses.iter().copied().collect();
         addresses.extend(index.all_node_addresses(&node_name));
-        // As `run` resolves them: only the Node object says which are primary.
+        // `run` resolves them in the same manner: only the Node object shows which are primary.
         let mut primary = index.node_addresses(&node_name).to_vec();
         let node_port_addresses = self.node_port_addresses.among(addresses.iter().copied(), &primary);
         let here = addresses.iter().copied();

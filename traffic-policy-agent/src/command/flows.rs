@@ -14,7 +14,8 @@ use traffic_policy_dataplane::inspect::{Flow, FlowState, Way, device_name, servi
 
 use super::view::{self, View};
 
-/// Show the flow table: who talks to which endpoint, by which frontend, in which state.
+/// Show the flow table: which client talks to which endpoint, through which frontend, in which
+/// state.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Only flows of this Service: NAME, or NAMESPACE/NAME.
@@ -26,10 +27,10 @@ pub(super) struct Arguments {
     /// Only flows to this endpoint, on any port or on one.
     #[arg(long, value_name = "IP[:PORT]", value_parser = endpoint)]
     endpoint: Option<(IpAddr, Option<u16>)>,
-    /// Only flows in this state. `gone`: whose endpoint takes no new connections.
+    /// Only flows in this state. `gone`: flows whose endpoint takes no new connections.
     #[arg(long, value_name = "STATE")]
     state: Option<State>,
-    /// At most so many.
+    /// Maximum number of flows.
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]
@@ -105,7 +106,7 @@ impl Arguments {
         let show = Show { names, devices };
         if self.view.json() {
             return view::print(|out| {
-                // One flow a line: a full table is large.
+                // One flow is written per line: a full table is large.
                 out.write_all(b"[")?;
                 for (place, flow) in flows.iter().enumerate() {
                     out.write_all(if place == 0 { b"\n" } else { b",\n" })?;
@@ -134,7 +135,7 @@ impl Arguments {
     }
 }
 
-/// Names for what flows say by number.
+/// Names for the numbers in flows.
 struct Show {
     names: BTreeMap<u32, ServicePortKey>,
     devices: BTreeMap<u32, String>,
@@ -143,18 +144,19 @@ struct Show {
 /// A flow, for programs.
 #[derive(Serialize)]
 struct Document<'a> {
-    /// `namespace/name:port`; `None` if the Service is gone.
+    /// `namespace/name:port`; `None` if the Service no longer exists.
     service: Option<String>,
     protocol: String,
     client: SocketAddr,
     frontend: SocketAddr,
     endpoint: SocketAddr,
-    /// Whom the endpoint sees.
+    /// The source address that the endpoint sees.
     source: SocketAddr,
-    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, as it began under kube-proxy.
+    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, under which it
+    /// began with kube-proxy.
     way: &'static str,
     state: &'static str,
-    /// The endpoint takes no new connections.
+    /// Whether the endpoint takes no new connections.
     gone: bool,
     idle_seconds: f64,
     request_packets: u64,

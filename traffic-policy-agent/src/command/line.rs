@@ -1,5 +1,5 @@
-//! A command line with all that it is made of: flags, then their environment variables, then the file of `--config`, then
-//! defaults.
+//! A command line with all of its inputs: flags, then their environment variables, then the file of
+//! `--config`, then defaults.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::in_effect::{InEffect, Setting, Source};
 
-/// A command line that was understood.
+/// A parsed command line.
 #[derive(Debug)]
 pub(super) struct Line {
     pub arguments: Arguments,
@@ -23,6 +23,8 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// Parses a command line.
+    ///
     /// # Errors
     /// A [`clap::Error`], or the file cannot be used.
     pub(super) fn parse(words: &[OsString]) -> Result<Self> {
@@ -45,14 +47,15 @@ impl Line {
     }
 }
 
-/// The sub-command, and its `--config`.
+/// Returns the sub-command and its `--config`.
 fn config(matches: &ArgMatches) -> Option<(String, PathBuf)> {
     let (name, matches) = matches.subcommand()?;
     let path = matches.try_get_one::<PathBuf>("config").ok()??;
     Some((name.to_owned(), path.clone()))
 }
 
-/// Whether what the file says of a flag holds: not its kubeconfig where another source was named.
+/// Whether the file's value of a flag applies: its kubeconfig does not where another source was
+/// named.
 fn applies(matches: &ArgMatches, id: &str) -> bool {
     let Some((_, matches)) = matches.subcommand() else { return true };
     let said = |id: &str| {
@@ -109,7 +112,7 @@ mod tests {
 
     use super::{super::Command, *};
 
-    /// With a file of these fields.
+    /// Parses a command line together with a file of these fields.
     fn parse(words: &[&str], fields: &str) -> Result<Line> {
         let mut file = tempfile::NamedTempFile::new()?;
         writeln!(
@@ -155,7 +158,7 @@ mod tests {
         }
     }
 
-    /// `check` has some of the flags.
+    /// `check` has some of the flags of `run`.
     #[test]
     fn check_takes_what_it_knows_from_the_file() {
         let fields = "healthzBindAddress: 192.0.2.1:1\nconntrack: {udpTimeout: 45s}\nclientConnection: {kubeconfig: /k}";

@@ -32,11 +32,11 @@ use traffic_policy_dataplane::node::socket_ender::COMMAND;
 
 use self::{config_file::Note, line::Line, reload::Reloader};
 
-/// The answer to `lb`, which this program had once.
+/// The answer to `lb`, which was a command of this program once.
 const MOVED: &str = "`lb` is a program of its own, which needs no node: `kubectl traffic-policy lb`, or `kubectl-traffic_policy lb`";
 
-/// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning of externalTrafficPolicy
-/// and internalTrafficPolicy.
+/// A Service proxy for one Kubernetes node, by XDP, TC and socket programs, with the exact meaning
+/// of externalTrafficPolicy and internalTrafficPolicy.
 #[derive(Debug, Parser)]
 #[command(name = "traffic-policy-agent", version, max_term_width = 100)]
 pub struct Arguments {
@@ -73,12 +73,13 @@ enum Command {
     Man(man::Arguments),
 }
 
-/// Carries out what a command line says; its first word is the program's name.
+/// Executes a command line; its first word is the program's name.
 ///
 /// # Errors
-/// Named, with what to do about it. Wrong usage is a [`clap::Error`], or a [`config_file::ConfigFileError`].
+/// The error names what failed and the remedy. Wrong usage is a [`clap::Error`], or a
+/// [`config_file::ConfigFileError`].
 pub fn execute(words: Vec<OsString>) -> Result<()> {
-    // It is `run`'s own, and nobody types it: no page and no completion has it.
+    // The command is internal to `run` and not for users: no page and no completion lists it.
     if words.get(1).is_some_and(|word| word == COMMAND) {
         return end_sockets::execute();
     }
@@ -121,7 +122,8 @@ mod tests {
 
     use super::*;
 
-    /// A flag's name comes from that of a field, where it is not said: renaming the field must not rename the flag.
+    /// A flag without an explicit name takes that of its field: renaming the field must not rename
+    /// the flag.
     #[test]
     fn flags_are_called_as_their_variables() {
         let program = Arguments::command();

@@ -27,8 +27,8 @@ use super::{
 
 /// Show drops, rejects and new flows as they happen: Service, policy, reason and fix.
 ///
-/// While it runs, the packet path writes an event for each, at most 1,000 a second on each CPU; what exceeds that is suppressed and counted.
-/// It costs nothing while nobody runs it.
+/// While it runs, the packet path writes an event for each, at most 1,000 per second on each CPU;
+/// further ones are suppressed and counted. It costs nothing while it does not run.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Only events of this Service: NAME, or NAMESPACE/NAME.
@@ -40,13 +40,13 @@ pub(super) struct Arguments {
     /// Only events of clients with this address, or of this range.
     #[arg(long, value_name = "IP|CIDR", value_parser = net)]
     client: Option<IpNet>,
-    /// No new flows.
+    /// Leave out new flows.
     #[arg(long)]
     drops: bool,
-    /// End after so many events.
+    /// Stop after this number of events.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after this time.
+    /// Stop after this time.
     #[arg(long = "for", value_name = "TIME", value_parser = time)]
     lasts: Option<Duration>,
     #[command(flatten)]
@@ -78,9 +78,10 @@ const fn is_new_flow(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Forwarded | Outcome::Delivered | Outcome::Connected)
 }
 
-/// Interval of telling the packet path that a listener is still there.
+/// Interval at which the packet path is informed that a listener is still present.
 const RENEW: Duration = Duration::from_secs(1);
-/// Services change; what is known of them is read again after this time, and for an index that is not known.
+/// Interval at which Services are read again, because they change; for an unknown index it is
+/// [`RENEW`].
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 
 impl Arguments {
@@ -141,7 +142,7 @@ impl Arguments {
     }
 }
 
-/// Says how many events were suppressed, also those that no event has told of.
+/// Prints how many events were suppressed, including those that no shown event has reported.
 fn conclude(listener: &Listener, shown: u64, suppressed: u64, json: bool) -> Result<()> {
     let suppressed = suppressed + listener.suppressed()?;
     if json {
@@ -157,7 +158,8 @@ fn conclude(listener: &Listener, shown: u64, suppressed: u64, json: bool) -> Res
     Ok(())
 }
 
-/// Set by Ctrl-C and SIGTERM, so that the packet path is told at once that nobody listens any more.
+/// Returns a flag that Ctrl-C and SIGTERM set, so that the packet path learns at once that no
+/// listener is left.
 fn stop() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

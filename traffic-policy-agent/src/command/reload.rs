@@ -1,4 +1,5 @@
-//! SIGHUP, and a change of the file of `--config`: what can be applied is, and the rest is named.
+//! SIGHUP, and a change of the file of `--config`: settings that can change at run time are
+//! applied, and the rest is named.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -22,19 +23,20 @@ use crate::{
     systemd::Notifier,
 };
 
-/// Interval of checking the file. A change is read when two checks have found the same, as the writer may not have finished.
+/// Interval of checking the file. A change is read when two checks have found the same content, as
+/// the writer may not have finished.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Reads the command line's file again.
+/// Reads the file of the command line again.
 #[derive(Debug)]
 pub(super) struct Reloader {
     words: Vec<OsString>,
     in_effect: InEffect,
     path: Option<PathBuf>,
-    /// The file as it was read last, and its notes, which are said once.
+    /// Text of the file that was read last; its notes are logged once.
     read: String,
     notes: Vec<Note>,
-    /// As it was looked at last.
+    /// Text of the file at the last check.
     seen: Option<String>,
     level: LogLevel,
 }
@@ -51,10 +53,10 @@ impl Reloader {
         Self { words, in_effect, path, read, notes, seen: None, level }
     }
 
-    /// Follows both from now on, as long as the runtime lives.
+    /// Follows the signal and the file from now on, as long as the runtime lives.
     ///
     /// # Errors
-    /// The signal cannot be waited for.
+    /// The signal handler cannot be installed.
     pub(super) fn follow(self, notifier: Notifier) -> Result<Reloads> {
         let hangup = signal(SignalKind::hangup()).context("SIGHUP cannot be waited for")?;
         let (sender, reloads) = Reloads::channel();
@@ -81,7 +83,8 @@ impl Reloader {
         }
     }
 
-    /// Whether the file is not what was read, and was the same at the last look. One that cannot be read is waited for.
+    /// Whether the file differs from the text that was read, and was the same at the last check. A
+    /// file that cannot be read counts as unchanged.
     async fn has_changed(&mut self) -> bool {
         let Some(path) = self.path.clone() else { return false };
         let Ok(Ok(now)) = spawn_blocking(move || config_file::text(&path)).await else { return false };
@@ -98,7 +101,7 @@ impl Reloader {
         let line = match Line::parse(&self.words) {
             Ok(line) => line,
             Err(error) => {
-                // Said once for each change.
+                // The change is logged once.
                 self.read = self.seen.clone().unwrap_or_default();
                 tracing::error!("{why}: what was in effect stays so: {error:#}");
                 return;
@@ -143,7 +146,7 @@ impl Reloader {
         } else {
             tracing::info!("{why}: applied {applied}");
         }
-        // Last: at another level, what was applied might not be said.
+        // The level is applied last: at another level, the log might lack what was applied.
         if other_level {
             match self.level.set(level) {
                 Ok(()) => tracing::debug!("logging in this detail from now on: {level}"),
@@ -153,7 +156,7 @@ impl Reloader {
     }
 }
 
-/// Whether it is applied without a restart.
+/// Whether a setting is applied without a restart.
 fn is_live(setting: &Setting) -> bool {
     ["--log", "--node-port-addresses"].contains(&setting.flag.as_str()) || setting.flag.starts_with("--idle-")
 }

@@ -21,43 +21,49 @@ use crate::{
     systemd::Notifier,
 };
 
-/// Keep the packet path equal to what the cluster wants, and answer health checks.
+/// Keep the packet path equal to the state of the cluster, and answer health checks.
 ///
-/// Attaches XDP and TC programs to the node's devices, follows Services, EndpointSlices and Nodes, and writes what
-/// changed. Killing it stops nothing: programs and maps stay, and the next `run` takes them over without losing a packet.
+/// Attaches XDP and TC programs to the node's devices, follows Services, EndpointSlices and Nodes,
+/// and writes what changed. Killing it stops nothing: programs and maps stay, and the next `run`
+/// takes them over without losing a packet.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// A file of kind KubeProxyConfiguration, such as the config.conf of kubeadm's ConfigMap kube-proxy. What it sets holds where
-    /// neither a flag nor its environment variable does; docs/configuration.md has the fields.
+    /// A file of kind KubeProxyConfiguration, such as the config.conf of kubeadm's ConfigMap
+    /// kube-proxy. Its settings apply where neither a flag nor its environment variable is given;
+    /// docs/configuration.md lists the fields.
     #[arg(long, env = "TRAFFIC_POLICY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Name of this node's Node object; endpoints whose nodeName is this one are local. Needed, unless the file of --config has it as
-    /// hostnameOverride.
+    /// Name of this node's Node object; endpoints with this nodeName are local. Required, unless
+    /// the file of --config sets it as hostnameOverride.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
     node_name: Option<String>,
-    /// A device by which packets come from outside, or to and from other nodes' pods (an overlay's device); may be repeated. Default: the devices of the default route, of the
-    /// Node's addresses and of routes to other nodes' pods, followed as they change.
+    /// A device on which packets arrive from outside, or to and from other nodes' pods (an
+    /// overlay's device); may be repeated. Default: the devices of the default route, of the Node's
+    /// addresses and of routes to other nodes' pods, followed as they change.
     #[arg(long = "device", env = "TRAFFIC_POLICY_DEVICE", value_name = "DEVICE", value_delimiter = ',')]
     devices: Vec<String>,
     #[command(flatten)]
     source: SourceArguments,
-    /// Attach mode: XDP in the driver, XDP in the stack, or TC. `auto`: XDP on devices with a real wire, TC on
-    /// veth and other virtual ones.
+    /// Attach mode: XDP in the driver, XDP in the stack, or TC. `auto`: XDP on devices with a real
+    /// wire, TC on veth and other virtual ones.
     #[arg(long, env = "TRAFFIC_POLICY_ATTACH", default_value = "auto", value_name = "MODE")]
     attach: Mode,
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
-    /// Action on programs and maps that an agent of another layout version left in --pin-dir. `replace`: they serve
-    /// until this version's maps are filled, then its programs take their places; flows end. `refuse`: do not start.
+    /// Action on programs and maps that an agent of another layout version left in --pin-dir.
+    /// `replace`: they serve until this version's maps are filled, then its programs take their
+    /// places; flows end. `refuse`: do not start.
     #[arg(long, env = "TRAFFIC_POLICY_ON_OTHER_LAYOUT", default_value = "replace", value_name = "ACTION")]
     on_other_layout: OnOtherLayout,
-    /// Cgroup2 folder whose processes' connections to Services are served: of the node's processes and its pods; `none`:
-    /// nobody's, only packets from outside; `auto`: the cgroup2 hierarchy that is mounted here.
+    /// Cgroup2 folder whose processes' connections to Services are served: the node's processes and
+    /// its pods; `none`: no process, only packets from outside; `auto`: the cgroup2 hierarchy that
+    /// is mounted here.
     #[arg(long, env = "TRAFFIC_POLICY_CGROUP", default_value = "auto", value_name = "D|none|auto")]
     cgroup: Cgroup,
-    /// On which addresses of this node node ports are reached: `primary` (the Node object's), `all`, CIDRs, or several of
-    /// them. The node itself also reaches them on loopback, unless CIDRs are given without it; `localhost` adds it.
+    /// Addresses of this node on which node ports are reached: `primary` (the Node object's),
+    /// `all`, CIDRs, or several of them. The node itself also reaches them on loopback, unless
+    /// CIDRs are given without it; `localhost` adds it.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_NODE_PORT_ADDRESSES",
@@ -65,18 +71,20 @@ pub(super) struct Arguments {
         value_name = "CIDR,…|primary|all"
     )]
     node_port_addresses: NodePortAddresses,
-    /// Ranges of the cluster's ClusterIPs, beside those of ServiceCIDR objects. Packets to an address of these ranges
-    /// that no Service has are dropped.
+    /// Ranges of the cluster's ClusterIPs, in addition to those of ServiceCIDR objects. Packets to
+    /// an address of these ranges that belongs to no Service are dropped.
     #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
         value_parser = service_cidr)]
     service_cidrs: Vec<IpNet>,
-    /// After a change from policy Cluster to Local: how long a node without an endpoint still forwards new connections, so
-    /// that load balancers can notice. 0: not at all. The annotation traffic-policy.io/drain of a Service overrides it.
+    /// Time for which a node without an endpoint still forwards new connections after a change from
+    /// policy Cluster to Local, so that load balancers can notice. 0: not at all. The annotation
+    /// traffic-policy.io/drain of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_DRAIN", default_value = "30s", value_name = "TIME", value_parser = duration)]
     drain: Duration,
-    /// Which sources new connections from outside may have. `martian`: none that cannot be, which are this node's own addresses
-    /// and pods, addresses and ports of Services, and networks that are no source (0/8, 127/8, multicast, 240/4; ::, ::1);
-    /// `strict`: also only those to which this node's routes lead by the device that the packet came by; `off`: any.
+    /// Sources that new connections from outside may have. `martian`: all but impossible ones,
+    /// which are this node's own addresses and pods, addresses and ports of Services, and networks
+    /// that are no source (0/8, 127/8, multicast, 240/4; ::, ::1); `strict`: of these, only those
+    /// to which this node's routes lead through the device on which the packet arrived; `off`: any.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_SOURCE_CHECK",
@@ -84,12 +92,12 @@ pub(super) struct Arguments {
         value_name = "off|martian|strict"
     )]
     source_check: SourceCheck,
-    /// Take the connections that kube-proxy has begun over from conntrack, so that its rules can be removed without losing them.
-    /// Nothing happens where there are none: the flag may stay.
+    /// Take over, from conntrack, the connections that kube-proxy has begun, so that its rules can
+    /// be removed without losing them. Nothing happens where there are none: the flag may stay.
     #[arg(long, env = "TRAFFIC_POLICY_ADOPT")]
     adopt: bool,
-    /// Ports to use as source towards endpoints of other nodes. Node ports, net.ipv4.ip_local_port_range and ports of this
-    /// node's sockets are left out.
+    /// Ports to use as source towards endpoints of other nodes. Node ports,
+    /// net.ipv4.ip_local_port_range and ports of this node's sockets are left out.
     #[arg(long = "pool-ports", env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
     snat_ports: PortRanges,
     /// The cluster's range of node ports.
@@ -115,18 +123,20 @@ pub(super) struct Arguments {
 /// Source of Services.
 #[derive(Debug, Args)]
 struct SourceArguments {
-    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR), followed as it changes, instead of the API.
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR), followed
+    /// as it changes, instead of the API.
     #[arg(long, env = "TRAFFIC_POLICY_MANIFESTS", value_name = "DIR", conflicts_with_all = ["kubeconfig", "api_server"])]
     manifests: Option<PathBuf>,
-    /// Kubeconfig for the Kubernetes API. Without it, and without --manifests: in-cluster, by service account.
+    /// Kubeconfig for the Kubernetes API. Without it, and without --manifests: in-cluster, by
+    /// service account.
     #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
     kubeconfig: Option<PathBuf>,
-    /// In-cluster: a real address of the API server, https://HOST:PORT. Its ClusterIP may be one that this agent itself
-    /// must make answer.
+    /// In-cluster: a real address of the API server, https://HOST:PORT. Its ClusterIP may be one
+    /// that this agent itself must serve.
     #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
     api_server: Option<String>,
-    /// Remove the taint with this key, of any effect, from this node's Node object once the maps are filled. Its role needs the verb patch on
-    /// nodes then. Not with --manifests.
+    /// Remove the taint with this key, of any effect, from this node's Node object once the maps
+    /// are filled. This requires a role with the verb patch on nodes. Not with --manifests.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_REMOVE_STARTUP_TAINT",
@@ -134,18 +144,20 @@ struct SourceArguments {
         conflicts_with = "manifests"
     )]
     remove_startup_taint: Option<String>,
-    /// Tell by the condition ServiceProxyReady of this node's Node object whether the maps are in sync, and what is in the way. Its role
-    /// needs the verb patch on nodes/status then. Not with --manifests.
+    /// Report in the condition ServiceProxyReady of this node's Node object whether the maps are in
+    /// sync, and the obstacles. This requires a role with the verb patch on nodes/status. Not with
+    /// --manifests.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_CONDITION", conflicts_with = "manifests")]
     node_condition: bool,
 }
 
-/// Room for Services.
+/// Capacity for Services.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Room for Services")]
 struct ServiceArguments {
-    /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer addresses, external IPs), of
-    /// each family, and one more for each ClusterIP. A Service port that does not fit is left out, and named.
+    /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer
+    /// addresses, external IPs), of each family, and one more for each ClusterIP. A Service port
+    /// that does not fit is left out, and named.
     #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = MapSizes::DEFAULT.frontends, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     frontend_entries: u32,
@@ -153,23 +165,26 @@ struct ServiceArguments {
     #[arg(long, env = "TRAFFIC_POLICY_SOURCE_RANGE_ENTRIES", default_value_t = MapSizes::DEFAULT.source_ranges, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     source_range_entries: u32,
-    /// Endpoints of all Service ports, of each family; one on this node of a Service with a Local policy counts twice.
+    /// Endpoints of all Service ports, of each family; one on this node of a Service with a Local
+    /// policy counts twice.
     #[arg(long, env = "TRAFFIC_POLICY_ENDPOINT_ENTRIES", default_value_t = MapSizes::DEFAULT.slots, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     endpoint_entries: u32,
-    /// Service ports, those of both families counted apart.
+    /// Service ports; those of the two families count separately.
     #[arg(long, env = "TRAFFIC_POLICY_SERVICE_ENTRIES", default_value_t = MapSizes::DEFAULT.services, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     service_entries: u32,
-    /// Counts of Service ports, one for each outcome that has been met. What finds no room is not counted.
+    /// Counts of Service ports, one for each outcome that has occurred. Packets without room for
+    /// their count are not counted.
     #[arg(long, env = "TRAFFIC_POLICY_SERVICE_COUNT_ENTRIES", default_value_t = MapSizes::DEFAULT.service_counts, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     service_count_entries: u32,
-    /// Endpoints that were removed and whose UDP flows and sockets are still to be ended.
+    /// Removed endpoints whose UDP flows and sockets are still to be ended.
     #[arg(long, env = "TRAFFIC_POLICY_REMOVED_ENDPOINT_ENTRIES", default_value_t = MapSizes::DEFAULT.removed_endpoints,
         value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     removed_endpoint_entries: u32,
-    /// This node's own addresses, of each family: those from which no packet comes from outside.
+    /// This node's own addresses, of each family: packets from outside may not have them as their
+    /// source.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_ADDRESS_ENTRIES", default_value_t = MapSizes::DEFAULT.node_addresses, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     node_address_entries: u32,
@@ -179,7 +194,7 @@ struct ServiceArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Flow table")]
 struct TableArguments {
-    /// Entries for IPv4, two a flow; best twice as many as flows need. 128 bytes each.
+    /// Entries for IPv4, two per flow; best twice as many as flows need. 128 bytes each.
     #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES", default_value_t = MapSizes::DEFAULT.flows4, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries: u32,
@@ -187,36 +202,38 @@ struct TableArguments {
     #[arg(long, env = "TRAFFIC_POLICY_FLOW_ENTRIES_V6", default_value_t = MapSizes::DEFAULT.flows6, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
     flow_entries_v6: u32,
-    /// IPv4 TCP flows that no client has confirmed yet, half as many of IPv6, as many of UDP: rounded up to a power of two. A new one
-    /// takes the place of the oldest, so a client has this number over the rate of new flows as its time to connect.
+    /// IPv4 TCP flows that no client has confirmed yet, half as many of IPv6, as many of UDP:
+    /// rounded up to a power of two. A new one takes the place of the oldest, so the time for a
+    /// client to connect is this number divided by the rate of new flows.
     #[arg(long, env = "TRAFFIC_POLICY_UNASSURED_ENTRIES", default_value_t = MapSizes::DEFAULT.unassured, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=4_194_304))]
     unassured_entries: u32,
-    /// Clients of Services with session affinity; the one that was seen longest ago goes first.
+    /// Clients of Services with session affinity; the one seen longest ago is evicted first.
     #[arg(long, env = "TRAFFIC_POLICY_AFFINITY_ENTRIES", default_value_t = MapSizes::DEFAULT.affinity, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     affinity_entries: u32,
-    /// Sockets of this node and its pods that speak to a Service: as many connected UDP sockets, and as many of all others.
+    /// Sockets of this node and its pods that communicate with a Service: as many connected UDP
+    /// sockets, and as many of all others.
     #[arg(long, env = "TRAFFIC_POLICY_SOCKET_ENTRIES", default_value_t = MapSizes::DEFAULT.sockets, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=16_777_216))]
     socket_entries: u32,
-    /// Datagrams in fragments that are on their way at a time, of each family.
+    /// Fragmented datagrams in transit at a time, of each family.
     #[arg(long, env = "TRAFFIC_POLICY_FRAGMENT_ENTRIES", default_value_t = MapSizes::DEFAULT.fragments, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     fragment_entries: u32,
-    /// Entries, of each family, for packets that this node itself has sent and expects answers to: datagrams from a
-    /// frontend's port, and uses of a SNAT port towards an endpoint, which no flow is given meanwhile. The oldest entry is
-    /// evicted first.
+    /// Entries, of each family, for packets that this node itself has sent and expects answers to:
+    /// datagrams from a frontend's port, and uses of a SNAT port towards an endpoint, which is not
+    /// given to a flow meanwhile. The oldest entry is evicted first.
     #[arg(long, env = "TRAFFIC_POLICY_OWN_SENT_ENTRIES", default_value_t = MapSizes::DEFAULT.own_sent, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     own_sent_entries: u32,
     /// Idle time of an established TCP connection.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_ESTABLISHED", default_value = "24h", value_name = "TIME", value_parser = duration)]
     idle_established: Duration,
-    /// Idle time of a TCP connection after FIN one way.
+    /// Idle time of a TCP connection after FIN in one direction.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_HALF_CLOSED", default_value = "1h", value_name = "TIME", value_parser = duration)]
     idle_half_closed: Duration,
-    /// Idle time of a TCP connection after FIN both ways.
+    /// Idle time of a TCP connection after FIN in both directions.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_FINISHED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_finished: Duration,
     /// Idle time of a TCP connection after RST.
@@ -225,11 +242,11 @@ struct TableArguments {
     /// Idle time of a TCP connection that the client has not confirmed.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UNCONFIRMED", default_value = "1m", value_name = "TIME", value_parser = duration)]
     idle_unconfirmed: Duration,
-    /// Idle time of a UDP flow that nobody answered, or of a question and its answer.
+    /// Idle time of a UDP flow without an answer, or of a request and its answer.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
     idle_udp: Duration,
-    /// Idle time of a UDP flow that is assured: it was answered, and either side still sent two seconds after its first
-    /// datagram.
+    /// Idle time of a UDP flow that is assured: it was answered, and either side still sent two
+    /// seconds after its first datagram.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP_ANSWERED", default_value = "2m", value_name = "TIME", value_parser = duration)]
     idle_udp_answered: Duration,
 }
@@ -248,7 +265,7 @@ impl TableArguments {
     }
 }
 
-/// `--metrics-address`; `None`: nowhere.
+/// Value of `--metrics-address`; `None`: metrics are not served.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MetricsAddress(pub(super) Option<SocketAddr>);
 
@@ -270,7 +287,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
 }
 
-/// A CIDR that `--service-cidr` takes.
+/// Parses a CIDR of `--service-cidr`.
 pub(super) fn service_cidr(text: &str) -> Result<IpNet, String> {
     match parse_cidr(text) {
         Some(cidr) if cidr.prefix_len() > 0 => Ok(cidr),
@@ -283,7 +300,7 @@ fn ranges(text: &str) -> Result<PortRanges, String> {
     text.parse()
 }
 
-/// Time for what is under way in other threads at the end.
+/// Grace period at the end for work that is under way in other threads.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Arguments {
@@ -295,12 +312,12 @@ impl Arguments {
             )
             .into());
         };
-        // It keeps what is given up here.
+        // The socket ender keeps the privileges that are dropped here.
         let socket_ender = match self.cgroup {
             Cgroup::None => None,
             _ => Some(SocketEnder::start()?),
         };
-        // Before there are other threads, which would keep theirs.
+        // Privileges are dropped before there are other threads, which would keep theirs.
         drop_privileges(self.has_low_ports())?;
         file_limit::raise();
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -310,26 +327,28 @@ impl Arguments {
             .context("starting the runtime failed")?;
         let ended = runtime.block_on(async {
             let notifier = Notifier::from_environment();
-            // From the beginning: who is not waiting for it is ended by SIGHUP.
+            // The handler is installed from the beginning: SIGHUP ends a process that does not wait
+            // for it.
             let reloads = reloader.follow(notifier.clone())?;
             controller::run(self.settings(node_name, in_effect, socket_ender), reloads, notifier).await
         });
-        // A file system that does not answer would keep it beyond the time that a pod has, and dropping the runtime waits without end.
+        // A file system that does not answer would hold the process beyond the termination grace
+        // period of its pod, and dropping the runtime waits without limit.
         runtime.shutdown_timeout(GRACE);
         ended
     }
 
-    /// Settings that are applied without a restart.
+    /// Returns the settings that are applied without a restart.
     pub(super) fn live(&self) -> Live {
         Live { idle: self.table.idle(), node_port_addresses: self.node_port_addresses.clone() }
     }
 
-    /// Whether some port to listen on may be below 1024.
+    /// Whether any port to listen on may be below 1024.
     fn has_low_ports(&self) -> bool {
         let is_low = |address: &SocketAddr| (1..1024).contains(&address.port());
         is_low(&self.healthz_address)
             || self.metrics_address.0.as_ref().is_some_and(is_low)
-            // From these come the health ports of Services, too.
+            // Health-check ports of Services are taken from these ranges, too.
             || self.node_ports.0.iter().any(|range| *range.start() < 1024)
     }
 

@@ -1,4 +1,4 @@
-//! `services`: Services as the packet path knows them.
+//! `services`: Services as the packet path sees them.
 
 use std::{
     collections::BTreeMap,
@@ -65,15 +65,15 @@ struct Document {
     external_policy: &'static str,
     internal_policy: &'static str,
     frontends: Vec<FrontendDocument>,
-    /// Lists for both policies.
+    /// Endpoints for both policies.
     endpoints: Vec<EndpointDocument>,
     local_endpoints: Vec<EndpointDocument>,
-    /// `sessionAffinity: ClientIP`.
+    /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
     /// Packets and bytes by name of the outcome.
     counts: BTreeMap<&'static str, CountDocument>,
-    /// Flows that stand.
+    /// Number of flows in the table.
     flows: u64,
 }
 
@@ -82,16 +82,16 @@ struct FrontendDocument {
     kind: &'static str,
     address: String,
     policy: &'static str,
-    /// `active`, `draining`, `fallback`, `no-local-endpoint`, `rejecting`.
+    /// Phase: `active`, `draining`, `fallback`, `no-local-endpoint` or `rejecting`.
     phase: &'static str,
-    /// While draining.
+    /// Seconds left while draining.
     drain_seconds: Option<f64>,
 }
 
 #[derive(Serialize)]
 struct EndpointDocument {
     address: String,
-    /// On this node.
+    /// Whether the endpoint is on this node.
     local: bool,
 }
 
@@ -151,7 +151,7 @@ const fn family(port: &ServicePort) -> &'static str {
     if port.key.ipv6 { "IPv6" } else { "IPv4" }
 }
 
-/// Counts of a Service port.
+/// Returns the counts of a Service port.
 fn of<'a>(port: &ServicePort, counts: &'a Counts) -> impl Iterator<Item = (Outcome, &'a Count)> {
     let index = port.index;
     let range = (index, Outcome::Forwarded)..=(index, Outcome::Connected);
@@ -178,7 +178,7 @@ pub(super) fn phase(phase: Phase) -> String {
     }
 }
 
-/// An address with its protocol.
+/// Formats an address with its protocol.
 pub(super) fn reached(reached: &FrontendView, protocol: Protocol) -> String {
     let protocol = protocol.to_string().to_lowercase();
     match reached.kind {
@@ -211,7 +211,7 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
             }
         }
         let dash = || "–".to_owned();
-        // Counted for the Service port, whichever frontend a packet came by.
+        // Counts belong to the Service port, whichever frontend a packet came through.
         let once = |number: u64| if *first { number.to_string() } else { String::new() };
         [
             port.key.to_string(),
@@ -227,7 +227,7 @@ fn overview(out: &mut dyn Write, ports: &[ServicePort], counts: &Counts) -> io::
     })
 }
 
-/// Whether a packet was dropped, with an answer of the packet path's own or without.
+/// Whether an outcome drops a packet, with or without an answer of the packet path's own.
 fn is_drop(outcome: Outcome) -> bool {
     match outcome.verdict() {
         Verdict::Drop => true,

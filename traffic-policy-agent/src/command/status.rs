@@ -19,8 +19,9 @@ use super::{
 };
 use crate::{check, health};
 
-/// Show what is attached where, whether the maps are in sync with the cluster and what is in the way, how full the maps
-/// are, and how many packets left the packet path in which way since the maps were made.
+/// Show the attachments, whether the maps are in sync with the cluster and the obstacles, how full
+/// the maps are, and how many packets left the packet path with which outcome since the maps were
+/// made.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
@@ -59,14 +60,15 @@ struct Document {
 #[derive(Serialize)]
 struct Agent {
     running: bool,
-    /// It runs, and loads its programs: what an earlier one attached goes on, on a first start nothing is attached yet.
+    /// Whether the agent runs and still loads its programs: those of an earlier agent stay
+    /// attached; on a first start nothing is attached yet.
     loading: bool,
-    /// In its own PID namespace.
+    /// Process id in the agent's own PID namespace.
     pid: Option<u32>,
     started_seconds_ago: Option<f64>,
-    /// Its last sign of life.
+    /// Seconds since its last sign of life.
     seen_seconds_ago: Option<f64>,
-    /// Since the maps were last made equal to what the cluster wants.
+    /// Seconds since the maps were last made equal to the desired state.
     synced_seconds_ago: Option<f64>,
     /// The agent's own report; `None` if it does not run or does not answer.
     report: Option<health::Report>,
@@ -76,16 +78,16 @@ struct Agent {
 struct Attached {
     target: String,
     hook: String,
-    /// The kernel's number.
+    /// Id of the program in the kernel.
     program: Option<u32>,
-    /// The device or cgroup still exists.
+    /// Whether the device or cgroup still exists.
     present: bool,
 }
 
 #[derive(Serialize)]
 struct Map {
     name: String,
-    /// `None` for arrays.
+    /// Number of used entries; `None` for arrays.
     used: Option<u64>,
     size: u32,
     bytes: u64,
@@ -93,12 +95,13 @@ struct Map {
 
 #[derive(Serialize)]
 struct Flows {
-    /// Entries of the table, two a flow, and how many fit; IPv4, IPv6.
+    /// Used entries of the table, two per flow, for IPv4 and IPv6; `size` is its capacity.
     entries: [u64; 2],
     size: [u64; 2],
     /// Flows that no client has confirmed.
     unassured: [u64; 2],
-    /// Since a flow found no room in a table, of either family; `None` if none did in the last hour.
+    /// Seconds since a flow found no room in a table of either family; `None` if that did not
+    /// happen in the last hour.
     full_seconds_ago: Option<f64>,
 }
 
@@ -158,7 +161,7 @@ impl Agent {
         let word = Heartbeat::read(pinned)?;
         let presence = Presence::read(pinned)?;
         let mut report = None;
-        // While it loads it has nothing to say of the maps.
+        // An agent that is still loading has no report on the maps.
         if matches!(presence, Presence::Running { .. }) {
             match word.address().context("it has not said where it answers").and_then(ask) {
                 Ok(answer) => report = Some(answer),
@@ -200,7 +203,7 @@ impl Flows {
     }
 }
 
-/// Flows in the queues of those that are not assured.
+/// Returns the number of flows in the queues of unassured flows.
 fn unassured<A: Address>(pinned: &Pinned, map: &str) -> Result<u64> {
     let mut count = 0;
     pinned.map(map)?.each(|_: u32, held: Tuple<A>| count += u64::from(held.protocol != 0))?;
@@ -265,7 +268,7 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
 /// Time limit of the agent's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks the agent of this node.
+/// Requests the report of this node's agent.
 fn ask(address: SocketAddr) -> Result<health::Report> {
     let body = ask::get(address, "/status", PATIENCE)?;
     serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))

@@ -1,4 +1,5 @@
-//! `veth-peer`: an XDP program that passes everything on the ends of veths whose other ends are served by XDP.
+//! `veth-peer`: an XDP program that passes every packet, on the ends of veths whose other ends are
+//! served by XDP.
 
 use anyhow::Result;
 use clap::Args;
@@ -8,17 +9,18 @@ use super::view;
 
 /// Prepare veths whose other ends an agent serves by XDP in the driver, as nodes of kind can be.
 ///
-/// To be called outside of the node, where the other end of its device is (a port of the container engine's bridge), before an agent
-/// there runs with --attach xdp. What XDP sends back by a veth is lost unless this end has an XDP program, too: one that passes
-/// everything is attached. And XDP needs finished checksums: checksum offload of what this end sends is switched off. Both
-/// last as long as the device, or until --detach.
+/// To be called outside of the node, where the other end of its device is (a port of the container
+/// engine's bridge), before an agent there runs with --attach xdp. Packets that XDP sends back on a
+/// veth are lost unless this end has an XDP program, too: one that passes every packet is attached.
+/// XDP also needs finished checksums: checksum offload is switched off for packets that this end
+/// sends. Both last as long as the device, or until --detach.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(super) struct Arguments {
     /// Prepare these devices: all of them or, with an error, none.
     #[arg(long, num_args = 1.., value_name = "DEVICE")]
     attach: Vec<String>,
-    /// Take the program off these devices, and switch checksum offload on where it was.
+    /// Detach the program from these devices, and switch checksum offload on where it was on.
     #[arg(long, num_args = 1.., value_name = "DEVICE")]
     detach: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Common parts of commands that look at the pins: where those are, and what is printed.
+//! Common parts of commands that read the pins: the folder of the pins, and the output.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub mod tests {
     use traffic_policy_cluster::model::{FrontendKind, Policy, Protocol, ServiceName, ServicePortKey};
     use traffic_policy_dataplane::inspect::{FrontendView, Phase, ServicePort};
 
-    /// A Service port of policy Local without an endpoint here.
+    /// Returns a Service port of policy Local without an endpoint here.
     pub fn port() -> ServicePort {
         ServicePort {
             key: ServicePortKey {

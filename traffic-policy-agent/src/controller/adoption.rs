@@ -1,5 +1,5 @@
-//! Connections of an earlier proxy within the run loop: entered once behind the first sync (`--adopt`), and followed to their end by
-//! whichever agent runs.
+//! Connections of an earlier proxy within the run loop: entered once after the first sync
+//! (`--adopt`), and followed to their end by any later agent.
 
 use std::{
     io,
@@ -22,29 +22,29 @@ use traffic_policy_dataplane::{
 use super::PacketPath;
 use crate::check;
 
-/// Reading conntrack may take up to one of so many parts of the time.
+/// Ratio of the pause after a read of conntrack to the time that the read took.
 const SHARE: u32 = 20;
 
-/// Adoption goes on for so long, and again after so long.
+/// Length of a piece of adoption; [`AGAIN`] is the pause after it.
 const FOR: Duration = Duration::from_micros(500);
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Connections read from conntrack, and the time that took.
+/// Connections read from conntrack, and the time that the read took.
 type Read = (io::Result<Vec<Connection>>, Duration);
 
 /// State of the adoption.
 #[derive(Debug)]
 pub(super) struct Adoption {
-    /// `--adopt`, until that is done.
+    /// Whether `--adopt` is given and not done yet.
     wanted: bool,
-    /// NAT is kept for connections.
+    /// Whether NAT is kept for connections.
     keeping: bool,
     reading: Option<JoinHandle<Read>>,
-    /// The connections that were read are being compared with the tables.
+    /// Whether the connections that were read are being compared with the tables.
     following: bool,
-    /// When that goes on.
+    /// Time at which the comparison continues.
     next_piece: time::Instant,
-    /// When conntrack may be read again.
+    /// Earliest time at which conntrack may be read again.
     next: Instant,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn check_node() -> Result<()> {
         .context("nf_tables cannot be asked, which keeps NAT for the connections of kube-proxy")
 }
 
-/// Sentences about what was adopted: of those that go on, and of those that were not adopted.
+/// Logs what was adopted: the connections that continue, and those that were not adopted.
 pub(super) fn report(adopted: &Adopted) {
     let not_adopted = adopted.not_adopted();
     tracing::info!(
@@ -78,7 +78,8 @@ impl Adoption {
         Self { wanted, keeping: false, reading: None, following: false, next_piece, next: now }
     }
 
-    /// Adopts, if that is wanted and not done; `beat` is called meanwhile. Whether the maps are to be written again.
+    /// Adopts, if that is wanted and not done; `beat` is called meanwhile. Returns whether the maps
+    /// are to be written again.
     pub(super) async fn adopt(&mut self, path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> bool {
         if !std::mem::take(&mut self.wanted) {
             return false;
@@ -114,7 +115,7 @@ impl Adoption {
             return;
         }
         if !self.keeping {
-            // `adopt`, or an earlier agent.
+            // NAT was kept by `adopt`, or by an earlier agent.
             self.keeping = matches!(spawn_blocking(kept_nat::is_there).await, Ok(Ok(true)));
         }
         self.reading = self.keeping.then(begin);
@@ -124,14 +125,14 @@ impl Adoption {
         self.reading.is_some()
     }
 
-    /// Waits for what is being read. Cancel-safe.
+    /// Waits for the read that is under way. Cancel-safe.
     pub(super) async fn read(&mut self) -> Option<Read> {
         let read = self.reading.as_mut()?.await.ok();
         self.reading = None;
         read
     }
 
-    /// Begins to follow what was read.
+    /// Begins to follow the connections that were read.
     pub(super) fn follow(&mut self, read: Option<Read>, path: &mut impl PacketPath) {
         let Some((connections, took)) = read else { return };
         self.next = Instant::now() + took * SHARE;
@@ -148,12 +149,13 @@ impl Adoption {
         self.following
     }
 
-    /// When following goes on.
+    /// Returns the time at which following continues.
     pub(super) fn next_piece(&self) -> time::Instant {
         self.next_piece
     }
 
-    /// Follows for a moment, and then lets others have the CPU: there may be half a million connections.
+    /// Follows connections for a moment, and then yields the CPU: there may be half a million of
+    /// them.
     pub(super) fn follow_on(&mut self, path: &mut impl PacketPath) {
         let start = Instant::now();
         while self.following && start.elapsed() < FOR {
@@ -170,7 +172,7 @@ impl Adoption {
         self.next_piece = time::Instant::now() + AGAIN;
     }
 
-    /// All that was read has been followed.
+    /// Concludes when all connections that were read have been followed.
     fn followed(&mut self, adopted: &Adopted) -> Result<()> {
         if adopted.live() + adopted.no_room + adopted.begun_anew == 0 && !check::kube_proxy_has_rules() {
             kept_nat::release()?;
@@ -181,7 +183,7 @@ impl Adoption {
     }
 }
 
-/// Goes on until all is adopted.
+/// Continues until all connections are adopted.
 pub(super) async fn finish(path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
     loop {
         beat();

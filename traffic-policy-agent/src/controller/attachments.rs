@@ -1,4 +1,5 @@
-//! Programs that others detach: noticed, attached again, counted; `/healthz` says 503 while that fails.
+//! Programs that others detach are noticed, attached again, and counted; `/healthz` answers 503
+//! while that fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +15,22 @@ use super::PacketPath;
 /// Programs that were detached by others, and failures to attach them again.
 #[derive(Debug, Default)]
 pub(super) struct Attachments {
-    /// Devices that lack programs, by number.
+    /// Devices that lack programs, by index.
     lost: BTreeSet<u32>,
-    /// Names of devices that programs could not be attached to again, and the reason, by number; 0: the cgroup.
+    /// Names of devices to which programs could not be attached again, and the reason, by index; 0
+    /// is the cgroup.
     broken: BTreeMap<u32, String>,
     /// Number of times that programs were attached again.
     restored: u64,
-    /// That have not been posted yet.
+    /// Events that have not been posted yet.
     events: Vec<ObjectEvent>,
 }
 
 const CGROUP: u32 = 0;
 
 impl Attachments {
-    /// Looks for programs that are gone. Devices that lack any are not settled then, and are attached to by the next look at
-    /// the devices; whether there are any.
+    /// Looks for detached programs. Devices that lack any become unsettled and are attached to by
+    /// the next rescan. Returns whether there are any.
     pub(super) async fn look(&mut self, path: &mut impl PacketPath, network: &Network) -> bool {
         let mut lost = path.lost();
         if let Some(filters) = path.filters() {
@@ -43,7 +45,8 @@ impl Attachments {
                 );
                 self.taken_off(&name, &places);
             } else {
-                // The look at the devices that followed the first time did not come to it, and so could not say why.
+                // The first rescan after the loss failed before it reached this device, and so has
+                // recorded no reason.
                 self.broken.entry(ifindex).or_insert_with(|| {
                     format!("the programs of {name} were taken off and are not put back yet")
                 });
@@ -53,12 +56,12 @@ impl Attachments {
         self.lost.iter().any(|ifindex| *ifindex != CGROUP)
     }
 
-    /// Serves calls of the cgroup's processes again, if the programs were detached.
+    /// Attaches the programs of the cgroup again, if they were detached.
     pub(super) fn restore_cgroup(&mut self, path: &mut impl PacketPath) {
         let calls = match path.lost_calls() {
             Ok(calls) => calls,
             Err(error) => {
-                // Whether any were taken off is not known: there is nothing to count.
+                // Whether any were detached is unknown: there is nothing to count.
                 let unseen = format!("the programs of the cgroup cannot be looked at: {error:#}");
                 if self.broken.insert(CGROUP, unseen.clone()).is_none() {
                     tracing::warn!("{unseen}");
@@ -85,7 +88,7 @@ impl Attachments {
         self.attached(CGROUP);
     }
 
-    /// A device has been attached to.
+    /// Records that a device has been attached to.
     pub(super) fn attached(&mut self, ifindex: u32) {
         self.broken.remove(&ifindex);
         if self.lost.remove(&ifindex) {
@@ -93,7 +96,8 @@ impl Attachments {
         }
     }
 
-    /// A device could not be attached to, which matters here if it was before.
+    /// Records that a device could not be attached to, which matters here if it was attached to
+    /// before.
     pub(super) fn failed(&mut self, ifindex: u32, name: &str, error: &anyhow::Error) {
         if self.lost.contains(&ifindex) {
             let message = format!("the programs of {name} were taken off and cannot be put back: {error:#}");
@@ -111,7 +115,7 @@ impl Attachments {
         self.events.push(ObjectEvent::warning(Subject::Node, "ProgramsTakenOff", "Attach", message));
     }
 
-    /// Events of the Node since the last time.
+    /// Returns the Events of the Node since the last call.
     pub(super) fn take_events(&mut self) -> Vec<ObjectEvent> {
         std::mem::take(&mut self.events)
     }
@@ -121,30 +125,31 @@ impl Attachments {
         self.lost.contains(&ifindex)
     }
 
-    /// A device is gone, or not wanted any more.
+    /// Forgets a device that no longer exists or is no longer wanted.
     pub(super) fn forget(&mut self, ifindex: u32) {
         self.lost.remove(&ifindex);
         self.broken.remove(&ifindex);
     }
 
-    /// Number of times that programs were attached again so far.
+    /// Returns the number of times that programs were attached again so far.
     pub(super) fn restored(&self) -> u64 {
         self.restored
     }
 
-    /// Devices and cgroup whose programs cannot be attached again, with reasons; `None` if there are none.
+    /// Returns the devices and the cgroup whose programs cannot be attached again, with reasons;
+    /// `None` if there are none.
     pub(super) fn broken(&self) -> Option<String> {
         (!self.broken.is_empty()).then(|| self.broken.values().cloned().collect::<Vec<_>>().join("; "))
     }
 }
 
-/// Devices that lack a filter, on a kernel where TC programs have no links.
+/// Returns the devices that lack a filter, on a kernel where TC programs have no links.
 async fn lost_filters(path: &impl PacketPath, network: &Network, ours: (u16, u32)) -> Vec<Lost> {
     let mut lost = Vec::new();
     for (interface, _) in path.attached() {
         let filters: Result<Vec<Filter>> =
             network.details(interface.ifindex).await.map(|details| details.filters);
-        // A device that is gone is another matter.
+        // A removed device is handled elsewhere.
         let Ok(filters) = filters else { continue };
         let places = missing_filters(&filters, ours);
         if !places.is_empty() {

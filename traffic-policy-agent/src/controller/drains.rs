@@ -1,4 +1,4 @@
-//! Drains as Events of their Services: those that began on this node, and those that ended.
+//! Drains as Events of their Services: those that began on this node, and those that stopped.
 
 use std::{
     collections::BTreeMap,
@@ -10,14 +10,16 @@ use traffic_policy_cluster::{
     source::{EventRecorder, ObjectEvent, Subject},
 };
 
-/// Services that this node still forwards new connections of, although they are Local and have no endpoint here.
+/// Services for which this node still forwards new connections, although they are Local and have no
+/// endpoint here.
 #[derive(Debug, Default)]
 pub(super) struct Drains {
     until: BTreeMap<ServiceName, SystemTime>,
 }
 
 impl Drains {
-    /// Posts what has changed since the last time: `draining` are Service ports, with the end of their drain.
+    /// Posts the changes since the last call. `draining` holds Service ports, with the end of their
+    /// drain.
     pub(super) fn update(&mut self, draining: &[(ServicePortKey, SystemTime)], events: &EventRecorder) {
         for event in self.changes(draining, SystemTime::now()) {
             events.post(event);

@@ -1,8 +1,10 @@
-//! One walk at a time: what is asked for meanwhile is done by one more, after it.
+//! One piece of work at a time: requests that arrive meanwhile are merged into one more run, after
+//! it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Work of one kind that must not run twice at once, and of which one piece stands for all that wait.
+/// Work of one kind that must not run twice at once, and of which one run serves all requests that
+/// wait.
 #[derive(Debug)]
 pub(super) struct Flight<W>(Arc<Mutex<State<W>>>);
 
@@ -19,7 +21,8 @@ impl<W> Default for Flight<W> {
 }
 
 impl<W: Send + 'static> Flight<W> {
-    /// Does the work in a thread where it may block: now, or when what is under way has ended. `merge` adds to what waits already.
+    /// Does the work in a thread where it may block: now, or when the run under way has ended.
+    /// `merge` combines it with work that waits already.
     pub(super) fn ask(&self, work: W, merge: impl FnOnce(W, W) -> W, run: impl Fn(W) + Send + 'static) {
         {
             let mut state = lock(&self.0);
@@ -43,7 +46,7 @@ impl<W: Send + 'static> Flight<W> {
     }
 }
 
-/// Lets the next one begin, also where this one panicked.
+/// Starts the next run on drop, even if this one panicked.
 struct Landing<W>(Arc<Mutex<State<W>>>);
 
 impl<W> Landing<W> {
@@ -64,7 +67,7 @@ impl<W> Drop for Landing<W> {
 }
 
 fn lock<W>(state: &Mutex<State<W>>) -> MutexGuard<'_, State<W>> {
-    // Whatever a panic interrupted, each field is valid by itself.
+    // Each field is valid by itself, whatever a panic interrupted.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -76,7 +79,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// Waits until nothing runs. The end of the work itself is told before the flight's.
+    /// Waits until nothing runs. The work itself reports its end before the flight does.
     async fn landed<W>(flight: &Flight<W>) {
         let waiting = async {
             while lock(&flight.0).runs {
@@ -110,7 +113,7 @@ mod tests {
         go.send(()).unwrap();
         assert_eq!(begins.recv_timeout(LONG).unwrap(), Vec::from_iter(1..=20));
         go.send(()).unwrap();
-        // The next one does not wait for anything.
+        // The next run has nothing to wait for.
         landed(&flight).await;
         ask(21);
         assert_eq!(begins.recv_timeout(LONG).unwrap(), [21]);

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::PacketPath;
 
-/// A sweep goes on for so long, and again after so long.
+/// Length of a piece of a sweep; [`SWEEP_AGAIN`] is the pause after it.
 const SWEEP_FOR: Duration = Duration::from_micros(500);
 const SWEEP_AGAIN: Duration = Duration::from_millis(1);
 
@@ -20,13 +20,13 @@ impl SweepPacer {
         Self { next_piece: Instant::now() }
     }
 
-    /// When sweeping goes on, if there is something to be swept.
+    /// Returns the time at which sweeping continues, if there is something to sweep.
     pub(super) fn next_piece(&self) -> Instant {
         self.next_piece
     }
 
-    /// Sweeps for a moment, and then lets others have the CPU, which may be the only one that they can have. Returns whether
-    /// a periodic sweep has ended.
+    /// Sweeps for a moment, and then yields the CPU, which may be the only one available. Returns
+    /// whether a periodic sweep has ended.
     pub(super) fn sweep_on(&mut self, path: &mut impl PacketPath) -> bool {
         let start = Instant::now();
         let mut ended = false;

@@ -1,4 +1,4 @@
-//! Ports of this node that annotations of Services may not take as health ports.
+//! Ports of this node that annotations of Services may not use as health-check ports.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use traffic_policy_dataplane::{PortRanges, ephemeral_ports, reserved_ports};
 
 use super::Settings;
 
-/// Rules that are fixed at start; sysctls are read each time.
+/// Rules for health-check ports: fixed at start, except for sysctls, which are read each time.
 #[derive(Debug)]
 pub(super) struct HealthPorts {
     node_ports: PortRanges,

@@ -1,4 +1,5 @@
-//! Service ports that the maps have no room for: said once, by name, and in `status` as long as it is so.
+//! Service ports for which the maps have no room: logged once, by name, and shown in `status` as
+//! long as the shortage lasts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,22 +12,23 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_dataplane::LeftOut;
 
-/// Ports that `status` names; of the others it says how many there are.
+/// Number of ports that `status` names; the others are only counted.
 const NAMED: usize = 100;
 
 /// Service ports that the last write left out.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
     left_out: BTreeMap<ServicePortKey, LeftOut>,
-    /// Services that are left out whole.
+    /// Services that are left out as a whole.
     refused: BTreeMap<ServiceName, Excess>,
     /// Services that have been logged.
     said: BTreeSet<ServiceName>,
 }
 
 impl Shortage {
-    /// Takes what a write left out, and which Services are refused, where that changed. Logs, and posts Events, of Services that were not among it before; of those that were
-    /// refused the model has warned.
+    /// Takes the ports that a write left out, and the refused Services, where they changed. Logs
+    /// and posts Events for Services that were not among them before; the model has already warned
+    /// of refused ones.
     pub(super) fn update(
         &mut self,
         left_out: Vec<LeftOut>,
@@ -58,7 +60,7 @@ impl Shortage {
         lines.close();
     }
 
-    /// The ports, which a later write may find room for.
+    /// Returns the ports for which a later write may find room.
     pub(super) fn keys(&self) -> impl Iterator<Item = &ServicePortKey> {
         self.left_out.keys()
     }
@@ -68,12 +70,13 @@ impl Shortage {
         !self.left_out.is_empty()
     }
 
-    /// Number of ports that are not in the maps as they should be.
+    /// Returns the number of ports that are not in the maps as they should be.
     pub(super) fn ports(&self) -> usize {
         self.left_out.len() + self.refused.values().map(|excess| excess.ports).sum::<usize>()
     }
 
-    /// One human-readable line for each port, and for each Service that is left out whole.
+    /// Returns one human-readable line for each port, and for each Service that is left out as a
+    /// whole.
     pub(super) fn lines(&self) -> Vec<String> {
         let line = |left_out: &LeftOut| format!("{}: {}", named(left_out), left_out.lack);
         let whole = |(service, excess): (&ServiceName, &Excess)| format!("{service} (all of it): {excess}");
@@ -85,7 +88,7 @@ impl Shortage {
         lines
     }
 
-    /// Health checks as the maps allow them: what was left out has no endpoint here.
+    /// Reduces health checks to what the maps hold: a port that was left out has no endpoint here.
     pub(super) fn hold_back(&self, health: &mut BTreeMap<ServiceName, HealthCheck>) {
         for left_out in self.left_out.values() {
             if let Some(check) = health.get_mut(&left_out.key.service) {
@@ -113,7 +116,7 @@ fn message(service: &ServiceName, ports: &[&LeftOut]) -> String {
     )
 }
 
-/// A limit for log lines about what tenants wrote: so many at once, and so many more in a while.
+/// A limit for log lines about input of tenants: a burst, and a number per interval after it.
 #[derive(Debug)]
 pub(super) struct LogLimit {
     left: u32,
@@ -144,7 +147,7 @@ impl LogLimit {
         true
     }
 
-    /// Says how many lines were not written since the last call.
+    /// Logs how many lines were suppressed since the last call.
     pub(super) fn close(&mut self) {
         let suppressed = std::mem::take(&mut self.suppressed);
         if suppressed > 0 {

@@ -1,4 +1,4 @@
-//! The agent's own ports: /healthz and /livez, and /metrics with what is beside it.
+//! The agent's own ports: one with /healthz and /livez, and one with /metrics and related paths.
 
 use std::net::SocketAddr;
 

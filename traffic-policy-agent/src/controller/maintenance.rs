@@ -1,5 +1,5 @@
-//! Periodic maintenance for changes without a notification: routes, detached programs, failed writes; and their report by probes,
-//! metrics and Events.
+//! Periodic maintenance for changes without a notification (routes, detached programs, failed
+//! writes), and their report by probes, metrics and Events.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,12 @@ use traffic_policy_cluster::source::Source;
 
 use super::{Controller, packet_path::PacketPath};
 
-/// For probes, as long as `others_serve` holds.
+/// Reason that probes report while `others_serve` holds.
 const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";
 
 impl<P: PacketPath> Controller<P> {
-    /// Each step beats: its requests to the kernel have 10 s each, and together may take longer than a probe waits for a beat.
+    /// Runs all steps. Each step beats: its requests to the kernel have 10 s each, and together may
+    /// take longer than a probe waits for a beat.
     pub(super) async fn maintain(&mut self, source: &Source) {
         self.network.note_routes(&mut self.path, self.timing.maintenance).await;
         self.beat();
@@ -44,7 +45,7 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// Says to probes whether the programs in place are this version's, and all of them.
+    /// Reports to probes whether all programs in place are this version's.
     pub(super) fn report_detached(&self) {
         let others = self.others_serve.then(|| OTHERS_SERVE.to_owned());
         self.health.set_detached(others.or_else(|| self.network.attachments().broken()));

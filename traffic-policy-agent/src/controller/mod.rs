@@ -1,5 +1,5 @@
-//! The controller, `run`'s loop: what a source says becomes map content, and the network's changes become epochs and
-//! devices.
+//! The controller, `run`'s loop: changes from the source become map content, and changes of the
+//! network become epochs and device attachments.
 
 mod adoption;
 mod attachments;
@@ -60,35 +60,35 @@ pub enum Origin {
     Kubernetes(Kubernetes),
 }
 
-/// All that `run` needs.
+/// All inputs of `run`.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
-    /// `--device`; empty: found by routes and addresses.
+    /// Value of `--device`; if empty, devices are found by routes and addresses.
     pub devices: Vec<String>,
     pub origin: Origin,
     pub node_port_addresses: NodePortAddresses,
-    /// Ranges of cluster IPs beside those of ServiceCIDR objects.
+    /// Ranges of cluster IPs in addition to those of ServiceCIDR objects.
     pub service_cidrs: BTreeSet<IpNet>,
     pub healthz: SocketAddr,
-    /// `None`: no metrics.
+    /// Listening address of metrics; `None`: no metrics.
     pub metrics: Option<SocketAddr>,
-    /// All of this as it was said, for `/configz`.
+    /// All settings as they were given, for `/configz`.
     pub in_effect: InEffect,
-    /// `--adopt`
+    /// Whether `--adopt` is given.
     pub adopt: bool,
-    /// `None`: no UDP socket is ended.
+    /// The ender of UDP sockets; `None`: no UDP socket is ended.
     pub socket_ender: Option<SocketEnder>,
     pub dataplane: Config,
 }
 
-/// Runs until told to stop (SIGTERM, SIGINT). Programs and maps stay.
+/// Runs until a signal to stop (SIGTERM, SIGINT) arrives. Programs and maps stay.
 ///
 /// # Errors
-/// Whatever keeps the node from being set up: named, with what to do about it. The node is then as it was.
+/// Whatever keeps the node from being set up, with the remedy. The node is then as it was.
 pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Result<()> {
-    // From the beginning: process 1 of a container would not hear of it otherwise, and a start that is broken off leaves
-    // the node as it was.
+    // Signals are handled from the beginning: process 1 of a container would not receive them
+    // otherwise, and a start that is aborted leaves the node as it was.
     let mut stop = Stop::listen()?;
     let (network, events) = Network::connect()?;
     let links = network.links().await?;
@@ -135,7 +135,7 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     }
 }
 
-/// The loop's state: the packet path, and the two things that change it.
+/// The loop's state: the packet path, and the services and network that change it.
 struct Controller<P> {
     settings: Settings,
     timing: Timing,
@@ -145,14 +145,14 @@ struct Controller<P> {
     pacer: SweepPacer,
     health: ProxyHealth,
     metrics: Metrics,
-    /// Answers as long as it is kept.
+    /// The metrics server, which answers as long as this is kept.
     metrics_server: Option<MetricsServer>,
-    /// Nobody, until said otherwise.
+    /// The notifier of systemd; without effect until it is set.
     notifier: Notifier,
     adoption: Adoption,
-    /// The node's addresses changed, and the maps do not say so yet.
+    /// Whether the node's addresses changed and the maps do not reflect that yet.
     needs_write: bool,
-    /// Programs of another layout version serve, on maps that are no longer updated.
+    /// Whether programs of another layout version serve, on maps that are no longer updated.
     others_serve: bool,
 }
 
@@ -255,7 +255,7 @@ impl<P: PacketPath> Controller<P> {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
                     if let Err(error) = self.network_changed(event, &mut events, &source).await {
                         self.network.rescan_failed(&error.context("following a change of the network"));
-                        // Whether the addresses changed is not known now.
+                        // Whether the addresses changed is unknown now.
                         self.needs_write = true;
                     }
                 }
@@ -310,13 +310,14 @@ impl<P: PacketPath> Controller<P> {
         Ok(())
     }
 
-    /// The loop has come round, or goes on with what takes long: for /livez, and for systemd's watchdog.
+    /// Signals to /livez and systemd's watchdog that the loop has come round, or is making progress
+    /// on a long task.
     fn beat(&self) {
         self.health.beat();
         self.notifier.beat();
     }
 
-    /// Says to systemd how it fares.
+    /// Reports the agent's state to systemd.
     fn report_status(&self, source: &Source) {
         let report = self.health.report();
         let wrong: Vec<_> = report.waiting_for.iter().chain(&report.left_out).map(String::as_str).collect();
@@ -327,13 +328,13 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// Takes settings over. Returns whether the maps are to be written.
+    /// Applies changed settings. Returns whether the maps are to be written.
     fn apply(&mut self, live: &Live) -> bool {
         self.path.set_idle_times(live.idle);
         self.services.set_node_port_addresses(&live.node_port_addresses)
     }
 
-    /// A periodic sweep is to begin.
+    /// Begins a periodic sweep.
     fn begin_sweep(&mut self) {
         self.services.end_sockets(&self.path);
         if let Err(error) = self.path.sweep() {
@@ -341,7 +342,7 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// A periodic sweep has ended: that is often enough for any scrape.
+    /// Concludes a periodic sweep: that is often enough for any scrape.
     fn swept(&mut self, source: &Source) {
         if self.services.synced_once() {
             self.services.observe(&self.path, &source.events());
@@ -350,7 +351,7 @@ impl<P: PacketPath> Controller<P> {
 
     /// Brings devices and maps up to date. Returns whether that failed.
     async fn write(&mut self, source: &Source) -> bool {
-        // Now that the Node's addresses are known, their devices are too.
+        // Now that the Node's addresses are known, their devices are known, too.
         if self.services.has_objects()
             && self.network.depends_on(&self.services.primary())
             && let Err(error) = self.rescan(source).await
@@ -360,7 +361,7 @@ impl<P: PacketPath> Controller<P> {
         self.write_maps(source).await
     }
 
-    /// Brings the maps up to date, then the health ports. Returns whether that failed.
+    /// Brings the maps up to date, then the health-check ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let was_ready = self.services.synced_once();
         let (health, notifier) = (&self.health, &self.notifier);
@@ -377,7 +378,7 @@ impl<P: PacketPath> Controller<P> {
             source.filled();
         }
         self.report_status(source);
-        // Once begun, it is ended by maintenance: writes may come many times a second.
+        // Maintenance concludes a replacement that has begun: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
         }
@@ -393,8 +394,8 @@ impl<P: PacketPath> Controller<P> {
         }
     }
 
-    /// Puts this version's programs into the places of another layout version's. Until all are in place, nothing of the other
-    /// version is taken off or freed.
+    /// Puts this version's programs into the places of another layout version's. Until all are in
+    /// place, nothing of the other version is detached or freed.
     async fn replace(&mut self) -> Result<()> {
         self.path.adopt()?;
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
@@ -424,7 +425,7 @@ impl<P: PacketPath> Controller<P> {
         Ok(())
     }
 
-    /// Looks at addresses and devices again, and writes what follows.
+    /// Reads addresses and devices again, and writes the resulting changes.
     async fn rescan(&mut self, source: &Source) -> Result<()> {
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
         if self.needs_write && self.services.has_objects() {

@@ -1,4 +1,5 @@
-//! The node's network within the run loop: its changes become epochs, and devices are found, attached to and forgotten.
+//! The node's network within the run loop: its changes become epochs, and devices are found,
+//! attached to and forgotten.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,43 +20,46 @@ use traffic_policy_dataplane::{
 use super::{PacketPath, attachments::Attachments, unattached::Unattached};
 use crate::check;
 
-/// A device that is not wanted any more is let go after this time: a default route that is replaced is gone for a moment.
+/// Delay before a device that is no longer wanted is detached from: a default route is absent for a
+/// moment while it is replaced.
 const UNWANTED: Duration = Duration::from_secs(30);
-/// Network changes come in bursts.
+/// Delay that collects the bursts in which network changes come.
 const NET_DEBOUNCE: Duration = Duration::from_millis(10);
 
 /// Devices, addresses, routes and neighbours of this node, as far as packets depend on them.
 pub(super) struct NodeNetwork {
     pub(super) network: Network,
-    /// `--device`; empty: found by routes and addresses.
+    /// Value of `--device`; if empty, devices are found by routes and addresses.
     pub(super) named: Vec<String>,
     neighbours: NeighbourManager,
     addresses: Vec<Address>,
-    /// Named devices that are not there at present.
+    /// Named devices that do not exist at present.
     missing: BTreeSet<String>,
-    /// Some route names an MTU: whatever changes among routes may change that.
+    /// Whether some route names an MTU: any route change may then change an MTU.
     has_route_mtus: bool,
-    /// When routes changed last, if that was after their fingerprint was noted.
+    /// Time of the last route change, if it came after the fingerprint was noted.
     routes_changed: Option<Instant>,
-    /// Devices that could not be attached to, as has been logged.
+    /// Devices that could not be attached to and have been logged.
     warned_of: BTreeSet<u32>,
-    /// Devices that are not attached to although they lead to others, as has been reported, by name.
+    /// Names of devices that are not attached to although they lead to other nodes, and that have
+    /// been reported.
     left_out: BTreeSet<String>,
-    /// Devices could not be looked at, or one of them not be attached to.
+    /// Whether the devices could not be read, or one of them could not be attached to.
     needs_rescan: bool,
-    /// Addresses of the Node object, as they were when devices were last looked for.
+    /// Addresses of the Node object at the time of the last search for devices.
     primary: Vec<IpAddr>,
     attachments: Attachments,
-    /// Attached devices that are not wanted any more, and since when.
+    /// Attached devices that are no longer wanted, and since when.
     unwanted: BTreeMap<u32, Instant>,
-    /// `--attach`
+    /// Value of `--attach`.
     mode: Mode,
-    /// Devices with a wire that are served without XDP in the driver although `auto` asks for it, as has been told.
+    /// Devices on a wire that are served without XDP in the driver although `auto` prefers it, and
+    /// that have been reported.
     fell_back: BTreeSet<u32>,
     pub(super) unattached: Unattached,
-    /// Of the Node, that have not been posted yet.
+    /// Events of the Node that have not been posted yet.
     pub(super) events: Vec<ObjectEvent>,
-    /// [`check::strips_vlans`]
+    /// The function [`check::strips_vlans`]; tests replace it.
     strips_vlans: fn(u32) -> bool,
 }
 
@@ -83,7 +87,7 @@ impl NodeNetwork {
         }
     }
 
-    /// The same, where devices strip VLAN tags as `strips_vlans` says of their index.
+    /// Replaces `strips_vlans`, which decides by index whether a device strips VLAN tags.
     #[cfg(test)]
     pub(super) fn stripping(self, strips_vlans: fn(u32) -> bool) -> Self {
         Self { strips_vlans, ..self }
@@ -94,24 +98,25 @@ impl NodeNetwork {
         &self.addresses
     }
 
-    /// Devices have to be looked at again.
+    /// Whether devices have to be read again.
     pub(super) fn needs_rescan(&self) -> bool {
         self.needs_rescan || self.unwanted.values().any(|since| since.elapsed() >= UNWANTED)
     }
 
-    /// Programs that others detached.
+    /// Returns the state of programs that others detached.
     pub(super) fn attachments(&self) -> &Attachments {
         &self.attachments
     }
 
-    /// Events of the Node since the last time.
+    /// Returns the Events of the Node since the last call.
     pub(super) fn take_events(&mut self) -> Vec<ObjectEvent> {
         let mut events = std::mem::take(&mut self.events);
         events.extend(self.attachments.take_events());
         events
     }
 
-    /// Notes that a device is served in another way than XDP in its driver, where that was to be tried.
+    /// Notes that a device is served by another hook than XDP in its driver, where the latter was
+    /// to be tried.
     fn note_mode(&mut self, link: &Link, attached: Attached) {
         if self.mode != Mode::Auto || !link.wire || attached == Attached::XdpDriver {
             self.fell_back.remove(&link.index);
@@ -129,7 +134,7 @@ impl NodeNetwork {
                  why, and what helps",
                 link.name
             );
-            // Of what the driver refuses the log has more.
+            // The log has more on the refusal of a driver.
             if hidden {
                 tracing::warn!("{message}");
             }
@@ -137,31 +142,34 @@ impl NodeNetwork {
         }
     }
 
-    /// Looks whether what was attached still is. What is not is attached again: to the cgroup at once, to devices by the
-    /// next rescan, which is due then.
+    /// Checks that the attachments still exist. Missing ones are attached again: to the cgroup at
+    /// once, to devices by the next rescan, which is then due.
     pub(super) async fn look_for_programs(&mut self, path: &mut impl PacketPath) {
         if path.is_replacing() {
             return;
         }
         self.needs_rescan |= self.attachments.look(path, &self.network).await;
-        // Until another layout version is replaced, its programs may be on the cgroup: nobody took ours off then.
+        // Until another layout version is replaced, its programs may be on the cgroup: ours have
+        // not been detached then.
         if !path.has_others() {
             self.attachments.restore_cgroup(path);
         }
     }
 
-    /// A rescan has failed: maintenance tries again.
+    /// Records that a rescan has failed: maintenance tries again.
     pub(super) fn rescan_failed(&mut self, error: &anyhow::Error) {
         tracing::warn!("looking at the devices failed: {error:#}");
         self.needs_rescan = true;
     }
 
-    /// Whether devices follow from the Node's addresses, and those are not the ones that they were looked for with.
+    /// Whether devices follow from the Node's addresses, and these differ from the addresses of the
+    /// last search.
     pub(super) fn depends_on(&self, primary: &[IpAddr]) -> bool {
         self.named.is_empty() && primary != self.primary
     }
 
-    /// Raises epochs for a burst of changes that begins with `first`. Returns whether the node's addresses changed.
+    /// Raises epochs for a burst of changes that begins with `first`. Returns whether the node's
+    /// addresses changed.
     pub(super) async fn changed(
         &mut self,
         first: Event,
@@ -187,9 +195,11 @@ impl NodeNetwork {
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }
         }
-        // Until they have been looked at; if that fails, the next maintenance tries again.
+        // The flag holds until the devices have been read; if that fails, the next maintenance
+        // tries again.
         self.needs_rescan |= devices;
-        // This costs packets, and cannot be done later: the kernel reports a change once.
+        // Raising the epoch costs packets and cannot be postponed: the kernel reports a change
+        // once.
         if routes {
             self.routes_changed = Some(Instant::now());
             path.raise(Changed::Routes)?;
@@ -199,7 +209,7 @@ impl NodeNetwork {
         Ok(addresses)
     }
 
-    /// Looks at addresses and devices again. `primary`: addresses of the Node object.
+    /// Reads addresses and devices again. `primary` holds the addresses of the Node object.
     pub(super) async fn rescan(&mut self, path: &mut impl PacketPath, primary: &[IpAddr]) -> Result<()> {
         self.refresh().await?;
         if self.find_devices(path, primary, false).await? {
@@ -213,7 +223,8 @@ impl NodeNetwork {
         Ok(())
     }
 
-    /// Notes the fingerprint of routes once they have not changed for `settled`: a node may have many.
+    /// Notes the fingerprint of routes once they have not changed for `settled`: a node may have
+    /// many routes.
     pub(super) async fn note_routes(&mut self, path: &mut impl PacketPath, settled: Duration) {
         if self.routes_changed.take_if(|changed| changed.elapsed() >= settled).is_some() {
             match self.network.fingerprint().await {
@@ -223,7 +234,7 @@ impl NodeNetwork {
         }
     }
 
-    /// Keeps the neighbours resolved that packets are sent to.
+    /// Keeps the neighbour entries resolved to which packets are sent.
     pub(super) async fn keep_neighbours(&mut self, path: &impl PacketPath) {
         match path.next_hops() {
             Ok(hops) => {
@@ -233,9 +244,11 @@ impl NodeNetwork {
         }
     }
 
-    /// Attaches to devices that came, forgets those that went. Returns whether routes over them may have changed.
+    /// Attaches to new devices and forgets removed ones. Returns whether routes over them may have
+    /// changed.
     ///
-    /// At start a device that cannot be attached to is an error; later it is logged, and the others go on.
+    /// At start a device that cannot be attached to is an error; later it is logged, and the others
+    /// go on.
     pub(super) async fn find_devices(
         &mut self,
         path: &mut impl PacketPath,
@@ -243,7 +256,7 @@ impl NodeNetwork {
         start: bool,
     ) -> Result<bool> {
         if path.is_replacing() {
-            // Its programs stay on the devices for now.
+            // The programs stay on the devices for now.
             self.needs_rescan = false;
             return Ok(false);
         }
@@ -253,13 +266,14 @@ impl NodeNetwork {
         Ok(self.follow_devices(path, &links, &routes, primary, start)? || narrowed)
     }
 
-    /// Tells the packet path the MTUs of routes. Returns whether stored next hops may have others.
+    /// Passes the MTUs of routes to the packet path. Returns whether stored next hops may have
+    /// others.
     fn follow_route_mtus(&mut self, path: &mut impl PacketPath, mtus: &RouteMtus) -> Result<bool> {
         self.has_route_mtus = !mtus.is_empty();
         path.set_route_mtus(mtus)
     }
 
-    /// [`Self::find_devices`] among these devices and routes of the node.
+    /// Does the work of [`Self::find_devices`] with these devices and routes of the node.
     pub(super) fn follow_devices(
         &mut self,
         path: &mut impl PacketPath,
@@ -302,7 +316,7 @@ impl NodeNetwork {
                 );
             }
         }
-        // Whatever they are called by now: they are attached to until they are let go.
+        // Names do not matter here: these devices stay attached until they are given up.
         let lost = |link: &&Link| {
             self.attachments.is_lost(link.index) && !wanted.iter().any(|wanted| wanted.index == link.index)
         };
@@ -313,7 +327,7 @@ impl NodeNetwork {
             if path.is_settled(&interface) {
                 continue;
             }
-            // A device that came back may be of another type than the one that was named.
+            // A device that came back may be of another type than the named one.
             let fit = self.is_fit(link).map_err(anyhow::Error::from);
             match fit.and_then(|()| path.attach(&interface)) {
                 Ok(attached) => {
@@ -343,15 +357,17 @@ impl NodeNetwork {
             if path.attached().next().is_none() {
                 tracing::warn!("no device to attach to: name one with --device");
             }
-            // What is attached now was so before, or is new: nothing stored can be wrong for its devices.
+            // Every attached device was attached before, or is new: no stored next hop can be wrong
+            // for these devices.
             return Ok(false);
         }
         Ok(changed)
     }
 
-    /// Attached devices that have not been wanted for a while. While none is, all stay: somebody is at work on the routes.
+    /// Returns attached devices that have not been wanted for a while. While no device is wanted,
+    /// all stay, because the routes are being changed.
     fn let_go(&mut self, path: &impl PacketPath, wanted: &[&Link]) -> Vec<(u32, String)> {
-        // A device that was named and is called otherwise now is still the one that was named.
+        // A named device that has been renamed is still the named one.
         let is_wanted = |ifindex| {
             wanted.is_empty() || !self.named.is_empty() || wanted.iter().any(|link| link.index == ifindex)
         };
@@ -371,7 +387,8 @@ impl NodeNetwork {
         due
     }
 
-    /// Whether a device can be attached to in the way that was asked for. One that nobody named is served by TC where XDP cannot be.
+    /// Whether a device can be attached to in the requested mode. A device that was not named is
+    /// served by TC where XDP is not possible.
     fn is_fit(&self, link: &Link) -> Result<(), node::Refusal> {
         node::Refusal::of(link)?;
         if self.mode.is_xdp() && self.named.contains(&link.name) {
@@ -400,12 +417,14 @@ impl NodeNetwork {
         }
     }
 
-    /// Whether XDP would take what comes by a VLAN for what comes by the device itself, and serve node ports there.
+    /// Whether XDP would take packets that arrive on a VLAN for packets of the device itself, and
+    /// serve node ports there.
     fn hides_vlans(&self, link: &Link) -> bool {
         link.has_vlans && (self.strips_vlans)(link.index)
     }
 
-    /// After a time without an agent: routes may lead elsewhere by now, a next hop may have another MAC address.
+    /// Compares the network after a time without an agent: routes may lead elsewhere by now, and a
+    /// next hop may have another MAC address.
     pub(super) async fn compare(&mut self, path: &mut impl PacketPath) -> Result<()> {
         if path.compare_network(self.network.fingerprint().await?)? {
             tracing::debug!("routes are not those that the next hops were found by");

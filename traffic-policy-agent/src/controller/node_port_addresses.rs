@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::address::parse_cidr;
 use traffic_policy_dataplane::node::Address;
 
-/// `--node-port-addresses`: words and CIDRs, of which each adds addresses. A family that neither a word nor a CIDR
-/// speaks of has all.
+/// Value of `--node-port-addresses`: words and CIDRs, each of which adds addresses. A family
+/// without a word or CIDR has all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePortAddresses {
     words: BTreeSet<Word>,
@@ -19,7 +19,7 @@ pub struct NodePortAddresses {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Word {
-    /// Every address of the node but loopback and link-local ones.
+    /// Every address of the node except loopback and link-local ones.
     All,
     /// The Node object's addresses.
     Primary,
@@ -49,8 +49,8 @@ impl std::str::FromStr for NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Addresses on which health-check node ports are listened on: wherever node ports are reached. The unspecified IPv4
-    /// address stands for all of both families.
+    /// Returns the addresses on which health-check node ports are listened on: wherever node ports
+    /// are reached. The unspecified IPv4 address stands for all of both families.
     pub(super) fn listen(&self, addresses: &[Address], primary: &[IpAddr]) -> BTreeSet<IpAddr> {
         if self.words.contains(&Word::All) {
             return [Ipv4Addr::UNSPECIFIED.into()].into();
@@ -61,14 +61,15 @@ impl NodePortAddresses {
         listen
     }
 
-    /// The addresses, given all of the node's and the Node object's.
+    /// Returns the chosen addresses, given all of the node's and the Node object's.
     pub(super) fn resolve(&self, addresses: &[Address], primary: &[IpAddr]) -> Vec<IpAddr> {
         let global = addresses.iter().filter(|address| address.global).map(|address| address.address);
         self.among(global, primary)
     }
 
-    /// Those of `addresses` that are chosen, sorted. `primary` are the Node object's; while it has none there are none: they
-    /// are waited for, as kube-proxy does ([`Self::concern`] says it).
+    /// Returns the chosen ones of `addresses`, sorted. `primary` are the Node object's; while it
+    /// has none, the result is empty: they are waited for, as in kube-proxy ([`Self::concern`]
+    /// reports it).
     #[must_use]
     pub fn among(&self, addresses: impl IntoIterator<Item = IpAddr>, primary: &[IpAddr]) -> Vec<IpAddr> {
         let chosen = |address: &IpAddr| {
@@ -87,7 +88,8 @@ impl NodePortAddresses {
         !self.words.is_empty() || self.within(loopback)
     }
 
-    /// Returns the warning for `primary` in the list when none of the primary addresses is on this node.
+    /// Returns the warning for `primary` in the list when none of the primary addresses is on this
+    /// node.
     #[must_use]
     pub fn concern(
         &self,
@@ -150,7 +152,7 @@ mod tests {
             ("localhost", "192.0.2.1", ""),
             ("localhost, 192.0.2.0/24", "198.51.100.1", "192.0.2.1"),
             ("all,192.0.2.0/24", "", "192.0.2.1 198.51.100.1 2001:db8::1"),
-            // A family without a range has all.
+            // A family without a range has all addresses.
             ("192.0.2.0/24", "", "192.0.2.1 2001:db8::1"),
             ("192.0.2.0/24,::/0", "", "192.0.2.1 2001:db8::1"),
             ("192.000.002.077/024,::/0", "", "192.0.2.1 2001:db8::1"),

@@ -1,4 +1,5 @@
-//! The controller's interface to the data plane. [`Dataplane`] has it; tests have one without a kernel.
+//! The controller's interface to the data plane. [`Dataplane`] implements it; tests use an
+//! implementation without a kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,92 +17,99 @@ use traffic_policy_dataplane::{
     node::{RouteMtus, conntrack::Connection},
 };
 
-/// Reads, of the table of connected UDP sockets, those of these endpoints by cookie: [`traffic_policy_dataplane::ConnectedUdp::of`].
+/// Reads the table of connected UDP sockets and returns those of these endpoints, by cookie:
+/// [`traffic_policy_dataplane::ConnectedUdp::of`].
 pub(super) type ReadConnected =
     Box<dyn Fn(&BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
 
 /// The maps and programs, as the controller sees them. Errors are those of [`Dataplane`].
 pub(super) trait PacketPath {
-    /// Makes the maps equal to what is desired, touching only what `changes` name (everything, the first time).
+    /// Makes the maps equal to the desired state, touching only what `changes` name (everything,
+    /// the first time).
     fn sync(&mut self, desired: &Desired, changes: &Changes, addresses: &BTreeSet<IpAddr>)
     -> Result<Written>;
     /// Whether the next sync compares everything, not just what changed.
     fn compares_all(&self) -> bool;
-    /// Time that the next sync had better wait.
+    /// Returns the time by which the next sync is best delayed.
     fn pause(&self) -> Duration;
-    /// The room of the maps.
+    /// Returns the capacity of the maps.
     fn limits(&self) -> Limits;
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
-    /// Settings of the source port pool: finding the free ones takes a while.
+    /// Returns the settings of the SNAT ports: finding the free ones takes a while.
     fn pool(&self) -> Pool;
-    /// Uses these source ports, unless those in use will do.
+    /// Uses these source ports, unless those in use suffice.
     fn use_pool(&mut self, ports: Vec<u16>);
-    /// Lets flows go after these times from the next sweep on.
+    /// Applies these idle times from the next sweep on.
     fn set_idle_times(&mut self, idle: IdleTimes);
 
-    /// Lets the next sweep be a periodic one.
+    /// Makes the next sweep a periodic one.
     fn sweep(&mut self) -> Result<()>;
-    /// Whether a flow has found no room, so that a sweep is to begin at once.
+    /// Whether a flow has found no room, so that a sweep must begin at once.
     fn found_no_room(&mut self) -> bool;
     fn is_sweeping(&self) -> bool;
-    /// Does a piece of what is to be swept. Whether that was the end of a periodic sweep.
+    /// Does a piece of the sweep. Returns whether that was the end of a periodic sweep.
     fn sweep_on(&mut self) -> Result<bool>;
 
-    /// Programs of another layout version serve until [`Self::adopt`], behind which all is attached to.
+    /// Whether programs of another layout version serve until [`Self::adopt`], after which
+    /// everything is attached to.
     fn is_replacing(&self) -> bool;
-    /// Another layout version is not wholly replaced yet.
+    /// Whether another layout version is not wholly replaced yet.
     fn has_others(&self) -> bool;
     fn adopt(&mut self) -> Result<()>;
-    /// Frees what the other version left.
+    /// Frees what the other version has left.
     fn drop_replaced(&mut self) -> Result<Replaced>;
 
-    /// Connections of an earlier proxy are adopted behind the first sync.
+    /// Marks connections of an earlier proxy as to be adopted after the first sync.
     fn begin_adopting(&mut self);
-    /// Lets [`Self::adopt_on`] enter connections that conntrack translates for our frontends, and remove ended ones.
+    /// Prepares [`Self::adopt_on`] to enter connections that conntrack translates for our
+    /// frontends, and to remove ended ones.
     fn adopt_connections(&mut self, connections: Vec<Connection>);
-    /// Does a piece of that; what came of it, when it is done.
+    /// Does a piece of the adoption. Returns its result when it is done.
     fn adopt_on(&mut self) -> Result<Option<Adopted>>;
-    /// Whether the next sync is due for it.
+    /// Ends the adoption. Returns whether the next sync is due because of it.
     fn end_adopting(&mut self) -> bool;
 
     fn attach(&mut self, interface: &Interface) -> Result<Attached>;
     fn detach(&mut self, ifindex: u32) -> Result<()>;
-    /// Forgets what an earlier agent attached to and this one did not.
+    /// Forgets devices to which an earlier agent was attached and this one is not.
     fn forget_others(&mut self) -> Result<()>;
-    /// Whether a device is attached to as it is now, and in the way that was asked for.
+    /// Whether a device is attached to in its present state, and in the requested mode.
     fn is_settled(&self, interface: &Interface) -> bool;
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)>;
-    /// Devices whose programs others have detached, as far as links tell.
+    /// Returns the devices whose programs others have detached, as far as links show.
     fn lost(&self) -> Vec<Lost>;
-    /// Priority and handle of the filters that TC programs are where there are no links for them.
+    /// Returns priority and handle of the filters that TC programs are where there are no links for
+    /// them.
     fn filters(&self) -> Option<(u16, u32)>;
-    /// A device is to be attached to anew.
+    /// Marks a device as to be attached to anew.
     fn unsettle(&mut self, ifindex: u32);
-    /// Calls of the cgroup's processes whose programs were detached.
+    /// Returns the calls of the cgroup's processes whose programs were detached.
     fn lost_calls(&self) -> Result<Vec<&'static str>>;
 
     fn attach_cgroup(&mut self) -> Result<()>;
-    /// The cgroup whose connections are served.
+    /// Returns the cgroup whose connections are served.
     fn cgroup(&self) -> Option<&Path>;
-    /// UDP endpoints that stopped serving since the last sweep.
+    /// Returns the UDP endpoints that stopped serving since the last sweep.
     fn gone_udp(&self) -> BTreeSet<GoneEndpoint>;
-    /// The table of connected UDP sockets, to be read in another thread.
+    /// Returns a reader of the table of connected UDP sockets, for use in another thread.
     fn connected_udp(&self) -> Result<ReadConnected>;
 
-    /// Tells the packet path the MTUs that routes name; whether it knew others.
+    /// Passes the MTUs that routes name to the packet path. Returns whether it had others.
     fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool>;
-    /// Stored routes or neighbours may be wrong.
+    /// Raises epochs, because stored routes or neighbours may be wrong.
     fn raise(&mut self, changed: Changed) -> Result<()>;
-    /// Raises the epoch if the node's routes have another fingerprint than stored next hops; whether they had.
+    /// Raises the epoch if the node's routes have another fingerprint than stored next hops.
+    /// Returns whether they had.
     fn compare_network(&mut self, fingerprint: u32) -> Result<bool>;
     fn note_network(&mut self, fingerprint: u32);
-    /// Next hops that packets take now.
+    /// Returns the next hops that packets take now.
     fn next_hops(&self) -> Result<Vec<NextHop>>;
 
-    /// Packets to endpoints of other nodes that were refused, because nothing is attached to the device that leads there.
+    /// Returns the number of packets to endpoints of other nodes that were refused, because nothing
+    /// is attached to the device that leads there.
     fn refused_unattached(&self) -> Result<u64>;
 
-    /// Usage of the maps.
+    /// Returns the usage of the maps.
     fn usage(&self) -> DataplaneUsage;
 }
 

@@ -7,14 +7,14 @@ use traffic_policy_dataplane::IdleTimes;
 
 use super::NodePortAddresses;
 
-/// Those settings.
+/// The settings that can change at run time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
     pub idle: IdleTimes,
     pub node_port_addresses: NodePortAddresses,
 }
 
-/// Settings to be taken over, and word of it.
+/// Settings to be taken over, with a channel for the acknowledgement.
 #[derive(Debug)]
 pub struct Reload {
     pub live: Live,
@@ -22,7 +22,7 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// With what hears of the end of it.
+    /// Makes a reload, with the receiver of its acknowledgement.
     #[must_use]
     pub fn new(live: Live) -> (Self, oneshot::Receiver<()>) {
         let (done, heard) = oneshot::channel();
@@ -30,7 +30,7 @@ impl Reload {
     }
 
     pub(super) fn done(self) {
-        // Whoever has ended does not wait for it.
+        // The send fails only if the receiver has been dropped.
         let _ = self.done.send(());
     }
 }
@@ -46,7 +46,7 @@ impl Reloads {
         (sender, Self(receiver))
     }
 
-    /// The next ones; never, if nobody can send any more. Cancel-safe.
+    /// Returns the next reload; never returns if all senders are gone. Cancel-safe.
     pub(super) async fn next(&mut self) -> Reload {
         match self.0.recv().await {
             Some(reload) => reload,

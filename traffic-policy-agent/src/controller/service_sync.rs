@@ -1,4 +1,5 @@
-//! Sync of Services: what a source says becomes map content, then health-check ports, metrics, Events.
+//! Sync of Services: objects of the source become map content, then health-check ports, metrics,
+//! Events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,32 +30,32 @@ use crate::{
     metrics::{Metrics, NoLocal, Observed},
 };
 
-/// The desired state, and what is known of how the maps follow it.
+/// The desired state, and how far the maps follow it.
 pub(super) struct ServiceSync {
     node_name: String,
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
     health_ports: HealthPorts,
-    /// A failed write is tried again after this time.
+    /// Delay before a failed write is tried again.
     retry: Duration,
     index: Index,
     health: ProxyHealth,
     metrics: Metrics,
     service_health: ServiceHealth,
-    /// Health checks of what the last write that succeeded has put into the maps.
+    /// Health checks as of the last write that succeeded.
     checks: BTreeMap<ServiceName, HealthCheck>,
     /// Listening addresses of health-check ports.
     health_addresses: BTreeSet<IpAddr>,
-    /// Addresses, or all checks, have changed since ports were last opened and closed.
+    /// Whether addresses, or all checks, have changed since ports were last opened and closed.
     ports_changed: bool,
-    /// A note has been logged.
+    /// Whether a note has been logged.
     noted: bool,
-    /// A warning that has been logged and is not the model's.
+    /// A warning that has been logged and does not come from the model.
     concern: Option<String>,
     lines: LogLimit,
-    /// Changes whose write failed, because that of all did.
+    /// Changes whose write failed because the write as a whole failed.
     failed: Changes,
-    /// Service ports without room.
+    /// Service ports for which there is no room.
     shortage: Shortage,
     synced_once: bool,
     drains: Drains,
@@ -92,29 +93,30 @@ impl ServiceSync {
         }
     }
 
-    /// From the next write on, node ports are reached on these. Returns whether they are others than before.
+    /// Sets the addresses on which node ports are reached from the next write on. Returns whether
+    /// they differ from the previous ones.
     pub(super) fn set_node_port_addresses(&mut self, addresses: &NodePortAddresses) -> bool {
         let differ = self.node_port_addresses != *addresses;
         self.node_port_addresses.clone_from(addresses);
         differ
     }
 
-    /// All objects have been listed once.
+    /// Whether all objects have been listed once.
     pub(super) fn has_objects(&self) -> bool {
         self.index.is_synced()
     }
 
-    /// The maps were made equal to the desired state at least once.
+    /// Whether the maps were made equal to the desired state at least once.
     pub(super) fn synced_once(&self) -> bool {
         self.synced_once
     }
 
-    /// Health-check ports could not be listened on.
+    /// Whether health-check ports could not be listened on.
     pub(super) fn has_health_failures(&self) -> bool {
         self.service_health.has_failures()
     }
 
-    /// Addresses of this node's Node object.
+    /// Returns the addresses of this node's Node object.
     pub(super) fn primary(&self) -> Vec<IpAddr> {
         self.index.node_addresses(&self.node_name).to_vec()
     }
@@ -125,17 +127,19 @@ impl ServiceSync {
         batch.apply(&mut self.index)
     }
 
-    /// Asks the source whether it may miss Services. Returns whether that changed, so that the maps are to be written.
+    /// Queries the source whether it may miss Services. Returns whether that changed, so that the
+    /// maps must be written.
     pub(super) fn look_at(&mut self, source: &Source) -> bool {
         self.index.set_blind(source.status().get().is_blind()) && self.index.is_synced()
     }
 
-    /// Service ports were left out for want of room, which may be there by now.
+    /// Whether Service ports were left out for want of room, which may be available by now.
     pub(super) fn lacks_room(&self) -> bool {
         self.shortage.keys().next().is_some()
     }
 
-    /// Brings the maps up to date, then the health ports; `beat` is called while that takes long. Returns whether that failed.
+    /// Brings the maps up to date, then the health-check ports; `beat` is called while that takes
+    /// long. Returns whether that failed.
     pub(super) async fn write(
         &mut self,
         path: &mut impl PacketPath,
@@ -210,12 +214,13 @@ impl ServiceSync {
                 } else if written.elements > 0 {
                     tracing::info!(changed = changes.ports.len(), writes = written.elements, "synced");
                 }
-                // While another layout version's programs serve, nothing is attached, and all would be forgotten.
+                // While another layout version's programs serve, nothing is attached, and every
+                // device would be forgotten.
                 if !self.synced_once
                     && !path.is_replacing()
                     && let Err(error) = path.forget_others()
                 {
-                    // They stay as they are; the next start tries again.
+                    // The devices stay as they are; the next start tries again.
                     tracing::warn!("devices of an earlier run were not forgotten: {error:#}");
                 }
                 let first = !std::mem::replace(&mut self.synced_once, true);
@@ -247,21 +252,22 @@ impl ServiceSync {
         }
     }
 
-    /// Addresses of endpoints of other nodes, each once.
+    /// Returns the addresses of endpoints on other nodes, each once.
     pub(super) fn remote_endpoints(&self) -> BTreeSet<IpAddr> {
         let ports = self.index.desired().ports.values();
         let endpoints = ports.flat_map(|port| port.cluster.iter().chain(&port.local));
         endpoints.filter(|endpoint| endpoint.remote).map(|endpoint| endpoint.address.ip()).collect()
     }
 
-    /// Ends UDP sockets whose endpoint is gone: see [`sockets::end_sockets`].
+    /// Ends UDP sockets of removed endpoints: see [`sockets::end_sockets`].
     pub(super) fn end_sockets(&self, path: &impl PacketPath) {
         if let Some(ender) = &self.socket_ender {
             sockets::end_sockets(path, ender, &self.ending);
         }
     }
 
-    /// Hands scrapes their values: after each sweep, as that is often enough for any of them, and known to end soon.
+    /// Hands the values to scrapes: after each sweep, which is often enough for all of them and
+    /// known to end soon.
     pub(super) fn observe(&mut self, path: &impl PacketPath, events: &EventRecorder) {
         let usage = path.usage();
         self.drains.update(&usage.draining, events);
@@ -281,8 +287,8 @@ impl ServiceSync {
         });
     }
 
-    /// Opens and closes health-check ports, as the maps hold what they promise: of these Services and of those whose ports
-    /// failed; of all for `None`.
+    /// Opens and closes health-check ports once the maps hold what they promise: for these Services
+    /// and for those whose ports failed; for all if `None`.
     pub(super) async fn update_health(&mut self, source: &Source, services: Option<&BTreeSet<ServiceName>>) {
         let (health, checks, addresses) = (&mut self.service_health, &self.checks, &self.health_addresses);
         let failures = match services {
@@ -300,8 +306,8 @@ impl ServiceSync {
     }
 }
 
-/// Logs new warnings, and posts an Event where a Service is concerned. Notes, which every node has about the same Services
-/// at every start, are one line of the log, and no Event.
+/// Logs new warnings, and posts an Event where a Service is concerned. Notes, which every node has
+/// about the same Services at every start, share one line of the log and cause no Event.
 fn report_warnings(
     warnings: &BTreeSet<Warning>,
     noted: &mut bool,

@@ -1,4 +1,5 @@
-//! Sockets within the run loop: the node's description for programs on the cgroup, and UDP sockets whose endpoint is gone.
+//! Sockets within the run loop: the node's description for programs on the cgroup, and UDP sockets
+//! of removed endpoints.
 
 use std::{collections::BTreeSet, net::IpAddr, path::Path};
 
@@ -11,20 +12,22 @@ use traffic_policy_dataplane::{
 
 use super::{PacketPath, flight::Flight, packet_path::ReadConnected};
 
-/// Tells the programs on the cgroup the node's own addresses and the ranges of its pods: before frontends are written whose
-/// source ranges they are compared with.
+/// Passes the node's own addresses and pod ranges to the programs on the cgroup, before frontends
+/// are written whose source ranges they are compared with.
 pub(super) fn describe_node(path: &mut impl PacketPath, primary: &[IpAddr], pods: &[IpNet]) {
     if let Err(error) = path.describe_node(primary, pods) {
         tracing::warn!("source ranges are compared with old addresses of the node: {error:#}");
     }
 }
 
-/// The walk through all processes, one at a time: while an endpoint is gone each write asks for one.
+/// The walk through all processes, one at a time: while there are removed endpoints, each write
+/// requests one.
 pub(super) type EndingSockets = Flight<(ReadConnected, BTreeSet<GoneEndpoint>)>;
 
-/// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an error and connects
-/// again. Called after the maps were written, when no new socket is sent there any more, and once more before the sweep
-/// forgets the endpoints: a call that was under way may have noted its socket late.
+/// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an
+/// error and connects again. It is called after the maps were written, when no new socket connects
+/// there any more, and once more before the sweep forgets the endpoints: a call that was under way
+/// may have noted its socket late.
 pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &EndingSockets) {
     let Some(cgroup) = path.cgroup() else { return };
     let endpoints = path.gone_udp();
@@ -34,7 +37,7 @@ pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &
     match path.connected_udp() {
         Ok(sockets) => {
             let (cgroup, ender) = (cgroup.to_owned(), ender.clone());
-            // It walks through namespaces, each with a dump of its sockets.
+            // The work walks through namespaces, each with a dump of its sockets.
             ending.ask(
                 (sockets, endpoints),
                 |(_, earlier), (sockets, endpoints)| (sockets, &earlier | &endpoints),
@@ -45,7 +48,7 @@ pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &
     }
 }
 
-/// Sockets that were ended, and what could not be done.
+/// Logs the sockets that were ended, and the failures.
 fn end(
     ender: &SocketEnder,
     cgroup: &Path,

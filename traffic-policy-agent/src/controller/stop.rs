@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Waits for them.
+/// Receiver of both signals.
 pub(super) struct Stop([Signal; 2]);
 
 impl Stop {
@@ -13,7 +13,7 @@ impl Stop {
         Ok(Self([terminate, interrupt]))
     }
 
-    /// Waits for one of them, or finds that it came. Cancel-safe.
+    /// Waits for one of the signals, or returns if one has arrived. Cancel-safe.
     pub(super) async fn told(&mut self) {
         let [terminate, interrupt] = &mut self.0;
         tokio::select! {

@@ -1,4 +1,5 @@
-//! The controller on a data plane without a kernel: from a folder of manifests to writes and health-check ports.
+//! The controller on a data plane without a kernel: from a folder of manifests to writes and
+//! health-check ports.
 
 mod adoption;
 mod fake;
@@ -96,7 +97,8 @@ async fn no_health_check_port_before_the_maps_are_written() {
     answers(port, Some(200)).await;
 }
 
-/// A port that cannot be listened on is tried again and again, which tells nothing of what the maps hold.
+/// A port that cannot be listened on is tried again and again, which proves nothing about the
+/// content of the maps.
 #[tokio::test]
 async fn no_health_check_port_promises_what_could_not_be_written() {
     let taken = TcpListener::bind("0.0.0.0:0").await.unwrap();
@@ -162,7 +164,8 @@ async fn what_found_no_room_is_tried_again() {
     assert_eq!(asked.syncs[1][0], asked.syncs[0][1]);
 }
 
-/// `status` and health port speak of what is in the maps; the node is as healthy as before.
+/// `status` and health-check port reflect the content of the maps; the node is as healthy as
+/// before.
 #[tokio::test]
 async fn a_service_without_room_is_not_promised() {
     let port = free_port().await;
@@ -219,7 +222,7 @@ async fn changes_that_come_together_are_written_together() {
     running.until("synced", |asked| asked.syncs.len() == 1).await;
     for number in 0..20 {
         write(running.folder.path(), &format!("s{number}"), "Cluster", 0, "here");
-        // Each is noticed by itself: all at once would be one change of the folder.
+        // Each change is noticed by itself: all at once would be one change of the folder.
         sleep(Duration::from_millis(20)).await;
     }
     running.until("whole", |asked| asked.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;
@@ -227,7 +230,8 @@ async fn changes_that_come_together_are_written_together() {
     assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
 }
 
-/// After a change of a long list of endpoints the next write waits longer than the debounce; nothing else does.
+/// After a change of a long list of endpoints the next write waits longer than the debounce; after
+/// other changes it does not.
 #[tokio::test]
 async fn a_write_may_ask_for_time_before_the_next_one() {
     let running = Running::start(QUICK, |folder, fake| {
@@ -275,7 +279,7 @@ async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     assert_eq!(running.fake.asked().syncs.len(), 1);
 }
 
-/// Services that are written by hand.
+/// Services whose objects the test writes itself.
 struct ByHand {
     services: ServiceSync,
     fake: Fake,
@@ -300,7 +304,8 @@ impl ByHand {
     }
 }
 
-/// The location of an endpoint in its slot depends on whether its address is one of the node's, as a VIP's may be or not.
+/// The location of an endpoint in its slot depends on whether its address is one of the node's; a
+/// VIP may be one or not.
 #[tokio::test]
 async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
     let mut by_hand = ByHand::new(|folder| {
@@ -324,7 +329,8 @@ async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
     assert_eq!(changed(3), BTreeSet::from(["web"]), "it left");
 }
 
-/// Else each change of the network would be followed by a look at all devices and a write, for as long as the Service is there.
+/// Otherwise each change of the network would cause a rescan and a write, as long as the Service
+/// exists.
 #[tokio::test]
 async fn want_of_room_is_no_failure() {
     let mut by_hand = ByHand::new(|folder| write(folder, "web", "Cluster", 0, "here"));

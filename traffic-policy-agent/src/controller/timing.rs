@@ -5,18 +5,18 @@ use std::time::Duration;
 /// Intervals and delays of the loop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
-    /// Changes that come within this time are written together; the first one is written at once. Where long lists change it is
-    /// longer: see [`super::PacketPath::pause`].
+    /// Changes within this time are written together; the first one is written at once. For long
+    /// lists the delay is longer: see [`super::PacketPath::pause`].
     pub debounce: Duration,
-    /// Between periodic sweeps.
+    /// Interval between periodic sweeps.
     pub sweep: Duration,
-    /// Between looks at whether a flow has found no room.
+    /// Interval of checks whether a flow has found no room.
     pub room: Duration,
-    /// Between looks at what failed, at next hops and at the fingerprint of routes.
+    /// Interval of checks of failures, next hops and the fingerprint of routes.
     pub maintenance: Duration,
-    /// Between looks at the source ports that sockets hold.
+    /// Interval of checks of the source ports that sockets hold.
     pub snat_ports: Duration,
-    /// A failed write is tried again after this time.
+    /// Delay before a failed write is tried again.
     pub retry: Duration,
 }
 

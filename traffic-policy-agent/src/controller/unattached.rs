@@ -1,5 +1,5 @@
-//! Devices without programs that lead to endpoints of other nodes: packets to those endpoints are refused, and a line
-//! of the log and an Event say why.
+//! Devices without programs that lead to endpoints of other nodes: packets to those endpoints are
+//! refused, and a log line and an Event name the reason.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,25 +12,26 @@ use traffic_policy_cluster::source::{ObjectEvent, Subject};
 
 use super::{PacketPath, network::NodeNetwork};
 
-/// Endpoints whose routes are asked for in one go: one request to the kernel each.
+/// Number of endpoints whose routes are requested in one piece: one request to the kernel each.
 const ASKED: usize = 1000;
-/// A device that has led to no endpoint for so long is reported anew when it does again: routes and devices of a
-/// network plugin come and go.
+/// Time after which a device that has led to no endpoint is reported anew if it leads to one again:
+/// routes and devices of a network plugin come and go.
 const FORGOTTEN: Duration = Duration::from_secs(3600);
 
-/// The devices that have been reported, and the round that goes on.
+/// The devices that have been reported, and the current round.
 #[derive(Debug, Default)]
 pub(super) struct Unattached {
-    /// Packets that had been refused when the last round began.
+    /// Number of packets that had been refused when the last round began.
     refused: u64,
-    /// Endpoints that this round has not asked for yet; the next ones stand last.
+    /// Endpoints that this round has not looked up yet; the next ones are last.
     left: Vec<IpAddr>,
-    /// Devices that have been reported, by name, and when each last led to an endpoint.
+    /// Reported devices by name, with the time at which each last led to an endpoint.
     told: BTreeMap<String, Instant>,
 }
 
 impl Unattached {
-    /// The endpoints to be asked for now; none, unless packets have been refused since the last round began.
+    /// Returns the endpoints to be looked up now; none, unless packets have been refused since the
+    /// last round began.
     fn piece(&mut self, refused: u64, endpoints: impl FnOnce() -> BTreeSet<IpAddr>) -> Vec<IpAddr> {
         if self.left.is_empty() && refused != self.refused {
             (self.refused, self.left) = (refused, endpoints().into_iter().collect());
@@ -38,8 +39,8 @@ impl Unattached {
         self.left[self.left.len().saturating_sub(ASKED)..].to_vec()
     }
 
-    /// Takes the endpoints of a piece, by the names of the devices that lead to them, and returns the devices to
-    /// report. [`Self::piece`] gives the same piece until this is called.
+    /// Takes the endpoints of a piece, by the names of the devices that lead to them, and returns
+    /// the devices to report. [`Self::piece`] returns the same piece until this is called.
     fn found(
         &mut self,
         piece: &[IpAddr],
@@ -54,8 +55,9 @@ impl Unattached {
 }
 
 impl NodeNetwork {
-    /// Looks where endpoints of other nodes are, if packets to some of them have been refused since the last time, and tells of each
-    /// device once. Nobody is asked before: a node may have very many endpoints.
+    /// Looks up where endpoints of other nodes are, if packets to some of them have been refused
+    /// since the last time, and reports each device once. Without refusals nothing is looked up: a
+    /// node may have very many endpoints.
     pub(super) async fn tell_unattached(
         &mut self,
         path: &impl PacketPath,
@@ -133,7 +135,8 @@ mod tests {
         assert!(unattached.piece(0, all).is_empty(), "nothing was refused");
         let mut asked = BTreeSet::new();
         for expected in [1000, 1000, 500] {
-            // The same piece again, as after an error of the kernel: nothing was found of the first one.
+            // The same piece is returned again, as after an error of the kernel: nothing was found
+            // for the first one.
             let first = unattached.piece(7, all);
             let piece = unattached.piece(7, all);
             assert_eq!((first.len(), &first), (expected, &piece));

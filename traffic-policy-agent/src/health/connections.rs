@@ -1,7 +1,9 @@
-//! The open connections of a listener, or of several that share them: few for each peer on a port and few in all. One more is
-//! always taken: the oldest that is not being answered goes. So a client that opens many idle ones displaces only its own;
-//! and a load balancer that probes many ports at once displaces none. One that goes may still be answered for a moment, since of a
-//! burst more connections are accepted than have a place before the first request is read.
+//! The open connections of a listener, or of several that share them: a small number for each peer
+//! on a port, and a limited number in all. One more is always accepted: the oldest that is not
+//! being answered is evicted. So a client that opens many idle connections displaces only its own,
+//! and a load balancer that probes many ports at once displaces none. An evicted connection may
+//! still be answered for a moment, since in a burst more connections are accepted than have a place
+//! before the first request is read.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,12 +17,12 @@ use std::{
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
-/// Whom connections are counted for.
+/// The unit by which connections are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Peer {
     Loopback,
     V4(u32),
-    /// A host has a /64.
+    /// The /64 of a host.
     V6(u64),
 }
 
@@ -50,7 +52,7 @@ impl Default for Connections {
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
-    /// By age.
+    /// Connections by age.
     open: BTreeMap<u64, Open>,
     of: HashMap<Peer, BTreeSet<u64>>,
 }
@@ -63,18 +65,19 @@ struct Open {
     evicted: CancellationToken,
 }
 
-/// A connection that has its place until this is dropped, or is evicted.
+/// The place of a connection, until this is dropped or evicted.
 #[derive(Debug)]
 pub(super) struct Place {
     number: u64,
     all: Arc<Connections>,
-    /// To be set while a request is being answered.
+    /// Set while a request is being answered.
     pub(super) answering: Arc<AtomicBool>,
     pub(super) evicted: CancellationToken,
 }
 
 impl Place {
-    /// Leave for an evicted connection to be answered; `None` if as many as may are about to go.
+    /// Returns a permit for an evicted connection to be answered; `None` if the maximum number of
+    /// connections is already leaving.
     pub(super) fn leave(&self) -> Option<SemaphorePermit<'_>> {
         self.all.leaving.try_acquire().ok()
     }
@@ -87,14 +90,14 @@ impl Drop for Place {
 }
 
 impl Connections {
-    /// At most so many of one peer on one port.
+    /// Maximum number of connections of one peer on one port.
     pub const PER_PEER: usize = 16;
-    /// At most so many in all; those by loopback have as much room of their own.
+    /// Maximum number in all; connections over loopback have the same limit of their own.
     pub const ALL: usize = 128;
-    /// At most so many evicted ones beside them.
+    /// Maximum number of evicted connections in addition.
     pub const LEAVING: usize = 256;
 
-    /// A place for one more connection of a peer, on a port of ours.
+    /// Returns a place for one more connection of a peer, on one of our ports.
     pub(super) fn enter(self: &Arc<Self>, port: u16, address: IpAddr) -> Place {
         let peer = Peer::of(address);
         let mut table = self.lock();
@@ -120,7 +123,7 @@ impl Connections {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // Each call leaves both tables whole.
+        // Each call leaves both tables consistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -130,7 +133,7 @@ impl Table {
         self.of.get(&Peer::Loopback).map_or(0, BTreeSet::len)
     }
 
-    /// Connections of a peer on a port, the oldest first.
+    /// Returns the connections of a peer on a port, the oldest first.
     fn on(&self, port: u16, peer: Peer) -> impl Iterator<Item = u64> {
         let own = self.of.get(&peer).into_iter().flatten().copied();
         own.filter(move |number| self.open.get(number).is_some_and(|open| open.port == port))
@@ -146,7 +149,8 @@ impl Table {
         }
     }
 
-    /// Ends the oldest connection of a peer, on a port if one is named, that is not being answered, or else the oldest.
+    /// Evicts the oldest connection of a peer, on a port if one is named, that is not being
+    /// answered, or else the oldest.
     fn evict_of(&mut self, peer: Peer, port: Option<u16>) {
         let own = || {
             let own = self.of.get(&peer).into_iter().flatten();
@@ -161,7 +165,8 @@ impl Table {
         self.remove(number);
     }
 
-    /// The same of the peer that has most of them, over all ports; of several, the one that has had its oldest for longest.
+    /// Evicts a connection of the peer that has most of them over all ports; of several such peers,
+    /// of the one whose oldest has existed for longest.
     fn evict_of_greediest(&mut self) {
         let peers = self.of.iter().filter(|(peer, _)| **peer != Peer::Loopback);
         let greediest = peers.max_by_key(|(_, own)| (own.len(), std::cmp::Reverse(own.first().copied())));
@@ -189,7 +194,7 @@ mod tests {
         let other = all.enter(PORT, address("192.0.2.2"));
         let own: Vec<_> = (0..PER_PEER).map(|_| all.enter(PORT, address("192.0.2.1"))).collect();
         own[0].answering.store(true, Ordering::Relaxed);
-        // The same host by an IPv4-mapped address.
+        // An IPv4-mapped address is the same host.
         let more = all.enter(PORT, address("::ffff:192.0.2.1"));
         let evicted: Vec<_> = own.iter().map(|place| place.evicted.is_cancelled()).collect();
         assert_eq!((evicted[0], evicted[1], evicted[2]), (false, true, false));
@@ -208,17 +213,18 @@ mod tests {
         assert!(places[0].evicted.is_cancelled());
     }
 
-    /// A load balancer that checks many Services at once has a connection for each, on a port of its own.
+    /// A load balancer that checks many Services at once has a connection for each, on a port of
+    /// its own.
     #[test]
     fn a_peer_may_probe_many_ports_at_once() {
         let all = Arc::new(Connections::default());
         let balancer = address("192.0.2.1");
         let probes: Vec<_> = (0..50).map(|port| all.enter(32000 + port, balancer)).collect();
-        // Who floods one of them is in the way of nobody on the others.
+        // A flood on one port displaces no connection on the others.
         let flood: Vec<_> = (0..PER_PEER * 2).map(|_| all.enter(32000, address("192.0.2.2"))).collect();
         assert!(!probes.iter().any(|place| place.evicted.is_cancelled()));
         assert_eq!(flood.iter().filter(|place| place.evicted.is_cancelled()).count(), PER_PEER);
-        // Who floods all of them makes room itself.
+        // A peer that floods all ports makes room itself.
         let more: Vec<_> =
             (0..ALL as u16).map(|port| all.enter(33000 + port, address("192.0.2.3"))).collect();
         assert!(!probes.iter().any(|place| place.evicted.is_cancelled()));

@@ -1,4 +1,4 @@
-//! A small HTTP server on one address, which can be closed without leaving the port taken.
+//! A small HTTP server on one address that can be closed without leaving the port in use.
 
 use std::{
     convert::Infallible,
@@ -29,19 +29,21 @@ use tracing::debug;
 
 use super::connections::{Connections, Place};
 
-/// Longest lifetime of a connection: a client that reads an answer byte by byte is disconnected then.
+/// Longest lifetime of a connection: a client that reads an answer byte by byte is disconnected
+/// then.
 const LIFETIME: Duration = Duration::from_secs(60);
 
 /// Grace period of requests in progress after their port is closed.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Time that an evicted connection has left: for a request that was sent when it was made, and is not read yet.
+/// Time left for an evicted connection: for a request that was sent when the connection was opened,
+/// and is not read yet.
 const LEAVE: Duration = Duration::from_millis(50);
 
-/// Connections that wait for being accepted; the kernel takes no more than net.core.somaxconn.
+/// Connections that wait to be accepted; the kernel takes no more than net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 
-/// A listening port and its task. Dropping it closes the port, a little later.
+/// A listening port and its task. Dropping it closes the port after a short delay.
 #[derive(Debug)]
 pub struct Served {
     address: SocketAddr,
@@ -55,11 +57,12 @@ pub type Answer = Response<Full<Bytes>>;
 impl Served {
     /// Time limit for a request's headers, and for an idle connection. Probes send at once.
     pub const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
-    /// Bytes that a request's headers may have. hyper alone would take 400 KiB of each connection.
+    /// Maximum size of a request's headers in bytes. hyper alone would take 400 KiB of each
+    /// connection.
     pub const HEADERS: usize = 16 << 10;
 
-    /// Listens on `address` (the unspecified IPv4 address stands for both families), and answers every request with
-    /// what `answer` says.
+    /// Listens on `address` (the unspecified IPv4 address stands for both families), and answers
+    /// every request with the result of `answer`.
     ///
     /// # Errors
     ///
@@ -72,11 +75,12 @@ impl Served {
         Self::start_slow(address, connections, move |request| ready(answer(&request)))
     }
 
-    /// The same for answers that take their time, of which no thread of the runtime must have to wait for the end.
+    /// Does the same as [`Self::start`] for answers that take long, so that no thread of the
+    /// runtime blocks on them.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// If the address cannot be listened on, most often because it is taken.
     pub fn start_slow<R>(
         address: SocketAddr,
         connections: Arc<Connections>,
@@ -92,7 +96,7 @@ impl Served {
         Ok(Self { address, stop, task })
     }
 
-    /// The address listened on, with the port that was chosen if 0 was asked for.
+    /// Returns the address listened on, with the port that was chosen if 0 was requested.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -103,11 +107,11 @@ impl Served {
         self.stop.cancel();
     }
 
-    /// Closes the port, and returns when it is free, which takes no longer than another task takes to be run: a request
-    /// that came before is still answered, but not waited for.
+    /// Closes the port, and returns when it is free, which takes no longer than another task takes
+    /// to be run: a request that arrived before is still answered, but not waited for.
     pub async fn close(mut self) {
         self.stop();
-        // Joined, not aborted: the port is free only when the task has let go of it.
+        // The task is joined, not aborted: the port is free only when the task has dropped it.
         let _ = (&mut self.task).await;
     }
 }
@@ -118,7 +122,8 @@ impl Drop for Served {
     }
 }
 
-/// Listens on both families if the address is unspecified, as kube-proxy does, else on that address only.
+/// Listens on both families if the address is unspecified, as kube-proxy does, else on that address
+/// only.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let dual = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => {
@@ -141,10 +146,10 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
     if address.ip() == Ipv6Addr::UNSPECIFIED {
-        // Not left to net.ipv6.bindv6only.
+        // The option does not depend on net.ipv6.bindv6only.
         socket.set_only_v6(false)?;
     }
-    // Connections of an earlier listener linger in TIME_WAIT; they must not keep the port.
+    // Connections of an earlier listener linger in TIME_WAIT; they must not occupy the port.
     socket.set_reuse_address(true)?;
     // An IPv6 address of this node may still be tentative.
     if address.is_ipv6() {
@@ -176,7 +181,8 @@ async fn accept<F, R>(
                     tokio::spawn(serve(stream, peer, place, Arc::clone(&answer), stop.clone()));
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely: give others time to close theirs.
+                    // The process is most likely out of file descriptors: others get time to close
+                    // theirs.
                     debug!("accept: {error}");
                     sleep(Duration::from_millis(100)).await;
                 }
@@ -185,7 +191,8 @@ async fn accept<F, R>(
     }
 }
 
-/// Whether a request comes from this node itself: by loopback, or from the very address that it is sent to.
+/// Whether a request comes from this node itself: over loopback, or from the address to which it is
+/// sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FromHere(pub(super) bool);
 
@@ -219,7 +226,7 @@ async fn serve<F, R>(
         }
     });
     let connection = http1::Builder::new()
-        // Load balancers compare header names without regard to case, people do not.
+        // Load balancers compare header names without regard to case; people do not.
         .title_case_headers(true)
         .timer(TokioTimer::new())
         .header_read_timeout(Served::HEADER_TIMEOUT)
@@ -235,7 +242,8 @@ async fn serve<F, R>(
         }
         () = place.evicted.cancelled() => {
             debug!(%peer, "connection: evicted");
-            // Not by a graceful shutdown: that of hyper ends a connection of which nothing has been read.
+            // hyper's graceful shutdown is not used: it ends a connection of which nothing has been
+            // read.
             let Some(_leave) = place.leave() else { return };
             let _ = timeout(LEAVE, connection).await;
             return;
@@ -246,7 +254,7 @@ async fn serve<F, R>(
     let _ = timeout(GRACE, connection).await;
 }
 
-/// A JSON answer with the headers that kube-proxy gives.
+/// Returns a JSON answer with the headers of kube-proxy.
 pub(super) fn json(status: StatusCode, body: String) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
@@ -256,7 +264,7 @@ pub(super) fn json(status: StatusCode, body: String) -> Answer {
     response
 }
 
-/// As Go's HTTP server answers for a path it does not know.
+/// Returns the answer of Go's HTTP server for an unknown path.
 pub(crate) fn not_found(method: &Method) -> Answer {
     let body = if method == Method::HEAD { "" } else { "404 page not found\n" };
     let mut response = Response::new(Full::new(Bytes::from_static(body.as_bytes())));
@@ -275,7 +283,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// One request as a load balancer makes it; the whole answer as text.
+    /// Sends one request as a load balancer does; returns the whole answer as text.
     pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -297,7 +305,7 @@ pub(crate) mod tests {
         Response::new(Full::new(Bytes::from_static(b"hello")))
     }
 
-    /// Waits until so many connections have been accepted.
+    /// Waits until this number of connections has been accepted.
     pub(in crate::health) async fn until_open(connections: &Connections, number: usize) {
         let waiting = async {
             while connections.count() != number {
@@ -307,13 +315,14 @@ pub(crate) mod tests {
         timeout(Duration::from_secs(20), waiting).await.unwrap();
     }
 
-    /// More connections of one peer than have a place are accepted before any of them is served: each that has sent its request
-    /// is answered.
+    /// More connections of one peer than have a place are accepted before any of them is served:
+    /// each that has sent its request is answered.
     #[tokio::test]
     async fn requests_of_a_burst_are_answered() {
         let served = Served::start(any(), Arc::default(), hello).unwrap();
         let to = localhost(served.address().port());
-        // Blocking: until they are read, the one thread of this runtime neither accepts nor serves.
+        // The sockets are blocking: until they are read, the one thread of this runtime neither
+        // accepts nor serves.
         let burst: Vec<_> = (0..4 * Connections::PER_PEER)
             .map(|_| {
                 let mut stream = std::net::TcpStream::connect(to).unwrap();
@@ -349,14 +358,14 @@ pub(crate) mod tests {
         let port = served.address().port();
         assert!(get(localhost(port), "/").await.ends_with("hello"));
         if !served.address().is_ipv6() {
-            // Not by println!, which is not shown of a test that succeeds.
+            // println! is not used: its output is not shown for a test that succeeds.
             writeln!(io::stderr(), "SKIPPED both_families_are_answered: this kernel has no IPv6").unwrap();
         } else {
             assert!(get(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), "/").await.ends_with("hello"));
         }
     }
 
-    /// A client that has sent half a request must not keep the run loop from what it has to do.
+    /// A client that has sent half a request must not delay the run loop.
     #[tokio::test]
     async fn closing_does_not_wait_for_clients() {
         let connections = Arc::default();
@@ -365,7 +374,7 @@ pub(crate) mod tests {
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.unwrap();
         until_open(&connections, 1).await;
         timeout(GRACE / 2, served.close()).await.unwrap();
-        // It is let go soon after.
+        // The connection is closed soon after.
         let mut rest = Vec::new();
         timeout(Duration::from_secs(20), client.read_to_end(&mut rest)).await.unwrap().unwrap();
     }
@@ -389,7 +398,7 @@ pub(crate) mod tests {
     async fn the_port_is_free_after_close() {
         let served = Served::start(any(), Arc::default(), hello).unwrap();
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, served.address().port()));
-        // Idle connections and those in TIME_WAIT must not keep it.
+        // Idle connections and those in TIME_WAIT must not occupy the port.
         let _idle = TcpStream::connect(localhost(address.port())).await.unwrap();
         get(localhost(address.port()), "/").await;
         assert_eq!(

@@ -1,8 +1,8 @@
 //! Answers to load balancers and probes.
 //!
-//! They speak only of what has been written: the run loop tells [`ProxyHealth`] when a change is waiting and when it
-//! is in the maps, and updates [`ServiceHealth`] after each write, so that no load balancer sends before the node can
-//! forward.
+//! They reflect only written state: the run loop informs [`ProxyHealth`] when a change is waiting
+//! and when it is in the maps, and updates [`ServiceHealth`] after each write, so that no load
+//! balancer sends before the node can forward.
 
 #![forbid(unsafe_code)]
 

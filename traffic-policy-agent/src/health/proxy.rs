@@ -1,5 +1,5 @@
-//! `/healthz`, `/livez` and `/readyz`: whether this node's proxy keeps up, whether load balancers should use the node, and
-//! whether a rollout may go on to the next one.
+//! `/healthz`, `/livez` and `/readyz`: whether this node's proxy keeps up, whether load balancers
+//! should use the node, and whether a rollout may continue with the next one.
 
 mod readiness;
 
@@ -24,13 +24,14 @@ use super::{
     report::{Facts, Report},
 };
 
-/// A change that has been waiting this long is late.
+/// Age at which a waiting change is late.
 const LATE: Duration = Duration::from_secs(60);
 
 /// Health of the run loop. Cheap to clone; all clones share one state.
 ///
-/// Before the first [`synced`](Self::synced) the proxy is alive but not healthy: a load balancer must not send yet.
-/// Without a waiting change it stays healthy for ever, also while the API is away.
+/// Before the first [`synced`](Self::synced) the proxy is alive but not healthy: a load balancer
+/// must not send yet. Without a waiting change it stays healthy indefinitely, even while the API is
+/// unreachable.
 #[derive(Clone, Debug)]
 pub struct ProxyHealth(Arc<Shared>);
 
@@ -42,7 +43,7 @@ struct Shared {
     livez: Answers,
 }
 
-/// Numbers of answers with 200 and 503.
+/// Numbers of answers with 200 and with 503.
 #[derive(Debug, Default)]
 struct Answers([AtomicU64; 2]);
 
@@ -65,26 +66,27 @@ pub struct Answered {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the run loop last came round, once it has begun to.
+    /// Time of the run loop's last beat, once it has begun.
     beat: Option<Instant>,
-    /// Since when the oldest waiting change waits.
+    /// Time since which the oldest waiting change waits.
     queued: Option<Instant>,
-    /// When the maps were last known to hold what is desired.
+    /// Time at which the maps were last known to hold the desired state.
     updated: Option<Timestamp>,
     node_eligible: bool,
     families: Vec<&'static str>,
     /// Status of the source of objects, once it has started.
     source: Option<StatusReader>,
-    /// Why the last write failed.
+    /// Reason why the last write failed.
     failure: Option<String>,
-    /// Programs that were taken off and cannot be put back.
+    /// Programs that were detached and cannot be attached again.
     detached: Option<String>,
     /// Service ports for which the maps have no room.
     left_out: Vec<String>,
 }
 
 impl ProxyHealth {
-    /// `ipv4` and `ipv6` say which families are proxied; `/healthz` names them.
+    /// Makes the health of a proxy; `ipv4` and `ipv6` tell which families are proxied, which
+    /// `/healthz` names.
     #[must_use]
     pub fn new(ipv4: bool, ipv6: bool) -> Self {
         let families = [(ipv4, "IPv4"), (ipv6, "IPv6")];
@@ -97,18 +99,18 @@ impl ProxyHealth {
         }))
     }
 
-    /// The run loop comes round. It does so every few seconds at least.
+    /// Records a beat of the run loop, which comes every few seconds at least.
     pub fn beat(&self) {
         self.state().beat = Some(Instant::now());
     }
 
-    /// A change has come that may have to be written. Not called before the source has given everything: waiting for
-    /// the API is not being late.
+    /// Records that a change has come that may have to be written. It is not called before the
+    /// source has delivered everything: waiting for the API does not count as late.
     pub fn queued(&self) {
         self.state().queued.get_or_insert_with(Instant::now);
     }
 
-    /// The maps hold all that was queued.
+    /// Records that the maps hold all that was queued.
     pub fn synced(&self) {
         let mut state = self.state();
         state.queued = None;
@@ -116,22 +118,22 @@ impl ProxyHealth {
         state.failure = None;
     }
 
-    /// Says why the last write failed, until one succeeds.
+    /// Sets the reason why the last write failed, until one succeeds.
     pub fn explain(&self, failure: String) {
         self.state().failure = Some(failure);
     }
 
-    /// Says which Service ports the last write left out for want of room, and why.
+    /// Sets which Service ports the last write left out for want of room, with the reasons.
     pub fn left_out(&self, left_out: Vec<String>) {
         self.state().left_out = left_out;
     }
 
-    /// From where objects come: `/status` says what is still missing.
+    /// Sets the source of objects: `/status` reports what is still missing.
     pub fn follow(&self, source: StatusReader) {
         self.state().source = Some(source);
     }
 
-    /// Report that `/status` answers with.
+    /// Returns the report for `/status`.
     #[must_use]
     pub fn report(&self) -> Report {
         let state = self.state();
@@ -147,23 +149,25 @@ impl ProxyHealth {
         })
     }
 
-    /// Writing failed and will be tried again: from now on, if not already, a change is waiting.
+    /// Records that a write failed and will be tried again: from now on, if not already, a change
+    /// is waiting.
     pub fn failed(&self) {
         self.queued();
     }
 
-    /// Says that programs were taken off and cannot be put back, or that all are in place. Packets are not served meanwhile,
-    /// which no restart mends: the proxy is alive, and not healthy.
+    /// Records that programs were detached and cannot be attached again, or that all are in place.
+    /// Packets are not served meanwhile, which no restart mends: the proxy is alive, and not
+    /// healthy.
     pub fn set_detached(&self, detached: Option<String>) {
         self.state().detached = detached;
     }
 
-    /// Whether the Node object lets load balancers send here. `false` until said otherwise.
+    /// Sets whether the Node object allows load balancers to send here. Initially `false`.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
 
-    /// The maps have been written once, and no change is late.
+    /// Whether the maps have been written once, and no change is late.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.is_serving(&self.state())
@@ -173,8 +177,8 @@ impl ProxyHealth {
         state.updated.is_some() && !self.is_late(state) && state.detached.is_none()
     }
 
-    /// Time for which the maps have not held all that is desired: zero while nothing waits; before the first sync, since the
-    /// start.
+    /// Returns the time for which the maps have not held the whole desired state: zero while
+    /// nothing waits; before the first sync, the time since the start.
     #[must_use]
     pub fn behind(&self) -> Duration {
         let state = self.state();
@@ -182,25 +186,26 @@ impl ProxyHealth {
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Numbers of answers to probes so far.
+    /// Returns the numbers of answers to probes so far.
     #[must_use]
     pub fn answered(&self) -> Answered {
         Answered { healthz: self.0.healthz.load(), livez: self.0.livez.load() }
     }
 
-    /// A change waits for too long: one that the run loop knows, or one that it has not taken from the source.
+    /// Whether a change waits for too long: one that the run loop knows, or one that it has not
+    /// taken from the source.
     fn is_late(&self, state: &State) -> bool {
         let unread = state.source.as_ref().and_then(StatusReader::unread_since);
         self.is_stalled(state) || [state.queued, unread].into_iter().flatten().any(is_long_ago)
     }
 
-    /// The run loop stands still.
+    /// Whether the run loop makes no progress.
     fn is_stalled(&self, state: &State) -> bool {
         state.beat.is_some_and(is_long_ago)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked left single fields, each valid by itself.
+        // A panic leaves single fields, each valid by itself.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,7 +219,7 @@ impl ProxyHealth {
 
     fn livez(&self) -> Answer {
         let state = self.state();
-        // What cannot be written now could not be after a restart: that is for /healthz to say.
+        // A write that fails now would fail after a restart, too: `/healthz` reports it.
         let alive = !self.is_stalled(&state);
         self.0.livez.count(alive);
         self.answer(&state, alive, alive, None)
@@ -226,7 +231,7 @@ impl ProxyHealth {
         let updated = updated.as_deref().unwrap_or(GO_ZERO_TIME);
         let now = now.to_string();
         let body = Body {
-            // Probers that look at the age of this must see it young as long as all is well.
+            // Probers that check the age of this value must see it young as long as all is well.
             last_updated: if ok { &now } else { updated },
             current_time: &now,
             node_eligible,
@@ -238,7 +243,7 @@ impl ProxyHealth {
             }),
         };
         let status = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        // Strings, flags and maps with text keys: there is nothing that cannot be written as JSON.
+        // The body has only strings, flags and maps with text keys, which always serialize to JSON.
         json(status, serde_json::to_string(&body).unwrap_or_default())
     }
 }
@@ -247,7 +252,7 @@ fn is_long_ago(time: Instant) -> bool {
     time.elapsed() >= LATE
 }
 
-/// Never. What kube-proxy prints before its first update.
+/// The time that kube-proxy prints before its first update, meaning never.
 const GO_ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 #[derive(Serialize)]
@@ -260,7 +265,8 @@ struct Body<'a> {
     healthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<BTreeMap<&'static str, Family<'a>>>,
-    /// Kinds of objects that wait to be listed anew, and why. kube-proxy's answer has no such member.
+    /// Kinds of objects that wait to be listed anew, and the reason. kube-proxy's answer has no
+    /// such member.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     stale: BTreeMap<&'static str, String>,
 }
@@ -279,7 +285,7 @@ struct Family<'a> {
     healthy: bool,
 }
 
-/// The server of `/healthz`, `/livez`, `/readyz` and `/status`, ordinarily on port 10256.
+/// The server of `/healthz`, `/livez`, `/readyz` and `/status`, by default on port 10256.
 #[derive(Debug)]
 pub struct HealthzServer(Served);
 
@@ -296,8 +302,8 @@ impl HealthzServer {
             "/healthz" => health.healthz(),
             "/livez" => health.livez(),
             "/readyz" => health.readyz(from_here(request)),
-            // Strings, numbers and flags: there is nothing that cannot be written as JSON.
-            // It names API servers and what is wrong with them: for this node only.
+            // The report has only strings, numbers and flags, which always serialize to JSON. It
+            // names API servers and their errors, so it is for this node only.
             "/status" if from_here(request) => {
                 json(StatusCode::OK, serde_json::to_string(&health.report()).unwrap_or_default())
             }
@@ -306,7 +312,7 @@ impl HealthzServer {
         .map(Self)
     }
 
-    /// The address listened on, with the port that was chosen if 0 was asked for.
+    /// Returns the address listened on, with the port that was chosen if 0 was requested.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address()
@@ -347,7 +353,7 @@ mod tests {
         }
     }
 
-    /// Lets so much time pass that what waits is late.
+    /// Advances time until a waiting change is late.
     pub(super) fn pass(health: &ProxyHealth) {
         let mut state = health.state();
         let State { queued, beat, .. } = &mut *state;

@@ -1,4 +1,4 @@
-//! `/status`: whether the maps are in sync with the cluster, and what is in the way by name.
+//! `/status`: whether the maps are in sync with the cluster, and the obstacles by name.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,18 +8,20 @@ use traffic_policy_cluster::source::Status;
 /// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The maps hold all that the cluster wants, as far as is known.
+    /// Whether the maps hold the whole desired state, as far as is known.
     pub in_sync: bool,
-    /// When the maps were last made equal to what the cluster wants (RFC 3339); `None` = not yet.
+    /// Time at which the maps were last made equal to the desired state (RFC 3339); `None` before
+    /// the first time.
     pub last_sync: Option<String>,
-    /// Seconds that the oldest change has been waiting.
+    /// Seconds for which the oldest change has been waiting.
     pub waiting_seconds: Option<f64>,
-    /// Reasons for which the maps are not in sync; empty if they are.
+    /// Reasons why the maps are not in sync; empty if they are.
     pub waiting_for: Vec<String>,
-    /// Service ports for which the maps have no room, each with the reason: they are not, or not wholly, in the maps.
+    /// Service ports for which the maps have no room, each with the reason: they are missing from
+    /// the maps, wholly or in part.
     #[serde(default)]
     pub left_out: Vec<String>,
-    /// Load balancers are told to send here, as far as the Node object decides that.
+    /// Whether load balancers may send here, as far as the Node object decides that.
     pub node_eligible: bool,
     /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
@@ -31,7 +33,7 @@ pub struct Report {
 /// A kind of objects that waits to be listed anew.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StaleKind {
-    /// The least age of its known state, in seconds.
+    /// The least possible age of its known state, in seconds.
     pub seconds: f64,
     /// The reason, and when the next list is due.
     pub why: String,

@@ -1,4 +1,5 @@
-//! `healthCheckNodePort`: for each LoadBalancer Service with policy Local, whether this node has endpoints of it.
+//! `healthCheckNodePort`: for each LoadBalancer Service with policy Local, whether this node has
+//! endpoints of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,7 +26,7 @@ pub struct ListenFailure {
 }
 
 impl ListenFailure {
-    /// One sentence, for logs and Events.
+    /// Returns one sentence, for logs and Events.
     #[must_use]
     pub fn message(&self, node_name: &str) -> String {
         let Self { service, port, error } = self;
@@ -39,11 +40,11 @@ pub struct ServiceHealth {
     node_name: String,
     proxy: ProxyHealth,
     counts: Arc<Counts>,
-    /// Of all ports together.
+    /// Connections of all ports together.
     connections: Arc<Connections>,
     open: BTreeMap<ServiceName, Open>,
     failed: BTreeMap<ServiceName, ListenFailure>,
-    /// Checks that were looked at, for tests.
+    /// Number of checks that were examined, for tests.
     #[cfg(test)]
     looked_at: usize,
 }
@@ -55,7 +56,8 @@ struct Open {
     listeners: BTreeMap<IpAddr, Served>,
 }
 
-/// Local endpoints by Service, as the answers read them. A Service that is not here is going away.
+/// Local endpoints by Service, as the answers read them. A Service that is missing is being
+/// removed.
 #[derive(Debug, Default)]
 struct Counts(Mutex<HashMap<ServiceName, usize>>);
 
@@ -81,11 +83,13 @@ impl ServiceHealth {
         }
     }
 
-    /// Opens, closes and moves ports so that `checks` are answered at `addresses` (the unspecified IPv4 one stands for all of
-    /// both families) and at the addresses of their own load balancers. Called after the maps are written, so that no answer says 200 before they hold what it promises.
+    /// Opens, closes and moves ports so that `checks` are answered at `addresses` (the unspecified
+    /// IPv4 one stands for all of both families) and at the addresses of their own load balancers.
+    /// Called after the maps are written, so that no answer is 200 before they hold what it
+    /// promises.
     ///
-    /// Returns the ports that cannot be listened on and could, or were not wanted, at the last call: each failure is
-    /// logged and returned once, and tried again at each call.
+    /// Returns the ports that cannot be listened on and could, or were not wanted, at the last
+    /// call: each failure is logged and returned once, and tried again at each call.
     pub async fn update(
         &mut self,
         checks: &BTreeMap<ServiceName, HealthCheck>,
@@ -96,8 +100,8 @@ impl ServiceHealth {
         self.update_those(checks, addresses, &all).await
     }
 
-    /// As [`Self::update`] for the checks of these Services, and for those that failed; all others, and the addresses, are
-    /// as they were at the last call.
+    /// Does the same as [`Self::update`] for the checks of these Services, and for those that
+    /// failed; all others, and the addresses, are as they were at the last call.
     pub async fn update_those(
         &mut self,
         checks: &BTreeMap<ServiceName, HealthCheck>,
@@ -135,7 +139,7 @@ impl ServiceHealth {
         news
     }
 
-    /// Closes before others are opened: a port may move from one Service to another.
+    /// Closes unwanted ports before others are opened: a port may move from one Service to another.
     async fn close_unwanted(
         &mut self,
         checks: &BTreeMap<ServiceName, HealthCheck>,
@@ -159,14 +163,15 @@ impl ServiceHealth {
                 self.open.remove(*name);
             }
         }
-        // All of them at once.
+        // All ports are stopped at once.
         closing.iter().for_each(Served::stop);
         for served in closing {
             served.close().await;
         }
     }
 
-    /// Whether a port cannot be listened on at present: then [`Self::update`] should be called again in a while.
+    /// Whether a port cannot be listened on at present: then [`Self::update`] should be called
+    /// again after a while.
     #[must_use]
     pub fn has_failures(&self) -> bool {
         !self.failed.is_empty()
@@ -218,7 +223,8 @@ impl ServiceHealth {
     }
 }
 
-/// Addresses at which a check is answered: these, and at those of its load balancer, which need not be on any device of the node.
+/// Returns the addresses at which a check is answered: these, and those of its load balancer, which
+/// need not be on any device of the node.
 fn listen(check: &HealthCheck, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
     if addresses.iter().any(IpAddr::is_unspecified) {
         addresses.clone()
@@ -227,7 +233,7 @@ fn listen(check: &HealthCheck, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr>
     }
 }
 
-/// Byte for byte what kube-proxy answers.
+/// Returns the answer of kube-proxy, byte for byte.
 fn answer(name: &ServiceName, count: usize, healthy: bool) -> Answer {
     let ServiceName { namespace, name } = name;
     let body = format!(

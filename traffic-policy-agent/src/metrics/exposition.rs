@@ -7,7 +7,7 @@ use super::histogram::Histogram;
 /// `Content-Type` of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Names and values of a sample's labels. No two samples of a family have the same.
+/// Names and values of a sample's labels. No two samples of a family share them.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
 /// All samples of one name.
@@ -33,7 +33,7 @@ impl Family {
         Self { name, help, kind, samples: String::new() }
     }
 
-    /// Only ever grows; the name ends in `_total`.
+    /// Makes a family that never decreases; its name ends in `_total`.
     pub const fn counter(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Counter)
     }
@@ -46,7 +46,7 @@ impl Family {
         Self::new(name, help, Kind::Histogram)
     }
 
-    /// Family whose name does not follow the rules of its type.
+    /// Makes a family whose name does not follow the rules of its type.
     pub const fn untyped(name: &'static str, help: &'static str) -> Self {
         Self::new(name, help, Kind::Untyped)
     }
@@ -92,7 +92,7 @@ impl Family {
     }
 }
 
-/// A family without samples is not there at all.
+/// A family without samples is omitted entirely.
 impl Display for Family {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.samples.is_empty() {
@@ -111,7 +111,8 @@ impl Display for Family {
     }
 }
 
-/// Label values are quoted, so that quotes in them are escaped too; help texts are not.
+/// Escapes a text. Label values are quoted, so that quotes in them are escaped too; help texts are
+/// not.
 fn escape(text: &str, quoted: bool, out: &mut String) {
     for character in text.chars() {
         match character {

@@ -3,15 +3,15 @@
 /// Observations by upper bounds.
 #[derive(Clone, Debug)]
 pub struct Histogram {
-    /// Ascending.
+    /// Upper bounds, ascending.
     bounds: Vec<f64>,
-    /// One more than bounds: the last holds what is above all of them.
+    /// Counts, one more than bounds: the last counts everything above all of them.
     counts: Vec<u64>,
     sum: f64,
 }
 
 impl Histogram {
-    /// `bounds` ascend, each belongs to its bucket.
+    /// Makes a histogram. `bounds` ascend; each belongs to its bucket.
     pub fn new(bounds: Vec<f64>) -> Self {
         debug_assert!(bounds.is_sorted_by(|a, b| a < b));
         let counts = vec![0; bounds.len() + 1];
@@ -32,7 +32,7 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// Each bound, at last none, with the number of observations up to it.
+    /// Returns each bound, and last `None`, with the number of observations up to it.
     pub fn cumulative(&self) -> impl Iterator<Item = (Option<f64>, u64)> {
         let bounds = self.bounds.iter().copied().map(Some).chain([None]);
         bounds.zip(self.counts.iter().scan(0, |sum, count| {

@@ -1,4 +1,4 @@
-//! Metrics of the node's state as the run loop knows it, of the source and of health.
+//! Metrics of the node's state as the run loop knows it, of the source, and of health.
 
 use std::time::SystemTime;
 
@@ -17,23 +17,24 @@ use crate::health::ProxyHealth;
 /// State of the run loop at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
-    /// Devices by name.
+    /// Attached devices by name.
     pub attached: Vec<(String, Attached)>,
     pub usage: DataplaneUsage,
-    /// Service ports in the desired state: IPv4, IPv6.
+    /// Number of Service ports in the desired state, for IPv4 and IPv6.
     pub service_ports: [usize; 2],
     pub no_local: [NoLocal; 2],
     pub node_eligible: bool,
     /// Number of warnings of each Service.
     pub warnings: Vec<(ServiceName, usize)>,
-    /// Service ports that the maps have no room for, and those whose write failed.
+    /// Number of Service ports for which the maps have no room or whose write failed.
     pub no_room: usize,
     pub failed: usize,
-    /// Service ports all of whose addresses other Services have.
+    /// Number of Service ports all of whose addresses belong to other Services.
     pub no_frontend: usize,
 }
 
-/// Service ports of one family with policy Local and without an endpoint here, although there is one elsewhere.
+/// Service ports of one family with policy Local and without an endpoint here, although there is
+/// one elsewhere.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NoLocal {
     pub internal: usize,
@@ -41,7 +42,7 @@ pub struct NoLocal {
 }
 
 impl NoLocal {
-    /// Of IPv4, and of IPv6.
+    /// Returns the counts for IPv4 and IPv6.
     #[must_use]
     pub fn count(desired: &Desired) -> [Self; 2] {
         let mut counts = [Self::default(); 2];
@@ -72,8 +73,8 @@ impl Observed {
     }
 
     fn no_local(&self) -> Family {
-        // A gauge, but by its name it ought to be a counter, which promtool refuses. No type at all is accepted, and
-        // means the same to a query.
+        // This is a gauge, but by its name it ought to be a counter, which promtool refuses. No
+        // type at all is accepted, and means the same to a query.
         let mut family = Family::untyped(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "Service ports with policy Local, no endpoint on this node, but one elsewhere (a gauge).",
@@ -194,7 +195,7 @@ impl Observed {
     }
 }
 
-/// `/healthz` and `/livez` as they were answered, and how far behind the maps are.
+/// Returns metrics of the answers of `/healthz` and `/livez`, and of how far behind the maps are.
 pub fn health(health: &ProxyHealth) -> Vec<Family> {
     let answered = health.answered();
     let family = |name, help, answers: [(u16, u64); 2]| {
@@ -215,7 +216,7 @@ pub fn health(health: &ProxyHealth) -> Vec<Family> {
     ]
 }
 
-/// Metrics about the agent itself.
+/// Returns metrics about the agent itself.
 pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
     vec![
         Family::gauge("traffic_policy_build_info", "The agent's version; always 1.")
@@ -227,7 +228,7 @@ pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
     ]
 }
 
-/// Metrics of the source: the Kubernetes API or the folder of manifests.
+/// Returns metrics of the source: the Kubernetes API or the folder of manifests.
 pub fn source(status: &Status) -> Vec<Family> {
     let mut age = Family::gauge(
         "traffic_policy_source_age_seconds",

@@ -1,4 +1,4 @@
-//! Metrics of packets by outcome: of each hook, and of each Service.
+//! Metrics of packets by outcome: for each hook, and for each Service.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{exposition::Family, labels::port_labels};
 
-/// Packets by hook and outcome.
+/// Returns the packets by hook and outcome.
 pub fn by_hook(counters: &[Counter]) -> Family {
     let mut family = Family::counter(
         "traffic_policy_packets_total",
@@ -20,7 +20,8 @@ pub fn by_hook(counters: &[Counter]) -> Family {
     family
 }
 
-/// Packets and bytes by Service port and outcome. Several counts of one port and outcome are added up.
+/// Returns packets and bytes by Service port and outcome. Several counts of one port and outcome
+/// are summed.
 pub fn by_service(counts: &[ServiceCount]) -> Vec<Family> {
     let mut sums: BTreeMap<(&ServicePortKey, Outcome), (u64, u64)> = BTreeMap::new();
     for count in counts {
@@ -62,7 +63,7 @@ mod tests {
             count("web", true, Outcome::DroppedSourceRange, 7),
             count("web", false, Outcome::Forwarded, 1),
             count("api", false, Outcome::RejectedNoEndpoint, 0),
-            // Of another hook, say.
+            // The count may be that of another hook.
             count("web", false, Outcome::Forwarded, 2),
         ];
         let series = |name: &str, ipv6: &str, outcome: &str, value: u64| {

@@ -1,4 +1,4 @@
-//! The process metrics that every Prometheus client library gives, by the same names.
+//! The process metrics of every Prometheus client library, under the same names.
 
 use std::{fs, time::SystemTime};
 
@@ -33,7 +33,7 @@ pub fn families(started: SystemTime) -> Vec<Family> {
     families
 }
 
-/// Of `/proc/self/status`, bytes.
+/// Returns the resident memory of `/proc/self/status`, in bytes.
 fn resident(status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)

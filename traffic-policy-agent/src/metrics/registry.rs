@@ -1,4 +1,4 @@
-//! The answer to a scrape: values left here by the run loop, or read at the moment of the scrape.
+//! The answer to a scrape: values stored here by the run loop, or read at the moment of the scrape.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::health::ProxyHealth;
 
-/// Everything that a scrape tells. Cheap to clone; all clones are one.
+/// All inputs of a scrape. Cheap to clone; all clones share one state.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Shared>);
 
@@ -34,7 +34,7 @@ struct Shared {
     started: SystemTime,
     health: ProxyHealth,
     syncs: Mutex<Syncs>,
-    /// `None` until the maps were written once.
+    /// State of the run loop; `None` until the maps were written once.
     observed: Mutex<Option<Arc<Observed>>>,
     source: OnceLock<StatusReader>,
     packets: OnceLock<Reader<Counter>>,
@@ -72,39 +72,42 @@ impl Metrics {
         }))
     }
 
-    /// From now on scrapes tell how the source fares. Only the first call counts.
+    /// Adds the status of the source to scrapes from now on. Only the first call counts.
     pub fn follow(&self, source: StatusReader) {
         let _ = self.0.source.set(source);
     }
 
-    /// From now on each scrape asks `read` how many packets left the packet path in which way. Only the first call counts.
+    /// Makes each scrape call `read` for the packet path's counters from now on. Only the first
+    /// call counts.
     pub fn count_packets(&self, read: impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static) {
         let _ = self.0.packets.set(Reader(Box::new(read)));
     }
 
-    /// From now on each scrape asks `read` for the counts of Services. Only the first call counts.
+    /// Makes each scrape call `read` for the counts of Services from now on. Only the first call
+    /// counts.
     pub fn count_services(&self, read: impl Fn() -> Result<Vec<ServiceCount>> + Send + Sync + 'static) {
         let _ = self.0.services.set(Reader(Box::new(read)));
     }
 
-    /// Takes note of objects that come from the source, before they are put into `index`.
+    /// Records objects from the source, before they are put into `index`.
     pub fn arriving(&self, batch: &Batch, index: &Index) {
         lock(&self.0.syncs).arriving(batch, index);
     }
 
-    /// A change waits to be written.
+    /// Records that a change waits to be written.
     pub fn queued(&self) {
         lock(&self.0.syncs).queued(SystemTime::now());
     }
 
-    /// The maps were written, after `duration`; `full`: all of them were compared, not what changed only.
+    /// Records that the maps were written, which took `duration`; `full`: all of them were
+    /// compared, not only what changed.
     pub fn synced(&self, duration: Duration, full: bool) {
         let mut syncs = lock(&self.0.syncs);
         syncs.tried(duration, full);
         syncs.succeeded(SystemTime::now());
     }
 
-    /// Writing the maps failed, after `duration`. What waits goes on waiting.
+    /// Records that writing the maps failed after `duration`. Waiting changes continue to wait.
     pub fn failed(&self, duration: Duration, full: bool) {
         lock(&self.0.syncs).tried(duration, full);
     }
@@ -114,12 +117,12 @@ impl Metrics {
         self.0.restored.store(times, Ordering::Relaxed);
     }
 
-    /// Leaves word of what only the run loop knows.
+    /// Stores the state that only the run loop knows.
     pub fn observed(&self, observed: Observed) {
         *lock(&self.0.observed) = Some(Arc::new(observed));
     }
 
-    /// All families, as text.
+    /// Returns all families, as text.
     #[must_use]
     pub fn render(&self) -> String {
         let shared = &*self.0;
@@ -202,7 +205,7 @@ mod tests {
             let line = text.lines().find_map(|line| line.strip_prefix("traffic_policy_out_of_sync_seconds "));
             line.unwrap().parse().unwrap()
         };
-        // The clock is the machine's: so much time has passed then at least.
+        // The clock is the machine's: at least this much time has passed then.
         std::thread::sleep(Duration::from_millis(5));
         assert!(age() >= 0.005, "never in sync so far");
         metrics.0.health.synced();

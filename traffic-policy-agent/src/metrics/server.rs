@@ -20,7 +20,8 @@ use crate::{
 /// Answer of `/proxyMode`, where kube-proxy names its backend.
 const MODE: &str = "ebpf";
 
-/// Answers `/metrics`, `/proxyMode`, `/configz` and `/healthz`, as kube-proxy's metrics server does.
+/// The server of `/metrics`, `/proxyMode`, `/configz` and `/healthz`, like kube-proxy's metrics
+/// server.
 #[derive(Debug)]
 pub struct MetricsServer(Served);
 
@@ -45,17 +46,18 @@ impl MetricsServer {
         .map(Self)
     }
 
-    /// The address listened on, with the port that was chosen if 0 was asked for.
+    /// Returns the address listened on, with the port that was chosen if 0 was requested.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.0.address()
     }
 }
 
-/// Reads whole flow tables: on a thread of its own, and for one client at a time.
+/// Answers a scrape. It reads whole flow tables: on a thread of its own, and for one client at a
+/// time.
 async fn scrape(metrics: Arc<Mutex<Metrics>>) -> Answer {
     let metrics = metrics.lock_owned().await;
-    // It goes on when the client has gone, and so does its turn.
+    // The scrape continues when the client has disconnected, and holds its turn.
     match spawn_blocking(move || metrics.render()).await {
         Ok(body) => text(body, exposition::CONTENT_TYPE),
         Err(error) => {
@@ -69,7 +71,8 @@ async fn scrape(metrics: Arc<Mutex<Metrics>>) -> Answer {
 fn brief(request: &Request<Incoming>) -> Answer {
     match request.uri().path() {
         "/proxyMode" => text(MODE.to_owned(), "text/plain; charset=utf-8"),
-        // That this server answers, no more: whether the proxy keeps up is asked elsewhere (--healthz-address).
+        // This shows only that the server answers; --healthz-address reports whether the proxy
+        // keeps up.
         "/healthz" => text("ok".to_owned(), "text/plain; charset=utf-8"),
         _ => not_found(request.method()),
     }
@@ -111,7 +114,7 @@ mod tests {
         assert!(get(server.address(), "/").await.starts_with("HTTP/1.1 404 Not Found\r\n"));
     }
 
-    /// Full tables take long to read: others are answered meanwhile.
+    /// Full tables take long to read: other requests are answered meanwhile.
     #[tokio::test]
     async fn a_slow_scrape_holds_up_nobody() {
         let metrics = Metrics::new("here".to_owned(), ProxyHealth::new(true, true));

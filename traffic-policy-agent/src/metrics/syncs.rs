@@ -1,4 +1,4 @@
-//! Metrics of syncs, by kube-proxy's names: changes that wait, and how long writing takes.
+//! Metrics of syncs, under kube-proxy's names: changes that wait, and how long writing takes.
 
 use std::{
     collections::BTreeMap,
@@ -22,9 +22,9 @@ const FAMILIES: [bool; 2] = [false, true];
 /// Changes of one kind of object in one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Changes {
-    /// Not written yet.
+    /// Changes that are not written yet.
     pending: u64,
-    /// Ever.
+    /// All changes so far.
     total: u64,
 }
 
@@ -46,13 +46,14 @@ pub struct Syncs {
     programming: [Histogram; 2],
     services: [Changes; 2],
     endpoints: [Changes; 2],
-    /// When the changes of each Service's endpoints came to be that are not written yet.
+    /// Times at which the unwritten changes of each Service's endpoints came to be.
     triggers: [BTreeMap<ServiceName, Vec<SystemTime>>; 2],
     started: SystemTime,
 }
 
 impl Syncs {
-    /// `started`: what came to be before is not measured, for it was this agent that was not there.
+    /// Makes the metrics. Changes from before `started` are not measured, because the agent did not
+    /// exist then.
     pub fn new(started: SystemTime) -> Self {
         let [all, full, partial] = [(); 3].map(|()| Histogram::new(sync_bounds()));
         Self {
@@ -69,7 +70,8 @@ impl Syncs {
         }
     }
 
-    /// Takes note of changes before they are put into `index`. An object that is there already, as it is, is none.
+    /// Records changes before they are put into `index`. An object that is already there unchanged
+    /// counts as none.
     pub fn arriving(&mut self, batch: &Batch, index: &Index) {
         for update in &batch.0 {
             match update {
@@ -90,13 +92,15 @@ impl Syncs {
         let (new, gone) = news(change, index);
         for slice in new {
             self.endpoints[usize::from(slice.ipv6)].add(1);
-            // An old annotation on a slice that is new to this agent measures nothing of the agent's.
+            // An old annotation on a slice that is new to this agent measures nothing of the
+            // agent's.
             if let Some(time) = slice.last_change.0.filter(|time| *time > self.started) {
                 let triggers = &mut self.triggers[usize::from(slice.ipv6)];
                 triggers.entry(slice.service_name()).or_default().push(time);
             }
         }
-        // Of which family they were nobody says; the annotation tells of the last change, not of the end.
+        // The family of removed slices is unknown; the annotation dates the last change, not the
+        // removal.
         for endpoints in &mut self.endpoints {
             endpoints.add(gone);
         }
@@ -106,14 +110,14 @@ impl Syncs {
         self.queued = Some(now);
     }
 
-    /// Whether or not it succeeded.
+    /// Records a sync, whether or not it succeeded.
     pub fn tried(&mut self, duration: Duration, full: bool) {
         let seconds = duration.as_secs_f64();
         self.all.observe(seconds);
         if full { &mut self.full } else { &mut self.partial }.observe(seconds);
     }
 
-    /// All that waited is in the maps.
+    /// Records that all waiting changes are in the maps.
     pub fn succeeded(&mut self, now: SystemTime) {
         self.synced = Some(now);
         for changes in self.services.iter_mut().chain(&mut self.endpoints) {
@@ -121,7 +125,7 @@ impl Syncs {
         }
         for (histogram, triggers) in self.programming.iter_mut().zip(&mut self.triggers) {
             for time in std::mem::take(triggers).into_values().flatten() {
-                // A clock ahead of this node's cannot make it negative.
+                // A clock ahead of this node's cannot make the duration negative.
                 histogram.observe(now.duration_since(time).unwrap_or_default().as_secs_f64());
             }
         }
@@ -211,7 +215,7 @@ impl Syncs {
     }
 }
 
-/// Objects that are not in the index as they are, and the number of those that go.
+/// Returns the objects that differ from those in the index, and the number of removed ones.
 fn news<'a, T: Indexed>(change: &'a Change<T>, index: &Index) -> (Vec<&'a T>, usize) {
     match change {
         Change::Apply(object) => (if object.is_held(index) { vec![] } else { vec![object] }, 0),
@@ -226,13 +230,13 @@ fn news<'a, T: Indexed>(change: &'a Change<T>, index: &Index) -> (Vec<&'a T>, us
     }
 }
 
-/// kube-proxy's buckets, 1 ms to 16 s:
+/// Returns kube-proxy's buckets, 1 ms to 16 s:
 /// <https://github.com/kubernetes/kubernetes/blob/v1.34.0/pkg/proxy/metrics/metrics.go>
 fn sync_bounds() -> Vec<f64> {
     (0..15).map(|power| f64::from(1 << power) / 1000.0).collect()
 }
 
-/// kube-proxy's buckets, 250 ms to 5 min, from the same file.
+/// Returns kube-proxy's buckets, 250 ms to 5 min, from the same file.
 fn programming_bounds() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()
@@ -328,7 +332,7 @@ mod tests {
         apply(&mut syncs, &mut index, reset(&[slice("one", 80, 99)]));
         syncs.succeeded(at(101));
         assert_eq!(syncs.programming[0].count(), 0);
-        // The clock of who wrote the annotation is ahead.
+        // The clock of the annotation's writer is ahead.
         apply(&mut syncs, &mut index, reset(&[slice("one", 81, 200)]));
         syncs.succeeded(at(102));
         assert_eq!(syncs.programming[0].count(), 1);

@@ -1,4 +1,4 @@
-//! The least that must be done for a packet of a flow, and for the first packet of one.
+//! The minimum work for a packet of a flow, and for the first packet of one.
 
 use core::mem::{MaybeUninit, size_of};
 
@@ -39,12 +39,13 @@ const XDP_TX: u32 = 3;
 const ETHERNET: usize = 14;
 const NOEXIST: u64 = 1;
 
-/// Offsets in `struct bpf_fib_lookup`; the destination MAC follows the source MAC.
+/// Offset of the destination address in `struct bpf_fib_lookup`; the constants below are offsets as
+/// well. The destination MAC follows the source MAC.
 const FIB_DESTINATION: usize = 32;
 const FIB_SOURCE_MAC: usize = 52;
 const AF_INET: u8 = 2;
 
-/// IPv4 without options, TCP.
+/// Parses IPv4 without options, and TCP.
 #[inline(always)]
 fn parse(md: *mut xdp_md) -> Option<(usize, Tuple<Address4>)> {
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
@@ -127,7 +128,7 @@ fn first_packet<const FIB: bool>(md: *mut xdp_md) -> u32 {
     new::<FIB>(md, ip, &tuple).map_or(XDP_PASS, |()| XDP_TX)
 }
 
-/// MAC addresses towards a destination, as a flow holds them.
+/// Returns the MAC addresses towards a destination, as a flow stores them.
 #[inline(always)]
 fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64, u32)> {
     let mut words = MaybeUninit::<[u64; 8]>::uninit();
@@ -164,7 +165,7 @@ fn new<const FIB: bool>(md: *mut xdp_md, ip: usize, tuple: &Tuple<Address4>) -> 
     let index = range.base + hash::pick(hash::tuple(tuple, 1), range.len);
     let slot = unsafe { *FLOOR_SLOTS.get_ptr(index)? };
     let node = FLOOR_NODE.get_ptr(0)?;
-    // Distinct for each packet of a run; no search for a free one.
+    // The port is distinct for each packet of a run; a free one is not searched for.
     let port = Port::from_host(0x8000 | unsafe { (*FEED.get_ptr(0)?).next } as u16);
     let new = Ports::new(port, slot.port);
     let word = |address: Address4| address.wire() as u64;

@@ -1,5 +1,6 @@
-//! Sends packets of many flows, run as a live frame (BPF_F_TEST_XDP_LIVE_FRAMES): what it transmits leaves by the
-//! device of its context. Pages come back as the receivers left them, so all headers are written each time.
+//! Sends packets of many flows, run as a live frame (BPF_F_TEST_XDP_LIVE_FRAMES): the packets it
+//! transmits leave through the device of its context. Pages come back as the receivers left them,
+//! so all headers are written each time.
 
 use aya_ebpf::{
     btf_maps::Array,
@@ -72,7 +73,7 @@ pub fn generate(ctx: XdpContext) -> u32 {
     XDP_TX
 }
 
-/// Counts the time of the last burst, and begins one if it is due.
+/// Adds the time of the last burst, and begins a new one if it is due.
 #[inline(always)]
 unsafe fn begin_batch(generator: *mut Generator) {
     unsafe {

@@ -1,4 +1,4 @@
-//! Map layouts of the programs that `cargo xtask bench` compares with: see `main.rs`.
+//! Map layouts of the programs with which `cargo xtask bench` compares: see `main.rs`.
 #![cfg_attr(target_arch = "bpf", no_std)]
 
 pub mod traffic;
@@ -11,10 +11,10 @@ use traffic_policy_ebpf::abi::{Address4, Flow, Ports};
 pub const FRAME_WORDS: usize = 10;
 /// Bytes of one frame.
 pub const FRAME_LENGTH: usize = FRAME_WORDS * 8;
-/// Room for frames, unless the loader asks for more.
+/// Capacity in frames, unless the loader requests more.
 pub const FRAMES: u32 = 65_536;
 
-/// Which frames come: those from `first` until `end`, again and again.
+/// Range of frames to send: those from `first` until `end`, in a loop.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Feed {
@@ -24,7 +24,8 @@ pub struct Feed {
     pub zero: u32,
 }
 
-/// An entry of a flow of the floor: as large as the packet path's own, so that memory costs both the same.
+/// An entry of a flow of the floor. It is as large as the packet path's own, so that memory costs
+/// both the same.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloorFlow {
@@ -44,6 +45,6 @@ const _: () = assert!(size_of::<FloorFlow>() == size_of::<Flow<Address4>>());
 mod pod {
     // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::Feed {}
-    // SAFETY: as above.
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::FloorFlow {}
 }

@@ -1,12 +1,14 @@
-//! Programs for `cargo xtask bench`, for the BPF target only; no part of the agent.
+//! Programs for `cargo xtask bench`, for the BPF target only; they are no part of the agent.
 //!
-//! BPF_PROG_TEST_RUN gives a program the same buffer again and again, as the program left it. So `feed` writes the next
-//! packet into it and jumps to the program that is measured; the time of `feed` with an empty program is subtracted.
+//! BPF_PROG_TEST_RUN gives a program the same buffer again and again, as the program left it. So
+//! `feed` writes the next packet into it and jumps to the measured program; the time of `feed` with
+//! an empty program is subtracted.
 //!
-//! The *floors* are the least that any program of this kind must do. `mac_swap`: send the frame back.
-//! `floor_established`: parse, find the flow in one preallocated hash, translate with checksums, set the MAC addresses;
-//! no time-outs, no TCP states, no MTU, no counters, IPv4 without options only. `floor_new`: find the Service and an
-//! endpoint, insert both entries; `floor_new_fib` asks the FIB for the way out too, for each flow.
+//! The *floors* are the minimum work of any program of this kind. `mac_swap`: send the frame back.
+//! `floor_established`: parse, find the flow in one preallocated hash, translate with checksums,
+//! set the MAC addresses; no time-outs, no TCP states, no MTU, no counters, IPv4 without options
+//! only. `floor_new`: find the Service and an endpoint, insert both entries; `floor_new_fib` also
+//! queries the FIB for the route of each flow.
 #![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
 #![cfg_attr(
     target_arch = "bpf",
@@ -55,12 +57,12 @@ mod feed {
     /// BPF_F_MMAPABLE: a million frames are written by plain stores.
     const MMAPABLE: usize = 1024;
 
-    /// The packets, in the order in which they come.
+    /// The packets, in the order in which they are sent.
     #[btf_map]
     pub static FRAMES: Array<[u64; FRAME_WORDS], { FRAME_COUNT as usize }, MMAPABLE> = Array::new();
     #[btf_map]
     pub static FEED: Array<Feed, 1> = Array::new();
-    /// The one program that is measured.
+    /// The measured program.
     #[btf_map]
     pub static XDP_SUBJECT: ProgramArray<1> = ProgramArray::new();
     #[btf_map]
@@ -116,8 +118,9 @@ mod feed {
         TC_SHOT
     }
 
-    /// As `feed_xdp`, for programs that leave a packet of another length: gives it the length of a frame again, also
-    /// where nothing has changed it, so that this costs every program the same.
+    /// Does the same as `feed_xdp`, for programs that leave a packet of another length: restores
+    /// the length of a frame, even where nothing has changed it, so that this costs every program
+    /// the same.
     #[xdp(frags)]
     pub fn feed_resized_xdp(ctx: XdpContext) -> u32 {
         let md = ctx.ctx;
@@ -132,7 +135,7 @@ mod feed {
         XDP_ABORTED
     }
 
-    /// See `feed_resized_xdp`.
+    /// The TC counterpart of `feed_resized_xdp`.
     #[classifier]
     pub fn feed_resized_tc(ctx: TcContext) -> i32 {
         let skb = ctx.skb.skb;
@@ -160,7 +163,7 @@ mod feed {
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // The verifier proves that it is never reached.
+    // The verifier proves that this is never reached.
     loop {}
 }
 

@@ -1,4 +1,5 @@
-//! Both ends of the wire: counts the packets that arrive as they should, and answers those that open a connection.
+//! Both ends of the wire: counts the packets that arrive as expected, and answers those that open a
+//! connection.
 
 use aya_ebpf::{
     btf_maps::{Array, PerCpuArray},
@@ -78,7 +79,7 @@ pub fn sink_xdp(ctx: XdpContext) -> u32 {
             _ => return count(arrived),
         }
         count(arrived);
-        // Not XDP_TX: a veth wakes a receiver without a program only for a redirect.
+        // XDP_TX does not work here: a veth wakes a receiver without a program only for a redirect.
         bpf_redirect((*md).ingress_ifindex, 0) as u32
     }
 }
@@ -91,7 +92,7 @@ fn count(arrived: Arrived) -> u32 {
     XDP_DROP
 }
 
-/// Makes a segment the answer to itself.
+/// Turns a segment into the answer to itself.
 #[inline(always)]
 unsafe fn turn(data: usize, sequence: u32, acknowledged: u32, flags: u8) {
     let (ip, tcp) = (data + 14, data + 34);

@@ -4,52 +4,58 @@ use traffic_policy_ebpf::abi::Port;
 
 use super::FRAME_WORDS;
 
-/// Turns between which receivers have theirs: fewer than the 256 of a veth's receive ring, also when each packet is answered.
+/// Number of turns of the generator after which receivers have theirs. It is less than the 256 of a
+/// veth's receive ring, even when each packet is answered.
 pub const BATCH: u32 = 64;
-/// Clients have consecutive addresses, and each uses so many consecutive ports, as a power of two.
+/// Binary logarithm of the number of consecutive ports of each client; clients have consecutive
+/// addresses.
 pub const PORTS_SHIFT: u32 = 13;
 pub const FIRST_PORT: u16 = 20_000;
-/// Sequence number of a client's SYN, and of the SYN-ACK that answers.
+/// Sequence number of a client's SYN; [`ENDPOINT_SEQUENCE`] is that of the SYN-ACK that answers it.
 pub const CLIENT_SEQUENCE: u32 = 1_000;
 pub const ENDPOINT_SEQUENCE: u32 = 7_000;
 
-/// Traffic of the generator: one packet of each flow, then from the first flow on again.
+/// Traffic of the generator: one packet of each flow, then from the first flow again.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
     /// A packet whose source address and port are 0, and whose checksums are not used.
     pub template: [u64; FRAME_WORDS],
-    /// Sums of the words of the IP header, and of the TCP segment with its pseudo header.
+    /// Sum of the words of the IP header; `tcp_sum` is that of the TCP segment with its pseudo
+    /// header.
     pub ip_sum: u64,
     pub tcp_sum: u64,
-    /// The first client's address, as a number.
+    /// Address of the first client, as a number.
     pub client: u32,
-    /// Number of the flow that comes next.
+    /// Index of the next flow.
     pub next: u32,
     pub count: u32,
-    /// Packets that are left in the burst.
+    /// Packets that remain in the burst.
     pub burst: u32,
-    /// Packets of a whole burst: at most a batch.
+    /// Packets of a whole burst: at most [`BATCH`].
     pub burst_length: u32,
     pub zero: u32,
-    /// Nanoseconds from one burst to the next; 0: as fast as it goes.
+    /// Nanoseconds from one burst to the next; 0 means without a pause.
     pub interval: u64,
-    /// When the next burst is due.
+    /// Time at which the next burst is due.
     pub due: u64,
-    /// When the last burst began, if its time is not counted yet.
+    /// Time at which the last burst began, if it is not added to `busy` yet.
     pub since: u64,
-    /// Nanoseconds from the beginning of each burst to the beginning of the batch after it.
+    /// Nanoseconds from the beginning of each burst to the beginning of the batch after it, summed
+    /// up.
     pub busy: u64,
     pub sent: u64,
-    /// Turns so far, and how many will be.
+    /// Number of turns so far; `turns` is their total.
     pub turn: u64,
     pub turns: u64,
-    /// When it was asked first and last, CLOCK_MONOTONIC; setting up a run and taking it down takes tens of milliseconds.
+    /// Time of the first call, CLOCK_MONOTONIC; `ended` is that of the last. Setting up a run and
+    /// taking it down takes tens of milliseconds.
     pub started: u64,
     pub ended: u64,
 }
 
-/// Packets that the sink counts. Addresses are words in network byte order, for they are masked.
+/// Packets that the sink counts. Addresses are words in network byte order, because they are
+/// masked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sink {
@@ -58,9 +64,9 @@ pub struct Sink {
     pub client_mask: u32,
     pub endpoints: u32,
     pub endpoint_mask: u32,
-    /// The client of the endpoints; 0: any.
+    /// Client address that endpoints expect; 0 means any.
     pub source: u32,
-    /// Whom the clients asked.
+    /// Frontend address to which the clients send.
     pub frontend: u32,
     pub frontend_port: Port,
     pub target_port: Port,
@@ -72,7 +78,7 @@ pub mod sink {
     pub const ANSWER: u32 = 1;
     /// A client answers SYN-ACK by ACK.
     pub const CONFIRM: u32 = 2;
-    /// Both checksums of each packet are verified.
+    /// The sink verifies both checksums of each packet.
     pub const VERIFY: u32 = 4;
 }
 
@@ -82,15 +88,15 @@ pub mod sink {
 pub enum Arrived {
     /// A SYN at an endpoint.
     Opening,
-    /// A SYN-ACK at a client, from whom it had asked.
+    /// A SYN-ACK at a client, from the frontend it had contacted.
     Answer,
     /// Another packet at an endpoint.
     Request,
-    /// Another packet at a client, from whom it had asked.
+    /// Another packet at a client, from the frontend it had contacted.
     Reply,
-    /// A packet to the frontend that was sent back as it came.
+    /// A packet to the frontend that was sent back unchanged.
     Untranslated,
-    /// From the wrong address or port, to the wrong port, or with a wrong checksum.
+    /// A packet from the wrong address or port, to the wrong port, or with a wrong checksum.
     Wrong,
 }
 
@@ -102,6 +108,6 @@ impl Arrived {
 mod pod {
     // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::Generator {}
-    // SAFETY: as above.
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::Sink {}
 }

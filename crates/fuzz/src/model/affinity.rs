@@ -1,4 +1,4 @@
-//! Session affinity: which endpoint a client had of a Service's list, and since when.
+//! Session affinity: the endpoint that a client had from a Service's list, and since when.
 
 use std::{
     net::IpAddr,
@@ -10,24 +10,25 @@ use traffic_policy_testing::harness::HZ;
 use super::Model;
 use crate::topology::{AFFINITY, Endpoint};
 
-/// Client, Service, and whether the list is that of this node's endpoints.
+/// Client, Service, and whether the list holds only this node's endpoints.
 pub(super) type Key = (IpAddr, usize, bool);
 
 /// The endpoint that a client was given last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// `None`: one of the list, not observed yet.
+    /// The endpoint; `None` for one of the list that was not observed yet.
     endpoint: Option<Endpoint>,
-    /// The model's clock, and this machine's.
+    /// Time on the model's clock; `seen` is the time on this machine's.
     since: u64,
     seen: Instant,
 }
 
-/// The program writes a time down once a second, and reads a clock of ticks.
+/// Rounding error in seconds: the program writes a time down once a second, and reads a clock of
+/// ticks.
 const ROUNDING: u64 = 2;
 
 impl Held {
-    /// Whether it lasts still; `None`: that cannot be known.
+    /// Whether the affinity still lasts; `None` if that is undetermined.
     fn lasts(&self, clock: u64) -> Option<bool> {
         let least = (clock - self.since) / u64::from(HZ);
         let most = least + self.seen.elapsed().as_secs() + 1 + ROUNDING;
@@ -42,20 +43,20 @@ impl Held {
     }
 }
 
-/// As the model's clock says it.
+/// Converts jiffies as on the model's clock.
 pub fn duration(jiffies: u32) -> Duration {
     Duration::from_secs(u64::from(jiffies)) / HZ
 }
 
 impl Model {
-    /// Endpoints that a new flow of a client may get.
+    /// Returns the endpoints that a new flow of a client may get.
     pub fn candidates(&self, client: IpAddr, service: usize) -> Vec<Endpoint> {
         let of = &self.services[service];
         let all = of.candidates();
         if !of.affinity {
             return all;
         }
-        // A client that came by the other list, before a change of policy, keeps its endpoint as well.
+        // A client that used the other list, before a change of policy, keeps its endpoint as well.
         for local in [of.uses_local(), !of.uses_local()] {
             let Some(held) = self.affinity.get(&(client, service, local)) else { continue };
             match (held.lasts(self.clock), held.endpoint) {
@@ -68,7 +69,7 @@ impl Model {
         all
     }
 
-    /// A new flow was to get an endpoint: this one, or one of the candidates.
+    /// Records that a new flow got this endpoint, or one of the candidates.
     pub fn chosen(&mut self, client: IpAddr, service: usize, endpoint: Option<Endpoint>) {
         let of = self.services[service];
         if !of.affinity {

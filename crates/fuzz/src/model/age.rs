@@ -1,4 +1,4 @@
-//! Time: how long flows may be idle, and what a sweep makes of them.
+//! Time: how long flows may be idle, and the effect of a sweep on them.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -8,7 +8,7 @@ use traffic_policy_testing::harness::HZ;
 use super::{Ended, Flow, Model};
 use crate::topology::Endpoint;
 
-/// In jiffies, far enough apart that a slow machine confuses none with another.
+/// Time-outs in jiffies, far enough apart that a slow machine confuses none with another.
 pub const TIMEOUTS: Timeouts = Timeouts {
     established: 1_000_000,
     half_closed: 500_000,
@@ -18,17 +18,18 @@ pub const TIMEOUTS: Timeouts = Timeouts {
     udp: 40_000,
     udp_answered: 90_000,
 };
-/// Jiffies around a time-out within which nothing is certain: a run takes some time itself.
+/// Jiffies around a time-out within which the result is undetermined: a run takes some time itself.
 pub const SLACK: u64 = 5_000;
-/// Jiffies after which a port of an unanswered SYN, or of datagrams that are not assured, may be taken: ten seconds.
+/// Jiffies after which a port of an unanswered SYN, or of unassured datagrams, may be taken: ten
+/// seconds.
 const SILENT: u64 = 10 * HZ as u64;
-/// Jiffies that really go by in a millisecond, at most: no kernel has more of them.
+/// Maximum number of real jiffies in a millisecond: no kernel has more of them.
 const PER_MILLISECOND: u64 = 1;
-/// Steps of time, each beyond one time-out more.
+/// Steps of time, each of which exceeds one more time-out.
 pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
 
-/// A moment of a run: the model's clock, and this machine's just before a packet was given to a program, which may have seen it at any
-/// time since.
+/// A moment of a run: the model's clock, and this machine's just before a packet was given to a
+/// program, which may have seen it at any time since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub clock: u64,
@@ -36,9 +37,10 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The most jiffies that programs can have seen go by until now, when the model's clock is this.
+    /// Returns the most jiffies that programs can have seen pass until now, when the model's clock
+    /// shows `clock`.
     pub fn most(self, clock: u64) -> u64 {
-        // A tick may have been due.
+        // One more tick may have been due.
         clock - self.clock + self.given.elapsed().as_millis() as u64 * PER_MILLISECOND + 1
     }
 }
@@ -51,7 +53,7 @@ pub enum Fate {
     Either,
 }
 
-/// The reply entry of a flow that was replaced: it may still be found by its last replies.
+/// The reply entry of a flow that was replaced: its last replies may still find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
     pub tcp: bool,
@@ -72,12 +74,13 @@ impl Flow {
         clock - self.last[0].max(self.last[1])
     }
 
-    /// The longest time for which it may have been: not all of its packets belong to it for certain.
+    /// Returns the longest possible idle time: not all packets of the flow belong to it for
+    /// certain.
     fn longest_idle(&self, clock: u64) -> u64 {
         self.belonged.most(clock)
     }
 
-    /// The shortest and the longest time for which it may be idle, as far as its state is certain.
+    /// Returns the shortest and the longest permitted idle time, as far as the state is certain.
     fn limits(&self) -> (u32, u32) {
         let one = |limit| (limit, limit);
         if !self.tcp {
@@ -100,18 +103,19 @@ impl Flow {
         })
     }
 
-    /// Whether another flow may have its port: its connection ended long ago (RFC 6191).
+    /// Whether another flow may take its port: its connection ended long ago (RFC 6191).
     pub fn gives_way(&self, clock: u64) -> bool {
         self.tcp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
     }
 
-    /// Whether another flow may have taken its port: it is not assured, and for ten seconds nothing has
-    /// come. A middlebox that does not see all of it may be mistaken.
+    /// Whether another flow may have taken its port: it is unassured, and no packet has come for
+    /// ten seconds. A middlebox that does not see all of it may be mistaken.
     pub fn may_give_way(&self, clock: u64) -> bool {
         self.loose || !self.assured && self.longest_idle(clock) >= SILENT
     }
 
-    /// A sweep notices a flow that was idle for too long, and the next one that finds it still so removes it.
+    /// Sweeps the flow: a sweep notices that it was idle for too long, and the next sweep that
+    /// finds it unchanged removes it.
     fn sweep(&mut self, clock: u64) -> Fate {
         let (idle, (least, most)) = (self.idle(clock), self.limits());
         if self.longest_idle(clock) + SLACK < least.into() {
@@ -132,8 +136,9 @@ impl Flow {
 }
 
 impl Model {
-    /// The fate of each flow in a sweep. Stale entries that must be gone are forgotten. One whose endpoint is found `gone` just now may stay
-    /// until the next sweep: its state is another than a moment before, as if a packet had come.
+    /// Returns the fate of each flow in a sweep. Stale entries that must be removed by now are
+    /// forgotten. A flow whose endpoint becomes `gone` in this sweep may stay until the next one:
+    /// its state differs from that of a moment before, as if a packet had come.
     pub fn sweep(&mut self, gone: Option<(usize, Endpoint)>) -> Vec<Fate> {
         let clock = self.clock;
         self.stale.retain_mut(|stale| {

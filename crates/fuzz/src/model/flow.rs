@@ -15,7 +15,7 @@ use crate::{
 pub enum Ended {
     No,
     Yes,
-    /// A segment near a real one decided: a middlebox cannot know.
+    /// A segment near a real one decided this: a middlebox cannot know.
     Unspecified,
 }
 
@@ -26,7 +26,7 @@ pub struct Host {
     pub initial: u32,
     /// Sequence number that it sends next.
     pub next: u32,
-    /// The acknowledgement number of its last segment.
+    /// Acknowledgement number of its last segment.
     pub acknowledged: u32,
     pub fin: bool,
 }
@@ -43,45 +43,47 @@ pub struct Count {
 pub struct Flow {
     pub tcp: bool,
     pub service: usize,
-    /// The client, and the Service as it asked it.
+    /// Address of the client; `frontend` is the Service's address to which it sends.
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     pub endpoint: Endpoint,
-    /// The client as the endpoint sees it.
+    /// Address of the client as the endpoint sees it.
     pub source: SocketAddr,
-    /// The endpoint has answered, with a SYN-ACK that acknowledges the SYN.
+    /// Whether the endpoint has answered, with a SYN-ACK that acknowledges the SYN.
     pub answered: bool,
-    /// TCP: the client has acknowledged that. UDP: once there was an answer, a datagram of either side
-    /// came two seconds or more after the first.
+    /// Whether it is assured. TCP: the client has acknowledged the answer. UDP: once there was an
+    /// answer, a datagram of either side came two seconds or more after the first.
     pub assured: bool,
-    /// The moments of its first packet, and of its endpoint's first answer.
+    /// Moment of its first packet; `heard` is that of its endpoint's first answer.
     pub began: Moment,
     pub heard: Option<Moment>,
     pub ended: Ended,
-    /// Forged segments came near enough to real ones that its numbers are not certain.
+    /// Whether forged segments came near enough to real ones that its numbers are uncertain.
     pub loose: bool,
-    /// Client, endpoint.
+    /// The ends: client, endpoint.
     pub hosts: [Host; 2],
     pub counts: [Count; 2],
-    /// Its last packet in each direction: [`super::Model::clock`].
+    /// Times of its last packet in each direction, on [`super::Model::clock`].
     pub last: [u64; 2],
-    /// Its last packet that belongs to it for certain: others do not keep it alive.
+    /// Moment of its last packet that belongs to it for certain: others do not keep it alive.
     pub belonged: Moment,
-    /// Whether the packet that was followed last does.
+    /// Whether the packet that was followed last belongs to it for certain.
     pub belongs: bool,
-    /// A SYN that came when it was assured, if nothing that belongs to it has come since.
+    /// Moment of a SYN that came while it was assured, if no packet that belongs to it has come
+    /// since.
     pub asked: Option<Moment>,
-    /// It ended by an RST.
+    /// Whether it ended by an RST.
     pub reset: bool,
-    /// Its endpoint takes no more new flows: unless it is a connection that is established, the client's next packet that may begin
-    /// a flow chooses again.
+    /// Whether its endpoint takes no more new flows. Unless it is an established connection, the
+    /// client's next packet that may begin a flow then chooses again.
     pub gone: bool,
-    /// Sweeps since its last packet that found it idle for too long, and whether any may have noticed it.
+    /// Number of sweeps since its last packet that found it idle for too long; `noticed` tells
+    /// whether any may have noticed it.
     pub found_over: u8,
     pub noticed: bool,
 }
 
-/// Far from every other number in use.
+/// Distance from every other number in use.
 const FAR: u32 = 0x8000_0000;
 
 impl Number {
@@ -123,14 +125,16 @@ pub enum Pause {
     Unspecified,
 }
 
-/// A client waits a second before it sends its SYN again (RFC 6298 section 2); a quarter of it is a pause.
+/// Jiffies that count as a long pause for certain; below [`NO_PAUSE`] there is none. A client waits
+/// a second before it retransmits its SYN (RFC 6298 section 2); a quarter of a second already is a
+/// pause.
 const PAUSE: u64 = 1000;
 const NO_PAUSE: u64 = HZ as u64 / 4;
 /// Jiffies after which an endpoint that knows the connection would have answered: three seconds.
 const SILENCE: u64 = 3 * HZ as u64;
-/// Jiffies after which datagrams are more than a question and its answer.
+/// Jiffies after which datagrams are more than a request and its answer.
 const STREAM: u64 = 2 * HZ as u64;
-/// Jiffies for which nobody looks whether they have been answered, at most: a second.
+/// Maximum number of jiffies for which the client's datagrams are not checked: a second.
 const LOOK: u64 = HZ as u64;
 
 impl Flow {
@@ -144,14 +148,16 @@ impl Flow {
         }
     }
 
-    /// A SYN of another number before the client has acknowledged the answer to the first.
+    /// Follows a SYN of another number that comes before the client has acknowledged the answer to
+    /// the first.
     fn attempt(&mut self, sequence: u32, pause: Pause) {
         match pause {
             Pause::Short => {}
             Pause::Long => {
                 self.hosts[0].initial = sequence;
                 self.hosts[0].next = sequence.wrapping_add(1);
-                // What the endpoint sends of the connection before is not told apart.
+                // Segments of the endpoint that belong to the previous connection cannot be
+                // distinguished.
                 self.loose |= self.answered;
                 self.answered = false;
             }
@@ -159,13 +165,14 @@ impl Flow {
         }
     }
 
-    /// Whether a SYN, or what a host sends that has accepted one, may begin another connection: the endpoint has forgotten this one.
+    /// Whether a SYN, or a segment of a host that has accepted one, may begin another connection
+    /// because the endpoint has forgotten this one.
     pub fn may_be_forgotten(&self, clock: u64) -> bool {
         self.asked.is_some_and(|asked| asked.most(clock) >= SILENCE)
     }
 
-    /// Sequence and acknowledgement number of a segment of this flow. A SYN on a connection that has been answered is that of a
-    /// new one.
+    /// Returns the sequence and acknowledgement number of a segment of this flow. A SYN on a
+    /// connection that has been answered belongs to a new one.
     pub fn numbers(&self, from: From, segment: Segment) -> (u32, u32) {
         let (own, other) = (&self.hosts[from as usize], &self.hosts[from.other()]);
         let sequence = match segment.flags {
@@ -181,7 +188,7 @@ impl Flow {
         (segment.sequence.of(sequence), segment.acknowledgement.of(acknowledgement))
     }
 
-    /// The endpoint's end of its flow.
+    /// Returns the endpoint's end of its flow.
     pub fn target(&self, family: Family) -> SocketAddr {
         SocketAddr::new(self.endpoint.spot.of(family), TARGET)
     }
@@ -190,7 +197,7 @@ impl Flow {
         self.counts[from as usize]
     }
 
-    /// Counts a packet of so many bytes.
+    /// Counts a packet of this number of bytes.
     pub fn count(&mut self, from: From, bytes: u64, now: Moment) {
         self.last[from as usize] = now.clock;
         self.found_over = 0;
@@ -203,13 +210,14 @@ impl Flow {
         count.bytes += bytes;
     }
 
-    /// Follows a segment that was translated, of these numbers.
+    /// Follows a segment that was translated and has this sequence number.
     pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, now: Moment) {
         let pause = self.pause(now.clock);
         self.belongs = false;
         if !segment.tcp {
             if let (Some(heard), false) = (self.heard, self.assured) {
-                // The program looks at each datagram of the endpoint, and at the client's once a second.
+                // The program checks each datagram of the endpoint, and those of the client once a
+                // second.
                 let look = if from == From::Client { LOOK } else { 0 };
                 if now.clock - self.began.clock > STREAM + look
                     && (look == 0 || now.clock - heard.clock > look)
@@ -232,14 +240,15 @@ impl Flow {
                 self.asked.get_or_insert(now);
                 return;
             }
-            // A SYN of another number that follows at once may be forged: the first one's answer is awaited.
+            // A SYN of another number that follows at once may be forged: the answer to the first
+            // one is awaited.
             (Flags::Syn, From::Client) => {
                 if sequence != self.hosts[0].initial {
                     self.attempt(sequence, pause);
                 }
                 return;
             }
-            // Before the endpoint has answered there is nothing to say, but that the client gives up.
+            // Before the endpoint has answered, only the client's giving up matters.
             (flags, From::Client) if !self.answered => {
                 let far = matches!(segment.sequence, Number::Far(_)) && !self.loose;
                 if matches!(flags, Flags::Rst | Flags::RstAck) && !far {
@@ -248,37 +257,38 @@ impl Flow {
                 return;
             }
             (Flags::SynAck, From::Endpoint) if !self.answered => {
-                // Only one that fits comes here: see `Model::reply`.
+                // Only a fitting one arrives here: see `Model::reply`.
                 self.answered = true;
                 let acknowledged = self.hosts[0].next;
                 self.hosts[1] =
                     Host { initial: sequence, next: sequence.wrapping_add(1), acknowledged, fin: false };
                 return;
             }
-            // Another attempt's, perhaps.
+            // It may belong to another attempt.
             (flags, From::Endpoint) if !self.answered && flags != Flags::RstAck => {
                 self.ended = Ended::Unspecified;
                 return;
             }
-            // The endpoint refuses: one that fits, as above.
+            // The endpoint refuses; the segment fits, since `Model::reply` accepts no other.
             (Flags::RstAck, From::Endpoint) if !self.answered => {
                 self.ended = Ended::Unspecified;
                 return;
             }
             (Flags::SynAck, From::Endpoint) if exact_sequence && exact_acknowledgement => return,
-            // Nobody sends these.
+            // No correct host sends these.
             (Flags::SynAck, _) | (Flags::Syn, From::Endpoint) => {
                 self.loose = true;
                 return;
             }
             _ => {}
         }
-        // Until the client has acknowledged the SYN-ACK, its acknowledgement alone proves where it is; and an endpoint that talks on
-        // (TCP fast open) may make it acknowledge more.
+        // Until the client has acknowledged the SYN-ACK, only its acknowledgement proves its
+        // position; and an endpoint that continues to send (TCP fast open) may make it acknowledge
+        // more.
         let talks_on = from == From::Endpoint && (segment.payload > 0 || segment.flags == Flags::FinAck);
         self.loose |= !self.assured && (from == From::Client && !exact_sequence || talks_on);
         let reset = matches!(segment.flags, Flags::Rst | Flags::RstAck);
-        // Until then an acknowledgement of the SYN is all that is asked of an RST, and a FIN counts by chance.
+        // Until then an RST need only acknowledge the SYN, and a FIN counts by chance.
         if !self.assured && from == From::Endpoint && reset || self.loose && segment.flags == Flags::FinAck {
             self.ended = Ended::Unspecified;
         }
@@ -292,11 +302,11 @@ impl Flow {
             self.loose = true;
             self.ended = Ended::Unspecified;
         } else if reset && exact_sequence {
-            // RFC 5961 section 3.2 asks for the sequence number alone.
+            // RFC 5961 section 3.2 requires only the sequence number to be exact.
             self.ended = Ended::Unspecified;
         } else if segment.sequence.is_near() || segment.acknowledgement.is_near() {
             self.loose = true;
-            // After both FINs it may be the one that acknowledges the last.
+            // After both FINs it may be the segment that acknowledges the last one.
             let closing = self.hosts.iter().all(|host| host.fin);
             if reset || segment.flags == Flags::FinAck || self.ended == Ended::Yes || closing {
                 self.ended = Ended::Unspecified;
@@ -308,7 +318,8 @@ impl Flow {
         let acknowledged_by_other = self.hosts[from.other()].acknowledged;
         let sure = self.assured && !self.loose;
         if reset {
-            // Without ACK it must be exactly what the other end has acknowledged; with it, it may end what is under way.
+            // Without ACK it must be exactly the number that the other end has acknowledged; with
+            // ACK, it may end data under way.
             let exact =
                 segment.flags == Flags::RstAck || acknowledged_by_other == self.hosts[from as usize].next;
             self.ended = if sure && exact && self.ended != Ended::Unspecified {
@@ -320,7 +331,7 @@ impl Flow {
             return;
         }
         if self.ended == Ended::Yes {
-            // It goes on after its end.
+            // The flow continues after its end.
             self.ended = Ended::Unspecified;
         }
         if from == From::Client && self.answered {

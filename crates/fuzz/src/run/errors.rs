@@ -1,8 +1,9 @@
 //! ICMP errors about packets of flows, and about others.
 //!
-//! An error goes to who sent the packet that it quotes, and both speak of the addresses that its receiver knows (RFC 5508 section 4.2):
-//! what is quoted is the packet before its translation. Where the packet's source was rewritten, so is the error's sender, as in
-//! `nf_nat_icmp_reply_translation`. Anybody can send one, so no flow changes by it (RFC 5927).
+//! An error goes to the sender of the packet that it quotes, and both use the addresses that its
+//! receiver knows (RFC 5508 section 4.2): the quoted packet is the one before its translation.
+//! Where the packet's source was rewritten, so is the error's sender, as in
+//! `nf_nat_icmp_reply_translation`. Any host can send an error, so it changes no flow (RFC 5927).
 
 use std::net::IpAddr;
 
@@ -20,10 +21,11 @@ use crate::{
     topology::TARGET,
 };
 
-/// Type, code and last word of the header.
+/// Type, code and last word of the ICMP header.
 type Kind = (u8, u8, [u8; 4]);
 
-/// Fragmentation needed, the unreachables, time exceeded twice, parameter problem.
+/// Kinds of ICMPv4 errors: fragmentation needed, the unreachables, time exceeded twice, parameter
+/// problem.
 const KINDS4: [Kind; 6] = [
     (3, 4, [0, 0, 5, 0x14]),
     (3, 1, [0; 4]),
@@ -32,7 +34,7 @@ const KINDS4: [Kind; 6] = [
     (11, 1, [0; 4]),
     (12, 0, [9, 0, 0, 0]),
 ];
-/// Packet too big first.
+/// Kinds of ICMPv6 errors, with packet too big first.
 const KINDS6: [Kind; 6] = [
     (2, 0, [0, 0, 5, 0x14]),
     (1, 0, [0; 4]),
@@ -42,7 +44,7 @@ const KINDS6: [Kind; 6] = [
     (4, 1, [0, 0, 0, 6]),
 ];
 
-/// An error before it is sent, and as it must arrive.
+/// An error as it is sent, and as it must arrive.
 struct Sent {
     hook: Hook,
     device: Device,
@@ -51,7 +53,7 @@ struct Sent {
     wanted: Packet,
 }
 
-/// The parts of an error: who sends it, about which packet, and as its receiver must see both.
+/// The parts of an error: its sender, the quoted packet, and both as its receiver must see them.
 struct Parts {
     from: IpAddr,
     seen: Packet,
@@ -60,7 +62,7 @@ struct Parts {
 }
 
 impl Run<'_> {
-    /// An error about a packet of a flow: of the client, or of the endpoint.
+    /// Sends an error about a packet of a flow: of the client, or of the endpoint.
     pub(super) fn error(
         &mut self,
         sender: Sender,
@@ -104,7 +106,7 @@ impl Run<'_> {
                 }
                 self.untouched(before)
             }
-            // No error speaks of an error (RFC 1122 section 3.2.2).
+            // No error is sent about an error (RFC 1122 section 3.2.2).
             (Fault::Expiring, _, Some(_)) => {
                 let before = self.watched();
                 let ran = self.run_frame(sent.hook, sent.device, frame);
@@ -113,7 +115,7 @@ impl Run<'_> {
                 }
                 self.untouched(before)
             }
-            // The two directions of a flow to another node come by the same hook.
+            // Both directions of a flow to another node arrive at the same hook.
             (Fault::Expiring, _, None) | (Fault::WrongHook, _, Some(_)) => Ok(()),
             (Fault::WrongHook, true, None) => self.passes(self.path.hook, Device::Eth0, &frame),
             (Fault::WrongHook, false, None) => self.passes(Hook::Egress, Device::Eth0, &frame),
@@ -121,7 +123,8 @@ impl Run<'_> {
         }
     }
 
-    /// As the network behind this node sees a request, and as the client knows it.
+    /// Returns the parts of an error about a request, as the network behind this node sees it, and
+    /// as the client knows it.
     fn about_request(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
         let family = self.path.family;
         let numbers = flow.numbers(From::Client, segment);
@@ -129,26 +132,28 @@ impl Run<'_> {
         let seen = known.clone().source(end(flow.source)).destination(end(flow.target(family)));
         let from = match (flow.endpoint.way, by & 64 != 0) {
             (Some((_, router)), false) => router,
-            // Its own stack, too, sends errors about what it cannot deliver.
+            // The node's own stack also sends errors about packets that it cannot deliver.
             (None, false) => Spot::NodePod0,
             _ => flow.endpoint.spot,
         };
         Parts { from: from.of(family), seen, known_from: flow.frontend.ip(), known }
     }
 
-    /// As the network towards the client sees a reply, and as the endpoint knows it.
+    /// Returns the parts of an error about a reply, as the network towards the client sees it, and
+    /// as the endpoint knows it.
     fn about_reply(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
         let family = self.path.family;
         let numbers = flow.numbers(From::Endpoint, segment);
         let known = packet(flow.target(family), flow.source, segment, numbers).ttl(7);
         let seen = known.clone().source(end(flow.frontend)).destination(end(flow.client));
         let from = if by & 64 != 0 { flow.client.ip() } else { Spot::Router.of(family) };
-        // An endpoint of this node knows its clients, and the routers before them.
+        // An endpoint on this node knows its clients, and the routers in front of them.
         let known_from = if flow.endpoint.way.is_some() { flow.source.ip() } else { from };
         Parts { from, seen, known_from, known }
     }
 
-    /// Length of the quoted part of the packet: its IP header and eight bytes at least (RFC 792).
+    /// Returns the length of the quoted part of the packet: at least its IP header and eight bytes
+    /// (RFC 792).
     fn quote(&self, seen: &Packet, tcp: bool, quoted: u8, fault: Fault) -> usize {
         let whole = seen.bytes().len() - 14;
         let least = 8 + if self.path.family == Family::V4 { 20 } else { 40 };
@@ -156,7 +161,7 @@ impl Run<'_> {
             return usize::from(quoted) % least;
         }
         match least + usize::from(quoted) % (whole - least + 1) {
-            // Half a checksum says nothing.
+            // Half a checksum cannot be verified.
             length if tcp && length == least + 9 => length - 1,
             length => length,
         }
@@ -202,13 +207,14 @@ impl Run<'_> {
         }
     }
 
-    /// The frame, with what is wrong with it.
+    /// Returns the frame with its fault.
     fn faulty(&self, flow: &Flow, requests: bool, sent: &Sent, parts: &Parts, fault: Fault) -> Vec<u8> {
         let mut packet = sent.packet.clone();
         match fault {
             Fault::None | Fault::Short | Fault::WrongHook => {}
             Fault::Expiring => packet.ttl = 1,
-            // A packet that nobody has sent: to another port of the endpoint, or from another one.
+            // The quoted packet was never sent: it goes to another port of the endpoint, or comes
+            // from another one.
             Fault::Unknown => {
                 let target = (flow.endpoint.spot.of(self.path.family), TARGET + 1);
                 let seen = parts.seen.clone();
@@ -219,9 +225,9 @@ impl Run<'_> {
                 };
                 packet.payload = seen.bytes()[14..][..packet.payload.len()].to_vec();
             }
-            // To somebody who did not send the packet.
+            // The destination is a host that did not send the packet.
             Fault::Stranger => packet.destination = Spot::NodeSlim0.of(self.path.family),
-            // A redirect says nothing about the packet itself.
+            // A redirect reports nothing about the packet itself.
             Fault::NoError => {
                 let kind = if self.path.family == Family::V4 { 5 } else { 137 };
                 packet.transport = Transport::Icmp { kind, code: 0, rest: [0; 4] };

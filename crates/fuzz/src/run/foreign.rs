@@ -26,7 +26,7 @@ impl Run<'_> {
             acknowledgement: Number::Right,
             payload: 40,
         };
-        // A port that no client of this run has.
+        // No client of this run uses this port.
         let stranger = SocketAddr::new(client.ip(), 1234);
         let make =
             |port| packet(stranger, to(port), segment, (1, 0)).macs(Spot::Router.mac(), Device::Eth0.mac());

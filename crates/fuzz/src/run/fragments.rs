@@ -1,8 +1,10 @@
 //! Datagrams and segments in fragments.
 //!
-//! The first fragment has the ports, and is what the whole packet would be. The others belong to the flow of the last first fragment
-//! of their addresses and identification (RFC 791 section 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass
-//! while there is none: they are not queued here. A first fragment of TCP without the whole fixed header is none (RFC 1858).
+//! The first fragment has the ports, and is handled as the whole packet would be. The others belong
+//! to the flow of the last first fragment of their addresses and identification (RFC 791 section
+//! 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass while there is none:
+//! they are not queued here. A first fragment of TCP without the whole fixed header counts as none
+//! (RFC 1858).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,7 +25,8 @@ use crate::{
     segment::{Flags, Segment},
 };
 
-/// The key that the fragments of one packet share: addresses, identification, and the protocol, of IPv4.
+/// The key that the fragments of one packet share: addresses, identification, and, for IPv4, the
+/// protocol.
 pub(super) type Key = (IpAddr, IpAddr, u16, Option<bool>);
 
 /// The packet that later fragments belong to.
@@ -37,11 +40,11 @@ pub(super) struct Record {
 /// Cuts of a packet, and the order of its fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pieces {
-    /// Of a fragment, in eight bytes.
+    /// Size of a fragment, in units of eight bytes.
     pub size: u8,
-    /// Seed of the order, and of which fragment comes twice.
+    /// Seed of the order, and of the choice of the fragment that comes twice.
     pub order: u8,
-    /// With the identification of the packet before, as if they overlapped.
+    /// Whether the identification is that of the previous packet, as if they overlapped.
     pub again: bool,
 }
 
@@ -53,7 +56,7 @@ impl Run<'_> {
         pieces: Pieces,
     ) -> Result<(), String> {
         let handshake = matches!(segment.flags, Flags::Syn | Flags::SynAck);
-        // The end of a connection is what whole segments say.
+        // Only whole segments end a connection.
         let flags = if handshake { segment.flags } else { Flags::Ack };
         let payload = if segment.tcp && handshake { 0 } else { segment.payload };
         let segment = Segment { flags, payload, ..segment };
@@ -73,7 +76,7 @@ impl Run<'_> {
         if rng.bool() {
             rng.shuffle(&mut order);
         }
-        // The first one, sent again, would be a packet of its own.
+        // The first fragment is not repeated: it would be a packet of its own.
         order.push(rng.usize(1..count));
         let at = self.place(&offer);
         for number in order {
@@ -86,7 +89,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The first fragment: judged as the packet itself.
+    /// Sends the first fragment, which is judged like the packet itself.
     fn first(&mut self, offer: &Offer, (hook, device): (Hook, Device), size: usize) -> Result<(), String> {
         let whole = offer.packet();
         let first = piece(whole, Some(size));
@@ -131,7 +134,7 @@ impl Run<'_> {
             let clock = self.model.clock;
             let left = self.model.stale.iter_mut().find(|each| each.is(record.tcp, to, from));
             if let Some(stale) = left {
-                // What its flow has left may be found still.
+                // The entry that the flow has left may still be found.
                 (stale.last, stale.found_over) = (clock, 0);
                 self.run(hook, device, sent);
                 return Ok(());
@@ -153,7 +156,7 @@ impl Run<'_> {
     }
 }
 
-/// A fragment without a transport header as it must leave by a flow: with other addresses.
+/// Returns a fragment without a transport header as it must leave by a flow: with other addresses.
 fn translated(flow: &Flow, side: From, sent: &Packet, family: Family) -> (&'static str, Packet) {
     let target = flow.target(family);
     let (source, destination) = match side {

@@ -11,7 +11,8 @@ use crate::{
 };
 
 impl Run<'_> {
-    /// A frame that is no packet goes to the stack, which judges it, and changes nothing: conntrack calls it invalid.
+    /// Sends a frame that is no valid packet. It goes to the stack, which judges it, and changes
+    /// nothing: conntrack calls it invalid.
     pub(super) fn malformed(
         &mut self,
         damage: Damage,
@@ -25,9 +26,10 @@ impl Run<'_> {
         self.passes(hook, device, &frame)
     }
 
-    /// A router sends nothing on whose TTL is 1 or less, and says so (RFC 1812 section 5.3.1). As in netfilter, the flow has seen
-    /// the packet nevertheless: conntrack comes before the routing. What is for an endpoint of this node goes to the stack,
-    /// which steps the TTL itself.
+    /// Sends a packet that expires. A router forwards nothing whose TTL is 1 or less, and sends an
+    /// error (RFC 1812 section 5.3.1). As in netfilter, the flow has seen the packet nevertheless:
+    /// conntrack precedes routing. Packets for an endpoint of this node go to the stack, which
+    /// decrements the TTL itself.
     pub(super) fn expiring(&mut self, ttl: u8, sender: Sender, tcp: bool) -> Result<(), String> {
         let segment = |flags| Segment {
             tcp,

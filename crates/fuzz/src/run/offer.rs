@@ -21,7 +21,7 @@ impl Offer {
         }
     }
 
-    /// Only the first fragment of so many bytes is sent, with this identification.
+    /// Reduces the offer to a first fragment of this number of bytes, with this identification.
     pub fn cut(&mut self, identification: u16, bytes: usize) {
         let (packet, size) = match self {
             Self::Request(request) => (&mut request.packet, &mut request.size),
@@ -33,7 +33,7 @@ impl Offer {
     }
 }
 
-/// A packet, or its first fragment.
+/// Returns a packet, or its first fragment.
 pub(super) fn piece(packet: &Packet, size: Option<usize>) -> Packet {
     match size {
         Some(size) => packet.fragments(size).swap_remove(0),
@@ -42,7 +42,7 @@ pub(super) fn piece(packet: &Packet, size: Option<usize>) -> Packet {
 }
 
 impl Run<'_> {
-    /// Nothing if there is no such flow.
+    /// Returns the packet that the sender offers; `None` if there is no such flow.
     pub(super) fn offer(&self, sender: Sender, segment: Segment) -> Option<Offer> {
         Some(match sender {
             Sender::Client { client, port, service } => {
@@ -54,7 +54,7 @@ impl Run<'_> {
         })
     }
 
-    /// Hook and device of an offered packet.
+    /// Returns the hook and device of an offered packet.
     pub(super) fn place(&self, offer: &Offer) -> (Hook, Device) {
         match offer {
             Offer::Request(_) => (self.path.hook, Device::Eth0),

@@ -17,7 +17,7 @@ pub(super) struct Reply {
     pub segment: Segment,
     pub numbers: (u32, u32),
     pub packet: Packet,
-    /// Its first fragment alone is sent: of so many bytes.
+    /// Number of bytes of its first fragment, if only that is sent.
     pub size: Option<usize>,
 }
 
@@ -62,7 +62,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An endpoint's packet as it must leave by a flow.
+    /// Returns an endpoint's packet as it must leave by a flow.
     fn translated_reply(sent: &Packet, flow: &Flow) -> Packet {
         let packet = sent.clone().source(end(flow.frontend)).destination(end(flow.client));
         match flow.endpoint.way {

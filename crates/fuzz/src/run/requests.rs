@@ -24,7 +24,7 @@ pub(super) struct Request {
     pub flow: Option<usize>,
     pub numbers: (u32, u32),
     pub packet: Packet,
-    /// Its first fragment alone is sent: of so many bytes.
+    /// Number of bytes of its first fragment, if only that is sent.
     pub size: Option<usize>,
 }
 
@@ -50,7 +50,8 @@ impl Run<'_> {
     }
 
     pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
-        // Seen, whatever becomes of it: a sweep that found the flow over begins anew.
+        // The flow has seen the packet, whatever its fate: a sweep that found the flow over begins
+        // anew.
         if let Some(index) = request.flow {
             self.model.flows[index].found_over = 0;
         }
@@ -81,13 +82,14 @@ impl Run<'_> {
         }
     }
 
-    /// Notes a request that was translated by a flow that exists.
+    /// Records a request that was translated by an existing flow.
     fn went(&mut self, index: usize, request: &Request) {
         let sent = piece(&request.packet, request.size);
         self.translated(index, From::Client, request.segment, request.numbers.0, &sent);
     }
 
-    /// Whether a flow's request entry is that of the connection before: a new one has counted this packet alone.
+    /// Whether a flow's request entry is still that of the previous connection: a new one has
+    /// counted only this packet.
     fn keeps(&self, index: usize) -> Result<bool, String> {
         let flow = &self.model.flows[index];
         let entries = self.harness.flows(self.path.family);
@@ -96,7 +98,7 @@ impl Run<'_> {
         Ok(request.packets > 1)
     }
 
-    /// A client's packet as it must leave by a flow.
+    /// Returns a client's packet as it must leave by a flow.
     fn translated_request(&self, sent: &Packet, flow: &Flow) -> Packet {
         let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(self.path.family)));
         match flow.endpoint.way {

@@ -1,4 +1,4 @@
-//! The flow table beside the model, and what holds of every table.
+//! Comparison of the flow table with the model, and the invariants of every table.
 
 use std::collections::HashSet;
 
@@ -16,11 +16,11 @@ pub fn is_reply_of(reply: &FlowEntry, request: &FlowEntry) -> bool {
         && (reply.new_from, reply.new_to) == (request.to, request.from)
 }
 
-/// Rules of every table, the model aside: request entries have their reply entries, and no two flows share a port
-/// towards one endpoint.
+/// Verifies the rules of every table, independent of the model: request entries have their reply
+/// entries, and no two flows share a port towards one endpoint.
 ///
 /// # Errors
-/// The first rule that is broken.
+/// The first rule that is violated.
 pub fn sound(entries: &[FlowEntry]) -> Result<(), String> {
     let mut taken = HashSet::new();
     for request in entries.iter().filter(|entry| entry.is_request()) {
@@ -50,7 +50,7 @@ impl Flow {
             && (entry.from, entry.to) == (self.target(family), self.source)
     }
 
-    /// Compares what its entries have counted and noted.
+    /// Compares the counts and states of a flow's entries.
     fn compare(&self, request: &FlowEntry, reply: &FlowEntry) -> Result<(), String> {
         for (entry, from) in [(request, From::Client), (reply, From::Endpoint)] {
             let (counted, count) = (Count { packets: entry.packets, bytes: entry.bytes }, self.counted(from));
@@ -78,7 +78,7 @@ impl Flow {
 }
 
 impl Run<'_> {
-    /// The flow table holds the model's flows, each with both entries, and no others.
+    /// Verifies that the flow table holds the model's flows, each with both entries, and no others.
     pub(super) fn compare_tables(&self) -> Result<(), String> {
         let entries = self.harness.flows(self.path.family);
         sound(&entries)?;
@@ -110,8 +110,8 @@ impl Run<'_> {
         self.compare_queues(&requests)
     }
 
-    /// Each flow that is not assured has a place of the queues, which holds its tuple. (Places of flows that went otherwise may keep
-    /// theirs until they are taken again.)
+    /// Verifies that each unassured flow has a place in the queues, which holds its tuple. (Flows
+    /// that were removed otherwise may keep their places until these are taken again.)
     fn compare_queues(&self, requests: &[&FlowEntry]) -> Result<(), String> {
         let queued = self.harness.queued(self.path.family);
         for request in requests.iter().filter(|entry| entry.state & ASSURED == 0) {

@@ -10,11 +10,12 @@ use crate::{
     topology::{ENDPOINTS, Endpoint, TARGET},
 };
 
-/// From three quarters of a table on, flows go before their time: that is another story.
+/// Maximum number of entries for a sweep: from three quarters of a table on, flows are removed
+/// early, which is tested elsewhere.
 const MOST: usize = SIZES.flows4 as usize * 2 / 3;
 
 impl Run<'_> {
-    /// As if so many jiffies had gone by.
+    /// Advances time by this number of jiffies.
     pub(super) fn wait(&mut self, jiffies: u32) {
         for entry in self.harness.flows(self.path.family) {
             self.harness.change(&entry, |entry| entry.go_back(jiffies));
@@ -23,7 +24,8 @@ impl Run<'_> {
         self.model.clock += u64::from(jiffies);
     }
 
-    /// The agent names an endpoint that takes no more new flows of a Service, and sweeps.
+    /// Reports an endpoint that takes no more new flows of a Service, as the agent does, and
+    /// sweeps.
     pub(super) fn retire(&mut self, service: usize, endpoint: usize) -> Result<(), String> {
         let endpoint = ENDPOINTS[endpoint];
         self.harness.name_gone(service as u32 + 1, endpoint.spot, TARGET);
@@ -35,7 +37,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether it was done: not of a table that is nearly full. `gone`: the endpoint of a Service whose flows are marked.
+    /// Sweeps, unless the table is nearly full. Returns whether it did. `gone`: the endpoint of a
+    /// Service whose flows are marked.
     pub(super) fn sweep(&mut self, gone: Option<(usize, Endpoint)>) -> Result<bool, String> {
         let family = self.path.family;
         let before = self.harness.flows(family);

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the stories that this project exists for, on real packets between real nodes.
+//! `cargo xtask demo`: the cases for which this project exists, on real packets between real nodes.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -9,15 +9,16 @@ use clap::Parser;
 use traffic_policy_lab::demo::cluster::DemoCluster;
 use traffic_policy_lab::demo::{self, local_curl};
 
-/// Shows what externalTrafficPolicy does to real requests: three nodes in network namespaces, an agent on each, a client
-/// and a load balancer. Takes about a minute; everything is removed at the end.
+/// Shows the effect of externalTrafficPolicy on real requests: three nodes in network namespaces,
+/// an agent on each, a client and a load balancer. Takes about a minute; everything is removed at
+/// the end.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]
 struct Cli {
     /// Attach mode of the agents: tc, xdp or xdp-generic
     #[arg(long, default_value = "tc")]
     attach: String,
-    /// Only fetches this address's page: a process of a node, for the demo itself
+    /// Only fetch this address's page: a process of a node, for the demo itself
     #[arg(long, hide = true)]
     fetch: Option<SocketAddr>,
 }

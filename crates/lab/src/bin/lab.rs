@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: a lab to try things by hand, which stays up between commands.
+//! `cargo xtask lab`: a lab for manual experiments, which stays up between commands.
 
 use std::env;
 use std::fs::File;
@@ -26,7 +26,7 @@ enum Verb {
     Up(Up),
     /// Run a command (by default a shell) on one of its machines
     Exec {
-        /// Which lab
+        /// Name of the lab
         #[arg(long, default_value = "main")]
         name: String,
         /// client, router, node-1, pod-1-1 …
@@ -35,9 +35,10 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Ask by ICMP echo whether a machine reaches an address (not every system has a ping command)
+    /// Send an ICMP echo to find whether a machine reaches an address (not every system has a ping
+    /// command)
     Ping {
-        /// Which lab
+        /// Name of the lab
         #[arg(long, default_value = "main")]
         name: String,
         /// client, router, node-1, pod-1-1 …
@@ -47,7 +48,7 @@ enum Verb {
     },
     /// Remove a lab and everything that runs in it
     Down {
-        /// Which lab
+        /// Name of the lab
         #[arg(long, default_value = "main")]
         name: String,
     },
@@ -77,13 +78,15 @@ struct Up {
     /// The port of the servers in the pods, TCP and UDP
     #[arg(long, default_value_t = 8080)]
     port: u16,
-    /// Pod traffic between nodes by VXLAN instead of plain routes
+    /// Route pod traffic between nodes by VXLAN instead of plain routes
     #[arg(long)]
     overlay: bool,
     /// node-1 gets a second uplink, which its default route uses
     #[arg(long)]
     two_uplinks: bool,
-    /// Nodes and pods as a network plugin leaves them: kindnet, flannel-vxlan, flannel-host-gw, calico-vxlan, bridge, aws-secondary-eni, and where the kernel has the modules calico-ipip and wireguard
+    /// Set up nodes and pods as a network plugin does: kindnet, flannel-vxlan, flannel-host-gw,
+    /// calico-vxlan, bridge, aws-secondary-eni, and where the kernel has the modules calico-ipip
+    /// and wireguard
     #[arg(long, value_name = "NAME", value_parser = Cni::parse, conflicts_with_all = ["overlay", "two_uplinks"])]
     cni: Option<Cni>,
     /// Leave checksum and segmentation offload on, as TC meets it in practice (XDP needs it off)

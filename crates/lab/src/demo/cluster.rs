@@ -1,4 +1,4 @@
-//! The cluster that the demo plays on.
+//! The cluster on which the demo runs.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -17,12 +17,12 @@ use traffic_policy_testing::traffic::{Target, http};
 
 /// The Service's node port, TCP and UDP.
 pub const NODE_PORT: u16 = 30080;
-/// Its healthCheckNodePort, under policy Local.
+/// The Service's healthCheckNodePort, under policy Local.
 pub const HEALTH_PORT: u16 = 32080;
 /// Port of /healthz on every node.
 const HEALTHZ_PORT: u16 = 10256;
 const POD_PORT: u16 = TARGET;
-/// Requests a second of the load balancer.
+/// Requests per second of the load balancer.
 pub const RATE: u32 = 250;
 const LOAD_BALANCER_IP: &str = "203.0.113.80";
 
@@ -30,9 +30,10 @@ const LOAD_BALANCER_IP: &str = "203.0.113.80";
 pub struct DemoCluster {
     pub base: Cluster,
     command: String,
-    /// Of the processes of the last node. Goes when the agents have gone.
+    /// Cgroup of the processes of the last node. It is dropped after the agents.
     cgroup: Cgroup,
-    /// From the last change of the objects to the maps of the slowest agent: the agent delay given to `lb simulate`.
+    /// Time from the last change of the objects to the maps of the slowest agent: the agent delay
+    /// given to `lb simulate`.
     reaction: Cell<Duration>,
 }
 
@@ -57,7 +58,8 @@ impl DemoCluster {
         Ok(Self { base, command, cgroup, reaction: Cell::new(Learn::default().agent) })
     }
 
-    /// The last node, which has no pod, and its agent. Connections of its processes in [`Self::cgroup`] are served.
+    /// Returns the last node, which has no pod, and its agent. Connections of its processes in
+    /// [`Self::cgroup`] are served.
     pub fn inside(&self) -> (&Node, &Agent) {
         let last = self.base.lab.nodes().len() - 1;
         (self.base.lab.node(last + 1), &self.base.agents[last])
@@ -104,7 +106,7 @@ impl DemoCluster {
         SocketAddr::new(node.address(Family::V4), NODE_PORT)
     }
 
-    /// Changes the Service, and waits until all nodes' health ports say so.
+    /// Changes the Service, and waits until the health-check ports of all nodes reflect it.
     pub fn set(&self, policy: Policy, drain: Option<&str>) -> Result<()> {
         let since = Synced::now();
         self.base.manifests.apply(&service(policy, drain), &self.base.backends())?;
@@ -117,7 +119,7 @@ impl DemoCluster {
                     "{} does not follow the Service",
                     node.name
                 );
-                // Between two looks of a poll that has an end.
+                // The pause lies between two attempts of a poll that has a limit.
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
@@ -127,17 +129,18 @@ impl DemoCluster {
                 since.until_last(client, SocketAddr::new(node.address(Family::V4), HEALTHZ_PORT))
             });
         let slowest = took.collect::<Result<Vec<_>>>()?.into_iter().flatten().max();
-        // Objects that are the same as before are written by nobody.
+        // Objects that are unchanged cause no write.
         self.reaction.set(slowest.unwrap_or_else(|| self.reaction.get()));
         Ok(())
     }
 
-    /// From a change of the objects to the maps, as the agents took last.
+    /// Returns the time that the agents last took from a change of the objects to the maps.
     pub fn reaction(&self) -> Duration {
         self.reaction.get()
     }
 
-    /// Answer to a load balancer that checks the health of a node: status, and the weight header under policy Local.
+    /// Returns a node's answer to a load balancer's health check: status, and the weight header
+    /// under policy Local.
     pub fn health(&self, node: &Node, policy: Policy) -> Result<(u16, Option<String>)> {
         let (port, path) = health_check(policy);
         let server = SocketAddr::new(node.address(Family::V4), port);
@@ -148,7 +151,7 @@ impl DemoCluster {
         Ok((response.status, weight))
     }
 
-    /// All nodes, for a load balancer that believes the health check of `policy`.
+    /// Returns all nodes, for a load balancer that relies on the health check of `policy`.
     pub fn targets(&self, policy: Policy) -> Vec<Target> {
         let (port, path) = health_check(policy);
         let targets = self.base.lab.nodes().iter().map(|node| Target {
@@ -160,7 +163,7 @@ impl DemoCluster {
         targets.collect()
     }
 
-    /// The names of those that it sends requests to.
+    /// Returns the names of the nodes to which it sends requests.
     pub fn healthy(&self, policy: Policy) -> Vec<&str> {
         let nodes = self.base.lab.nodes().iter();
         let healthy = nodes.filter(|node| policy == Policy::Cluster || !node.pods.is_empty());
@@ -173,7 +176,7 @@ impl DemoCluster {
     }
 }
 
-/// Port and path that tell a node's health.
+/// Returns port and path of a node's health check.
 pub fn health_check(policy: Policy) -> (u16, &'static str) {
     match policy {
         Policy::Cluster => (HEALTHZ_PORT, "/healthz"),
@@ -181,7 +184,7 @@ pub fn health_check(policy: Policy) -> (u16, &'static str) {
     }
 }
 
-/// The Service that most scenes are about.
+/// Returns the Service of most scenes.
 pub fn service(policy: Policy, drain: Option<&str>) -> Service {
     let service = Service::new("web")
         .policy(policy)
@@ -195,7 +198,7 @@ pub fn service(policy: Policy, drain: Option<&str>) -> Service {
     }
 }
 
-/// A heading with the story it tells.
+/// Prints a heading with the case it illustrates.
 pub fn section(title: &str, story: &str) {
     println!("\n\n{title}\n{}\n{story}\n", "─".repeat(title.chars().count()));
 }

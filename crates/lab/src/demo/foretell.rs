@@ -1,4 +1,5 @@
-//! Predictions of `lb` and `lb simulate` for a scene before it is played, from the objects that the agents follow.
+//! Predictions of `lb` and `lb simulate` for a scene before it is played, from the objects that the
+//! agents follow.
 
 use anyhow::{Context, Result};
 use traffic_policy_lb::{self as lb, Answer, Fate, Judge, Overrides, Row, Simulated, What, Who};
@@ -7,7 +8,7 @@ use traffic_policy_testing::recording;
 use super::cluster::DemoCluster;
 use super::scene;
 
-/// One line of what is foretold.
+/// Prints one line of the prediction.
 pub fn say(of: &str, simulated: &Simulated) {
     let total = simulated.total();
     let dark = simulated.line.iter().find(|moment| moment.what == What::Dark);
@@ -17,7 +18,7 @@ pub fn say(of: &str, simulated: &Simulated) {
     println!("  lb simulate: {of}: {} of {} requests are lost{dark}", total.lost, total.all());
 }
 
-/// Prints the number of green nodes and the share of each pod while nothing happens.
+/// Prints the number of healthy nodes and the share of each pod while nothing changes.
 pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
     let objects = recording::objects(&cluster.base)?;
     let judge = Judge::new(&objects, lb::by_name("custom"), Overrides::default());
@@ -30,8 +31,8 @@ pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
     Ok(())
 }
 
-/// A node's answer to the check of a balancer that asks the traffic port unless a health port is named, and the fate of a request
-/// there: one line.
+/// Returns one line with a node's answer to the check of a balancer, which uses the traffic port
+/// unless a health port is named, and the fate of a request there.
 pub fn node(cluster: &DemoCluster, service: &str, node: &str) -> Result<String> {
     let objects = recording::objects(&cluster.base)?;
     let judge = Judge::new(&objects, lb::by_name("aws-alb"), Overrides::default());

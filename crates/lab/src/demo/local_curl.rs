@@ -1,4 +1,5 @@
-//! The test on the node that misleads: a load balancer gets no answer from a node where `curl localhost` works.
+//! The misleading test on a node: a load balancer gets no answer from a node where `curl localhost`
+//! works.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::Command;
@@ -52,7 +53,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     explain(cluster, &[&client, &at_node, "--policy", "Cluster"])
 }
 
-/// Prints what a user would see.
+/// Prints the output of `explain` as a user would see it.
 fn explain(cluster: &DemoCluster, arguments: &[&str]) -> Result<()> {
     let (_, agent) = cluster.inside();
     let output = agent.command(&[&["explain"], arguments].concat())?;
@@ -74,7 +75,7 @@ fn said(outcome: &Outcome) -> String {
     }
 }
 
-/// An HTTP request by a process of the node whose connections are served.
+/// Sends an HTTP request from a process of the node whose connections are served.
 fn fetch_there(cluster: &DemoCluster, to: SocketAddr) -> Result<Answer> {
     let (node, _) = cluster.inside();
     let mut command = Command::new(std::env::current_exe().context("this program's own path is unknown")?);
@@ -86,7 +87,7 @@ fn fetch_there(cluster: &DemoCluster, to: SocketAddr) -> Result<Answer> {
     Answer::parse(String::from_utf8_lossy(&output.stdout).trim())
 }
 
-/// The work of that process.
+/// Does the work of that process.
 pub fn fetch(to: SocketAddr) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let response = runtime.block_on(http::get(to, "/", PATIENCE))?;

@@ -1,4 +1,5 @@
-//! A Service of type NodePort behind a load balancer: asked on its traffic port, and on the health port of an annotation.
+//! A Service of type NodePort behind a load balancer, which checks its traffic port, and then the
+//! health port of an annotation.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,19 +20,20 @@ use super::scene::{COLUMNS, Outcome, Plan, Scene};
 const TRAFFIC_PORT: u16 = 30090;
 const HEALTH_PORT: u16 = 31999;
 const ANNOTATION: &str = "traffic-policy.io/health-check-node-port";
-/// Between checks of the load balancer, and its time-out for an answer.
+/// Interval of the load balancer's checks, and their time-out.
 const INTERVAL: Duration = Duration::from_millis(500);
 const TIMING: Timing = Timing { interval: INTERVAL, failures: 3 };
-/// Before the pod terminates, for how long it then serves, and after that.
+/// Time before the pod terminates; [`SERVES`] is the time for which it then serves, and [`REST`]
+/// the time after that.
 const QUIET: Duration = Duration::from_millis(500);
 const SERVES: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_millis(2500);
 
-/// The Service with one of the ports that a load balancer may ask.
+/// The ports that a load balancer may check, each with its name.
 pub const ASKED: [(u16, &str); 2] =
     [(TRAFFIC_PORT, "the traffic port, :30090"), (HEALTH_PORT, "health-check-node-port, :31999")];
 
-/// Makes the Service, and foretells the end of a pod.
+/// Makes the Service, and predicts the end of a pod.
 pub fn foretell(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
     cluster.base.manifests.apply(&service(port), &cluster.base.backends())?;
     let like = if port == HEALTH_PORT { Some(&lb::CUSTOM) } else { lb::by_name("aws-alb") };
@@ -47,13 +49,13 @@ pub fn foretell(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
     plan.foretell(cluster)
 }
 
-/// The end of the only pod of node-1.
+/// Returns the steps in which the only pod of node-1 ends.
 fn steps(cluster: &DemoCluster) -> [Event; 2] {
     let pod = &cluster.base.lab.node(1).pod(1).name;
     [PodEvent::Terminating, PodEvent::Removed].map(|step| Event::Pod(pod.clone(), step))
 }
 
-/// Plays it, and gives node-3's answer to a check, too.
+/// Plays the scene, and also returns node-3's answer to a check.
 pub fn play(cluster: &DemoCluster, scene: Scene<'_>, port: u16) -> Result<(String, Outcome)> {
     let (service, mut backends) = (service(port), cluster.base.backends());
     cluster.base.manifests.apply(&service, &backends)?;
@@ -100,7 +102,7 @@ pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {
     Ok(differences)
 }
 
-/// With the annotation, if that is the port to be asked.
+/// Returns the Service, with the annotation if its port is to be checked.
 fn service(asked: u16) -> Service {
     let service =
         Service::new("plain").policy(Policy::Local).port(Port::tcp(80, TARGET).node_port(TRAFFIC_PORT));
@@ -111,14 +113,15 @@ fn at(node: &Node, port: u16) -> SocketAddr {
     SocketAddr::new(node.address(Family::V4), port)
 }
 
-/// The answer of the node without a pod to a check, once the agents of it and of a node with pods know the Service.
+/// Returns the answer of the node without a pod to a check, once its agent and that of a node with
+/// pods know the Service.
 fn answer_of_node_3(cluster: &DemoCluster, port: u16) -> Result<String> {
     let client = cluster.base.lab.client().netns();
     let ask = |node: &Node| client.block_on(async || http::get(at(node, port), "/", INTERVAL).await);
     let start = Instant::now();
     while !ask(cluster.base.lab.node(2)).is_ok_and(|response| response.status == 200) {
         ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-2 does not follow the Service");
-        // Between two looks of a poll that has an end.
+        // The pause lies between two attempts of a poll that has a limit.
         std::thread::sleep(Duration::from_millis(20));
     }
     loop {
@@ -128,11 +131,12 @@ fn answer_of_node_3(cluster: &DemoCluster, port: u16) -> Result<String> {
         match answer {
             Ok(response) => return Ok(format!("{} after {} ms", response.status, took.as_millis())),
             Err(_) if took >= INTERVAL => return Ok(format!("nothing for {} ms", took.as_millis())),
-            // Its agent has not come to the Service yet: the kernel refuses.
+            // The node's agent has not processed the Service yet: the kernel refuses the
+            // connection.
             Err(_) => {}
         }
         ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-3 does not follow the Service");
-        // Between two looks of a poll that has an end.
+        // The pause lies between two attempts of a poll that has a limit.
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,5 +1,5 @@
-//! Each policy on each node: the pod that answers, the client address it sees, whether there is a second hop, and the answer of
-//! the health port.
+//! Each policy on each node: the pod that answers, the client address it sees, whether there is a
+//! second hop, and the answer of the health-check port.
 
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
@@ -46,7 +46,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
                     let silent = outcome == Outcome::Silent;
                     row.add(outcome, cluster, &node.name);
                     if silent {
-                        // More of the same silence would tell nothing.
+                        // Further requests without an answer would show nothing new.
                         break;
                     }
                 }
@@ -63,7 +63,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     Ok(())
 }
 
-/// One HTTP request from the client.
+/// Sends one HTTP request from the client.
 fn get(cluster: &DemoCluster, to: SocketAddr) -> Result<Outcome> {
     let limit = Duration::from_millis(800);
     match cluster.base.lab.client().netns().block_on(async || http::get(to, "/", limit).await) {
@@ -106,7 +106,7 @@ impl Row {
         let join = |set: Vec<String>| set.join(", ");
         let clients: Vec<String> = match self.clients.len() {
             0..=1 => self.clients.into_iter().collect(),
-            // One line a row: which kinds there were says enough.
+            // A row is one line: the kinds of addresses suffice.
             _ => vec!["client's or node's".to_owned()],
         };
         let hop = if self.hops.len() > 1 { "sometimes".to_owned() } else { self.hops.into_iter().collect() };

@@ -1,4 +1,4 @@
-//! A node is taken away while requests come: which of them are lost.
+//! Preemption of a node while requests arrive, and the requests that are lost.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::cluster::{DemoCluster, RATE, section};
 use super::foretell;
 use super::scene::{COLUMNS, MEANING, Outcome, Plan, Scene};
 
-/// Before the preemption, and after it.
+/// Time before the preemption; [`REST`] is the time after it.
 const QUIET: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(4);
 
-/// Foretells it, with the policy as it is.
+/// Predicts the scene, with the current policy.
 pub fn foretell(cluster: &DemoCluster) -> Result<Scene<'_>> {
     let gone = Event::Change(Change::Node(cluster.base.lab.node(3).name.clone(), NodeChange::Gone));
     let plan = Plan {
@@ -29,7 +29,7 @@ pub fn foretell(cluster: &DemoCluster) -> Result<Scene<'_>> {
     plan.foretell(cluster)
 }
 
-/// Plays it, under the policy that it was foretold for.
+/// Plays the scene, under the policy for which it was predicted.
 pub fn play(cluster: &DemoCluster, scene: Scene<'_>, policy: Policy) -> Result<Outcome> {
     cluster.set(policy, Some("0"))?;
     let mut recording = scene.begin(cluster.targets(policy), &cluster.healthy(policy))?;

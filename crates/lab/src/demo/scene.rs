@@ -1,5 +1,5 @@
-//! One scene with requests: `lb simulate` foretells it, it is played with the phases and at the moments that were foretold, and simulated
-//! again with the moments as they were.
+//! One scene with requests: `lb simulate` predicts it, it is played with the predicted phases and
+//! at the predicted moments, and it is simulated again with the actual moments.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -14,19 +14,20 @@ use traffic_policy_testing::traffic::{Balancer, Target};
 
 use super::cluster::{DemoCluster, RATE};
 
-/// A scene that is yet to be foretold.
+/// A scene that is yet to be predicted.
 pub struct Plan {
     pub service: &'static str,
-    /// The load balancer asks what this one asks.
+    /// The balancer whose checks the load balancer copies.
     pub like: lb::Balancer,
     pub timing: Timing,
     pub events: Vec<Timed>,
-    /// Delay between a change of the Service and the moment at which the load balancer is told where to ask.
+    /// Delay between a change of the Service and the moment at which the load balancer learns where
+    /// to check.
     pub controller: Duration,
     pub lasts: Duration,
 }
 
-/// A scene that is foretold.
+/// A scene that has been predicted.
 pub struct Scene<'c> {
     cluster: &'c DemoCluster,
     plan: Plan,
@@ -38,13 +39,13 @@ pub struct Scene<'c> {
 pub struct Outcome {
     pub label: String,
     pub recorded: Recorded,
-    /// Requests that were to be lost, by the moments that were planned.
+    /// Number of requests predicted as lost, from the planned moments.
     pub foretold: u64,
-    /// Requests that are lost in the simulator, with the moments as they were.
+    /// Number of requests that are lost in the simulator, with the actual moments.
     pub replayed: u64,
-    /// The largest difference between these moments.
+    /// The largest difference between planned and actual moments.
     pub late: Duration,
-    /// Of the checks, as they were foretold.
+    /// Phases of the checks, as predicted.
     pub phases: BTreeMap<String, Duration>,
     pub planned: Vec<Timed>,
     service: ServiceName,
@@ -52,13 +53,14 @@ pub struct Outcome {
     timing: Timing,
 }
 
-/// A Service of the demo.
+/// Returns the name of a Service of the demo.
 pub fn named(service: &str) -> ServiceName {
     ServiceName { namespace: "default".to_owned(), name: service.to_owned() }
 }
 
 impl Plan {
-    /// Plays it in the simulator, with the objects as they are. The phases of the checks follow from a seed.
+    /// Plays the scene in the simulator, with the current objects. The phases of the checks follow
+    /// from a seed.
     pub fn foretell(self, cluster: &DemoCluster) -> Result<Scene<'_>> {
         let mut balancer = profile(&self.like, self.timing);
         balancer.controller.value = self.controller;
@@ -79,8 +81,8 @@ impl Plan {
 }
 
 impl Scene<'_> {
-    /// Starts a load balancer with the phases that were foretold, and requests at the beginning of one of its intervals, once it
-    /// sees these nodes.
+    /// Starts a load balancer with the predicted phases, and requests at the beginning of one of
+    /// its intervals, once it sees these nodes as healthy.
     pub fn begin(&self, targets: Vec<Target>, healthy: &[&str]) -> Result<Recording> {
         let base = &self.cluster.base;
         let client = base.lab.client().netns();
@@ -98,11 +100,11 @@ impl Scene<'_> {
 
     /// Waits for a moment of the scene.
     pub fn wait(&self, recording: &Recording, at: Duration) {
-        // A moment that was foretold, not a wait for something to happen.
+        // This is a predicted moment, not a wait for an event.
         sleep((recording.start() + at).saturating_duration_since(Instant::now()));
     }
 
-    /// Waits for the last request, and plays it again in the simulator.
+    /// Waits for the last request, and repeats the scene in the simulator.
     pub fn end(self, recording: Recording, label: &str) -> Result<Outcome> {
         let Self { plan, reaction, foretold, .. } = self;
         let recorded = recording.end();
@@ -131,20 +133,22 @@ impl Scene<'_> {
 }
 
 impl Outcome {
-    /// Requests: all, those that were answered, lost, foretold and replayed. As under [`COLUMNS`].
+    /// Returns the numbers of requests: all, answered, lost, predicted and replayed, as under
+    /// [`COLUMNS`].
     pub fn figures(&self) -> String {
         let (all, lost) = (self.recorded.all(), self.recorded.lost());
         format!("{all:>8} {:>6} {lost:>6} {:>9} {:>9}", all - lost, self.foretold, self.replayed)
     }
 
-    /// A sentence if the simulator does not agree, though it was told when everything happened.
+    /// Returns a sentence if the simulator disagrees even with the actual moments.
     pub fn difference(&self) -> Option<String> {
         let (lost, replayed) = (self.recorded.lost(), self.replayed);
         (!agree(replayed, lost))
             .then(|| format!("{}: {lost} requests were lost, {replayed} in the simulator", self.label))
     }
 
-    /// Lost requests in the simulator if the load balancer took another number of failed checks, and after something that did not happen.
+    /// Returns the lost requests in the simulator with another number of failed checks for the load
+    /// balancer, and after events that did not happen.
     pub fn replayed_with(&self, failures: u32, before: &[Timed]) -> Result<u64> {
         let timing = Timing { failures, ..self.timing };
         let simulated = self.recorded.simulate_with(&self.service, profile(&self.like, timing), before)?;
@@ -155,5 +159,5 @@ impl Outcome {
 /// The heading of [`Outcome::figures`].
 pub const COLUMNS: &str = "REQUESTS     OK   LOST  FORETOLD  REPLAYED";
 
-/// The meaning of the last two.
+/// The meaning of the last two columns.
 pub const MEANING: &str = "(FORETOLD: by `lb simulate` before the scene. REPLAYED: by the same, told when requests and checks, changes and agents really were.)";

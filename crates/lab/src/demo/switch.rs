@@ -1,4 +1,4 @@
-//! The policy is changed while requests come, with and without a drain.
+//! Change of the policy while requests arrive, with and without a drain.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use super::foretell;
 use super::scene::{COLUMNS, Outcome, Plan, Scene};
 
 const DRAINS: [(&str, &str); 2] = [("6s", "6 s"), ("0", "none (--drain 0)")];
-/// Before the change, and after it.
+/// Time before the change; [`REST`] is the time after it.
 const QUIET: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(7);
 /// Time that the cloud's controller takes to follow the Service. Agents are faster.
 const CONTROLLER: Duration = Duration::from_millis(500);
 
-/// Sets policy Cluster with a drain, and foretells the switch.
+/// Sets policy Cluster with a drain, and predicts the switch.
 pub fn foretell<'c>(cluster: &'c DemoCluster, drain: &str) -> Result<Scene<'c>> {
     cluster.set(Policy::Cluster, Some(drain))?;
     let plan = Plan {
@@ -37,7 +37,7 @@ fn local() -> Event {
     Event::Change(Change::Policy(model::Policy::Local))
 }
 
-/// Plays it, with the drain that it was foretold for.
+/// Plays the scene, with the drain for which it was predicted.
 pub fn play(cluster: &DemoCluster, scene: Scene<'_>, drain: &str) -> Result<Outcome> {
     cluster.set(Policy::Cluster, Some(drain))?;
     let mut recording = scene.begin(cluster.targets(Policy::Cluster), &cluster.healthy(Policy::Cluster))?;
@@ -73,7 +73,7 @@ pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {
     Ok(differences)
 }
 
-/// When the load balancer gave up a node, since the beginning of the scene.
+/// Returns the time from the beginning of the scene until the load balancer gave up a node.
 fn noticed(outcome: &Outcome) -> String {
     let balancer = &outcome.recorded.balancer;
     let changes = balancer.changes();

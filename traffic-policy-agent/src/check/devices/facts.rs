@@ -1,4 +1,4 @@
-//! Facts of the devices that packets come by, gathered by netlink and ethtool.
+//! Facts about the devices that packets arrive on, gathered by netlink and ethtool.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -12,27 +12,27 @@ use traffic_policy_dataplane::{
 
 use crate::check::{ethtool, other_end::OtherEnd, settings::Settings};
 
-/// Facts that devices are judged by.
+/// Facts by which devices are judged.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
     pub devices: Vec<Device>,
     /// The names of all devices of this network namespace.
     pub names: Vec<String>,
     pub attach: Mode,
-    /// Named devices that do not exist.
+    /// Devices that were named and do not exist.
     pub missing: Vec<String>,
-    /// Devices were named.
+    /// Whether devices were named.
     pub named: bool,
-    /// Those that lead out, and that `run` does not attach to.
+    /// Devices that lead out and that `run` does not attach to.
     pub left_out: Vec<node::Refusal>,
-    /// Those of hardware that have routes, and that `run` does not attach to.
+    /// Hardware devices with routes that `run` does not attach to.
     pub idle: Vec<String>,
-    /// Those behind which pods of this node are, as far as routes tell, by name and MTU.
+    /// Devices that lead to pods of this node, as far as routes show, by name and MTU.
     pub of_pods: Vec<(String, u32)>,
-    /// Bytes of a memory page.
+    /// Size of a memory page, in bytes.
     pub page: usize,
     pub kernel: Kernel,
-    /// Possible CPUs: drivers count those that are not plugged in yet, too.
+    /// Number of possible CPUs: drivers also count those that are not plugged in yet.
     pub cpus: u32,
 }
 
@@ -40,27 +40,28 @@ pub struct DeviceFacts {
 #[derive(Clone, Debug)]
 pub struct Device {
     pub link: Link,
-    /// Global ones.
+    /// Global addresses.
     pub addresses: Vec<IpAddr>,
-    /// `veth`, `vxlan` …; `None` for hardware.
+    /// Kind of the link (`veth`, `vxlan` …); `None` for hardware.
     pub kind: Option<String>,
     pub driver: Option<String>,
-    /// Linux 6.3 and newer say what the driver can do.
+    /// XDP features of the driver, which Linux 6.3 and newer report.
     pub xdp_features: Option<u64>,
-    /// `None` if it could not be asked for.
+    /// Whether checksum offload is on; `None` if that could not be read.
     pub checksum_offload: Option<bool>,
     pub channels: Option<Channels>,
     /// Features of a virtio device.
     pub virtio: Option<u64>,
-    /// Of a veth, if it could be seen.
+    /// The other end of a veth, if it could be inspected.
     pub other_end: Option<OtherEnd>,
-    /// VLAN devices over it, if it takes the tags out of frames before XDP sees them.
+    /// VLAN devices over this device, if it strips the tags from frames before XDP sees them.
     pub stripped_vlans: Vec<String>,
-    /// A program of ours is on it.
+    /// Whether a program of this agent is attached.
     pub own_xdp: bool,
-    /// Programs that are not ours: id, and name if it has one.
+    /// Programs of others: id, and name if there is one.
     pub xdp: Vec<(u32, Option<String>)>,
-    /// As people would call them; or why they could not be listed.
+    /// Programs of others at the TC hooks, as users would call them, or the reason why they could
+    /// not be listed.
     pub tc: Result<Vec<String>, String>,
 }
 
@@ -72,7 +73,7 @@ impl DeviceFacts {
         let idle = idle(&links, &wanted, &routes);
         let of_pods = of_pods(&links, &wanted, &routes);
         let own = introspect::pinned_programs(&settings.pins);
-        // Not there without the module 8021q, nor without VLANs.
+        // The file does not exist without the module 8021q, nor without VLANs.
         let vlans = std::fs::read_to_string("/proc/self/net/vlan/config").unwrap_or_default();
         let mut devices = Vec::new();
         for link in wanted {
@@ -86,7 +87,8 @@ impl DeviceFacts {
                 stripped_vlans: if strips { vlans_over(&vlans, &link.name) } else { Vec::new() },
                 addresses: global.map(|address| address.address).collect(),
                 xdp_features: ethtool::xdp_features(link.index).ok(),
-                // Its other names are of cards that know the protocol: those are on a real wire.
+                // The other names (`tx-checksum-…`) are those of cards that know the protocol; such
+                // cards are on a real wire.
                 checksum_offload: offloads
                     .map(|offloads| offloads.iter().any(|name| name == "tx-checksum-ip-generic")),
                 channels: ethtool::channels(link.index).ok(),
@@ -117,7 +119,7 @@ impl DeviceFacts {
     }
 }
 
-/// Cards with routes that are not wanted: what is behind them may be other nodes' pods all the same.
+/// Returns cards with routes that are not wanted: they may still lead to pods of other nodes.
 pub fn idle(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<String> {
     let is_idle = |link: &&Link| {
         link.wire
@@ -130,7 +132,7 @@ pub fn idle(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<Str
     links.iter().filter(is_idle).map(|link| link.name.clone()).collect()
 }
 
-/// Devices with routes that `run` does not attach to, and that are no cards.
+/// Returns devices with routes that `run` does not attach to and that are not cards.
 pub fn of_pods(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<(String, u32)> {
     let is_of_pods = |link: &&Link| {
         !link.wire
@@ -143,7 +145,7 @@ pub fn of_pods(links: &[Link], wanted: &[&Link], routes: &[node::Route]) -> Vec<
     links.iter().filter(is_of_pods).map(|link| (link.name.clone(), link.mtu)).collect()
 }
 
-/// The VLAN devices over a device, of lines like `eth0.100       | 100  | eth0`.
+/// Returns the VLAN devices over a device, from lines like `eth0.100       | 100  | eth0`.
 pub fn vlans_over(table: &str, device: &str) -> Vec<String> {
     let rows = table.lines().filter_map(|line| {
         let [name, _, over] = line.split('|').map(str::trim).collect::<Vec<_>>().try_into().ok()?;
@@ -152,7 +154,7 @@ pub fn vlans_over(table: &str, device: &str) -> Vec<String> {
     rows.collect()
 }
 
-/// Programs of others at the TC hooks of a device.
+/// Returns the programs of others at the TC hooks of a device.
 fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let (kernel, _) = Kernel::found()?;
@@ -172,7 +174,8 @@ fn tc(device: &str, filters: &[node::Filter], own: &BTreeSet<u32>) -> Result<Vec
     Ok(found)
 }
 
-/// Common drivers with XDP, as `ethtool -i` names them, for kernels that do not tell themselves (before 6.3).
+/// Common drivers with XDP, as `ethtool -i` names them, for kernels before 6.3, which do not report
+/// features.
 const WITH_XDP: [&str; 20] = [
     "atlantic",
     "bnxt_en",
@@ -222,14 +225,14 @@ impl Device {
         }
     }
 
-    /// Whether it puts packets into others, for other nodes' pods.
+    /// Whether the device encapsulates packets for pods of other nodes.
     pub fn is_overlay(&self) -> bool {
         const ETHERNET_INSIDE: [&str; 4] = ["vxlan", "geneve", "gretap", "ip6gretap"];
         self.link.header != Header::Ethernet
             || self.kind.as_deref().is_some_and(|kind| ETHERNET_INSIDE.contains(&kind))
     }
 
-    /// Whether the driver has XDP, if that can be known.
+    /// Whether the driver has XDP, if that is known.
     pub fn native(&self) -> Option<bool> {
         const BASIC: u64 = 1;
         if let Some(features) = self.xdp_features {
@@ -238,7 +241,7 @@ impl Device {
         WITH_XDP.contains(&self.driver.as_deref()?).then_some(true)
     }
 
-    /// `eth0 (driver ena)`, `eth0 (veth)`.
+    /// Returns the device as `eth0 (driver ena)` or `eth0 (veth)`.
     pub fn described(&self) -> String {
         match (&self.kind, &self.driver) {
             (Some(kind), _) => format!("{} ({kind})", self.link.name),

@@ -1,4 +1,5 @@
-//! Findings about XDP in the driver: long frames, too few queues, guest offloads, a veth's other end.
+//! Findings about XDP in the driver: long frames, too few queues, guest offloads, the other end of
+//! a veth.
 
 use traffic_policy_dataplane::{
     Mode,
@@ -8,12 +9,12 @@ use traffic_policy_dataplane::{
 use super::facts::{Device, DeviceFacts, Way};
 use crate::check::{finding::Finding, other_end};
 
-/// Consequence if the driver refuses.
+/// Returns the consequence of the driver's refusal.
 fn effect(attach: Mode) -> &'static str {
     if attach == Mode::Auto { "then TC takes its packets" } else { "then `run` fails" }
 }
 
-/// As bad as that.
+/// Returns a warning under `auto`, which falls back to another hook, or else an error.
 fn refused(attach: Mode, probe: &'static str, found: String, fix: String) -> Finding {
     if attach == Mode::Auto { Finding::warning(probe, found, fix) } else { Finding::error(probe, found, fix) }
 }
@@ -54,7 +55,7 @@ pub(super) fn long_frames(device: &Device, facts: &DeviceFacts) -> Option<Findin
 
 pub(super) fn queues(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     const PROBE: &str = "queues";
-    // With a program of ours on it, those that XDP uses are counted, too.
+    // With a program of this agent attached, the queues that XDP uses are counted, too.
     if device.way(facts.attach) != Way::Xdp || device.own_xdp {
         return None;
     }

@@ -50,7 +50,7 @@ fn facts(devices: Vec<Device>) -> DeviceFacts {
     }
 }
 
-/// The one finding that asks for something.
+/// Returns the one finding with a fix.
 fn complaint(facts: &DeviceFacts) -> Finding {
     let mut findings = judge(facts);
     findings.retain(|finding| finding.severity != Severity::Ok);
@@ -88,7 +88,7 @@ fn how_packets_are_taken() {
         device.driver = driver.map(str::to_owned);
         DeviceFacts { attach, ..facts(vec![device]) }
     };
-    // The kernel's word counts more than the list.
+    // The features that the kernel reports take precedence over the list.
     expect(&with(Mode::Auto, Some(0), Some("ena")), Severity::Note, "device", "has no XDP: TC", "card");
     expect(&with(Mode::Xdp, Some(0), Some("ena")), Severity::Error, "device", "cannot work", "--attach auto");
     expect(&with(Mode::Auto, None, Some("e1000")), Severity::Note, "device", "shows when", "run");
@@ -102,7 +102,8 @@ fn how_packets_are_taken() {
     expect(&facts(vec![off]), Severity::Warning, "device", "switched off", "ip link set eth0 up");
 }
 
-/// Severity, probe, and parts of what is said and of the fix, of the one complaint; or none.
+/// Severity, probe, and parts of the sentence and of the fix of the one finding with a fix; or
+/// none.
 type Expected<'a> = Option<(Severity, &'a str, &'a str, &'a str)>;
 
 fn with_modes(device: &Device, rows: &[(Mode, Expected<'_>)]) {
@@ -160,14 +161,14 @@ fn mtus() {
     assert!(
         judge(&DeviceFacts { page: 16_384, ..all }).iter().all(|finding| finding.severity == Severity::Ok)
     );
-    // Frames of several buffers.
+    // The kernel supports frames of several buffers.
     let newer = Kernel { major: 6, minor: 3 };
     let long = facts(vec![jumbo("virtio_net")]);
     assert!(complaint(&long).found.contains("takes XDP up to 3506"));
     assert!(
         judge(&DeviceFacts { kernel: newer, ..long }).iter().all(|finding| finding.severity == Severity::Ok)
     );
-    // The largest that works.
+    // The largest MTU that works.
     let mut fit = jumbo("virtio_net");
     fit.link.mtu = 3506;
     with_modes(&fit, &[(Mode::Xdp, None)]);
@@ -283,7 +284,7 @@ fn the_other_end_of_a_veth() {
         ],
     );
     with_modes(&with(Some(OtherEnd::for_tests(true))), &[(Mode::Xdp, None)]);
-    // A veth has frames of several buffers in XDP on every kernel that is supported.
+    // A veth takes frames of several buffers in XDP on every supported kernel.
     let mut jumbo = with(Some(OtherEnd::for_tests(true)));
     jumbo.link.mtu = 9000;
     with_modes(&jumbo, &[(Mode::Auto, None), (Mode::Xdp, None), (Mode::Tc, None)]);
@@ -306,7 +307,7 @@ fn offload_of_a_veth() {
     let finding = findings.iter().find(|finding| finding.probe == "offload").unwrap();
     assert_eq!(finding.severity, Severity::Warning);
     assert!(finding.fix.as_ref().unwrap().contains("ethtool -K eth0 tx off"));
-    // A program of somebody else at the other end says nothing of what comes from there.
+    // A foreign program at the other end proves nothing about the checksums of its packets.
     for (other, found) in [(OtherEnd::for_tests(true), true), (OtherEnd::prepared(), false)] {
         let mut with = xdp.clone();
         with.devices[0].other_end = Some(other);
@@ -366,7 +367,7 @@ fn tunnels_without_ethernet_are_served_by_tc() {
     (tunnel.link.header, tunnel.link.wire) = (node::Header::Ip("ipip".into()), false);
     (tunnel.kind, tunnel.driver) = (Some("ipip".into()), None);
     let with = |attach, named| DeviceFacts { attach, named, ..facts(vec![tunnel.clone()]) };
-    // Found by its routes, it is served by TC whatever was asked for.
+    // A device found by its routes is served by TC whatever mode was requested.
     for (attach, named) in [
         (Mode::Auto, false),
         (Mode::Auto, true),
@@ -384,7 +385,7 @@ fn tunnels_without_ethernet_are_served_by_tc() {
     }
 }
 
-/// A second card on which pods of other nodes may be: found by no gateway, or not named.
+/// A second card that may lead to pods of other nodes: not found by a gateway, or not named.
 #[test]
 fn a_card_that_nothing_is_attached_to_is_named() {
     let card = |index, name: &str| Link { index, name: name.into(), ..device(name).link };

@@ -115,18 +115,18 @@ fn listeners_on_node_ports() {
         "the healthCheckNodePort of Service default/web",
         "elsewhere",
     );
-    // Of a Service of type NodePort it is the annotation's.
+    // A Service of type NodePort takes the port from the annotation.
     let service = &mut facts.services[0];
     (service.service_type, service.health_check_node_port) = (ServiceType::NodePort, 0);
     service.health_annotation = 32_000;
     let named = "the traffic-policy.io/health-check-node-port of Service default/web";
     expect(&facts, Severity::Error, "listener", named, "elsewhere");
-    // The same number of the other protocol is another port, and our own agent may have it.
+    // The same number of the other protocol is another port, and the agent itself may hold it.
     facts.listeners =
         vec![listener(Protocol::Udp, "0.0.0.0:99", "x"), listener(Protocol::Tcp, "[::]:32000", "agent")];
     facts.agent = Some(7);
     assert_eq!(complaints(&facts), []);
-    // A port that no annotation may give.
+    // An annotation may not give this port.
     facts.services[0].health_annotation = 40_000;
     expect(
         &facts,

@@ -1,4 +1,5 @@
-//! Tokens, keys and passwords within text that is handed on. Where the end of one is in doubt, too much is left out.
+//! Removal of tokens, keys and passwords from text that is passed on. Where the end of a secret is
+//! in doubt, too much is removed.
 
 mod scan;
 #[cfg(test)]
@@ -6,13 +7,14 @@ mod tests;
 
 use scan::{Mark, Scan, Sign, closing, is_end, is_word, opening};
 
-/// The scheme of a bearer token: a blank is enough between it and the token.
+/// The scheme of a bearer token: a blank alone separates it from the token.
 const BEARER: &str = "bearer";
 const AUTHORIZATION: &str = "authorization";
-/// Text in the place of a secret.
+/// Text that replaces a secret.
 const REDACTED: &str = "(left out)";
-/// Ends of names whose value is a secret: `token: x`, `"password":"x"`, `client-key-data=x`, `Bearer x`. In small
-/// letters, without signs: `access-token`, `access_token` and `accessToken` are one, and `x-api-key` ends in `apikey`.
+/// Suffixes of names whose value is a secret: `token: x`, `"password":"x"`, `client-key-data=x`,
+/// `Bearer x`. They are in lower case without punctuation: `access-token`, `access_token` and
+/// `accessToken` are one, and `x-api-key` ends in `apikey`.
 const NAMES: [&str; 11] = [
     AUTHORIZATION,
     BEARER,
@@ -26,19 +28,20 @@ const NAMES: [&str; 11] = [
     "clientcertificatedata",
     "certificateauthoritydata",
 ];
-/// Schemes of an `Authorization` header whose credentials are one word. The scheme is kept: it says what was tried.
+/// Schemes of an `Authorization` header whose credentials are one word. The scheme is kept: it
+/// shows which one was tried.
 const SCHEMES: [&str; 6] = ["basic", BEARER, "negotiate", "ntlm", "token", "apikey"];
 /// Schemes whose credentials are several words.
 const LONG_SCHEMES: [&str; 3] = ["digest", "aws4hmacsha256", "hawk"];
-/// Keys of the name in a pair `name: X-Api-Key`, `value: x`: so headers of probes and variables of containers are
-/// written.
+/// Keys of the name in a pair `name: X-Api-Key`, `value: x`, the form of probe headers and
+/// container variables.
 const NAME_OF_PAIR: [&str; 3] = ["name", "key", "header"];
 /// Keys of the value in such a pair.
 const VALUE_OF_PAIR: [&str; 2] = ["value", "values"];
 /// Number of lines below the name of such a pair in which its value is looked for.
 const PAIR_LINES: u32 = 2;
 
-/// A word as [`NAMES`] has it.
+/// Returns a word in the form used by [`NAMES`].
 fn plain(word: &str) -> String {
     word.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
@@ -47,8 +50,8 @@ fn is_name(plain: &str) -> bool {
     NAMES.iter().any(|name| plain.ends_with(name))
 }
 
-/// The text without secrets: values of names of secrets, words that follow `Bearer`, JSON web tokens, passwords of URLs
-/// and blocks of PEM.
+/// Returns the text without secrets: values of names of secrets, words that follow `Bearer`, JSON
+/// web tokens, passwords of URLs and PEM blocks.
 pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(bytes);
     let mut result = String::with_capacity(text.len());
@@ -71,7 +74,7 @@ pub(super) fn redacted(bytes: &[u8]) -> Vec<u8> {
     result.into_bytes()
 }
 
-/// A line without the user:password@ of its URLs.
+/// Returns a line without the user:password@ of its URLs.
 fn without_passwords(line: &str) -> String {
     let mut result = String::with_capacity(line.len());
     let mut rest = line;
@@ -93,19 +96,22 @@ fn without_passwords(line: &str) -> String {
 /// State that is carried from one line to the next.
 #[derive(Debug, Default)]
 struct Lines {
-    /// A value that goes on below the line of its name.
+    /// A value that continues below the line of its name.
     below: Option<Below>,
-    /// The name in a pair, if it is that of a secret, and the number of further lines in which its value may stand.
+    /// The name in a pair, if it is that of a secret, and the number of further lines in which its
+    /// value may appear.
     named: Option<(String, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Below {
-    /// It ends before the first line that is not indented by more than so many bytes.
+    /// A block: it ends before the first line that is indented by no more than this number of
+    /// bytes.
     Indented(usize),
-    /// It ends with the line that begins or ends with `]`.
+    /// A list: it ends with the line that begins or ends with `]`.
     List,
-    /// Nothing stands behind the name, which is indented by so many bytes: its value follows, or names of its own.
+    /// A name without a value on its line, indented by this number of bytes: its value comes next,
+    /// or names of its own.
     Open(usize),
 }
 
@@ -127,7 +133,7 @@ impl Lines {
                 scan.copy(rest.find(is_word).unwrap_or(rest.len()));
                 continue;
             }
-            // Base64 of `{"`, as each JSON web token begins.
+            // Base64 of `{"`, with which each JSON web token begins.
             if word.starts_with("eyJ") && word.len() > 20 {
                 scan.leave_out(word.len());
                 continue;
@@ -169,11 +175,11 @@ impl Lines {
         hides
     }
 
-    /// Appends the value of a word, or nothing if that is to be read like other text. `name`: the word as [`plain`] has
-    /// it; `before`: the line before it.
+    /// Appends the value of a word, or nothing if it is to be read like other text. `name` is the
+    /// word in the form of [`plain`]; `before` is the line before it.
     fn push_named(&mut self, scan: &mut Scan<'_>, sign: &Sign, word: &str, name: String, before: &str) {
         if NAME_OF_PAIR.contains(&name.as_str()) {
-            // The value follows behind a key of its own.
+            // The value follows a key of its own.
             let value = scan.rest()[sign.len..].trim_start_matches(['\\', '"', '\'']);
             let own = plain(&value[..value.find(|c| !is_word(c)).unwrap_or(value.len())]);
             self.named = is_name(&own).then_some((own, PAIR_LINES));
@@ -195,7 +201,7 @@ impl Lines {
             self.below = Some(Below::Indented(column));
             scan.pass(text.len());
         } else if !sign.equals && opens_object(text) {
-            // Its names are judged by themselves, but the name may be that of a pair.
+            // The names in the value are judged by themselves, but this name may be that of a pair.
             self.named = Some((name, PAIR_LINES));
         } else if text.starts_with('[') {
             if !push_list(scan, &name) && is_line {
@@ -216,7 +222,7 @@ impl Lines {
                 item_end(text, sign, &name, scan.bracket())
             };
             push_secret(scan, &name, end);
-            // Or so many words that they do not fit in the line.
+            // The value may also have more words than fit in the line.
             if end == text.len() && is_line && !is_word {
                 self.below = Some(Below::Indented(column));
             }
@@ -224,7 +230,7 @@ impl Lines {
     }
 }
 
-/// Bytes before the first key of a line of YAML.
+/// Returns the number of bytes before the first key of a line of YAML.
 fn column(before: &str) -> usize {
     let mut rest = before.trim_start();
     while let Some(item) = rest.strip_prefix("- ") {
@@ -245,13 +251,15 @@ fn has_name(text: &str) -> bool {
     }
 }
 
-/// Whether a block of YAML begins below the line: its indicator, with the signs that say how line ends count.
+/// Whether a block of YAML begins below the line: the text is a block indicator, with the signs for
+/// line endings.
 fn is_indicator(text: &str) -> bool {
     let signs = text.trim_end().strip_prefix(['|', '>']);
     signs.is_some_and(|signs| signs.chars().all(|c| c.is_ascii_digit() || "+-".contains(c)))
 }
 
-/// Whether a text begins as an object of JSON or YAML does, and not as a secret that begins with the bracket.
+/// Whether a text begins like an object of JSON or YAML, and not like a secret that begins with the
+/// bracket.
 fn opens_object(text: &str) -> bool {
     let Some(inner) = text.strip_prefix('{').map(str::trim_start) else { return false };
     let word = inner.find(|c| !is_word(c)).unwrap_or(inner.len());
@@ -259,8 +267,8 @@ fn opens_object(text: &str) -> bool {
     inner.is_empty() || inner.starts_with('}') || opening(inner).is_some() || has_key
 }
 
-/// Length of a value that is a word, or the scheme and the credentials of a header. Within the query of a URL it ends at
-/// `&`, too.
+/// Returns the length of a value that is a word, or the scheme and the credentials of a header.
+/// Within the query of a URL it also ends at `&`.
 fn word_end(text: &str, name: &str, before: &str) -> usize {
     if has_parameters(name, text) {
         return text.len();
@@ -272,7 +280,7 @@ fn word_end(text: &str, name: &str, before: &str) -> usize {
     end.map_or(text.len(), |end| credentials + end)
 }
 
-/// Length of a value that is an item between brackets, or the rest of the line.
+/// Returns the length of a value that is an item between brackets, or the rest of the line.
 fn item_end(text: &str, sign: &Sign, name: &str, bracket: Option<char>) -> usize {
     let bracket = bracket.filter(|_| !has_parameters(name, text));
     let has_commas = sign.blanks || sign.quoted;
@@ -280,7 +288,8 @@ fn item_end(text: &str, sign: &Sign, name: &str, bracket: Option<char>) -> usize
     end.unwrap_or(text.len())
 }
 
-/// Whether parameters follow the scheme of an `Authorization` header, with commas and quotation marks of their own.
+/// Whether parameters follow the scheme of an `Authorization` header, with commas and quotation
+/// marks of their own.
 fn has_parameters(name: &str, text: &str) -> bool {
     scheme(name, text).is_some_and(|scheme| LONG_SCHEMES.contains(&plain(scheme).as_str()))
 }
@@ -306,7 +315,7 @@ fn push_bearer(scan: &mut Scan<'_>) {
     }
 }
 
-/// Appends what begins with a quotation mark. Returns whether it ends in this line.
+/// Appends a value that begins with a quotation mark. Returns whether it ends in this line.
 fn push_quoted(scan: &mut Scan<'_>, name: &str, mark: Mark) -> bool {
     scan.pass(mark.1 + 1);
     let (text, _) = scan.text();
@@ -328,7 +337,7 @@ fn push_list(scan: &mut Scan<'_>, name: &str) -> bool {
         scan.pass(text.len() - item.len());
         if let Some(behind) = item.strip_prefix(']') {
             scan.pass(1);
-            // No list: a secret with brackets.
+            // This is not a list but a secret with brackets.
             if !is_end(behind) && opening(behind).is_none() {
                 scan.leave_out(behind.len());
             }
@@ -346,14 +355,14 @@ fn push_list(scan: &mut Scan<'_>, name: &str) -> bool {
     }
 }
 
-/// Appends [`REDACTED`] in the place of so many bytes, behind the scheme of an `Authorization` header.
+/// Appends [`REDACTED`] in place of `len` bytes, behind the scheme of an `Authorization` header.
 fn push_secret(scan: &mut Scan<'_>, name: &str, len: usize) {
     let scheme = scheme(name, &scan.rest()[..len]).map_or(0, |scheme| scheme.len() + 1);
     scan.pass(scheme);
     scan.leave_out(len - scheme);
 }
 
-/// The scheme with which the value of an `Authorization` header begins.
+/// Returns the scheme with which the value of an `Authorization` header begins.
 fn scheme<'a>(name: &str, value: &'a str) -> Option<&'a str> {
     let (scheme, _) = value.split_once(' ').filter(|_| name.ends_with(AUTHORIZATION))?;
     let known = plain(scheme);

@@ -1,12 +1,13 @@
-//! The fields of KubeProxyConfiguration, v1alpha1: which flag each of them sets, or why it has no effect.
+//! The fields of KubeProxyConfiguration, v1alpha1: the flag that each of them sets, or the reason
+//! why it has no effect.
 //!
 //! As of Kubernetes 1.37:
 //! <https://github.com/kubernetes/kubernetes/blob/v1.36.0/staging/src/k8s.io/kube-proxy/config/v1alpha1/types.go>
 
-/// A field.
+/// A field of KubeProxyConfiguration.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name, after those of the fields that it lies in, and dots.
+    /// Its name, preceded by those of the fields that contain it, separated by dots.
     pub path: &'static str,
     pub meaning: Meaning,
 }
@@ -17,9 +18,9 @@ pub enum Meaning {
     Flag(&'static str, Kind),
     /// Has no effect.
     Ignored {
-        /// Sentence on the setting that applies instead.
+        /// Sentence about the setting that applies instead.
         why: &'static str,
-        /// Values that ask for nothing, beside those that are empty.
+        /// Values that request nothing, in addition to empty ones.
         ordinary: &'static [&'static str],
     },
 }
@@ -36,7 +37,7 @@ pub enum Kind {
     NodePortAddresses,
     Time,
     LogFormat,
-    /// A number from 0, of klog.
+    /// A klog verbosity, from 0.
     Verbosity,
 }
 
@@ -145,10 +146,10 @@ pub const FIELDS: &[Field] = &[
     ignored("winkernel.forwardHealthCheckVip", WINDOWS),
 ];
 
-/// Says that nothing but the type of the object is meant.
+/// Fields that only identify the type of the object.
 pub const TYPE: [&str; 2] = ["apiVersion", "kind"];
 
-/// The field that a flag is set by.
+/// Returns the field that sets a flag.
 #[must_use]
 pub fn field_of(id: &str) -> Option<&'static str> {
     FIELDS.iter().find_map(|field| match field.meaning {

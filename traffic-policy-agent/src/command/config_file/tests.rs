@@ -1,4 +1,4 @@
-//! Files as kubeadm and people write them, and as they should not.
+//! Files as kubeadm and users write them, and malformed ones.
 
 use std::io::Write as _;
 
@@ -14,13 +14,13 @@ fn values(fields: &str) -> Vec<(&'static str, String)> {
     parsed(fields).unwrap().0
 }
 
-/// Messages, those about node ports left out.
+/// Returns messages without those about node ports.
 fn notes(fields: &str) -> Vec<String> {
     let notes = parsed(fields).unwrap().1;
     notes.into_iter().filter(|note| *note != Note::NodePorts).map(|note| note.to_string()).collect()
 }
 
-/// All fields are there, most of them null or empty, which is no wish.
+/// The file contains all fields; most are null or empty, which requests nothing.
 #[test]
 fn kubeadms_file_as_it_is() {
     let (values, notes) = parse(include_str!("kubeadm.yaml")).unwrap();
@@ -55,7 +55,7 @@ fn what_applies_is_read() {
     for (verbosity, level) in [(1, "info"), (3, "info"), (5, "debug"), (6, "trace"), (10, "trace")] {
         assert_eq!(values(&format!("logging: {{verbosity: {verbosity}}}")), [("log", level.to_owned())]);
     }
-    // JSON is YAML, too.
+    // JSON is valid YAML.
     let json =
         format!("{{\"apiVersion\": {API_VERSION:?}, \"kind\": {KIND:?}, \"hostnameOverride\": \"n\"}}");
     assert_eq!(parse(&json).unwrap().0, [("node_name", "n".to_owned())]);
@@ -176,7 +176,7 @@ fn errors_name_the_file() {
     assert!(wrong.starts_with(&format!("{}: conntrack.udpTimeout is", file.path().display())), "{wrong}");
 }
 
-/// A field that names an unknown flag would be ignored without a word.
+/// A field that names an unknown flag would be ignored silently.
 #[test]
 fn fields_name_flags_that_are_there() {
     use clap::CommandFactory as _;

@@ -16,7 +16,7 @@ use traffic_policy_dataplane::{
 
 use super::super::view;
 
-/// Turns the time of events into that of calendars.
+/// Converts the time of events into calendar time.
 pub struct WallClock {
     wall: Timestamp,
     monotonic: u64,
@@ -36,24 +36,24 @@ impl WallClock {
 /// An event, for programs.
 #[derive(Serialize)]
 pub struct Line {
-    /// RFC 3339.
+    /// Time of the event (RFC 3339).
     time: String,
     outcome: &'static str,
-    /// `xdp`, `ingress`, `egress` or `socket`.
+    /// Hook: `xdp`, `ingress`, `egress` or `socket`.
     hook: &'static str,
     /// `namespace/name:port`; `None` if no Service is concerned.
     service: Option<String>,
-    /// `ClusterIP`, `NodePort`, …
+    /// Kind of frontend: `ClusterIP`, `NodePort`, …
     kind: Option<&'static str>,
-    /// The policy that held at this frontend: `Cluster` or `Local`.
+    /// The policy that applied at this frontend: `Cluster` or `Local`.
     policy: Option<&'static str>,
     protocol: String,
-    /// `None` where a socket has no address yet.
+    /// Address and port of the client; `None` where a socket has no address yet.
     client: Option<String>,
     frontend: String,
-    /// Of a new flow.
+    /// Endpoint of a new flow.
     endpoint: Option<String>,
-    /// By which the packet came.
+    /// Device on which the packet arrived.
     device: Option<String>,
     /// Cookie of the socket's network namespace.
     netns: Option<u64>,
@@ -89,7 +89,7 @@ impl Line {
             hook: event.hook,
             service: port.map(|port| port.key.to_string()),
             kind: reached.map(|reached| view::frontend_kind(reached.kind)),
-            // The external policy is not for sockets of this node.
+            // The external policy does not apply to sockets of this node.
             policy: reached
                 .filter(|reached| !context.socket || reached.kind == FrontendKind::ClusterIp)
                 .map(|reached| view::policy(reached.policy)),
@@ -108,7 +108,7 @@ impl Line {
 
 /// Prints a line, as JSON or human-readable.
 pub fn show(line: &Line, json: bool) -> io::Result<()> {
-    // A line at a time, for it may be read as it comes.
+    // Lines are flushed one at a time, because they may be read as they come.
     let mut out = io::stdout().lock();
     if json {
         serde_json::to_writer(&mut out, line)?;
@@ -138,7 +138,7 @@ fn text(line: &Line) -> String {
         (None, None) => {}
     }
     text.push('\n');
-    // Of a new flow there is nothing to explain.
+    // A new flow needs no explanation.
     if let Some(fix) = &line.fix {
         text += &format!("    why: {}\n    fix: {fix}\n", line.reason);
     }

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn while_it_loads() {
         let mut document = document();
-        // As the maps are before anybody has said anything in them.
+        // The maps are as they are before anything was written to them.
         document.agent = Agent {
             loading: true,
             started_seconds_ago: None,

@@ -13,7 +13,7 @@ fn connections(count: usize) -> Vec<Connection> {
     vec![Connection { protocol: Protocol::Tcp, client, frontend, endpoint, source, over: false }; count]
 }
 
-/// The run loop has other things to do meanwhile.
+/// The run loop has other work to do meanwhile.
 #[test]
 fn many_connections_are_followed_in_pieces() {
     let (mut adoption, mut path) = (Adoption::new(false), Fake::default());
@@ -30,7 +30,7 @@ fn many_connections_are_followed_in_pieces() {
     assert!(pieces >= 10 && path.asked().connections == 0, "{pieces}");
 }
 
-/// So that /livez, and systemd, know that the agent lives.
+/// /livez and systemd learn in this manner that the agent lives.
 #[tokio::test]
 async fn a_long_adoption_gives_signs_of_life() {
     let (beats, mut path) = (AtomicUsize::new(0), Fake::default());

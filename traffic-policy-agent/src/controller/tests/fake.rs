@@ -28,51 +28,52 @@ use super::super::{packet_path::ReadConnected, *};
 pub(super) struct Asked {
     /// Service ports that each sync named as changed, and those that were desired.
     pub syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
-    /// So many syncs fail.
+    /// Number of syncs that are yet to fail.
     pub failing: usize,
-    /// Connections that are to be adopted yet.
+    /// Number of connections that are yet to be adopted.
     pub connections: usize,
-    /// Time that each sync asks for before the next one.
+    /// Delay that each sync requests before the next one.
     pub pause: Duration,
-    /// So many syncs have no room for what changed.
+    /// Number of syncs without room for what changed.
     pub full: usize,
     /// Ranges of cluster IPs that the last sync was given.
     pub service_cidrs: BTreeSet<IpNet>,
     pub sweeps: usize,
-    /// Idle times that it was told of while it ran.
+    /// Idle times that were set while it ran.
     pub idle: Vec<IdleTimes>,
-    /// A flow has found no room.
+    /// Whether a flow has found no room.
     pub no_room: bool,
-    /// Pieces that are to be swept.
+    /// Number of pieces that are to be swept.
     pub pieces: usize,
-    /// Each of them takes a while.
+    /// Whether each piece takes a while.
     pub slow: bool,
     pub refreshed: usize,
-    /// Programs of another layout version serve, or are not wholly replaced.
+    /// Whether programs of another layout version serve, or are not wholly replaced.
     pub others: bool,
-    /// Their links were taken over.
+    /// Whether their links were taken over.
     pub adopted: bool,
-    /// So many comparisons of routes fail.
+    /// Number of comparisons of routes that are yet to fail.
     pub failing_routes: usize,
-    /// Calls to forget devices that are not attached to: whether the links of another version had been taken over by then.
+    /// Whether the links of another version had been taken over, for each call that forgets
+    /// unattached devices.
     pub forgotten: Vec<bool>,
     /// Number of times that the other version's maps were freed.
     pub dropped: usize,
-    /// Devices that were attached to, by the names that they had then.
+    /// Devices that were attached to, by their names at that time.
     pub attached: Vec<String>,
     /// Devices that lack programs until they are attached to.
     pub lost: Vec<Lost>,
     /// Calls of the cgroup's processes that lack programs until those are attached.
     pub lost_calls: Vec<&'static str>,
-    /// Nothing can be said of those calls.
+    /// Whether the state of those calls is unknown.
     pub blind: bool,
-    /// The cgroup cannot be attached to.
+    /// Whether attaching to the cgroup fails.
     pub refusing: bool,
     /// UDP endpoints that stopped serving.
     pub gone: BTreeSet<GoneEndpoint>,
-    /// Endpoints of each walk through the connected UDP sockets, of which there are none.
+    /// Endpoints of each walk through the connected UDP sockets; the fake has no sockets.
     pub walks: Vec<BTreeSet<GoneEndpoint>>,
-    /// A walk takes until this is false.
+    /// Whether a walk blocks, until this is false.
     pub walks_slowly: bool,
 }
 
@@ -150,7 +151,7 @@ impl PacketPath for Fake {
     fn sweep_on(&mut self) -> Result<bool> {
         let mut asked = self.asked();
         if asked.slow {
-            // The time that a piece of a large table takes.
+            // Time that a piece of a large table takes.
             std::thread::sleep(Duration::from_millis(1));
         }
         asked.pieces -= 1;
@@ -309,7 +310,7 @@ pub(super) struct Running {
     pub folder: TempDir,
     pub fake: Fake,
     pub health: ProxyHealth,
-    /// Settings that the controller takes over while it runs.
+    /// Sender of settings that the controller takes over while it runs.
     pub reloads: mpsc::Sender<Reload>,
     task: AbortHandle,
 }
@@ -320,7 +321,7 @@ impl Drop for Running {
     }
 }
 
-/// Settings for a node that follows these manifests.
+/// Returns settings for a node that follows these manifests.
 pub(super) fn settings(manifests: Manifests) -> Settings {
     Settings {
         node_name: manifests.node_name.clone(),
@@ -348,12 +349,12 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
 }
 
 impl Running {
-    /// With what `before` sets up, in the folder and in the fake.
+    /// Starts the controller after `before` has prepared the folder and the fake.
     pub async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
         Self::start_on(&[], timing, before).await
     }
 
-    /// As [`Self::start`], with `--device`.
+    /// Does the same as [`Self::start`], with `--device`.
     pub async fn start_on(devices: &[&str], timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fake = Fake::default();
@@ -374,7 +375,7 @@ impl Running {
         Self { folder, fake, health, reloads, task }
     }
 
-    /// Waits until the fake, or what else can be seen, is as wanted.
+    /// Waits until the fake, or other observable state, is as wanted.
     pub async fn until(&self, what: &str, wanted: impl Fn(&Asked) -> bool) {
         let arrived = timeout(Duration::from_secs(20), async {
             while !wanted(&self.fake.asked()) {

@@ -1,4 +1,5 @@
-//! Replacement of another layout version: it goes on serving until all of this one's programs are in place.
+//! Replacement of another layout version, which continues to serve until all of this one's programs
+//! are in place.
 
 use super::{QUICK, answers, fake::Running, free_port, status, write};
 
@@ -11,8 +12,8 @@ async fn replacing(devices: &[&str], failing_routes: usize) -> Running {
     .await
 }
 
-/// A start that an earlier one of this version's precedes, which was killed on its way: nothing is attached to when the maps are
-/// filled, and to forget all but that would take off what serves.
+/// An earlier start of this version was killed half-way: nothing is attached to when the maps are
+/// filled, and forgetting all other devices would detach the programs that serve.
 #[tokio::test]
 async fn nothing_is_forgotten_before_its_links_are_taken_over() {
     let running = replacing(&[], 0).await;
@@ -28,7 +29,8 @@ async fn what_fails_on_the_way_is_tried_again() {
     assert_eq!((asked.failing_routes, &asked.forgotten[..], asked.dropped), (0, &[true][..], 1));
 }
 
-/// No program can be attached to lo. Of the device that it stands for here, the other version's are the only ones.
+/// No program can be attached to lo. The other version's programs are the only ones of the device
+/// that lo stands for here.
 #[tokio::test]
 async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
     let running = replacing(&["lo"], 0).await;
@@ -40,7 +42,8 @@ async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
     assert_eq!((&asked.forgotten[..], asked.dropped), (&[][..], 0));
 }
 
-/// The other version's maps follow nothing any more: no health port says 200 on the ground of maps that no program reads yet.
+/// The other version's maps are no longer updated: no health-check port answers 200 because of maps
+/// that no program reads yet.
 #[tokio::test]
 async fn nobody_is_healthy_while_the_other_version_serves() {
     let port = free_port().await;

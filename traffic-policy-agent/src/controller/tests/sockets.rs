@@ -1,4 +1,4 @@
-//! UDP sockets whose endpoint is gone: how often the controller walks through them.
+//! UDP sockets of removed endpoints: how often the controller walks through them.
 
 use std::process::Command;
 
@@ -16,7 +16,8 @@ use super::{
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Writes may come twenty times a second, and a walk through the processes of all pods may take longer than their pause.
+/// Writes may come twenty times a second, and a walk through the processes of all pods may take
+/// longer than the pause between them.
 #[tokio::test]
 async fn writes_during_a_walk_ask_for_one_more_together() {
     let gone = |last: u8| GoneEndpoint {

@@ -1,4 +1,4 @@
-//! Programs that others detach: they are attached again, or the node reports that they are missing.
+//! Programs that others detach are attached again, or the node reports that they are missing.
 
 use traffic_policy_dataplane::{
     Lost, Mode,
@@ -7,7 +7,7 @@ use traffic_policy_dataplane::{
 
 use super::{super::*, fake::Fake};
 
-/// A node whose one device was named.
+/// A node with one device, which was named.
 struct Node {
     network: NodeNetwork,
     fake: Fake,
@@ -75,7 +75,7 @@ async fn a_named_device_has_them_back_under_another_name() {
     assert_eq!(node.told(), []);
 }
 
-/// TC in place of XDP in the driver is told where `auto` was to find the latter, once.
+/// TC in place of XDP in the driver is reported once where `auto` was to use the latter.
 #[tokio::test]
 async fn a_wire_without_driver_xdp_is_told() {
     let mut node = Node::new();
@@ -93,14 +93,14 @@ async fn a_wire_without_driver_xdp_is_told() {
     assert_eq!((node.told(), node.fake.asked().attached.len()), (Vec::new(), 3));
 }
 
-/// A card that takes the VLAN tags out of frames is served by TC as long as a VLAN is on it: XDP would take what comes by the
-/// VLAN for the card's own.
+/// A card that strips VLAN tags is served by TC as long as a VLAN is on it: XDP would take packets
+/// of the VLAN for the card's own.
 #[tokio::test]
 async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
     for (strips, has_vlans, by_xdp) in [(true, true, false), (true, false, true), (false, true, true)] {
         let mut node = Node::new();
         node.network = node.network.stripping(if strips { |index| index == 7 } else { |_| false });
-        // A device that has changed in any way is attached to anew.
+        // A device that has changed in any respect is attached to anew.
         (node.link.wire, node.link.has_vlans, node.link.mtu) = (true, has_vlans, 9000);
         node.look_at_devices();
         let wires: Vec<_> = node.fake.attached().map(|(interface, _)| interface.wire).collect();
@@ -108,14 +108,14 @@ async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
         let told = node.told();
         let hidden = told.iter().any(|(_, message)| message.contains("takes VLAN tags out of frames"));
         assert_eq!(hidden, !by_xdp, "{told:?}");
-        // The VLAN goes.
+        // The VLAN is removed.
         node.link.has_vlans = false;
         node.look_at_devices();
         assert!(node.fake.attached().all(|(interface, _)| interface.wire), "strips {strips}");
     }
 }
 
-/// Looks at the devices may fail before they come to it.
+/// A rescan may fail before it reaches the devices.
 #[tokio::test]
 async fn what_nobody_has_put_back_by_the_next_look_is_broken() {
     let mut node = Node::new();

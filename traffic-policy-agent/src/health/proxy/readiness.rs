@@ -1,4 +1,4 @@
-//! `/readyz`: whether a rollout may go on to the next node.
+//! `/readyz`: whether a rollout may continue with the next node.
 
 use hyper::StatusCode;
 use serde::Serialize;
@@ -9,18 +9,19 @@ use super::{
 };
 
 impl ProxyHealth {
-    /// The maps hold what is desired, or will soon. The Node does not count: a rollout would wait for one that is drained. Who
-    /// asks from this node also hears what is in the way by name.
+    /// Answers whether the maps hold the desired state, or will soon. The Node does not count: a
+    /// rollout would wait for one that is drained. A client on this node also receives the
+    /// obstacles by name.
     pub(super) fn readyz(&self, from_here: bool) -> Answer {
         let unready = self.unready(&self.state());
         let waiting_for = if unready.is_some() && from_here { self.report().waiting_for } else { Vec::new() };
         let status = if unready.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let body = Readiness { ready: unready.is_none(), reason: unready, waiting_for };
-        // Strings and a flag: there is nothing that cannot be written as JSON.
+        // The body has only strings and a flag, which always serialize to JSON.
         json(status, serde_json::to_string(&body).unwrap_or_default())
     }
 
-    /// Why a rollout has to wait; `None`: it has not.
+    /// Returns the reason why a rollout has to wait; `None` if it need not.
     fn unready(&self, state: &State) -> Option<&'static str> {
         if state.updated.is_none() {
             return Some("the maps do not hold the first full sync yet");
@@ -57,7 +58,8 @@ mod tests {
         *,
     };
 
-    /// A rollout waits for this: not for the Node, which may be drained for long, and each write that fails.
+    /// A rollout depends on this: it must wait neither for the Node, which may be drained for long,
+    /// nor for each write that fails.
     #[tokio::test]
     async fn ready_from_the_first_sync_on_whatever_the_node_is() {
         let health = ProxyHealth::new(true, true);

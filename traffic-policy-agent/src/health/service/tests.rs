@@ -1,4 +1,4 @@
-//! Health ports over real sockets of this host.
+//! Health-check ports over real sockets of this host.
 
 use tokio::net::TcpListener;
 
@@ -31,7 +31,7 @@ fn server() -> (ServiceHealth, ProxyHealth) {
     (ServiceHealth::new("here".to_owned(), proxy.clone()), proxy)
 }
 
-/// Ports that were free a moment ago.
+/// Returns ports that were free a moment ago.
 async fn free_ports<const N: usize>() -> [u16; N] {
     let mut listeners = Vec::new();
     for _ in 0..N {
@@ -78,7 +78,7 @@ async fn ports_follow_the_services() {
     proxy.synced();
     let [a, b] = free_ports().await;
     assert!(health.update_all(&checks(&[("one", a, 1), ("two", b, 2)])).await.is_empty());
-    // They swap their ports, in one update.
+    // The Services swap their ports, in one update.
     assert!(health.update_all(&checks(&[("one", b, 1), ("two", a, 2)])).await.is_empty());
     assert!(get(localhost(a), "/").await.contains("\"name\": \"two\""));
     assert!(get(localhost(b), "/").await.contains("\"name\": \"one\""));
@@ -125,13 +125,13 @@ async fn ports_follow_the_addresses() {
     assert_eq!((open(one).await, open(two).await), (false, false));
 }
 
-/// An endpoint that comes or goes is one Service's, beside however many others.
+/// An added or removed endpoint belongs to one Service, however many others exist.
 #[tokio::test]
 async fn a_change_looks_at_its_own_check() {
     let (mut health, _) = server();
     let [port, other] = free_ports().await;
     let many: Vec<_> = (0..1_000).map(|number| format!("s{number}")).collect();
-    // At no address: the ports are not what is counted.
+    // The checks have no address, because the ports are not what is counted.
     let mut wanted = checks(&many.iter().map(|name| (&name[..], port, 1)).collect::<Vec<_>>());
     assert!(health.update(&wanted, &BTreeSet::new()).await.is_empty());
     assert_eq!(health.looked_at, 1_000);
@@ -142,7 +142,7 @@ async fn a_change_looks_at_its_own_check() {
     wanted.remove(&name("s7"));
     health.update_those(&wanted, &BTreeSet::new(), &one).await;
     assert_eq!((health.looked_at, health.counts.lock().len()), (1_002, 999));
-    // Others that failed are tried again.
+    // Ports of others that failed are tried again.
     let taken = TcpListener::bind(localhost(other)).await.unwrap();
     let failing = [IpAddr::from([127, 0, 0, 1])].into();
     wanted.insert(name("s8"), HealthCheck { port: other, local_endpoints: 1, ..HealthCheck::default() });
@@ -154,7 +154,7 @@ async fn a_change_looks_at_its_own_check() {
     assert!(!refused(other).await);
 }
 
-/// They need not be on any device, and follow the Service.
+/// The addresses need not be on any device, and follow the Service.
 #[tokio::test]
 async fn load_balancers_addresses_are_listened_on_too() {
     let (mut health, _) = server();
@@ -171,12 +171,12 @@ async fn load_balancers_addresses_are_listened_on_too() {
     assert_eq!((open(node).await, open(vip).await, open(later).await), (true, true, false));
     assert!(health.update(&at(&[later]), &[node].into()).await.is_empty());
     assert_eq!((open(node).await, open(vip).await, open(later).await), (true, false, true));
-    // The unspecified address is all of them.
+    // The unspecified address includes all of them.
     assert!(health.update(&at(&[vip]), &[IpAddr::from([0, 0, 0, 0])].into()).await.is_empty());
     assert_eq!((open(node).await, open(vip).await, open(later).await), (true, true, true));
 }
 
-/// Clients with half a request on each of many ports do not hold up the run loop.
+/// Clients with half a request on each of many ports do not delay the run loop.
 #[tokio::test]
 async fn many_ports_close_at_once() {
     use tokio::io::AsyncWriteExt;
@@ -194,11 +194,11 @@ async fn many_ports_close_at_once() {
     until_open(&health.connections, ports.len()).await;
     let nothing = BTreeMap::new();
     let closed = health.update_all(&nothing);
-    // One by one, with the grace of each, it would take 40 s.
+    // One by one, with the grace period of each, it would take 40 s.
     tokio::time::timeout(std::time::Duration::from_secs(10), closed).await.unwrap();
 }
 
-/// A connection that was there before the Service went away asks after it.
+/// A connection that existed before the Service was removed sends a request for it.
 #[tokio::test]
 async fn a_request_that_races_with_deletion_gets_503() {
     let (mut health, proxy) = server();

@@ -1,8 +1,9 @@
-//! Requests of a fleet of nodes to an API server: the watching clients of 200 agents, of the agent's own code, against
-//! the API server of the tests, in one process.
+//! Requests of a fleet of nodes to an API server: the watching clients of 200 agents, with the
+//! agent's own code, against the API server of the tests, in one process.
 //!
-//! Connections, requests and bytes are counted by the server, TLS included. They are numbers of messages, and so the
-//! same on any machine, but for the busiest second after an outage, which depends on the machine and on chance.
+//! Connections, requests and bytes are counted by the server, TLS included. They are numbers of
+//! messages, and so the same on any machine, except for the busiest second after an outage, which
+//! depends on the machine and on chance.
 
 mod nodes;
 
@@ -19,17 +20,19 @@ use super::{
     report::{Goal, Report, Row, Unit},
 };
 
-/// Nodes that follow the API server.
+/// Number of nodes that follow the API server.
 const NODES: u32 = 200;
-/// Nodes that figures are computed for.
+/// Number of nodes for which figures are computed.
 const LARGE: u32 = 5_000;
-/// Services, each with an EndpointSlice of [`ENDPOINTS`]: few, as one machine is both the fleet and its server.
+/// Number of Services, each with an EndpointSlice of [`ENDPOINTS`]; it is small, as one machine is
+/// both the fleet and its server.
 const SERVICES: u32 = 20;
-/// Services, and nodes that list them, where the bytes of lists are counted: a shorter list would not be compressed.
+/// Number of Services where the bytes of lists are counted, as a shorter list would not be
+/// compressed; [`LISTING_NODES`] is the number of nodes that list them.
 const LISTED: u32 = 200;
 const LISTING_NODES: u32 = 5;
 const ENDPOINTS: u32 = 10;
-/// Edits that a tenant makes.
+/// Number of edits that a tenant makes.
 const EDITS: u32 = 50;
 const QUIET: Duration = Duration::from_secs(60);
 const GROUP: &str = "fleet, 200 nodes";
@@ -75,7 +78,7 @@ const ROWS: [&str; 18] = [
 ];
 
 pub(crate) fn measure(_effort: Effort, report: &mut Report) -> Result<()> {
-    // Each row is asked about, as the report is to know of all: so `count`, not `any`.
+    // Every row is queried, because the report must know all of them: hence `count`, not `any`.
     let wanted = ROWS.iter().filter(|row| report.wants(GROUP, row)).count();
     if wanted == 0 {
         return Ok(());
@@ -114,7 +117,7 @@ fn per_node(count: u64) -> f64 {
     count as f64 / f64::from(NODES)
 }
 
-/// Requests, connections and bytes between two looks at the server.
+/// Requests, connections and bytes between two readings of the server's counters.
 struct Span<'a> {
     server: &'a ApiServer,
     before: Traffic,
@@ -135,7 +138,8 @@ impl<'a> Span<'a> {
         now.sent - self.before.sent + now.received - self.before.received
     }
 
-    /// Requests with each of these in their method, path and query, and when they came.
+    /// Returns the times of requests that contain each of these texts in their method, path and
+    /// query.
     fn requests(&self, texts: &[&str]) -> Vec<Instant> {
         let requests = self.server.requests().into_iter().skip(self.requests);
         let found = requests.filter(|(_, request)| texts.iter().all(|text| request.contains(text)));
@@ -166,7 +170,8 @@ fn service(number: u32, annotations: &Value) -> Value {
     })
 }
 
-/// The EndpointSlice of a Service as the controller writes it; `shift` gives other addresses.
+/// Returns the EndpointSlice of a Service as the controller writes it; `shift` selects other
+/// addresses.
 fn slice(number: u32, shift: u32) -> Value {
     let endpoints: Vec<_> = (0..ENDPOINTS)
         .map(|i| {
@@ -211,12 +216,12 @@ fn serve(services: u32) -> Result<ApiServer> {
         server.put(service(number, &json!({})))?;
         server.put(slice(number, 0))?;
     }
-    // From here on objects change.
+    // Objects change from here on.
     server.compact();
     Ok(server)
 }
 
-/// Bytes of both ways of listing.
+/// Measures the bytes of both forms of lists.
 async fn listed(figures: &mut Figures) -> Result<()> {
     for (streaming, row) in [(Streaming::Refused, START_LISTED), (Streaming::Given, START_STREAMED)] {
         let server = serve(LISTED)?;
@@ -231,7 +236,7 @@ async fn listed(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// All nodes start.
+/// Starts all nodes.
 async fn started(server: &ApiServer, figures: &mut Figures) -> Result<Nodes> {
     let span = Span::begin(server);
     let nodes = Nodes::start(server, NODES).await?;
@@ -242,7 +247,7 @@ async fn started(server: &ApiServer, figures: &mut Figures) -> Result<Nodes> {
 
 async fn quiet(server: &ApiServer, figures: &mut Figures) -> Result<()> {
     let span = Span::begin(server);
-    // The figure is of so long a time in which nothing changes.
+    // The figure covers this time, in which nothing changes.
     sleep(QUIET).await;
     figures.at_most(QUIET_REQUESTS, Unit::Count, per_node(span.count(&[])), 0.0);
     figures.add(QUIET_BYTES, Unit::Bytes, per_node(span.bytes()));
@@ -260,7 +265,7 @@ async fn change(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Res
     Ok(())
 }
 
-/// A tenant rewrites an annotation that is invalid each time.
+/// Rewrites an annotation as a tenant would; each value is invalid.
 async fn tenant(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Result<()> {
     let span = Span::begin(server);
     for edit in 0..EDITS {
@@ -268,18 +273,18 @@ async fn tenant(server: &ApiServer, nodes: &Nodes, figures: &mut Figures) -> Res
         let said = format!("never {edit}\"");
         nodes.wait("the edit is there", |node| node.warnings.iter().any(|text| text.contains(&said))).await?;
     }
-    // A node does not say when it has posted an Event: time for those that are under way.
+    // A node does not report when it has posted an Event: those under way get this time.
     sleep(Duration::from_secs(2)).await;
     let (events, all) = (span.count(&["/events"]), span.count(&[]));
     ensure!(events >= u64::from(NODES), "{events} Events of {NODES} nodes: not each has told of the edits");
     figures.at_most(EDIT_EVENTS, Unit::Count, per_node(events), 1.0);
-    // Whatever is read and not followed.
+    // Any read that is not a watch counts.
     let watches = span.count(&["GET", "watch=true"]);
     figures.at_most(EDIT_LISTS, Unit::Count, per_node(span.count(&["GET"]) - watches), 0.0);
     figures.at_most(EDIT_WATCHES, Unit::Count, per_node(watches), 0.0);
     figures.at_most(EDIT_CONNECTIONS, Unit::Count, per_node(span.connections()), 0.0);
     figures.at_most(EDIT_REQUESTS, Unit::Count, per_node(all) * f64::from(LARGE), f64::from(LARGE));
-    // Agents that start would tell of it, too.
+    // Agents that start would cause requests, too.
     server.put(service(0, &json!({})))?;
     nodes.wait("the annotation is gone", |node| node.warnings.is_empty()).await
 }
@@ -294,8 +299,8 @@ async fn outage(server: &mut ApiServer, nodes: &Nodes, figures: &mut Figures) ->
     let server = &*server;
     let span = Span::begin(server);
     nodes.wait("the new state is there", |node| node.moved_twice == SERVICES).await?;
-    // The other kinds are listed anew, too, each within 30 s of the outage's end, and no node says when. The slowest of
-    // all nodes has its slices by now, at nearly 30 s.
+    // The other kinds are listed anew, too, each within 30 s of the outage's end, and nodes do not
+    // report when. The slowest of all nodes has its slices by now, at nearly 30 s.
     sleep(Duration::from_secs(5)).await;
     let pages = span.count(&["limit="]);
     let cached = span.requests(&["resourceVersionMatch=NotOlderThan"]);
@@ -317,7 +322,7 @@ fn within(times: &[Instant], begin: Instant, length: Duration) -> usize {
     times.iter().filter(|time| **time >= begin && **time < begin + length).count()
 }
 
-/// Each agent ends and starts, one after the other.
+/// Stops and starts each agent, one after the other.
 async fn rolling(server: &ApiServer, nodes: &mut Nodes, figures: &mut Figures) -> Result<()> {
     let (span, listed) = (Span::begin(server), server.lists_of(Kind::Service));
     nodes.replace_each(server, |node| node.moved_twice == SERVICES).await?;

@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: what the packet path costs, beside a bare floor and what others do in the same run.
+//! `cargo xtask bench`: the cost of the packet path, compared with a bare floor and with other
+//! forwarders in the same run.
 //!
 //! Everything happens in network namespaces of its own; no device of the machine is touched.
 
@@ -17,22 +18,23 @@ use traffic_policy_cluster::model::parse_duration;
 
 use self::{report::Report, selection::Selection};
 
-/// Measures the packet path beside bare floors and others: about ten minutes for everything but one-shot
+/// Measures the packet path, bare floors and other forwarders: about ten minutes for everything
+/// except one-shot
 ///
-/// The result is a folder with results.json (every run of every row, and what the figures depend on) and report.html
-/// (plots and tables in one file); a table is printed. A row whose runs differ by more than its bound is measured once
-/// more, then marked as noisy.
+/// The result is a folder with results.json (every run of every row, and the conditions of the
+/// figures) and report.html (plots and tables in one file); a table is printed. A row whose runs
+/// differ by more than its bound is measured once more, then marked as noisy.
 #[derive(Parser)]
 #[command(name = "bench", bin_name = "cargo xtask bench")]
 struct Cli {
-    /// Rows to measure, by words of their group and name: `established`, `established/ipv6-udp`, `wire/nftables`
-    /// [default: everything]
+    /// Rows to measure, by words of their group and name: `established`, `established/ipv6-udp`,
+    /// `wire/nftables` [default: everything]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// More runs, larger tables, every combination: up to thirty minutes
     #[arg(long)]
     full: bool,
-    /// Only name the groups and rows that there are; with --full, all of them
+    /// Only list the existing groups and rows; with --full, all of them
     #[arg(long)]
     list: bool,
     /// Folder of the result [default: target/bench/<time>-<commit>]
@@ -48,25 +50,25 @@ struct Cli {
     /// Seed of random choices
     #[arg(long, default_value_t = 0x7470, value_name = "NUMBER")]
     seed: u64,
-    /// One short run of each row, told as instructions: for a machine whose clock advances by a nanosecond with each of
-    /// them, as `cargo xtask vm count` starts it
+    /// One short run of each row, counted in instructions: for a machine whose clock advances by a
+    /// nanosecond with each of them, as `cargo xtask vm count` starts it
     #[arg(long, conflicts_with = "full")]
     instructions: bool,
-    /// Measure nothing: tell what changed from one result to another (folders, or the JSON in them)
+    /// Measure nothing: show what changed from one result to another (folders, or the JSON in them)
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["names", "full", "list", "output", "json", "instructions"])]
     compare: Option<Vec<PathBuf>>,
 }
 
-/// Size of the measurement.
+/// Extent of the measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
-    /// Runs of each program; they take turns.
+    /// Number of runs of each program; programs take turns.
     pub(crate) rounds: usize,
-    /// Packets of one run, at least.
+    /// Minimum number of packets of one run.
     pub(crate) packets: u32,
-    /// `--full`: large tables, and every combination.
+    /// Whether `--full` is given: large tables, and every combination.
     pub(crate) full: bool,
-    /// `--instructions`: each run is as any other.
+    /// Whether `--instructions` is given: each run is like any other.
     pub(crate) counted: bool,
     /// Length of the group of one-shot questions.
     pub(crate) questions: Duration,
@@ -88,7 +90,7 @@ impl Effort {
 
 type Part = fn(Effort, &mut Report) -> Result<()>;
 
-/// Everything that is measured; each part asks the report which of its rows are wanted.
+/// All parts of the bench; each part queries the report which of its rows are wanted.
 const PARTS: &[(&str, Part)] = &[
     ("per packet", packet::measure),
     ("on the wire", wire::measure),
@@ -135,7 +137,8 @@ fn run(cli: &Cli) -> Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for (name, measure) in PARTS {
         if let Err(error) = measure(effort, &mut report) {
-            // Rows that were measured until then, and those of the other parts, are worth keeping.
+            // Rows that were measured before the error, and those of the other parts, are worth
+            // keeping.
             report.warn(format!("{name}: {error:#}"));
             code = ExitCode::FAILURE;
         }

@@ -14,11 +14,12 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{Effort, report::Report};
 
-/// Times that the programs are loaded afresh for one row. The kernel puts a program's code somewhere else each time,
-/// and maps too; for some tens of nanoseconds that alone makes 5 % or more.
+/// Number of times that the programs are loaded afresh for one row. The kernel places a program's
+/// code, and maps, at another address each time; for some tens of nanoseconds that alone makes 5 %
+/// or more.
 const LOADS: usize = 4;
 
-/// Costs of some rows, measured with each of some loads and put together.
+/// Measures the costs of some rows with each of several loads, and combines them.
 fn over_loads<T, R, const N: usize>(
     loads: usize,
     rows: &[R],
@@ -37,16 +38,16 @@ fn over_loads<T, R, const N: usize>(
     Ok(all)
 }
 
-/// The packets of a row, none of which changes what becomes of the next.
+/// The packets of a row, none of which affects the fate of the next.
 struct Packets {
     frames: Vec<Frame>,
     hook: Hook,
     outcome: Outcome,
-    /// Expected result for the first one.
+    /// Expected result for the first packet.
     expected: Expected,
 }
 
-/// Costs of rows of such packets in the packet path, with nothing beside them.
+/// Measures the costs of rows of such packets in the packet path, without a reference.
 fn alone<R>(
     rows: &[R],
     effort: Effort,
@@ -63,12 +64,13 @@ fn alone<R>(
 }
 
 impl Effort {
-    /// Number of fresh loads of a row: the memory address of a program changes its time, but no count of instructions.
+    /// Returns the number of fresh loads of a row: the memory address of a program changes its
+    /// time, but no count of instructions.
     fn loads(self) -> usize {
         if self.counted { 1 } else { LOADS }
     }
 
-    /// Rounds with each load, if there are so many loads.
+    /// Returns the rounds with each load, if there are this many loads.
     fn rounds_of(self, loads: usize) -> usize {
         (self.rounds * 3 / 2).div_ceil(loads)
     }

@@ -36,21 +36,21 @@ pub(crate) struct Missing {
     pub(crate) reason: String,
 }
 
-/// When, from what and how it was made.
+/// Time, sources and conditions of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Run {
-    /// UTC, RFC 3339.
+    /// Date in UTC, RFC 3339.
     pub(crate) date: String,
     pub(crate) command: String,
-    /// Of the sources; empty if unknown.
+    /// Commit of the sources; empty if unknown.
     pub(crate) commit: String,
-    /// The sources differ from the commit.
+    /// Whether the sources differ from the commit.
     pub(crate) dirty: bool,
     pub(crate) full: bool,
     /// Seed of every random choice.
     pub(crate) seed: u64,
     pub(crate) seconds: f64,
-    /// Of the CPU time of the whole run, the fraction that the hypervisor gave to others.
+    /// Fraction of the CPU time of the whole run that the hypervisor gave to other guests.
     pub(crate) stolen: f64,
 }
 
@@ -68,14 +68,14 @@ pub(crate) struct Report {
     pub(crate) seed: u64,
     #[serde(skip)]
     selection: Selection,
-    /// The clock counts instructions.
+    /// Whether the clock counts instructions.
     #[serde(skip)]
     counted: bool,
     #[serde(skip)]
     repeated: Duration,
     #[serde(skip)]
     began: Option<(Instant, Clock)>,
-    /// When the last row was added.
+    /// CPU time when the last row was added.
     #[serde(skip)]
     since: Clock,
 }
@@ -98,19 +98,19 @@ impl Report {
         }
     }
 
-    /// Only finds out what could be measured.
+    /// Makes a report that only collects what could be measured.
     pub(crate) fn listing() -> Self {
         Self::empty(Selection::listing(), 0)
     }
 
-    /// Begins a run: looks at the machine and the sources.
+    /// Begins a run: reads the state of the machine and the sources.
     pub(crate) fn begin(selection: Selection, seed: u64, effort: Effort) -> Self {
         let mut report = Self::empty(selection, seed);
         report.environment = machine::environment();
         report.run = Run { full: effort.full, ..folder::run(seed) };
         report.counted = effort.counted;
         if effort.counted {
-            // Neither others' programs nor another machine's speed change a count.
+            // Neither other programs nor another machine's speed change a count.
         } else if let Some(busy) = noise::busy() {
             report.warn(format!(
                 "the machine is not idle: {busy}; figures of a busy machine are too high, ratios less so"
@@ -120,7 +120,7 @@ impl Report {
         report
     }
 
-    /// Ends it.
+    /// Concludes the run.
     pub(crate) fn end(&mut self) {
         if let Some((began, clock)) = self.began {
             self.run.seconds = began.elapsed().as_secs_f64();
@@ -147,7 +147,7 @@ impl Report {
         }));
     }
 
-    /// A sentence for each row that was wanted and is missing, as [`Self::end`] has found them.
+    /// Returns a sentence for each row that was wanted and is missing, as found by [`Self::end`].
     pub(crate) fn unmeasured(&self) -> Vec<String> {
         let sentence = |Missing { group, name, reason }: &Missing| format!("{group}, {name}: {reason}");
         self.missing.iter().map(sentence).collect()
@@ -162,31 +162,33 @@ impl Report {
         &self.selection
     }
 
-    /// Whether a row is to be measured. A part asks about each row that it could measure at this effort, always, and
-    /// before anything is set up: `--list` is made of these questions.
+    /// Whether a row is to be measured. A part queries every row that it could measure at this
+    /// effort, always, before anything is set up: `--list` is made of these queries.
     pub(crate) fn wants(&mut self, group: &str, name: &str) -> bool {
         self.selection.wants(group, name)
     }
 
-    /// As [`Self::wants`], of a row that is measured only where its group is named: one that takes minutes.
+    /// Whether a row is to be measured that requires its group to be named, because it takes
+    /// minutes. Otherwise the same as [`Self::wants`].
     pub(crate) fn wants_by_name(&mut self, group: &str, name: &str) -> bool {
         self.selection.wants_by_name(group, name)
     }
 
-    /// Notes what figures depend on: a device's offloads, the way a program was attached.
+    /// Records a condition that figures depend on: a device's offloads, the mode in which a program
+    /// was attached.
     pub(crate) fn note(&mut self, key: &str, value: impl Display) {
         self.environment.insert(key.to_owned(), value.to_string());
     }
 
-    /// Says that a row cannot be measured, and why.
+    /// Records that a row cannot be measured, and why.
     pub(crate) fn skip(&mut self, group: &str, name: &str, reason: impl Display) {
         let (group, name, reason) = (group.to_owned(), name.to_owned(), reason.to_string());
         eprintln!("  {group}, {name}: not measured: {reason}");
         self.missing.push(Missing { group, name, reason });
     }
 
-    /// Adds the rows that `measure` makes: those that took turns with each other. If one of them is noisy, they are
-    /// measured once more, and the quieter of both is kept.
+    /// Adds the rows that `measure` makes, which took turns with each other. If one of them is
+    /// noisy, they are measured once more, and the quieter result is kept.
     ///
     /// # Errors
     /// Those of `measure`.
@@ -220,7 +222,7 @@ impl Report {
     fn push(&mut self, mut row: Row) {
         if self.counted {
             row.unit = Unit::Instructions;
-            // Goals are of time.
+            // Goals apply to time.
             row.goal = None;
         }
         let ratio = row.ratio().map(|ratio| format!(", {ratio:.2} × {}", row.beside_name()));
@@ -238,7 +240,7 @@ impl Report {
     }
 }
 
-/// Rows, with the time that was stolen from them.
+/// Returns rows, with the time that was stolen from them.
 fn attempt(measure: &mut impl FnMut() -> Result<Vec<Row>>) -> Result<Vec<Row>> {
     let began = Clock::now();
     let mut rows = measure()?;
@@ -253,7 +255,7 @@ mod tests {
 
     const ROWS: [&str; 4] = ["request", "reply", "at large", "behind it"];
 
-    /// Also where the part that has the last rows does not come to ask about them.
+    /// Missing rows are named even if their part stops before it queries them.
     #[test]
     fn rows_that_are_missing_are_named() {
         let mut offered = Report::listing();

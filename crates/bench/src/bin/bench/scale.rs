@@ -1,8 +1,9 @@
-//! The agent in a large cluster: from a change to the maps, the first sync, what it uses, and what a sweep of
-//! a full flow table does to packets.
+//! The agent in a large cluster: the time from a change to the maps, the first sync, its resource
+//! usage, and the effect of a sweep of a full flow table on packets.
 //!
-//! Changes take the real way: an API server, an agent that watches it, the pinned maps. Services have one address family
-//! (IPv4), one port and ten endpoints, so that 10k of them have 100k endpoints; each tenth has a node port too.
+//! Changes pass through real components: an API server, an agent that watches it, the pinned maps.
+//! Services have one address family (IPv4), one port and ten endpoints, so that 10k of them have
+//! 100k endpoints; every tenth also has a node port.
 
 mod changes;
 mod cluster;
@@ -23,7 +24,7 @@ use super::{
     report::{Report, Row},
 };
 
-/// Endpoints of each Service.
+/// Number of endpoints of each Service.
 const ENDPOINTS: u32 = 10;
 
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
@@ -74,14 +75,14 @@ fn wants(report: &mut Report, rows: &Rows) -> bool {
     rows.iter().fold(false, |any, (group, name)| report.wants(group, name) || any)
 }
 
-/// Adds a row if it is wanted: it may have been measured beside another one.
+/// Adds a row if it is wanted: it may have been measured only together with another one.
 fn add(report: &mut Report, row: Row) {
     if report.wants(&row.group, &row.name) {
         report.add(row);
     }
 }
 
-/// "10 Services", "10k Services".
+/// Returns a name such as "10 Services" or "10k Services".
 fn named(services: u32) -> String {
     if services < 1_000 { format!("{services} Services") } else { format!("{}k Services", services / 1_000) }
 }

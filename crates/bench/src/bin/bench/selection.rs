@@ -1,4 +1,4 @@
-//! Which rows are measured.
+//! Selection of the rows that are measured.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use anyhow::{Result, bail};
 
 /// One word of the command line: `established`, `wire/nftables`, `established/ipv6-udp`.
 ///
-/// Every word of it must be a word of the row's group or name; before a slash, of the group, and behind it, of the name.
+/// Every word of it must be a word of the row's group or name; before a slash, of the group, and
+/// behind it, of the name.
 struct Filter {
     text: String,
     group: Option<Vec<String>>,
@@ -22,7 +23,7 @@ impl Filter {
         Self { text: text.to_owned(), group, rest }
     }
 
-    /// Whether a word of it is one of the group's.
+    /// Whether one of its words belongs to the group's name.
     fn names(&self, group: &str) -> bool {
         let group = words(group);
         self.group.as_ref().unwrap_or(&self.rest).iter().any(|word| group.contains(word))
@@ -38,7 +39,7 @@ impl Filter {
     }
 }
 
-/// Words in lower case; whatever is neither letter nor digit separates them.
+/// Returns words in lower case; any character that is neither letter nor digit separates them.
 fn words(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
     words.map(str::to_lowercase).collect()
@@ -51,25 +52,26 @@ pub(crate) type Place = (String, String);
 #[derive(Default)]
 pub(crate) struct Selection {
     filters: Vec<Filter>,
-    /// Rows that there are, in the order of the first offer.
+    /// Rows that exist, in the order of the first offer.
     offered: Vec<Place>,
     known: BTreeSet<Place>,
-    /// Of these, groups that are measured only where they are named.
+    /// Groups of these that are measured only where they are named.
     by_name: BTreeSet<String>,
-    /// Nothing is measured: only offers are collected.
+    /// Whether only offers are collected and nothing is measured.
     listing: bool,
 }
 
 impl Selection {
-    /// Wants nothing, and takes note of what is offered.
+    /// Makes a selection that wants nothing, and records the offered rows.
     pub(crate) fn listing() -> Self {
         Self { listing: true, ..Self::default() }
     }
 
-    /// The rows of `offered` that these words of the command line mean; without any, all.
+    /// Returns the rows of `offered` that these words of the command line select; without any
+    /// words, all.
     ///
     /// # Errors
-    /// A word that means nothing that is offered.
+    /// A word selects none of the offered rows.
     pub(crate) fn of(filters: &[String], offered: &Self) -> Result<Self> {
         let filters: Vec<_> = filters.iter().map(|text| Filter::new(text)).collect();
         for filter in &filters {
@@ -81,12 +83,13 @@ impl Selection {
                 );
             }
         }
-        // A part that ends early does not come to ask about all of its rows.
+        // A part that stops early does not query all of its rows.
         let (by_name, known) = (offered.by_name.clone(), offered.known.clone());
         Ok(Self { filters, offered: offered.offered.clone(), known, by_name, listing: false })
     }
 
-    /// Whether a row is to be measured. Asked of every row that could be, before anything is set up for it.
+    /// Whether a row is to be measured. It is called for every row that could be, before anything
+    /// is set up for it.
     pub(crate) fn wants(&mut self, group: &str, name: &str) -> bool {
         let place = (group.to_owned(), name.to_owned());
         if self.known.insert(place.clone()) {
@@ -95,7 +98,8 @@ impl Selection {
         !self.listing && self.is_wanted(group, name)
     }
 
-    /// As [`Self::wants`], of a row of a group that is measured only where a word of the command line is one of its name.
+    /// Does the same as [`Self::wants`] for a row of a group that is measured only where a word of
+    /// the command line belongs to its name.
     pub(crate) fn wants_by_name(&mut self, group: &str, name: &str) -> bool {
         self.by_name.insert(group.to_owned());
         self.wants(group, name)
@@ -110,7 +114,7 @@ impl Selection {
                 .any(|filter| filter.matches(group, name) && (!by_name || filter.names(group)))
     }
 
-    /// Rows that are wanted of those that there are.
+    /// Returns the rows that are wanted and exist.
     pub(crate) fn wanted(&self) -> impl Iterator<Item = &Place> {
         self.offered.iter().filter(|(group, name)| self.is_wanted(group, name))
     }

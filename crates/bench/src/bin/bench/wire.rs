@@ -1,7 +1,7 @@
 //! Throughput: real frames from clients through the node to endpoints.
 //!
-//! Clients, node and endpoints share one CPU, as all that a packet needs happens where it was sent. What is counted is what
-//! arrives as it should.
+//! Clients, node and endpoints share one CPU, as all the work for a packet happens where it was
+//! sent. Packets are counted that arrive as expected.
 
 mod background;
 mod conntrack;
@@ -34,7 +34,7 @@ use super::{
     report::{Report, Row},
 };
 
-/// Open flows.
+/// Number of open flows.
 const FLOWS: u32 = 1_000;
 
 pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
@@ -80,7 +80,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         (&plan.openings, fresh::openings),
         (&plan.handshakes, fresh::handshakes),
         (&plan.load, load::measure),
-        // Last: it changes how a node receives.
+        // This part is last: it changes how a node receives.
         (&plan.http, http::measure),
     ];
     for (kinds, measure) in groups {

@@ -1,30 +1,32 @@
-//! One line, read from left to right: quotation marks, brackets, and what stands between a name and its value.
+//! One line, scanned from left to right: quotation marks, brackets, and the sign between a name and
+//! its value.
 
 use super::REDACTED;
 
-/// Characters of names. No `=`: it separates a name from its value.
+/// Whether a character can be part of a name. `=` cannot: it separates a name from its value.
 pub(super) fn is_word(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.+/~@%".contains(c)
 }
 
-/// A quotation mark, and how many backslashes stand before it: one or more within JSON that is a text of JSON.
+/// A quotation mark, and the number of backslashes before it: one or more in JSON that is nested in
+/// a JSON string.
 pub(super) type Mark = (char, usize);
 
-/// What stands between a name and its value.
+/// The text between a name and its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sign {
-    /// In bytes: with the mark that closes the name, and the blanks around.
+    /// Length in bytes, including the mark that closes the name and the surrounding blanks.
     pub(super) len: usize,
-    /// `=`, or `:`.
+    /// Whether it is `=`, not `:`.
     pub(super) equals: bool,
-    /// Whether there are blanks.
+    /// Whether it contains blanks.
     pub(super) blanks: bool,
     /// Whether the name is in quotation marks.
     pub(super) quoted: bool,
 }
 
 impl Sign {
-    /// The sign with which a text begins.
+    /// Returns the sign with which a text begins.
     pub(super) fn of(text: &str) -> Option<Self> {
         let unquoted = text.trim_start_matches('\\').strip_prefix(['"', '\'']);
         let before = unquoted.unwrap_or(text);
@@ -44,16 +46,16 @@ impl Sign {
     }
 }
 
-/// The line, without its end, and what was copied of it.
+/// The line, without its line ending, and the part copied so far.
 #[derive(Debug)]
 pub(super) struct Scan<'a> {
     line: &'a str,
     result: &'a mut String,
     /// Offset in bytes.
     at: usize,
-    /// The quotation that is open, and the brackets that were open before it.
+    /// The open quotation, and the brackets that were open before it.
     quotation: Option<(Mark, Vec<char>)>,
-    /// Those that close what is open.
+    /// The brackets that close the open ones.
     brackets: Vec<char>,
 }
 
@@ -70,7 +72,8 @@ impl<'a> Scan<'a> {
         &self.line[self.at..]
     }
 
-    /// The rest up to the mark that closes the quotation which is open, and whether it is that of the line.
+    /// Returns the rest up to the mark that closes the open quotation, and whether it is the rest
+    /// of the line.
     pub(super) fn text(&self) -> (&'a str, bool) {
         let rest = self.rest();
         match &self.quotation {
@@ -79,12 +82,12 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The bracket that closes the innermost one that is open, within the quotation.
+    /// Returns the bracket that closes the innermost open one within the quotation.
     pub(super) fn bracket(&self) -> Option<char> {
         self.brackets.last().copied()
     }
 
-    /// Copies so many bytes, with note of quotations and brackets.
+    /// Copies `len` bytes and tracks quotations and brackets.
     pub(super) fn copy(&mut self, len: usize) {
         let end = self.at + len;
         let (line, from) = (self.line, self.at);
@@ -102,7 +105,7 @@ impl<'a> Scan<'a> {
         self.pass(len);
     }
 
-    /// Takes note of a quotation mark.
+    /// Tracks a quotation mark.
     fn meet(&mut self, at: usize, c: char) {
         let before = &self.line[..at];
         let mark = (c, backslashes(before));
@@ -110,20 +113,20 @@ impl<'a> Scan<'a> {
             None if !before.ends_with(|c: char| c.is_alphanumeric()) => {
                 self.quotation = Some((mark, std::mem::take(&mut self.brackets)));
             }
-            // An apostrophe, or inches.
+            // The mark is an apostrophe, or stands for inches.
             None => {}
             Some((open, brackets)) if closes(mark, open, &self.line[at + 1..]) => self.brackets = brackets,
             open => self.quotation = open,
         }
     }
 
-    /// Copies so many bytes as they are.
+    /// Copies `len` bytes as they are.
     pub(super) fn pass(&mut self, len: usize) {
         self.result.push_str(&self.line[self.at..self.at + len]);
         self.at += len;
     }
 
-    /// Leaves out so many bytes.
+    /// Skips `len` bytes.
     pub(super) fn leave_out(&mut self, len: usize) {
         if len > 0 {
             self.result.push_str(REDACTED);
@@ -132,14 +135,14 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The quotation mark with which a text begins.
+/// Returns the quotation mark with which a text begins.
 pub(super) fn opening(text: &str) -> Option<Mark> {
     let mark = text.trim_start_matches('\\');
     Some((mark.chars().next().filter(|c| ['"', '\''].contains(c))?, text.len() - mark.len()))
 }
 
-/// Offset in bytes of the mark that closes a quotation, or of the first backslash before it. Something that can follow
-/// a value stands behind it: not so in `it's` and `'it''s'`.
+/// Returns the offset in bytes of the mark that closes a quotation, or of the first backslash
+/// before it. The mark must precede text that can follow a value, unlike in `it's` and `'it''s'`.
 pub(super) fn closing(text: &str, (mark, escapes): Mark) -> Option<usize> {
     let mut marks = text.match_indices(mark).map(|(at, _)| (at, backslashes(&text[..at])));
     let (at, before) =
@@ -151,12 +154,12 @@ fn closes(mark: Mark, open: Mark, behind: &str) -> bool {
     mark.0 == open.0 && mark.1 <= open.1 && is_end(behind)
 }
 
-/// Whether a value may have ended before this text.
+/// Whether a value may end before this text.
 pub(super) fn is_end(behind: &str) -> bool {
     behind.chars().next().is_none_or(|c| c.is_whitespace() || ",;:=&)]}\\".contains(c))
 }
 
-/// Number of backslashes at the end of a text.
+/// Returns the number of backslashes at the end of a text.
 fn backslashes(text: &str) -> usize {
     text.len() - text.trim_end_matches('\\').len()
 }

@@ -1,4 +1,5 @@
-//! Secrets in every form that logs, configurations and answers have them, and text that stays.
+//! Secrets in every form in which logs, configurations and answers contain them, and text that is
+//! kept.
 
 use super::*;
 
@@ -87,7 +88,7 @@ fn secrets_are_redacted() {
     }
 }
 
-/// The last word of a secret may be the name of one.
+/// The last word of a secret may look like the name of one.
 #[test]
 fn secrets_that_end_like_names() {
     for (text, expected) in [
@@ -97,7 +98,7 @@ fn secrets_that_end_like_names() {
         ("--password=topsecret -v", "--password=(left out) -v"),
         ("saw Bearer my-secret here", "saw Bearer (left out) here"),
         ("- name: DB_PASSWORD\n  value: topsecret\n", "- name: DB_PASSWORD\n  value: (left out)\n"),
-        // Names they are only with a sign.
+        // These words are names only with a sign.
         ("Bearer token: s3cr3t", "Bearer token: (left out)"),
         ("Authorization: Bearer my-token", "Authorization: Bearer (left out)"),
     ] {

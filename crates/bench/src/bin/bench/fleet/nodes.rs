@@ -1,4 +1,4 @@
-//! Nodes of a fleet: of each agent the part that follows the API, and makes Events of warnings.
+//! Nodes of a fleet: the part of each agent that follows the API and posts Events for warnings.
 
 use std::{collections::BTreeSet, fs, time::Duration};
 
@@ -11,17 +11,18 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_testing::api_server::ApiServer;
 
-/// For all nodes to see something; after an outage they take half a minute by intention.
+/// Time limit for all nodes to see a change; after an outage they take half a minute by intention.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Nodes that start together.
+/// Number of nodes that start together.
 const AT_A_TIME: usize = 4;
 
 /// The state that a node knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     synced: bool,
-    /// Services whose endpoints have moved once, and twice.
+    /// Number of Services whose endpoints have moved once; `moved_twice` counts those that moved
+    /// twice.
     pub(super) moved: u32,
     pub(super) moved_twice: u32,
     /// Warnings about Services.
@@ -57,7 +58,8 @@ impl Node {
     }
 }
 
-/// As the run loop: what has come goes into the index, and new warnings about Services become Events.
+/// Follows the API like the run loop: arriving objects enter the index, and new warnings about
+/// Services become Events.
 async fn follow(mut source: Source, node_name: String, sender: watch::Sender<Known>) {
     let mut index = Index::default();
     let mut warned = BTreeSet::new();
@@ -111,8 +113,8 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Starts nodes, some at a time, and waits until they know all: what is counted is what they ask, and no time-outs
-    /// of a machine that has to be all of them.
+    /// Starts nodes, some at a time, and waits until they know all objects: the count then holds
+    /// their requests, and no time-outs of a machine that has to be all of them.
     pub(super) async fn start(server: &ApiServer, count: u32) -> Result<Self> {
         let files = tempfile::tempdir()?;
         fs::write(files.path().join("token"), "token")?;
@@ -134,7 +136,7 @@ impl Nodes {
         Access::InCluster { api_server: Some(server.url()), service_account }
     }
 
-    /// Waits until each node knows it.
+    /// Waits until each node satisfies the condition.
     pub(super) async fn wait(&self, what: &str, condition: impl Fn(&Known) -> bool) -> Result<()> {
         for node in &self.nodes {
             node.wait(what, &condition).await?;
@@ -142,7 +144,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Replaces each node by a new one, the next one only when that knows what it should.
+    /// Replaces each node by a new one; the next one follows only when that node knows what it
+    /// should.
     pub(super) async fn replace_each(
         &mut self,
         server: &ApiServer,

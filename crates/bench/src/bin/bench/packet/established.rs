@@ -29,10 +29,11 @@ const IPV6: Goal = Goal::TimesAtMost(1.4);
 pub(super) enum Size {
     One,
     Thousand,
-    /// As many as memory, not the program, decides for; in the order in which they were made, which prefetching helps.
+    /// Enough flows that memory, not the program, decides; in the order in which they were made,
+    /// which prefetching helps.
     Many,
     ManyShuffled,
-    /// In random order.
+    /// A million flows, in random order.
     Million,
 }
 
@@ -49,7 +50,8 @@ impl Size {
         }
     }
 
-    /// The default table of IPv6 has no room for both entries of 64k flows.
+    /// Returns the name of the size; the default table of IPv6 has no room for both entries of 64k
+    /// flows.
     pub(super) fn name(self, ipv6: bool) -> &'static str {
         match (self, ipv6) {
             (Self::One, _) => "1 flow",
@@ -67,7 +69,8 @@ impl Size {
     }
 }
 
-/// Maps of a size for so many flows: room for twice their entries, as the default has for 64k flows.
+/// Returns maps sized for these flows: room for twice their entries, like the default for 64k
+/// flows.
 pub(super) fn setup(size: Size, ipv6: bool) -> Setup {
     let default = MapSizes::default();
     let entries = match size {
@@ -79,12 +82,12 @@ pub(super) fn setup(size: Size, ipv6: bool) -> Setup {
         (Size::Million | Size::Many | Size::ManyShuffled, true) => MapSizes { flows6: entries, ..default },
         _ => default,
     };
-    // The frames of the row and, where they differ, of the floor.
+    // The room holds the frames of the row and, where they differ, of the floor.
     let room = Room { frames: 2 * size.flows().max(4_000), floor_flows: entries };
     Setup { sizes, room, endpoints: if size == Size::Million { 128 } else { 8 } }
 }
 
-/// A row.
+/// A row of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     kind: Kind,
@@ -102,7 +105,7 @@ impl Wanted {
         format!("{way}, {family} {protocol}, {}, {}", self.hook.name(), self.size.name(self.ipv6))
     }
 
-    /// Rows that the quick run has: all kinds with 1k flows, the others for one or two kinds.
+    /// Whether the quick run has the row: all kinds with 1k flows, the others for one or two kinds.
     fn quick(self) -> bool {
         let plain = !self.ipv6 && self.protocol == Protocol::Tcp;
         let request = self.kind == Kind::Request;
@@ -118,7 +121,7 @@ impl Wanted {
         }
     }
 
-    /// Goals were set for 1k and 64k flows.
+    /// Returns the goal of the row; goals were set for 1k and 64k flows.
     fn goal(self) -> Option<Goal> {
         let sized = !matches!(self.size, Size::One | Size::Million);
         match (self.hook, self.ipv6) {
@@ -169,7 +172,8 @@ pub(super) fn measure(
             rows.iter().for_each(|row| report.skip(GROUP, &row.name(), &reason));
             continue;
         }
-        // Where memory decides, filling it is the most of the work, and the place of the code matters little.
+        // Where memory decides, filling it is most of the work, and the address of the code matters
+        // little.
         let loads = if rows[0].size <= Size::Thousand { effort.loads() } else { 1 };
         let seed = report.seed;
         report.measure(|| {
@@ -185,16 +189,17 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Bytes of the tables of a set-up whose sizes vary, with as much again for all else.
+/// Returns the bytes of the tables of a set-up whose sizes vary, with as much again for everything
+/// else.
 fn memory(setup: &Setup) -> u64 {
-    // The kernel's 48 bytes, key and value; a bucket of 16 bytes for each.
+    // Per entry: the kernel's 48 bytes, key and value; and a bucket of 16 bytes.
     let (v4, v6) = (48 + 16 + 64 + 16, 48 + 40 + 88 + 16);
     let Setup { sizes, room, .. } = setup;
     let flows = u64::from(sizes.flows4 + room.floor_flows) * v4 + u64::from(sizes.flows6) * v6;
     2 * (flows + u64::from(room.frames) * FRAME_LENGTH as u64)
 }
 
-/// Bytes of memory that may be taken; all if the kernel does not say.
+/// Returns the bytes of memory that may be used; unlimited if the kernel does not report it.
 fn available() -> u64 {
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
@@ -225,7 +230,7 @@ impl Table {
         Ok(Self { loaded, ours, floor, seed, shuffled: false })
     }
 
-    /// Of the floor and of the packet path. Rows in random order come last.
+    /// Measures the costs of the floor and of the packet path. Rows in random order come last.
     fn costs(&mut self, row: &Wanted, effort: Effort, loads: usize) -> Result<[Vec<f64>; 2]> {
         if row.size.shuffled() && !self.shuffled {
             shuffle(&mut self.ours, self.seed);
@@ -241,7 +246,7 @@ impl Table {
             Case::open(Subject::Ours(row.hook), own, &self.ours[0], row.kind)?,
         ];
         let rounds = effort.rounds_of(loads);
-        // Each is over a million packets anyway.
+        // Each run covers a million packets anyway.
         let rounds = if row.size == Size::Million { rounds / 2 } else { rounds };
         turns::costs(&mut self.loaded, rounds, effort.packets, &cases)
     }
@@ -251,7 +256,7 @@ fn place(feeder: &mut Feeder, flows: &[Flow], kind: Kind) -> Result<Window> {
     feeder.place(&frames(flows, kind)?)
 }
 
-/// Fisher–Yates, by xorshift: the same seed gives the same order.
+/// Shuffles by Fisher–Yates with xorshift: the same seed gives the same order.
 pub(super) fn shuffle(flows: &mut [Flow], seed: u64) {
     let mut random = seed ^ 0x9e37_79b9_7f4a_7c15;
     for last in (1..flows.len()).rev() {

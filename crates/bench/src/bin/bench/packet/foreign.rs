@@ -20,9 +20,10 @@ use crate::{
 
 const GROUP: &str = "other traffic";
 const SENDERS: u32 = 1_000;
-/// Services beside those that packets go to.
+/// Number of Services in addition to those that packets go to.
 const CLUSTER_IPS: u32 = 10_000;
-/// Nanoseconds that a pod's packet, which is none of a Service's, may cost in XDP, and in XDP and TC together.
+/// Nanoseconds that a packet of a pod, to no Service, may cost in XDP; [`BOTH_HOOKS`] is the limit
+/// for XDP and TC together.
 const POD: f64 = 15.0;
 const BOTH_HOOKS: f64 = 30.0;
 
@@ -44,7 +45,7 @@ impl Wanted {
         format!("{}, {}", self.name, self.hook.name())
     }
 
-    /// The row that has XDP's and TC's figures in one.
+    /// Returns the name of the row that sums XDP's and TC's figures.
     fn together(&self) -> Option<String> {
         self.is_pods().then(|| format!("{}, both hooks together", self.name))
     }
@@ -78,12 +79,13 @@ impl Wanted {
 #[derive(Clone, Copy)]
 enum To {
     Node,
-    /// A pod of this node, in a network without Services: also as XDP has delivered it, or as it comes from another
-    /// node's pod.
+    /// A pod of this node, in a network without Services; the packet may also be as XDP has
+    /// delivered it, or as it comes from another node's pod.
     Near,
-    /// A pod in the /16 that ClusterIPs are taken from, which shares so many of its two bits with some of them.
+    /// A pod in the /16 of the ClusterIPs, which shares this number of its two bits with some of
+    /// them.
     Pod(usize),
-    /// Another host: the packet leaves.
+    /// Another host: the packet leaves the node.
     Outside,
 }
 
@@ -92,7 +94,7 @@ fn all() -> Vec<Wanted> {
     let coming = [
         ("no bit set", To::Node, 22, Content::Ack, Outcome::Passed, 10.0),
         ("a port of the pool", To::Node, POOL_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
-        // With 10,000 Services on the node.
+        // The node has 10,000 Services.
         ("a pod's packet on a Service's port", To::Near, NODE_PORT, Content::Ack, Outcome::Passed, POD),
         ("a pod's packet on a port of the pool", To::Near, POOL_PORT, Content::Ack, Outcome::Passed, POD),
         ("a pod beside the ClusterIPs", To::Pod(0), NODE_PORT, Content::Ack, Outcome::Passed, POD),
@@ -106,7 +108,7 @@ fn all() -> Vec<Wanted> {
             all.push(Wanted { name, hook, to, ports: (40_000, port), content, outcome, goal });
         }
     }
-    // One address of 700 with 10,000 ClusterIPs.
+    // One address in 700 with 10,000 ClusterIPs.
     let (name, ports) = ("a pod that shares both bits with them", (40_000, NODE_PORT));
     let (content, outcome) = (Content::Ack, Outcome::PassedNotService);
     for hook in [Hook::Xdp, Hook::Ingress] {

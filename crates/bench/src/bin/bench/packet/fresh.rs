@@ -1,5 +1,5 @@
-//! New flows: what all packets until a flow is assured cost more than as many of an open flow, and each packet of a
-//! flood.
+//! New flows: the extra cost of all packets until a flow is assured, compared with as many packets
+//! of an open flow, and the cost of each packet of a flood.
 
 use anyhow::{Result, ensure};
 use aya::Pod;
@@ -23,23 +23,24 @@ use crate::{
 
 const GROUP: &str = "new flow";
 
-/// Flows of one run where instructions are counted, by a processor a hundred times slower.
+/// Number of flows of one run where instructions are counted, by a processor a hundred times
+/// slower.
 const COUNTED_FLOWS: u32 = 2_048;
-/// Of all that the table of IPv4 or IPv6 holds, so many are in use when it is "filled".
+/// Fraction of the IPv4 or IPv6 table's capacity that is in use when it is "filled".
 const FILLED: f64 = 0.97;
-/// Of a flood: places in the queue of IPv4, twice as many as in that of IPv6. Its flows push each other out many times
-/// a round.
+/// Number of places in the IPv4 queue during a flood, twice as many as in the IPv6 queue. The
+/// flood's flows evict each other many times a round.
 const FLOOD_PLACES: u32 = 16_384;
 
 /// Fill level of the tables before the run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Empty,
-    /// As [`Self::Empty`], each flow of a client of its own. Flows of the other states are of few clients, as behind a
-    /// load balancer that shows its own address.
+    /// Empty tables as in [`Self::Empty`], with a client of its own for each flow. In the other
+    /// states few clients have all flows, as behind a load balancer that shows its own address.
     Strangers,
     Filled,
-    /// The queue of flows that are not assured is used up: each new one pushes out the oldest.
+    /// The queue of unassured flows is full: each new one evicts the oldest.
     Flood,
 }
 
@@ -53,19 +54,19 @@ impl State {
         }
     }
 
-    /// Flows of one run.
+    /// Returns the number of flows of one run.
     fn flows(self) -> u32 {
         match self {
             Self::Empty | Self::Strangers => 32_768,
-            // As many as fit into the rest, but for a few.
+            // Nearly as many as fit into the rest.
             Self::Filled => 3_584,
-            // Many times the places of the queue.
+            // Many times the number of places of the queue.
             Self::Flood => 4 * FLOOD_PLACES,
         }
     }
 }
 
-/// A kind of flow at a hook; several rows.
+/// A kind of flow at a hook; it has several rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     ipv6: bool,
@@ -129,7 +130,8 @@ pub(super) fn measure(
     for (kind, rows) in wanted {
         let mut setup = MapSizes::default();
         if kind.ipv6 {
-            // As large as that of IPv4: the default is filled by a quarter as many.
+            // The table is as large as that of IPv4: the default is filled by a quarter as many
+            // flows.
             setup.flows6 = 262_144;
         }
         if kind.state == State::Flood {
@@ -146,7 +148,7 @@ pub(super) fn measure(
                 State::Flood => flood(*kind, &mut loaded, effort)?,
                 State::Empty | State::Strangers | State::Filled => opened(*kind, &mut loaded, effort)?,
             };
-            // They are measured together; what was not asked for is not told.
+            // The rows are measured together; those that were not requested are not reported.
             all.retain(|row| rows.contains(&row.name));
             Ok(all)
         })?;
@@ -235,13 +237,14 @@ impl Opening {
     }
 }
 
-/// Turns of each program, of which the last is timed: what it finds in the caches is then what it left there itself.
-/// Caches do not matter to a count of instructions, which has one turn.
+/// Returns the number of turns of each program, of which the last is timed: the caches then hold
+/// what the program itself left there. Caches do not matter to a count of instructions, which has
+/// one turn.
 fn turns(effort: Effort) -> usize {
     if effort.counted { 1 } else { 2 }
 }
 
-/// The floor's first packets.
+/// Measures the floor's first packets.
 fn floor(loaded: &mut Loaded, subject: Subject, opening: &Opening, effort: Effort) -> Result<f64> {
     let mut cost = 0.0;
     for _ in 0..turns(effort) {
@@ -286,9 +289,9 @@ fn round(loaded: &mut Loaded, hook: Hook, opening: &Opening, effort: Effort, run
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Evicted {
     None,
-    /// One for each.
+    /// One flow for each new one.
     Each,
-    /// Any number, as the queue fills.
+    /// Any number of flows, as the queue fills.
     Some,
 }
 
@@ -310,7 +313,7 @@ fn first_packets(loaded: &mut Loaded, hook: Hook, window: Window, evicted: Evict
     Ok(took)
 }
 
-/// The next packet of each flow.
+/// Sends the next packet of each flow.
 fn next(loaded: &mut Loaded, hook: Hook, flows: &[Flow], window: Window, kind: Kind) -> Result<f64> {
     let took = loaded.run_to(hook, window, window.len, kind.outcome())?;
     match difference(&expected(&flows[flows.len() - 1], kind)?, &took.packet) {
@@ -319,7 +322,7 @@ fn next(loaded: &mut Loaded, hook: Hook, flows: &[Flow], window: Window, kind: K
     }
 }
 
-/// Nanoseconds per packet of a run, less those of the feed.
+/// Returns the nanoseconds per packet of a run, less those of the feed.
 fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Result<f64> {
     let mut empty = Vec::new();
     for _ in 0..3 {
@@ -328,7 +331,7 @@ fn less_feed(loaded: &mut Loaded, hook: Hook, window: Window, took: &Took) -> Re
     Ok(took.on_average - low(empty))
 }
 
-/// First packets that come faster than flows are assured: each pushes out the oldest flow.
+/// Measures first packets that come faster than flows are assured: each evicts the oldest flow.
 fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> {
     loaded.feeder.clear();
     let all = flows(kind.ipv6, kind.protocol, kind.state.flows());
@@ -336,8 +339,8 @@ fn flood(kind: Wanted, loaded: &mut Loaded, effort: Effort) -> Result<Vec<Row>> 
     let mut runs = Vec::new();
     for round in 0..effort.rounds {
         let empty = loaded.run(Subject::Empty(kind.hook), window, window.len)?;
-        // The first round fills the queue. After it the last flows of the round before stand, which are gone before
-        // their turn comes.
+        // The first round fills the queue. After it the last flows of the previous round remain,
+        // which are evicted before their turn comes.
         let evicted = if round == 0 { Evicted::Some } else { Evicted::Each };
         let took = first_packets(loaded, kind.hook, window, evicted)?;
         check_new(&all[all.len() - 1], &took.packet, loaded.setup.endpoints)?;

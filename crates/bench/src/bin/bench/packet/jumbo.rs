@@ -24,7 +24,7 @@ const MTU: u32 = 9000;
 const SIZE: Size = Size::Thousand;
 const ETHERNET: usize = 14;
 
-/// A row. Its number is the length of its IP packets, bytes.
+/// A row. Its number is the length of its IP packets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     OneBuffer = 3000,

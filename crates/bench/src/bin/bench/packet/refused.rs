@@ -1,4 +1,4 @@
-//! Packets that are refused: an answer is made of them, or they are dropped.
+//! Packets that are refused: they are answered or dropped.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use crate::{
 
 const GROUP: &str = "refused";
 const SENDERS: u32 = 1_000;
-/// More than any run asks for.
+/// More answers than any run needs.
 const ANSWERS_PER_JIFFY: u32 = 1 << 20;
 
 /// Reason for the refusal.
@@ -83,12 +83,13 @@ impl Wanted {
         (0..SENDERS).map(one).collect()
     }
 
-    /// Expected result for the first of them.
+    /// Returns the expected result for the first packet.
     fn expected(self, first: &Frame) -> Expected {
         let [client, frontend] = self.ends(0).map(|end| (end.ip(), end.port()));
         let answer = match self.what {
             What::LocalElsewhere => return Expected::unchanged(Verdict::Drop, first),
-            // RFC 9293 section 3.10.7.1: the RST has the number that the segment acknowledges.
+            // RFC 9293 section 3.10.7.1: the sequence number of the RST is the one that the segment
+            // acknowledges.
             What::WithoutFlow => {
                 let [_, _, _, _, a, b, c, d] = acknowledged(first, self.ipv6);
                 let number = u32::from_be_bytes([a, b, c, d]);
@@ -96,7 +97,8 @@ impl Wanted {
                     .numbers(number, 0)
                     .with(|packet| packet.tcp_mut().window = 0)
             }
-            // RFC 792, RFC 4443 section 3.1: the packet's IP header and what follows, eight bytes at least.
+            // RFC 792, RFC 4443 section 3.1: the packet's IP header and at least eight bytes after
+            // it.
             What::WithoutEndpoint => {
                 let (kind, code, quoted) = if self.ipv6 { (1, 4, 40 + 8) } else { (3, 3, 20 + 8) };
                 Packet::new(frontend.0, client.0, Transport::Icmp { kind, code, rest: [0; 4] })
@@ -107,7 +109,7 @@ impl Wanted {
     }
 }
 
-/// Sequence and acknowledgement number of a segment.
+/// Returns the sequence and acknowledgement number of a segment.
 fn acknowledged(frame: &Frame, ipv6: bool) -> [u8; 8] {
     let tcp = 14 + if ipv6 { 40 } else { 20 };
     let mut numbers = [0; 8];
@@ -170,7 +172,7 @@ fn load(fixture: &BenchNode) -> Result<Loaded> {
     Ok(loaded)
 }
 
-/// Lets it answer all packets of a run, which change their length.
+/// Allows the packet path to answer all packets of a run, which change their length.
 pub(super) fn prepare(loaded: &mut Loaded) {
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
     loaded.feeder.restore_lengths(true);

@@ -1,6 +1,7 @@
-//! Packets of one CPU while another one has packets, too: what they pay for words that both write.
+//! Packets of one CPU while another one has packets, too: the cost of words that both write.
 //!
-//! Beside each row stands one in which the other CPU has maps of its own: what the machine itself shares, caches and memory.
+//! Each row is paired with one in which the other CPU has maps of its own: there only the machine
+//! itself (caches and memory) is shared.
 
 use anyhow::{Result, ensure};
 use traffic_policy_bench::{
@@ -18,18 +19,19 @@ use crate::{
 };
 
 const GROUP: &str = "two CPUs";
-/// Flows that are open, and clients that are refused.
+/// Number of open flows, and of refused clients.
 const OPEN: u32 = 1_000;
-/// Flows that the flood makes in one run, and places of their queue.
+/// Number of flows that the flood makes in one run; [`PLACES`] is the number of places in their
+/// queue.
 const FLOOD: u32 = 65_536;
 const PLACES: u32 = 16_384;
 
 /// The work of one CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Work {
-    /// Packets of open flows, while the other one has first packets of new flows.
+    /// Packets of open flows, while the other CPU has first packets of new flows.
     Established(Kind),
-    /// Refuses packets, as the other one does: those of one Service.
+    /// Refused packets of one Service, on both CPUs.
     Refused(What, Content),
 }
 
@@ -37,7 +39,7 @@ enum Work {
 pub(super) struct Wanted {
     work: Work,
     hook: Hook,
-    /// The other CPU has maps of its own.
+    /// Whether the other CPU has maps of its own.
     apart: bool,
 }
 
@@ -118,7 +120,7 @@ pub(super) fn measure(
 struct Runs {
     alone: Vec<f64>,
     beside: Vec<f64>,
-    /// Of the other CPU meanwhile.
+    /// Nanoseconds per packet of the other CPU meanwhile.
     other: Vec<f64>,
 }
 
@@ -141,7 +143,7 @@ impl Runs {
     }
 }
 
-/// Both CPUs' packets, ready.
+/// The prepared packets of both CPUs.
 struct Pair {
     row: Wanted,
     loaded: Loaded,
@@ -184,11 +186,11 @@ impl Pair {
         Ok(Self { row, loaded, companion, other, windows })
     }
 
-    /// Measures this CPU's packets alone, and beside the other's.
+    /// Measures this CPU's packets alone, and together with the other's.
     fn round(&mut self, effort: Effort, runs: &mut Runs) -> Result<()> {
         let Self { row, loaded, companion, other, windows: [own, others] } = self;
         let hook = row.hook;
-        // Longer than a run of the other one.
+        // The run takes longer than one of the other CPU.
         let packets = (8 * effort.packets).next_multiple_of(own.len);
         let empty = loaded.run(Subject::Empty(hook), *own, packets)?.on_average;
         loaded.run(Subject::Ours(hook), *own, own.len)?;

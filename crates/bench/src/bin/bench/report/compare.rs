@@ -8,7 +8,8 @@ use super::{
     table::{short, signed},
 };
 
-/// A table of all rows that both have, with what makes the absolute figures incomparable.
+/// Returns a table of all rows of both reports, with the reasons why absolute figures cannot be
+/// compared.
 pub(crate) fn compare(before: &Report, after: &Report) -> String {
     let mut text = String::new();
     for (name, report) in [("A", before), ("B", after)] {
@@ -51,7 +52,8 @@ fn find<'a>(report: &'a Report, row: &Row) -> Option<&'a Row> {
 fn line(text: &mut String, old: &Row, new: &Row, same_machine: bool) -> std::fmt::Result {
     let value = |row: &Row| format!("{} {}", short(row.figure.median), row.unit.symbol());
     let ratios = old.reference.as_ref().zip(new.reference.as_ref());
-    // Where there is a ratio, it tells more than the figure; on another machine, it alone tells anything.
+    // A ratio, where there is one, is more significant than the figure; on another machine, only
+    // the ratio is significant.
     let changed = match (&ratios, same_machine) {
         (Some((old, new)), _) => verdict(&old.ratio, &new.ratio),
         (None, true) => verdict(&old.figure, &new.figure),
@@ -73,7 +75,7 @@ fn line(text: &mut String, old: &Row, new: &Row, same_machine: bool) -> std::fmt
     )
 }
 
-/// The same programs, measured twice, differ by so much.
+/// Fraction by which two measurements of the same programs differ.
 const LEAST: f64 = 0.03;
 
 /// Whether two figures differ by more than the runs of each among themselves.
@@ -89,7 +91,7 @@ fn verdict(old: &Figure, new: &Figure) -> &'static str {
     }
 }
 
-/// Differences in kernel, processor or settings.
+/// Returns the differences in kernel, processor or settings.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
     let keys: BTreeSet<_> = before.environment.keys().chain(after.environment.keys()).collect();
     let decisive =

@@ -17,7 +17,7 @@ const JSON: &str = "results.json";
 const PAGE: &str = "report.html";
 const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Facts about a run at its beginning.
+/// Returns the facts about a run at its beginning.
 pub(super) fn run(seed: u64) -> Run {
     let commit = git(&["rev-parse", "HEAD"]).unwrap_or_default();
     let changes = git(&["status", "--porcelain", "--untracked-files=no"]);
@@ -36,13 +36,13 @@ fn git(arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// RFC 3339, whole seconds.
+/// Formats a time per RFC 3339, in whole seconds.
 fn utc(time: SystemTime) -> String {
     frame::utc(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
 impl Report {
-    /// Default folder of the report: below the folder of this program.
+    /// Returns the default folder of the report: below the folder of this program.
     pub(crate) fn default_folder(&self) -> Result<PathBuf> {
         let own = env::current_exe().context("this program's own path is unknown")?;
         let target = own.ancestors().nth(2).context("this program is not in a target folder")?;
@@ -88,11 +88,11 @@ impl Report {
     }
 }
 
-/// Files that were made under sudo are given to the user who called it.
+/// Gives files that were made under sudo to the calling user.
 fn give_back(path: &Path) {
     let id = |name: &str| env::var(name).ok()?.parse::<u32>().ok();
     if let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) {
-        // It is there all the same, owned by root.
+        // The file remains in any case, owned by root.
         let _ = chown(path, Some(user), Some(group));
     }
 }

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-/// Keys that must be equal for absolute figures of two runs to be compared: they begin with one of these.
+/// Prefixes of keys that must be equal for absolute figures of two runs to be compared.
 pub(super) const DECISIVE: [&str; 6] = ["kernel", "cpu", "mitigation", "bpf jit", "governor", "hypervisor"];
 
-/// The machine, by name. What cannot be read is said to be unknown.
+/// Returns the properties of the machine by name. A property that cannot be read is reported as
+/// unknown.
 pub(super) fn environment() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut note = |key: &str, value: Option<String>| {

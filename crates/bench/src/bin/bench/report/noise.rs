@@ -1,26 +1,28 @@
-//! Trust in a figure: bounds of the spread, and what else runs on the machine.
+//! Trust in a figure: bounds of the spread, and the other load on the machine.
 
 use std::{collections::HashMap, fs, thread, time::Duration};
 
 use super::Unit;
 
-/// Of the time of a row, the fraction that a hypervisor may give to others.
+/// Fraction of a row's time that a hypervisor may give to other guests.
 pub(crate) const MOST_STOLEN: f64 = 0.02;
-/// Time that rows may take to be measured again.
+/// Time limit for measuring rows again.
 pub(super) const REPEATS: Duration = Duration::from_secs(45);
-/// Of all CPUs, the fraction that others may use before the bench begins.
+/// Fraction of all CPUs that other processes may use before the bench begins.
 const MOST_BUSY: f64 = 0.05;
 
-/// The spread that is normal on a quiet machine, as a fraction of the median: half the distance of the quartiles.
+/// Returns the spread that is normal on a quiet machine, as a fraction of the median: half the
+/// distance of the quartiles.
 ///
-/// Below 100 ns, runs of the same program lie within 2 ns or 6 % of each other; where memory decides, the placement of pages
-/// and what others have in the caches make it 10 %. Times of whole exchanges depend on the scheduler.
+/// Below 100 ns, runs of the same program lie within 2 ns or 6 % of each other; where memory
+/// decides, the placement of pages and what others have in the caches make it 10 %. Times of whole
+/// exchanges depend on the scheduler.
 pub(super) fn bound(unit: Unit, median: f64) -> f64 {
     match unit {
         Unit::Nanoseconds if median < 100.0 => (2.0 / median.max(1.0)).max(0.1),
         Unit::Nanoseconds | Unit::Mpps | Unit::PerSecond => 0.15,
         Unit::Microseconds | Unit::Milliseconds => 0.25,
-        // The timer's interrupts.
+        // The timer's interrupts cause the spread.
         Unit::Instructions => 0.02,
         Unit::Percent | Unit::Megabytes | Unit::Bytes | Unit::Packets | Unit::Count => 0.2,
     }
@@ -35,13 +37,13 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Zero where /proc cannot be read.
+    /// Reads the clock; zero where /proc cannot be read.
     pub(super) fn now() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         Self::parse(&stat).unwrap_or_default()
     }
 
-    /// `cpu user nice system idle iowait irq softirq steal guest guest_nice`: proc(5).
+    /// Parses `cpu user nice system idle iowait irq softirq steal guest guest_nice`: proc(5).
     fn parse(stat: &str) -> Option<Self> {
         let fields: Option<Vec<u64>> =
             stat.lines().next()?.split_whitespace().skip(1).take(8).map(|field| field.parse().ok()).collect();
@@ -53,7 +55,8 @@ impl Clock {
         })
     }
 
-    /// The fraction of the time since then that the hypervisor gave to others, of all that was not idle.
+    /// Returns the fraction of the non-idle time since `then` that the hypervisor gave to other
+    /// guests.
     pub(super) fn stolen_since(self, then: Self) -> f64 {
         let busy = (self.all - self.idle).saturating_sub(then.all - then.idle);
         if busy == 0 { 0.0 } else { self.stolen.saturating_sub(then.stolen) as f64 / busy as f64 }
@@ -65,7 +68,7 @@ impl Clock {
     }
 }
 
-/// Processes that keep the machine busy before anything is measured, in words.
+/// Describes the processes that keep the machine busy before anything is measured.
 pub(crate) fn busy() -> Option<String> {
     let (then, used) = (Clock::now(), processes());
     thread::sleep(Duration::from_millis(500));
@@ -87,13 +90,14 @@ pub(crate) fn busy() -> Option<String> {
     ))
 }
 
-/// Names and CPU time of all processes but this one.
+/// Returns names and CPU time of all processes except this one.
 fn processes() -> HashMap<u32, (String, u64)> {
     let Ok(entries) = fs::read_dir("/proc") else { return HashMap::new() };
     let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
     ids.filter(|id| *id != std::process::id())
         .filter_map(|id| {
-            // proc(5): the name in brackets, then the state; utime and stime are the 14th and 15th field of all.
+            // proc(5): the name in brackets, then the state; utime and stime are the 14th and 15th
+            // field.
             let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
             let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
             let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! The report as a page: one file that needs nothing else.
+//! The report as an HTML page: one self-contained file.
 
 use std::fmt::Write as _;
 
@@ -55,7 +55,7 @@ impl Report {
     }
 }
 
-/// Rows by group, in the order in which groups first come.
+/// Returns the rows by group, in the order in which groups first appear.
 fn groups(rows: &[Row]) -> Vec<(&str, Vec<&Row>)> {
     let mut groups: Vec<(&str, Vec<&Row>)> = Vec::new();
     for row in rows {

@@ -1,4 +1,4 @@
-//! Bar charts as SVG: one bar a row, a whisker from quartile to quartile, a mark where the goal is.
+//! Bar charts as SVG: one bar per row, a whisker from quartile to quartile, a mark at the goal.
 
 use std::fmt::Write as _;
 
@@ -7,13 +7,14 @@ use traffic_policy_lb::page::frame::escaped;
 use super::{Row, table::short};
 
 const WIDTH: f64 = 860.0;
-/// Room for the value behind the longest bar.
+/// Width of the area for values behind the longest bar.
 const VALUES: f64 = 170.0;
 const ROW: f64 = 40.0;
 const TOP: f64 = 8.0;
 const AXIS: f64 = 28.0;
 
-/// The chart of rows that have one unit. `number` keeps the identifiers of charts on one page apart.
+/// Draws the chart of rows that share one unit. `number` makes the identifiers of charts on one
+/// page distinct.
 pub(super) fn chart(title: &str, number: usize, rows: &[&Row]) -> String {
     let reach = |row: &&Row| {
         let beside = row.reference.as_ref().map_or(0.0, |reference| reference.figure.median);
@@ -97,7 +98,8 @@ fn bar(svg: &mut String, row: &Row, y: f64, x: impl Fn(f64) -> f64) {
     .ok();
 }
 
-/// Distance of the lines of the grid: 1, 2 or 5 times a power of ten, four to eight of them up to `most`.
+/// Returns the distance of the grid lines: 1, 2 or 5 times a power of ten, with four to eight of
+/// them up to `most`.
 fn step(most: f64) -> f64 {
     if most <= 0.0 {
         return 1.0;

@@ -1,4 +1,4 @@
-//! One row of the report: what was measured, its spread, what it is compared with, and what it should be.
+//! One row of the report: the measured quantity, its spread, its reference, and its goal.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use super::noise;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
-    /// Per packet.
+    /// Nanoseconds per packet.
     Nanoseconds,
-    /// Millions of packets a second that arrived.
+    /// Millions of packets per second that arrived.
     Mpps,
     Microseconds,
     Milliseconds,
     PerSecond,
-    /// Of one CPU.
+    /// Percent of one CPU.
     Percent,
     Megabytes,
     Bytes,
     Packets,
-    /// Of connections and requests.
+    /// Number of connections or requests.
     Count,
-    /// Per packet.
+    /// Instructions per packet.
     Instructions,
 }
 
@@ -56,8 +56,10 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
+    /// Computes the figure of runs.
+    ///
     /// # Panics
-    /// Without a run.
+    /// There is no run.
     pub(crate) fn of(runs: &[f64]) -> Self {
         let mut sorted = runs.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -65,7 +67,7 @@ impl Figure {
         Self { median: at(2), lower: at(1), upper: at(3), runs: runs.len() }
     }
 
-    /// Half of the runs lie within so much of the median, as a fraction of it.
+    /// Returns the fraction of the median within which half of the runs lie.
     pub(crate) fn spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { ((self.upper - self.lower) / 2.0 / self.median).abs() }
     }
@@ -76,7 +78,8 @@ impl Figure {
 pub(crate) struct Reference {
     pub(crate) name: String,
     pub(crate) figure: Figure,
-    /// The row's own runs by the reference's, pair by pair, as a disturbance lasts longer than one turn.
+    /// Ratio of the row's own runs to the reference's, pair by pair, as a disturbance lasts longer
+    /// than one turn.
     pub(crate) ratio: Figure,
     runs: Vec<f64>,
 }
@@ -102,7 +105,7 @@ impl fmt::Display for Goal {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
-    /// Rows of one group are shown together: "established", "on the wire, new flows".
+    /// Group of rows that are shown together: "established", "on the wire, new flows".
     pub(crate) group: String,
     pub(crate) name: String,
     pub(crate) unit: Unit,
@@ -111,16 +114,18 @@ pub(crate) struct Row {
     pub(crate) goal: Option<Goal>,
     /// The spread, as a fraction, beyond which the row is noisy.
     pub(crate) bound: f64,
-    /// Of the CPU time during these runs, the fraction that the hypervisor gave to others.
+    /// Fraction of the CPU time during these runs that the hypervisor gave to other guests.
     pub(crate) stolen: f64,
-    /// Times that it was measured, as it was noisy.
+    /// Number of times that it was measured, because it was noisy.
     pub(crate) attempts: u32,
     runs: Vec<f64>,
 }
 
 impl Row {
+    /// Makes a row from runs.
+    ///
     /// # Panics
-    /// Without a run.
+    /// There is no run.
     pub(crate) fn new(group: &str, name: &str, unit: Unit, runs: &[f64]) -> Self {
         let (group, name) = (group.to_owned(), name.to_owned());
         let figure = Figure::of(runs);
@@ -138,14 +143,14 @@ impl Row {
         }
     }
 
-    /// Another bound of the spread than [`noise::bound`], as a fraction of the median.
+    /// Sets another bound of the spread than [`noise::bound`], as a fraction of the median.
     #[must_use]
     pub(crate) fn bound(mut self, bound: f64) -> Self {
         self.bound = bound;
         self
     }
 
-    /// Compares with runs of something else that took turns with these: as many of them.
+    /// Adds a reference whose runs took turns with these; there must be as many of them.
     #[must_use]
     pub(crate) fn beside(mut self, name: &str, runs: &[f64]) -> Self {
         let ratios: Vec<f64> = self.runs.iter().zip(runs).map(|(own, other)| own / other).collect();
@@ -164,23 +169,23 @@ impl Row {
         self.reference.as_ref().map(|reference| reference.ratio.median)
     }
 
-    /// Name of the reference; empty if there is none.
+    /// Returns the name of the reference; empty if there is none.
     pub(crate) fn beside_name(&self) -> &str {
         self.reference.as_ref().map_or("", |reference| &reference.name)
     }
 
-    /// The spread of the figure, or that of its ratio if it is larger.
+    /// Returns the spread of the figure, or that of its ratio if it is larger.
     pub(crate) fn spread(&self) -> f64 {
         let ratio = self.reference.as_ref().map_or(0.0, |reference| reference.ratio.spread());
         self.figure.spread().max(ratio)
     }
 
-    /// The runs differ so much among each other that the figure should not be believed.
+    /// Whether the runs differ so much that the figure should not be trusted.
     pub(crate) fn is_noisy(&self) -> bool {
         self.spread() > self.bound || self.stolen > noise::MOST_STOLEN
     }
 
-    /// The figure that would just meet the goal.
+    /// Returns the figure that would just meet the goal.
     pub(crate) fn limit(&self) -> Option<f64> {
         Some(match self.goal? {
             Goal::AtMost(most) => most,

@@ -42,7 +42,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Sentences on noisy rows, if there are any.
+    /// Returns sentences on noisy rows, if there are any.
     pub(super) fn noise(&self) -> Option<String> {
         let noisy: Vec<_> = self.rows.iter().filter(|row| row.is_noisy()).collect();
         if noisy.is_empty() {
@@ -82,7 +82,7 @@ fn line(f: &mut fmt::Formatter<'_>, row: &Row, widest: usize) -> fmt::Result {
     )
 }
 
-/// Three digits that count.
+/// Formats a number with three significant digits.
 pub(super) fn short(number: f64) -> String {
     let digits = if number.abs() >= 100.0 {
         0
@@ -94,7 +94,7 @@ pub(super) fn short(number: f64) -> String {
     format!("{number:.digits$}")
 }
 
-/// One digit behind the point, always with its sign.
+/// Formats a number with one decimal and its sign.
 pub(super) fn signed(number: f64) -> String {
     format!("{number:+.1}")
 }

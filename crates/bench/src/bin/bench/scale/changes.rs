@@ -1,4 +1,4 @@
-//! From a change of one endpoint to the maps.
+//! Time from a change of one endpoint to the maps.
 
 use std::{
     thread::{self, sleep},
@@ -16,13 +16,14 @@ use crate::{
     report::{Goal, Report, Row, Unit},
 };
 
-/// The agent gathers changes that follow each other within 50 ms; these are to be lone ones. Prime, so that they meet
-/// whatever the agent does each second at all its moments.
+/// Distance of changes. The agent gathers changes that follow each other within 50 ms; these are to
+/// be separate. It is prime, so that they meet the agent's periodic work of each second at all
+/// phases.
 const APART: Duration = Duration::from_millis(67);
 
 const GROUP: &str = "scale, change of an endpoint to maps";
 
-/// `flows`: how many there are meanwhile.
+/// Returns the rows; `flows` is the number of flows meanwhile.
 pub(super) fn rows(services: u32, flows: u32) -> Rows {
     let [p50, p99] = names(services, flows);
     vec![(GROUP, p50), (GROUP, p99)]
@@ -45,7 +46,8 @@ pub(super) fn report_times(took: &[f64], services: u32, flows: u32, report: &mut
     add(report, row.goal(Goal::AtMost(5.0)));
 }
 
-/// Milliseconds from the moment the API server is told until the maps show it, of one change each.
+/// Returns the milliseconds from an update of the API server until the maps show it, for one change
+/// each.
 pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
     let cpus = cpus::all()?;
     let number = if effort.full { 300 } else { 150 };
@@ -69,7 +71,7 @@ pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
     took
 }
 
-/// Takes an endpoint away from a Service, and the next time gives it back.
+/// Removes an endpoint from a Service, and restores it the next time.
 fn change(stage: &Stage, maps: &Maps, i: u32) -> Result<f64> {
     let service = (i / 2) * 7_919 % stage.services;
     let endpoints = if i.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
@@ -83,7 +85,7 @@ fn change(stage: &Stage, maps: &Maps, i: u32) -> Result<f64> {
     Ok(took.as_secs_f64() * 1e3)
 }
 
-/// So many percent are not above it.
+/// Returns the smallest value that at least `percent` percent of the values do not exceed.
 pub(super) fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

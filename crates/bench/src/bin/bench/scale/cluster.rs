@@ -1,4 +1,4 @@
-//! The cluster's objects, all alike but for their numbers.
+//! The cluster's objects, which differ only in their numbers.
 
 use std::net::Ipv4Addr;
 
@@ -12,19 +12,20 @@ use super::ENDPOINTS;
 
 pub(super) const PORT: u16 = 80;
 pub(super) const TARGET_PORT: u16 = 8_080;
-/// Of the first Service that has a node port.
+/// Node port of the first Service that has one.
 const FIRST_NODE_PORT: u16 = 30_100;
-/// Services of which one has a node port.
+/// Number of Services per node port.
 const PER_NODE_PORT: u32 = 10;
-/// Other nodes, which the endpoints are on.
+/// Number of other nodes, which have the endpoints.
 const NODES: u32 = 50;
 
-/// The cluster IP of a Service.
+/// Returns the cluster IP of a Service.
 pub(super) fn cluster_ip(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 100, 0, 1)) + number)
 }
 
-/// The address of an endpoint; a Service that is being changed has one of a further number.
+/// Returns the address of an endpoint; a Service that is being changed has one with a further
+/// number.
 fn endpoint(service: u32, number: u32) -> Addresses {
     let place = service * ENDPOINTS + number % ENDPOINTS;
     let first = if number < ENDPOINTS { Ipv4Addr::new(10, 128, 0, 1) } else { Ipv4Addr::new(10, 144, 0, 1) };
@@ -41,14 +42,14 @@ fn service(number: u32) -> Service {
     if has_node_port { service.port(port.node_port(node_port)) } else { service.port(port).only_cluster_ip() }
 }
 
-/// The Service object, and its EndpointSlice.
+/// Returns the Service object and its EndpointSlice.
 pub(super) fn objects(number: u32) -> Vec<Value> {
     let mut objects = slices(number, 0..ENDPOINTS);
     objects.push(service(number).object());
     objects
 }
 
-/// The EndpointSlice of a Service with these of its endpoints.
+/// Returns the EndpointSlice of a Service with these of its endpoints.
 pub(super) fn slices(number: u32, endpoints: impl IntoIterator<Item = u32>) -> Vec<Value> {
     let backend = |i: u32| {
         let node = format!("node-{}", 2 + (number * ENDPOINTS + i) % NODES);
@@ -57,7 +58,7 @@ pub(super) fn slices(number: u32, endpoints: impl IntoIterator<Item = u32>) -> V
     let backends: Vec<_> = endpoints.into_iter().map(backend).collect();
     let mut slices = service(number).slices(&backends);
     for slice in &mut slices {
-        // As the endpoint slice controller writes them: the agent reads past these.
+        // The endpoint slice controller writes these fields; the agent skips them.
         slice["metadata"]["generateName"] = format!("service-{number:05}-").into();
         slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] =
             "endpointslice-controller.k8s.io".into();

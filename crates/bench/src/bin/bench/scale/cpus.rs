@@ -8,13 +8,13 @@ use nix::{
     unistd::Pid,
 };
 
-/// The CPUs that this process may use, in order.
+/// Returns the CPUs that this process may use, in order.
 pub(super) fn all() -> Result<Vec<usize>> {
     let set = sched_getaffinity(Pid::from_raw(0))?;
     Ok((0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect())
 }
 
-/// Lets the calling thread run on these CPUs only.
+/// Restricts the calling thread to these CPUs.
 pub(super) fn run_on(cpus: &[usize]) -> Result<()> {
     confine(Pid::from_raw(0), cpus)
 }
@@ -25,7 +25,7 @@ fn confine(thread: Pid, cpus: &[usize]) -> Result<()> {
     sched_setaffinity(thread, &set).with_context(|| format!("confining thread {thread} failed"))
 }
 
-/// Lets all threads of this process and of another one run on these CPUs only.
+/// Restricts all threads of this process and of another one to these CPUs.
 pub(super) fn confine_all(other: u32, cpus: &[usize]) -> Result<()> {
     for process in [process::id(), other] {
         for thread in fs::read_dir(format!("/proc/{process}/task"))? {

@@ -1,4 +1,4 @@
-//! Echoes that a chosen CPU answers, to see for how long it leaves packets waiting.
+//! Echo requests that a chosen CPU answers, which show for how long it leaves packets waiting.
 
 use std::{
     fs,
@@ -33,7 +33,8 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// `cpu` does all the work for the packets that arrive at the far end: it answers them, and hands the answer over.
+    /// Builds the probe. `cpu` does all the work for the packets that arrive at the far end: it
+    /// answers them, and hands the answer over.
     pub(super) fn build(cpu: usize) -> Result<Self> {
         let id = std::process::id();
         let near = Namespace::create(&format!("tp-bench-{id}-near"))?;
@@ -55,8 +56,9 @@ impl Probe {
         Ok(Self { near, _far: far })
     }
 
-    /// Sends an echo request when the last one is answered, without a pause; how long each took. Sleeps in between: who spins
-    /// keeps from its own CPU the kernel's thread that sends what it asks.
+    /// Sends an echo request when the last one is answered, without a pause, and returns the
+    /// duration of each. The thread sleeps in between: spinning would keep the kernel's thread that
+    /// sends the requests off its CPU.
     pub(super) fn ask_until(&self, ended: &AtomicBool) -> Result<Vec<Duration>> {
         self.near.enter()?;
         go_first()?;
@@ -77,7 +79,7 @@ impl Probe {
     }
 }
 
-/// An echo request without data; its identifier is zero.
+/// Returns an echo request without data; its identifier is zero.
 fn request(number: u16) -> [u8; 8] {
     let [high, low] = number.to_be_bytes();
     let sum = u32::from(u16::from_be_bytes([8, 0])) + u32::from(number);
@@ -86,17 +88,18 @@ fn request(number: u16) -> [u8; 8] {
     [8, 0, first, second, 0, 0, high, low]
 }
 
-/// Whether the reply of this number has come.
+/// Whether the reply of this number has arrived.
 fn answers(mut socket: &Socket, number: u16) -> Result<bool> {
     let mut buffer = [0; 128];
     let length = socket.read(&mut buffer).context("an echo was not answered")?;
-    // An IP header without options is before it.
+    // An IP header without options precedes it.
     let reply = buffer.get(20..length).unwrap_or_default();
     Ok(reply.first() == Some(&0) && reply.get(6..8) == Some(&number.to_be_bytes()))
 }
 
-/// Sets which CPU takes the packets that arrive at a device of this thread's namespace. sysfs shows the devices of the
-/// namespace it was mounted in, so it is mounted anew, for this thread alone.
+/// Sets the CPU that processes the packets arriving at a device of this thread's namespace. sysfs
+/// shows the devices of the namespace in which it was mounted, so it is mounted anew, for this
+/// thread alone.
 fn steer(device: &str, cpu: usize) -> Result<()> {
     ensure!(cpu < 32, "only the first 32 CPUs are named by one word of a mask");
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -110,8 +113,8 @@ fn steer(device: &str, cpu: usize) -> Result<()> {
     written.with_context(|| format!("writing {} (is the kernel built with CONFIG_RPS?)", file.display()))
 }
 
-/// Lets the calling thread run whenever it can, before all others: that it waits for a CPU must not look like a packet
-/// that waits.
+/// Gives the calling thread priority over all others: its waiting for a CPU must not look like a
+/// waiting packet.
 fn go_first() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the kernel reads the parameter, which outlives the call.

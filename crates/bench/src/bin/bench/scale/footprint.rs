@@ -1,4 +1,4 @@
-//! Memory and CPU of the agent and its maps.
+//! Memory and CPU usage of the agent and its maps.
 
 use std::{fs, thread::sleep, time::Duration};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::{ENDPOINTS, Rows, add, named, stage::Stage};
 use crate::report::{Goal, Report, Row, Unit};
 
-/// Long enough for a few of each of the agent's rounds.
+/// Duration that covers a few of each of the agent's periods.
 const IDLE: Duration = Duration::from_secs(4);
 
 const GROUP: &str = "scale, agent";
@@ -26,13 +26,13 @@ pub(super) fn rows(services: u32) -> Rows {
     agent.chain(MAP_ROWS.iter().map(|row| (MAPS, (*row).to_owned()))).collect()
 }
 
-/// Of a process, in megabytes.
+/// Memory of a process, in megabytes.
 pub(super) struct Memory {
-    /// Resident, with the pages of maps that it wrote to.
+    /// Resident memory, including the pages of maps that it wrote to.
     resident: f64,
     /// Resident private memory: its allocations.
     own: f64,
-    /// The most that was ever resident.
+    /// Peak of resident memory.
     pub(super) peak: f64,
 }
 
@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-/// CPU time that the threads of a process have used so far.
+/// Returns the CPU time that the threads of a process have used so far.
 pub(super) fn cpu_time(pid: u32) -> Result<Duration> {
     let mut all = Duration::ZERO;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -80,7 +80,7 @@ pub(super) fn measure(stage: &Stage, report: &mut Report) -> Result<()> {
     maps(stage, report)
 }
 
-/// Memory that the kernel charges for the maps.
+/// Measures the memory that the kernel charges for the maps.
 fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
     let status = stage.agent.json(&["status"])?;
     let maps = status["maps"].as_array().context("status names no maps")?;
@@ -90,9 +90,9 @@ fn maps(stage: &Stage, report: &mut Report) -> Result<()> {
         Ok((number("bytes")?, number("size")?))
     };
     let all: f64 = maps.iter().filter_map(|map| map["bytes"].as_f64()).sum();
-    // Two entries each.
+    // A flow has two entries.
     let flow = |name| find(name).map(|(bytes, size)| 2.0 * bytes / size);
-    // Arrays have room for so many, whoever uses it; hashes grow.
+    // Arrays have a fixed capacity, whatever part of it is used; hashes grow.
     let each = |name| find(name).map(|(bytes, _)| bytes / f64::from(stage.services));
     let slot = |name| find(name).map(|(bytes, size)| bytes / size * f64::from(ENDPOINTS));
     let service =

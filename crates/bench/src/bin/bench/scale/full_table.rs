@@ -1,4 +1,5 @@
-//! A flow table that is nearly full: of flows as packets would have made them, but written by the bench.
+//! A flow table that is nearly full: its flows look as packets would have made them, but are
+//! written by the bench.
 
 use std::{net::Ipv4Addr, time::Instant};
 
@@ -18,7 +19,8 @@ use crate::{
 
 pub(super) type Flows = HashMap<MapData, FlowKey<Address4>, Flow<Address4>>;
 
-/// As full as it may be for long: beyond 80 % the agent removes the flows that were idle for longest.
+/// Highest fill level that lasts: beyond 80 % the agent removes the flows that were idle for
+/// longest.
 const PERCENT: u32 = 78;
 
 const GROUP: &str = "scale, agent";
@@ -37,7 +39,7 @@ pub(super) fn rows(services: u32) -> Rows {
     rows
 }
 
-/// While the agent sweeps such a table: changes, and what it costs the agent.
+/// Measures changes, and the cost to the agent, while it sweeps such a table.
 pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
     let mut table: Flows = Map::HashMap(stage.map("tp_flows4")?).try_into()?;
     let of_the_stream = table.iter().next().context("the stream has no flow")??.1;
@@ -50,7 +52,7 @@ pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Res
     Ok(())
 }
 
-/// Adds so many TCP connections whose last packet was at `now`, in jiffies.
+/// Adds this number of TCP connections whose last packet was at `now`, in jiffies.
 pub(super) fn fill(flows: &mut Flows, number: u32, now: u32) -> Result<()> {
     let node = Ipv4Addr::new(172, 18, 0, 11).to_wire();
     for i in 0..number {

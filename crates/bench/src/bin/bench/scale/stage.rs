@@ -33,7 +33,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// The agent serves one Service at first, the one that the stream goes through.
+    /// Builds the stage. The agent serves one Service at first, the one that the stream uses.
     pub(super) fn build(services: u32) -> Result<Self> {
         let lab = Lab::builder().pods(&[1]).build()?;
         let control_plane = ControlPlane::start(&lab)?;
@@ -45,7 +45,7 @@ impl Stage {
         Ok(Self { services, control_plane, agent, lab })
     }
 
-    /// From the client to the pod, through the node port.
+    /// Starts a stream from the client to the pod, through the node port.
     pub(super) fn start_stream(&self) -> Result<Stream> {
         let target = SocketAddr::new(self.lab.node(1).address(Family::V4), WEB_PORT);
         Stream::start(&self.lab, POD_PORT, target)
@@ -55,7 +55,7 @@ impl Stage {
         self.agent.pid().context("the agent has ended")
     }
 
-    /// A map of the agent's.
+    /// Opens a map of the agent.
     pub(super) fn map(&self, name: &str) -> Result<MapData> {
         let path = pinned::path(self.agent.pin_dir(), name)?;
         MapData::from_pin(&path).with_context(|| format!("opening {}", path.display()))
@@ -76,7 +76,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// The frontend of a Service's cluster IP; `None` if the map has none.
+    /// Returns the frontend of a Service's cluster IP; `None` if the map has none.
     pub(super) fn frontend(&self, service: u32) -> Option<Frontend> {
         let key = FrontendKey {
             address: cluster::cluster_ip(service).to_wire(),
@@ -87,7 +87,7 @@ impl Maps {
         self.frontends.get(&key, 0).ok()
     }
 
-    /// Looks without a pause until a Service's frontend is another than `before`; when that was.
+    /// Polls without a pause until a Service's frontend differs from `before`; returns the time.
     pub(super) fn wait(&self, service: u32, before: Option<Frontend>) -> Result<Instant> {
         let start = Instant::now();
         loop {
@@ -100,7 +100,7 @@ impl Maps {
         }
     }
 
-    /// Fails unless a Service has so many endpoints.
+    /// Fails unless a Service has this number of endpoints.
     pub(super) fn check(&self, service: u32, endpoints: u32) -> Result<()> {
         let frontend =
             self.frontend(service).with_context(|| format!("Service {service} has no frontend"))?;
@@ -114,7 +114,8 @@ impl Maps {
     }
 }
 
-/// The agent as users have it. The rest of the bench needs no optimisation; this part would show the compiler's laziness.
+/// Returns the optimised agent that users have. The rest of the bench needs no optimisation; this
+/// part would measure the unoptimised code.
 pub(super) fn program() -> Result<PathBuf> {
     if let Some(path) = env::var_os("TRAFFIC_POLICY_AGENT") {
         return Ok(path.into());

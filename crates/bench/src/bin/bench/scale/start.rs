@@ -1,4 +1,4 @@
-//! The first sync of everything.
+//! The first sync of all objects.
 
 use std::time::Instant;
 
@@ -28,32 +28,32 @@ pub(super) fn rows(services: u32) -> Rows {
     names(services).into_iter().map(|name| (GROUP, name)).collect()
 }
 
-/// One element for each start.
+/// Figures of starts, with one element for each start.
 #[derive(Default)]
 pub(super) struct Starts {
-    /// From complete lists to the maps, milliseconds.
+    /// Milliseconds from complete lists to the maps.
     synced: Vec<f64>,
-    /// From the start of the process until it is ready, milliseconds.
+    /// Milliseconds from the start of the process until it is ready.
     ready: Vec<f64>,
-    /// CPU time until then, milliseconds.
+    /// CPU time until then, in milliseconds.
     used: Vec<f64>,
-    /// Megabytes.
+    /// Peak memory in megabytes.
     peak: Vec<f64>,
 }
 
 impl Starts {
-    /// From an agent that had a single Service, whose traffic goes on.
+    /// Measures the take-over from an agent that had a single Service, whose traffic continues.
     pub(super) fn take_over(&mut self, stage: &mut Stage) -> Result<()> {
         stage.agent.stop()?;
         let server = stage.control_plane.server();
         (0..stage.services).flat_map(cluster::objects).try_for_each(|object| server.put(object))?;
         self.start(stage)?;
-        // What follows are changes, which a server with a long history would be slow to find.
+        // Only changes follow, which a server with a long history would be slow to find.
         stage.control_plane.server().compact();
         Ok(())
     }
 
-    /// On a node that has nothing.
+    /// Measures the start on a node without any state.
     pub(super) fn anew(&mut self, stage: &mut Stage) -> Result<()> {
         stage.agent.stop()?;
         let cleaned = stage.agent.command(&["cleanup"])?;
@@ -92,7 +92,7 @@ impl Starts {
     }
 }
 
-/// The time of a line of the log, in seconds of the day.
+/// Returns the time of a log line, in seconds of the day.
 fn seconds(line: &str) -> Option<f64> {
     let (_, time) = line.split_once('T')?;
     let (time, _) = time.split_once('Z')?;

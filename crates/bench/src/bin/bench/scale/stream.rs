@@ -1,4 +1,4 @@
-//! A steady stream through a node port while everything else is measured: what of it is lost.
+//! A steady stream through a node port while everything else is measured, and the loss in it.
 
 use std::net::SocketAddr;
 

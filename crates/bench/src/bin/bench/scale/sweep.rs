@@ -1,4 +1,5 @@
-//! Sweeps of the flow table: how long they take, and for how long packets of the same CPU wait meanwhile.
+//! Sweeps of the flow table: how long they take, and for how long packets on the same CPU wait
+//! meanwhile.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -62,11 +63,11 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     for _ in 0..rounds / 4 {
         full.fill()?;
         full.sweeper = sweeper(0);
-        // The first one marks all flows, the second one deletes them.
+        // The first sweep marks all flows, the second one deletes them.
         for _ in 0..2 {
             of_ending.push(around(&mut || full.sweep())?);
         }
-        // Where one piece ends and the next begins, what is deleted meanwhile may hide a neighbour until the next sweep.
+        // At the boundary of two pieces, a deletion may hide a neighbour until the next sweep.
         let left = (full.size / 2).saturating_sub(full.deleted);
         ensure!(left <= full.size / 1_000, "a sweep left {left} flows that were over");
     }
@@ -80,7 +81,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         let row = Row::new(GROUP, name, Unit::Milliseconds, &waits(runs));
         add(report, row.beside(BESIDE, &waits(&of_none[..runs.len()])).goal(Goal::AtMost(1.0)));
     }
-    // Beside what this machine does to packets by itself in as many rounds.
+    // The reference is what this machine does to packets by itself in as many rounds.
     for (name, runs) in WORST.into_iter().zip([&of_full, &of_ending]) {
         let row = Row::new(GROUP, name, Unit::Milliseconds, &[worst(runs)]);
         add(report, row.beside(BESIDE, &[worst(&of_none[..runs.len()])]));
@@ -88,14 +89,14 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds.
+/// Figures of a round, in milliseconds.
 struct Round {
     took: f64,
-    /// The longest that an echo took meanwhile.
+    /// The longest duration of an echo meanwhile.
     longest: f64,
 }
 
-/// Works on one CPU, while packets that another one sends are answered there.
+/// Does work on one CPU, while packets that another CPU sends are answered there.
 fn during(
     probe: &Probe,
     on: &[usize],
@@ -162,7 +163,8 @@ impl Table {
     }
 }
 
-/// For flows that may be idle for so many jiffies; of a table that is never full, so that it removes none before.
+/// Returns a sweeper for flows that may be idle for this number of jiffies. Its table is never
+/// full, so that it removes none before.
 fn sweeper(idle: u32) -> Sweeper {
     let timeouts = Timeouts {
         established: idle,

@@ -1,4 +1,4 @@
-//! A flood that lasts until something else is done.
+//! A flood that lasts while other work is done.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -17,13 +17,14 @@ use super::{
     subject::Subject,
 };
 
-/// Interrupts the system call that sends.
+/// Signal that interrupts the sending system call.
 const STOP: Signal = Signal::SIGUSR1;
-/// So long the flood goes on before anything else begins.
+/// Time for which the flood runs before anything else begins.
 const LEAD: Duration = Duration::from_millis(50);
 
-/// Works while so many packets a second of open flows go to the same node; 0: while the sender has nothing to send, but
-/// keeps its CPU from sleeping. Gives what arrived of them a second, too.
+/// Does work while packets of open flows go to the same node at this rate per second; with 0, the
+/// sender has nothing to send, but keeps its CPU from sleeping. Also returns the number of them
+/// that arrived per second.
 pub(crate) fn flooded<T>(
     subject: &Subject,
     traffic: &mut Traffic,
@@ -36,7 +37,7 @@ pub(crate) fn flooded<T>(
     unsafe { sigaction(STOP, &action) }.context("making the flood stoppable failed")?;
 
     traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
-    // One packet an hour is none.
+    // One packet an hour counts as none.
     let (rate, burst) = if rate == 0.0 { (1.0 / 3_600.0, 1) } else { (rate, BATCH) };
     traffic.pace(rate, burst)?;
     let before = traffic.begin(u32::MAX)?;
@@ -45,7 +46,7 @@ pub(crate) fn flooded<T>(
         let (name, named) = mpsc::channel();
         let sender = scope.spawn(move || {
             subject.fixture.client.run(|| {
-                // Whoever waits for it has gone only if this fails.
+                // The send fails only if the receiver has been dropped.
                 let _ = name.send(gettid());
                 traffic.send(u32::MAX)
             })

@@ -9,19 +9,19 @@ use nix::{
     unistd::Pid,
 };
 
-/// The flood's.
+/// Returns the CPU of the flood.
 pub(crate) fn busy() -> Result<usize> {
     Ok(available_parallelism()?.get() - 1)
 }
 
-/// Keeps a thread (0: the calling one) on a CPU.
+/// Pins a thread (0: the calling one) to a CPU.
 pub(crate) fn stay(thread: i32, cpu: usize) -> Result<()> {
     let mut one = CpuSet::new();
     one.set(cpu)?;
     sched_setaffinity(Pid::from_raw(thread), &one).context("staying on one CPU failed")
 }
 
-/// Lets a thread run as soon as it can, before all that are not as urgent.
+/// Gives a thread priority over all less urgent ones.
 pub(crate) fn run_first(thread: i32) -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call.
@@ -44,7 +44,7 @@ pub(crate) fn keep_off(thread: i32, busy: usize) -> Result<()> {
     Ok(())
 }
 
-/// As [`keep_off`], all threads of a process.
+/// Does the same as [`keep_off`] for all threads of a process.
 pub(crate) fn keep_process_off(process: u32, busy: usize) -> Result<()> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         keep_off(thread?.file_name().to_string_lossy().parse()?, busy)?;

@@ -12,9 +12,9 @@ use crate::{
     report::{Goal, Row, Unit},
 };
 
-/// So long is each run, about.
+/// Approximate duration of each run.
 const SECONDS: f64 = 0.1;
-/// More than so many lost, as a fraction, is said.
+/// Fraction of lost packets above which the loss is reported.
 const LOSS: f64 = 0.001;
 
 /// The runs of one subject.
@@ -61,7 +61,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
     Ok(rows)
 }
 
-/// Packets a second of open flows, by a short run.
+/// Measures packets of open flows per second, in a short run.
 pub(crate) fn capacity(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
     traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
     let run = traffic.flood(&subject.fixture, 40_000)?;
@@ -70,7 +70,8 @@ pub(crate) fn capacity(subject: &Subject, traffic: &mut Traffic) -> Result<f64> 
     Ok(arrived as f64 / run.took.as_secs_f64())
 }
 
-/// One row for each subject, beside kube-proxy's nftables, with the goals of ours. Says what was lost.
+/// Returns one row for each subject, with kube-proxy's nftables as the reference, and with goals
+/// for our rows. Reports losses.
 pub(crate) fn rows(
     group: &str,
     unit: Unit,

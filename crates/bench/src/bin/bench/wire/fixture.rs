@@ -4,8 +4,8 @@
 //!   client ── eth0  node  eth1 ── endpoint
 //! ```
 //!
-//! The floods' endpoints are on other nodes, behind the same uplink as the clients, so what comes by eth0 leaves by it. The
-//! endpoint that answers HTTP is behind eth1.
+//! The floods' endpoints are on other nodes, behind the same uplink as the clients, so packets that
+//! arrive on eth0 leave through it. The endpoint that answers HTTP is behind eth1.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -24,7 +24,8 @@ pub(crate) const END: &str = "wire";
 
 pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// The addresses of the HTTP clients: a few, so that there are ports enough for all their connections.
+/// Addresses of the HTTP clients: several, so that there are enough ports for all their
+/// connections.
 pub(crate) const CLIENTS: [Ipv4Addr; 8] = [
     ROUTER,
     Ipv4Addr::new(10, 0, 0, 3),
@@ -36,12 +37,12 @@ pub(crate) const CLIENTS: [Ipv4Addr; 8] = [
     Ipv4Addr::new(10, 0, 0, 9),
 ];
 const INNER: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 1);
-/// Answers HTTP.
+/// Address of the endpoint that answers HTTP.
 pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 
-/// Senders of floods, a /16.
+/// Network of the flood's senders, a /16.
 pub(crate) const SENDERS: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 0);
-/// Endpoints of floods, a /16.
+/// Network of the flood's endpoints, a /16.
 pub(crate) const ENDPOINTS: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 0);
 
 const INNER_MAC: Mac = [2, 0, 0, 0, 1, 1];
@@ -55,7 +56,7 @@ pub(crate) struct WireTestbed {
 }
 
 impl WireTestbed {
-    /// `name`: of the subject, short and unique.
+    /// Builds the fixture; `name` is that of the subject, short and unique.
     pub(crate) fn build(name: &str) -> Result<Self> {
         let id = format!("tp-{}-wire-{name}", std::process::id());
         let fixture = Self {
@@ -87,7 +88,8 @@ impl WireTestbed {
         end(&fixture.endpoint, &[SERVER], INNER, INNER_MAC, Ipv4Addr::new(10, 0, 0, 0))?;
         fixture.node.sysctls(&[
             ("net.ipv4.ip_forward", "1"),
-            // A router that sends packets back by the device they came from would tell the sender, too.
+            // A router that sends packets back through the device they arrived on would also send
+            // redirects.
             ("net.ipv4.conf.all.send_redirects", "0"),
             ("net.ipv4.conf.eth0.send_redirects", "0"),
             ("net.ipv4.conf.all.rp_filter", "0"),
@@ -99,7 +101,8 @@ impl WireTestbed {
             (&fixture.client, END),
             (&fixture.endpoint, END),
         ] {
-            // Live frames have no checksum to be finished, and all else is to be treated alike.
+            // Live frames have no checksum to be finished, and all other packets must be treated
+            // alike.
             namespace.set_offloads(device, false)?;
             namespace.set_gro(device, true)?;
         }
@@ -107,7 +110,7 @@ impl WireTestbed {
     }
 }
 
-/// Addresses of one end, and its way to the other.
+/// Sets the addresses of one end, and its route to the other.
 fn end(namespace: &Namespace, own: &[Ipv4Addr], node: Ipv4Addr, mac: Mac, other: Ipv4Addr) -> Result<()> {
     namespace.netlink(async |net| {
         net.up("lo").await?;

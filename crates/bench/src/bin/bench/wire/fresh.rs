@@ -1,9 +1,9 @@
 //! New flows: an unanswered SYN, and a whole handshake.
 //!
-//! The cost of a new flow differs by design: the kernel has an unconfirmed connection of its own for each SYN and holds
-//! 262,144 of them here; traffic-policy has a queue of 65,536 places for flows that no handshake has confirmed, where
-//! the latest push out the oldest. So both are measured, with as many flows as have room everywhere. Tables are emptied
-//! after each run.
+//! The cost of a new flow differs by design: the kernel has an unconfirmed connection of its own
+//! for each SYN and holds 262,144 of them here; traffic-policy has a queue of 65,536 places for
+//! flows that no handshake has confirmed, where the newest evict the oldest. So both are measured,
+//! with a number of flows that all of them can hold. Tables are emptied after each run.
 
 use anyhow::{Result, ensure};
 use traffic_policy_bench_ebpf::traffic::{Arrived, sink};
@@ -20,9 +20,9 @@ use crate::{
     report::{Row, Unit},
 };
 
-/// New flows of one run, the same for all subjects, as a fuller table is slower: as many as the queue of unassured
-/// flows has places. Only a subject that would take longer than a second for them (long lists of iptables) gets as many
-/// as are open then.
+/// Number of new flows of one run, the same for all subjects, as a fuller table is slower: the
+/// number of places in the queue of unassured flows. Only a subject that would take longer than a
+/// second for them (long lists of iptables) gets as many as it opens in that time.
 const MOST: u32 = MapSizes::DEFAULT.unassured;
 const LEAST: u32 = 2_048;
 const SECONDS: f64 = 1.0;
@@ -33,13 +33,13 @@ pub(crate) fn openings(subjects: &[&Subject], traffic: &mut Traffic, effort: Eff
 }
 
 pub(crate) fn handshakes(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
-    // The third packet is the one that no SYN is set in.
+    // The third packet is the one without SYN.
     let mut runs = measure(subjects, traffic, effort, sink::ANSWER | sink::CONFIRM, Arrived::Request)?;
     runs.iter_mut().flat_map(|runs| &mut runs.figures).for_each(|figure| *figure *= 1e6);
     Ok(rows(HANDSHAKES, Unit::PerSecond, subjects, &runs, traffic))
 }
 
-/// Millions a second of what must arrive once for each flow.
+/// Measures the packets that must arrive once for each flow, in millions a second.
 fn measure(
     subjects: &[&Subject],
     traffic: &mut Traffic,
@@ -53,7 +53,8 @@ fn measure(
     let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
         traffic.aim(subject.kind.path(), Send::Openings, flows, flags)?;
         let run = traffic.flood(&subject.fixture, flows)?;
-        // At once: the kernel's table of connections is one for all namespaces.
+        // The table is emptied at once: the kernel's table of connections is one for all
+        // namespaces.
         subject.empty()?;
         let arrived = run.counts.of(wanted);
         ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);

@@ -1,4 +1,4 @@
-//! Sending, and counting what arrives.
+//! Sends packets, and counts those that arrive.
 
 use std::{
     collections::BTreeMap,
@@ -34,12 +34,12 @@ use super::{
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const TARGET_PORT: u16 = 8_080;
 
-/// Path of a flood, and the expected result.
+/// Path of a flood, which determines the expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path4 {
-    /// To a node port; what arrives at an endpoint comes from the node.
+    /// A request to a node port, which arrives at an endpoint with the node as its source.
     NodePort,
-    /// Straight to an endpoint, from the client.
+    /// A request sent directly to an endpoint, from the client.
     Direct,
 }
 
@@ -79,7 +79,7 @@ impl Counts {
 pub(crate) struct Run {
     pub(crate) took: Duration,
     pub(crate) sent: u64,
-    /// Of a paced run: the time of its bursts, until all their packets had arrived.
+    /// Duration of the bursts of a paced run, until all their packets had arrived.
     pub(crate) busy: Duration,
     pub(crate) counts: Counts,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Run {
 impl Traffic {
     pub(crate) fn load(cpu: usize) -> Result<Self> {
         let mut loader = EbpfLoader::new();
-        // The feed's, which has no part in this.
+        // The feed's map has no part in this.
         let mut programs = object::load(loader.map_max_entries("FRAMES", 1))?;
         load_programs(&mut programs)?;
         Ok(Self {
@@ -102,7 +102,7 @@ impl Traffic {
         })
     }
 
-    /// Puts one of the programs on a device in native mode.
+    /// Attaches one of the programs to a device in native mode.
     pub(crate) fn attach(&self, program: &str, namespace: &Namespace, device: &str) -> Result<()> {
         let fd = self.program(program)?.fd()?.as_fd().as_raw_fd();
         namespace.netlink(async |net| net.attach_xdp(device, fd).await)
@@ -115,7 +115,8 @@ impl Traffic {
         }
     }
 
-    /// Sets what comes next: packets of `count` flows from the first one on, and what the sink does with them.
+    /// Sets the next packets, of `count` flows from the first one on, and the sink's handling of
+    /// them.
     pub(crate) fn aim(&mut self, to: Path4, send: Send, count: u32, flags: u32) -> Result<()> {
         let destination = match to {
             Path4::NodePort => (NODE, NODE_PORT),
@@ -140,7 +141,7 @@ impl Traffic {
         Ok(self.sink.set(0, sink, 0)?)
     }
 
-    /// Paced, with so many packets a second, in bursts of at most [`BATCH`].
+    /// Sets a rate in packets per second, with bursts of at most [`BATCH`].
     pub(crate) fn pace(&mut self, rate: f64, burst_length: u32) -> Result<()> {
         let generator = self.generator.get(&0, 0)?;
         let interval = (f64::from(burst_length) * 1e9 / rate) as u64;
@@ -152,7 +153,8 @@ impl Traffic {
         Ok(self.sink.set(0, Sink { flags, ..sink }, 0)?)
     }
 
-    /// Has so many turns: sends as many packets as fast as they go, or fewer if it is paced. Then counts what has arrived when nothing arrives any more.
+    /// Runs this number of turns: sends packets without a pause, or at the set pace. Then waits
+    /// until no more packets arrive, and returns the counts.
     pub(crate) fn flood(&mut self, fixture: &WireTestbed, turns: u32) -> Result<Run> {
         let before = self.begin(turns)?;
         fixture.client.run(|| self.send(turns))?;
@@ -169,7 +171,8 @@ impl Traffic {
         self.end(before, Duration::from_nanos(ended))
     }
 
-    /// Sets the clock of a run of so many turns to zero. What has arrived before is for [`Self::end`].
+    /// Resets the clock of a run with this number of turns. The returned counts of earlier packets
+    /// are for [`Self::end`].
     pub(crate) fn begin(&mut self, turns: u32) -> Result<Counts> {
         let generator = self.generator.get(&0, 0)?;
         let generator = Generator {
@@ -188,7 +191,7 @@ impl Traffic {
         self.counts()
     }
 
-    /// Result of a run that ended at this time (CLOCK_MONOTONIC).
+    /// Returns the result of a run that ended at this time (CLOCK_MONOTONIC).
     pub(crate) fn end(&self, before: Counts, ended: Duration) -> Result<Run> {
         let Generator { started, sent, busy, .. } = self.generator.get(&0, 0)?;
         let took = ended.saturating_sub(Duration::from_nanos(started));
@@ -199,7 +202,8 @@ impl Traffic {
         Ok(Run { took, busy: Duration::from_nanos(busy), sent, counts })
     }
 
-    /// Opens flows by their handshake, then sends one packet of each and demands that all arrive with right checksums.
+    /// Opens flows by their handshake, then sends one packet of each and requires that all arrive
+    /// with correct checksums.
     pub(crate) fn open(&mut self, fixture: &WireTestbed, to: Path4, flows: u32) -> Result<()> {
         self.aim(to, Send::Openings, flows, sink::ANSWER | sink::CONFIRM | sink::VERIFY)?;
         let run = self.flood(fixture, flows)?;
@@ -212,7 +216,7 @@ impl Traffic {
         self.set_flags(0)
     }
 
-    /// One packet of each flow, all of which must arrive.
+    /// Sends one packet of each flow, all of which must arrive.
     pub(crate) fn verify(&mut self, fixture: &WireTestbed, flows: u32, wanted: Arrived) -> Result<()> {
         let run = self.flood(fixture, flows)?;
         ensure!(
@@ -223,7 +227,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Has so many turns, on the flood's CPU. To be called by a thread of its own in the clients' namespace.
+    /// Runs this number of turns on the flood's CPU. It is to be called in a thread of its own in
+    /// the clients' namespace.
     pub(crate) fn send(&self, turns: u32) -> Result<()> {
         stay(0, self.cpu)?;
         let device = index(END)?;
@@ -252,7 +257,7 @@ fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
     object.take_map(name).with_context(|| format!("no map {name}"))
 }
 
-/// The client of a flow.
+/// Returns the client of a flow.
 pub(crate) fn client(flow: u32) -> (Ipv4Addr, u16) {
     let port = FIRST_PORT + (flow & ((1 << PORTS_SHIFT) - 1)) as u16;
     (later(later(SENDERS, 1), flow >> PORTS_SHIFT), port)

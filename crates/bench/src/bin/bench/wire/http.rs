@@ -1,8 +1,9 @@
-//! Requests over HTTP/1.1 from a client's process through the node to the endpoint's server: latency, and connections a
-//! second, with nothing else on the way and with a flood of half of what the subject can do.
+//! Requests over HTTP/1.1 from a client's process through the node to the endpoint's server:
+//! latency, and connections per second, without other traffic and with a flood of half of the
+//! subject's capacity.
 //!
-//! The node receives on one CPU, on which the flood begins, too; client and server run on another, if there is one. One client
-//! asks again when it was answered.
+//! The node receives on one CPU, on which the flood begins, too; client and server run on another,
+//! if there is one. A single client sends the next request after each answer.
 
 mod client;
 mod server;
@@ -28,7 +29,7 @@ use crate::{
     report::{Row, Unit},
 };
 
-/// Each way of asking goes on for so long.
+/// Duration of each mode of requests.
 const WINDOW: Duration = Duration::from_millis(300);
 
 /// Results of one subject against one background.
@@ -40,7 +41,7 @@ struct Runs {
     load: Vec<f64>,
 }
 
-/// By way, then percentile: microseconds.
+/// Microseconds by mode, then by percentile.
 type Percentiles = [[Vec<f64>; PERCENTILES.len()]; WAYS.len()];
 
 pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
@@ -77,7 +78,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
     Ok(rows(subjects, &runs))
 }
 
-/// Both ways of asking, one after the other.
+/// Runs both modes of requests, one after the other.
 fn ask(
     fixture: &WireTestbed,
     kind: Kind,

@@ -1,4 +1,5 @@
-//! A real kube-proxy, if the environment names one: it then writes the rules, from the small API server of the tests.
+//! A real kube-proxy, if the environment names one: it then writes the rules, from the small API
+//! server of the tests.
 
 use std::{
     env,
@@ -17,12 +18,12 @@ use traffic_policy_testing::{api_server::ApiServer, netns::Process};
 
 use super::{fixture::WireTestbed, services::NODE_NAME};
 
-/// Names the program.
+/// Environment variable that names the program.
 pub(crate) const VARIABLE: &str = "KUBE_PROXY";
-/// The longest time for all rules.
+/// Time limit for all rules.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The program, if it is named.
+/// Returns the program, if it is named.
 pub(crate) fn program() -> Option<PathBuf> {
     env::var_os(VARIABLE).map(PathBuf::from)
 }
@@ -35,8 +36,9 @@ pub(crate) struct KubeProxy {
 }
 
 impl KubeProxy {
-    /// Starts it on the node, `mode` as in `--proxy-mode`, and waits until the program of `listing` names the rules of the
-    /// Service that is flooded. Those of all Services come in one transaction.
+    /// Starts it on the node, with `mode` as in `--proxy-mode`, and waits until the program of
+    /// `listing` shows the rules of the flooded Service. The rules of all Services come in one
+    /// transaction.
     pub(crate) fn start(
         fixture: &WireTestbed,
         mode: &str,
@@ -78,8 +80,8 @@ impl KubeProxy {
     }
 }
 
-/// A KubeProxyConfiguration that leaves the machine's own settings alone: limits of connection tracking are not of a
-/// namespace.
+/// Returns a KubeProxyConfiguration that leaves the machine's own settings alone: the limits of
+/// connection tracking do not belong to a namespace.
 fn configuration(kubeconfig: &str, mode: &str) -> Value {
     serde_json::json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -1,8 +1,9 @@
-//! Load of a CPU by each data path at equal packet rate.
+//! CPU load of each data path at equal packet rate.
 //!
-//! The generator sends a burst when one is due and is idle otherwise. A burst is timed from its beginning until all that it
-//! caused is done, which is before the generator goes on. Of these times that of the subject that only sends back is
-//! subtracted. (Ticks of /proc/stat are too coarse for some percent.)
+//! The generator sends a burst when one is due and is idle otherwise. A burst is timed from its
+//! beginning until all resulting work is done, which is before the generator continues. The time of
+//! the subject that only sends packets back is subtracted. (Ticks of /proc/stat are too coarse for
+//! a few percent.)
 
 use anyhow::{Result, ensure};
 
@@ -16,11 +17,11 @@ use crate::{
     report::{Row, Unit},
 };
 
-/// Packets a second.
+/// Packets per second.
 const RATE: f64 = 200_000.0;
-/// Packets of one burst, as a device hands them over that is asked some ten thousand times a second.
+/// Packets of one burst, as from a device that is polled some ten thousand times a second.
 const BURST: u32 = 16;
-/// So long is each run, about.
+/// Approximate duration of each run.
 const SECONDS: f64 = 0.1;
 
 pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
@@ -39,7 +40,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
             let run = traffic.flood(&subject.fixture, *turns)?;
             let arrived = run.counts.of(subject.wanted()) as f64;
             let rate = arrived / run.took.as_secs_f64();
-            // A machine that stood still for a moment has sent less; bursts are the same.
+            // A machine that stalled for a moment has sent fewer packets; bursts are the same.
             ensure!(
                 (0.5..1.1).contains(&(rate / RATE)),
                 "{}: {rate:.0} packets a second arrive",
@@ -68,11 +69,11 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
     Ok(rows)
 }
 
-/// Seconds that a turn takes in which no packet is due.
+/// Measures the seconds of a turn in which no packet is due.
 fn idle_turn(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
     traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
     const TURNS: f64 = 500_000.0;
-    // One burst, and the next one long after the end.
+    // One burst is sent, and the next one is due long after the end.
     traffic.pace(1.0, 1)?;
     let run = traffic.flood(&subject.fixture, TURNS as u32)?;
     Ok(run.took.as_secs_f64() / TURNS)

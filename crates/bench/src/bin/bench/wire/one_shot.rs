@@ -1,8 +1,9 @@
-//! Questions of UDP, as resolvers ask them: each from an address and port of its own, answered once, all to one
-//! endpoint on another node, so that each takes a source port of the node towards it for a while.
+//! UDP requests like those of resolvers: each from an address and port of its own, answered once,
+//! all to one endpoint on another node, so that each occupies a source port of the node towards it
+//! for a while.
 //!
-//! Only where it is asked for by name, since it takes minutes: ports run out when the time-out of the first questions
-//! is over, not before.
+//! The group runs only if it is named, since it takes minutes: ports are exhausted only after the
+//! time-out of the first requests.
 
 use std::{
     collections::VecDeque,
@@ -37,16 +38,17 @@ use crate::{
 };
 
 const GROUP: &str = "one-shot questions";
-/// Questions a second, of each subject.
+/// Requests per second, for each subject.
 const RATE: u32 = 2_000;
-/// Addresses that ask, one after the other; the next time from another port.
+/// Number of client addresses, used one after the other; the next round uses another port.
 const ADDRESSES: u32 = 50_000;
 const FIRST_PORT: u16 = 10_000;
-/// A question that is not answered then never is.
+/// Time after which a request counts as unanswered.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Questions that are asked at once where the machine stood still: more would not fit the ring of a veth.
+/// Maximum number of requests sent at once after the machine stalled: more would not fit the ring
+/// of a veth.
 const BURST: u32 = 32;
-/// Bytes of the server's queue.
+/// Size of the server's queue in bytes.
 const QUEUE: usize = 4 << 20;
 
 const SUBJECTS: [Kind; 4] =
@@ -126,7 +128,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
 
 struct Counts {
     sent: u64,
-    /// At the server.
+    /// Number of requests that arrived at the server.
     arrived: u64,
     answered: u64,
     took: Duration,
@@ -135,7 +137,7 @@ struct Counts {
 /// A forwarder, and the server that answers.
 struct Subject {
     kind: Kind,
-    // Before the fixture, whose folder it uses.
+    // The agent is dropped before the fixture, whose folder it uses.
     _agent: Option<Agent>,
     _kube_proxy: Option<KubeProxy>,
     fixture: WireTestbed,
@@ -145,12 +147,12 @@ impl Subject {
     fn start(kind: Kind) -> Result<Self> {
         let fixture = WireTestbed::build(&format!("shot-{}", kind.short()))?;
         let WireTestbed { folder, node, client, .. } = &fixture;
-        // On the loopback device all addresses of a network are one's own.
+        // On the loopback device all addresses of a network are local.
         client.netlink(async |net| net.address("lo", SENDERS.into(), 16).await)?;
         let services = services(SERVICES);
         let objects = objects_with(&services, Port::udp);
         let (mut agent, mut kube_proxy) = (None, None);
-        // Rules of TCP and UDP differ in the protocol's name alone.
+        // Rules of TCP and UDP differ only in the protocol's name.
         let of_udp = |rules: String| rules.replace("tcp", "udp");
         let file = folder.logs().join("rules");
         match kind {
@@ -180,7 +182,7 @@ impl Subject {
         Ok(Self { kind, _agent: agent, _kube_proxy: kube_proxy, fixture })
     }
 
-    /// Asks for so long, and waits for the last answers.
+    /// Sends requests for this time, and waits for the last answers.
     fn ask(&self, length: Duration) -> Result<Counts> {
         let server = self.fixture.endpoint.run(listen)?;
         let (stop, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -197,7 +199,7 @@ impl Subject {
 
 fn listen() -> Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-    // Beyond net.core.rmem_max, which is not a namespace's.
+    // The size exceeds net.core.rmem_max, which does not belong to a namespace.
     let size = libc::c_int::try_from(QUEUE)?;
     // SAFETY: the option's value outlives the call.
     let result = unsafe {
@@ -217,7 +219,7 @@ fn listen() -> Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Sends each question back.
+/// Sends each request back.
 fn answer(server: &UdpSocket, stop: &AtomicBool, arrived: &AtomicU64) -> Result<()> {
     let mut buffer = [0; 64];
     while !stop.load(Ordering::Relaxed) {
@@ -233,7 +235,7 @@ fn answer(server: &UdpSocket, stop: &AtomicBool, arrived: &AtomicU64) -> Result<
     Ok(())
 }
 
-/// Questions sent, those answered, and how long it took to send them.
+/// Returns the requests sent, those answered, and the time that sending took.
 fn ask(client: &Namespace, length: Duration) -> Result<(u64, u64, Duration)> {
     client.run(|| {
         let frontend = SocketAddr::from((NODE, HTTP_NODE_PORT));
@@ -241,7 +243,7 @@ fn ask(client: &Namespace, length: Duration) -> Result<(u64, u64, Duration)> {
         let (mut sent, mut answered) = (0_u64, 0_u64);
         let started = Instant::now();
         let mut last = started;
-        // Questions that are due.
+        // Number of requests that are due.
         let mut due = 0.0;
         while started.elapsed() < length {
             let now = Instant::now();
@@ -253,33 +255,35 @@ fn ask(client: &Namespace, length: Duration) -> Result<(u64, u64, Duration)> {
                 sent += 1;
             }
             answered += collect(&mut open)?;
-            // One question every 500 µs is due at 2,000 a second; the CPU is the packet path's meanwhile.
+            // A request is due every 500 µs at 2,000 a second; the CPU belongs to the packet path
+            // meanwhile.
             sleep(Duration::from_micros(500));
         }
         let took = started.elapsed();
         while !open.is_empty() {
             answered += collect(&mut open)?;
-            // The last answers are under way.
+            // The last answers are still under way.
             sleep(Duration::from_millis(1));
         }
         Ok((sent, answered, took))
     })
 }
 
-/// Sends the question of this number, from an address and port that no other one has.
+/// Sends the request of this number, from an address and port that no other one uses.
 fn question(number: u64, to: SocketAddr) -> Result<UdpSocket> {
     let (round, address) = (number / u64::from(ADDRESSES), (number % u64::from(ADDRESSES)) as u32);
     let from: Ipv4Addr = later(SENDERS, 1 + address);
     let socket = UdpSocket::bind((from, FIRST_PORT + u16::try_from(round)?))
         .with_context(|| format!("a socket at {from}"))?;
-    // It hears its frontend alone.
+    // The socket receives from its frontend only.
     socket.connect(to)?;
     socket.set_nonblocking(true)?;
     socket.send(&number.to_ne_bytes())?;
     Ok(socket)
 }
 
-/// Takes those that were answered, and those that have waited for too long, out of the list: how many were answered.
+/// Removes the requests that were answered, and those that have waited for too long, from the list.
+/// Returns the number of answered ones.
 fn collect(open: &mut VecDeque<(UdpSocket, u64, Instant)>) -> Result<u64> {
     let (mut answered, mut failed) = (0, None);
     open.retain(|(socket, number, sent)| {
@@ -301,7 +305,7 @@ fn collect(open: &mut VecDeque<(UdpSocket, u64, Instant)>) -> Result<u64> {
     failed.map_or(Ok(answered), Err)
 }
 
-/// Raises the limit of open files: the socket of a question that is not answered is open for seconds.
+/// Raises the limit of open files: the socket of an unanswered request stays open for seconds.
 fn raise_limit_of_files() -> Result<()> {
     // SAFETY: the structure outlives both calls.
     unsafe {

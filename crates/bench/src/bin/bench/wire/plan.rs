@@ -8,7 +8,7 @@ use crate::{
     report::{Report, Row},
 };
 
-/// Services, where nothing else is said.
+/// Number of Services, unless stated otherwise.
 pub(crate) const SERVICES: u32 = 1_000;
 
 const XDP: Kind = Kind::Xdp(SERVICES);
@@ -23,7 +23,7 @@ pub(crate) const LOAD: &str = "wire, CPU at 200 kpps";
 pub(crate) const REQUESTS: &str = "wire, request latency";
 pub(crate) const CONNECTIONS: &str = "wire, connections";
 
-/// Whom each group measures.
+/// Subjects that each group measures.
 pub(crate) struct Plan {
     pub(crate) established: Vec<Kind>,
     pub(crate) openings: Vec<Kind>,
@@ -34,7 +34,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Asks about every row.
+    /// Makes the plan by querying every row.
     pub(crate) fn of(effort: Effort, report: &mut Report) -> Self {
         let mut rules = vec![Kind::Nftables(1), NFTABLES, Kind::Iptables(1), IPTABLES];
         let mut ours = vec![XDP, TC];
@@ -80,13 +80,13 @@ impl Plan {
         }
     }
 
-    /// Those that were asked for; others were measured for their sake.
+    /// Returns the rows that were requested; others were measured only as references.
     pub(crate) fn wanted(&self, mut rows: Vec<Row>) -> Vec<Row> {
         rows.retain(|row| self.rows.contains(&(row.group.clone(), row.name.clone())));
         rows
     }
 
-    /// Says of all rows of someone why they are missing.
+    /// Records for all rows of a subject why they are missing.
     pub(crate) fn skip(&self, kind: Kind, reason: &str, report: &mut Report) {
         for (group, kinds, names) in [
             (ESTABLISHED, &self.established, established_names(kind)),
@@ -104,7 +104,7 @@ impl Plan {
         }
     }
 
-    /// All that are needed, each once.
+    /// Returns all subjects that are needed, each once.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let mut kinds = Vec::new();
         for kind in [&self.established, &self.openings, &self.handshakes, &self.load, &self.http]
@@ -144,7 +144,7 @@ pub(crate) fn per_packet(kind: Kind) -> String {
     format!("per packet, {kind}")
 }
 
-/// Background load through the node beside HTTP.
+/// Background load through the node during HTTP requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Background {
     None,
@@ -162,7 +162,8 @@ impl Background {
     }
 }
 
-/// Percentiles, as fractions, and by how much runs of them may differ: the last one is of a few requests a run.
+/// Percentiles: name, fraction, and the spread between runs that is accepted. The last one covers a
+/// few requests per run.
 pub(crate) const PERCENTILES: [(&str, f64, f64); 3] =
     [("p50", 0.5, 0.1), ("p99", 0.99, 0.3), ("p99.9", 0.999, 2.0)];
 pub(crate) const WAYS: [&str; 2] = ["kept connection", "new connection"];

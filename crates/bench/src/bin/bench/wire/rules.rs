@@ -8,7 +8,7 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context, Result, bail, ensure};
 use traffic_policy_testing::netns::Namespace;
 
-/// Whether a program can be started: `Err` says what is missing.
+/// Returns the version of a program, or an error with what is missing.
 pub(crate) fn version(program: &str) -> Result<String> {
     let output = Command::new(program).arg("--version").output();
     let output = output.with_context(|| format!("the program {program} is not installed"))?;
@@ -16,7 +16,7 @@ pub(crate) fn version(program: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Lets a program read rules from a file, inside a namespace.
+/// Makes a program read rules from a file, inside a namespace.
 pub(crate) fn load(namespace: &Namespace, program: &[&str], rules: &str, file: &Path) -> Result<()> {
     fs::write(file, rules).with_context(|| format!("writing {}", file.display()))?;
     let mut command = Command::new(program[0]);

@@ -1,4 +1,4 @@
-//! The Services of a cluster, as every subject gets them.
+//! The Services of a cluster, as every subject receives them.
 
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
@@ -14,9 +14,9 @@ use super::{
 
 /// The node port of the Service that answers HTTP.
 pub(crate) const HTTP_NODE_PORT: u16 = 30_081;
-/// Endpoints of the Service that is flooded.
+/// Number of endpoints of the flooded Service.
 pub(crate) const FLOODED: u32 = 8;
-/// Endpoints of each Service that gets no requests.
+/// Number of endpoints of each Service without requests.
 const OTHERS: u32 = 3;
 pub(crate) const PORT: u16 = 80;
 pub(crate) const CLUSTER: &str = "10.1.0.0/16";
@@ -31,7 +31,8 @@ pub(crate) struct Service {
     pub(crate) endpoints: Vec<Ipv4Addr>,
 }
 
-/// So many Services, those with a node port in the middle: first that of floods, then, if there are two, that of HTTP.
+/// Returns this number of Services. Those with a node port are in the middle: first that of floods,
+/// then, if there are two, that of HTTP.
 pub(crate) fn services(number: u32) -> Vec<Service> {
     let service = |i: u32| {
         let (name, node_port, endpoints) = match i.wrapping_sub(number / 2) {
@@ -50,12 +51,12 @@ pub(crate) fn services(number: u32) -> Vec<Service> {
     (0..number).map(service).collect()
 }
 
-/// As Kubernetes objects: the Node, and each Service with its EndpointSlice.
+/// Returns the Kubernetes objects: the Node, and each Service with its EndpointSlice.
 pub(crate) fn objects(services: &[Service]) -> Vec<Value> {
     objects_with(services, Port::tcp)
 }
 
-/// The same with ports of another protocol, made of port and target port.
+/// Returns the same objects with ports of another protocol, made from port and target port.
 pub(crate) fn objects_with(services: &[Service], port_of: fn(u16, u16) -> Port) -> Vec<Value> {
     let mut objects = vec![node()];
     for service in services {

@@ -22,20 +22,20 @@ use super::{
 /// Subject of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Sends each packet back unchanged: what generator, wires and sink cost.
+    /// Sends each packet back unchanged: the cost of generator, wires and sink.
     Bounce,
-    /// The least of a node port, for open flows.
+    /// The minimum work of a node port, for open flows.
     Floor,
     Xdp(u32),
     Tc(u32),
-    /// The kernel as a router, without any rule: straight to the endpoint, no Service.
+    /// The kernel as a router without any rule: directly to the endpoint, without a Service.
     Router,
     Nftables(u32),
     Iptables(u32),
 }
 
 impl Kind {
-    /// Path of the packets.
+    /// Returns the path of the packets.
     pub(crate) fn path(self) -> Path4 {
         if self == Self::Router { Path4::Direct } else { Path4::NodePort }
     }
@@ -72,24 +72,24 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A fixture on which someone forwards.
+/// A fixture on which a subject forwards.
 pub(crate) struct Subject {
     pub(crate) kind: Kind,
-    // Before the fixture, whose folder it uses.
+    // The agent is dropped before the fixture, whose folder it uses.
     agent: Option<Agent>,
     kube_proxy: Option<KubeProxy>,
     pub(crate) fixture: WireTestbed,
 }
 
 impl Subject {
-    /// `traffic` counts at both ends.
+    /// Starts a subject; `traffic` counts at both ends.
     pub(crate) fn start(kind: Kind, traffic: &mut Traffic) -> Result<Self> {
         let fixture = WireTestbed::build(&kind.short())?;
         traffic.attach("sink_xdp", &fixture.client, END)?;
         traffic.attach("sink_xdp", &fixture.endpoint, END)?;
         let mut subject = Self { kind, agent: None, kube_proxy: None, fixture };
         subject.prepare(traffic).with_context(|| format!("preparing {kind}"))?;
-        // Whoever forwards nothing, or what is wrong, is out here.
+        // A subject that forwards nothing, or wrong packets, fails here.
         subject.open(traffic)?;
         Ok(subject)
     }
@@ -138,7 +138,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Opens the flows, and makes sure that packets arrive as they should.
+    /// Opens the flows, and verifies that packets arrive as expected.
     pub(crate) fn open(&self, traffic: &mut Traffic) -> Result<()> {
         let path = self.kind.path();
         match self.kind {
@@ -151,7 +151,7 @@ impl Subject {
         .with_context(|| format!("opening flows of {}", self.kind))
     }
 
-    /// Forgets all flows.
+    /// Removes all flows.
     pub(crate) fn empty(&self) -> Result<()> {
         match self.kind {
             Kind::Bounce | Kind::Floor | Kind::Router => Ok(()),
@@ -160,14 +160,15 @@ impl Subject {
                 let agent = self.agent.as_ref().context("no agent is running")?;
                 let maps = agent.pin_dir().join(format!("v{ABI_VERSION}")).join("maps");
                 pinned::empty(&maps.join("tp_flows4"))?;
-                // Else each new flow would look up one that is gone, and search for a place in the directory in vain.
+                // Otherwise each new flow would look up a removed one, and search for a place in
+                // the directory in vain.
                 ["tp_unassured4", "tp_flow_dir4"].iter().try_for_each(|name| pinned::renew(&maps.join(name)))
             }
         }
         .with_context(|| format!("emptying the tables of {}", self.kind))
     }
 
-    /// Expected form of a packet of an open flow on its arrival.
+    /// Returns the expected form of a packet of an open flow on its arrival.
     pub(crate) fn wanted(&self) -> Arrived {
         if self.kind == Kind::Bounce { Arrived::Untranslated } else { Arrived::Request }
     }

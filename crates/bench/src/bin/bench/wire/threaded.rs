@@ -1,8 +1,9 @@
 //! Receiving on one CPU, independent of the sender (threaded NAPI).
 //!
-//! Frames that a veth receives are otherwise handled on the CPU that sent them, or where its receiver happens to run
-//! already: a flood of one CPU and requests of another would push each other around. A thread of its own for a device's
-//! receiver (threaded NAPI) stays where it is put, as the interrupts of a real device's queue do.
+//! Frames that a veth receives are otherwise handled on the CPU that sent them, or where its
+//! receiver happens to run already: a flood of one CPU and requests of another would disturb each
+//! other. A device's receiver with a thread of its own (threaded NAPI) stays where it is put, as
+//! the interrupts of a real device's queue do.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -15,12 +16,14 @@ use traffic_policy_testing::netns::Namespace;
 
 use super::cpu::{run_first, stay};
 
-/// Gives a device's receiver a thread that stays on this CPU. The device must have a receiver: GRO, or an XDP program.
+/// Gives a device's receiver a thread that stays on this CPU. The device must have a receiver: GRO,
+/// or an XDP program.
 pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Result<()> {
     let before = threads(device)?;
     let changed = namespace
         .run(|| -> Result<bool> {
-            // A sysfs shows the devices of the namespace that mounts it. Nobody else sees this one, which ends with the thread.
+            // A sysfs shows the devices of the namespace that mounts it. This mount is private to
+            // the thread and ends with it.
             unshare(CloneFlags::CLONE_NEWNS)?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
             mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>)?;
@@ -37,11 +40,11 @@ pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Res
     }
     let made: Vec<_> = threads(device)?.difference(&before).copied().collect();
     ensure!(!made.is_empty(), "no thread receives for {device}");
-    // As an interrupt would, it interrupts whoever sends.
+    // Like an interrupt, it preempts the sender.
     made.into_iter().try_for_each(|thread| stay(thread, cpu).and_then(|()| run_first(thread)))
 }
 
-/// Receivers' threads of all devices of this name.
+/// Returns the receiver threads of all devices of this name.
 fn threads(device: &str) -> Result<BTreeSet<i32>> {
     let start = format!("napi/{device}-");
     let mut threads = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! The smallest HTTP client: asks, waits for the whole answer, asks again.
+//! The smallest HTTP client: sends a request, waits for the whole answer, and repeats.
 
 use std::{
     cell::Cell,
@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::{super::fixture::CLIENTS, server::BODY};
 
-/// Longer than any answer takes.
+/// Time limit, longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) struct Client {
@@ -28,13 +28,14 @@ impl Client {
         Self { server, request, next: Cell::new(0) }
     }
 
-    /// Durations of answers, all on one connection.
+    /// Returns the durations of answers on a single connection.
     pub(super) fn keep_asking(&self, window: Duration) -> Result<Vec<Duration>> {
         let mut stream = self.connect()?;
         repeat(window, || self.ask(&mut stream))
     }
 
-    /// Durations of answers, each on a connection of its own, including the time to open it.
+    /// Returns the durations of answers, each on a connection of its own, including the time to
+    /// open it.
     pub(super) fn keep_connecting(&self, window: Duration) -> Result<Vec<Duration>> {
         repeat(window, || self.ask(&mut self.connect()?))
     }
@@ -43,7 +44,8 @@ impl Client {
         let number = self.next.replace(self.next.get() + 1);
         let own: Ipv4Addr = CLIENTS[number % CLIENTS.len()];
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-        // Closing resets: no end waits for late segments, so no port is missing after some ten thousand connections.
+        // Closing resets the connection: neither end waits for late segments, so ports do not run
+        // out after some ten thousand connections.
         socket.set_linger(Some(Duration::ZERO))?;
         socket.set_tcp_nodelay(true)?;
         socket.set_read_timeout(Some(PATIENCE))?;

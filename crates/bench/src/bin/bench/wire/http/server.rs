@@ -12,7 +12,7 @@ use traffic_policy_testing::netns::Namespace;
 
 use super::super::cpu::keep_off;
 
-/// So many connections are served at once.
+/// Number of connections that are served at once.
 const THREADS: usize = 2;
 pub(super) const BODY: [u8; 256] = [b'.'; 256];
 
@@ -22,7 +22,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Listens when this returns; its threads stay away from the busy CPU.
+    /// Starts the server. It listens when this returns; its threads stay off the busy CPU.
     pub(super) fn start(namespace: &Namespace, address: SocketAddr, busy: usize) -> Result<Self> {
         let listener = namespace.run(|| -> Result<Socket> {
             let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -38,9 +38,9 @@ impl Server {
                 if let Err(error) = keep_off(0, busy) {
                     eprintln!("an HTTP server stays on the busy CPU: {error:#}");
                 }
-                // Ends when the listener is shut down.
+                // The loop ends when the listener is shut down.
                 while let Ok((stream, _)) = listener.accept() {
-                    // A client that goes away has no need of an answer.
+                    // A client that has disconnected needs no answer.
                     let _ = serve(stream.into());
                 }
             }));
@@ -51,7 +51,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It fails only where nothing listens any more.
+        // The shutdown fails only if the socket no longer listens.
         let _ = self.listener.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
             // A panic was printed by its own thread.

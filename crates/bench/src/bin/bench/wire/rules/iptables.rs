@@ -1,5 +1,6 @@
-//! Rules as kube-proxy in its mode `iptables` writes them (pkg/proxy/iptables/proxier.go of Kubernetes): one list of all
-//! ClusterIPs, node ports as its last rule. Left out are its counters of dropped packets (nfacct).
+//! Rules as kube-proxy in its mode `iptables` writes them (pkg/proxy/iptables/proxier.go of
+//! Kubernetes): one list of all ClusterIPs, with node ports as its last rule. Its counters of
+//! dropped packets (nfacct) are left out.
 
 use std::fmt::{self, Write as _};
 
@@ -42,7 +43,7 @@ const NAT: &str = r#"-A PREROUTING -m comment --comment "kubernetes service port
 -A KUBE-POSTROUTING -m comment --comment "kubernetes service traffic requiring SNAT" -j MASQUERADE --random-fully
 "#;
 
-/// For `iptables-restore`.
+/// Returns the rules for `iptables-restore`.
 pub(crate) fn rules(services: &[Service]) -> String {
     let mut text = String::from(FILTER);
     // Writing into a String does not fail.
@@ -57,7 +58,7 @@ fn write(text: &mut String, services: &[Service]) -> fmt::Result {
     }
     let mut rules = String::new();
     for (i, service) in services.iter().enumerate() {
-        // Names as long as the real ones, which end in a hash.
+        // The names are as long as the real ones, which end in a hash.
         let (id, about) = (format!("{i:016}"), format!("default/{}:tcp-{PORT}", service.name));
         let port = format!("-p tcp -m comment --comment \"{about} cluster IP\" -m tcp --dport {PORT}");
         writeln!(text, ":KUBE-SVC-{id} - [0:0]")?;

@@ -1,4 +1,5 @@
-//! Rules as kube-proxy in its mode `nftables` writes them: chains, hooks, priorities and maps are those of
+//! Rules as kube-proxy in its mode `nftables` writes them: chains, hooks, priorities and maps are
+//! those of
 //! <https://github.com/kubernetes/kubernetes/blob/81810de635aa13aa0a32992f6def3aa9d6025ebc/pkg/proxy/nftables/proxier_test.go>
 //! (`baseRules`, and the Service with a node port below it).
 
@@ -10,7 +11,7 @@ use super::super::{
     services::{CLUSTER, CLUSTER_IPS, PORT, Service},
 };
 
-/// All but the Services.
+/// All rules except those of Services.
 const BASE: &str = r#"
 chain filter-prerouting-pre-dnat {
     type filter hook prerouting priority -110;
@@ -73,7 +74,7 @@ chain reject-chain {
 }
 "#;
 
-/// For `nft -f`.
+/// Returns the rules for `nft -f`.
 pub(crate) fn rules(services: &[Service]) -> String {
     let mut text = String::new();
     // Writing into a String does not fail.
