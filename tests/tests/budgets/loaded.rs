@@ -9,14 +9,14 @@ use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
 
 use crate::recorded::Figures;
 
-/// Instructions verified and bytes translated of each program, bytes of each map.
+/// The instructions verified and bytes translated of each program, and the bytes of each map.
 pub fn figures() -> &'static Figures {
     static FIGURES: OnceLock<Figures> = OnceLock::new();
     FIGURES.get_or_init(measure)
 }
 
 fn measure() -> Figures {
-    // Says what is missing in a sentence.
+    // Reports missing privileges in a sentence.
     dataplane::check_privileges().unwrap_or_else(|error| panic!("budgets: {error:#}"));
     let kernel = Kernel::running().unwrap();
     let mut object = dataplane::load(MapSizes::default(), None, &kernel)
