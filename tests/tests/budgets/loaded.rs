@@ -56,7 +56,7 @@ fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
     }
 }
 
-/// Memory that the kernel charges for a map, in bytes.
+/// The memory that the kernel charges for a map, in bytes.
 fn memory(map: BorrowedFd<'_>) -> u64 {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).unwrap();
     let memlock = info.lines().find_map(|line| line.strip_prefix("memlock:"));
