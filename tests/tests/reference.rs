@@ -85,7 +85,7 @@ fn two_cpus_at_once() {
     });
 }
 
-/// Without the slow path no flow is created: the comparison must notice, and shrink the sequence to
+/// No flow is created without the slow path: the comparison must notice, and shrink the sequence to
 /// one packet.
 #[test]
 fn a_broken_program_is_found_and_shrunk() {
@@ -196,9 +196,9 @@ fn a_flow_of_two_answers_may_be_established_or_not() {
     ]);
 }
 
-/// Until a connection is assured, its reply entry holds a length in the field of the
-/// acknowledgement number. A third connection with the tuple sends an ACK whose acknowledgement
-/// number is close to that length: it must not be translated.
+/// The reply entry of an unassured connection holds a length in the field of the acknowledgement
+/// number. A third connection with the tuple sends an ACK whose acknowledgement number is close to
+/// that length: it must not be translated.
 #[test]
 fn a_length_is_not_taken_for_an_acknowledgement() {
     let segment = |flags| Segment { flags, ..SYN };

@@ -54,7 +54,7 @@ impl Agent {
         Self::in_folder(lab.folder(), &node.name, node.netns())
     }
 
-    /// Like [`Self::builder`], but for a node that belongs to no lab.
+    /// A variant of [`Self::builder`] for a node that belongs to no lab.
     pub fn in_folder(folder: &Folder, node: &str, netns: &Namespace) -> AgentBuilder {
         AgentBuilder {
             program: None,

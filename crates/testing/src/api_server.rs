@@ -129,7 +129,7 @@ impl ApiServer {
         Self::start_at(Some(namespace.clone()), address, None)
     }
 
-    /// Like [`Self::start_in`], but with TLS.
+    /// A variant of [`Self::start_in`] with TLS.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl ApiServer {
         Self::start_at(Some(namespace.clone()), address, Some(certificate))
     }
 
-    /// Like [`Self::start`], but with TLS.
+    /// A variant of [`Self::start`] with TLS.
     ///
     /// # Errors
     ///

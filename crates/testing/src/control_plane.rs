@@ -30,7 +30,7 @@ impl ControlPlane {
         Self::start_with(lab, None)
     }
 
-    /// Like [`Self::start`], but with TLS, as pods with a service account need it.
+    /// A variant of [`Self::start`] with TLS, as pods with a service account need it.
     pub fn start_tls(lab: &Lab, certificate: Certificate) -> Result<Self> {
         Self::start_with(lab, Some(certificate))
     }

@@ -135,10 +135,10 @@ fn finish(sum: u32) -> u16 {
 
 /// A device by which frames leave unchanged, for the host at its other end.
 ///
-/// Frames are sent no faster than that host receives them: after each batch the host is asked for
-/// its MAC address, and it answers when it has reached that request. Otherwise the queue of its
-/// device (256 frames for a veth with XDP) would always be full, and the packets of every other
-/// sender would be lost.
+/// Frames are sent no faster than that host receives them: after each batch the host gets a request
+/// for its MAC address, and answers when it has reached it. Otherwise the queue of its device (256
+/// frames for a veth with XDP) would always be full, and the packets of every other sender would be
+/// lost.
 #[derive(Debug)]
 pub struct Wire {
     frames: Socket,

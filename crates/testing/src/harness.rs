@@ -60,19 +60,19 @@ pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(SIZES, 0, &IDLE, work)
 }
 
-/// Like [`with`], but with tables of other sizes, and programs that no other test uses.
+/// Does the same as [`with`], with tables of other sizes, and programs that no other test uses.
 ///
 /// # Panics
-/// Like [`with`].
+/// The same as those of [`with`].
 pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(sizes, 0, &Pool::new(), work)
 }
 
-/// Like [`with`], but with programs that no other test uses and that fold IPv6 keys with `seed`.
-/// The harness then reports IPv6 flows wrongly.
+/// Does the same as [`with`], with programs that no other test uses and that fold IPv6 keys with
+/// `seed`. The harness then reports IPv6 flows wrongly.
 ///
 /// # Panics
-/// Like [`with`].
+/// The same as those of [`with`].
 pub fn with_seed<T: Send>(seed: u64, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(SIZES, seed, &Pool::new(), work)
 }

@@ -234,7 +234,7 @@ impl Netlink {
             .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
     }
 
-    /// Like [`Self::route`], but in another table than the main one.
+    /// A variant of [`Self::route`] for another table than the main one.
     pub async fn route_in(&self, table: u32, to: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
         let message = route(to, prefix, gateway)?.table_id(table).build();
         let replaced = self.replace_route(message).await;
@@ -292,7 +292,7 @@ impl Netlink {
         self.replace_route(route).await.with_context(|| format!("route to {to}/{prefix} by {device}"))
     }
 
-    /// Like [`Self::route`], but for a gateway that no address of `device` covers.
+    /// A variant of [`Self::route`] for a gateway that no address of `device` covers.
     pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
         let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
         self.replace_route(route)

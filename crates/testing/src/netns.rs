@@ -125,7 +125,7 @@ impl Namespace {
         })
     }
 
-    /// Like [`Self::run`], but for async work: sockets and spawned tasks all belong to the
+    /// A variant of [`Self::run`] for async work: sockets and spawned tasks all belong to the
     /// namespace.
     pub fn block_on<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         self.run(|| runtime().block_on(work()))

@@ -39,12 +39,12 @@ impl RealApiServer {
         Self::start_at(None, Ipv4Addr::LOCALHOST.into()).await
     }
 
-    /// Like [`Self::start`], but on an address of a namespace, where the nodes of a lab reach it.
-    /// Clients must be inside the namespace, too.
+    /// A variant of [`Self::start`] that listens on an address of a namespace, where the nodes of a
+    /// lab reach it. Clients must be inside the namespace, too.
     ///
     /// # Errors
     ///
-    /// Like [`Self::start`].
+    /// The same as those of [`Self::start`].
     pub async fn start_in(namespace: &Namespace, address: IpAddr) -> Result<Option<Self>> {
         Self::start_at(Some(namespace.clone()), address).await
     }

@@ -49,9 +49,9 @@ pub struct Recording {
 struct Happened {
     event: Event,
     when: Happening,
-    /// Numbers of the nodes whose checks may notice the event at once.
+    /// The numbers of the nodes whose checks may notice the event at once.
     noticed_at: Vec<usize>,
-    /// For a change of objects: when the agent of each node had written it.
+    /// The moments at which the agent of each node had written it, if it is a change of objects.
     written: Vec<Happening>,
 }
 
@@ -214,7 +214,7 @@ impl Recorded {
         self.simulate_with(service, balancer, &[])
     }
 
-    /// Like [`Self::simulate`], but with events before it that did not happen.
+    /// A variant of [`Self::simulate`] with events before it that did not happen.
     pub fn simulate_with(
         &self,
         service: &ServiceName,

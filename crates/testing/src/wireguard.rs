@@ -55,7 +55,7 @@ pub fn start(namespace: &Namespace, device: &str, key: [u8; 32], port: u16) -> R
 /// Adds a peer, or gives an existing one this endpoint and these networks in addition to its own.
 ///
 /// # Errors
-/// Like [`start`].
+/// The same as those of [`start`].
 pub fn add_peer(namespace: &Namespace, device: &str, peer: &Peer) -> Result<()> {
     let allowed: Vec<u8> =
         peer.allowed.iter().flat_map(|(address, length)| network(*address, *length)).collect();

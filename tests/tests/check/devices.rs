@@ -84,7 +84,7 @@ fn programs_of_others_and_of_an_agent_that_runs() {
             .any(|finding| finding["severity"] == "warning" || finding["severity"] == "error"),
         "{own:#?}"
     );
-    // Seen from another pin folder, the programs belong to somebody else.
+    // Seen from another pin folder, the programs belong to another agent.
     let others = check_in(node, &lab.bpffs().join("other"), &["--attach", "xdp"]);
     others.has("error", "xdp-program", "another XDP program tp_xdp_ingress", "--attach tc");
     others.has("note", "tc-programs", "tcx program tp_tc_ingress", "bpftool net detach");

@@ -127,7 +127,7 @@ fn node_port_addresses() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Without `--local-address`, the addresses of the Node object are used.
+/// The addresses of the Node object are used without `--local-address`.
 #[test]
 fn addresses_of_the_node_object() {
     let folder = Folder::new(&objects());

@@ -144,8 +144,8 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The protocol. Affinity does not matter for single requests; every other Service has it. TCP
-    /// and UDP are alike.
+    /// The protocol. Affinity does not matter for single requests; every other Service has
+    /// affinity. TCP and UDP are alike.
     fn protocol(&self) -> &'static str {
         if self.number.is_multiple_of(3) { "UDP" } else { "TCP" }
     }

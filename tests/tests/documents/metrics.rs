@@ -85,7 +85,7 @@ fn row(family: &Family) -> Vec<String> {
         .samples
         .iter()
         .flat_map(|sample| sample.labels.keys())
-        // Every histogram has it.
+        // Every histogram has this label.
         .filter(|label| *label != "le")
         .map(|label| format!("`{label}`"))
         .collect();

@@ -197,7 +197,7 @@ fn lines_of_tests_are_not_counted() {
     assert_eq!(lines("#[cfg(test)]\nmod tests;\nfn one() {}\n"), 3);
 }
 
-/// Among the crates of the programs for users, only the data plane may use `unsafe`.
+/// The data plane alone may use `unsafe`, among the crates of the programs for users.
 #[test]
 fn unsafe_is_forbidden_elsewhere() {
     for root in ["crates/cluster/src/lib.rs", "crates/lb/src/lib.rs", "traffic-policy-agent/src/lib.rs"] {

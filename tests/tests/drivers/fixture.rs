@@ -39,7 +39,7 @@ static TURN: Mutex<()> = Mutex::new(());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     ThisNode,
-    /// Behind the card on which requests arrive.
+    /// The place behind the card on which requests arrive.
     SameCard,
     OtherCard,
 }

@@ -54,7 +54,7 @@ fn ipip_with_one_other_end() {
     serves(&Tunnel { kind: "ipip", name: "ipip_with_one_other_end", families: &[Family::V4], one_end: true });
 }
 
-/// A tunnel as Calico has it: the route determines the remote address.
+/// A tunnel like that of Calico: the route determines the remote address.
 #[test]
 fn ipip_with_many_other_ends() {
     serves(&Tunnel {

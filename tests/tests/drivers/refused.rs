@@ -35,7 +35,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 
-/// Since Linux 6.3 virtio_net accepts frames of several buffers: [`crate::changed`] has the rest.
+/// virtio_net accepts frames of several buffers since Linux 6.3: [`crate::changed`] has the rest.
 #[test]
 fn long_frames() {
     let test = "refused::long_frames";

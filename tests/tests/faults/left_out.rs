@@ -63,8 +63,8 @@ fn left_out(attach: &str) {
     for service in ["default/addresses", "default/ranges"] {
         agent.wait_said(&["no room", service], SOON).unwrap();
     }
-    // Load balancers are told that Services outside of the maps are unhealthy; the other Service
-    // has its endpoint.
+    // The health ports of Services outside of the maps answer 503; the other Service has its
+    // endpoint.
     for (number, status) in [(1, 503), (2, 503)] {
         let response = health(&cluster, number).unwrap();
         assert_eq!(response.status, status, "{number}: {}", response.body);

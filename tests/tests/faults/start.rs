@@ -140,7 +140,7 @@ fn another_xdp_program() {
     answered(&cluster);
 }
 
-/// The second device cannot have XDP; the first has it already by then, and is restored.
+/// The second device cannot have XDP; the first has its program already by then, and is restored.
 #[test]
 fn a_device_without_xdp() {
     let cluster = Cluster::start(Lab::builder().pods(&[1]).overlay()).unwrap();
@@ -275,7 +275,7 @@ fn the_own_device_by_another_name_of_the_pins() {
     answered(&cluster);
 }
 
-/// As process 1 of a container the agent would not receive the signal without a handler, and be
+/// The agent, as process 1 of a container, would not receive the signal without a handler, and be
 /// killed half a minute later.
 #[test]
 fn sigterm_during_the_start_is_heard() {

@@ -112,7 +112,7 @@ impl Agent {
         seen
     }
 
-    /// Like [`Self::expect`], but without a time limit.
+    /// A variant of [`Self::expect`] without a time limit.
     pub async fn wait_for(&mut self, wanted: &[&str]) {
         while self.services() != wanted {
             self.source.next().await.expect("the source goes on").apply(&mut self.index);

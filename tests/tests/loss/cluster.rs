@@ -26,7 +26,7 @@ pub fn start(pods: &[u8], attach: &str) -> Cluster {
     with_web(without_agents(pods, attach), attach)
 }
 
-/// Like [`start`], but for agents that may be switched to XDP later.
+/// A variant of [`start`] for agents that may be switched to XDP later.
 pub fn on_finished_checksums(pods: &[u8], attach: &str) -> Cluster {
     with_web(without_agents(pods, "xdp"), attach)
 }

@@ -103,7 +103,7 @@ fn connections_that_have_ended_make_room_after_five_seconds() {
     });
 }
 
-/// Before any agent has ordered a sweep, no time-out is known, and nothing is removed.
+/// No time-out is known before an agent has ordered a sweep, so nothing is removed.
 #[test]
 fn without_time_outs_nothing_is_removed() {
     everywhere(|harness, terms| {

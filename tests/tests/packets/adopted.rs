@@ -59,8 +59,8 @@ fn packets_of_an_adopted_connection_are_left_alone_and_no_sweep_removes_it() {
     });
 }
 
-/// Before conntrack has been read, a packet without a flow may belong to an old connection, unless
-/// it opens one.
+/// A packet without a flow may belong to an old connection, unless it opens one, until conntrack
+/// has been read.
 #[test]
 fn what_has_no_flow_passes_until_connections_are_adopted() {
     everywhere(|harness, terms| {

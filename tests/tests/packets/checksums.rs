@@ -25,7 +25,7 @@ fn payload(terms: Terms, packet: &Packet, wanted: u16) -> Vec<u8> {
     found.unwrap_or_else(|| panic!("no payload gives the checksum {wanted:04x}")).to_be_bytes().to_vec()
 }
 
-/// In UDP a computed 0 is sent as all ones; TCP has no such rule.
+/// A computed 0 is sent as all ones in UDP; TCP has no such rule.
 #[test]
 fn a_sum_of_zero() {
     table::run(|terms| {

@@ -309,7 +309,7 @@ fn delivered_by_xdp() {
     });
 }
 
-/// Anybody can send an error: the flow stays as it was, whether it is assured or not.
+/// An error can come from any host: the flow stays as it was, whether it is assured or not.
 #[test]
 fn the_flow_stays_as_it_is() {
     everywhere(|harness, terms| {

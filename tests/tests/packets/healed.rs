@@ -79,7 +79,7 @@ fn by_a_sweep() {
     });
 }
 
-/// Without an agent that sweeps, the endpoint's next segment repairs it.
+/// The endpoint's next segment repairs it, without an agent that sweeps.
 #[test]
 fn by_a_reply() {
     everywhere(|harness, terms| {
@@ -94,7 +94,7 @@ fn by_a_reply() {
     });
 }
 
-/// Without an agent that sweeps, the client's next datagram repairs it.
+/// The client's next datagram repairs it, without an agent that sweeps.
 #[test]
 fn by_a_datagram() {
     everywhere(|harness, terms| {

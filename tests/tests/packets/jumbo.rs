@@ -98,7 +98,8 @@ fn both_ways_by_one_device() {
     });
 }
 
-/// Not every driver sends frames of several buffers that XDP redirects to it, so TC sends them.
+/// TC sends these frames, as not every driver sends frames of several buffers that XDP redirects to
+/// it.
 #[test]
 fn by_another_device() {
     run(|_, terms| {

@@ -348,7 +348,8 @@ fn a_port_that_was_left_behind_is_used_again() {
     });
 }
 
-/// Anybody may open and reset: one connection at a time holds one pair of entries and one port.
+/// A client may open and reset at will: one connection at a time holds one pair of entries and one
+/// port.
 #[test]
 fn one_client_port_never_holds_more_than_one_port() {
     everywhere(|harness, terms| {

@@ -44,7 +44,7 @@ fn add_rules(harness: &Harness) {
     }
 }
 
-/// Like [`table::run`], but with routing rules.
+/// A variant of [`table::run`] with routing rules.
 fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| {
         add_rules(harness);

@@ -212,8 +212,8 @@ fn an_aggregate_whose_ttl_ends_is_answered() {
     });
 }
 
-/// Without a flow, only an INIT that is alone in its packet, with tag 0, creates one. The stack
-/// answers packets to the node itself.
+/// Only an INIT that is alone in its packet, with tag 0, creates a flow. The stack answers packets
+/// to the node itself.
 #[test]
 fn what_opens_nothing_is_left_to_the_stack() {
     run(|terms| {

@@ -142,7 +142,7 @@ fn traffic_between_the_passes_keeps_a_flow() {
     });
 }
 
-/// After a restart nothing refers to the old reply entry. (For TCP none remains.)
+/// No entry refers to the old reply entry after a restart. (For TCP none remains.)
 #[test]
 fn a_reply_entry_that_nobody_names_goes() {
     everywhere(|harness, terms| {

@@ -116,7 +116,7 @@ impl Step {
         Self::frame(packet.bytes(), outcome)
     }
 
-    /// Like [`Self::passed`], but for any bytes.
+    /// A variant of [`Self::passed`] for any bytes.
     pub(crate) fn frame(frame: Vec<u8>, outcome: &'static str) -> Self {
         let (device, becomes) = (Device::Eth0, Becomes::Itself);
         Self { frame, device, egress: false, segment: 0, mark: 0, outcome, becomes }
@@ -127,7 +127,7 @@ impl Step {
         Self { becomes: Becomes::Other(becomes.bytes()), ..Self::passed(packet, outcome) }
     }
 
-    /// Like [`Self::new`], but with the same bytes after both packets.
+    /// A variant of [`Self::new`] with the same bytes after both packets.
     pub(crate) fn with_trailer(
         packet: &Packet,
         outcome: &'static str,
@@ -203,12 +203,12 @@ pub(crate) fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     run_with(|_, terms| rows(terms));
 }
 
-/// Like [`run`], but for rows that need the indices of the devices or the time.
+/// A variant of [`run`] for rows that need the indices of the devices or the time.
 pub(crate) fn run_with(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| run_on(harness, &rows));
 }
 
-/// Like [`run_with`], but on a node that is already set up.
+/// A variant of [`run_with`] on a node that is already set up.
 pub(crate) fn run_on(harness: &mut Harness, rows: &impl Fn(&mut Harness, Terms) -> Vec<Case>) {
     let mut run = 0;
     for terms in Terms::all() {

@@ -192,7 +192,7 @@ fn node_ports_are_on_the_chosen_addresses_only() {
     }
 }
 
-/// Until the Node object names the node's addresses, node ports are on none, as with kube-proxy.
+/// Node ports are on no address until the Node object names those of the node, as with kube-proxy.
 #[test]
 fn node_ports_wait_for_an_address_of_the_node() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();

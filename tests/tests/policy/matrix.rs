@@ -35,8 +35,8 @@ fn all_nodes(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// Like [`all_nodes`], but with an agent on one node, for which the others only route: a third of
-/// the programs to load, for an emulated machine.
+/// A variant of [`all_nodes`] with an agent on one node, for which the others only route: a third
+/// of the programs to load, for an emulated machine.
 fn one_agent(attach: &str, wire_offloads: bool) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2]).wire_offloads(wire_offloads)).unwrap();
     let (here, elsewhere): (Vec<_>, Vec<_>) = cluster.lab.pods().partition(|pod| pod.name == PODS[0]);

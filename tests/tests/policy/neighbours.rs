@@ -116,7 +116,7 @@ fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
 
-/// Without an agent the epoch is not raised: the packet path looks the next hop up again by itself.
+/// The epoch is not raised without an agent: the packet path looks the next hop up again by itself.
 /// Only an open flow has packets here: a new one would look up the FIB, and the result would hold
 /// for all.
 #[test]

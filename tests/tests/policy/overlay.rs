@@ -77,7 +77,7 @@ fn named_devices_by_generic_xdp() {
 }
 
 /// XDP refuses packets that need no other device before an skb is allocated, which is why `auto`
-/// keeps XDP on a card beside an overlay.
+/// keeps XDP on a card next to an overlay.
 #[test]
 fn refusals_stay_with_xdp_beside_an_overlay() {
     let lab = Lab::builder().pods(&[0, 1]).overlay().wire_offloads(false);

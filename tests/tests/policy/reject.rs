@@ -1,6 +1,6 @@
-//! Without any endpoint a request is refused at once; without an endpoint on this node (Local) it
-//! is dropped. A load balancer that has not noticed yet tries another node after silence; a refusal
-//! would reach its client.
+//! Requests without an endpoint: refused at once if there is none anywhere, dropped if there is
+//! none on this node (Local). A load balancer that has not noticed yet tries another node after
+//! silence; a refusal would reach its client.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -130,7 +130,7 @@ fn too_long_for_the_tunnel() {
     nothing_failed(&agent);
 }
 
-/// Behind the tunnel is a router with a smaller MTU, and another one before the pod of this node.
+/// A router with a smaller MTU is behind the tunnel, and another one before the pod of this node.
 #[test]
 fn errors_of_routers_come_through() {
     let tunnels = Tunnels::build(1500).unwrap();

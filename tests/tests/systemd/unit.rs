@@ -35,7 +35,7 @@ const CAPABILITIES: u64 = 1 << 12 | 1 << 38 | 1 << 39;
 /// latter two.
 const TO_END_SOCKETS: u64 = 1 << 19 | 1 << 21;
 
-/// In its sandbox the service handles packets and sockets from the moment at which `systemctl`
+/// The service in its sandbox handles packets and sockets from the moment at which `systemctl`
 /// returns, and even after its end.
 #[test]
 fn started_means_served() {

@@ -267,7 +267,7 @@ fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entr
     map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
 }
 
-/// Like [`edit`], but by the descriptor of the map.
+/// A variant of [`edit`] that uses the descriptor of the map.
 fn rewrite<A: Address + Wire>(map: &BpfMap, entry: &FlowEntry) {
     let wanted = entry.key::<A>();
     // SAFETY: plain numbers without padding.

@@ -221,7 +221,7 @@ impl Harness {
         self.go_back_with_affinity(Duration::from_secs(seconds.into()));
     }
 
-    /// Like [`Self::age_affinity`], but there need not be any client.
+    /// Does the same as [`Self::age_affinity`], but accepts that there is no client.
     pub fn go_back_with_affinity(&mut self, time: Duration) {
         let entries: Vec<_> =
             self.affinity.iter().map(|entry| entry.unwrap_or_else(|error| panic!("{error}"))).collect();

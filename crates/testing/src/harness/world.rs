@@ -15,11 +15,11 @@ use crate::tun::TunEnd;
 pub enum Device {
     Eth0,
     Eth1,
-    /// Attached; MTU 1400.
+    /// An attached device with an MTU of 1400.
     Slim0,
     /// A tun device, without Ethernet, MTU 1400; attached only where a test demands it.
     Tun0,
-    /// Not attached: endpoints of this node are behind it.
+    /// A device that is not attached: endpoints of this node are behind it.
     Pod0,
 }
 
@@ -87,8 +87,9 @@ pub enum Spot {
     Silent,
     /// An endpoint on this node.
     Local,
-    /// Like [`Self::Local`] and [`Self::Client`], at addresses in which a test run, which takes the
-    /// first bytes of the packet for an Ethernet header, finds the EtherType of their family.
+    /// Variants of [`Self::Local`] and [`Self::Client`], at addresses in which a test run, which
+    /// takes the first bytes of the packet for an Ethernet header, finds the EtherType of their
+    /// family.
     LocalTyped,
     ClientTyped,
     /// An endpoint that is on this node by its route only: its slice names no node.

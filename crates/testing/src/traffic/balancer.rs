@@ -87,8 +87,8 @@ impl Balancer {
         Self::start_in_phase(namespace, targets, timing, &BTreeMap::new())
     }
 
-    /// Like [`Self::start`], but the check of each node has a phase: its delay from the beginning
-    /// of each interval.
+    /// A variant of [`Self::start`] in which the check of each node has a phase: its delay from the
+    /// beginning of each interval.
     pub fn start_in_phase(
         namespace: &Namespace,
         targets: Vec<Target>,

@@ -69,8 +69,8 @@ impl NewConnections {
         Self::start_bounded(namespace, per_second, u64::MAX, choose)
     }
 
-    /// Like [`Self::start`], but stops by itself after `total` connections; [`Self::wait`] then
-    /// returns the report.
+    /// A variant of [`Self::start`] that stops by itself after `total` connections; [`Self::wait`]
+    /// then returns the report.
     pub fn start_bounded(
         namespace: &Namespace,
         per_second: u32,
@@ -209,7 +209,7 @@ async fn exchange(target: SocketAddr) -> Result<(Answer, u32)> {
     Ok((Answer::parse(&line)?, retransmissions::of(stream.get_ref())?))
 }
 
-/// Like [`ask`], but from a namespace and with a limit.
+/// A variant of [`ask`] with a namespace and a limit.
 pub fn ask_from(namespace: &Namespace, target: SocketAddr, limit: Duration) -> Result<Answer> {
     namespace.block_on(async || {
         let answer = timeout(limit, ask(target)).await;

@@ -33,7 +33,7 @@ pub async fn get(server: SocketAddr, path: &str, limit: Duration) -> Result<Resp
     result.and_then(|response| response).with_context(|| format!("GET http://{server}{path}"))
 }
 
-/// Like [`get`], but from a namespace.
+/// A variant of [`get`] that runs in a namespace.
 pub fn get_from(namespace: &Namespace, server: SocketAddr, path: &str) -> Result<Response> {
     namespace.block_on(async || get(server, path, scaled(Duration::from_secs(3))).await)
 }

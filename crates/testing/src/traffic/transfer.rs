@@ -60,7 +60,7 @@ pub(super) async fn serve(mut stream: BufReader<TcpStream>, bytes: u64) -> Resul
     Ok(stream.shutdown().await?)
 }
 
-/// Like [`serve`], but on a connection that stays open.
+/// A variant of [`serve`] for a connection that stays open.
 pub(super) async fn exchange(stream: &mut BufReader<TcpStream>, bytes: u64) -> Result<()> {
     SockRef::from(stream.get_ref()).set_tcp_user_timeout(Some(STUCK))?;
     let (mut reader, writer) = tokio::io::split(&mut *stream);
