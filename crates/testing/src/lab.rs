@@ -10,8 +10,8 @@
 //!
 //! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The
 //! client and the router know the nodes' network only, so a pod is reached from outside through a
-//! node or not at all. What a network plugin puts in the place of `cni0` and of these routes is one
-//! of the layouts of [`Cni`].
+//! node or not at all. The set-up of a network plugin, which replaces `cni0` and these routes, is
+//! one of the layouts of [`Cni`].
 
 pub mod addressing;
 mod build;
@@ -60,7 +60,7 @@ pub struct Client {
 pub struct Node {
     /// The name of the Kubernetes Node object.
     pub name: String,
-    /// The InternalIPs.
+    /// The InternalIPs of the Node object.
     pub addresses: Addresses,
     /// The addresses of `eth1`, if the node has a second uplink.
     pub second_uplink: Option<Addresses>,
@@ -169,12 +169,12 @@ impl Lab {
         self.folder.bpffs()
     }
 
-    /// A folder for manifests.
+    /// The folder of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.folder.manifests()
     }
 
-    /// A folder for logs.
+    /// The folder of logs.
     pub fn logs(&self) -> PathBuf {
         self.folder.logs()
     }

@@ -1,4 +1,4 @@
-//! `check` on nodes with these cards.
+//! `check` on nodes with the network cards of this suite.
 
 use std::process::Command;
 

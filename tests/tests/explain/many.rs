@@ -1,4 +1,4 @@
-//! Ten thousand flows at once.
+//! `explain` on ten thousand flows at once.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -65,7 +65,7 @@ fn cluster_ip(number: u8, family: Family) -> IpAddr {
     }
 }
 
-/// The number of Services; the last one does not exist.
+/// The number of Services, which count from 0: one with this number does not exist.
 const SERVICES: u8 = 7;
 
 fn node_port(number: u8) -> u16 {

@@ -1,4 +1,4 @@
-//! A node port seen from outside.
+//! Black-box checks of node ports from outside.
 
 use std::net::SocketAddr;
 use std::time::Duration;

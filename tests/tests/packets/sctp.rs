@@ -21,7 +21,7 @@ const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const SAME: (Spot, u16) = (Spot::Local, PORT);
 pub(crate) const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 
-/// Initiate tags.
+/// Initiate tags of the client and of the endpoint.
 pub(crate) const CLIENT_TAG: u32 = 0xc11e_4711;
 pub(crate) const ENDPOINT_TAG: u32 = 0x0e0d_0042;
 

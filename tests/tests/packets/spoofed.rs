@@ -93,8 +93,8 @@ fn segments_without_the_right_numbers_change_nothing() {
     });
 }
 
-/// A1 (a): the endpoint answers it with a challenge ACK (RFC 5961 section 4), as without a proxy in
-/// between.
+/// A spoofed reset and a SYN keep the flow: the endpoint answers the SYN with a challenge ACK (RFC
+/// 5961 section 4), as without a proxy in between.
 #[test]
 fn a_spoofed_reset_and_a_syn_keep_the_mapping() {
     each(|harness, _, dialogue| {
@@ -130,7 +130,7 @@ fn segments_without_the_right_numbers_do_not_keep_a_flow_alive() {
     });
 }
 
-/// A1 (b) and (c).
+/// A spoofed reset leaves the time-out of an established connection unchanged.
 #[test]
 fn a_spoofed_reset_does_not_shorten_the_idle_time() {
     each(|harness, terms, dialogue| {
@@ -148,7 +148,7 @@ fn a_spoofed_reset_does_not_shorten_the_idle_time() {
     });
 }
 
-/// A1 (d): connections of a Service whose endpoints were replaced.
+/// Connections of a Service whose endpoints were replaced.
 #[test]
 fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     each(|harness, _, dialogue| {
@@ -167,7 +167,7 @@ fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     });
 }
 
-/// A9: a segment sent before a FIN may arrive after it.
+/// A segment sent before a FIN may arrive after it.
 #[test]
 fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
     each(|harness, _, dialogue| {
@@ -231,8 +231,8 @@ fn a_reset_with_the_right_number_ends_the_connection() {
     });
 }
 
-/// A2: a SYN with the address of another peer creates an entry that matches what the endpoint sends
-/// to that peer directly. An endpoint of this node sees the client's own port, so the direct
+/// A SYN with the address of another peer creates an entry that matches what the endpoint sends to
+/// that peer directly. An endpoint of this node sees the client's own port, so the direct
 /// connection has the very same tuple.
 #[test]
 fn a_spoofed_request_does_not_touch_a_direct_connection() {

@@ -38,7 +38,7 @@ fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
     (cluster, agents)
 }
 
-/// The client's connected socket gets ECONNREFUSED.
+/// A port on which nothing listens: the client's connected socket gets ECONNREFUSED.
 fn dead_port(attach: &str, wire_offloads: bool) {
     let (cluster, _agents) = start(attach, wire_offloads);
     for family in Family::BOTH {

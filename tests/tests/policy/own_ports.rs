@@ -17,8 +17,8 @@ const PORT: u16 = 30_080;
 /// The smallest pool that is possible.
 const FIRST: u16 = 20_000;
 const POOL: u16 = 4_200;
-/// The number of clients. The port of one is one of the node's by chance once in 21 times; that
-/// this happens to none of them comes once in a million runs.
+/// The number of ports that the node uses. A client's port is one of them by chance once in 21
+/// times: that none of the 300 clients gets one happens once in a million runs.
 const OWN: u16 = 200;
 const CLIENTS: usize = 300;
 const PATIENCE: Duration = Duration::from_secs(20);

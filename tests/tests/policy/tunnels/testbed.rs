@@ -1,4 +1,5 @@
-//! One node whose clients and whose way to another node's pods are behind devices without Ethernet.
+//! The testbed of one node whose clients, and whose route to another node's pods, are behind
+//! devices without Ethernet.
 //!
 //! ```text
 //!   tunnel client ── tun0 ─┐          ┌─ tun1 ── far (another node) ── pod-far
