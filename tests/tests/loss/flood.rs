@@ -242,8 +242,8 @@ fn floods(attach: &str, family: Family, sources: u32) {
     let newcomers = attacked.newcomers(NODE_PORT);
     attacked.resets(&crowd);
     newcomers.finish(&format!("{what} RSTs"));
-    // The flows of resets are handled when this one is: only then it shows whether others were
-    // reset, too.
+    // Flows that were reset are removed by the time at which this one is: only then it shows
+    // whether others were reset, too.
     let gone = reset.reset().to_string();
     until(&format!("{what}: the end of the reset connection"), PATIENCE, || {
         let flows = attacked.agent().json(&["flows"]).unwrap();

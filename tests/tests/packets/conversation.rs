@@ -277,8 +277,8 @@ fn a_new_attempt_is_answered_by_its_own_number() {
     });
 }
 
-/// An endpoint that has answered a SYN which its client has given up answers the next one with the
-/// ACK that it expects, and the client resets that (RFC 9293 section 3.10.7.4).
+/// An endpoint that has answered a SYN which its client has given up answers the next one by an ACK
+/// of the number that it expects, and the client resets that (RFC 9293 section 3.10.7.4).
 #[test]
 fn an_endpoint_that_is_half_open_is_reset_by_its_client() {
     each(|harness, terms, dialogue| {

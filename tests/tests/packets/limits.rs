@@ -259,8 +259,8 @@ fn a_search_that_has_just_failed_is_spared() {
 }
 
 /// An endpoint whose client never established its connection still waits when another client has
-/// got its port: it answers the SYN with the ACK that it expects (RFC 9293 section 3.10.7.4), and
-/// the client resets that.
+/// got its port: it answers the SYN by an ACK of the number that it expects (RFC 9293 section
+/// 3.10.7.4), and the client resets that.
 #[test]
 fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
     everywhere(|harness, terms| {
@@ -277,7 +277,8 @@ fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
         first.idle(harness, 20);
         second.open(harness).expect("forwarded");
         let segment = |ack| second.answer_packet(harness, ACK).numbers(ANSWER_NUMBER + 1, ack);
-        // The payload has as many bytes as the client has sent.
+        // The acknowledgement number equals the number of bytes that the client has sent, which is
+        // not accepted.
         second.answered(harness, &segment(0)).expect("passed-out-of-window");
         second.answered(harness, &segment(FIRST + 1)).expect("replied");
     });
