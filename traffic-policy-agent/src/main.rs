@@ -1,8 +1,9 @@
 //! `traffic-policy-agent`.
 
-use std::{env, io, process::ExitCode};
+use std::{env, process::ExitCode};
 
 use traffic_policy_agent::command::{self, config_file::ConfigFileError};
+use traffic_policy_cluster::command::view::is_broken_pipe;
 
 const _: () = assert!(
     traffic_policy_dataplane::HAS_OBJECT,
@@ -23,9 +24,4 @@ fn main() -> ExitCode {
             if error.is::<ConfigFileError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref().map(io::Error::kind));
-    kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }

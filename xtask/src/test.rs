@@ -91,7 +91,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     programs::prepare(&programs::READERS, programs::NO_READERS);
     programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
     programs::prepare(&programs::RULES, programs::NO_RULES);
-    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    let jobs = plan::jobs(&tests, &Known::read());
     let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.alone);
     stages.one("tests that run alone: loss, time", |tally| Ok(run_jobs(&alone, tally)));
     let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
@@ -114,7 +114,7 @@ fn quick(stages: &mut Stages) {
     let tests = selected(tests, |suite, unit, test| {
         unit || QUICK.iter().any(|&wanted| wanted == suite || wanted == cost::test_name(suite, test))
     });
-    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    let jobs = plan::jobs(&tests, &Known::read());
     stages.one("unit tests, packets, documents, a matrix of policies", |tally| Ok(run_jobs(&jobs, tally)));
 }
 
@@ -142,7 +142,7 @@ fn of_the_image(stages: &mut Stages) {
     if made {
         let Some(tests) = built(stages) else { return };
         let tests = selected(tests, |suite, _, _| suite == "deploy");
-        let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+        let jobs = plan::jobs(&tests, &Known::read());
         stages.one("tests of deploy, by the image", |tally| {
             Ok(queue::run(&jobs, slots(), &[("TRAFFIC_POLICY_IMAGE", archive)], tally))
         });
@@ -170,7 +170,7 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
         Some((named, within)) => suite == named && test.contains(within),
         None => suite.contains(filter) || test.contains(filter),
     });
-    let jobs = plan::jobs(&tests, &Known::read(), slots().always);
+    let jobs = plan::jobs(&tests, &Known::read());
     stages.one(&format!("tests named {filter}"), |tally| Ok(run_jobs(&jobs, tally)));
     if stages.tally.passed + stages.tally.failed == 0 {
         bail!("no test or suite has {filter:?} in its name: `ls tests/tests` are the suites");

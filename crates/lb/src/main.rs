@@ -1,7 +1,8 @@
 //! `kubectl-traffic_policy`, the plugin of kubectl.
 
-use std::{env, io, process::ExitCode};
+use std::{env, process::ExitCode};
 
+use traffic_policy_cluster::command::view::is_broken_pipe;
 use traffic_policy_lb::command::{self, FoundErrors};
 
 fn main() -> ExitCode {
@@ -19,9 +20,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref().map(io::Error::kind));
-    kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }

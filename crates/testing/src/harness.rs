@@ -25,8 +25,9 @@ use std::io::ErrorKind;
 use std::ops::{Deref, DerefMut};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
-use aya::maps::MapError;
+use aya::maps::{MapData, MapError, ProgramArray};
 use traffic_policy_dataplane::{self as dataplane, Found, MapSizes, Sweeper};
 use traffic_policy_ebpf::abi::jump;
 
@@ -118,16 +119,15 @@ impl Harness {
     /// Removes the programs to which the entry programs jump during `work`: packets that need them
     /// are passed on unfinished.
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
-        for index in 0..jump::COUNT {
-            let tables = &mut self.tables;
+        let tables = &mut self.tables;
+        // The kernel waits for an RCU grace period for each program that is removed from an array
+        // (`bpf_arch_poke_desc_update`), and for several if several programs jump to it. All arrays
+        // are therefore cleared at once.
+        thread::scope(|scope| {
             for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps] {
-                match jumps.clear_index(&index) {
-                    // Not every index is in use.
-                    Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
-                    cleared => cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}")),
-                }
+                scope.spawn(move || clear(jumps));
             }
-        }
+        });
         let done = work(self);
         let restored = dataplane::jumps(&self.loaded.object, &mut self.loaded.tables);
         restored.unwrap_or_else(|error| panic!("{error:#}"));
@@ -147,5 +147,16 @@ impl Harness {
 
     pub fn namespace(&self) -> &Namespace {
         self.world.namespace()
+    }
+}
+
+/// Removes all programs from an array.
+fn clear(jumps: &mut ProgramArray<MapData>) {
+    for index in 0..jump::COUNT {
+        match jumps.clear_index(&index) {
+            // Not every index is in use.
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
+            cleared => cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}")),
+        }
     }
 }

@@ -27,7 +27,7 @@ fn limits_of_listeners_are_those_of_the_code() {
             "docs/operating.md",
             [
                 format!("at most {peer} on a port"),
-                format!("within {seconds} s is let go; headers may have {kib} KiB"),
+                format!("within {seconds} s is disconnected; headers may have {kib} KiB"),
             ],
         ),
     ] {

@@ -11,7 +11,7 @@ use crate::{cli, metrics, page};
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
-const OTHERS: [&str; 24] = [
+const OTHERS: [&str; 25] = [
     "--register-with-taints",
     "--arch",
     "--attach",
@@ -36,6 +36,7 @@ const OTHERS: [&str; 24] = [
     "--offloads",
     "--verify",
     "--cni",
+    "--pauses",
     // deploy/kind/up.sh
     "--xdp",
 ];

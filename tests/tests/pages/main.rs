@@ -6,6 +6,7 @@
 mod cluster;
 mod judgement;
 mod large;
+mod readme;
 mod time;
 
 use std::fs;

@@ -11,6 +11,7 @@
 //!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
 //!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::state
 //!   │ forward::nexthop resolved long ago ──► 2         │ forward: the source becomes the frontend
+//!   │ flow::state ──── does not continue ──► 2         │
 //!   │ forward ──────── TTL exceeded ───────► 3         │ came by another device: by 1a, and out of the one that
 //!   ▼                  MTU exceeded ───────► 2         ▼   routing names for the new source; too long for it: 3
 //!  endpoint on another node, client (redirected),     wire

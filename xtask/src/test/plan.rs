@@ -35,29 +35,35 @@ pub(super) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    #[cfg(test)]
-    pub(super) fn new(program: &'a Program, tests: Vec<String>, alone: bool) -> Self {
-        Self { program, tests, alone, seconds: 0.0 }
+    pub(super) fn new(program: &'a Program, alone: bool) -> Self {
+        Self { program, tests: Vec::new(), alone, seconds: 0.0 }
     }
 }
 
 /// The jobs of these tests: first those that run alone, then the others, the longest first, so that none begins late and
 /// keeps one processor busy at the end.
-pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known, slots: usize) -> Vec<Job<'a>> {
+pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in tests {
         let suite = program.suite.as_str();
         let together = program.unit || TOGETHER.contains(&suite);
         let otherwise = if together { SECONDS_TOGETHER } else { SECONDS };
-        let processes = if together { tests.len().div_ceil(SHARE).min(slots) } else { tests.len() };
-        for number in 0..processes {
-            // Neighbours in the source are alike: each process has some of them.
-            let tests: Vec<String> = tests.iter().skip(number).step_by(processes).cloned().collect();
-            let alone = ALONE.contains(&suite)
-                || tests.iter().any(|test| ALONE.contains(&test_name(suite, test).as_str()));
-            let of = |test: &String| known.seconds(&test_name(suite, test)).unwrap_or(otherwise);
-            jobs.push(Job { program, seconds: tests.iter().map(of).sum(), tests, alone });
+        let processes = if together { tests.len().div_ceil(SHARE) } else { tests.len() };
+        let mut timed: Vec<(f64, &String)> = tests
+            .iter()
+            .map(|test| (known.seconds(&test_name(suite, test)).unwrap_or(otherwise), test))
+            .collect();
+        timed.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let mut own: Vec<Job<'a>> =
+            (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
+        for (seconds, test) in timed {
+            // The processes of a suite take about as long as each other.
+            let Some(job) = own.iter_mut().min_by(|a, b| a.seconds.total_cmp(&b.seconds)) else { break };
+            job.seconds += seconds;
+            job.alone |= ALONE.contains(&test_name(suite, test).as_str());
+            job.tests.push(test.clone());
         }
+        jobs.extend(own);
     }
     jobs.sort_by(|a, b| b.alone.cmp(&a.alone).then(b.seconds.total_cmp(&a.seconds)));
     jobs
@@ -71,7 +77,7 @@ mod tests {
         let of = |number: usize| (0..number).map(|number| format!("t{number}")).collect();
         let tests: Vec<_> =
             tests.iter().map(|(suite, number)| (Program::named(suite), of(*number))).collect();
-        let jobs = jobs(&tests, known, 3);
+        let jobs = jobs(&tests, known);
         jobs.into_iter().map(|job| (job.program.suite.clone(), job.tests, job.alone)).collect()
     }
 
@@ -91,6 +97,18 @@ mod tests {
             ("policy", "t0", false),
         ];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn processes_of_a_suite_take_about_as_long_as_each_other() {
+        let known = Known::of(&[("packets::t7", 20.0), ("packets::t8", 10.0)]);
+        let jobs = planned(&[("packets", 45)], &known);
+        // 43 tests of half a second, and two that are known.
+        let numbers: Vec<usize> = jobs.iter().map(|(_, tests, _)| tests.len()).collect();
+        assert_eq!(numbers.iter().sum::<usize>(), 45);
+        let with = |test: &str| jobs.iter().position(|(_, tests, _)| tests.iter().any(|name| name == test));
+        assert_ne!(with("t7"), with("t8"));
+        assert!(jobs[with("t7").unwrap()].1.len() < jobs[with("t8").unwrap()].1.len(), "{numbers:?}");
     }
 
     /// One that has another name now would run beside others.
@@ -114,7 +132,7 @@ mod tests {
     #[test]
     fn each_test_is_in_one_process() {
         let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &Known::default());
-        for (suite, number, processes) in [("packets", 200, 3), ("budgets", 5, 1), ("policy", 4, 4)] {
+        for (suite, number, processes) in [("packets", 200, 5), ("budgets", 5, 1), ("policy", 4, 4)] {
             let of = jobs.iter().filter(|(name, ..)| name == suite);
             assert_eq!(of.clone().count(), processes, "{suite}");
             let mut tests: Vec<_> = of.flat_map(|(_, tests, _)| tests).collect();

@@ -180,10 +180,12 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("xtask-queue-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let program = Program::stand_in(&folder);
-        let jobs: Vec<Job<'_>> = jobs
-            .iter()
-            .map(|(tests, alone)| Job::new(&program, tests.iter().map(ToString::to_string).collect(), *alone))
-            .collect();
+        let job = |(tests, alone): &(&[&str], bool)| {
+            let mut job = Job::new(&program, *alone);
+            job.tests = tests.iter().map(ToString::to_string).collect();
+            job
+        };
+        let jobs: Vec<Job<'_>> = jobs.iter().map(job).collect();
         let mut tally = Tally::default();
         let passed = run(&jobs, slots, &[], &mut tally);
         assert_eq!(passed, tally.failed == 0);

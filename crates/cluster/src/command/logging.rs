@@ -21,6 +21,8 @@ pub enum LogFormat {
 pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
 impl LogLevel {
+    /// Puts another level into effect.
+    ///
     /// # Errors
     /// Not a level.
     pub fn set(&self, level: &str) -> Result<()> {

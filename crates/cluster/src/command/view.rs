@@ -19,6 +19,7 @@ pub struct OutputArguments {
     pub output: Output,
 }
 
+/// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
     /// Human-readable.
@@ -27,12 +28,21 @@ pub enum Output {
 }
 
 /// Prints by `write`. A reader that has seen enough (`| head`) is no failure.
+///
+/// # Errors
+/// Standard output cannot be written.
 pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     match write(&mut out).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Whether an error comes from an output that nobody reads any more.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let mut kinds = error.chain().filter_map(|cause| cause.downcast_ref().map(io::Error::kind));
+    kinds.any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
 
 /// Prints a document for programs.
@@ -121,6 +131,7 @@ pub fn is_named(key: &ServicePortKey, name: &str) -> bool {
     }
 }
 
+/// The name of a policy in the API.
 pub const fn policy(policy: Policy) -> &'static str {
     match policy {
         Policy::Cluster => "Cluster",
@@ -128,6 +139,7 @@ pub const fn policy(policy: Policy) -> &'static str {
     }
 }
 
+/// The name of a kind of frontend, after the Service type or field that makes it.
 pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
     match kind {
         FrontendKind::ClusterIp => "ClusterIP",

@@ -1,0 +1,89 @@
+//! docs/glossary.md: one word for each concept, and the names that it has in maps, code, flags and metrics.
+
+use std::fs;
+
+use crate::page;
+
+const PAGE: &str = "docs/glossary.md";
+const MAPS: &str = "traffic-policy-ebpf/src/datapath/maps.rs";
+const LAYOUTS: &str = "traffic-policy-ebpf/src/abi";
+/// The page that lists the values of the label `map`.
+const METRICS: &str = "docs/metrics.md";
+
+/// The cells of each row: word, meaning, map, static, field, flag, metric, other names.
+fn rows() -> Vec<Vec<String>> {
+    let text = page::text(PAGE);
+    let rows: Vec<_> =
+        text.lines().filter_map(page::cells).filter(|cells| cells.len() == 8).skip(2).collect();
+    assert!(rows.len() >= 40, "{PAGE} has only {} words", rows.len());
+    rows
+}
+
+fn spans(cell: &str) -> Vec<&str> {
+    page::code_spans(cell).collect()
+}
+
+#[test]
+fn each_word_is_there_once_and_in_order() {
+    let words: Vec<_> = rows().iter().map(|cells| cells[0].to_lowercase()).collect();
+    let mut sorted = words.clone();
+    sorted.sort();
+    sorted.dedup();
+    assert_eq!(words, sorted);
+    for cells in rows() {
+        assert!(cells[1].ends_with('.'), "{}: the meaning is a sentence", cells[0]);
+    }
+}
+
+#[test]
+fn maps_and_statics_belong_together() {
+    let code = page::text(MAPS);
+    for cells in rows() {
+        let (maps, statics) = (spans(&cells[2]), spans(&cells[3]));
+        assert_eq!(maps.len(), statics.len(), "{}", cells[0]);
+        for (map, name) in maps.iter().zip(statics) {
+            let declared = format!("#[btf_map(name = \"{map}\")]\npub static {name}:");
+            assert!(code.contains(&declared), "{}: {MAPS} has no {declared}", cells[0]);
+        }
+    }
+}
+
+#[test]
+fn fields_are_those_of_the_layouts() {
+    let files = fs::read_dir(page::root().join(LAYOUTS)).unwrap();
+    let texts: Vec<_> = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    for cells in rows() {
+        for field in spans(&cells[4]) {
+            let (kind, name) = field.split_once("::").unwrap_or_else(|| panic!("{field} is no Type::field"));
+            let has = |text: &String| {
+                let declared = [format!("pub struct {kind} {{"), format!("pub struct {kind}<")];
+                let begins = declared.iter().find_map(|declared| text.find(declared));
+                let body = begins.and_then(|at| text[at..].split("\n}").next());
+                body.is_some_and(|body| body.contains(&format!("    pub {name}:")))
+            };
+            assert!(texts.iter().any(has), "{}: {LAYOUTS} has no {field}", cells[0]);
+        }
+    }
+}
+
+/// Flags and metrics are looked at in all pages; here it is the column, and what those do not see.
+#[test]
+fn flags_annotations_and_labels_are_those_of_the_code() {
+    let metrics = page::text(METRICS);
+    let code = page::files(&["rs"]).into_iter().filter(|path| !path.starts_with("tests/"));
+    let code: Vec<_> = code.map(|path| page::text(&path)).collect();
+    for cells in rows() {
+        for flag in spans(&cells[5]).into_iter().filter(|flag| !flag.starts_with("--")) {
+            let quoted = format!("\"{flag}\"");
+            assert!(code.iter().any(|text| text.contains(&quoted)), "no code reads {flag}");
+        }
+        for metric in spans(&cells[6]) {
+            let label = metric.strip_prefix("map=\"").and_then(|value| value.strip_suffix('"'));
+            let known = match label {
+                Some(value) => metrics.contains(&format!("`{value}`")),
+                None => metrics.contains(&format!("| `{metric}` |")),
+            };
+            assert!(known, "{}: {METRICS} has no {metric}", cells[0]);
+        }
+    }
+}
