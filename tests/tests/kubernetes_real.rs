@@ -1,4 +1,4 @@
-//! The Kubernetes source against a real API server, with the rights of kube-proxy.
+//! The Kubernetes source with a real API server and the rights of kube-proxy.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -59,7 +59,7 @@ async fn until(
 #[tokio::test]
 async fn a_real_api_server_is_followed() {
     let Some(server) = RealApiServer::start().await.unwrap() else {
-        // Past the test harness, which would keep it to itself: a skipped test must be seen.
+        // Written to stderr directly, past the test harness: a skipped test must be seen.
         writeln!(std::io::stderr(), "SKIPPED a_real_api_server_is_followed: KUBEBUILDER_ASSETS is not set")
             .unwrap();
         return;
@@ -129,7 +129,8 @@ async fn a_real_api_server_is_followed() {
     let posted = timeout(scaled(PATIENCE), async {
         loop {
             let list = events.list(&ListParams::default()).await.unwrap();
-            // The API server writes Events of its own, of the addresses that it gives to Services.
+            // The API server writes Events of its own, about the addresses that it allocates to
+            // Services.
             if let Some(event) = list.items.into_iter().find(is_ours) {
                 return event;
             }

@@ -1,5 +1,5 @@
-//! Scrapes of --metrics-address. The tests with an agent need root; without it each fails with a sentence that
-//! says so.
+//! Scrapes of --metrics-address. The tests with an agent need root; without it each fails with an
+//! explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -40,7 +40,7 @@ fn count(scrape: &Exposition, name: &str, labels: &[(&str, &str)]) -> u64 {
     scrape.value(name, labels).unwrap() as u64
 }
 
-/// Scrapes until it is as wanted.
+/// Scrapes until the condition holds.
 fn wait_scrape(agent: &Agent, what: &str, wanted: impl Fn(&Exposition) -> bool) -> Exposition {
     let start = Instant::now();
     loop {
@@ -54,7 +54,7 @@ fn wait_scrape(agent: &Agent, what: &str, wanted: impl Fn(&Exposition) -> bool) 
     }
 }
 
-/// Every family there can be, with labels that need escapes.
+/// Every possible family, with labels that need escapes.
 #[test]
 fn everything_at_once_is_in_good_style() {
     let key = |name: &str, ipv6| ServicePortKey {
@@ -121,7 +121,8 @@ fn web(policy: Policy) -> Service {
     Cluster::node_port("web", policy, PORT)
 }
 
-/// The endpoints' slices as the EndpointSlice controller leaves them after a change of this moment.
+/// Writes the slices of the endpoints as the EndpointSlice controller leaves them after a change at
+/// this moment.
 fn change_endpoints(cluster: &Cluster, service: &Service, pods: usize) {
     let mut slices = service.slices(&cluster.backends()[..pods]);
     for slice in &mut slices {
@@ -139,7 +140,7 @@ fn a_scrape_follows_syncs_and_packets() {
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
     agent.wait_ready(SOON).unwrap();
 
-    // After the first sync, by which all maps were compared.
+    // After the first sync, which compared all maps.
     let first = wait_scrape(&agent, "observed", |scrape| !scrape.samples(NO_LOCAL, &[]).is_empty());
     for family in [V4, V6] {
         assert_eq!(count(&first, FULL, &family), 1);
@@ -156,12 +157,12 @@ fn a_scrape_follows_syncs_and_packets() {
         for policy in ["internal", "external"] {
             assert_eq!(count(&first, NO_LOCAL, &[family[0], ("traffic_policy", policy)]), 0);
         }
-        // The node's primary address and the others of the family, by two protocols.
+        // The node's primary address and the others of the family, with two protocols.
         assert!(count(&first, "traffic_policy_map_entries", &[family[0], ("map", "frontends")]) >= 2);
         assert_eq!(count(&first, "traffic_policy_map_entries", &[family[0], ("map", "slots")]), 4);
         assert_eq!(count(&first, "traffic_policy_map_max_entries", &[family[0], ("map", "slots")]), 262_144);
     }
-    // As docs/metrics.md lists them.
+    // The maps that docs/metrics.md lists.
     for map in [
         "flows",
         "unassured",
@@ -186,7 +187,7 @@ fn a_scrape_follows_syncs_and_packets() {
     assert_eq!(agent.ask_metrics("/proxyMode").unwrap().body, "ebpf");
     assert_eq!(agent.ask_metrics("/healthz").unwrap().status, 200);
 
-    // Packets.
+    // Packet counters.
     let forwarded = [("hook", "tc-ingress"), ("outcome", "forwarded")];
     let replied = [("hook", "tc-ingress"), ("outcome", "replied")];
     assert_eq!((count(&first, PACKETS, &forwarded), count(&first, PACKETS, &replied)), (0, 0));
@@ -203,7 +204,7 @@ fn a_scrape_follows_syncs_and_packets() {
     assert!(count(&swept, "traffic_policy_snat_flows", &V4) >= 2);
     assert!(count(&swept, "traffic_policy_map_entries", &[("map", "hops")]) >= 1);
 
-    // Endpoints that changed now: the time until they are in the maps is measured.
+    // Endpoints that change now: the time until they are in the maps is measured.
     change_endpoints(&cluster, &web(Policy::Cluster), 1);
     let third = wait_scrape(&agent, "programmed", |scrape| count(scrape, PROGRAMMED, &V6) == 1);
     assert_eq!(count(&third, PROGRAMMED, &V4), 1);
@@ -216,7 +217,7 @@ fn a_scrape_follows_syncs_and_packets() {
     assert!(third.value(SYNCED_AT, &V4).unwrap() > first.value(SYNCED_AT, &V4).unwrap());
     assert!(third.value(QUEUED_AT, &V4).unwrap() <= third.value(SYNCED_AT, &V4).unwrap());
 
-    // Probes.
+    // Probe counters.
     let ok = [("code", "200")];
     let probes = |scrape: &Exposition| {
         ["healthz", "livez"].map(|probe| count(scrape, &format!("kubeproxy_proxy_{probe}_total"), &ok))
@@ -228,7 +229,7 @@ fn a_scrape_follows_syncs_and_packets() {
     assert_eq!(probes(&agent.scrape().unwrap()), [before[0] + 1, before[1] + 2]);
 }
 
-/// Both ports of the Service, in both families: neither of the node's endpoints, but elsewhere some.
+/// Both ports of the Service, in both families: the node has no endpoint, but another node has.
 #[test]
 fn local_policies_without_local_endpoints_are_counted() {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
@@ -244,7 +245,7 @@ fn local_policies_without_local_endpoints_are_counted() {
     let service = web(Policy::Local).cluster_ip("10.96.0.80".parse().unwrap()).internal_policy(Policy::Local);
     cluster.manifests.service(&service).unwrap();
     let scrape = wait_scrape(&agents[0], "Local", |scrape| no_local(scrape) == [2, 2, 0, 0]);
-    // It turned to Local here and now, so load balancers get time to notice.
+    // The policy changed to Local here and now, so load balancers get time to notice.
     assert_eq!(count(&scrape, "traffic_policy_service_ports_draining", &[]), 2);
     let until = "traffic_policy_drain_until_timestamp_seconds";
     let draining = [V4[0], ("namespace", "default"), ("service", "web"), ("protocol", "UDP")];
@@ -257,7 +258,7 @@ fn local_policies_without_local_endpoints_are_counted() {
     });
     assert_eq!(no_local(&there), [0; 4]);
     assert_eq!(count(&there, "traffic_policy_service_ports_draining", &[]), 0);
-    // Without any endpoint nobody's traffic is lost for want of a local one.
+    // Without any endpoint no traffic is lost for want of a local one.
     cluster.manifests.endpoints(&service, &[]).unwrap();
     wait_scrape(&agents[0], "no endpoints", |scrape| no_local(scrape) == [0; 4]);
 }
@@ -271,7 +272,7 @@ fn a_service_that_loses_its_node_port_is_named() {
     cluster.manifests.apply(&late, &cluster.backends()).unwrap();
     let warnings = "traffic_policy_service_warnings";
     let named = |scrape: &Exposition, service| scrape.samples(warnings, &[("service", service)]).len();
-    // Of two that are equally old, the name decides.
+    // If two are equally old, the name decides.
     let scrape = wait_scrape(&agents[0], "a warning", |scrape| named(scrape, "web") == 1);
     assert_eq!(named(&scrape, "late"), 0);
     let reason = [("reason", "no-frontend")];

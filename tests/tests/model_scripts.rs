@@ -1,4 +1,5 @@
-//! Each script of `testdata/model` is one behaviour of Services, from manifests to the desired state.
+//! The scripts of `testdata/model`: each describes one behaviour of Services, from manifests to the
+//! desired state.
 
 use std::{fs, path::Path};
 

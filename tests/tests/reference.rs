@@ -1,5 +1,5 @@
-//! The programs beside the reference model, on random packets of fixed seeds: `cargo xtask fuzz` goes on where this ends. And what
-//! it has found, as sequences that must not differ again.
+//! The programs compared with the reference model, on random packets from fixed seeds: `cargo xtask
+//! fuzz` continues where this ends. Sequences that it has found are repeated here.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, sh
 use traffic_policy_testing::harness::{self, Hook};
 use traffic_policy_testing::lab::Family;
 
-/// Packets of each of XDP and TC, IPv4 and IPv6.
+/// The number of packets for each of XDP and TC, IPv4 and IPv6.
 const PACKETS: u64 = 60_000;
 
 fn no_difference(path: Path, packets: u64, pauses: bool) {
@@ -28,7 +28,7 @@ fn no_difference(path: Path, packets: u64, pauses: bool) {
     if let Some(text) = found {
         panic!("{text}");
     }
-    // A generator that makes nothing of interest finds nothing.
+    // A generator that reaches no interesting states finds nothing.
     let Totals { packets, translated, flows, unchanged } = totals;
     assert!(translated > packets / 3 && flows > packets / 50 && unchanged > packets / 50, "{totals:?}");
 }
@@ -53,10 +53,10 @@ fn tc_ipv6() {
     no_difference(Path { hook: Hook::Ingress, family: Family::V6 }, PACKETS, false);
 }
 
-/// Packets of each with pauses, which take nearly all of the time.
+/// The number of packets for each with pauses, which take nearly all of the time.
 const WITH_PAUSES: u64 = 2_000;
 
-/// A machine that does other work meanwhile, or none for seconds.
+/// A machine that does other work meanwhile, or stands still for seconds.
 #[test]
 fn pauses() {
     thread::scope(|scope| {
@@ -66,10 +66,10 @@ fn pauses() {
     });
 }
 
-/// Packets of each on both CPUs together.
+/// The number of packets for each on both CPUs together.
 const AT_ONCE: u64 = 40_000;
 
-/// The same flows' packets on two CPUs at the same time.
+/// Packets of the same flows on two CPUs at the same time.
 #[test]
 fn two_cpus_at_once() {
     harness::with(|harness| {
@@ -85,7 +85,8 @@ fn two_cpus_at_once() {
     });
 }
 
-/// Without the slow path no flow is made: the model must notice, and say it in one packet.
+/// No flow is created without the slow path: the comparison must notice, and shrink the sequence to
+/// one packet.
 #[test]
 fn a_broken_program_is_found_and_shrunk() {
     let path = Path { hook: Hook::Xdp, family: Family::V4 };
@@ -120,7 +121,7 @@ fn repeat(actions: &[Action]) {
     });
 }
 
-/// A segment of a connection between the same ends that is none of this flow's: its endpoint has not answered.
+/// A segment of another connection with the same tuple: the endpoint of this flow has not answered.
 #[test]
 fn an_unanswered_flow_translates_no_reply_but_a_syn_ack() {
     let stray = Segment { flags: Flags::Ack, payload: 1, ..SYN };
@@ -132,8 +133,8 @@ fn an_unanswered_flow_translates_no_reply_but_a_syn_ack() {
     }
 }
 
-/// The reply entry of a flow that was reset and begun anew is left behind with its port; a flow that takes the port must leave the new
-/// flow of the same client alone.
+/// The reply entry of a flow that was reset and begun anew is left behind with its port; a flow
+/// that takes the port must not affect the new flow of the same client.
 #[test]
 fn a_port_left_behind_is_taken_from_nobody() {
     let segment = |flags| Segment { flags, ..SYN };
@@ -177,8 +178,9 @@ fn a_reset_out_of_the_window_does_not_end_a_flow() {
     }
 }
 
-/// An endpoint that answers a SYN twice, by different numbers, leaves open whether the client's ACK establishes the connection; a SYN
-/// to the endpoint that is gone meanwhile goes to it, or chooses again.
+/// If an endpoint answers a SYN twice, with different numbers, the client's ACK may or may not
+/// establish the connection; a SYN to an endpoint that is removed meanwhile goes to it, or to
+/// another one.
 #[test]
 fn a_flow_of_two_answers_may_be_established_or_not() {
     let segment = |flags| Segment { flags, ..SYN };
@@ -194,8 +196,9 @@ fn a_flow_of_two_answers_may_be_established_or_not() {
     ]);
 }
 
-/// Until a connection is assured, its reply entry holds a length in the place of the acknowledgement number. A third connection on the
-/// tuple sends an ACK whose acknowledgement number is near that length: it must not be translated.
+/// The reply entry of an unassured connection holds a length in the field of the acknowledgement
+/// number. A third connection with the tuple sends an ACK whose acknowledgement number is close to
+/// that length: it must not be translated.
 #[test]
 fn a_length_is_not_taken_for_an_acknowledgement() {
     let segment = |flags| Segment { flags, ..SYN };
@@ -210,8 +213,8 @@ fn a_length_is_not_taken_for_an_acknowledgement() {
 
 const POINTS: [Point; 3] = [Point::Before, Point::Given, Point::Seen];
 
-/// A SYN on an established connection that nobody answers for three seconds, in the tests' 100 jiffies to the second: the next one begins
-/// anew, however real the time was.
+/// A SYN on an established connection that remains unanswered for three seconds, at the tests' 100
+/// jiffies per second: the next one begins anew, even in real time.
 #[test]
 fn a_silence_of_the_machine_is_a_silence() {
     let segment = |flags| Segment { flags, ..SYN };
@@ -222,14 +225,14 @@ fn a_silence_of_the_machine_is_a_silence() {
         from_client(segment(Flags::Ack)),
         from_client(SYN),
     ];
-    // 250 jiffies to the second are Debian's.
+    // Debian's kernels have 250 jiffies per second.
     for point in POINTS {
         let pause = Action::Pause { milliseconds: 1_300, point };
         repeat(&[&established[..], &[pause, from_client(SYN), from_client(segment(Flags::Ack))]].concat());
     }
 }
 
-/// The ports of SYNs that nobody has answered for ten seconds are another flow's.
+/// The ports of SYNs that remain unanswered for ten seconds are given to other flows.
 #[test]
 fn a_port_is_given_up_in_real_time() {
     let to_vip = |client, port| Action::Request { client, port, service: 2, segment: SYN };
@@ -238,8 +241,9 @@ fn a_port_is_given_up_in_real_time() {
     repeat(&[&all[..], &[pause, to_vip(1, 2)]].concat());
 }
 
-/// Both have sent their FIN, and the endpoint sends old data again with the acknowledgement of the client's: the connection is over for who
-/// takes that segment, and goes on for who does not.
+/// Both have sent their FIN, and the endpoint retransmits old data with an acknowledgement of the
+/// client's FIN: the connection is over for a host that accepts that segment, and goes on for one
+/// that does not.
 #[test]
 fn a_segment_sent_again_may_acknowledge_the_fin() {
     let segment = |flags| Segment { flags, ..SYN };

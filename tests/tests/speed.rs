@@ -1,6 +1,6 @@
-//! Cost of an established packet, as a ratio to the bare floor of the same run, so that growth is seen when it happens.
-//! `cargo xtask bench established` measures the same at length.
-//! Needs root; without it the test fails with a sentence that says so.
+//! The cost of an established packet, as a ratio to the bare floor of the same run, so that growth
+//! is noticed when it happens. `cargo xtask bench established` measures the same at length. Needs
+//! root; without it the test fails with an explanation.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,14 +15,16 @@ use traffic_policy_bench::{
 const FLOWS: u32 = 1_000;
 const ROUNDS: usize = 12;
 const PACKETS: u32 = 100_000;
-/// Whatever else runs on the machine can only make a ratio worse for as long as it lasts, so the best of some counts. On
-/// virtual machines it may be a neighbour who takes the caches for half a minute: ratios of 1.9 were seen where it is 1.2.
+/// The number of attempts, of which the best counts: other load on the machine can only make a
+/// ratio worse while it lasts. On virtual machines a neighbour may occupy the caches for half a
+/// minute: ratios of 1.9 were seen where it is 1.2.
 const ATTEMPTS: usize = 48;
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// The most that a packet may cost, by family and hook. Machines differ: in XDP 1.2 to 1.7 times the floor were measured on quiet ones, in TC 1.8
-/// to 3.7. A packet that goes the slow way each time takes 4.4 to 7 times the floor.
+/// The highest cost of a packet, by family and hook. Machines differ: in XDP 1.2 to 1.7 times the
+/// floor were measured on quiet ones, in TC 1.8 to 3.7. A packet that takes the slow path each time
+/// costs 4.4 to 7 times the floor.
 const BUDGETS: [(&str, bool, Hook, f64); 4] = [
     ("IPv4, XDP", false, Hook::Xdp, 1.6),
     ("IPv6, XDP", true, Hook::Xdp, 1.9),
@@ -44,7 +46,8 @@ fn established_packets_stay_near_the_floor() {
     );
 }
 
-/// The kind of packet that is over the budget each time it is measured, with the least ratio; `None` if none is.
+/// The kind of packet that exceeds the budget each time it is measured, with the lowest ratio;
+/// `None` if none does.
 fn least(ipv6: bool, hook: Hook, budget: f64) -> Result<Option<(Kind, f64)>> {
     let fixture = BenchNode::build().context("the fixture cannot be built: this test needs root")?;
     fixture.run(|| {

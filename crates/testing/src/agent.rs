@@ -20,16 +20,17 @@ use crate::traffic::http::{self, Response};
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
-/// Options of an agent to be started. Each method adds one flag.
+/// Options of an agent that is not started yet. Each method adds one flag.
 #[derive(Clone, Debug)]
 pub struct AgentBuilder {
     program: Option<PathBuf>,
     attach: String,
     cgroup: String,
     devices: Vec<String>,
-    /// Flag and path; `None`: a file of `--config` says it.
+    /// The flag that names the source of objects, and its path; `None` if a `--config` file names
+    /// it.
     source: Option<(&'static str, PathBuf)>,
-    /// The flag `--node-name` is given.
+    /// Whether the flag `--node-name` is given.
     named: bool,
     pin_dir: PathBuf,
     extra: Vec<String>,
@@ -39,7 +40,7 @@ pub struct AgentBuilder {
     netns: Namespace,
 }
 
-/// A running agent, killed when dropped; what it pinned stays in the lab's bpffs, as on a real node.
+/// A running agent, killed when dropped. Its pins stay in the lab's bpffs, as on a real node.
 #[derive(Debug)]
 pub struct Agent {
     how: AgentBuilder,
@@ -47,12 +48,13 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// By default `--cgroup none` (never the machine's own!), `--attach tc` on `eth0` with the lab's manifests and a pin folder of the node's own.
+    /// Returns a builder with the defaults of tests: `--cgroup none` (never the machine's own!),
+    /// `--attach tc` on `eth0`, the lab's manifests, and a pin folder of this node alone.
     pub fn builder(lab: &Lab, node: &Node) -> AgentBuilder {
         Self::in_folder(lab.folder(), &node.name, node.netns())
     }
 
-    /// As [`Self::builder`], of a node that is in no lab.
+    /// A variant of [`Self::builder`] for a node that belongs to no lab.
     pub fn in_folder(folder: &Folder, node: &str, netns: &Namespace) -> AgentBuilder {
         AgentBuilder {
             program: None,
@@ -70,7 +72,7 @@ impl Agent {
         }
     }
 
-    /// One agent on each node, all ready.
+    /// Starts one agent on each node and waits until all are ready.
     pub fn start_all(lab: &Lab, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<Vec<Self>> {
         let start = |node| adapt(Self::builder(lab, node)).start();
         let agents: Vec<_> = lab.nodes().iter().map(start).collect::<Result<_>>()?;
@@ -78,7 +80,8 @@ impl Agent {
         Ok(agents)
     }
 
-    /// Waits until /healthz says 200. The limit is that of a fast machine, as in the waits below.
+    /// Waits until /healthz answers 200. The limit is that of a fast machine, as in the waits
+    /// below.
     pub fn wait_ready(&self, limit: Duration) -> Result<()> {
         let (start, limit) = (Instant::now(), scaled(limit));
         loop {
@@ -101,7 +104,7 @@ impl Agent {
         }
     }
 
-    /// Waits until it has ended by itself, and gives its exit code.
+    /// Waits until the agent has exited by itself, and returns its exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
         let (start, limit) = (Instant::now(), scaled(limit));
         let process = self.process.as_mut().context("no agent is running")?;
@@ -115,7 +118,8 @@ impl Agent {
         }
     }
 
-    /// Waits until it has printed something that contains all of `texts` in one line.
+    /// Waits until the agent has printed a line that contains all of `texts`, and returns that
+    /// line.
     pub fn wait_said(&self, texts: &[&str], limit: Duration) -> Result<String> {
         let (start, limit) = (Instant::now(), scaled(limit));
         loop {
@@ -130,7 +134,8 @@ impl Agent {
         }
     }
 
-    /// Number of packets that left the packet path at a hook (`xdp`, `ingress`, `egress`) with an outcome, as in `status`.
+    /// The number of packets that left the packet path at a hook (`xdp`, `ingress`, `egress`) with
+    /// an outcome, as `status` counts them.
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
         let status = self.json(&["status"])?;
         let rows = status["counters"].as_array().context("status prints no counters")?;
@@ -150,7 +155,7 @@ impl Agent {
         http::get_from(&self.how.netns, HEALTHZ, "/readyz")
     }
 
-    /// A path of the port of metrics, which is the default one.
+    /// Requests a path from the metrics port, which is the default one.
     pub fn ask_metrics(&self, path: &str) -> Result<Response> {
         http::get_from(&self.how.netns, METRICS, path)
     }
@@ -170,13 +175,13 @@ impl Agent {
         self.process.as_ref().map(Process::id)
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no agent is running")?;
         process.kill().map(drop)
     }
 
-    /// SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM and waits until the agent has exited.
     pub fn stop(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no agent is running")?;
         process.signal(Signal::SIGTERM)?;
@@ -189,7 +194,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts it again after [`Self::kill`] or [`Self::stop`], in the same way.
+    /// Starts the agent again after [`Self::kill`] or [`Self::stop`], with the same command line.
     pub fn start_again(&mut self) -> Result<()> {
         ensure!(self.process.is_none(), "the agent of {} is still running", self.how.node);
         self.process = Some(self.how.spawn()?);
@@ -211,15 +216,15 @@ impl Agent {
         serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} prints no JSON"))
     }
 
-    /// The findings of `check` on the same node, as if the agent were to be started.
+    /// The findings of `check` on the same node, with the pin folder of this agent.
     pub fn check(&self) -> Result<Vec<serde_json::Value>> {
         let output = self.command(&["check", "--output", "json"])?;
-        // It fails where it finds an error.
+        // The exit code is not checked: `check` fails if it finds an error.
         serde_json::from_slice(&output.stdout)
             .with_context(|| format!("check: {}", String::from_utf8_lossy(&output.stderr)))
     }
 
-    /// Starts another command of the agent on the same node, and lets it print into a file.
+    /// Starts another command of the agent on the same node, with its output in a file.
     pub fn start_command(&self, arguments: &[&str], out: File) -> Result<Process> {
         let mut command = self.how.command()?;
         command.args(arguments).env("TRAFFIC_POLICY_PIN_DIR", &self.how.pin_dir);
@@ -227,7 +232,7 @@ impl Agent {
         self.how.netns.spawn(command)
     }
 
-    /// All that it has printed so far, also before a restart.
+    /// All output of the agent so far, including that before a restart.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.how.log).unwrap_or_default()
     }
@@ -238,19 +243,19 @@ impl Agent {
 }
 
 impl AgentBuilder {
-    /// Another binary than [`program`]'s.
+    /// Uses another binary than that of [`program`].
     pub fn program(mut self, path: &Path) -> Self {
         self.program = Some(path.to_owned());
         self
     }
 
-    /// `auto`, `xdp`, `xdp-generic` or `tc`.
+    /// Sets the attach mode: `auto`, `xdp`, `xdp-generic` or `tc`.
     pub fn attach(mut self, mode: &str) -> Self {
         self.attach = mode.to_owned();
         self
     }
 
-    /// Serves the connections of this cgroup's processes.
+    /// Attaches the socket programs to this cgroup.
     pub fn cgroup(mut self, cgroup: &Path) -> Self {
         self.cgroup = cgroup.display().to_string();
         self
@@ -266,13 +271,13 @@ impl AgentBuilder {
         self
     }
 
-    /// Follows an API server instead of a folder.
+    /// Makes the agent follow an API server instead of a folder.
     pub fn kubeconfig(mut self, file: &Path) -> Self {
         self.source = Some(("--kubeconfig", file.to_owned()));
         self
     }
 
-    /// Leaves out the flags that say where objects come from.
+    /// Leaves out the flags that name the source of objects.
     pub fn without_source(mut self) -> Self {
         self.source = None;
         self
@@ -289,7 +294,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Any further flags.
+    /// Adds further flags.
     pub fn flags(mut self, flags: &[&str]) -> Self {
         self.extra.extend(flags.iter().map(|flag| (*flag).to_owned()));
         self
@@ -300,7 +305,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Starts it, without waiting until it is ready.
+    /// Starts the agent and does not wait until it is ready.
     pub fn start(self) -> Result<Agent> {
         let process = self.spawn()?;
         Ok(Agent { how: self, process: Some(process) })
@@ -340,7 +345,7 @@ impl AgentBuilder {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // The log goes away with the lab, and a failed test is not understood without it.
+        // The log is removed with the lab, and a failed test cannot be understood without it.
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<_> = log.lines().collect();
@@ -350,7 +355,8 @@ impl Drop for Agent {
     }
 }
 
-/// The agent's binary: `TRAFFIC_POLICY_AGENT`, or the one beside this test in the target folder.
+/// The path of the agent's binary: `TRAFFIC_POLICY_AGENT`, or the binary next to this test in the
+/// target folder.
 pub fn program() -> Result<PathBuf> {
     if let Some(path) = env::var_os("TRAFFIC_POLICY_AGENT") {
         return Ok(path.into());

@@ -1,8 +1,9 @@
-//! A small Kubernetes API server for tests, with the faults of real ones at a test's command.
+//! A small Kubernetes API server for tests, which shows the faults of real ones on demand.
 //!
-//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and ServiceCIDRs, and
-//! takes Events. Connections are HTTP/1.1, or HTTP/2 by TLS. It can be slow, fall silent, cut connections, forget its
-//! history (410 Gone), refuse tokens, know no streaming lists, and go away and return.
+//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and
+//! ServiceCIDRs, and accepts Events. Connections use HTTP/1.1, or HTTP/2 over TLS. The server can
+//! be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, lack
+//! streaming lists, and stop and restart.
 
 mod connection;
 mod http;
@@ -28,13 +29,13 @@ use self::store::Store;
 pub use self::tls::Certificate;
 use crate::netns::Namespace;
 
-/// A running server. All of it is forgotten when dropped.
+/// A running server. Its state is lost when it is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
     certificate: Option<Certificate>,
-    /// Network namespace to listen in, if not the one of this process.
+    /// The network namespace to listen in, if it is not that of this process.
     namespace: Option<Namespace>,
     running: Option<JoinHandle<()>>,
 }
@@ -42,7 +43,7 @@ pub struct ApiServer {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Raised at each change of the state, so that watches and held lists look again.
+    /// Raised at each change of the state, so that watches and held lists look at it again.
     changed: watch::Sender<u64>,
     counters: connection::Counters,
 }
@@ -50,44 +51,44 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     store: Store,
-    /// Every request so far, with when it came: method, path and query.
+    /// Every request so far: the time of its arrival, and its method, path and query.
     requests: Vec<(Instant, String)>,
-    /// Tokens that are let in; `None` = no token is asked for.
+    /// The tokens that are accepted; `None` if no token is required.
     tokens: Option<BTreeSet<String>>,
-    /// Kinds whose lists wait.
+    /// Kinds whose lists are held back.
     held: BTreeSet<Kind>,
-    /// Kinds that are not given, and the status code that says why.
+    /// Kinds that are refused, with the status code of the response.
     refused: BTreeMap<Kind, u16>,
     /// Raised to cut all watches.
     cuts: u64,
-    /// Connections are taken and kept, and nothing more is sent by them.
+    /// Whether connections are accepted and kept open while nothing more is sent on them.
     silent: bool,
-    /// Kinds whose lists end in mid-body without the connection's end.
+    /// Kinds whose lists stop in the middle of the body while the connection stays open.
     stalled: BTreeSet<Kind>,
-    /// A watch from a version that is gone is refused as a whole, not by an event.
+    /// Whether a watch from a version that is gone is refused by its status instead of by an event.
     gone_by_status: bool,
     streaming: Streaming,
-    /// The cache does not reach the versions that lists ask for.
+    /// Whether the cache lags behind the versions that lists request.
     behind: bool,
     posted_events: Vec<Value>,
-    /// Patches are refused with this status.
+    /// The status with which patches are refused.
     refused_patches: Option<u16>,
 }
 
-/// Treatment of `sendInitialEvents`.
+/// How the server treats `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streaming {
-    /// The objects, and a bookmark behind them.
+    /// Sends the objects, and a bookmark after them.
     #[default]
     Given,
-    /// 422, as of a server whose feature gate `WatchList` is off.
+    /// Answers 422, like a server whose feature gate `WatchList` is off.
     Refused,
-    /// The objects without a bookmark, as of a server that is older than the parameter.
+    /// Sends the objects without a bookmark, like a server that is older than the parameter.
     Unknown,
 }
 
 impl Shared {
-    /// Waits until the server may speak.
+    /// Waits until the server may send.
     async fn voice(&self) {
         let mut changed = self.changed.subscribe();
         while self.state().silent {
@@ -113,26 +114,26 @@ impl ApiServer {
     ///
     /// # Errors
     ///
-    /// If there is no free port.
+    /// No port is free.
     pub fn start() -> Result<Self> {
         Self::start_with(None)
     }
 
-    /// Starts an empty server on an address of a namespace, where the nodes of a lab reach it. Called within a runtime
-    /// that lives as long as the server.
+    /// Starts an empty server on an address of a namespace, where the nodes of a lab reach it. Must
+    /// be called within a runtime that lives as long as the server.
     ///
     /// # Errors
     ///
-    /// If the address is taken or not there.
+    /// The address is taken or does not exist.
     pub fn start_in(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
         Self::start_at(Some(namespace.clone()), address, None)
     }
 
-    /// As [`Self::start_in`], with TLS.
+    /// A variant of [`Self::start_in`] with TLS.
     ///
     /// # Errors
     ///
-    /// If the address is taken or not there.
+    /// The address is taken or does not exist.
     pub fn start_tls_in(
         namespace: &Namespace,
         address: SocketAddr,
@@ -141,11 +142,11 @@ impl ApiServer {
         Self::start_at(Some(namespace.clone()), address, Some(certificate))
     }
 
-    /// Like [`Self::start`], with TLS.
+    /// A variant of [`Self::start`] with TLS.
     ///
     /// # Errors
     ///
-    /// If there is no free port.
+    /// No port is free.
     pub fn start_tls(certificate: Certificate) -> Result<Self> {
         Self::start_with(Some(certificate))
     }
@@ -186,7 +187,7 @@ impl ApiServer {
     ///
     /// # Errors
     ///
-    /// If the text is not YAML, or holds something that is not stored.
+    /// The text is not YAML, or holds an object of a kind that is not stored.
     pub fn apply(&self, yaml: &str) -> Result<()> {
         documents(yaml)?.into_iter().try_for_each(|object| self.put(object))
     }
@@ -195,18 +196,18 @@ impl ApiServer {
     ///
     /// # Errors
     ///
-    /// If it is of a kind that is not stored.
+    /// The object is of a kind that is not stored.
     pub fn put(&self, object: Value) -> Result<()> {
         let kind = object["kind"].as_str().and_then(Kind::of).context("unknown kind")?;
         self.shared.change(|state| state.store.apply(kind, object));
         Ok(())
     }
 
-    /// Writes a file that names this server, for `--kubeconfig`.
+    /// Writes a file for `--kubeconfig` that names this server.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
+    /// The file cannot be written.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
         let url = self.url();
         let text = format!(
@@ -218,7 +219,7 @@ impl ApiServer {
         fs::write(path, text).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Removes an object, if it is there; a Node or ServiceCIDR has the empty namespace.
+    /// Removes an object, if it exists; a Node or ServiceCIDR has the empty namespace.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) {
         self.shared.change(|state| state.store.delete(kind, namespace, name));
     }
@@ -233,81 +234,83 @@ impl ApiServer {
         self.shared.change(|state| state.store.compact());
     }
 
-    /// Breaks all watches off in mid-stream, as a dying connection does.
+    /// Breaks all watches off in the middle of the stream, as a dying connection does.
     pub fn cut_watches(&self) {
         self.shared.change(|state| state.cuts += 1);
     }
 
-    /// Lets lists of a kind wait until [`Self::release_lists`].
+    /// Holds lists of a kind back until [`Self::release_lists`].
     pub fn hold_lists(&self, kind: Kind) {
         self.shared.change(|state| state.held.insert(kind));
     }
 
-    /// From now on, requests for a kind get this status: 404 as of a server that does not know it, 403 as of a role
-    /// that does not name it.
+    /// Answers all further requests for a kind with this status: 404 like a server that does not
+    /// know the kind, 403 as for a role that does not name it.
     pub fn refuse(&self, kind: Kind, status: u16) {
         self.shared.change(|state| state.refused.insert(kind, status));
     }
 
-    /// From now on, patches of Nodes are refused with this status, or taken.
+    /// Refuses all further patches of Nodes with this status, or accepts them if it is `None`.
     pub fn refuse_patches(&self, status: Option<u16>) {
         self.shared.change(|state| state.refused_patches = status);
     }
 
-    /// An object as it is; a Node has the empty namespace.
+    /// The current state of an object; a Node has the empty namespace.
     #[must_use]
     pub fn object(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
         self.shared.state().store.get(kind, namespace, name)
     }
 
-    /// Answers the lists that wait.
+    /// Answers the lists that are held back.
     pub fn release_lists(&self) {
         self.shared.change(|state| state.held.clear());
     }
 
-    /// From now on only these tokens are let in.
+    /// Accepts these tokens only from now on.
     pub fn require_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|token| (*token).to_owned()).collect();
         self.shared.change(|state| state.tokens = Some(tokens));
     }
 
-    /// Goes on taking connections and requests, and answers nothing, also to watches that are open: as a process that
-    /// was stopped, behind a kernel that was not.
+    /// Keeps accepting connections and requests but answers nothing, not even on open watches: like
+    /// a stopped process behind a running kernel.
     pub fn fall_silent(&self) {
         self.shared.change(|state| state.silent = true);
     }
 
-    /// Answers what waits.
+    /// Ends the silence and answers what is pending.
     pub fn speak(&self) {
         self.shared.change(|state| state.silent = false);
     }
 
-    /// From now on lists of a kind stop in mid-body, with the connection open; watches with initial events, too.
+    /// Makes lists of a kind, and watches with initial events, stop in the middle of the body from
+    /// now on, with the connection open.
     pub fn stall_lists(&self, kind: Kind) {
         self.shared.change(|state| state.stalled.insert(kind));
     }
 
-    /// A watch from a version that is gone is refused by the response's status instead of an event.
+    /// Refuses a watch from a version that is gone by the status of the response instead of by an
+    /// event.
     pub fn refuse_gone_versions(&self) {
         self.shared.change(|state| state.gone_by_status = true);
     }
 
-    /// Sets whether the cache lags behind: lists that ask it for a version are refused then.
+    /// Sets whether the cache lags behind: lists that request a version from it are then refused.
     pub fn lag_behind(&self, behind: bool) {
         self.shared.change(|state| state.behind = behind);
     }
 
-    /// Sets the treatment of `sendInitialEvents`.
+    /// Sets how `sendInitialEvents` is treated.
     pub fn stream_lists(&self, streaming: Streaming) {
         self.shared.change(|state| state.streaming = streaming);
     }
 
-    /// From now on it shows this certificate, and checks clients by what it says.
+    /// Serves this certificate from now on, and checks clients as it demands.
     pub fn replace_certificate(&mut self, certificate: Certificate) {
         self.certificate = Some(certificate);
     }
 
-    /// Goes away: connections break, new ones are refused. The objects stay.
+    /// Stops serving: connections break, new ones are refused. The objects stay.
     pub async fn stop(&mut self) {
         if let Some(running) = self.running.take() {
             running.abort();
@@ -315,11 +318,11 @@ impl ApiServer {
         }
     }
 
-    /// Returns on the same address.
+    /// Serves again on the same address.
     ///
     /// # Errors
     ///
-    /// If the port has been taken meanwhile.
+    /// The port has been taken meanwhile.
     pub async fn restart(&mut self) -> io::Result<()> {
         self.stop().await;
         let listener = listen(self.namespace.as_ref(), self.address)?;
@@ -339,26 +342,26 @@ impl ApiServer {
         self.shared.counters.get()
     }
 
-    /// Every request so far, with when it came: method, path and query.
+    /// Every request so far: the time of its arrival, and its method, path and query.
     #[must_use]
     pub fn requests(&self) -> Vec<(Instant, String)> {
         self.shared.state().requests.clone()
     }
 
-    /// The certificate that it shows, if it has one.
+    /// The certificate of the server, if it has one.
     #[must_use]
     pub fn certificate(&self) -> Option<&str> {
         self.certificate.as_ref().map(|certificate| certificate.pem.as_str())
     }
 
-    /// Number of requests so far with `text` in their path or query.
+    /// The number of requests so far with `text` in their path or query.
     #[must_use]
     pub fn requests_with(&self, text: &str) -> usize {
         self.shared.state().requests.iter().filter(|(_, request)| request.contains(text)).count()
     }
 
-    /// Number of lists of a kind, of the whole cluster, that were requested so far: their first pages, and watches that
-    /// begin with all objects.
+    /// The number of lists of a kind, for the whole cluster, that were requested so far: their
+    /// first pages, and watches that begin with all objects.
     #[must_use]
     pub fn lists_of(&self, kind: Kind) -> usize {
         let state = self.shared.state();
@@ -380,7 +383,8 @@ impl Drop for ApiServer {
     }
 }
 
-/// A socket stays in the namespace that it was made in, whichever thread serves it.
+/// Opens a listening socket. A socket stays in the namespace in which it was made, whichever thread
+/// serves it.
 fn listen(namespace: Option<&Namespace>, address: SocketAddr) -> io::Result<TcpListener> {
     let bind = || std::net::TcpListener::bind(address);
     let listener = namespace.map_or_else(bind, |namespace| namespace.run(bind))?;

@@ -1,4 +1,4 @@
-//! Which BPF programs are on a device or a cgroup, asked of the kernel.
+//! The BPF programs that the kernel has attached to a device or a cgroup.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -18,7 +18,8 @@ use crate::netns::Namespace;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attached {
     pub xdp: bool,
-    /// Number of programs at TC ingress and egress: links of tcx, or filters of clsact where the kernel has no tcx.
+    /// The number of programs at TC ingress and egress: links of tcx, or filters of clsact where
+    /// the kernel has no tcx.
     pub ingress: u32,
     pub egress: u32,
 }
@@ -30,7 +31,7 @@ impl Namespace {
             let index = netlink::index(device)?;
             Ok(query(index, TCX_INGRESS)?.zip(query(index, TCX_EGRESS)?))
         })?;
-        // On a kernel with tcx nothing of ours is a filter.
+        // On a kernel with tcx the agent attaches no filter.
         let (ingress, egress) = match by_tcx {
             Some(counts) => counts,
             None => self.netlink(async |net| net.bpf_filters(device).await)?,
@@ -39,8 +40,8 @@ impl Namespace {
     }
 }
 
-/// Detaches each program whose link is pinned below an agent's `--pin-dir` and has a name that begins so, as
-/// `bpftool link detach` does. How many there were.
+/// Detaches each program whose link is pinned below an agent's `--pin-dir` under a name that begins
+/// with `prefix`, as `bpftool link detach` does. Returns the number of these links.
 pub fn detach_links(pin_dir: &Path, prefix: &str) -> Result<usize> {
     let mut detached = 0;
     for version in fs::read_dir(pin_dir)? {
@@ -60,7 +61,7 @@ fn detach_link(pin: &Path) -> Result<()> {
     const LINK_DETACH: libc::c_long = 34;
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let mut get = [path.as_ptr() as u64, 0];
-    // SAFETY: the attributes are as long as said, and the path outlives the call.
+    // SAFETY: the attributes are as long as the given size, and the path outlives the call.
     let link = unsafe { libc::syscall(libc::SYS_bpf, OBJ_GET, &raw mut get, size_of_val(&get)) };
     ensure!(link >= 0, "{}", io::Error::last_os_error());
     // SAFETY: the call has returned a new descriptor, which nothing else owns.
@@ -72,8 +73,8 @@ fn detach_link(pin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Numbers of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4,
-/// getpeername6 and the closing of sockets.
+/// The ids of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4,
+/// recvmsg6, getpeername4, getpeername6 and the release of sockets.
 pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 9]> {
     let cgroup = File::open(cgroup)?;
     let mut found = [const { Vec::new() }; 9];
@@ -93,7 +94,7 @@ const SOCKET: [u32; 9] = [10, 11, 14, 15, 19, 20, 29, 30, 34];
 #[repr(C)]
 #[derive(Default)]
 struct Query {
-    /// The number of a device, or a descriptor.
+    /// The index of a device, or a file descriptor.
     target: u32,
     attach_type: u32,
     query_flags: u32,
@@ -107,7 +108,8 @@ fn query(target: u32, attach_type: u32) -> Result<Option<u32>> {
     Ok(programs(target, attach_type)?.map(|found| found.len() as u32))
 }
 
-/// Their numbers; `None` if the kernel does not know this type: that of tcx below Linux 6.6.
+/// The ids of the programs of one attach type; `None` if the kernel does not know the type, as that
+/// of tcx below Linux 6.6.
 fn programs(target: u32, attach_type: u32) -> Result<Option<Vec<u32>>> {
     const PROG_QUERY: libc::c_long = 16;
     let mut numbers = [0_u32; 64];
@@ -118,7 +120,8 @@ fn programs(target: u32, attach_type: u32) -> Result<Option<Vec<u32>>> {
         count: numbers.len() as u32,
         ..Query::default()
     };
-    // SAFETY: the attributes are as long as said, and there is room for that many programs.
+    // SAFETY: the attributes are as long as the given size, and the buffer has room for that many
+    // ids.
     let result = unsafe { libc::syscall(libc::SYS_bpf, PROG_QUERY, &raw mut query, size_of::<Query>()) };
     let error = io::Error::last_os_error();
     match (result, error.raw_os_error()) {

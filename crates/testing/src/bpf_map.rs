@@ -1,4 +1,4 @@
-//! Maps of the kernel byte by byte, by bpf(2) and past the agent's own code.
+//! BPF maps as raw bytes, read and written by bpf(2) without the agent's own code.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,12 +17,12 @@ use traffic_policy_dataplane::{
     },
 };
 
-// linux/bpf.h: enum bpf_cmd, what the agent does not use.
+// linux/bpf.h: enum bpf_cmd, the commands that the agent does not use.
 const UPDATE: libc::c_int = 2;
 const DELETE: libc::c_int = 3;
 const LOOKUP_AND_DELETE_BATCH: libc::c_int = 25;
 
-/// enum bpf_map_type of linux/bpf.h, as far as the packet path has maps of it.
+/// The values of enum bpf_map_type in linux/bpf.h that maps of the packet path have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Hash,
@@ -48,13 +48,13 @@ impl Kind {
         })
     }
 
-    /// Its elements are always there: none can be deleted.
+    /// Whether all elements always exist, so that none can be deleted.
     fn is_array(self) -> bool {
         matches!(self, Self::Array | Self::PerCpuArray)
     }
 }
 
-/// Every entry of a map: key, value. Elements of an array that are all zero are left out.
+/// The entries of a map, value by key. Elements of an array that are all zero are left out.
 pub type Entries = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// An open map.
@@ -69,21 +69,25 @@ pub struct BpfMap {
 }
 
 impl BpfMap {
+    /// Wraps the descriptor of a map.
+    ///
     /// # Errors
-    /// The descriptor is that of no map, or of one whose type is not known here.
+    /// The descriptor is not that of a map, or its map type is unknown here.
     pub fn new(fd: OwnedFd) -> Result<Self> {
         let info: MapInfo = sys::info(&fd)?;
         let kind = Kind::of(info.kind)?;
         let value = match kind {
-            // One value after the other, each padded to eight bytes.
+            // The values of all CPUs lie one after the other, each padded to eight bytes.
             Kind::PerCpuArray => (info.value as usize).next_multiple_of(8) * possible_cpus()?,
             _ => info.value as usize,
         };
         Ok(Self { fd, kind, key: info.key as usize, value, entries: info.entries })
     }
 
+    /// Opens a pinned map.
+    ///
     /// # Errors
-    /// There is no such pin, or it is that of no map.
+    /// The pin does not exist, or is not that of a map.
     pub fn pinned(pin: &Path) -> Result<Self> {
         let fd = sys::open(pin, false).with_context(|| format!("opening {}", pin.display()))?;
         Self::new(fd).with_context(|| pin.display().to_string())
@@ -93,8 +97,8 @@ impl BpfMap {
         self.kind
     }
 
-    /// Content of the map. A ring buffer has one entry without key: its producer position. An array of programs has their
-    /// numbers.
+    /// Reads the content of the map. A ring buffer has one entry without a key: its producer
+    /// position. An array of programs holds their ids.
     pub fn read(&self) -> Result<Entries> {
         match self.kind {
             Kind::ProgramArray => self.programs(),
@@ -106,13 +110,13 @@ impl BpfMap {
         }
     }
 
-    /// Takes everything out of a hash.
+    /// Deletes all entries of a hash.
     pub fn empty(&self) -> Result<()> {
         self.batch(LOOKUP_AND_DELETE_BATCH, self.entries).map(drop)
     }
 
-    /// Makes it as if it were new, but for an array of programs, which keeps them; of an array the first `elements` only.
-    /// Records of a ring buffer count as read.
+    /// Resets the map to its state when new: a hash is emptied, the first `elements` of an array
+    /// are zeroed, the records of a ring buffer count as read. An array of programs keeps them.
     pub fn renew(&self, elements: u32) -> Result<()> {
         match self.kind {
             Kind::ProgramArray => {}
@@ -132,8 +136,8 @@ impl BpfMap {
         Ok(())
     }
 
-    /// Puts an entry there, whatever it means to the packet path: an array's last element below `elements`, a hash's key
-    /// of zeros.
+    /// Writes an entry whatever it means to the packet path: the last element below `elements` of
+    /// an array, the key of zeros of a hash.
     pub fn scribble(&self, elements: u32) -> Result<()> {
         let key = match self.kind {
             kind if kind.is_array() => (self.entries.min(elements) - 1).to_ne_bytes().to_vec(),
@@ -149,7 +153,7 @@ impl BpfMap {
         }
     }
 
-    /// Unread bytes of a ring buffer.
+    /// The number of unread bytes of a ring buffer.
     pub fn unread(&self) -> Result<u64> {
         ensure!(self.kind == Kind::RingBuffer, "not a ring buffer but a map of type {:?}", self.kind);
         let (read, written) = self.positions(false)?;
@@ -169,7 +173,7 @@ impl BpfMap {
         Ok(())
     }
 
-    /// Such arrays are not read in batches.
+    /// Reads an array of programs, which cannot be read in batches.
     fn programs(&self) -> Result<Entries> {
         let mut entries = Entries::new();
         for index in 0..self.entries {
@@ -185,9 +189,11 @@ impl BpfMap {
         Ok(entries)
     }
 
-    /// Consumer and producer positions of a ring buffer: on its first page, which may be written, and on its second.
+    /// The consumer and producer positions of a ring buffer: the first is on its first page, which
+    /// is writable, the second on its second page.
     fn positions(&self, read_all: bool) -> Result<(u64, u64)> {
-        // SAFETY: the kernel lends whole pages and knows what may be written; they are gone before the descriptor is.
+        // SAFETY: the kernel maps whole pages and enforces which are writable; they are unmapped
+        // before the descriptor is closed.
         unsafe {
             let page = libc::sysconf(libc::_SC_PAGESIZE);
             let length = usize::try_from(page)?;
@@ -211,11 +217,11 @@ impl BpfMap {
         }
     }
 
-    /// The first `count` entries by one of the commands that read a batch.
+    /// Reads the first `count` entries by one of the batch commands.
     fn batch(&self, command: libc::c_int, count: u32) -> Result<Entries> {
         let room = count as usize;
         let (mut keys, mut values) = (vec![0_u8; self.key * room], vec![0_u8; self.value * room]);
-        // One call reads all. The place to go on from is a key or a bucket's number.
+        // One call reads all. The place to continue from is a key or the number of a bucket.
         let mut place = vec![0_u8; self.key.max(8)];
         let mut batch = Batch {
             to: place.as_mut_ptr() as u64,
@@ -226,11 +232,12 @@ impl BpfMap {
             ..Batch::default()
         };
         match bpf(command, &mut batch) {
-            // This is how the kernel says that nothing is left.
+            // The kernel reports the end of the map by ENOENT.
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error.into()),
             _ => {}
         }
-        // One comparison of slices an element: a loop over bytes takes seconds in a debug build.
+        // One comparison of slices for each element: a loop over bytes takes seconds in a debug
+        // build.
         let nothing = vec![0; self.value];
         let is_array = self.kind.is_array();
         let pairs = keys.chunks_exact(self.key).zip(values.chunks_exact(self.value));
@@ -241,12 +248,13 @@ impl BpfMap {
 }
 
 fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: the attributes begin as the command's do, and whatever they point to outlives the call.
+    // SAFETY: the attributes begin like those of the command, and all that they point to outlives
+    // the call.
     unsafe { sys::call(command, attributes) }
 }
 
 fn possible_cpus() -> Result<usize> {
-    // `0-3`, or `0`.
+    // The file contains `0-3`, or `0`.
     let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = text.trim().rsplit(['-', ',']).next().unwrap_or_default();
     Ok(last.parse::<usize>().with_context(|| format!("possible CPUs: {text}"))? + 1)

@@ -1,5 +1,5 @@
-//! Chromium without a window, told what to do by the DevTools protocol over a pair of pipes: pages as people and screen
-//! readers meet them.
+//! A headless Chromium, driven by the DevTools protocol over a pair of pipes: pages as people and
+//! screen readers meet them.
 
 mod sight;
 mod wire;
@@ -20,10 +20,10 @@ use self::wire::Wire;
 use crate::pace::scaled;
 
 const PROGRAM: &str = "chromium";
-/// For a page to be loaded and drawn.
+/// The time limit for a page to be loaded and drawn.
 const DRAWN: Duration = Duration::from_secs(60);
 
-/// Window size and preferences with which a page is opened.
+/// The window size and preferences with which a page is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     pub width: u32,
@@ -47,13 +47,13 @@ pub struct Browser {
 pub struct Tab<'b> {
     browser: &'b mut Browser,
     session: String,
-    /// Lines of its console, and errors of its scripts.
+    /// Lines of the page's console, and errors of its scripts.
     pub console: Vec<String>,
-    /// URLs that it requested, its own among them.
+    /// URLs that the page requested, its own among them.
     pub requests: Vec<String>,
 }
 
-/// One thing that a screen reader meets.
+/// An element of the accessibility tree, as a screen reader meets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accessible {
     pub role: String,
@@ -62,13 +62,13 @@ pub struct Accessible {
 }
 
 impl Browser {
-    /// Starts one; where there is none it is said aloud that a test is skipped.
+    /// Starts a browser; where none is installed, prints that the test is skipped.
     ///
     /// # Errors
-    /// It does not start, or does not answer.
+    /// The browser does not start, or does not answer.
     pub fn start(test: &str) -> Result<Option<Self>> {
         if !Command::new(PROGRAM).arg("--version").output().is_ok_and(|output| output.status.success()) {
-            // Past the test harness, which would keep it to itself.
+            // Written to stderr directly: the test harness would capture it otherwise.
             writeln!(std::io::stderr(), "SKIPPED {test}: there is no {PROGRAM} (`cargo xtask setup`)").ok();
             return Ok(None);
         }
@@ -80,7 +80,7 @@ impl Browser {
     /// Opens a file and waits until it is drawn.
     ///
     /// # Errors
-    /// It cannot be loaded.
+    /// The file cannot be loaded.
     pub fn open(&mut self, page: &Path, look: Look) -> Result<Tab<'_>> {
         let target = self.wire.call(None, "Target.createTarget", &json!({"url": "about:blank"}))?;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -115,12 +115,13 @@ impl Browser {
 }
 
 impl Tab<'_> {
-    /// Waits until what scripts have asked for is drawn, and takes in what was said meanwhile.
+    /// Waits until all that scripts have requested is drawn, and collects the events meanwhile.
     ///
     /// # Errors
     /// The browser does not answer.
     pub fn settle(&mut self) -> Result<()> {
-        // Observers of sizes run before a frame is drawn, and what they ask for in the next.
+        // Observers of sizes run before a frame is drawn; their requests take effect in the next
+        // one.
         let frames = "new Promise(done => { let left = 4; const next = () => left-- ? requestAnimationFrame(next) : done(true); next(); })";
         self.evaluate(frames)?;
         for event in std::mem::take(&mut self.browser.wire.events) {
@@ -142,10 +143,10 @@ impl Tab<'_> {
         Ok(())
     }
 
-    /// The value of an expression in the page; of a promise what it is fulfilled with.
+    /// Evaluates an expression in the page; a promise gives the value with which it is fulfilled.
     ///
     /// # Errors
-    /// It throws.
+    /// The expression throws.
     pub fn evaluate(&mut self, expression: &str) -> Result<Value> {
         let parameters = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", &parameters)?;
@@ -153,7 +154,7 @@ impl Tab<'_> {
         Ok(answer["result"]["value"].clone())
     }
 
-    /// The tree that screen readers read.
+    /// The accessibility tree, as screen readers read it.
     ///
     /// # Errors
     /// The browser does not answer.
@@ -170,10 +171,10 @@ impl Tab<'_> {
         Ok(read.collect())
     }
 
-    /// The whole page as a picture.
+    /// Saves a picture of the whole page.
     ///
     /// # Errors
-    /// It cannot be taken, or the file not written.
+    /// The picture cannot be taken, or the file cannot be written.
     pub fn screenshot(&mut self, file: &Path) -> Result<()> {
         let answer =
             self.call("Page.captureScreenshot", &json!({"format": "png", "captureBeyondViewport": true}))?;

@@ -1,7 +1,7 @@
-//! Every frame at a device, with a verdict on its checksums.
+//! Capture of every frame at a device, with a verdict on its checksums.
 //!
-//! Frames that an XDP program sends (XDP_TX, redirect) never pass the packet sockets of its own device: capture at the
-//! other end of the wire.
+//! Frames that an XDP program sends (XDP_TX, redirect) never pass the packet sockets of its own
+//! device: capture at the other end of the wire.
 
 use std::fmt;
 use std::io::{self, IoSliceMut};
@@ -39,15 +39,16 @@ pub struct Capture {
 
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// From the link layer on. Larger than the MTU if the kernel had merged it or not split it yet.
+    /// The frame from the link layer on. It is larger than the MTU if the kernel merged it or has
+    /// not split it yet.
     pub bytes: Vec<u8>,
-    /// Sent by this device, rather than received.
+    /// Whether this device sent the frame, rather than received it.
     pub outgoing: bool,
     pub checksum: Checksum,
 }
 
 impl Capture {
-    /// Captures at a device of a namespace until finished; nothing is missed from when this returns.
+    /// Starts a capture at a device of a namespace. No frame is missed after this returns.
     pub fn start(namespace: &Namespace, device: &str) -> Result<Self> {
         let socket = namespace.run(|| open(device)).with_context(|| format!("capturing at {device}"))?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -56,7 +57,7 @@ impl Capture {
             let mut frames = Vec::new();
             let mut buffer = vec![0; 1 << 18];
             loop {
-                // What arrived before the wish to stop is still read.
+                // Frames that arrived before the request to stop are still read.
                 let stopping = wish.load(Ordering::Relaxed);
                 match receive(&socket, &mut buffer)? {
                     Some(frame) => frames.push(frame),
@@ -74,7 +75,7 @@ impl Capture {
         thread.join().map_err(|_| anyhow::anyhow!("the capture panicked"))?
     }
 
-    /// Finishes, and fails with the first wrong frame. Gives all frames otherwise.
+    /// Finishes and returns all frames; fails with the first invalid one.
     pub fn finish_valid(self) -> Result<Vec<Frame>> {
         let frames = self.finish()?;
         let wrong = frames.iter().find(|frame| matches!(frame.checksum, Checksum::Wrong(_)));
@@ -103,7 +104,7 @@ impl fmt::Display for Frame {
 }
 
 fn open(device: &str) -> Result<Socket> {
-    // Protocol 0 receives nothing until the socket is bound to the one device.
+    // Protocol 0 receives nothing until the socket is bound to the device.
     let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
     setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20))?;
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
@@ -115,7 +116,8 @@ fn open(device: &str) -> Result<Socket> {
     };
     ensure!(result == 0, io::Error::last_os_error());
     let index = netlink::index(device)?.try_into()?;
-    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and zero where it is not.
+    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and the
+    // rest is zero.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, length| {
             let address = storage.cast::<libc::sockaddr_ll>();
@@ -136,7 +138,7 @@ fn receive(socket: &Socket, buffer: &mut [u8]) -> Result<Option<Frame>> {
     let flags = MsgFlags::empty();
     let message = match recvmsg::<LinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
         Ok(message) => message,
-        // A device that goes down or away just sends no more frames.
+        // A device that goes down or disappears just sends no more frames.
         Err(Errno::EAGAIN | Errno::EINTR | Errno::ENETDOWN) => return Ok(None),
         Err(error) => return Err(error).context("receiving a frame"),
     };
@@ -152,7 +154,8 @@ fn receive(socket: &Socket, buffer: &mut [u8]) -> Result<Option<Frame>> {
     let status = u32::from_ne_bytes([auxiliary[0], auxiliary[1], auxiliary[2], auxiliary[3]]);
     let mut bytes = buffer[..length].to_vec();
     if status & TP_STATUS_VLAN_VALID != 0 {
-        // The kernel took the tag out; fields 5 and 6 of the structure are its value and its protocol.
+        // The kernel has removed the tag; fields 5 and 6 of the structure are its value and its
+        // protocol.
         let tag = [auxiliary[19], auxiliary[18], auxiliary[17], auxiliary[16]];
         let tag = if cfg!(target_endian = "little") { tag } else { [tag[1], tag[0], tag[3], tag[2]] };
         bytes.splice(12..12, tag);

@@ -1,4 +1,4 @@
-//! A cgroup of a test's own on cgroup2.
+//! A cgroup of a single test on cgroup2.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// A new cgroup at the top of the hierarchy, removed with this value; its processes must have ended by then.
+/// A new cgroup at the top of the hierarchy, removed when dropped; its processes must have exited
+/// by then.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
@@ -21,7 +22,7 @@ impl Cgroup {
         Ok(Self(path))
     }
 
-    /// A cgroup below this one. Drop it first.
+    /// Makes a cgroup below this one. Drop it before its parent.
     pub fn below(&self, name: &str) -> Result<Self> {
         let path = self.0.join(name);
         fs::create_dir(&path).with_context(|| format!("making the cgroup {}", path.display()))?;
@@ -32,16 +33,17 @@ impl Cgroup {
         &self.0
     }
 
-    /// Lets a command start inside when it is spawned.
+    /// Makes a command start inside the cgroup when it is spawned.
     pub fn enter_on_exec(&self, command: &mut Command) -> Result<()> {
         let list = self.0.join("cgroup.procs");
         let mut list = File::options().write(true).open(&list).with_context(|| list.display().to_string())?;
-        // SAFETY: a bare system call; 0 stands for the caller. The closure allocates nothing after fork.
+        // SAFETY: a bare system call; 0 stands for the caller. The closure allocates nothing after
+        // fork.
         unsafe { command.pre_exec(move || list.write_all(b"0")) };
         Ok(())
     }
 
-    /// Moves a process in.
+    /// Moves a process into the cgroup.
     pub fn add(&self, process: u32) -> Result<()> {
         let list = self.0.join("cgroup.procs");
         fs::write(&list, process.to_string())
@@ -65,7 +67,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// Mount point of cgroup2: `/sys/fs/cgroup`, or a folder in it where version 1 is in use too.
+/// The mount point of cgroup2: `/sys/fs/cgroup`, or a folder in it where version 1 is in use too.
 fn mounted() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Whether the checksums of a frame are right, recomputed over the whole packet.
+//! Verification of a frame's checksums, recomputed over the whole packet.
 
 use std::fmt;
 
@@ -9,11 +9,13 @@ use etherparse::{IpNumber, NetSlice, SlicedPacket};
 pub enum Checksum {
     /// Every checksum was recomputed and is right.
     Valid,
-    /// The IP header's is right; the other was left to a device to finish and so cannot be judged.
+    /// The checksum of the IP header is right; the other was left to a device to finish and cannot
+    /// be verified.
     Unfinished,
-    /// One is wrong, or the packet is too malformed to compute it.
+    /// A checksum is wrong, or the packet is too malformed to compute it.
     Wrong(String),
-    /// No IP, or a protocol or fragment whose checksum does not stand in this packet alone.
+    /// The packet is not IP, or is of a protocol, or a fragment, whose checksum cannot be computed
+    /// from this packet alone.
     NotChecked,
 }
 
@@ -28,7 +30,8 @@ impl fmt::Display for Checksum {
     }
 }
 
-/// Judges an Ethernet frame. `unfinished` is what the kernel says about the checksum of the transport protocol.
+/// Verifies an Ethernet frame. `unfinished` is the kernel's information on the checksum of the
+/// transport protocol.
 pub fn verify(frame: &[u8], unfinished: bool) -> Checksum {
     let packet = match SlicedPacket::from_ethernet(frame) {
         Ok(packet) => packet,
@@ -59,7 +62,8 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
     pseudo_header = pseudo_header.add_4bytes(length.to_be_bytes()).add_2bytes([0, ip.ip_number.0]);
     let (name, start) = match ip.ip_number {
         IpNumber::TCP => ("TCP", pseudo_header),
-        // Over IPv4 zero says that there is none. Over IPv6 it is wrong, and the sum below says so.
+        // Over IPv4, zero means that there is no checksum. Over IPv6 zero is wrong, and the sum
+        // below shows it.
         IpNumber::UDP if ip.payload.get(6..8) == Some(&[0, 0]) && is_v4(ip) => return Checksum::Valid,
         IpNumber::UDP => ("UDP", pseudo_header),
         IpNumber::ICMP => ("ICMP", Sum16BitWords::new()),
@@ -82,7 +86,7 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
     }
 }
 
-/// The CRC32c of RFC 9260 appendix A, bit by bit.
+/// Computes the CRC32c of RFC 9260 appendix A, bit by bit.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = u32::MAX;
     for byte in bytes {

@@ -1,4 +1,5 @@
-//! A lab with a server in each pod, a folder of manifests and agents: what nearly every test with traffic starts from.
+//! A lab with a server in each pod, a folder of manifests and agents: the basis of nearly every
+//! test with traffic.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -15,20 +16,20 @@ use crate::traffic::{Answer, Ledger, Outcome, Probe, Server};
 /// The port of the servers.
 pub const TARGET: u16 = 8080;
 
-/// A transport protocol to ask by.
+/// A transport protocol for probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Tcp,
     Udp,
 }
 
-/// The lab and all that a test needs on it.
+/// The lab and the parts that a test needs on it.
 #[derive(Debug)]
 pub struct Cluster {
-    // In the order in which they have to go.
-    /// One of each node, once [`Self::launch`] has started them.
+    // The fields are dropped in this order.
+    /// One agent for each node, once [`Self::launch`] has started them.
     pub agents: Vec<Agent>,
-    /// In the order of the lab's pods.
+    /// The servers, in the order of the lab's pods.
     servers: Vec<Option<Server>>,
     pub ledger: Ledger,
     pub manifests: Manifests,
@@ -62,7 +63,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A pod's server stops: new connections are refused from now on.
+    /// Stops the server of a pod: new connections to it are refused from now on.
     pub fn stop_server(&mut self, pod: &str) {
         let number = self.lab.pods().position(|other| other.name == pod);
         drop(number.and_then(|number| self.servers[number].take()));
@@ -76,7 +77,8 @@ impl Cluster {
         self.agents.iter_mut().try_for_each(Agent::stop)
     }
 
-    /// Starts all agents again and waits until they have taken over. The limit is that of a fast machine.
+    /// Starts all agents again and waits until they have taken over. The limit is that of a fast
+    /// machine.
     pub fn start_agents_again(&mut self, limit: Duration) -> Result<()> {
         self.agents.iter_mut().try_for_each(Agent::start_again)?;
         self.agents.iter().try_for_each(|agent| agent.wait_ready(limit))
@@ -87,7 +89,7 @@ impl Cluster {
         self.lab.pods().map(Backend::of).collect()
     }
 
-    /// A Service on one node port, by TCP and UDP, to be completed and applied.
+    /// A Service with one node port, for TCP and UDP, to be completed and applied.
     pub fn node_port(name: &str, policy: Policy, port: u16) -> Service {
         Service::new(name)
             .policy(policy)
@@ -95,22 +97,23 @@ impl Cluster {
             .port(Port::udp(80, TARGET).node_port(port))
     }
 
-    /// Address and port at which a node port is reached.
+    /// The address and port of a node port on a node.
     pub fn at(&self, node: usize, family: Family, port: u16) -> SocketAddr {
         SocketAddr::new(self.lab.node(node).address(family), port)
     }
 
-    /// The client asks once.
+    /// Sends one probe from the client.
     pub fn ask(&self, protocol: Protocol, to: SocketAddr) -> Result<Outcome> {
         protocol.probe(to).from(self.lab.client().netns())
     }
 
-    /// The client asks once and must be answered, be it late on a busy machine.
+    /// Sends one probe from the client, which must be answered, if late on a busy machine.
     pub fn answer(&self, protocol: Protocol, to: SocketAddr) -> Result<Answer> {
         protocol.probe(to).answer(self.lab.client().netns()).with_context(|| format!("{protocol:?} {to}"))
     }
 
-    /// Asks until the outcome is as wanted; fails with the last one. The limit is that of a fast machine.
+    /// Probes until the outcome is the wanted one; fails with the last outcome. The limit is that
+    /// of a fast machine.
     pub fn wait_for(
         &self,
         protocol: Protocol,
@@ -131,10 +134,11 @@ impl Cluster {
         }
     }
 
-    /// Asks until each of the pods has answered, and gives all answers. Fails if another pod did, or one was never chosen.
+    /// Probes until each of the pods has answered, and returns all answers. Fails if another pod
+    /// answered, or one was never chosen.
     pub fn ask_until_all(&self, protocol: Protocol, to: SocketAddr, pods: &[&str]) -> Result<Vec<Answer>> {
         let mut answers: Vec<Answer> = Vec::new();
-        // With 4 endpoints and a fair choice one is left out once in 10^12 runs.
+        // With 4 endpoints and a fair choice, one is missed once in 10^12 runs.
         for _ in 0..100 {
             let answer = self.answer(protocol, to)?;
             ensure!(pods.contains(&answer.pod.as_str()), "{protocol:?} {to}: {} answered", answer.pod);

@@ -1,4 +1,5 @@
-//! A pod's container on a node of a lab, run by crun from the pod's own spec, as a kubelet and containerd would.
+//! A pod's container on a node of a lab, run by crun from the pod's own spec, as a kubelet and
+//! containerd would run it.
 
 mod config;
 mod hybrid;
@@ -25,7 +26,7 @@ use crate::netns::{Namespace, Process};
 use crate::pace::scaled;
 use crate::traffic::http;
 
-/// crun's folder for the state of test containers, apart from the machine's own.
+/// The folder of crun for the state of test containers, separate from the machine's own.
 const STATES: &str = "/run/traffic-policy-crun";
 
 /// Folders and files of a node that pods mount.
@@ -33,13 +34,13 @@ const STATES: &str = "/run/traffic-policy-crun";
 pub struct Surroundings {
     /// Folders of the lab, mounted in place of the node's.
     pub host: BTreeMap<String, PathBuf>,
-    /// By name, as in the API.
+    /// ConfigMaps by name, as in the API.
     pub config_maps: BTreeMap<String, BTreeMap<String, String>>,
-    /// The service account's files, as the kubelet mounts them: `token` and `ca.crt`.
+    /// The files of the service account, as the kubelet mounts them: `token` and `ca.crt`.
     pub service_account: Option<PathBuf>,
 }
 
-/// A container; its process ends with this value.
+/// A container; its process is ended when it is dropped.
 #[derive(Debug)]
 pub struct Container {
     id: String,
@@ -47,18 +48,18 @@ pub struct Container {
     process: Process,
     log: PathBuf,
     liveness: Option<Probe>,
-    /// The program's name and arguments.
+    /// The name of the program, and its arguments.
     entrypoint: Vec<String>,
     _bundle: TempDir,
 }
 
 impl Container {
-    /// Whether there is a crun; otherwise it is said aloud that a test is skipped.
+    /// Whether crun is installed; otherwise prints that the test is skipped.
     pub fn can_run(test: &str) -> bool {
         let found = Command::new("crun").arg("--version").output();
         let found = found.is_ok_and(|output| output.status.success());
         if !found {
-            // Past the test harness, which would keep it to itself.
+            // Written to stderr directly: the test harness would capture it otherwise.
             writeln!(std::io::stderr(), "SKIPPED {test}: there is no crun to run containers with").ok();
         }
         found
@@ -67,7 +68,7 @@ impl Container {
     /// Starts a pod's only container on a node.
     ///
     /// # Errors
-    /// The spec has something that is not understood here, or crun fails.
+    /// The spec has a field that is not supported here, or crun fails.
     pub fn start(lab: &Lab, node: &Node, pod: &PodSpec, around: &Surroundings) -> Result<Self> {
         remove_leftovers()?;
         let bundle = tempfile::tempdir()?;
@@ -86,7 +87,7 @@ impl Container {
         Ok(Self { id, netns, process, log, liveness, entrypoint: root.entrypoint, _bundle: bundle })
     }
 
-    /// Waits until its `/healthz` says 200. The limit is that of a fast machine.
+    /// Waits until `/healthz` of the container answers 200. The limit is that of a fast machine.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
         let (start, limit) = (Instant::now(), scaled(limit));
         let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
@@ -105,7 +106,7 @@ impl Container {
         }
     }
 
-    /// Waits until it has printed this.
+    /// Waits until the container has printed this text.
     pub fn wait_said(&mut self, text: &str, limit: Duration) -> Result<()> {
         let (start, limit) = (Instant::now(), scaled(limit));
         while !self.log().contains(text) {
@@ -118,7 +119,7 @@ impl Container {
         Ok(())
     }
 
-    /// Waits until its process has ended by itself, and gives the exit code.
+    /// Waits until the process has exited by itself, and returns the exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
         let (start, limit) = (Instant::now(), scaled(limit));
         loop {
@@ -130,7 +131,8 @@ impl Container {
         }
     }
 
-    /// The status that its liveness probe gets, asked as the kubelet asks: from the node, of the host that the probe names.
+    /// The status that the liveness probe gets, sent as the kubelet sends it: from the node, to the
+    /// host that the probe names.
     pub fn probe(&self) -> Result<u16> {
         let probe = self.liveness.as_ref().context("it has no liveness probe")?;
         let get = probe.http_get.as_ref().context("its liveness probe asks by something else than HTTP")?;
@@ -142,7 +144,7 @@ impl Container {
         Ok(http::get_from(&self.netns, at, get.path.as_deref().unwrap_or("/"))?.status)
     }
 
-    /// As `kubectl exec POD -- traffic-policy-agent ARGUMENTS…`.
+    /// Runs a command as `kubectl exec POD -- traffic-policy-agent ARGUMENTS…` does.
     pub fn exec(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = crun()?;
         command.arg("exec").arg(&self.id).args(&self.entrypoint).args(arguments);
@@ -156,7 +158,8 @@ impl Container {
         serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?} prints no JSON"))
     }
 
-    /// Number of packets that left the packet path at a hook with an outcome, as in `status`.
+    /// The number of packets that left the packet path at a hook with an outcome, as `status`
+    /// counts them.
     pub fn packets(&self, hook: &str, outcome: &str) -> Result<u64> {
         let status = self.json(&["status"])?;
         let rows = status["counters"].as_array().context("status prints no counters")?;
@@ -164,7 +167,7 @@ impl Container {
         Ok(row.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
     }
 
-    /// The first process, as this machine numbers it.
+    /// The first process, by its pid on this machine.
     pub fn pid(&self) -> Result<u32> {
         let output = crun()?.arg("state").arg(&self.id).output()?;
         ensure!(output.status.success(), "crun state: {}", String::from_utf8_lossy(&output.stderr));
@@ -173,14 +176,15 @@ impl Container {
         Ok(u32::try_from(pid)?)
     }
 
-    /// As a kubelet ends a container: SIGTERM, and its process has to end by itself. Gives the exit code.
+    /// Stops the container as a kubelet does: by SIGTERM, upon which its process has to exit by
+    /// itself. Returns the exit code.
     pub fn stop(mut self) -> Result<Option<i32>> {
         let output = crun()?.args(["kill", &self.id, "TERM"]).output()?;
         ensure!(output.status.success(), "crun kill: {}", String::from_utf8_lossy(&output.stderr));
         self.wait_ended(Duration::from_secs(10))
     }
 
-    /// All that it has printed so far.
+    /// All output of the container so far.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -191,22 +195,23 @@ impl Drop for Container {
         if std::thread::panicking() {
             eprintln!("--- the container {} said:\n{}\n---", self.id, self.log());
         }
-        // Its process would outlive crun.
+        // The process would outlive crun.
         delete(&self.id);
     }
 }
 
 fn crun() -> Result<Command> {
     let mut command = Command::new("crun");
-    // Of cgroups, a test touches its own only.
+    // A test touches no cgroups but its own.
     command.args(["--root", STATES, "--cgroup-manager", "disabled"]);
     hybrid::hide(&mut command)?;
     Ok(command)
 }
 
-/// A container that is gone already is no error.
+/// Deletes a container; one that is gone already is not an error.
 fn delete(id: &str) {
-    // Without a cgroup and process ids of the container's own, `delete --force` ends no process.
+    // Without a cgroup and a pid namespace of the container's own, `delete --force` ends no
+    // process.
     for arguments in [["kill", id, "KILL"], ["delete", "--force", id]] {
         if let Ok(mut command) = crun() {
             command.args(arguments).output().ok();

@@ -19,7 +19,8 @@ const PORT: u16 = 6443;
 pub struct ControlPlane {
     server: ApiServer,
     kubeconfig: PathBuf,
-    /// Services that have a ClusterIP, by its last number.
+    /// Names of the Services with a ClusterIP: the last number of the address is the position here,
+    /// plus one.
     allocated: Mutex<Vec<String>>,
     runtime: Runtime,
 }
@@ -29,7 +30,7 @@ impl ControlPlane {
         Self::start_with(lab, None)
     }
 
-    /// With TLS, as pods with a service account want it.
+    /// A variant of [`Self::start`] with TLS, as pods with a service account need it.
     pub fn start_tls(lab: &Lab, certificate: Certificate) -> Result<Self> {
         Self::start_with(lab, Some(certificate))
     }
@@ -50,23 +51,23 @@ impl ControlPlane {
         Ok(Self { server, kubeconfig, allocated: Mutex::default(), runtime })
     }
 
-    /// For `--kubeconfig`.
+    /// The path of a file for `--kubeconfig`.
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// For faults other than [`Self::go_away`].
+    /// The server itself, for faults other than [`Self::go_away`].
     pub fn server(&self) -> &ApiServer {
         &self.server
     }
 
-    /// Puts a Service and its endpoints in place: endpoints first, as no one uses them yet.
+    /// Applies a Service and its endpoints: endpoints first, as nothing uses them yet.
     pub fn apply(&self, service: &Service, backends: &[Backend]) -> Result<()> {
         self.endpoints(service, backends)?;
         self.service(service)
     }
 
-    /// Puts a Service alone in place. Like a real API server, gives it ClusterIPs.
+    /// Applies a Service alone, and allocates its ClusterIPs as a real API server does.
     pub fn service(&self, service: &Service) -> Result<()> {
         let mut object = service.object();
         if object["spec"].get("clusterIP").is_none() {
@@ -87,12 +88,12 @@ impl ControlPlane {
         })
     }
 
-    /// Puts the endpoints of a Service alone in place.
+    /// Applies the endpoints of a Service alone.
     pub fn endpoints(&self, service: &Service, backends: &[Backend]) -> Result<()> {
         service.slices(backends).into_iter().try_for_each(|slice| self.server.put(slice))
     }
 
-    /// Deletes a Service and its endpoints, if they are there.
+    /// Deletes a Service and its endpoints, if they exist.
     pub fn delete(&self, service: &Service) {
         let object = service.object();
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
@@ -103,12 +104,12 @@ impl ControlPlane {
         }
     }
 
-    /// Connections break, new ones are refused.
+    /// Stops the server: connections break, new ones are refused.
     pub fn go_away(&mut self) {
         self.runtime.block_on(self.server.stop());
     }
 
-    /// Returns with what was applied meanwhile.
+    /// Serves again, with all changes that were applied meanwhile.
     pub fn come_back(&mut self) -> Result<()> {
         Ok(self.runtime.block_on(self.server.restart())?)
     }

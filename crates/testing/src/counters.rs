@@ -1,4 +1,5 @@
-//! Counters of an agent's packet path, read from its pinned map: `status` says the same, but takes a process.
+//! Counters of an agent's packet path, read from its pinned map. `status` shows the same, but takes
+//! a process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,13 +11,13 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use crate::agent::Agent;
 
-/// Counters by hook and outcome, as `explain` names them.
+/// Counters by hook and outcome, with the names of `explain`.
 pub type Counted = BTreeMap<(&'static str, &'static str), u64>;
 
-/// The hooks that judge new flows.
+/// The hooks that decide on new flows.
 const HOOKS: [(&str, u32); 3] = [("xdp", hook::XDP), ("tc", hook::INGRESS), ("socket", hook::SOCKET)];
 
-/// The counters of a packet path, each the sum over all CPUs.
+/// The counters of a packet path, each summed over all CPUs.
 pub struct Counters(PerCpuArray<MapData, abi::OutcomeCounters>);
 
 impl Counters {
@@ -26,7 +27,7 @@ impl Counters {
         Ok(Self(Map::PerCpuArray(map).try_into()?))
     }
 
-    /// One of them; an error if there is none of this name.
+    /// Returns one counter; fails if none has this name.
     pub fn get(&self, hook: &str, outcome: &str) -> Result<u64> {
         let hook = HOOKS.iter().find(|(name, _)| *name == hook).context("no such hook")?;
         let outcome = Outcome::ALL.iter().find(|found| found.name() == outcome).context("no such outcome")?;

@@ -18,9 +18,9 @@ pub struct Flow {
     pub name: String,
     pub source: SocketAddr,
     pub destination: SocketAddr,
-    /// `TCP`, `UDP` …
+    /// The protocol: `TCP`, `UDP` …
     pub protocol: String,
-    /// `pod`, `node` or `external`, where the source does not say it.
+    /// The origin, where the source address does not determine it: `pod`, `node` or `external`.
     pub from: Option<&'static str>,
 }
 
@@ -28,15 +28,15 @@ pub struct Flow {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Answer {
     pub name: String,
-    /// `endpoints`, `reject`, `drop` or `unhandled`.
+    /// The verdict: `endpoints`, `reject`, `drop` or `unhandled`.
     pub verdict: String,
-    /// As `status` counts it.
+    /// The outcome, by the name that `status` uses.
     pub outcome: String,
     pub endpoint: Option<SocketAddr>,
     pub candidates: Vec<SocketAddr>,
     pub masquerade: bool,
     pub source: Option<SocketAddr>,
-    /// `xdp`, `tc` or `socket`.
+    /// The hook that decided: `xdp`, `tc` or `socket`.
     pub hook: String,
     pub steps: Vec<String>,
 }
@@ -52,7 +52,7 @@ impl Flow {
         self
     }
 
-    /// As `explain --flows` reads it.
+    /// The flow as a line of input for `explain --flows`.
     pub fn line(&self) -> String {
         let Self { name, source, destination, protocol, from } = self;
         let mut line = json!({
@@ -70,7 +70,7 @@ impl Flow {
     }
 }
 
-/// A file with one flow a line; removed when dropped.
+/// Writes a file with one flow in each line; it is removed when dropped.
 pub fn file(flows: &[Flow]) -> Result<NamedTempFile> {
     let mut file = NamedTempFile::new()?;
     for flow in flows {
@@ -97,7 +97,7 @@ pub fn offline(manifests: &Path, node: &str, flows: &[Flow], options: &[&str]) -
     answers(flows, &command.output()?)
 }
 
-/// One answer a flow, in their order; anything else is an error.
+/// Parses one answer for each flow, in their order; anything else is an error.
 fn answers(flows: &[Flow], output: &Output) -> Result<Vec<Answer>> {
     let complaint = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "explain: {}\n{complaint}", output.status);

@@ -1,4 +1,5 @@
-//! The Prometheus text format: read as strictly as a scraper may, and judged by the rules of `promtool check metrics`
+//! The Prometheus text format, parsed as strictly as a scraper may, and checked by the rules of
+//! `promtool check metrics`
 //! (<https://github.com/prometheus/client_golang/tree/main/prometheus/testutil/promlint>).
 
 mod lint;
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Label names and values.
+/// Label values by name.
 pub type Labels = BTreeMap<String, String>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub enum Kind {
     Untyped,
 }
 
-/// One line: for a histogram, of a bucket, the sum or the count.
+/// One line of the exposition. For a histogram, a line is a bucket, the sum or the count.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     pub name: String,
@@ -43,8 +44,9 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Reads a scrape. An error is what a scraper would refuse: bad names, wrong escapes, a header twice or behind its
-    /// samples, families in pieces, a series twice.
+    /// Parses a scrape. Whatever a scraper would refuse is an error: invalid names, wrong escapes,
+    /// a header that is repeated or follows its samples, a family in several pieces, a repeated
+    /// series.
     pub fn parse(text: &str) -> Result<Self> {
         ensure!(text.is_empty() || text.ends_with('\n'), "the last line has no end");
         let mut exposition = Self { families: Vec::new() };
@@ -85,7 +87,7 @@ impl Exposition {
         Ok(())
     }
 
-    /// The family that a header or sample belongs to: the last one, or a new one.
+    /// The family to which a header or sample belongs: the last one, or a new one.
     fn family(&mut self, name: &str) -> Result<&mut Family> {
         let place = self.families.iter().position(|family| family.name == name);
         match place {
@@ -115,7 +117,8 @@ impl Exposition {
         Ok(())
     }
 
-    /// Violations of the rules of `promtool check metrics`, and histograms that do not add up, which it does not check.
+    /// Violations of the rules of `promtool check metrics`, and histograms that do not add up,
+    /// which it does not check.
     pub fn complaints(&self) -> Vec<String> {
         self.families.iter().flat_map(lint::complaints).collect()
     }
@@ -124,7 +127,7 @@ impl Exposition {
         self.families.iter().find(|found| found.name == family).and_then(|found| found.kind)
     }
 
-    /// The samples of a name that have these labels, and maybe others.
+    /// The samples of a name that have these labels, and possibly others.
     pub fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Vec<&Sample> {
         let has = |sample: &&Sample| {
             let label = |(name, value): &(&str, &str)| sample.labels.get(*name).is_some_and(|v| v == value);
@@ -164,7 +167,7 @@ fn read_sample(line: &str) -> Result<Sample> {
     Ok(Sample { name: name.to_owned(), labels, value: value.parse().context("the value is no number")? })
 }
 
-/// Place of the quote that ends a text.
+/// The position of the quote that ends a text.
 fn closing_quote(text: &str) -> Option<usize> {
     let mut escaped = false;
     text.char_indices().find_map(|(place, character)| {
@@ -191,7 +194,8 @@ fn unescape(text: &str, quoted: bool) -> Result<String> {
     Ok(plain)
 }
 
-/// Of a metric, or of a label, which may have no colon and not begin with two underscores.
+/// Whether a name is valid for a metric or, with `metric` unset, for a label: a label may have no
+/// colon and must not begin with two underscores.
 fn is_name(name: &str, metric: bool) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || (metric && c == ':');
     let start = |c: char| good(c) && !c.is_ascii_digit();

@@ -1,5 +1,5 @@
-//! Floods: packets of one kind, each with a source, port or number of its own, sent as frames by a device, many with one system
-//! call.
+//! Floods: packets of one kind that differ in source, port or sequence number, sent as raw frames
+//! by a device, many with one system call.
 
 use std::io::{self, Read};
 use std::mem::{MaybeUninit, size_of};
@@ -17,10 +17,11 @@ use crate::netlink;
 use crate::netns::Namespace;
 use crate::packet::{Packet, Transport};
 
-/// Frames for one system call.
+/// The number of frames in one system call.
 const BATCH: usize = 64;
 const ETHERNET: usize = 14;
-/// So many questions may be open when a batch is sent, and so long each is waited for.
+/// The number of probes that may be outstanding when a batch is sent, and the time for which each
+/// is awaited.
 const AHEAD: u64 = 2;
 const ANSWER: Duration = Duration::from_millis(20);
 
@@ -29,12 +30,12 @@ const ANSWER: Duration = Duration::from_millis(20);
 pub struct Variation {
     pub source: (IpAddr, u16),
     pub destination_port: u16,
-    /// TCP only.
+    /// The sequence number; TCP only.
     pub sequence: u32,
 }
 
-/// An address of a network that a lab does not have otherwise, 11.0.0.0/8 or 2001:db8:f100::/48: another one for each of the first
-/// 2^24 numbers, in no order.
+/// Returns an address of a network that a lab does not use otherwise, 11.0.0.0/8 or
+/// 2001:db8:f100::/48: a different one for each of the first 2^24 numbers, in no particular order.
 pub fn stranger(family: Family, number: u32) -> IpAddr {
     let mixed = number.wrapping_mul(0x9e_3779) & 0xff_ffff;
     match family {
@@ -43,24 +44,26 @@ pub fn stranger(family: Family, number: u32) -> IpAddr {
     }
 }
 
-/// The networks of [`stranger`], with the lengths of their prefixes.
+/// The networks of [`stranger`], with their prefix lengths.
 pub const STRANGERS: [(IpAddr, u8); 2] = [
     (IpAddr::V4(Ipv4Addr::new(11, 0, 0, 0)), 8),
     (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xf100, 0, 0, 0, 0, 0)), 48),
 ];
 
-/// A frame that lacks what a [`Variation`] has.
+/// A frame without the fields of a [`Variation`].
 #[derive(Clone, Debug)]
 struct Template {
     bytes: Vec<u8>,
     ipv4: bool,
     tcp: bool,
-    /// Ones' complement sums of all that the checksums of IPv4 and transport header cover.
+    /// Ones' complement sums of all bytes that the checksums of the IPv4 and the transport header
+    /// cover.
     sums: [u32; 2],
 }
 
 impl Template {
-    /// The packet's own source, destination port and sequence number do not matter.
+    /// Makes a template from a packet; its source, destination port and sequence number do not
+    /// matter.
     fn new(packet: &Packet) -> Self {
         let nowhere = match packet.destination {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -111,7 +114,7 @@ impl Template {
         }
         let checksum = self.checksum();
         let finished = finish(self.sums[1] + address + rest);
-        // Of a datagram, 0 would say that there is none.
+        // In a datagram, 0 would mean that there is no checksum.
         let finished = if finished == 0 && !self.tcp { 0xffff } else { finished };
         frame[checksum..checksum + 2].copy_from_slice(&finished.to_be_bytes());
         if self.ipv4 {
@@ -130,10 +133,12 @@ fn finish(sum: u32) -> u16 {
     !(((folded & 0xffff) + (folded >> 16)) as u16)
 }
 
-/// A device by which frames leave as they are, for the host at its other end.
+/// A device by which frames leave unchanged, for the host at its other end.
 ///
-/// No faster than that host takes them: behind each batch it is asked for its MAC address, and answers when it has come to that. Else the
-/// queue of its device (256 frames of a veth with XDP) would always be full, and every other sender's packets be lost.
+/// Frames are sent no faster than that host receives them: after each batch the host gets a request
+/// for its MAC address, and answers when it has reached it. Otherwise the queue of its device (256
+/// frames for a veth with XDP) would always be full, and the packets of every other sender would be
+/// lost.
 #[derive(Debug)]
 pub struct Wire {
     frames: Socket,
@@ -143,7 +148,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// A port of a bridge in `namespace`, whose addresses are `from`; those of the host at the other end are `to`.
+    /// Opens a port of a bridge in `namespace`, whose addresses are `from`; those of the host at
+    /// the other end are `to`.
     pub fn open(
         namespace: &Namespace,
         (bridge, device): (&str, &str),
@@ -157,7 +163,8 @@ impl Wire {
         Ok(Self { frames, answers, from, to })
     }
 
-    /// Sends copies of a packet, without its own source, destination port and sequence number; how many the device took.
+    /// Sends copies of a packet, whose own source, destination port and sequence number are not
+    /// used. Returns the number that the device accepted.
     pub fn flood(&self, packet: Packet, copies: impl IntoIterator<Item = Variation>) -> Result<u64> {
         let template = Template::new(&packet.macs(self.from.mac(), self.to.mac()));
         let mut frames = vec![Vec::new(); BATCH];
@@ -179,7 +186,7 @@ impl Wire {
         }
     }
 
-    /// An ARP request for the host's MAC address: RFC 826.
+    /// An ARP request for the host's MAC address (RFC 826).
     fn question(&self) -> Vec<u8> {
         let (from, to) = (self.from, self.to);
         [
@@ -194,7 +201,8 @@ impl Wire {
         .concat()
     }
 
-    /// Waits until fewer than so many questions are open. One that is not answered for long was lost, as the others were then.
+    /// Waits until fewer than `fewer_than` requests are outstanding. A request that remains
+    /// unanswered for long was lost, as the others were then.
     fn hear(&self, asked: &mut u64, fewer_than: u64) -> Result<()> {
         let mut frame = [0; 64];
         while *asked >= fewer_than {
@@ -214,7 +222,7 @@ impl Wire {
         let mut messages = [const { MaybeUninit::<libc::mmsghdr>::zeroed() }; BATCH];
         for ((frame, part), message) in frames.iter_mut().zip(&mut parts).zip(&mut messages) {
             let part = part.write(libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: frame.len() });
-            // SAFETY: all zeros are a header of nothing.
+            // SAFETY: all zeros are a valid, empty header.
             let header = unsafe { &mut message.assume_init_mut().msg_hdr };
             (header.msg_iov, header.msg_iovlen) = (ptr::from_mut(part), 1);
         }
@@ -232,7 +240,7 @@ impl Wire {
                     sent += taken as u64;
                 }
                 Err(_) => match io::Error::last_os_error() {
-                    // The queue is full all the same: this one is lost.
+                    // The queue is full all the same: this frame is lost.
                     error if error.raw_os_error() == Some(libc::ENOBUFS) => done += 1,
                     error if error.kind() == io::ErrorKind::Interrupted => {}
                     error => return Err(error).context("sending frames"),
@@ -249,11 +257,13 @@ pub fn send_frame(device: &str, frame: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A socket at a device of the calling thread's namespace, for frames of a protocol; with 0 it receives none.
+/// Opens a socket at a device of the calling thread's namespace, for frames of a protocol; with
+/// protocol 0 it receives none.
 fn open(device: &str, protocol: u16) -> Result<Socket> {
     let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
     let index = netlink::index(device)?.try_into()?;
-    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and zero where it is not.
+    // SAFETY: the storage is large enough for a sockaddr_ll, which is all that is written, and the
+    // rest is zero.
     let ((), address) = unsafe {
         SockAddr::try_init(|storage, length| {
             let address = storage.cast::<libc::sockaddr_ll>();

@@ -1,5 +1,5 @@
-//! The compiled programs on single packets: loaded with maps of their own in a namespace of their own, run by
-//! BPF_PROG_TEST_RUN.
+//! The compiled programs run on single packets: loaded with maps of their own in a namespace of
+//! their own, executed by BPF_PROG_TEST_RUN.
 //!
 //! ```text
 //!                       ┌ 172.18.0.1 → client 192.0.2.0/24
@@ -8,7 +8,7 @@
 //! node ──┼ eth1 ──────── 172.19.0.3 → endpoints 10.0.3.0/24
 //!        ├ slim0 ─────── 172.20.0.3 → endpoints 10.0.5.0/24   (MTU 1400)
 //!        ├ tun0 ──────── 172.21.0.3 → endpoints 10.0.7.0/24   (no Ethernet, MTU 1400)
-//!        └ pod0 ──────── endpoints 10.0.1.0/24                (not attached: they are on this node)
+//!        └ pod0 ──────── endpoints 10.0.1.0/24               (not attached: they are on this node)
 //! ```
 
 mod both;
@@ -41,38 +41,39 @@ use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;
 
-/// Loaded programs, and a node of their own. Lives on a thread inside the node's namespace.
+/// The loaded programs, and the node on which they run. It lives on a thread inside the node's
+/// namespace.
 pub struct Harness {
     loaded: Loaded,
     world: World,
 }
 
-/// Small tables, so that they can be filled. Of their flows all may be unassured.
+/// Small tables, so that tests can fill them. All of their flows may be unassured.
 pub const SIZES: MapSizes = MapSizes { flows4: 256, flows6: 256, unassured: 256, ..MapSizes::DEFAULT };
 
-/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are those of an earlier test of
-/// this process, if one has ended well.
+/// Runs `work` with programs whose maps are as new, on a node of its own. The programs are reused
+/// from an earlier test of this process, if one has ended without a panic.
 ///
 /// # Panics
-/// If nothing can be loaded: without root, or without a packet path in this build.
+/// Nothing can be loaded: root privileges are missing, or this build has no packet path.
 pub fn with<T: Send>(work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     static IDLE: Pool<Loaded> = Pool::new();
     lent(SIZES, 0, &IDLE, work)
 }
 
-/// As [`with`], with tables of other sizes, and programs of this test alone.
+/// Does the same as [`with`], with tables of other sizes, and programs that no other test uses.
 ///
 /// # Panics
-/// As there.
+/// The same as those of [`with`].
 pub fn with_sizes<T: Send>(sizes: MapSizes, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(sizes, 0, &Pool::new(), work)
 }
 
-/// As [`with`], with programs of this test alone that fold IPv6 keys as `seed` says. What the harness says of IPv6
-/// flows is wrong then.
+/// Does the same as [`with`], with programs that no other test uses and that fold IPv6 keys with
+/// `seed`. The harness then reports IPv6 flows wrongly.
 ///
 /// # Panics
-/// As there.
+/// The same as those of [`with`].
 pub fn with_seed<T: Send>(seed: u64, work: impl FnOnce(&mut Harness) -> T + Send) -> T {
     lent(SIZES, seed, &Pool::new(), work)
 }
@@ -115,11 +116,13 @@ impl DerefMut for Harness {
 }
 
 impl Harness {
-    /// Takes the programs away that the entry programs jump to: what needs them is passed on unfinished.
+    /// Removes the programs to which the entry programs jump during `work`: packets that need them
+    /// are passed on unfinished.
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let tables = &mut self.tables;
-        // For each program that is taken from an array the kernel waits for an RCU grace period (`bpf_arch_poke_desc_update`),
-        // several times where several programs jump to it: all arrays at once.
+        // The kernel waits for an RCU grace period for each program that is removed from an array
+        // (`bpf_arch_poke_desc_update`), and for several if several programs jump to it. All arrays
+        // are therefore cleared at once.
         thread::scope(|scope| {
             for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps] {
                 scope.spawn(move || clear(jumps));
@@ -137,7 +140,7 @@ impl Harness {
         found.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// The kernel's number of a device.
+    /// The kernel's index of a device.
     pub fn ifindex(&self, device: Device) -> u32 {
         self.world.ifindex(device)
     }
@@ -147,11 +150,11 @@ impl Harness {
     }
 }
 
-/// Takes all programs out of an array.
+/// Removes all programs from an array.
 fn clear(jumps: &mut ProgramArray<MapData>) {
     for index in 0..jump::COUNT {
         match jumps.clear_index(&index) {
-            // Not every place is taken.
+            // Not every index is in use.
             Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => {}
             cleared => cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}")),
         }

@@ -10,19 +10,21 @@ use flate2::read::GzDecoder;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-/// An archive whose digests have been compared.
+/// An archive whose digests have been verified.
 #[derive(Debug)]
 pub struct Image {
     files: BTreeMap<String, Vec<u8>>,
-    /// By which container engines load it.
+    /// The name under which container engines load it.
     pub name: String,
     /// The descriptors of its platforms.
     platforms: Vec<Value>,
 }
 
 impl Image {
+    /// Reads and verifies an archive.
+    ///
     /// # Errors
-    /// It cannot be read, is no OCI archive, or something in it is not what its digest says.
+    /// It cannot be read, is no OCI archive, or some content does not match its digest.
     pub fn read(path: &Path) -> Result<Self> {
         let file = fs::File::open(path).with_context(|| path.display().to_string())?;
         let mut files = BTreeMap::new();
@@ -44,7 +46,7 @@ impl Image {
         Ok(image)
     }
 
-    /// The architectures that it has, as OCI names them.
+    /// The architectures of the image, as OCI names them.
     pub fn architectures(&self) -> Vec<&str> {
         self.platforms.iter().filter_map(|platform| platform["platform"]["architecture"].as_str()).collect()
     }
@@ -89,7 +91,7 @@ impl Image {
     }
 }
 
-/// This machine's architecture, as OCI names it.
+/// The architecture of this machine, as OCI names it.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,5 +1,6 @@
-//! A way with delay, loss and reordering between a lab's client and its nodes: its router sends what comes from either side through a
-//! pair of tun devices, and this process carries packets from one to the other, some later, some not at all.
+//! A path with delay, loss and reordering between a lab's client and its nodes: the router sends
+//! what arrives from either side through a pair of tun devices, and this process carries packets
+//! from one to the other, some later, some not at all.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,11 +21,11 @@ use crate::tun::TunEnd;
 /// Impairments of the packets of each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Impairment {
-    /// Each packet arrives so much later.
+    /// The delay of each packet.
     pub delay: Duration,
-    /// One packet of so many is lost, at random; 0: none.
+    /// One packet in this many is lost, at random; 0: none.
     pub lose: u32,
-    /// One packet of so many is overtaken by those of the next [`Impairment::late`]; 0: none.
+    /// One packet in this many is overtaken by those of the next [`Impairment::late`]; 0: none.
     pub reorder: u32,
     pub late: Duration,
 }
@@ -37,24 +38,25 @@ pub struct Carried {
     pub reordered: AtomicU64,
 }
 
-/// The way. Dropping it removes its devices; rules and routes to them go with the lab.
+/// The impaired path. Dropping it removes its devices; rules and routes to them are removed with
+/// the lab.
 #[derive(Debug)]
 pub struct ImpairedWay {
     carried: Arc<Carried>,
     _carriers: [Running<Result<()>>; 2],
 }
 
-/// The router's tables of routes, by the side from which a packet comes.
+/// The router's routing tables, by the side from which a packet arrives.
 const FROM_CLIENT: u32 = 771;
 const FROM_NODES: u32 = 772;
 const PRIORITY: u32 = 500;
-/// Longer than any packet.
+/// More bytes than any packet has.
 const BUFFER: usize = 65_536 + 64;
-/// Packets on their way; what comes beyond is lost, as in a router's queue.
+/// The most packets in flight; those beyond are lost, as in a router's queue.
 const QUEUE: usize = 1 << 17;
 
 impl ImpairedWay {
-    /// Impairs everything between the client and the nodes.
+    /// Impairs all traffic between the client and the nodes.
     pub fn start(lab: &Lab, impairment: Impairment) -> Result<Self> {
         let router = lab.router();
         let end = |name| TunEnd { namespace: router, name, mtu: 1500 };
@@ -92,7 +94,8 @@ impl ImpairedWay {
     }
 }
 
-/// A packet that is to be written at a time; those of one time in the order in which they came.
+/// A packet and the time at which it is to be written. Packets of the same time keep the order in
+/// which they arrived.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Held {
     due: Instant,
@@ -103,7 +106,7 @@ struct Held {
 /// Carries packets from one device to the other.
 async fn carry(from: File, to: File, how: Impairment, seed: u64, carried: &Carried) -> Result<()> {
     let mut random = fastrand::Rng::with_seed(seed);
-    // SAFETY: the file keeps its descriptor until it is dropped, with the registration.
+    // SAFETY: the file keeps its descriptor until it is dropped, together with the registration.
     let from = unsafe { AsyncFd::register(from) }
         .map_err(|error| anyhow::anyhow!("watching a tun device: {error}"))?;
     let mut held = BinaryHeap::<Reverse<Held>>::new();
@@ -143,7 +146,8 @@ async fn carry(from: File, to: File, how: Impairment, seed: u64, carried: &Carri
     Ok(())
 }
 
-/// Writes a packet to a tun device: where that has no room, or is switched off, it is lost, as on any wire.
+/// Writes a packet to a tun device. If the device has no room or is down, the packet is lost, as on
+/// any wire.
 fn write(mut to: &File, packet: &[u8]) -> Result<()> {
     match to.write(packet) {
         Err(error) if error.kind() != ErrorKind::WouldBlock && error.raw_os_error() != Some(libc::EIO) => {

@@ -1,5 +1,6 @@
-//! Rules as kube-proxy writes them for a few Services, in each of its back ends, and their removal as `kube-proxy --cleanup` does it.
-//! Shapes as in pkg/proxy/iptables and pkg/proxy/nftables of Kubernetes; the hashes in names of chains are numbers here.
+//! Rules as kube-proxy writes them for a few Services, with each of its back ends, and their
+//! removal as `kube-proxy --cleanup` does it. The shapes are those of pkg/proxy/iptables and
+//! pkg/proxy/nftables of Kubernetes; the hashes in the names of chains are numbers here.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,7 @@ use crate::netns::Namespace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     Nftables,
-    /// iptables whose rules nf_tables carries out.
+    /// iptables with the nf_tables back end.
     IptablesNft,
     IptablesLegacy,
 }
@@ -21,7 +22,7 @@ pub enum Backend {
 impl Backend {
     pub const ALL: [Self; 3] = [Self::Nftables, Self::IptablesNft, Self::IptablesLegacy];
 
-    /// The program that has to be there.
+    /// The program that must be installed.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Nftables => "nft",
@@ -30,7 +31,7 @@ impl Backend {
         }
     }
 
-    /// Whether it can be used on this machine.
+    /// Whether this machine can use it.
     pub fn is_there(self) -> bool {
         Command::new(self.program()).arg("--version").output().is_ok_and(|output| output.status.success())
     }
@@ -39,14 +40,14 @@ impl Backend {
 /// A Service port of one family.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    /// As rules name them.
+    /// The protocols, by their names in rules.
     pub protocols: &'static [&'static str],
     pub cluster_ip: SocketAddr,
-    /// Of a load balancer.
+    /// The address and port of a load balancer.
     pub vip: SocketAddr,
     pub node_port: u16,
     pub endpoints: Vec<SocketAddr>,
-    /// Endpoints on this node, if the policy for traffic from outside is Local.
+    /// Endpoints on this node, if the external traffic policy is Local.
     pub local: Option<Vec<SocketAddr>>,
 }
 
@@ -59,11 +60,12 @@ pub struct KubeProxy<'a> {
     node: &'a Namespace,
 }
 
-/// Those of nearly all tests.
+/// The protocols of nearly all tests.
 pub const TCP_AND_UDP: &[&str] = &["tcp", "udp"];
 
 impl<'a> KubeProxy<'a> {
-    /// Writes the rules. `pods`: the network of the node's pods, whose traffic to ClusterIPs is not masqueraded.
+    /// Writes the rules. `pods` is the network of the node's pods, whose traffic to ClusterIPs is
+    /// not masqueraded.
     pub fn start(
         node: &'a Namespace,
         backend: Backend,
@@ -83,7 +85,8 @@ impl<'a> KubeProxy<'a> {
         Ok(proxy)
     }
 
-    /// Removes them, as `kube-proxy --cleanup`: jumps first, then the chains, or the table.
+    /// Removes the rules as `kube-proxy --cleanup` does: jumps first, then the chains, or the
+    /// table.
     pub fn clean(self) -> Result<()> {
         if self.backend == Backend::Nftables {
             let family = if self.ipv6 { "ip6" } else { "ip" };
@@ -102,7 +105,7 @@ impl<'a> KubeProxy<'a> {
         self.node.feed(&self.restore(), &["--noflush"], &text)
     }
 
-    /// The program that carries out many changes at once.
+    /// The program that applies many changes at once.
     fn restore(&self) -> String {
         let kind = if self.backend == Backend::IptablesNft { "nft" } else { "legacy" };
         format!("ip{}tables-{kind}-restore", if self.ipv6 { "6" } else { "" })

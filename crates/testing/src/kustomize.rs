@@ -1,5 +1,6 @@
-//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge patches in files of
-//! their own. All that it does not know is an error, so that what is tested is what `kubectl apply -k` would apply.
+//! The part of kustomize that `deploy/` uses: resources, components, images, and strategic merge
+//! patches in files of their own. Whatever it does not support is an error, so that the objects
+//! under test are those that `kubectl apply -k` would apply.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +38,8 @@ struct Image {
     new_tag: Option<String>,
 }
 
-/// Lists whose elements are merged, and the field that tells them apart, as `patchMergeKey` in the API's types says.
+/// Lists whose elements are merged, and the field that identifies an element, as `patchMergeKey` in
+/// the API's types defines it.
 const MERGED: [(&str, &str); 5] = [
     ("containers", "name"),
     ("env", "name"),
@@ -48,10 +50,11 @@ const MERGED: [(&str, &str); 5] = [
 /// Lists that are replaced as a whole.
 const ATOMIC: [&str; 6] = ["args", "command", "envFrom", "tolerations", "add", "drop"];
 
-/// The objects of a folder with a `kustomization.yaml`.
+/// Returns the objects of a folder with a `kustomization.yaml`.
 ///
 /// # Errors
-/// A file cannot be read, has a field that is not known here, or is a patch of something that is not there.
+/// A file cannot be read, has a field that is not supported here, or patches an object that does
+/// not exist.
 pub fn build(folder: &Path) -> Result<Vec<Value>> {
     let kustomization = read(folder, ("kustomize.config.k8s.io/v1beta1", "Kustomization"))?;
     let mut objects = Vec::new();
@@ -63,7 +66,7 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
         let again = objects[..place].iter().any(|other| identity(other) == identity(object));
         ensure!(!again, "{}: {:?} is there twice", folder.display(), identity(object));
     }
-    // A component changes what the resources have made.
+    // A component changes the objects of the resources.
     for component in &kustomization.components {
         let component = folder.join(component);
         let content = read(&component, ("kustomize.config.k8s.io/v1alpha1", "Component"))?;
@@ -93,7 +96,7 @@ fn read(folder: &Path, wanted: (&str, &str)) -> Result<Kustomization> {
     Ok(kustomization)
 }
 
-/// Patches, then names of images, as kustomize does it.
+/// Applies patches, then names of images, as kustomize does.
 fn change(folder: &Path, kustomization: &Kustomization, objects: &mut [Value]) -> Result<()> {
     for Patch { path: file } in &kustomization.patches {
         let file = folder.join(file);
@@ -112,7 +115,7 @@ fn change(folder: &Path, kustomization: &Kustomization, objects: &mut [Value]) -
     Ok(())
 }
 
-/// Gives containers another image. Returns whether there was one.
+/// Replaces the image of containers. Returns whether any container had it.
 fn rename(value: &mut Value, image: &Image) -> bool {
     let mut found = false;
     match value {
@@ -141,10 +144,10 @@ fn rename(value: &mut Value, image: &Image) -> bool {
     found
 }
 
-/// The objects of a file.
+/// Returns the objects of a file.
 ///
 /// # Errors
-/// It cannot be read, or an object has no kind or name.
+/// The file cannot be read, or an object has no kind or name.
 pub fn documents(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let mut objects = Vec::new();
@@ -158,7 +161,7 @@ pub fn documents(path: &Path) -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// Identity of an object: version, kind, name, namespace.
+/// The identity of an object: version, kind, name, namespace.
 fn identity(object: &Value) -> [Option<&str>; 4] {
     let metadata = &object["metadata"];
     [&object["apiVersion"], &object["kind"], &metadata["name"], &metadata["namespace"]].map(Value::as_str)
@@ -204,7 +207,7 @@ fn merge_list(target: &mut Vec<Value>, patch: &[Value], path: &str) -> Result<()
         let own = element.get(key).with_context(|| format!("{path}: an element has no {key}"))?;
         match target.iter_mut().find(|other| other.get(key) == Some(own)) {
             Some(present) => merge(present, element, path)?,
-            // kubectl puts new ones first; nothing here depends on it.
+            // kubectl puts new elements first; nothing here depends on it.
             None => target.push(element.clone()),
         }
     }

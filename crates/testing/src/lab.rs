@@ -1,4 +1,5 @@
-//! A cluster's network as code: nodes with pods behind them, a router that is also their switch, and a client.
+//! A cluster's network as code: nodes with pods behind them, a router that is also their switch,
+//! and a client.
 //!
 //! ```text
 //!   client ── router ──┬── node-1 ── cni0 ──┬── pod-1-1
@@ -7,9 +8,10 @@
 //!                      └── node-3 ── cni0 ───── …
 //! ```
 //!
-//! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The client and the router
-//! know the nodes' network only, so a pod is reached from outside through a node or not at all. What a network plugin
-//! puts in the place of `cni0` and of these routes is one of the layouts of [`Cni`].
+//! Nodes reach each other's pods through the owning node (plain routes, or a VXLAN overlay). The
+//! client and the router know the nodes' network only, so a pod is reached from outside through a
+//! node or not at all. The set-up of a network plugin, which replaces `cni0` and these routes, is
+//! one of the layouts of [`Cni`].
 
 pub mod addressing;
 mod build;
@@ -33,20 +35,20 @@ use anyhow::Result;
 use crate::netlink::{self, Netlink};
 use crate::netns::{Namespace, Owned};
 
-/// A running lab. Dropping it removes everything it made.
+/// A running lab. Dropping it removes everything that it made.
 #[derive(Debug)]
 pub struct Lab {
     id: String,
     nodes: Vec<Node>,
     router: Owned,
-    /// The other way to the client, for the nodes that have two uplinks.
+    /// The second router to the client, for nodes with two uplinks.
     second_router: Option<Owned>,
     client: Client,
     plan: LabBuilder,
     folder: Folder,
 }
 
-/// Whoever uses the cluster from outside; its device is `eth0`.
+/// The client, which uses the cluster from outside; its device is `eth0`.
 #[derive(Debug)]
 pub struct Client {
     pub addresses: Addresses,
@@ -58,19 +60,19 @@ pub struct Client {
 pub struct Node {
     /// The name of the Kubernetes Node object.
     pub name: String,
-    /// The InternalIPs.
+    /// The InternalIPs of the Node object.
     pub addresses: Addresses,
     /// The addresses of `eth1`, if the node has a second uplink.
     pub second_uplink: Option<Addresses>,
-    /// The network of its pods, an IPv4 /24 and an IPv6 /64.
+    /// The network of the node's pods, an IPv4 /24 and an IPv6 /64.
     pub pod_network: Addresses,
     pub pods: Vec<Pod>,
     number: u8,
     netns: Owned,
 }
 
-/// A pod; its device is `eth0`, the host's end of it is `veth<index>` on the node's `cni0`, unless the lab has a
-/// network plugin's layout.
+/// A pod; its device is `eth0`, and the host's end of the veth is `veth<index>` on the node's
+/// `cni0`, unless the lab has the layout of a network plugin.
 #[derive(Debug)]
 pub struct Pod {
     pub name: String,
@@ -85,7 +87,7 @@ impl Lab {
         LabBuilder::default()
     }
 
-    /// The common beginning of the names of all its namespaces.
+    /// The common prefix of the names of all its namespaces.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -102,7 +104,7 @@ impl Lab {
         self.second_router.as_deref()
     }
 
-    /// Nodes count from 1, as in their names.
+    /// Returns a node; nodes count from 1, as in their names.
     pub fn node(&self, number: usize) -> &Node {
         &self.nodes[number - 1]
     }
@@ -126,7 +128,8 @@ impl Lab {
         all
     }
 
-    /// Changes each device for whose namespace and name `wanted` holds; `lo` is left alone.
+    /// Applies a change to each device for whose namespace and name `wanted` returns true, except
+    /// `lo`.
     ///
     /// # Errors
     /// The first change that fails.
@@ -147,7 +150,7 @@ impl Lab {
         })
     }
 
-    /// The address by which a node asks pods of other nodes.
+    /// The source address with which a node reaches pods of other nodes.
     pub fn source_towards_pods(&self, node: &Node, family: Family) -> IpAddr {
         let addresses = match self.plan.layout() {
             Some(cni) => cni.source_towards_pods(node),
@@ -166,12 +169,12 @@ impl Lab {
         self.folder.bpffs()
     }
 
-    /// A folder for manifests.
+    /// The folder of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.folder.manifests()
     }
 
-    /// A folder for logs.
+    /// The folder of logs.
     pub fn logs(&self) -> PathBuf {
         self.folder.logs()
     }
@@ -196,7 +199,7 @@ impl Node {
         self.addresses.of(family)
     }
 
-    /// Pods count from 1, as in their names.
+    /// Returns a pod; pods count from 1, as in their names.
     pub fn pod(&self, number: usize) -> &Pod {
         &self.pods[number - 1]
     }

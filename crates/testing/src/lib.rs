@@ -1,4 +1,5 @@
-//! Builders for tests, demo and lab: namespaces and topologies, cluster objects, agents, traffic and its loss.
+//! Builders for tests, demo and lab: namespaces and topologies, cluster objects, agents, traffic
+//! and its loss.
 //!
 //! ```no_run
 //! # use std::net::SocketAddr;

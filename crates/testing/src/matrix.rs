@@ -1,4 +1,5 @@
-//! Both policies, both families, both protocols, on each node of a lab with endpoints on none, one and two nodes.
+//! The matrix of both policies, families and protocols, probed at each node of a lab with endpoints
+//! on none, one and two nodes.
 
 use anyhow::{Context, Result, ensure};
 
@@ -12,7 +13,7 @@ pub const LOCAL: u16 = 30081;
 /// The pods of [`lab`].
 pub const PODS: [&str; 3] = ["pod-1-1", "pod-2-1", "pod-2-2"];
 
-/// One pod on the first node, two on the second, none on the third.
+/// A lab with one pod on the first node, two on the second, and none on the third.
 pub fn lab() -> LabBuilder {
     Lab::builder().pods(&[1, 2, 0])
 }
@@ -25,10 +26,11 @@ pub fn services() -> [Service; 2] {
     ]
 }
 
-/// Asks each node in each way.
+/// Probes each node with each combination.
 ///
 /// # Errors
-/// An answer comes from a pod, or bears a client's address, that the policy does not want; or none comes, or one that must not.
+/// An answer comes from a pod, or shows a client address, that contradicts the policy; an answer is
+/// missing; or one arrives that must not.
 pub fn pass(cluster: &Cluster, what: &str) -> Result<()> {
     for family in Family::BOTH {
         for number in 1..=3 {
@@ -42,13 +44,15 @@ pub fn pass(cluster: &Cluster, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Policy Cluster, asked at a node. Several rounds, so that what each hook did is many packets.
+/// Probes policy Cluster at a node. Several rounds are made, so that each hook handles many
+/// packets.
 pub fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, protocol: Protocol) -> Result<()> {
     let lab = &cluster.lab;
     let node = lab.node(number);
     for _ in 0..4 {
         for answer in cluster.ask_until_all(protocol, cluster.at(number, family, CLUSTER), &PODS)? {
-            // Only a way over two nodes needs the node's address; what stays here keeps the client's.
+            // Only a path over two nodes needs the node's address; what stays on this node keeps
+            // the client's.
             let here = answer.node == node.name;
             let source =
                 if here { lab.client().address(family) } else { lab.source_towards_pods(node, family) };
@@ -59,7 +63,7 @@ pub fn every_pod_answers(cluster: &Cluster, family: Family, number: usize, proto
     Ok(())
 }
 
-/// Policy Local, asked at a node.
+/// Probes policy Local at a node.
 pub fn only_local_pods_answer(
     cluster: &Cluster,
     family: Family,

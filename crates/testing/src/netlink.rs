@@ -1,4 +1,5 @@
-//! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one namespace.
+//! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one
+//! namespace.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, RawFd};
@@ -30,17 +31,17 @@ pub type Mac = [u8; 6];
 #[derive(Clone, Debug, Default)]
 pub struct VethEnd<'a> {
     pub name: &'a str,
-    /// A random one if `None`.
+    /// The MAC address; a random one if `None`.
     pub mac: Option<Mac>,
     pub mtu: Option<u32>,
 }
 
-/// Requests to the kernel about the namespace that it was made in.
+/// A netlink connection of the namespace in which it was made.
 #[derive(Clone, Debug)]
 pub struct Netlink(Handle);
 
 impl Namespace {
-    /// Runs `work` inside with a netlink connection of this namespace.
+    /// Runs `work` inside the namespace with a netlink connection.
     pub fn netlink<T: Send>(&self, work: impl AsyncFnOnce(Netlink) -> Result<T> + Send) -> Result<T> {
         self.block_on(async || {
             let (connection, handle, _) = new_connection()?;
@@ -52,8 +53,8 @@ impl Namespace {
 }
 
 impl Netlink {
-    /// Makes a veth pair, both ends up: one end here (a port of `bridge` if given), the other at once in the peer's
-    /// namespace, so that nothing ever shows up in a third one.
+    /// Makes a veth pair with both ends up: one end here (a port of `bridge` if given), the other
+    /// created directly in the peer's namespace, so that nothing ever appears in a third one.
     pub async fn veth(
         &self,
         end: &VethEnd<'_>,
@@ -70,27 +71,28 @@ impl Netlink {
         let here = here.set_info_data(InfoData::Veth(InfoVeth::Peer(there.build())));
         let what = || format!("making the veth pair {} – {} {}", end.name, peer_namespace.name(), peer.name);
         self.add(here.build()).await.with_context(what)?;
-        // The kernel makes the peer first, and a veth without its other end cannot be up.
+        // The kernel creates the peer first, and a veth without its other end cannot be up.
         peer_namespace.netlink(async |net| net.up(peer.name).await)
     }
 
-    /// Makes a bridge that forwards at once and floods what it does not know.
+    /// Makes a bridge that forwards at once and floods frames to unknown destinations.
     pub async fn bridge(&self, name: &str, mac: Mac, mtu: u32) -> Result<()> {
-        // Without a querier on the net, snooping would only delay neighbour discovery.
+        // Without a querier on the network, snooping would only delay neighbour discovery.
         let bridge = LinkBridge::new(name).append_info_data(InfoBridge::MulticastSnooping(false));
         let bridge = bridge.append_info_data(InfoBridge::ForwardDelay(0)).address(mac.to_vec()).mtu(mtu);
         self.add(bridge.build()).await.with_context(|| format!("making the bridge {name}"))
     }
 
-    /// Makes a VXLAN device with VNI 1 on flannel's port that learns nothing by itself.
+    /// Makes a VXLAN device with VNI 1 on flannel's port, with learning off.
     pub async fn vxlan(&self, name: &str, mac: Mac, local: Ipv4Addr, device: &str, mtu: u32) -> Result<()> {
         let vxlan = LinkVxlan::new(name, 1).dev(index(device)?).local(local).port(8472).learning(false);
         let vxlan = vxlan.address(mac.to_vec()).mtu(mtu).up();
         self.add(vxlan.build()).await.with_context(|| format!("making the vxlan device {name}"))
     }
 
-    /// The name of a veth, or of a bridge with ports, that is switched on but does not forward yet. Asking for each device
-    /// alone makes the kernel notice a new carrier now, which it may otherwise do a second later (linkwatch).
+    /// Returns the name of a veth, or of a bridge with ports, that is up but does not forward yet.
+    /// Querying each device alone makes the kernel notice a new carrier now, which it may otherwise
+    /// do a second later (linkwatch).
     pub async fn unsettled(&self) -> Result<Option<String>> {
         let mut waiting = Vec::new();
         let mut bridges_with_ports = Vec::new();
@@ -121,7 +123,7 @@ impl Netlink {
         Ok(waits.map(|(_, _, name)| name))
     }
 
-    /// Makes a device that leads nowhere.
+    /// Makes a dummy device.
     pub async fn dummy(&self, name: &str) -> Result<()> {
         self.add(LinkDummy::new(name).up().build())
             .await
@@ -144,7 +146,7 @@ impl Netlink {
         self.change(device, |link| link.mtu(mtu)).await
     }
 
-    /// Lets a device send and merge aggregates of up to so many bytes: BIG TCP.
+    /// Allows a device to send and merge aggregates of up to `bytes` bytes (BIG TCP).
     pub async fn allow_aggregates(&self, device: &str, bytes: u32) -> Result<()> {
         let (gso, gro) = (LinkAttribute::GsoMaxSize(bytes), LinkAttribute::GroMaxSize(bytes));
         let (gso4, gro4) = (LinkAttribute::GsoIpv4MaxSize(bytes), LinkAttribute::GroIpv4MaxSize(bytes));
@@ -153,30 +155,30 @@ impl Netlink {
         self.change(device, set).await
     }
 
-    /// A frame may leave by the port of a bridge that it came by.
+    /// Allows a frame to leave by the bridge port on which it arrived.
     pub async fn hairpin(&self, port: &str) -> Result<()> {
         let message = LinkBridgePort::new(index(port)?).hairpin(true).build();
         self.0.link().set_port(message).execute().await.with_context(|| format!("hairpin mode of {port}"))
     }
 
-    /// Gives a device another name. It may stay switched on (Linux 6.2 and later).
+    /// Renames a device, which may stay up (Linux 6.2 and later).
     pub async fn rename(&self, device: &str, name: &str) -> Result<()> {
         self.change(device, |link| link.name(name.to_owned())).await
     }
 
-    /// Deletes a device (of a veth pair both ends go).
+    /// Deletes a device; of a veth pair, both ends are deleted.
     pub async fn delete(&self, device: &str) -> Result<()> {
         self.0.link().del(index(device)?).execute().await.with_context(|| format!("deleting {device}"))
     }
 
-    /// Puts an XDP program on a device in native mode, or takes it away if there is none (-1).
+    /// Attaches an XDP program to a device in native mode, or detaches it if `program` is -1.
     pub async fn attach_xdp(&self, device: &str, program: RawFd) -> Result<()> {
         const NATIVE: u32 = 1 << 2;
         let xdp = LinkAttribute::Xdp(vec![LinkXdp::Fd(program), LinkXdp::Flags(NATIVE)]);
         self.change(device, |link| link.append_extra_attribute(xdp)).await
     }
 
-    /// Whether any XDP program is on a device.
+    /// Whether an XDP program is attached to a device.
     pub async fn has_xdp(&self, device: &str) -> Result<bool> {
         let mut links = self.0.link().get().match_index(index(device)?).execute();
         let link = links.try_next().await?.with_context(|| format!("{device} is gone"))?;
@@ -186,7 +188,7 @@ impl Netlink {
         }))
     }
 
-    /// Numbers of BPF filters of clsact that a device has at ingress and egress.
+    /// The numbers of BPF filters of clsact at ingress and egress of a device.
     pub async fn bpf_filters(&self, device: &str) -> Result<(u32, u32)> {
         let index = i32::try_from(index(device)?)?;
         let mut counts = [0; 2];
@@ -194,7 +196,7 @@ impl Netlink {
             let mut handle = self.0.traffic_filter(index);
             let request = if ingress { handle.get().ingress() } else { handle.get().egress() };
             let filters: Vec<TcMessage> = request.execute().try_collect().await?;
-            // The kernel lists each priority once by itself, without a filter.
+            // The kernel also lists each priority itself, without a filter.
             let real = filters.iter().filter(|filter| u32::from(filter.header.handle) != 0);
             *count = real
                 .filter(|filter| filter.attributes.contains(&TcAttribute::Kind("bpf".to_owned())))
@@ -232,14 +234,14 @@ impl Netlink {
             .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
     }
 
-    /// As [`Self::route`], in another table than the main one.
+    /// A variant of [`Self::route`] for another table than the main one.
     pub async fn route_in(&self, table: u32, to: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
         let message = route(to, prefix, gateway)?.table_id(table).build();
         let replaced = self.replace_route(message).await;
         replaced.with_context(|| format!("route to {to}/{prefix} via {gateway} in table {table}"))
     }
 
-    /// Routes what comes from an address by a table.
+    /// Adds a rule that routes packets from an address by a table.
     pub async fn rule_from(&self, source: IpAddr, table: u32, priority: u32) -> Result<()> {
         let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
         let added = match source {
@@ -249,7 +251,7 @@ impl Netlink {
         added.with_context(|| format!("rule from {source} to table {table}"))
     }
 
-    /// Removes what [`Self::rule_from`] has added.
+    /// Removes the rule that [`Self::rule_from`] added.
     pub async fn remove_rule_from(&self, source: IpAddr, table: u32) -> Result<()> {
         let version = if source.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
         let rules: Vec<_> = self.0.rule().get(version).execute().try_collect().await?;
@@ -261,7 +263,7 @@ impl Netlink {
         removed.with_context(|| format!("removing the rule from {source}"))
     }
 
-    /// Routes what has a mark by a table.
+    /// Adds a rule that routes packets with a mark by a table.
     pub async fn rule_marked(&self, family: Family, mark: u32, table: u32, priority: u32) -> Result<()> {
         let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
         let rule = rule.fw_mark(mark);
@@ -272,7 +274,7 @@ impl Netlink {
         added.with_context(|| format!("rule for the mark {mark:#x}"))
     }
 
-    /// Routes what comes in by a device by a table.
+    /// Adds a rule that routes packets that arrive on a device by a table.
     pub async fn rule_arriving(&self, family: Family, device: &str, table: u32, priority: u32) -> Result<()> {
         let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
         let rule = rule.input_interface(device.to_owned());
@@ -283,14 +285,14 @@ impl Netlink {
         added.with_context(|| format!("rule for what comes by {device}"))
     }
 
-    /// A route by a device that needs no gateway, in another table than the main one.
+    /// Adds a route by a device without a gateway, in another table than the main one.
     pub async fn route_by_device(&self, table: u32, to: IpAddr, prefix: u8, device: &str) -> Result<()> {
         let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(to, prefix)?;
         let route = route.output_interface(index(device)?).table_id(table).build();
         self.replace_route(route).await.with_context(|| format!("route to {to}/{prefix} by {device}"))
     }
 
-    /// As [`Self::route`], for a gateway that no address of `device` covers.
+    /// A variant of [`Self::route`] for a gateway that no address of `device` covers.
     pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
         let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
         self.replace_route(route)
@@ -298,7 +300,7 @@ impl Netlink {
             .with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
     }
 
-    /// Adds a route that says that there is no way.
+    /// Adds a route of type unreachable.
     pub async fn unreachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
         let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
         self.replace_route(route.kind(RouteType::Unreachable).build())
@@ -306,7 +308,7 @@ impl Netlink {
             .with_context(|| format!("unreachable route to {destination}/{prefix}"))
     }
 
-    /// Takes a route of [`Self::unreachable`] away.
+    /// Removes a route that [`Self::unreachable`] added.
     pub async fn reachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
         let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
         let route = route.kind(RouteType::Unreachable).build();
@@ -314,8 +316,8 @@ impl Netlink {
         deleted.with_context(|| format!("deleting the unreachable route to {destination}/{prefix}"))
     }
 
-    /// Makes an address one of this machine without giving it to a device, as cloud providers' agents do with the addresses of
-    /// load balancers: `ip route add to local ADDRESS dev DEVICE`.
+    /// Makes an address local to this machine without assigning it to a device, as cloud providers'
+    /// agents do with the addresses of load balancers: `ip route add to local ADDRESS dev DEVICE`.
     pub async fn local(&self, address: IpAddr, device: &str) -> Result<()> {
         const LOCAL_TABLE: u32 = 255;
         let prefix = if address.is_ipv4() { 32 } else { 128 };
@@ -337,7 +339,7 @@ impl Netlink {
         request.execute().await.with_context(|| format!("neighbour {address} on {device}"))
     }
 
-    /// Tells a vxlan device which host has a MAC address.
+    /// Adds a forwarding entry to a VXLAN device: the host that has a MAC address.
     pub async fn forward_mac(&self, device: &str, mac: Mac, host: IpAddr) -> Result<()> {
         let request = self.0.neighbours().add_bridge(index(device)?, &mac).flags(NeighbourFlags::Own);
         request
@@ -347,21 +349,21 @@ impl Netlink {
             .with_context(|| format!("forwarding entry for {host} on {device}"))
     }
 
-    /// Forgets all learned neighbours of the namespace; permanent ones stay.
+    /// Deletes all learned neighbours of the namespace; permanent ones stay.
     pub async fn flush_neighbours(&self) -> Result<()> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         for neighbour in neighbours {
             let learned =
                 !matches!(neighbour.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
             if learned {
-                // One that vanished meanwhile is just as well.
+                // The entry may have vanished meanwhile, which is just as well.
                 self.0.neighbours().del(neighbour).execute().await.ok();
             }
         }
         Ok(())
     }
 
-    /// `ip neigh del`, also of a permanent one.
+    /// Deletes a neighbour entry, also a permanent one, like `ip neigh del`.
     pub async fn delete_neighbour(&self, address: IpAddr) -> Result<()> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         let destination = NeighbourAttribute::Destination(wire(address));
@@ -371,7 +373,7 @@ impl Netlink {
         deleted.with_context(|| format!("deleting the neighbour {address}"))
     }
 
-    /// Number of neighbours that the kernel keeps resolved of its own accord (NTF_EXT_MANAGED).
+    /// The number of neighbours that the kernel itself keeps resolved (NTF_EXT_MANAGED).
     pub async fn managed_neighbours(&self) -> Result<usize> {
         let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
         let is_managed = |attribute: &NeighbourAttribute| matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed));

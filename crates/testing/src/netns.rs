@@ -1,8 +1,10 @@
-//! Network namespaces as values: make one, work inside it, start processes in it, and have it gone afterwards.
+//! Network namespaces as values: they are created, entered, used to start processes, and removed
+//! when dropped.
 //!
-//! A namespace belongs to a thread, not to a process, so everything here enters with `setns` on a thread of its own. That
-//! changes the network only: unlike `ip netns exec`, mounts stay as they are, so cgroup2 and any bpffs remain visible
-//! (and `/sys/class/net` shows the devices of the namespace that mounted it, not of this one).
+//! A namespace belongs to a thread, not to a process, so everything here enters with `setns` on a
+//! thread of its own. That changes the network only: unlike `ip netns exec`, mounts stay as they
+//! are, so cgroup2 and any bpffs remain visible (and `/sys/class/net` shows the devices of the
+//! namespace that mounted it, not of this one).
 
 mod process;
 mod running;
@@ -23,30 +25,31 @@ use tokio::runtime::Runtime;
 pub use self::process::{Process, is_running};
 pub use self::running::{Running, Stop};
 
-/// Folder of the names that `ip netns` knows, so that it can be used on a lab.
+/// The folder of the names that `ip netns` uses, so that it works on a lab.
 const NAMES: &str = "/run/netns";
 
-/// A handle on a named network namespace. Cloning it is cheap; dropping it removes nothing (see [`Owned`]).
+/// A handle on a named network namespace. Cloning it is cheap; dropping it removes nothing (see
+/// [`Owned`]).
 #[derive(Clone, Debug)]
 pub struct Namespace {
     name: String,
     file: Arc<File>,
 }
 
-/// A namespace whose name goes away with this value. The kernel frees the namespace itself once no process, thread or
-/// handle is in it any more.
+/// A namespace whose name is removed when this value is dropped. The kernel frees the namespace
+/// itself once no process, thread or handle refers to it.
 #[derive(Debug)]
 pub struct Owned(Namespace);
 
 impl Namespace {
-    /// Makes a new namespace with its loopback device still down, and a name for it.
+    /// Creates a new namespace, whose loopback device is still down, and a name for it.
     pub fn create(name: &str) -> Result<Owned> {
         ensure_root()?;
         let path = Path::new(NAMES).join(name);
         share_names_directory().with_context(|| format!("preparing {NAMES}"))?;
         File::create_new(&path).with_context(|| format!("creating {}", path.display()))?;
         let bound = thread::scope(|scope| {
-            // The thread leaves its own namespace for good, so it must not be anyone else's thread.
+            // The thread leaves its own namespace for good, so no other code may run on it.
             let maker = scope.spawn(|| -> Result<()> {
                 unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
                 let own = Some("/proc/thread-self/ns/net");
@@ -62,14 +65,15 @@ impl Namespace {
         Ok(Owned(Self::open(name)?))
     }
 
-    /// A handle on a namespace that exists already.
+    /// Opens a handle on an existing namespace.
     pub fn open(name: &str) -> Result<Self> {
         let path = Path::new(NAMES).join(name);
         let file = File::open(&path).with_context(|| format!("no network namespace {name}"))?;
         Ok(Self { name: name.to_owned(), file: Arc::new(file) })
     }
 
-    /// Takes the name away. A name that is gone already is not an error: two labs may clear the same leftover.
+    /// Removes the name. A name that is gone already is not an error: two labs may clear the same
+    /// leftover.
     pub fn remove(name: &str) -> Result<()> {
         let path = Path::new(NAMES).join(name);
         match umount2(&path, MntFlags::MNT_DETACH) {
@@ -97,17 +101,19 @@ impl Namespace {
         &self.name
     }
 
-    /// For `nsenter --net=PATH`.
+    /// The path for `nsenter --net=PATH`.
     pub fn path(&self) -> PathBuf {
         Path::new(NAMES).join(&self.name)
     }
 
-    /// Moves the calling thread in. There is no way back, so only for threads that end here.
+    /// Moves the calling thread into the namespace for good, so only threads that end afterwards
+    /// may call this.
     pub fn enter(&self) -> Result<()> {
         setns(&*self.file, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {}", self.name))
     }
 
-    /// Runs `work` inside on a thread of its own and gives back what it returns; a panic inside is a panic here.
+    /// Runs `work` inside on a thread of its own and returns its result; a panic inside is a panic
+    /// here.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let inside = thread::Builder::new().name(self.name.clone()).spawn_scoped(scope, || {
@@ -119,17 +125,19 @@ impl Namespace {
         })
     }
 
-    /// As [`Self::run`], for async work: sockets and spawned tasks all belong to the namespace.
+    /// A variant of [`Self::run`] for async work: sockets and spawned tasks all belong to the
+    /// namespace.
     pub fn block_on<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         self.run(|| runtime().block_on(work()))
     }
 
-    /// Sets a sysctl of the namespace, for example `net.ipv4.ip_forward`. Dots inside device names are not supported.
+    /// Sets a sysctl of the namespace, for example `net.ipv4.ip_forward`. Dots inside device names
+    /// are not supported.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         self.sysctls(&[(key, value)])
     }
 
-    /// As [`Self::sysctl`], several at once.
+    /// Sets several sysctls at once, like [`Self::sysctl`].
     pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
         // /proc/sys/net shows the namespace of the thread that opens the file.
         self.run(|| {
@@ -180,7 +188,8 @@ impl Drop for Owned {
     }
 }
 
-/// Says in one sentence what everything here needs, rather than letting a system call say EPERM.
+/// Fails with one sentence about the required privileges, instead of an EPERM from some system
+/// call.
 pub fn ensure_root() -> Result<()> {
     ensure!(nix::unistd::geteuid().is_root(), "network namespaces need root: run this as root (sudo -E)");
     Ok(())
@@ -194,11 +203,12 @@ pub(crate) fn runtime() -> Runtime {
         .unwrap_or_else(|error| panic!("no tokio runtime: {error}"))
 }
 
-/// Makes the directory a shared mount, as `ip netns add` would: should `ip` do it later, it would mount the directory over
-/// itself, and names bound before that could be unmounted only in the upper copy.
+/// Makes the directory a shared mount, as `ip netns add` would. If `ip` did it later, it would
+/// mount the directory over itself, and names bound before could be unmounted only in the upper
+/// copy.
 fn share_names_directory() -> Result<()> {
     fs::create_dir_all(NAMES)?;
-    // Two labs that start together must not mount it twice. The lock goes with the file.
+    // Two labs that start together must not mount it twice. The lock is released with the file.
     let directory = File::open(NAMES)?;
     directory.lock()?;
     let share =

@@ -19,13 +19,13 @@ pub enum Family {
     Ip6 = 10,
 }
 
-/// A chain to be made, and its table with it.
+/// A chain to be made, together with its table.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a> {
     pub family: Family,
     pub table: &'a str,
     pub name: &'a str,
-    /// Whether it is called where packets are forwarded, and then whether its policy is DROP.
+    /// Whether the chain is hooked into the forward path; if so, whether its policy is DROP.
     pub forward: Option<bool>,
 }
 
@@ -84,7 +84,7 @@ impl Namespace {
             for _ in messages {
                 let mut answer = [0; 1024];
                 let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-                // The header, then the error code of an acknowledgement.
+                // The header is followed by the error code of an acknowledgement.
                 let Some(code) = answer[..length].get(16..20) else { bail!("an answer was cut short") };
                 match i32::from_ne_bytes(code.try_into()?) {
                     0 => {}
@@ -104,7 +104,7 @@ fn request(kind: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
     message(kind, REQUEST | ACK | CREATE, 0, &[&[family as u8, 0, 0, 0], attributes].concat())
 }
 
-/// Begin and end of a transaction name the subsystem, in network byte order.
+/// The messages that begin and end a transaction name the subsystem, in network byte order.
 fn bare(kind: u16) -> Vec<u8> {
     message(kind, REQUEST, 0, &[&[0, 0], SUBSYSTEM.to_be_bytes().as_slice()].concat())
 }

@@ -1,7 +1,8 @@
-//! Switching a device's offloads with the ethtool system call.
+//! Offloads of a device, switched with the ethtool ioctl.
 //!
-//! XDP sees raw bytes: with checksum offload a veth delivers frames whose checksum was never finished, and a receiver that
-//! trusts its "hardware" never notices a wrong one. Off means that every checksum on the wire is real and is checked.
+//! XDP sees raw bytes: with checksum offload a veth delivers frames whose checksum was never
+//! finished, and a receiver that trusts its "hardware" never notices a wrong one. With offload off,
+//! every checksum on the wire is complete and verified.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -32,7 +33,7 @@ struct EthtoolValue {
 }
 
 impl Namespace {
-    /// Checksum offload both ways and segmentation offload.
+    /// Switches checksum offload of both directions and segmentation offload.
     pub fn set_offloads(&self, device: &str, on: bool) -> Result<()> {
         let features =
             [Feature::RxChecksum, Feature::TxChecksum, Feature::TcpSegmentation, Feature::Segmentation];
@@ -40,8 +41,9 @@ impl Namespace {
             .with_context(|| format!("offloads of {} {device}", self.name()))
     }
 
-    /// GRO, which on a veth also makes its receive ring: frames that the *other* end sends by an XDP redirect arrive only
-    /// then, or with an XDP program at this end (XDP_TX needs the latter, see [`crate::xdp`]).
+    /// Switches GRO, which on a veth also creates its receive ring. Frames that the *other* end
+    /// sends by an XDP redirect arrive only with it, or with an XDP program at this end (XDP_TX
+    /// needs the latter, see [`crate::xdp`]).
     pub fn set_gro(&self, device: &str, on: bool) -> Result<()> {
         self.run(|| set(device, Feature::ReceiveAggregation, on))
             .with_context(|| format!("GRO of {} {device}", self.name()))
@@ -58,11 +60,12 @@ fn set(device: &str, feature: Feature, on: bool) -> Result<()> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request names a device and points to a value that outlives the call and has the layout that each of
-    // these commands reads.
+    // SAFETY: the request names a device and points to a value that outlives the call and has the
+    // layout that each of these commands reads.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     let error = io::Error::last_os_error();
-    // A veth whose other end has an XDP program cannot do segmentation at all: it is off for good.
+    // A veth whose other end has an XDP program cannot do segmentation at all: it is off
+    // permanently.
     let off_anyway = !on && error.raw_os_error() == Some(libc::EOPNOTSUPP);
     anyhow::ensure!(result == 0 || off_anyway, error);
     Ok(())

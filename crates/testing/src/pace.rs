@@ -1,8 +1,10 @@
-//! Pace of this machine: the factor by which it is slower than the one that the limits of tests were chosen on.
+//! The pace of this machine: the factor by which it is slower than the machine on which the limits
+//! of tests were chosen.
 //!
-//! A limit of a wait for something that must happen is [`scaled`], so that a slow, busy or emulated machine is given its
-//! time; a fast one waits no longer, since the wait ends when it happens. Not scaled are times that a test is about: what
-//! users are promised, and how long silence is listened to.
+//! The limit of a wait for something that must happen is [`scaled`], so that a slow, busy or
+//! emulated machine gets the time that it needs; a fast one waits no longer, since the wait ends
+//! when the event happens. Times that a test is about are not scaled: those that users are
+//! promised, and those for which silence is observed.
 
 use std::env;
 use std::sync::OnceLock;
@@ -12,16 +14,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use traffic_policy_dataplane::sys;
 
-/// Overrides what is measured: how many times slower, 1 or more.
+/// The variable that overrides the measurement: how many times slower the machine is, 1 or more.
 const VARIABLE: &str = "TRAFFIC_POLICY_TEST_PACE";
-/// Beyond this a machine is not slow but stuck.
+/// The largest pace; a machine beyond it is not slow but stuck.
 const SLOWEST: f64 = 50.0;
-/// Time in which a machine that runs the suites well verifies and translates a program of [`BRANCHES`].
+/// The time in which a machine that runs the suites well verifies and translates a program with
+/// [`BRANCHES`] branches.
 const REFERENCE: Duration = Duration::from_millis(40);
-/// Each may go either way, so that the verifier keeps and compares states, as it does most of its time.
+/// The number of branches. Each may be taken or not, so that the verifier keeps and compares
+/// states, as it does most of its time.
 const BRANCHES: usize = 3000;
 
-/// A limit that a test chose for a fast machine, as it is on this one.
+/// Scales a limit that a test chose for a fast machine to this one.
 pub fn scaled(limit: Duration) -> Duration {
     limit.mul_f64(pace())
 }
@@ -29,16 +33,16 @@ pub fn scaled(limit: Duration) -> Duration {
 /// Waits until something holds, for at most this time, [`scaled`].
 ///
 /// # Panics
-/// If it does not hold by then.
+/// The condition does not hold by then.
 #[track_caller]
 pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     wait_for(what, limit, || holds().then_some(()));
 }
 
-/// Waits until there is something, for at most this time, [`scaled`], and gives it.
+/// Waits until `look` returns a value, for at most this time, [`scaled`], and returns it.
 ///
 /// # Panics
-/// If there is nothing by then.
+/// There is no value by then.
 #[track_caller]
 pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -51,15 +55,15 @@ pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option
     }
 }
 
-/// From 1, a fast machine, to 50; measured once in each process.
+/// The pace, from 1, a fast machine, to 50; measured once in each process.
 ///
 /// # Panics
-/// If the variable holds anything but a number of at least 1.
+/// The variable holds anything but a number of at least 1.
 pub fn pace() -> f64 {
     static PACE: OnceLock<f64> = OnceLock::new();
     *PACE.get_or_init(|| match env::var(VARIABLE) {
         Ok(text) => parse(&text).unwrap_or_else(|error| panic!("{error:#}")),
-        // Without privileges no agent starts either, and nothing is worth waiting for.
+        // Without privileges no agent starts either, so nothing needs a longer wait.
         Err(_) => measure().map_or(1.0, of),
     })
 }
@@ -74,7 +78,8 @@ fn of(took: Duration) -> f64 {
     (took.as_secs_f64() / REFERENCE.as_secs_f64()).clamp(1.0, SLOWEST)
 }
 
-/// Times the kernel at what an agent's start is made of, whatever this program's own build: verifying and translating.
+/// Times the kernel at the main work of an agent's start, whatever the build of this program:
+/// verifying and translating.
 fn measure() -> Result<Duration> {
     // r0 = bpf_get_prandom_u32(); r7 = 0
     let mut code = vec![[0x85, 0, 0, 0, 7, 0, 0, 0], [0xb7, 7, 0, 0, 0, 0, 0, 0]];
@@ -116,7 +121,8 @@ mod tests {
         }
     }
 
-    /// Prints what it is on this machine: `cargo test -p traffic-policy-tests --lib pace -- --nocapture`.
+    /// Prints the pace of this machine: `cargo test -p traffic-policy-tests --lib pace --
+    /// --nocapture`.
     #[test]
     fn the_kernel_can_be_timed() {
         match measure() {

@@ -1,5 +1,5 @@
-//! Packets as values: built layer by layer, changed like any value, and turned into bytes with every length and
-//! checksum computed by etherparse, independently of the packet path.
+//! Packets as values: built layer by layer, changed like any value, and turned into bytes whose
+//! lengths and checksums etherparse computes, independently of the packet path.
 
 mod render;
 
@@ -24,7 +24,7 @@ pub mod flag {
     pub const ACK: u8 = 16;
 }
 
-/// Types of SCTP chunks: RFC 9260 section 3.2.
+/// Types of SCTP chunks (RFC 9260 section 3.2).
 pub mod chunk {
     pub const DATA: u8 = 0;
     pub const INIT: u8 = 1;
@@ -49,15 +49,15 @@ pub struct Packet {
     pub ttl: u8,
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// Identification of IPv4, flow label of IPv6.
+    /// The identification of IPv4, or the flow label of IPv6.
     pub label: u16,
-    /// IPv4 only, as are the three fields after it. A multiple of four bytes.
+    /// IPv4 only, as are the three fields after it. The length is a multiple of four bytes.
     pub options: Vec<u8>,
     pub dont_fragment: bool,
     pub more_fragments: bool,
-    /// In units of eight bytes.
+    /// The fragment offset in units of eight bytes.
     pub fragment_offset: u16,
-    /// IPv6 only: extension headers, the first one first.
+    /// IPv6 only: extension headers in their order.
     pub extensions: Vec<Extension>,
     pub transport: Transport,
     pub payload: Vec<u8>,
@@ -69,18 +69,20 @@ pub enum Transport {
     Udp {
         source: u16,
         destination: u16,
-        /// False: the field is 0, which over IPv4 says that there is none.
+        /// Whether the checksum is computed; otherwise the field is 0, which over IPv4 means that
+        /// there is none.
         checksum: bool,
     },
-    /// The common header; chunks are the payload.
+    /// The common header of SCTP; chunks are the payload.
     Sctp {
         source: u16,
         destination: u16,
         tag: u32,
-        /// False: the field is 0, as a socket of this machine leaves it for the device.
+        /// Whether the checksum is computed; otherwise the field is 0, as a socket of this machine
+        /// leaves it for the device.
         checksum: bool,
     },
-    /// ICMP or ICMPv6, as the addresses say.
+    /// ICMP or ICMPv6, by the family of the addresses.
     Icmp {
         kind: u8,
         code: u8,
@@ -98,7 +100,7 @@ pub struct Tcp {
     pub acknowledgement: u32,
     pub flags: u8,
     pub window: u16,
-    /// A multiple of four bytes.
+    /// TCP options. The length is a multiple of four bytes.
     pub options: Vec<u8>,
 }
 
@@ -106,23 +108,24 @@ pub struct Tcp {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extension {
     pub number: u8,
-    /// Bytes behind the number of the next header; with it, a multiple of eight bytes.
+    /// The bytes after the number of the next header; together with it, a multiple of eight bytes.
     pub rest: Vec<u8>,
 }
 
 impl Extension {
-    /// Hop-by-hop (0), routing (43) or destination (60) options of `words` times eight bytes that say nothing.
+    /// A hop-by-hop (0), routing (43) or destination (60) options header of `words` times eight
+    /// bytes without content.
     pub fn padding(number: u8, words: u8) -> Self {
         let mut rest = vec![0; usize::from(words) * 8 - 1];
         rest[0] = words - 1;
         if number != 43 {
-            // PadN: RFC 8200 section 4.2.
+            // PadN (RFC 8200 section 4.2).
             (rest[1], rest[2]) = (1, words * 8 - 4);
         }
         Self { number, rest }
     }
 
-    /// A fragment header. `offset` in bytes, a multiple of eight.
+    /// A fragment header. `offset` is in bytes, a multiple of eight.
     pub fn fragment(offset: u16, more: bool, identification: u32) -> Self {
         let word = (offset | u16::from(more)).to_be_bytes();
         Self { number: 44, rest: [&[0], &word[..], &identification.to_be_bytes()].concat() }
@@ -150,7 +153,7 @@ impl Packet {
         }
     }
 
-    /// A TCP segment without data.
+    /// Makes a TCP segment without data.
     pub fn tcp(source: (IpAddr, u16), destination: (IpAddr, u16), flags: u8) -> Self {
         let tcp = Tcp {
             source: source.1,
@@ -164,13 +167,13 @@ impl Packet {
         Self::new(source.0, destination.0, Transport::Tcp(tcp))
     }
 
-    /// A UDP datagram with a checksum.
+    /// Makes a UDP datagram with a checksum.
     pub fn udp(source: (IpAddr, u16), destination: (IpAddr, u16)) -> Self {
         let udp = Transport::Udp { source: source.1, destination: destination.1, checksum: true };
         Self::new(source.0, destination.0, udp).payload(b"payload")
     }
 
-    /// A packet of SCTP with a checksum.
+    /// Makes an SCTP packet with a checksum.
     pub fn sctp(source: (IpAddr, u16), destination: (IpAddr, u16), tag: u32, chunk: &[u8]) -> Self {
         let sctp = Transport::Sctp { source: source.1, destination: destination.1, tag, checksum: true };
         Self::new(source.0, destination.0, sctp).payload(chunk)
@@ -208,7 +211,7 @@ impl Packet {
         self
     }
 
-    /// Sequence and acknowledgement number of a TCP segment.
+    /// Sets the sequence and acknowledgement number of a TCP segment.
     #[must_use]
     pub fn numbers(mut self, sequence: u32, acknowledgement: u32) -> Self {
         let tcp = self.tcp_mut();
@@ -240,8 +243,8 @@ impl Packet {
         }
     }
 
-    /// The packet in fragments of `size` bytes after the IP header, a multiple of eight; the last may be shorter.
-    /// Extension headers are repeated in each, before the fragment header.
+    /// Splits the packet into fragments with `size` bytes after the IP header, a multiple of eight;
+    /// the last may be shorter. Extension headers are repeated in each, before the fragment header.
     pub fn fragments(&self, size: usize) -> Vec<Self> {
         let (number, segment) = self.segment();
         let mut fragments = Vec::new();
@@ -262,7 +265,7 @@ impl Packet {
         fragments
     }
 
-    /// The frame.
+    /// The bytes of the frame.
     pub fn bytes(&self) -> Vec<u8> {
         let (number, segment) = self.segment();
         let (ether_type, ip) = match (self.source, self.destination) {
@@ -325,7 +328,7 @@ impl Packet {
         bytes
     }
 
-    /// Protocol number and bytes of the transport header with its payload.
+    /// The protocol number, and the bytes of the transport header with its payload.
     fn segment(&self) -> (IpNumber, Vec<u8>) {
         let (number, mut bytes) = match &self.transport {
             Transport::Tcp(tcp) => (IpNumber::TCP, self.tcp_bytes(tcp)),

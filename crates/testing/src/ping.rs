@@ -1,4 +1,4 @@
-//! ICMP echo, for asking whether there is a way without any server.
+//! ICMP echo, which tests reachability without a server.
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
@@ -10,11 +10,12 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::netns::Namespace;
 
-/// One request may fall into the moment in which a neighbour is asked for or a link comes up.
+/// The interval between requests: one may be lost while a neighbour is resolved or a link comes up.
 const AGAIN: Duration = Duration::from_millis(500);
 
 impl Namespace {
-    /// Sends an echo request, again each half second, and waits for the first reply.
+    /// Sends an echo request every half second and waits for the first reply. Returns the time
+    /// until then.
     pub fn ping(&self, address: IpAddr, limit: Duration) -> Result<Duration> {
         self.run(|| ping(address, limit)).with_context(|| format!("ping from {} to {address}", self.name()))
     }
@@ -47,7 +48,7 @@ fn ping(address: IpAddr, limit: Duration) -> Result<Duration> {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error.into()),
         };
-        // A raw IPv4 socket gets the IP header too.
+        // A raw IPv4 socket receives the IP header, too.
         let header = if address.is_ipv4() { usize::from(buffer[0] & 0xf) * 4 } else { 0 };
         let reply = buffer.get(header..length).unwrap_or_default();
         let reply_type = if address.is_ipv4() { 0 } else { 129 };

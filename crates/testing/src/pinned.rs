@@ -1,4 +1,4 @@
-//! Snapshots of an agent's pinned maps, by which a test tells that nothing changed.
+//! Snapshots of an agent's pinned maps, by which a test checks that nothing changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,29 +9,29 @@ use anyhow::{Context, Result, ensure};
 pub use crate::bpf_map::Entries;
 use crate::bpf_map::{BpfMap, Kind};
 
-/// The plain hashes and arrays below an agent's `--pin-dir`, by name. The agent is their writer, but for those that the
-/// packet path fills.
+/// The plain hashes and arrays below an agent's `--pin-dir`, by name. The agent writes them, except
+/// those that the packet path fills.
 pub fn maps(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
     those(pin_dir, |kind| matches!(kind, Kind::Hash | Kind::Array))
 }
 
-/// All maps below an agent's `--pin-dir`, by name, as [`BpfMap::read`] says.
+/// All maps below an agent's `--pin-dir`, by name, with the content that [`BpfMap::read`] returns.
 pub fn all(pin_dir: &Path) -> Result<BTreeMap<String, Entries>> {
     those(pin_dir, |_| true)
 }
 
-/// The path of the map of this name below an agent's `--pin-dir`.
+/// The path of the pin of a map below an agent's `--pin-dir`.
 pub fn path(pin_dir: &Path, name: &str) -> Result<PathBuf> {
     let found = pins(pin_dir)?.into_iter().find(|pin| pin.file_name().is_some_and(|found| found == name));
     found.with_context(|| format!("no map {name} below {}", pin_dir.display()))
 }
 
-/// Takes everything out of a pinned hash.
+/// Deletes all entries of a pinned hash.
 pub fn empty(pin: &Path) -> Result<()> {
     BpfMap::pinned(pin)?.empty()
 }
 
-/// Makes all elements of a pinned array zero.
+/// Sets all elements of a pinned array to zero.
 pub fn renew(pin: &Path) -> Result<()> {
     BpfMap::pinned(pin)?.renew(u32::MAX)
 }

@@ -1,4 +1,5 @@
-//! A real kube-apiserver with etcd, as the envtest tools unpack them: `KUBEBUILDER_ASSETS` names the folder.
+//! A real kube-apiserver with etcd, as the envtest tools unpack them: `KUBEBUILDER_ASSETS` names
+//! the folder.
 
 use std::{
     env, fs,
@@ -17,32 +18,33 @@ use crate::pace::scaled;
 const ADMIN_TOKEN: &str = "admin-token";
 const PROXY_TOKEN: &str = "proxy-token";
 
-/// A running control plane without controllers: Services get addresses, EndpointSlices are made by hand.
+/// A running control plane without controllers: Services get addresses, EndpointSlices are made by
+/// hand.
 #[derive(Debug)]
 pub struct RealApiServer {
     folder: tempfile::TempDir,
-    /// Network namespace to listen in, if not the one of this process.
+    /// The network namespace to listen in, if it is not that of this process.
     namespace: Option<Namespace>,
     address: SocketAddr,
     processes: Vec<Child>,
 }
 
 impl RealApiServer {
-    /// Starts etcd and kube-apiserver; `None` if `KUBEBUILDER_ASSETS` is not set.
+    /// Starts etcd and kube-apiserver; returns `None` if `KUBEBUILDER_ASSETS` is not set.
     ///
     /// # Errors
     ///
-    /// If they do not come up within a minute of a fast machine; their logs are in the message.
+    /// They do not come up within a minute of a fast machine; their logs are in the message.
     pub async fn start() -> Result<Option<Self>> {
         Self::start_at(None, Ipv4Addr::LOCALHOST.into()).await
     }
 
-    /// As [`Self::start`], on an address of a namespace, where the nodes of a lab reach it. Whoever talks to it must be
-    /// inside, too.
+    /// A variant of [`Self::start`] that listens on an address of a namespace, where the nodes of a
+    /// lab reach it. Clients must be inside the namespace, too.
     ///
     /// # Errors
     ///
-    /// As [`Self::start`].
+    /// The same as those of [`Self::start`].
     pub async fn start_in(namespace: &Namespace, address: IpAddr) -> Result<Option<Self>> {
         Self::start_at(Some(namespace.clone()), address).await
     }
@@ -68,7 +70,7 @@ impl RealApiServer {
         let key = server.path("service-account.key");
         let made = Command::new("openssl").args(["genrsa", "-out"]).arg(&key).arg("2048").output()?;
         ensure!(made.status.success(), "openssl genrsa: {}", String::from_utf8_lossy(&made.stderr));
-        // The user that the built-in binding gives the role system:node-proxier.
+        // The user to which the built-in binding gives the role system:node-proxier.
         let tokens = format!("{ADMIN_TOKEN},admin,1,system:masters\n{PROXY_TOKEN},system:kube-proxy,2\n");
         fs::write(server.path("tokens.csv"), tokens)?;
         server.run(
@@ -76,7 +78,7 @@ impl RealApiServer {
                 .arg(format!("--etcd-servers=http://127.0.0.1:{etcd}"))
                 .arg(format!("--secure-port={port}"))
                 .arg(format!("--bind-address={}", address.ip()))
-                // Its own certificate is made for this address.
+                // The server's own certificate is made for this address.
                 .arg(format!("--advertise-address={}", address.ip()))
                 .arg(format!("--cert-dir={}", server.path("certificates").display()))
                 .arg(format!("--token-auth-file={}", server.path("tokens.csv").display()))
@@ -91,17 +93,17 @@ impl RealApiServer {
         Ok(Some(server))
     }
 
-    /// `https://HOST:PORT`, as for `--api-server`.
+    /// The address as `https://HOST:PORT`, for `--api-server`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    /// A client that may do everything.
+    /// Returns a client with all rights.
     ///
     /// # Errors
     ///
-    /// If the server's certificate is not there.
+    /// The server's certificate does not exist.
     pub fn admin(&self) -> Result<Client> {
         let mut config = Config::new(self.url().parse()?);
         config.root_cert_file = Some(self.certificate());
@@ -109,23 +111,23 @@ impl RealApiServer {
         Ok(Client::try_from(config)?)
     }
 
-    /// Fills a folder as a pod of a proxy finds it: token and CA of a service account with the role
-    /// `system:node-proxier`.
+    /// Fills a folder as the pod of a proxy finds it: token and CA of a service account with the
+    /// role `system:node-proxier`.
     ///
     /// # Errors
     ///
-    /// If the folder cannot be written.
+    /// The folder cannot be written.
     pub fn write_service_account(&self, folder: &Path) -> Result<()> {
         fs::write(folder.join("token"), PROXY_TOKEN)?;
         fs::copy(self.certificate(), folder.join("ca.crt"))?;
         Ok(())
     }
 
-    /// Writes a file for `--kubeconfig`, of a user with the role `system:node-proxier`.
+    /// Writes a file for `--kubeconfig`, for a user with the role `system:node-proxier`.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
+    /// The file cannot be written.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
         let (url, certificate) = (self.url(), self.certificate());
         let text = format!(
@@ -176,7 +178,7 @@ impl RealApiServer {
         }
     }
 
-    /// Ready, with the built-in roles in place.
+    /// Whether the server is ready, with the built-in roles in place.
     async fn is_ready(&self) -> bool {
         let Ok(client) = self.admin() else { return false };
         let Ok(request) = hyper::Request::get("/readyz").body(Vec::new()) else { return false };

@@ -1,6 +1,7 @@
-//! Scenes that are played in the lab, recorded so that `lb simulate` can play them again: when requests were sent, when checks began,
-//! when something was changed, and when the agents had written it. What becomes of each request, and when the balancer
-//! believes, the simulator has to find out by itself.
+//! Recordings of scenes that are played in the lab, for `lb simulate` to play them again: when
+//! requests were sent, when checks began, when something was changed, and when the agents had
+//! written it. The simulator has to find out by itself how each request ends, and when the balancer
+//! changes its mind.
 
 mod order;
 mod synced;
@@ -24,12 +25,13 @@ use crate::traffic::balancer::{Check, Timing};
 use crate::traffic::connections::Report;
 use crate::traffic::{Balancer, NewConnections};
 
-/// The port by which every agent answers /healthz.
+/// The port on which every agent answers /healthz.
 const HEALTHZ: u16 = 10256;
-/// A health port follows the maps so much later at most: within a check's time on a busy machine.
+/// The longest time by which a health port lags behind the maps: less than the duration of a check,
+/// on a busy machine.
 const NOTICE: Duration = Duration::from_millis(250);
 
-/// A scene as it is played: its clock, and what has happened so far.
+/// A scene while it is played: its clock, and the events so far.
 pub struct Recording {
     nodes: Vec<(String, SocketAddr)>,
     client: Namespace,
@@ -43,13 +45,13 @@ pub struct Recording {
     controller: Option<Happening>,
 }
 
-/// One thing that happened.
+/// One event.
 struct Happened {
     event: Event,
     when: Happening,
-    /// Nodes whose checks may notice it at once, by number.
+    /// The numbers of the nodes whose checks may notice the event at once.
     noticed_at: Vec<usize>,
-    /// When each node's agent had written it, if it is a change of objects.
+    /// The moments at which the agent of each node had written it, if it is a change of objects.
     written: Vec<Happening>,
 }
 
@@ -57,18 +59,20 @@ struct Happened {
 pub struct Recorded {
     pub balancer: Balancer,
     pub report: Report,
-    /// From the beginning of the scene, as are the moments that were measured.
+    /// The beginning of the scene; measured moments are relative to it.
     pub start: Instant,
     pub events: Vec<Timed>,
     pub measured: Measured,
-    /// Delay between the last change and the moment at which the balancer was told where to ask.
+    /// The delay between the last change and the moment at which the balancer was given another
+    /// health check.
     pub controller: Duration,
     objects: lb::Cluster,
     rate: u32,
 }
 
 impl Recording {
-    /// Begins with requests, so many in a second and so many in all, to where the balancer sends them.
+    /// Begins a scene with `rate` requests a second, `total` in all, to the nodes that the balancer
+    /// chooses.
     pub fn begin(cluster: &Cluster, balancer: Balancer, rate: u32, total: u64) -> Result<Self> {
         let nodes = cluster.lab.nodes().iter();
         let nodes = nodes.map(|node| (node.name.clone(), SocketAddr::new(node.address(Family::V4), HEALTHZ)));
@@ -106,12 +110,13 @@ impl Recording {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len() as u64
     }
 
-    /// Whether the first so many requests have ended.
+    /// Whether the first `first` requests have ended.
     pub fn are_over(&self, first: u64) -> bool {
         self.meter.are_over(first)
     }
 
-    /// Does something that no object tells of. Nodes, by number, whose checks may fail or succeed from then on.
+    /// Performs an event that no object shows. Returns the numbers of the nodes whose checks may
+    /// fail or succeed from then on.
     pub fn happens(
         &mut self,
         event: Event,
@@ -124,13 +129,14 @@ impl Recording {
         Ok(())
     }
 
-    /// Changes objects, and waits until every agent has written that.
+    /// Changes objects, and waits until every agent has written the change.
     pub fn changes(&mut self, event: Event, act: impl FnOnce() -> Result<()>) -> Result<()> {
         let since = Synced::now();
         let when = during(act)?;
         let written = self.nodes.iter().map(|(_, healthz)| {
             let at = since.next(&self.client, *healthz)?;
-            // Not before it was to be known; no later than the agent says.
+            // The write cannot precede the change; it is no later than the moment that the agent
+            // reports.
             Ok(Happening { from: when.from, to: at, at })
         });
         let written = written.collect::<Result<_>>()?;
@@ -138,7 +144,8 @@ impl Recording {
         Ok(())
     }
 
-    /// The cloud's controller has seen the last change, and tells the balancer where to ask.
+    /// Tells the balancer where to check, as the cloud's controller does once it has seen the last
+    /// change.
     pub fn controller_asks(&mut self, port: u16, path: &str) -> Result<()> {
         let balancer = &self.balancer;
         let when = during(|| {
@@ -192,7 +199,8 @@ impl Recording {
 }
 
 impl Recorded {
-    /// Requests that came to nothing, or would have: one whose first segment was dropped was lost, be it answered when it was sent again.
+    /// The number of requests that failed, or would have: one whose first segment was dropped
+    /// counts as lost, even if it was answered after a retransmission.
     pub fn lost(&self) -> u64 {
         self.report.failed + self.report.resent
     }
@@ -201,12 +209,12 @@ impl Recorded {
         self.report.ok + self.report.failed
     }
 
-    /// The same in the simulator, with the moments as they were.
+    /// Plays the scene in the simulator, with the moments that were measured.
     pub fn simulate(&self, service: &ServiceName, balancer: lb::Balancer) -> Result<Simulated> {
         self.simulate_with(service, balancer, &[])
     }
 
-    /// As [`Self::simulate`], after something that did not happen.
+    /// A variant of [`Self::simulate`] with events before it that did not happen.
     pub fn simulate_with(
         &self,
         service: &ServiceName,
@@ -216,7 +224,7 @@ impl Recorded {
         balancer.controller.value = self.controller;
         let requests = self.measured.requests.iter().flatten().copied();
         let last = requests.chain(self.events.iter().map(|event| event.at)).max().unwrap_or_default();
-        // A request that is sent in the last moment is one, too.
+        // A request that is sent in the last moment counts, too.
         let lasts = last + Duration::from_secs(1);
         let simulation = Simulation {
             cluster: &self.objects,
@@ -232,14 +240,14 @@ impl Recorded {
     }
 }
 
-/// The objects that the agents of a cluster follow.
+/// Returns the objects that the agents of a cluster follow.
 pub fn objects(cluster: &Cluster) -> Result<lb::Cluster> {
     let mut index = Index::default();
     source::read_cluster(cluster.manifests.folder())?.apply(&mut index);
     Ok(lb::Cluster::new(index))
 }
 
-/// The lab's load balancer as a profile; what it asks is taken from another one.
+/// The lab's load balancer as a profile; its health check is that of `like`.
 pub fn profile(like: &lb::Balancer, timing: Timing) -> lb::Balancer {
     let mut balancer = like.clone();
     for check in [&mut balancer.cluster, &mut balancer.local] {
@@ -252,17 +260,18 @@ pub fn profile(like: &lb::Balancer, timing: Timing) -> lb::Balancer {
     balancer
 }
 
-/// Whether lost requests agree: within 5 %, or 3.
+/// Whether the numbers of lost requests agree: within 5 %, or 3.
 pub fn agree(simulated: u64, happened: u64) -> bool {
     simulated.abs_diff(happened) <= allowed(happened)
 }
 
-/// By how much they may differ.
+/// The difference that is allowed between both numbers.
 pub fn allowed(happened: u64) -> u64 {
     (happened / 20).max(3)
 }
 
-/// Differences of a scene from what it was planned to be: the largest one, of checks, events, agents, controller and requests.
+/// The largest difference of a scene from its plan: of checks, events, agents, controller and
+/// requests.
 pub fn lateness(recorded: &Recorded, planned: &Planned<'_>) -> Duration {
     let Planned { events, phases, interval, agents, controller } = *planned;
     let mut late = recorded.controller.abs_diff(controller);
@@ -289,18 +298,18 @@ pub fn lateness(recorded: &Recorded, planned: &Planned<'_>) -> Duration {
     late
 }
 
-/// Moments that a scene was planned to have.
+/// The planned moments of a scene.
 #[derive(Clone, Copy)]
 pub struct Planned<'p> {
     pub events: &'p [Timed],
     pub phases: &'p BTreeMap<String, Duration>,
     pub interval: Duration,
-    /// From a change to the maps.
+    /// The time from a change to the maps.
     pub agents: Duration,
     pub controller: Duration,
 }
 
-/// When it was done, taken to be in the middle.
+/// The moment of an action, taken to be in the middle of its duration.
 fn during(act: impl FnOnce() -> Result<()>) -> Result<Happening> {
     let from = Instant::now();
     act()?;

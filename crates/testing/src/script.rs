@@ -1,14 +1,16 @@
 //! Scripts for the model: manifests in, the desired state out, changes in between.
 //!
-//! A script is a text file of sections, each begun by a line `-- command --`:
+//! A script is a text file of sections, each introduced by a line `-- command --`:
 //!
-//! - `-- node NAME --`: the node to be on; its lines may say `node-port-addresses IP…` (default: the Node object's),
-//!   `families ipv4 ipv6` (default: both), `loopback ipv4 ipv6` and `service-cidr CIDR…` (default: none).
+//! - `-- node NAME --`: sets the node; its lines may be `node-port-addresses IP…` (default: those
+//!   of the Node object), `families ipv4 ipv6` (default: both), `loopback ipv4 ipv6` and
+//!   `service-cidr CIDR…` (default: none).
 //! - `-- write FILE --` and `-- remove FILE --`: change the folder of manifests.
-//! - `-- expect --`: the desired state now. With `UPDATE_EXPECTED=1` this section is rewritten.
-//! - `-- changes --`: which Service ports the last `expect` found changed. Rewritten too.
+//! - `-- expect --`: the desired state at this point. With `UPDATE_EXPECTED=1` this section is
+//!   rewritten.
+//! - `-- changes --`: the Service ports that the last `expect` found changed. It is rewritten, too.
 //!
-//! Text before the first section says what the script is about.
+//! Text before the first section describes the script.
 
 use std::{env, fmt::Write as _, fs, net::IpAddr, path::Path};
 
@@ -28,7 +30,7 @@ struct Section {
 ///
 /// # Errors
 ///
-/// If the script is malformed, or an expectation is not met: then with both texts.
+/// The script is malformed, or an expectation is not met; both texts are then in the message.
 pub fn run(path: &Path) -> Result<()> {
     let text = fs::read_to_string(path)?;
     let (head, mut sections) = split(&text);
@@ -81,7 +83,7 @@ impl Run {
         })
     }
 
-    /// Runs a section. Returns the actual text for a section that states an expected one.
+    /// Runs a section. Returns the actual text if the section states an expected one.
     fn section(&mut self, section: &Section) -> Result<Option<String>> {
         let (command, argument) = section.command.split_once(' ').unwrap_or((&section.command, ""));
         match command {

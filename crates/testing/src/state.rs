@@ -1,4 +1,5 @@
-//! The kernel's counters in every namespace: those that changed since a test began say where its packets stayed.
+//! The kernel's counters in every namespace: those that changed since a test began show where its
+//! packets stayed.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -13,13 +14,15 @@ use crate::netns::Namespace;
 pub struct State(BTreeMap<String, i128>);
 
 impl State {
-    /// Of these namespaces, by the names given here, and of the agent. What cannot be asked is left out: this is for the message
-    /// of a test that has failed already.
+    /// Reads the counters of these namespaces, under the given names, and of the agent. Counters
+    /// that cannot be read are left out: they are for the message of a test that has failed
+    /// already.
     pub fn read(namespaces: &[(&str, &Namespace)], agent: &Agent) -> Self {
         let mut state = Self::default();
         for (name, namespace) in namespaces {
             state.links(name, namespace);
-            // Headings and numbers in turns; that of IPv6 has a name and a number in each line.
+            // Lines of headings and of numbers alternate; the file for IPv6 has a name and a number
+            // in each line.
             for file in ["snmp", "netstat"] {
                 let path = format!("/proc/net/{file}");
                 let text = text(namespace, "cat", &[&path]);
@@ -48,7 +51,7 @@ impl State {
         state
     }
 
-    /// Of every device: what the stack counts, its MTU, and what the driver counts of its own.
+    /// Adds the counters of every device: those of the stack, its MTU, and those of the driver.
     fn links(&mut self, name: &str, namespace: &Namespace) {
         let links = text(namespace, "ip", &["-s", "-s", "-j", "link", "show"]);
         let links: Vec<Value> = serde_json::from_str(&links).unwrap_or_default();
@@ -74,7 +77,7 @@ impl State {
         }
     }
 
-    /// A line for each counter that is another now.
+    /// Returns a line for each counter that differs.
     pub fn until(&self, now: &Self) -> String {
         let changed = now.0.iter().filter_map(|(counter, value)| {
             let change = value - self.0.get(counter).copied().unwrap_or(0);

@@ -1,6 +1,7 @@
-//! Traffic for tests and demo: servers for pods, a client's meters that count what was lost, and a load balancer.
+//! Traffic for tests and demo: servers for pods, meters at the client that count losses, and a load
+//! balancer.
 //!
-//! One port speaks one small language by lines, so that every tool can use every server:
+//! One port understands one small language of lines, so that every tool can use every server:
 //!
 //! | first line | answer |
 //! |---|---|

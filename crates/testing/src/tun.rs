@@ -1,5 +1,6 @@
-//! A wire between two tun devices. They carry IP packets without Ethernet, as IPIP, GRE and WireGuard do, and need no module that
-//! a machine may lack; what leaves by one comes in by the other.
+//! A wire between two tun devices. They carry IP packets without Ethernet, as IPIP, GRE and
+//! WireGuard do, and need no module that a machine may lack; packets that leave by one arrive on
+//! the other.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -13,9 +14,9 @@ use crate::netns::{Namespace, Running};
 
 /// `TUNSETIFF` of linux/if_tun.h.
 const SET_INTERFACE: libc::Ioctl = 0x4004_54ca;
-/// By which tun devices are made.
+/// The file by which tun devices are made.
 const NODE: &str = "/dev/net/tun";
-/// Longer than any packet.
+/// More bytes than any packet has.
 const BUFFER: usize = 65_536 + 64;
 
 /// The device at one end.
@@ -33,7 +34,7 @@ pub struct TunWire {
 }
 
 impl TunEnd<'_> {
-    /// A tun device, switched on: it is gone with the last handle of the file.
+    /// Makes a tun device that is up; it is removed with the last handle of the file.
     pub fn create(self) -> Result<File> {
         let file = self.namespace.run(|| open(self.name)).with_context(|| format!("making {}", self.name))?;
         self.namespace.netlink(async |net| {
@@ -45,7 +46,7 @@ impl TunEnd<'_> {
 }
 
 impl TunWire {
-    /// Makes both devices, switched on.
+    /// Makes both devices, which are up.
     pub fn join(one: TunEnd<'_>, other: TunEnd<'_>) -> Result<Self> {
         let ends = [one.create()?, other.create()?];
         let [a, b] = &ends;
@@ -66,7 +67,7 @@ fn open(name: &str) -> Result<File> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(NODE);
     let file = file.with_context(|| format!("{NODE} cannot be opened: is the module tun there?"))?;
-    // SAFETY: an `ifreq` is numbers and bytes alone.
+    // SAFETY: an `ifreq` consists of numbers and bytes only.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     ensure!(name.len() < request.ifr_name.len(), "{name} is too long for a device");
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
@@ -80,7 +81,7 @@ fn open(name: &str) -> Result<File> {
 }
 
 async fn copy(from: File, to: File) -> Result<()> {
-    // SAFETY: the file keeps its descriptor until it is dropped, with the registration.
+    // SAFETY: the file keeps its descriptor until it is dropped, together with the registration.
     let from = unsafe { AsyncFd::register(from) }
         .map_err(|error| anyhow::anyhow!("watching a tun device: {error}"))?;
     let mut buffer = vec![0; BUFFER];
@@ -89,7 +90,7 @@ async fn copy(from: File, to: File) -> Result<()> {
         let Ok(read) = ready.try_io(|file| file.get_ref().read(&mut buffer)) else { continue };
         let length = read.context("reading from a tun device")?;
         match (&to).write(&buffer[..length]) {
-            // The other end has no room, or is switched off: lost, as on any wire.
+            // The other end has no room, or is down: the packet is lost, as on any wire.
             Err(error)
                 if !matches!(error.kind(), ErrorKind::WouldBlock)
                     && error.raw_os_error() != Some(libc::EIO) =>

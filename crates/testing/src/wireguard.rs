@@ -1,4 +1,5 @@
-//! Keys and peers of WireGuard's devices: what `wg set` would do, by generic netlink (linux/wireguard.h).
+//! Keys and peers of WireGuard devices, set by generic netlink (linux/wireguard.h) as `wg set`
+//! would set them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -33,28 +34,28 @@ const ALLOWED_LENGTH: u16 = 3;
 /// The other end of a tunnel.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Public.
+    /// The public key.
     pub key: Vec<u8>,
-    /// The outer address, at which it listens.
+    /// The outer address, on which the peer listens.
     pub endpoint: SocketAddr,
-    /// Networks behind it: their packets go to it, and it may send with their addresses.
+    /// Networks behind the peer: packets to them are sent to it, and it may send from them.
     pub allowed: Vec<(IpAddr, u8)>,
 }
 
-/// Gives a device its private key, for which any bytes will do, and the port that it listens at.
+/// Gives a device its private key, for which any bytes will do, and the port on which it listens.
 ///
 /// # Errors
-/// The kernel has no WireGuard, or there is no such device.
+/// The kernel has no WireGuard, or the device does not exist.
 pub fn start(namespace: &Namespace, device: &str, key: [u8; 32], port: u16) -> Result<()> {
     let key = attribute(DEVICE_PRIVATE_KEY, &key);
     let port = attribute(DEVICE_LISTEN_PORT, &port.to_ne_bytes());
     set(namespace, device, &[key, port].concat())
 }
 
-/// Adds a peer, or gives one that is there this endpoint and these networks beside its own.
+/// Adds a peer, or gives an existing one this endpoint and these networks in addition to its own.
 ///
 /// # Errors
-/// As [`start`].
+/// The same as those of [`start`].
 pub fn add_peer(namespace: &Namespace, device: &str, peer: &Peer) -> Result<()> {
     let allowed: Vec<u8> =
         peer.allowed.iter().flat_map(|(address, length)| network(*address, *length)).collect();
@@ -93,7 +94,7 @@ fn network(address: IpAddr, length: u8) -> Vec<u8> {
     attribute(NLA_F_NESTED, &facts.concat())
 }
 
-/// `struct sockaddr_in` or `sockaddr_in6`.
+/// The address as a `struct sockaddr_in` or `sockaddr_in6`.
 fn socket_address(address: SocketAddr) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     let family = |family: i32| (family as u16).to_ne_bytes();
@@ -116,7 +117,7 @@ fn message(command: u8, device: &str, attributes: &[u8]) -> Vec<u8> {
     [&[command, 1, 0, 0], &name[..], attributes].concat()
 }
 
-/// A connection, and the number of the family.
+/// Opens a connection, and returns it with the number of the family.
 fn wireguard() -> Result<(Connection, u16)> {
     let mut generic = Connection::open(libc::NETLINK_GENERIC as isize)?;
     let name = attribute(CTRL_ATTR_FAMILY_NAME, b"wireguard\0");

@@ -1,7 +1,8 @@
-//! A process that makes socket calls as it is told, so that a test decides in which cgroup and network they are made.
+//! A process that makes socket calls on request, so that a test decides in which cgroup and network
+//! namespace they are made.
 //!
-//! Reads one call a line and answers each with one line, `ok` and what it gave, or `error` and the error number. Sockets
-//! are known by number.
+//! It reads one call from each line and answers with one line: `ok` and the result, or `error` and
+//! the error number. Sockets are identified by numbers.
 
 use std::io::{self, BufRead, Read, Write};
 use std::mem::MaybeUninit;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use nix::libc;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-/// Longer than anything takes that succeeds.
+/// The time limit of a call, longer than any successful one takes.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn main() -> Result<()> {
@@ -25,7 +26,7 @@ fn main() -> Result<()> {
             Ok(said) => format!("ok {said}"),
             Err(error) => match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
                 Some(number) => format!("error {number}"),
-                // A wrong call, or an end of file: the test fails with the words.
+                // An invalid call, or the end of the input: the test fails with this text.
                 None => format!("failed {error:#}"),
             },
         };
@@ -78,17 +79,17 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
     })
 }
 
-/// connect() to AF_UNSPEC.
+/// Dissolves the association by a connect() to AF_UNSPEC.
 fn disconnect(socket: &Socket) -> io::Result<()> {
     let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    // SAFETY: the address is as long as said.
+    // SAFETY: the address is as long as the given length.
     let done = unsafe {
         libc::connect(socket.as_raw_fd(), &raw const nobody, size_of_val(&nobody) as libc::socklen_t)
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Says a line on a connection and gives the answer.
+/// Sends a line on a connection and returns the answer.
 fn line(mut socket: &Socket, text: &str) -> io::Result<String> {
     socket.write_all(text.as_bytes())?;
     socket.write_all(b"\n")?;
@@ -101,7 +102,7 @@ fn line(mut socket: &Socket, text: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
 }
 
-/// Nanoseconds that one connect() of a UDP socket takes, on average of many.
+/// Returns the nanoseconds that one connect() of a UDP socket takes, on average.
 fn time(socket: &Socket, calls: u32, to: SocketAddr) -> io::Result<String> {
     let to = to.into();
     let start = Instant::now();

@@ -7,38 +7,42 @@ use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex
 
 use crate::recorded::Figures;
 
-/// These are loops that write byte by byte; small structures are to be written inline.
+/// Functions that are loops over single bytes; small structures must be copied inline.
 const COPIES: [&str; 5] = ["memset", "memcpy", "memmove", "memcmp", "bcmp"];
-/// A call of another function of the same object (linux/bpf.h: BPF_JMP | BPF_CALL, BPF_PSEUDO_CALL).
+/// The opcode of a call to another function of the same object (linux/bpf.h: BPF_JMP | BPF_CALL,
+/// BPF_PSEUDO_CALL).
 const CALL: u8 = 0x85;
 const OWN_FUNCTION: u8 = 1;
-/// An instruction of two slots; with a relocation, the address of a map, of a constant or of a function.
+/// The opcode of an instruction of two slots; with a relocation, it loads the address of a map, of
+/// a constant or of a function.
 const LOAD_WIDE: u8 = 0x18;
-/// The section of functions that are no programs.
+/// The section of functions that are not programs.
 const FUNCTIONS: &str = ".text";
-/// The kernel rounds the stack of each function up, to 32 bytes until 6.6 and where no JIT says otherwise, and takes a
-/// function without stack for one.
+/// The unit of stack frames in bytes, 32 until 6.6 and where no JIT reports another: the kernel
+/// rounds the stack of each function up to it, and counts a function without a stack as one unit.
 /// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c#L4345>
 const FRAME: u64 = 32;
 
 /// A function of the object.
 #[derive(Default)]
 struct Function {
-    /// Bytes of stack.
+    /// The bytes of the function's stack.
     stack: u64,
-    /// Functions that it calls, and callbacks that it hands to the kernel, which run on top of it.
+    /// The functions that it calls, and the callbacks that it passes to the kernel, which run on
+    /// top of it.
     calls: BTreeSet<String>,
-    /// The kernel enters the program here.
+    /// Whether the kernel enters the program here.
     is_program: bool,
 }
 
 /// All functions by their symbols.
 pub struct Code(BTreeMap<String, Function>);
 
-/// The functions of the packet path that run on top of each other, with the most stack that any chain of a program has.
+/// The functions of the packet path that run on top of each other, in the chain of a program with
+/// the largest stack.
 pub struct Chain {
     pub functions: Vec<String>,
-    /// The sum as the kernel makes it.
+    /// The sum as the kernel computes it.
     pub bytes: u64,
 }
 
@@ -82,7 +86,7 @@ impl Code {
         self.0.contains_key(name)
     }
 
-    /// Calls of functions that copy: who, and what it calls.
+    /// Calls of functions that copy: the caller and the callee.
     pub fn copies(&self) -> Vec<(&str, &str)> {
         let calls = self.0.iter().flat_map(|(name, function)| {
             function.calls.iter().map(move |called| (name.as_str(), called.as_str()))
@@ -90,7 +94,7 @@ impl Code {
         calls.filter(|(_, called)| COPIES.contains(called)).collect()
     }
 
-    /// The chain of each program that takes the most stack.
+    /// The chain of each program with the largest stack.
     pub fn chains(&self) -> Vec<Chain> {
         let programs = self.0.iter().filter(|(_, function)| function.is_program);
         programs.map(|(name, _)| self.deepest(name, &mut Vec::new())).collect()
@@ -109,7 +113,8 @@ impl Code {
         chain
     }
 
-    /// Bytes of stack: of each function, callbacks included, and of each program with all that it calls.
+    /// The stack in bytes of each function, callbacks included, and of each program with all that
+    /// it calls.
     pub fn figures(&self) -> Figures {
         let mut figures = Figures::new();
         for (name, function) in self.0.iter().filter(|(name, _)| !COPIES.contains(&name.as_str())) {
@@ -124,7 +129,8 @@ impl Code {
     }
 }
 
-/// Callbacks have mangled names, of which the last part says which one it is. Programs have not.
+/// Shortens the mangled name of a callback, of which the last part identifies it. The names of
+/// programs are not mangled.
 fn short(name: &str) -> &str {
     if name.starts_with("tp_") {
         return name;
@@ -156,7 +162,7 @@ fn called(
         return None;
     }
     Some(match symbol.kind() {
-        // A call counts in slots from the next one, an address in bytes.
+        // The distance of a call counts in slots from the next one, that of an address in bytes.
         SymbolKind::Section if is_call => function(file, Some(of), ((number + 1) * 8) as u64),
         SymbolKind::Section => function(file, Some(of), number as u64),
         _ => symbol.name().unwrap().to_owned(),
@@ -171,8 +177,9 @@ fn function(file: &object::File<'_>, section: Option<SectionIndex>, offset: u64)
     found.map_or_else(|| format!("offset {offset:#x}"), |symbol| symbol.name().unwrap().to_owned())
 }
 
-/// Depth of an instruction's stack access, and the register that it makes a copy of the frame pointer. `copied` is that
-/// register of the previous instruction: two in a row make an address of the stack.
+/// The depth of an instruction's stack access, and the register into which it copies the frame
+/// pointer. `copied` is that register of the previous instruction: two such instructions in a row
+/// compute an address of the stack.
 fn depth(instruction: &[u8], copied: Option<u8>) -> Option<(u64, Option<u8>)> {
     const FRAME: u8 = 10;
     let &[opcode, registers, low, high, a, b, c, d] = instruction else { return None };

@@ -1,6 +1,6 @@
-//! Layouts of all maps and the indices of tail calls, as the object and the loader define them, against what was recorded
-//! for this version of the layout. An agent takes maps over from one of the same version: two versions of one number that
-//! differ would read each other's bytes.
+//! Layouts of all maps and the indices of tail calls, as the object and the loader define them,
+//! compared with the record for this version of the layout. An agent takes over maps of the same
+//! version: two layouts with the same version that differ would misread each other's bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ fn a_layout_has_one_version() {
     let recorded_version: u32 = field(&recorded, "version ").and_then(|text| text.parse().ok()).unwrap_or(0);
     let same = field(&recorded, "hash ") == Some(&hash(&found));
     if std::env::var_os("UPDATE_BUDGETS").is_some() {
-        // A version that was in nobody's hands may be recorded again.
+        // A version that was never released may be recorded again.
         let unreleased = std::env::var("UPDATE_BUDGETS").is_ok_and(|value| value == "unreleased");
         assert!(
             same || ABI_VERSION > recorded_version || unreleased,
@@ -39,7 +39,7 @@ fn a_layout_has_one_version() {
     );
 }
 
-/// The test can tell: another size, another index, another name of a field.
+/// The test detects another size, another index, and another name of a field.
 #[test]
 fn any_change_of_a_layout_changes_the_hash() {
     let listing = listing();
@@ -73,7 +73,7 @@ fn difference(recorded: &str, found: &str) -> String {
     only(recorded, found, "-") + &only(found, recorded, "+")
 }
 
-/// One line a map, and one a tail call.
+/// One line for each map, and one for each tail call.
 fn listing() -> String {
     let bytes = dataplane::object_bytes();
     let types = Types::of(bytes);
@@ -92,9 +92,9 @@ fn listing() -> String {
     text
 }
 
-/// BTF of the object: include/uapi/linux/btf.h.
+/// The BTF of the object (include/uapi/linux/btf.h).
 struct Types {
-    /// By number.
+    /// The types by number.
     all: Vec<Type>,
     strings: Vec<u8>,
 }
@@ -104,7 +104,7 @@ struct Type {
     kind: u32,
     /// Size or type.
     of: u32,
-    /// Words that follow the header.
+    /// The words that follow the header.
     words: Vec<u32>,
 }
 
@@ -156,7 +156,8 @@ impl Types {
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     }
 
-    /// Key and value of a map: what the members of that name of its definition point to.
+    /// The key or value of a map: the type to which the member of that name in its definition
+    /// points.
     fn map(&self, name: &str) -> String {
         let variable = self.all.iter().find(|found| found.kind == kind::VAR && self.text(found.name) == name);
         let mut definition = &self.all[variable.unwrap_or_else(|| panic!("no BTF of {name}")).of as usize];
@@ -174,7 +175,7 @@ impl Types {
         parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
-    /// A type with all that it is made of: fields at their bits.
+    /// Describes a type with all that it consists of: fields at their bit offsets.
     fn describe(&self, number: u32) -> String {
         let found = &self.all[number as usize];
         match found.kind {

@@ -9,14 +9,14 @@ use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
 
 use crate::recorded::Figures;
 
-/// Instructions verified and bytes translated of each program, bytes of each map.
+/// The instructions verified and bytes translated of each program, and the bytes of each map.
 pub fn figures() -> &'static Figures {
     static FIGURES: OnceLock<Figures> = OnceLock::new();
     FIGURES.get_or_init(measure)
 }
 
 fn measure() -> Figures {
-    // Says what is missing in a sentence.
+    // Reports missing privileges in a sentence.
     dataplane::check_privileges().unwrap_or_else(|error| panic!("budgets: {error:#}"));
     let kernel = Kernel::running().unwrap();
     let mut object = dataplane::load(MapSizes::default(), None, &kernel)
@@ -56,7 +56,7 @@ fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
     }
 }
 
-/// Memory that the kernel charges for a map, in bytes.
+/// The memory that the kernel charges for a map, in bytes.
 fn memory(map: BorrowedFd<'_>) -> u64 {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.as_raw_fd())).unwrap();
     let memlock = info.lines().find_map(|line| line.strip_prefix("memlock:"));

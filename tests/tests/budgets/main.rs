@@ -1,6 +1,6 @@
-//! Cost of the packet path before a packet comes, so that growth is seen when it happens: instructions that the
-//! verifier walks, bytes of the maps and of the stack, calls that should have been inlined. `UPDATE_BUDGETS=1` writes
-//! anew what is recorded of the object, and of the kernel that runs.
+//! The static cost of the packet path, so that growth is noticed when it happens: instructions that
+//! the verifier walks, bytes of the maps and of the stack, calls that should have been inlined.
+//! `UPDATE_BUDGETS=1` rewrites the records of the object and of the running kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -17,10 +17,11 @@ use traffic_policy_dataplane::{self as dataplane, Kernel};
 use crate::code::Code;
 use crate::recorded::{OBJECT, Recorded};
 
-/// Far below what any kernel verifies (1,000,000), so that older ones that prune less have room: the largest program
-/// takes Linux 6.1 half as much again as 6.18.
+/// The most instructions that the verifier may walk, far below the limit of the kernel (1,000,000),
+/// so that older kernels that prune less have room: the largest program takes Linux 6.1 half as
+/// many again as 6.18.
 const MOST_VERIFIED: u64 = 250_000;
-/// MAX_BPF_STACK: what a chain of calls may use together.
+/// MAX_BPF_STACK: the stack that a chain of calls may use together.
 const MOST_STACK: u64 = 512;
 
 #[test]
@@ -58,8 +59,8 @@ fn nothing_is_copied_by_a_call() {
     assert!(code.has("tp_xdp_ingress"), "this is another object");
 }
 
-/// A route is believed by the hash of what was read. The programs that make flows are four in each family: fixed and
-/// variable headers, XDP and TC.
+/// A route is accepted if its hash matches the words that were read. The programs that create flows
+/// are four in each family: fixed and variable headers, XDP and TC.
 #[test]
 fn each_word_of_a_slots_route_is_read_once() {
     for (map, bytes) in [("tp_ep_routes4", 12), ("tp_ep_routes6", 24)] {
@@ -72,11 +73,11 @@ fn each_word_of_a_slots_route_is_read_once() {
     }
 }
 
-/// `bpftool` shows 15 bytes of a name (BPF_OBJ_NAME_LEN, less the zero), and not whose it is.
+/// `bpftool` shows 15 bytes of a name (BPF_OBJ_NAME_LEN, less the zero), and not its owner.
 #[test]
 fn names_are_told_apart_in_bpftool() {
     let object = aya_obj::Object::parse(dataplane::object_bytes()).unwrap();
-    // Globals (.rodata) are named by aya after their section.
+    // aya names globals (.rodata) after their section.
     let maps = object.maps.keys().filter(|name| !name.starts_with('.'));
     let names: Vec<_> = object.programs.keys().chain(maps).collect();
     assert!(names.len() > 60, "{names:?}");

@@ -1,11 +1,12 @@
-//! Words that other CPUs write while a program reads them: that the compiled program reads each of them once. A slot's route is believed
-//! if the hash of what was read fits; a word that is read again behind that check may be another's.
+//! Words that other CPUs write while a program reads them: the compiled program must read each of
+//! them once. The route of a slot is accepted if the hash of the words that were read matches; a
+//! word that is read again after that check may be another's.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget};
 
-/// The opcodes that matter (RFC 9669).
+/// The relevant opcodes (RFC 9669).
 const LOAD_WIDE: u8 = 0x18;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
@@ -24,14 +25,14 @@ const LOAD_8: u8 = 0x79;
 const LOOK_UP: i32 = 1;
 const FRAME: u8 = 10;
 
-/// A look-up in a map, and what the program reads of the value on its way.
+/// A look-up in a map, and the bytes of the value that the program reads afterwards.
 #[derive(Debug)]
 pub struct Reads {
     /// The program, and the offset of the call.
     pub at: String,
-    /// Bytes of the value that some way reads.
+    /// The bytes of the value that some path reads.
     pub read: BTreeSet<i32>,
-    /// Bytes of the value that a way reads more than once.
+    /// The bytes of the value that some path reads more than once.
     pub again: BTreeSet<i32>,
 }
 
@@ -44,16 +45,17 @@ struct Instruction {
     number: i32,
 }
 
-/// The register with the address of the value, and the bytes that were read by it.
+/// The registers with an address in the value, and the bytes that were read through them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct State {
-    /// Registers, and bytes of the stack: how far beyond the value's beginning each points.
+    /// The registers, and the bytes of the stack, that point into the value: the distance of each
+    /// from its beginning.
     registers: BTreeMap<u8, i32>,
     stack: BTreeMap<i16, i32>,
     read: BTreeSet<i32>,
 }
 
-/// Loads from the values of a map, look-up by look-up.
+/// The loads from the values of a map, for each look-up.
 pub fn reads(bytes: &[u8], map: &str) -> Vec<Reads> {
     let file = object::File::parse(bytes).unwrap();
     let mut found = Vec::new();
@@ -68,7 +70,7 @@ pub fn reads(bytes: &[u8], map: &str) -> Vec<Reads> {
             .map(|(at, _)| at as usize / 8)
             .collect();
         for at in maps {
-            // The call that the map is an argument of.
+            // The call to which the map is passed.
             let Some(call) = (at..code.len()).find(|at| code[*at].opcode == CALL) else { continue };
             if code[call].number != LOOK_UP || code[call].from != 0 {
                 continue;
@@ -92,7 +94,7 @@ fn instructions(code: &[u8]) -> Vec<Instruction> {
     code.chunks_exact(8).map(parse).collect()
 }
 
-/// Bytes that an instruction of the classes of loads and stores moves.
+/// The number of bytes that a load or store instruction moves.
 fn width(opcode: u8) -> i32 {
     match opcode >> 3 & 3 {
         0 => 4,
@@ -102,14 +104,14 @@ fn width(opcode: u8) -> i32 {
     }
 }
 
-/// All ways from an instruction on, with the address of the value in register 0.
+/// Follows all paths from an instruction on, with the address of the value in register 0.
 fn follow(code: &[Instruction], start: usize) -> (BTreeSet<i32>, BTreeSet<i32>) {
     let (mut read, mut again) = (BTreeSet::new(), BTreeSet::new());
     let state = State { registers: BTreeMap::from([(0, 0)]), stack: BTreeMap::new(), read: BTreeSet::new() };
     let mut seen = HashSet::new();
     let mut ways = vec![(start, state)];
     while let Some((at, mut state)) = ways.pop() {
-        // Without the address nothing more is read by it.
+        // Without the address nothing more of the value is read.
         if state.registers.is_empty() && state.stack.is_empty() || !seen.insert((at, state.clone())) {
             continue;
         }
@@ -171,7 +173,7 @@ fn encode(opcode: u8, registers: u8, offset: i16, number: i32) -> [u8; 8] {
     [opcode, registers, a, b, c, d, e, f]
 }
 
-/// The test can tell: a second load of a word, by another register, by the stack, and behind a branch.
+/// The test detects a second load of a word by another register, by the stack, and behind a branch.
 #[test]
 fn a_second_load_is_seen() {
     let load = |register: u8, offset| encode(0x61, register << 4 | 1, offset, 0);
@@ -190,7 +192,7 @@ fn a_second_load_is_seen() {
         exit,
     ];
     assert_eq!(ways(&spilled).1, (4..8).collect());
-    // Each of two branches reads it: once.
+    // Each of two branches reads the word: once on each path.
     let branches = [encode(0x15, 0x01, 2, 0), load(0, 8), exit, load(0, 8), exit];
     assert_eq!(ways(&branches), ((8..12).collect(), BTreeSet::new()));
     let both = [encode(0x15, 0x01, 1, 0), load(0, 8), load(0, 8), exit];

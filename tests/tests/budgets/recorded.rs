@@ -1,4 +1,4 @@
-//! Figures as they were recorded: one file for the object, and one for each kernel series that was measured.
+//! Recorded figures: one file for the object, and one for each kernel series that was measured.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,22 +6,23 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 
-/// The subject that is no kernel, and has a file always.
+/// The subject that is not a kernel, and always has a file.
 pub const OBJECT: &str = "object";
 
-/// Figures by name, one a line in the file.
+/// Figures by name, one in each line of the file.
 pub type Figures = BTreeMap<String, u64>;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/budgets");
 
-/// Releases of a kernel series and compilers differ a little.
+/// The tolerance in percent: releases of a kernel series and compilers differ a little.
 const TOLERANCE_PERCENT: u64 = 5;
-/// So many instructions or bytes are nothing to a program of a few hundred: the verifier meets a state once more.
+/// The smallest tolerance, in instructions or bytes, for a program of a few hundred: the verifier
+/// may visit a state once more.
 const TOLERANCE_LEAST: u64 = 16;
 
-/// A file of figures, which need not be there.
+/// A file of figures, which need not exist.
 pub struct Recorded {
-    /// [`OBJECT`], or a kernel series: `6.18`.
+    /// [`OBJECT`], or a kernel series such as `6.18`.
     subject: String,
     path: PathBuf,
 }
@@ -31,7 +32,7 @@ impl Recorded {
         Self { subject: subject.to_owned(), path: PathBuf::from(FOLDER).join(format!("{subject}.txt")) }
     }
 
-    /// Fails where what was found is not what was recorded, or records it.
+    /// Fails if the figures differ from the record, or records them.
     pub fn compare(&self, found: &Figures) {
         if std::env::var_os("UPDATE_BUDGETS").is_some() {
             return self.record(found);
@@ -62,7 +63,7 @@ impl Recorded {
         );
     }
 
-    /// Writes the file, and prints it between two lines: an emulated machine keeps no file.
+    /// Writes the file, and prints it between two lines, as files on an emulated machine are lost.
     fn record(&self, found: &Figures) {
         let mut text = String::from("# Written by `UPDATE_BUDGETS=1 cargo xtask test budgets`.\n");
         for (name, figure) in found {
@@ -100,7 +101,7 @@ fn parse(text: &str) -> Figures {
         .collect()
 }
 
-/// Past the test harness, which would keep it to itself.
+/// Prints to stderr directly: the test harness would capture it otherwise.
 fn say(text: &str) {
     std::io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Devices: offload, programs of others, forwarding.
+//! Findings of `check` about devices: offload, programs of others, forwarding.
 
 use std::process::Command;
 use std::time::Duration;
@@ -32,11 +32,11 @@ fn a_veth_with_checksum_offload() {
     check(&lab, &["--attach", "xdp"]).is_well();
 }
 
-/// A frame may have several buffers: a veth takes the programs whatever its MTU and that of its other end, and `check`
-/// knows it.
+/// A frame may have several buffers: a veth accepts the programs whatever its MTU and that of its
+/// other end, and `check` knows it.
 #[test]
 fn jumbo_frames_in_xdp() {
-    // The ends of a veth without XDP take any MTU.
+    // The ends of a veth without XDP accept any MTU.
     let lab = one_node(Lab::builder());
     let (node, router) = (lab.node(1).netns(), lab.router());
     for (netns, device) in [(node, "eth0"), (router, "node-1")] {
@@ -84,7 +84,7 @@ fn programs_of_others_and_of_an_agent_that_runs() {
             .any(|finding| finding["severity"] == "warning" || finding["severity"] == "error"),
         "{own:#?}"
     );
-    // Seen from another folder its programs are somebody else's.
+    // Seen from another pin folder, the programs belong to another agent.
     let others = check_in(node, &lab.bpffs().join("other"), &["--attach", "xdp"]);
     others.has("error", "xdp-program", "another XDP program tp_xdp_ingress", "--attach tc");
     others.has("note", "tc-programs", "tcx program tp_tc_ingress", "bpftool net detach");
@@ -107,14 +107,15 @@ fn filters_of_clsact() {
         let handle = TcHandle::from(1);
         let options = TcAttachOptions::Netlink(NlOptions { priority, handle, ..NlOptions::default() });
         let link = node.run(|| {
-            // There already for the second one.
+            // The qdisc exists already for the second filter.
             qdisc_add_clsact("eth0").ok();
             program.attach_with_options("eth0", hook, options).unwrap()
         });
-        // It stays with the device; letting it go would look for the device here.
+        // The filter stays with the device; dropping the link would look for the device in this
+        // namespace.
         std::mem::forget(program.take_link(link).unwrap());
     };
-    // As an agent attaches below Linux 6.6.
+    // An agent attaches filters below Linux 6.6.
     filter(TcAttachType::Ingress, "tp_tc_ingress", 0x7470);
     check(&lab, &[]).is_well();
     filter(TcAttachType::Egress, "tp_tc_egress", 50);
@@ -142,7 +143,7 @@ fn forwarding_and_rp_filter() {
         "net.ipv6.conf.all.forwarding=1",
     );
     node.sysctls(&[("net.ipv6.conf.all.forwarding", "1"), ("net.ipv4.conf.all.rp_filter", "1")]).unwrap();
-    // One uplink.
+    // A node with one uplink.
     check(&lab, &["--device", "eth0"]).is_well();
 
     let lab = one_node(Lab::builder().two_uplinks());

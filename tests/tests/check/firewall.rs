@@ -1,4 +1,4 @@
-//! Rules of the firewall that stand in the way.
+//! Firewall rules that are in the way.
 
 use traffic_policy_agent::check::forward_policy_drop;
 use traffic_policy_testing::agent::Agent;
@@ -15,7 +15,7 @@ fn a_forward_policy_of_drop() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
     let chain = |family, table, name, forward| Chain { family, table, name, forward };
-    // As kubelet and an accepting firewall leave them.
+    // The chains that kubelet and an accepting firewall leave.
     node.nft_chain(&chain(Family::Ip, "nat", "KUBE-MARK-MASQ", None)).unwrap();
     node.nft_chain(&chain(Family::Inet, "fire", "fwd", Some(false))).unwrap();
     check(&lab, &[]).is_well();
@@ -31,7 +31,7 @@ fn a_forward_policy_of_drop() {
     );
     let [finding] = node.run(forward_policy_drop).try_into().unwrap();
     assert_eq!(serde_json::to_value(finding).unwrap(), *said.complaints()[0]);
-    // As Docker leaves it.
+    // The chains that Docker leaves.
     node.nft_chain(&chain(Family::Ip, "filter", "DOCKER-USER", None)).unwrap();
     check(&lab, &[]).only("warning", "forward-policy", "FORWARD", "iptables -I DOCKER-USER -s");
     node.delete_nft_table(Family::Ip, "filter").unwrap();

@@ -1,5 +1,5 @@
-//! `check` in namespaces that have one thing wrong each: it is found with its fix, and not found where it is right.
-//! Needs root; without it each test fails with a sentence that says so.
+//! `check` in namespaces with one fault each: it is found with its fix, and not reported where
+//! there is none. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

@@ -1,4 +1,4 @@
-//! `check --migrate`, on a node where rules of kube-proxy serve.
+//! `check --migrate`, on a node with active rules of kube-proxy.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -53,7 +53,7 @@ fn kube_proxy_and_what_goes_through_it() {
     }
 }
 
-/// kube-proxy's own rules go by the steps: nothing else is advised about it.
+/// The steps remove kube-proxy's own rules: no other advice concerns them.
 fn leaves_the_rest_to_the_steps(said: &Said) {
     let other = said.findings.iter().filter(|finding| {
         let found = finding["found"].as_str().unwrap_or_default();
@@ -62,7 +62,8 @@ fn leaves_the_rest_to_the_steps(said: &Said) {
     assert_eq!(other.count(), 0, "{said:#?}");
 }
 
-/// Mode ipvs is known by kube-proxy's device, whose name a bridge has here; its table is that of a kernel with ipvs, which this need not be.
+/// Mode ipvs is recognised by kube-proxy's device, whose name a bridge has here; its table is that
+/// of a kernel with ipvs, which need not be the running one.
 #[test]
 fn mode_ipvs_has_steps_of_its_own_and_is_not_adopted() {
     let lab = one_node(Lab::builder());

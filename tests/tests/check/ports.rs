@@ -1,4 +1,4 @@
-//! Port numbers that two sides want.
+//! Port conflicts.
 
 use std::net::{TcpListener, UdpSocket};
 
@@ -58,7 +58,7 @@ fn listeners() {
         "--metrics-address",
     );
     drop(metrics);
-    // As `run` takes it: nowhere, so that the default port may be taken.
+    // With `none`, `run` does not listen, so the default port may be taken.
     let metrics = listen("127.0.0.1:10249");
     check(&lab, &["--metrics-address", "none"]).is_well();
     drop(metrics);
@@ -90,7 +90,7 @@ fn listeners() {
         "elsewhere",
     );
     drop(health);
-    // Datagrams: another protocol is another port.
+    // The protocol is UDP: another protocol is another port.
     let _datagrams = node.run(|| UdpSocket::bind("0.0.0.0:32002").unwrap());
     check(&lab, &with_manifests).is_well();
 

@@ -1,4 +1,4 @@
-//! `check`'s findings, parsed and compared.
+//! The findings of `check`, parsed and compared.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use traffic_policy_testing::agent;
 use traffic_policy_testing::lab::{Lab, LabBuilder};
 use traffic_policy_testing::netns::Namespace;
 
-/// Output of `check` on a node.
+/// The output of `check` on a node.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,
@@ -16,19 +16,19 @@ pub struct Said {
 }
 
 impl Said {
-    /// From what it printed, in JSON.
+    /// Parses the output of `check`, which is JSON.
     pub fn of(output: &Output) -> Self {
         let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
         Self { code: output.status.code(), findings }
     }
 
-    /// Those that ask for something.
+    /// The findings that require an action.
     pub fn complaints(&self) -> Vec<&Value> {
         self.findings.iter().filter(|finding| finding["severity"] != "ok").collect()
     }
 
-    /// Exactly this one complaint, and the exit code that belongs to it.
+    /// Checks that this is the only complaint, and that the exit code matches it.
     #[track_caller]
     pub fn only(&self, severity: &str, probe: &str, found: &str, fix: &str) {
         let complaints = self.complaints();
@@ -67,7 +67,7 @@ pub fn check_in(namespace: &Namespace, pins: &Path, flags: &[&str]) -> Said {
     Said::of(&namespace.output(command).unwrap())
 }
 
-/// On the first node.
+/// Runs `check` on the first node.
 pub fn check(lab: &Lab, flags: &[&str]) -> Said {
     check_in(lab.node(1).netns(), &lab.bpffs().join("node-1"), flags)
 }

@@ -1,4 +1,5 @@
-//! Programs that the verifier refuses: `check` names the cause before the first start, and `run` ends with the same words.
+//! Programs that the verifier refuses: `check` names the cause before the first start, and `run`
+//! exits with the same message.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +16,8 @@ use traffic_policy_testing::lab::Lab;
 
 use crate::said::{Said, one_node};
 
-/// A copy of the agent in whose packet path these programs begin by reading an uninitialised register.
+/// A copy of the agent in whose packet path these programs begin with a read of an uninitialised
+/// register.
 fn damaged(folder: &Path, programs: &[&str]) -> PathBuf {
     // r0 = r9
     const UNREADABLE: [u8; 8] = [0xbf, 0x90, 0, 0, 0, 0, 0, 0];

@@ -1,4 +1,4 @@
-//! A node without faults, the folders, and that looking changes nothing.
+//! A node without faults, the folders, and proof that `check` changes nothing.
 
 use std::process::Command;
 use std::time::Duration;
@@ -89,7 +89,7 @@ fn nothing_is_changed() {
     let before = state();
     check(&lab, &["--attach", "xdp"]).is_well();
     assert_eq!(state(), before);
-    // And an agent may start meanwhile: no lock is in its way.
+    // An agent may start meanwhile: no lock is in its way.
     let agents = Agent::start_all(&lab, |agent| agent.attach("xdp")).unwrap();
     agents[0].wait_ready(Duration::from_secs(20)).unwrap();
 }

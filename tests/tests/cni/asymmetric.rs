@@ -1,5 +1,6 @@
-//! aws-secondary-eni: requests come by eth0, and the rules of routing lead pods' packets out by eth1, where the cloud takes no packet with
-//! eth0's address. Replies leave by the card whose address they have, without a rule or mark of the user's.
+//! aws-secondary-eni: requests arrive on eth0, and the routing rules send pods' packets out by
+//! eth1, where the cloud accepts no packet with eth0's address. Replies leave by the card whose
+//! address they have, without a rule or mark of the user.
 
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Cni, Family};
@@ -14,10 +15,10 @@ fn replies_leave_by_the_card_that_the_request_came_by(attach: &'static str) {
     let lab = &testbed.cluster.lab;
     let redirected =
         |testbed: &Testbed| testbed.cluster.agents[0].packets("tc-egress", "replied-redirected").unwrap();
-    // By IPv6 pods are behind eth0.
+    // Over IPv6, pods are behind eth0.
     testbed.cluster.answer(Protocol::Tcp, testbed.cluster.at(1, Family::V6, LOCAL)).unwrap();
     assert_eq!(redirected(&testbed), 0, "{attach}");
-    // Each answer passes the program of eth0, too, which leaves the flow as it is.
+    // Each answer also passes the program of eth0, which leaves the flow unchanged.
     for _ in 0..4 {
         let probe = Probe::udp(testbed.cluster.at(1, Family::V4, LOCAL)).source_port(4321);
         probe.answer(lab.client().netns()).unwrap();

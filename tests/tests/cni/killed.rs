@@ -1,4 +1,4 @@
-//! An agent that is killed under load and started again.
+//! An agent that is killed under load and restarted.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,13 +12,15 @@ use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections
 
 use crate::testbed::Testbed;
 
-/// Per second, of what a fast machine does with ease. An emulated one, whose processors verify the new agent's programs for minutes
-/// meanwhile, would lose packets of that many in its own queues.
+/// The rate of a meter, which a fast machine handles with ease. An emulated one, whose processors
+/// verify the new agent's programs for minutes meanwhile, would lose packets at that rate in its
+/// own queues.
 fn rate(per_second: u32) -> u32 {
     (f64::from(per_second) / pace()).ceil().max(5.0) as u32
 }
 
-/// A description of the losses; `None` if nothing was lost. A segment that was sent again does not count: on a busy machine a timer may do so.
+/// Describes the losses; returns `None` if nothing was lost. A retransmitted segment does not
+/// count: on a busy machine a timer may cause it.
 pub fn lost(testbed: &mut Testbed) -> Option<String> {
     let cluster = &mut testbed.cluster;
     let targets = Family::BOTH.map(|family| cluster.at(1, family, CLUSTER));
@@ -31,7 +33,7 @@ pub fn lost(testbed: &mut Testbed) -> Option<String> {
         targets.get(number as usize % targets.len()).copied()
     });
     cluster.agents[0].kill().unwrap();
-    // So that the programs alone serve for a while.
+    // The programs alone serve for a while.
     sleep(Duration::from_millis(500));
     cluster.agents[0].start_again().unwrap();
     cluster.agents[0].wait_ready(Duration::from_secs(30)).unwrap();

@@ -1,4 +1,4 @@
-//! Every layout, by each way to attach that is possible on it.
+//! Every layout, with each attach mode that is possible on it.
 
 use std::thread;
 
@@ -10,7 +10,8 @@ use crate::table::{self, Row};
 use crate::testbed::Testbed;
 use crate::{killed, path_mtu, sockets};
 
-/// Asks all questions of a layout, and compares what was seen with the table. `mtus`: those of the way to another node's pods.
+/// Tests a layout, and compares the results with the table. `mtus` are those of the path to another
+/// node's pods.
 fn all_questions(cni: Cni, attach: &'static str, mtus: [u16; 2]) {
     let Some(mut testbed) = Testbed::start(cni, attach) else { return };
     ask_all(&mut testbed, cni, attach, mtus);
@@ -27,13 +28,13 @@ pub fn ask_all(testbed: &mut Testbed, cni: Cni, attach: &'static str, mtus: [u16
     the_intended_hook_works(testbed, cni, attach);
     let lost = killed::lost(testbed);
     table::compare(&Row { layout: cni.name(), attach, matrix, sockets, told, lost: lost.clone() });
-    // The table could have been written from a run that went wrong.
+    // The table could have been written from a failed run.
     assert_eq!((matrix, sockets), (24, 4), "{} {attach}", cni.name());
     assert_eq!(told, mtus.map(Some), "{} {attach}", cni.name());
     assert_eq!(lost, None, "{} {attach}", cni.name());
 }
 
-/// The same answers would come if another hook had done the work.
+/// Checks that the intended hook did the work: the same answers would come if another one had.
 fn the_intended_hook_works(testbed: &Testbed, cni: Cni, attach: &str) {
     let [xdp, tc] = ["xdp", "tc-ingress"].map(|hook| {
         let packets = |outcome| testbed.cluster.agents[0].packets(hook, outcome).unwrap();
@@ -41,14 +42,15 @@ fn the_intended_hook_works(testbed: &Testbed, cni: Cni, attach: &str) {
     });
     match attach {
         "tc" => assert!(xdp == 0 && tc > 0, "{attach}: XDP {xdp}, TC {tc}"),
-        // TC finishes what finds its neighbour not resolved yet.
+        // TC finishes packets whose neighbour is not resolved yet.
         "xdp" if !cni.has_tunnels() => assert!(xdp > 4 * tc, "{attach}: XDP {xdp}, TC {tc}"),
-        // What goes into a tunnel is TC's: XDP sends no frames there.
+        // TC handles packets into a tunnel: XDP sends no frames there.
         _ => assert!(xdp > 0 && tc > 0, "{attach}: XDP {xdp}, TC {tc}"),
     }
 }
 
-/// The number of right answers to 24 questions: two policies, three nodes, two families, two protocols.
+/// The number of right answers to 24 requests: two policies, three nodes, two families, two
+/// protocols.
 fn answered_from_outside(cluster: &Cluster) -> usize {
     let of_family = |family| {
         let mut right = 0;
@@ -66,7 +68,7 @@ fn answered_from_outside(cluster: &Cluster) -> usize {
         }
         right
     };
-    // Both at once: a node that must be silent is listened to for 0.8 s, twice a family.
+    // Both run at once: a node that must be silent is observed for 0.8 s, twice for each family.
     thread::scope(|scope| {
         let families = Family::BOTH.map(|family| scope.spawn(move || of_family(family)));
         families.map(|family| family.join().unwrap()).iter().sum()
@@ -93,7 +95,7 @@ fn flannel_host_gw_xdp() {
     all_questions(Cni::FlannelHostGw, "xdp", [1300; 2]);
 }
 
-/// The veth has checksum offload, as kind leaves it: XDP is in `veth_peer`.
+/// The veth has checksum offload, as kind leaves it: XDP is tested in `veth_peer`.
 #[test]
 fn kindnet_tc() {
     all_questions(Cni::Kindnet, "tc", [1300; 2]);

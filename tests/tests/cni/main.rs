@@ -1,6 +1,7 @@
-//! Layouts of network plugins, each with real agents: both policies from outside, connections from a pod and from a node, path MTU, and
-//! an agent that is killed under load. What was seen is a table of docs/compatibility.md: `UPDATE_DOCS=1 cargo xtask test cni` writes it.
-//! Needs root; without it each test fails with a sentence that says so. Without nft and iptables tests are skipped.
+//! Layouts of network plugins, each with real agents: both policies from outside, connections from
+//! a pod and from a node, path MTU, and an agent that is killed under load. The results are a table
+//! in docs/compatibility.md: `UPDATE_DOCS=1 cargo xtask test cni` writes it. Needs root; without it
+//! each test fails with an explanation. Without nft and iptables tests are skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

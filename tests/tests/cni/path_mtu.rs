@@ -1,4 +1,5 @@
-//! Path MTU discovery: the client is told the MTU of a tunnel or a narrowed route by ICMP, and large transfers arrive.
+//! Path MTU discovery: the client learns the MTU of a tunnel or of a narrowed route by ICMP, and
+//! large transfers arrive.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
@@ -15,7 +16,7 @@ const BYTES: u64 = 400_000;
 /// The MTU of the client's link.
 const LINK: usize = 1500;
 
-/// From now on the node takes packets of at most 1300 bytes to one of its pods.
+/// Sets the MTU of the node's route to one of its pods to 1300 bytes.
 pub fn narrow(node: &Node, pod: &Pod) {
     for family in Family::BOTH {
         let address = pod.address(family);
@@ -39,8 +40,9 @@ fn ip(node: &Node, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The MTU that the client is told of each family, while it sends to a pod of node-2 by node-1: a stream, whose segments are no longer than
-/// the pod says, and a datagram as long as the client's own link takes, until that is answered.
+/// The MTU that ICMP reports to the client in each family, while it sends to a pod of node-2 by
+/// node-1: a stream, whose segments are no longer than the pod's MSS, and a datagram as long as the
+/// client's own link allows, until it is answered.
 pub fn told(testbed: &Testbed) -> [Option<u16>; 2] {
     let cluster = &testbed.cluster;
     let client = cluster.lab.client().netns();
@@ -54,18 +56,19 @@ pub fn told(testbed: &Testbed) -> [Option<u16>; 2] {
     })
 }
 
-/// Whether a datagram of [`LINK`] bytes is answered: not the first one, which has to be cut once the client knows.
+/// Whether a datagram of [`LINK`] bytes is answered: not the first one, which has to be fragmented
+/// once the client knows the MTU.
 fn long_datagram(to: SocketAddr) -> bool {
     let any: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).unwrap();
     socket.connect(to).unwrap();
     socket.set_read_timeout(Some(scaled(Duration::from_millis(300)))).unwrap();
     let (headers, mut answer) = (if to.is_ipv4() { 28 } else { 48 }, [0; 4096]);
-    // An error is the ICMP message, which a connected socket is told of.
+    // An error is the ICMP message, which a connected socket reports.
     (0..20).any(|_| socket.send(&vec![b'x'; LINK - headers]).is_ok() && socket.recv(&mut answer).is_ok())
 }
 
-/// The MTU in "fragmentation needed" or "packet too big" from `to` about a packet to `to`.
+/// The MTU in a "fragmentation needed" or "packet too big" from `to` about a packet to `to`.
 fn mtu_in_error_of(frame: &Frame, to: SocketAddr) -> Option<u16> {
     let bytes = &frame.bytes;
     let (ethertype, protocol, source, icmp, wanted, quoted_port) = match to {

@@ -1,4 +1,5 @@
-//! Connections to a ClusterIP from a pod and from the node itself, to endpoints here and elsewhere.
+//! Connections to a ClusterIP from a pod and from the node itself, to endpoints on this node and on
+//! others.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -22,7 +23,8 @@ pub fn with_cluster_ips(service: Service) -> Service {
     service.cluster_ip(cluster_ip(Family::V4)).cluster_ip(cluster_ip(Family::V6))
 }
 
-/// Asks from node-1 and from its pod until each pod has answered; how many of the four ways did.
+/// Sends requests from node-1 and from its pod until each pod has answered; returns how many of the
+/// four combinations succeeded.
 pub fn answered(testbed: &Testbed) -> usize {
     let node = testbed.cluster.lab.node(1);
     let ways = [node.netns(), node.pod(1).netns()].map(|from| Caller::start(from, &testbed.cgroups[0]));
@@ -33,7 +35,7 @@ pub fn answered(testbed: &Testbed) -> usize {
 fn every_pod_answers(caller: &Caller, kind: Kind) -> bool {
     let to = SocketAddr::new(cluster_ip(kind.family()), 80);
     let mut waiting = PODS.to_vec();
-    // With 3 endpoints and a fair choice one is left out once in 10^17 runs.
+    // With 3 endpoints and a fair choice, one is missed once in 10^17 runs.
     for _ in 0..100 {
         match caller.ask(kind, to) {
             Ok((answer, _)) => waiting.retain(|pod| *pod != answer.pod),

@@ -1,8 +1,8 @@
-//! The table of docs/compatibility.md, a row for each run.
+//! The table in docs/compatibility.md, with a row for each run.
 //!
-//! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is the date of the run that wrote it,
-//! and its kernel. Changes to the disk of an emulated machine are lost, so the test prints the row, and
-//! `cargo xtask vm test` writes it on the host.
+//! Runs are tests that may run alone, so each compares or writes its own row only. The last cell is
+//! the date of the run that wrote it, and its kernel. Changes to the disk of an emulated machine
+//! are lost, so the test prints the row, and `cargo xtask vm test` writes it on the host.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,15 +14,15 @@ const PAGE: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- made from runs: cni -->\n";
 const END: &str = "<!-- end -->";
 
-/// Result of one layout with one attach mode.
+/// The result of one layout with one attach mode.
 pub struct Row {
     pub layout: &'static str,
     pub attach: &'static str,
-    /// Of 24 questions from outside.
+    /// The right answers among 24 requests from outside.
     pub matrix: usize,
-    /// Of 4 ways to a ClusterIP.
+    /// The number of 4 combinations that reach a ClusterIP.
     pub sockets: usize,
-    /// By family.
+    /// The reported MTU of each family.
     pub told: [Option<u16>; 2],
     pub lost: Option<String>,
 }
@@ -32,7 +32,7 @@ impl Row {
         format!("| `{}` | `{}` |", self.layout, self.attach)
     }
 
-    /// Without the date.
+    /// The row without the date.
     fn text(&self) -> String {
         let [v4, v6] = self.told.map(|mtu| mtu.map_or("not told".to_owned(), |mtu| mtu.to_string()));
         let lost = if self.lost.is_none() { "nothing lost" } else { "loss" };
@@ -41,7 +41,7 @@ impl Row {
     }
 }
 
-/// Compares the row with the page's; with `UPDATE_DOCS=1`, writes it instead.
+/// Compares the row with that of the page; with `UPDATE_DOCS=1`, writes it instead.
 pub fn compare(row: &Row) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _lock = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ pub fn compare(row: &Row) {
         return;
     }
     let new = format!("{} {} |", row.text(), today());
-    // Past the test harness.
+    // Printed to stdout directly, as the test harness would capture it.
     std::io::stdout().write_all(format!("\n--- ROW {new}\n").as_bytes()).unwrap();
     let mut rows: Vec<_> = rows.into_iter().map(str::to_owned).collect();
     match found {

@@ -1,4 +1,5 @@
-//! A lab in a plugin's layout with an agent on each node that finds its devices itself, and a cgroup for each node's processes.
+//! A lab in a plugin's layout with an agent on each node that finds its devices itself, and a
+//! cgroup for each node's processes.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,24 +13,25 @@ use traffic_policy_testing::object::{Backend, Policy};
 
 use crate::sockets;
 
-/// Policy Cluster, with its only endpoint on node-2.
+/// The node port of a Service of policy Cluster with its only endpoint on node-2.
 pub const REMOTE: u16 = 30082;
 
 pub struct Testbed {
     pub cluster: Cluster,
-    /// In the order of the nodes.
+    /// The cgroups, in the order of the nodes.
     pub cgroups: Vec<Cgroup>,
 }
 
 impl Testbed {
-    /// `None`, said aloud: the machine has no programs to write rules with, or its kernel has no such tunnels.
+    /// Starts a testbed. Returns `None`, and prints the reason, if the machine lacks the programs
+    /// that write rules, or its kernel the tunnels.
     pub fn start(cni: Cni, attach: &str) -> Option<Self> {
         if let Some(missing) = cni.missing().unwrap() {
-            // Past the test harness, which would keep it to itself.
+            // Written to stderr directly: the test harness would capture it otherwise.
             writeln!(std::io::stderr(), "SKIPPED {} {attach}: there is {missing}", cni.name()).ok();
             return None;
         }
-        // TC meets unfinished checksums as on any veth; XDP needs finished ones.
+        // TC meets unfinished checksums, as on any veth; XDP needs finished ones.
         let lab = matrix::lab().wire_offloads(attach == "tc").cni(cni);
         let mut cluster = Cluster::start(lab).unwrap();
         let lab = &cluster.lab;

@@ -1,5 +1,6 @@
-//! XDP in the driver of the nodes' veths, as kind can have it: without preparation what XDP sends back is lost, and `check` says so; with
-//! `veth-peer` at the other ends all questions are answered; and what it did can be undone.
+//! XDP in the driver of the nodes' veths, as kind can have it: without preparation, frames that XDP
+//! sends back are lost, and `check` reports it; with `veth-peer` at the other ends all requests are
+//! answered; and its changes can be undone.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::{layouts, remains};
 /// The other ends of the nodes' eth0.
 const PORTS: [&str; 3] = ["node-1", "node-2", "node-3"];
 
-/// The agent's program outside of the nodes.
+/// Runs the agent's program outside of the nodes.
 fn outside(lab: &Lab, arguments: &[&str]) -> Output {
     let mut command = Command::new(agent::program().unwrap());
     command.args(arguments);
@@ -30,13 +31,13 @@ fn said(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Lines that it said, once all has been done.
+/// The lines that the command printed, once all has been done.
 fn prepare(lab: &Lab, what: &str) -> Vec<String> {
     let output = outside(lab, &[&["veth-peer", what], &PORTS[..]].concat());
     said(&output).lines().map(str::to_owned).collect()
 }
 
-/// Its output; every port stays as it was.
+/// The output of a refused command; every port stays as it was.
 fn refused(lab: &Lab, arguments: &[&str]) -> String {
     let before = PORTS.map(|port| lab.router().attached(port).unwrap());
     let output = outside(lab, &[&["veth-peer"], arguments].concat());
@@ -45,7 +46,7 @@ fn refused(lab: &Lab, arguments: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Findings of `check` about sending and receiving by the veth.
+/// The findings of `check` about sending and receiving by the veth.
 fn complaints(testbed: &Testbed) -> Vec<Value> {
     let checked =
         testbed.cluster.agents[0].command(&["check", "--attach", "xdp", "--output", "json"]).unwrap();
@@ -60,7 +61,7 @@ fn kindnet_xdp() {
     let lab = &testbed.cluster.lab;
     let before = remains::of(lab.router());
     let far = testbed.cluster.at(1, Family::V4, REMOTE);
-    // TC may have served the first ones, while neighbours were not resolved.
+    // TC may have served the first requests, while neighbours were not resolved.
     until("what XDP sends back is lost", Duration::from_secs(30), || {
         testbed.cluster.ask(Protocol::Tcp, far).unwrap() == Outcome::Silent
     });
@@ -100,7 +101,7 @@ fn kindnet_xdp() {
     assert_eq!(prepare(lab, "--detach"), expected("no program to take off"));
     remains::assert_same("the network outside of the nodes", &before, &remains::of(lab.router()));
 
-    // `cleanup` names what is not its own, on either side, and leaves it.
+    // `cleanup` names programs of others, on either side, and leaves them.
     assert_eq!(prepare(lab, "--attach"), expected("program attached, checksum offload off"));
     let agent = &mut testbed.cluster.agents[0];
     agent.stop().unwrap();

@@ -1,4 +1,5 @@
-//! `--node-port-addresses`: on which addresses of the node a node port is, loopback included.
+//! `--node-port-addresses`: the addresses of the node on which a node port is served, loopback
+//! included.
 
 use std::{
     collections::BTreeMap,
@@ -17,8 +18,8 @@ use super::{
     topology::{self, Folder, PORT, TARGET, endpoint_address, ip},
 };
 
-/// Values of the flag, and the addresses that node ports are then served on: the primary, the other address and loopback, of
-/// IPv4 and of IPv6.
+/// Values of the flag, and whether node ports are then served on each address: the primary, the
+/// other address and loopback, of IPv4 and of IPv6.
 const CHOICES: [(Option<&str>, [bool; 6]); 11] = [
     // The default is `primary`.
     (None, [true, false, true, true, false, true]),
@@ -49,7 +50,8 @@ fn endpoints(family: Family) -> Vec<Endpoint> {
     vec![near]
 }
 
-/// Both Services have policy Local, which never holds for the node itself. One has an endpoint elsewhere, one none.
+/// Both Services have policy Local, which never applies to the node itself. One has an endpoint
+/// elsewhere, one none.
 fn objects() -> Vec<Value> {
     [1, NOWHERE]
         .into_iter()
@@ -76,7 +78,8 @@ fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
         ];
         addresses.extend(loopbacks.iter().map(|text| (ip(text), served[if v4 { 2 } else { 5 }])));
         for (address, served) in addresses {
-            // No packet with a loopback address comes from outside, and a pod's loopback is its own.
+            // No packet with a loopback address comes from outside, and a pod's loopback is its
+            // own.
             let inside = address.is_loopback();
             let node = if inside { address } else { topology::primary(family) };
             for (number, used) in [(1, true), (NOWHERE, false)] {
@@ -87,7 +90,7 @@ fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
                 let mut flow = Flow::new(name("node"), node, dst, "TCP");
                 flow.from = Some("node");
                 flows.push((flow, fate(from_node)));
-                // The number belongs to TCP.
+                // The port number is in use with TCP.
                 flows.push((Flow::new(name("node by UDP"), node, dst, "UDP"), Fate::Unhandled));
                 if inside {
                     let mut flow = Flow::new(name("pod"), address, dst, "TCP");
@@ -104,7 +107,7 @@ fn flows(served: [bool; 6]) -> Vec<(Flow, Fate)> {
     flows
 }
 
-/// From which address the node reaches an endpoint is not the point here.
+/// The address from which the node reaches an endpoint does not matter here.
 fn all(family: Family) -> Fate {
     Fate::Endpoints(BTreeMap::from_iter(endpoints(family).iter().map(|endpoint| (endpoint.address, None))))
 }
@@ -124,7 +127,7 @@ fn node_port_addresses() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Without given addresses of the node, those of its Node object are used.
+/// The addresses of the Node object are used without `--local-address`.
 #[test]
 fn addresses_of_the_node_object() {
     let folder = Folder::new(&objects());

@@ -1,4 +1,5 @@
-//! The cases of `testdata/conformance`: what must become of each flow is written beside it, as kube-proxy has it.
+//! The cases of `testdata/conformance`, each of which states the fate of its flows, as kube-proxy
+//! decides it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,7 @@ use super::{
     explain::{Fate, Flow, NODE, differences},
 };
 
-/// `flows.yaml`
+/// The content of `flows.yaml`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Case {
@@ -24,7 +25,7 @@ struct Case {
     flows: Vec<Written>,
 }
 
-/// A flow and what kube-proxy makes of it.
+/// A flow, and kube-proxy's decision on it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -72,7 +73,7 @@ impl Objects {
         cidrs.iter().any(|cidr| cidr.as_str().unwrap().parse::<ipnet::IpNet>().unwrap().contains(&address))
     }
 
-    /// Destination of the flow, and the external policy there.
+    /// The destination of the flow, and the external policy there.
     fn destination(&self, flow: &Written) -> (To, Policy) {
         let dst = flow.dst.to_string();
         let named = |list: &Value, key: Option<&str>| {
@@ -161,7 +162,7 @@ fn written_cases() {
                 (Flow::new(&flow.name, flow.src, dst, &flow.proto), case.fate(flow, &objects))
             })
             .collect();
-        // Beside the objects lie the flows, which are no manifest.
+        // The folder also contains the flows, which are not a manifest.
         let manifests = tempfile::tempdir().unwrap();
         fs::copy(folder.join("objects.yaml"), manifests.path().join("objects.yaml")).unwrap();
         let mut options: Vec<String> = case

@@ -1,21 +1,21 @@
 //! Deliberate deviations from kube-proxy.
 //!
-//! All of it is about the address that an endpoint sees. The fate of a flow is the same, with two exceptions: SCTP of
-//! pods and of processes of the node is left alone, as the kernel runs no program of the cgroup in their calls; and
-//! node ports are also reached on loopback, in both families.
+//! All of them concern the address that an endpoint sees. The fate of a flow is the same, with two
+//! exceptions: SCTP of pods and of processes of the node is left alone, as the kernel runs no
+//! cgroup program in their calls; and node ports are also reached on loopback, in both families.
 
-/// Origin of a flow.
+/// The origin of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A pod of this node. kube-proxy may count pods of other nodes too; here they are external, because their replies
-    /// would not pass this node.
+    /// A pod of this node. kube-proxy may count pods of other nodes too; here they are external,
+    /// because their replies would not pass this node.
     Pod,
     /// A process of this node.
     Node,
     External,
 }
 
-/// Kind of a flow's destination.
+/// The kind of a flow's destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
     ClusterIp,
@@ -31,7 +31,7 @@ pub enum Policy {
     Local,
 }
 
-/// Whether the endpoint sees an address of the node, where kube-proxy would have it so (`masquerade`).
+/// Whether the endpoint sees an address of the node, if it does with kube-proxy (`masquerade`).
 pub fn masquerade(
     masquerade: bool,
     origin: Origin,
@@ -40,9 +40,11 @@ pub fn masquerade(
     endpoint_is_here: bool,
 ) -> bool {
     match origin {
-        // The reply of an endpoint on this node passes this node anyway, so its client need not be hidden from it.
+        // The reply of an endpoint on this node passes this node anyway, so the client's address
+        // need not be hidden from it.
         Origin::External => masquerade && !endpoint_is_here,
-        // The socket is connected to the endpoint itself: no packet ever carries the Service's address.
+        // The socket is connected to the endpoint itself: no packet ever carries the Service's
+        // address.
         Origin::Pod | Origin::Node if to != To::ClusterIp && external == Policy::Cluster => false,
         Origin::Pod | Origin::Node => masquerade,
     }

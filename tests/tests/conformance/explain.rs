@@ -8,10 +8,10 @@ use std::{
 
 use traffic_policy_testing::explain::{self, Answer};
 
-/// The node that is asked.
+/// The node in question.
 pub const NODE: &str = "test-node";
 
-/// The port that all flows come from.
+/// The source port of all flows.
 const SOURCE_PORT: u16 = 40_123;
 
 /// A new flow: the first packet of a connection, or a datagram.
@@ -21,7 +21,7 @@ pub struct Flow {
     pub src: IpAddr,
     pub dst: SocketAddr,
     pub protocol: String,
-    /// `pod`, `node` or `external`, where the source does not say it.
+    /// The origin, where the source address does not determine it: `pod`, `node` or `external`.
     pub from: Option<&'static str>,
 }
 
@@ -31,18 +31,19 @@ impl Flow {
     }
 }
 
-/// Expected result of a flow.
+/// The expected result of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// One of these, each with whether its connections come from an address of the node; `None` where it does not matter.
+    /// One of these endpoints, each with whether it sees an address of the node; `None` where it
+    /// does not matter.
     Endpoints(BTreeMap<SocketAddr, Option<bool>>),
     Reject,
     Drop,
-    /// Left alone.
+    /// The flow is left alone.
     Unhandled,
 }
 
-/// Asks about all flows at once, and says how each one whose fate is another goes wrong.
+/// Asks about all flows at once, and describes each whose result differs from the expected one.
 ///
 /// `options` are those of the node: `--local-address`, `--node-port-addresses`, `--service-cidr`.
 pub fn differences(manifests: &Path, options: &[String], flows: &[(Flow, Fate)]) -> Vec<String> {

@@ -1,8 +1,8 @@
-//! Verdicts on packets, compared with kube-proxy's: `explain`, which runs the real programs, is asked about
-//! thousands of flows of which the answer is known.
+//! Verdicts on packets, compared with kube-proxy's: `explain`, which runs the real programs,
+//! evaluates thousands of flows whose result is known.
 //!
-//! The cases of `testdata/conformance` are written out, one folder each; the others follow from kube-proxy's rules, which
-//! [`reference`] states once more, on its own.
+//! The cases of `testdata/conformance` are written out, one folder each; the others follow from
+//! kube-proxy's rules, which [`reference`] restates independently.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,5 @@
-//! Addresses and ports that no Service has, beside those that one has; and Services that are not for this proxy.
+//! Addresses and ports that no Service has, next to those of a Service; and Services that are not
+//! for this proxy.
 
 use serde_json::{Value, json};
 use traffic_policy_testing::{
@@ -13,14 +14,15 @@ use super::{
 };
 
 const CIDRS: [&str; 2] = ["172.30.0.0/16", "fd00:10:96::/112"];
-/// No Service has this number.
+/// A number that no Service has.
 const FREE: u16 = 200;
 
 fn web() -> Service {
     topology::service(1).port(Port::tcp(PORT, TARGET).named("web").node_port(topology::node_port(1)))
 }
 
-/// Flows beside those of `web`, from everywhere. `free`: the expected result of those to an unallocated ClusterIP.
+/// Flows to addresses and ports next to those of `web`, from every origin. `free` is the expected
+/// result for those to an unallocated ClusterIP.
 fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
     let mut flows = Vec::new();
     for family in Family::BOTH {
@@ -30,7 +32,8 @@ fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
             };
             let at = |to| topology::address(1, family, to);
             let other_port = |to| (at(to).ip(), PORT + 1).into();
-            // Known addresses: of a ClusterIP every port is the Service's, of the others only those it names.
+            // Known addresses: every port of a ClusterIP is the Service's; of the others only the
+            // ports that the Service names.
             flow("another port of a ClusterIP", other_port(To::ClusterIp), "TCP", &Fate::Reject);
             flow("a ClusterIP by another protocol", at(To::ClusterIp), "UDP", &Fate::Reject);
             let number_of_node_port = (at(To::ClusterIp).ip(), topology::node_port(1)).into();
@@ -49,7 +52,7 @@ fn flows(free: &Fate) -> Vec<(Flow, Fate)> {
             let free_address = topology::address(FREE, family, To::ClusterIp);
             flow("a ClusterIP that nobody has", free_address, "TCP", free);
             flow("a ClusterIP that nobody has", free_address, "UDP", free);
-            // The kernel runs no program of the cgroup in the calls of SCTP sockets.
+            // The kernel runs no cgroup program in the calls of SCTP sockets.
             let fate = if origin == Origin::External { Fate::Reject } else { Fate::Unhandled };
             flow("a ClusterIP by SCTP", at(To::ClusterIp), "SCTP", &fate);
         }

@@ -1,5 +1,5 @@
-//! Every pair of policies, with endpoints here, elsewhere, terminating, unready, hinted or nowhere, asked from everywhere
-//! for every kind of address, in both families.
+//! Every pair of policies, with endpoints on this node, on others, terminating, unready, hinted or
+//! missing, from every origin to every kind of address, in both families.
 
 use std::net::SocketAddr;
 
@@ -52,7 +52,7 @@ fn unready(endpoint: Endpoint) -> Endpoint {
     Endpoint { ready: false, ..endpoint }
 }
 
-/// As of a Service with publishNotReadyAddresses: called ready, whatever happens to it.
+/// An endpoint of a Service with publishNotReadyAddresses: marked ready, whatever its state.
 fn published(endpoint: Endpoint) -> Endpoint {
     Endpoint { ready: true, serving: false, terminating: true, ..endpoint }
 }
@@ -69,7 +69,7 @@ fn node(name: &'static str, endpoint: Endpoint) -> Endpoint {
     Endpoint { for_node: Some(name), ..endpoint }
 }
 
-/// Endpoints in words, and as objects.
+/// Arrangements of endpoints: a description, and the endpoints.
 fn arrangements() -> Vec<(&'static str, Vec<Endpoint>)> {
     vec![
         ("none here", vec![on(NEAR, 1), on(FAR, 1)]),
@@ -139,12 +139,13 @@ struct Case<'a> {
     what: &'a str,
     policies: Policies,
     endpoints: &'a [Endpoint],
-    /// The families that have endpoints; the Service is of both.
+    /// The families that have endpoints; the Service has both.
     families: &'a [Family],
 }
 
 impl Case<'_> {
-    /// Affinity changes nothing for who asks once; every other Service has it. TCP and UDP are alike.
+    /// The protocol. Affinity does not matter for single requests; every other Service has
+    /// affinity. TCP and UDP are alike.
     fn protocol(&self) -> &'static str {
         if self.number.is_multiple_of(3) { "UDP" } else { "TCP" }
     }

@@ -1,4 +1,5 @@
-//! `loadBalancerSourceRanges`: who may use a load balancer's address, and that nothing else depends on them.
+//! `loadBalancerSourceRanges`: the sources that may use a load balancer's address, and proof that
+//! nothing else depends on them.
 
 use std::net::IpAddr;
 
@@ -15,14 +16,15 @@ use super::{
     topology::{self, Folder, PORT, TARGET, endpoint_address, ip},
 };
 
-/// Ranges, and which sources they let in: the list is by what `explain` must answer, written by hand.
+/// Ranges, and the sources that they admit: the list is written by hand, by what `explain` must
+/// answer.
 struct Case {
     what: &'static str,
     ranges: &'static [&'static str],
     allowed: &'static [&'static str],
 }
 
-/// Blanks and leading zeros are as users write them.
+/// Some have blanks and leading zeros, as users write them.
 const CASES: [Case; 6] = [
     Case {
         what: "clients",
@@ -32,12 +34,12 @@ const CASES: [Case; 6] = [
     Case {
         what: "clients and the node",
         ranges: &[" 203.0.113.0/25", "192.168.0.0/24", "2001:db8:cafe::/64", "2001:db8::/64"],
-        // Who lets the node in lets its load balancer addresses in, too.
+        // Ranges that admit the node admit its load balancer addresses, too.
         allowed: &["client", "client6", "node", "node6", "vip", "vip6"],
     },
     Case { what: "the node's other address", ranges: &["192.168.1.0/24"], allowed: &["other", "*6"] },
     Case { what: "pods", ranges: &["10.180.0.0/24", "fd00:10::/64"], allowed: &["pod", "pod6"] },
-    // A family that no range speaks of is not restricted.
+    // A family without any range is not restricted.
     Case { what: "IPv6 only", ranges: &["2001:db8:cafe::/64"], allowed: &["client6", "*"] },
     Case { what: "everybody", ranges: &["0.0.0.0/0", "::/0"], allowed: &["*", "*6"] },
 ];
@@ -80,7 +82,8 @@ fn source_ranges() {
     let (mut objects, mut flows) = (Vec::<Value>::new(), Vec::new());
     let mut number = 0;
     for case in &CASES {
-        // With endpoints, and without any: then those whom the ranges keep out still get no answer at all.
+        // With endpoints, and without any: sources that the ranges exclude then still get no answer
+        // at all.
         for (endpoints_too, external) in
             [(true, Policy::Cluster), (true, Policy::Local), (false, Policy::Cluster), (false, Policy::Local)]
         {

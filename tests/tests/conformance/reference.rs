@@ -1,5 +1,5 @@
-//! kube-proxy's decision about a new flow, stated a second time: from its documentation and observed behaviour, without
-//! the agent's model.
+//! kube-proxy's decision on a new flow, stated a second time: from its documentation and observed
+//! behaviour, without the agent's model.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -8,7 +8,7 @@ use super::{
     explain::{Fate, NODE},
 };
 
-/// An endpoint as its slice gives it.
+/// An endpoint with the fields of its slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Endpoint {
     pub address: SocketAddr,
@@ -20,14 +20,14 @@ pub struct Endpoint {
     pub for_node: Option<&'static str>,
 }
 
-/// Policies that a decision depends on beside the endpoints.
+/// The policies on which a decision depends, in addition to the endpoints.
 #[derive(Clone, Copy, Debug)]
 pub struct Policies {
     pub external: Policy,
     pub internal: Policy,
 }
 
-/// The zone of the node that is asked.
+/// The zone of the node in question.
 pub const ZONE: &str = "zone-a";
 
 impl Endpoint {
@@ -35,13 +35,13 @@ impl Endpoint {
         self.node == Some(NODE)
     }
 
-    /// Takes new connections while no ready endpoint is left.
+    /// Whether the endpoint takes new connections while no ready endpoint is left.
     fn drains(&self) -> bool {
         self.serving && self.terminating
     }
 }
 
-/// Ready endpoints that the hints choose, else those that drain.
+/// The ready endpoints that the hints choose, otherwise those that drain.
 fn cluster(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
     let ready: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.ready).collect();
     if ready.is_empty() {
@@ -60,14 +60,15 @@ fn cluster(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
     ready
 }
 
-/// Of this node, hints or not.
+/// The endpoints of this node, whatever their hints.
 fn local(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
     let here = || endpoints.iter().filter(|endpoint| endpoint.is_here());
     let ready: Vec<_> = here().filter(|endpoint| endpoint.ready).collect();
     if ready.is_empty() { here().filter(|endpoint| endpoint.drains()).collect() } else { ready }
 }
 
-/// Expected result of a flow to an address of a Service port. `allowed`: the load balancer's source ranges admit it.
+/// The expected result of a flow to an address of a Service port. `allowed` states whether the load
+/// balancer's source ranges admit it.
 pub fn decide(
     policies: Policies,
     endpoints: &[Endpoint],
@@ -83,7 +84,8 @@ pub fn decide(
         return Fate::Reject;
     }
     let policy = if to == To::ClusterIp { policies.internal } else { policies.external };
-    // What comes from inside never sees the external policy: it is for those whom a load balancer can send elsewhere.
+    // The external policy never applies to traffic from inside: it is for clients that a load
+    // balancer can send elsewhere.
     let only_local = policy == Policy::Local && (to == To::ClusterIp || origin == Origin::External);
     let chosen = if only_local { local(endpoints) } else { cluster(endpoints) };
     if chosen.is_empty() {
@@ -95,7 +97,7 @@ pub fn decide(
         (_, Policy::Local, Origin::Pod | Origin::External) => false,
     };
     let seen = chosen.iter().map(|endpoint| {
-        // Else the endpoint would answer itself, past this node.
+        // Otherwise the endpoint would answer itself, past this node.
         let hairpin = endpoint.address.ip() == source;
         let masquerade =
             deviations::masquerade(masquerade || hairpin, origin, to, policies.external, endpoint.is_here());

@@ -1,4 +1,4 @@
-//! The node that generated cases are about, its neighbours, and Services in a folder of manifests.
+//! The node of the generated cases, its neighbours, and Services in a folder of manifests.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -22,7 +22,7 @@ use super::{
 pub const PORT: u16 = 80;
 pub const TARGET: u16 = 8080;
 
-/// Primary and secondary, of each family.
+/// The primary and the secondary address of the node, for each family.
 const LOCAL: [&str; 4] = ["192.168.0.2", "192.168.1.2", "2001:db8::2", "2001:db8:1::2"];
 
 pub fn ip(text: &str) -> IpAddr {
@@ -35,7 +35,7 @@ pub fn options(more: &[&str]) -> Vec<String> {
     addresses.chain(more.iter().copied()).map(str::to_owned).collect()
 }
 
-/// Sources of flows, by family: name, address, origin as seen from this node.
+/// Sources of flows of a family: name, address, origin as seen from this node.
 pub fn sources(family: Family) -> [(&'static str, IpAddr, Origin); 6] {
     let by_family = |v4, v6| ip(if family == Family::V4 { v4 } else { v6 });
     [
@@ -56,7 +56,7 @@ pub fn secondary(family: Family) -> IpAddr {
     ip(if family == Family::V4 { LOCAL[1] } else { LOCAL[3] })
 }
 
-/// The `number`th endpoint on a node; 0 is the node that is asked.
+/// The `number`th endpoint on a node; 0 is the node in question.
 pub fn endpoint_address(family: Family, node: u8, number: u8) -> SocketAddr {
     let address: IpAddr = match family {
         Family::V4 => Ipv4Addr::new(10, 180, node, number).into(),
@@ -81,7 +81,8 @@ pub fn node_port(number: u16) -> u16 {
     30_000 + number
 }
 
-/// A Service of both families without ports, with a ClusterIP, a load balancer's address and an external one of each.
+/// A Service of both families without ports, with a ClusterIP, a load balancer's address and an
+/// external address of each.
 pub fn service(number: u16) -> Service {
     let mut service = Service::new(&format!("s{number}"));
     for family in Family::BOTH {
@@ -143,7 +144,7 @@ impl Folder {
         Self(folder, manifests)
     }
 
-    /// Says where cluster IPs come from.
+    /// Adds ServiceCIDRs with these ranges.
     pub fn with_service_cidrs(self, cidrs: &[&str]) -> Self {
         let object = json!({
             "apiVersion": "networking.k8s.io/v1",

@@ -1,6 +1,7 @@
-//! The way of a new user, in one test: the archive of `cargo xtask image` unpacked as a node's engine does it, the overlay for kind applied
-//! on nodes as kind has them, `curl` from outside under both policies, the objects deleted, `cleanup`; and the nodes are as before.
-//! Only where TRAFFIC_POLICY_IMAGE names an archive, as `cargo xtask test image` does.
+//! The steps of a new user, in one test: the archive of `cargo xtask image` unpacked as a node's
+//! engine does it, the overlay for kind applied on nodes as kind has them, `curl` from outside
+//! under both policies, the objects deleted, `cleanup`; the nodes are then as before. Runs only if
+//! TRAFFIC_POLICY_IMAGE names an archive, as `cargo xtask test image` sets it.
 
 use std::fs;
 
@@ -44,18 +45,18 @@ fn from_the_archive_to_nodes_as_they_were() {
     }
     let pids: Vec<_> = containers.iter().map(|container| container.pid().unwrap()).collect();
     for pid in &pids {
-        // What other suites start would serve as well.
+        // A program that other suites start would serve as well.
         assert!(fs::read(format!("/proc/{pid}/exe")).unwrap() == program, "it is not the image's program");
     }
     curl(&nodes);
-    // The node without pods has sent all on.
+    // The node without pods has forwarded all requests.
     assert!(containers[2].packets("tc-ingress", "forwarded").unwrap() > 0);
     for number in 1..=3 {
         let (attached, sockets, pins) = nodes.traces(number);
         assert_eq!((attached.ingress, attached.egress, sockets, pins.len()), (1, 1, 9, 1), "node-{number}");
     }
 
-    // kubectl delete -k deploy/overlays/kind: what serves, serves on.
+    // kubectl delete -k deploy/overlays/kind: the programs keep serving.
     for container in containers {
         container.stop().unwrap();
     }

@@ -1,4 +1,4 @@
-//! Completion by shells as they are installed here: what bash offers is what the command line takes.
+//! Completion in the installed shells: bash offers exactly what the command line accepts.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,8 @@ use traffic_policy_testing::{agent, plugin};
 
 use crate::kubectl::{Installed, out};
 
-/// Asks bash what it offers at a command line, as Tab does: the words, one a line.
+/// A script that prints the offers of bash for a command line, as Tab shows them, one word in each
+/// line.
 const ASK: &str = r#"
 source "$1" || exit 3
 program=$2
@@ -57,7 +58,8 @@ fn commands(
     }
 }
 
-/// Offers of bash at each line; it ends with a code of its own if it knows nothing of the program.
+/// The offers of bash for each line; the script exits with a code of its own if bash has no
+/// completion for the program.
 fn bash(script: &str, program: &str, lines: &[String]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let (ask, file, asked) =
@@ -69,12 +71,12 @@ fn bash(script: &str, program: &str, lines: &[String]) -> Output {
     Command::new("bash").args([&ask, &file]).arg(program).stdin(asked).output().unwrap()
 }
 
-/// Commands whose flags or sub-commands bash does not offer, or offers others.
+/// Commands for which the offers of bash differ from their flags or sub-commands.
 fn differing(script: &str, program: &str, mut command: clap::Command) -> Vec<String> {
     command.build();
     let mut expected = Vec::new();
     commands(&[program], &command, &mut expected);
-    // The sign stands for a word that is yet to be begun.
+    // The bar stands for a word that has not begun yet.
     let lines = expected.iter().flat_map(|(words, ..)| [format!("{words} --"), format!("{words} |")]);
     let offered = out(&bash(script, program, &lines.collect::<Vec<_>>()));
     let offered: Vec<BTreeSet<&str>> =
@@ -125,7 +127,7 @@ fn bash_offers_each_command_and_flag() {
     }
 }
 
-/// Names and values that have begun.
+/// Names and values of which the first letters are typed.
 #[test]
 fn bash_completes_words() {
     if !is_installed("bash") {
@@ -148,7 +150,7 @@ fn bash_completes_words() {
     }
 }
 
-/// Other shells load theirs where they are installed; a script that is cut off they refuse.
+/// Other shells load their script where they are installed; they refuse a truncated one.
 #[test]
 fn other_shells_load_it() {
     let plugin = plugin::program().unwrap();

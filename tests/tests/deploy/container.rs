@@ -1,5 +1,6 @@
-//! The agent in containers made of the pods of `deploy/`, one overlay a node: the policy matrix passes, and `cleanup` leaves
-//! nothing. Root file system: the image that TRAFFIC_POLICY_IMAGE names, else the agent that all suites start.
+//! The agent in containers made of the pods of `deploy/`, one overlay on each node: the policy
+//! matrix passes, and `cleanup` leaves nothing. The root file system is the image that
+//! TRAFFIC_POLICY_IMAGE names, otherwise one with the agent that all suites start.
 
 use std::fs;
 use std::path::Path;
@@ -17,20 +18,22 @@ use traffic_policy_testing::traffic::Outcome;
 use crate::nodes::{CLEANUP, Nodes, SOON, curl};
 use crate::{pod, remains};
 
-/// Of the nodes in their order.
+/// The overlays, in the order of the nodes.
 const OVERLAYS: [&str; 3] = ["deploy/overlays/kind", "deploy/overlays/kubeadm", "deploy/overlays/static-pod"];
 
-/// Of `/proc/PID/status`, a number in hexadecimal.
+/// A hexadecimal field of `/proc/PID/status`.
 fn status(pid: u32, field: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:"))).unwrap();
     u64::from_str_radix(line.trim(), 16).unwrap()
 }
 
-/// The privileges are those that the runtime was asked for: the matrix would pass with more, too.
+/// Checks that the privileges are those that the pod requests: the matrix would pass with more,
+/// too.
 fn is_confined(container: &Container) {
     let pid = container.pid().unwrap();
-    // CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON; CAP_SYS_ADMIN and CAP_SYS_PTRACE are of the process that ends sockets.
+    // CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON; CAP_SYS_ADMIN and CAP_SYS_PTRACE belong to the process
+    // that destroys sockets.
     let [three, two] =
         [&[39, 12, 38][..], &[21, 19]].map(|set| set.iter().fold(0, |bits, number| bits | 1 << number));
     // Without CAP_SETPCAP the bounding set stays.
@@ -64,7 +67,7 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     for (number, container) in (1..).zip(&containers) {
         is_confined(container);
         assert_eq!(container.probe().unwrap(), 200);
-        // A test of what is served by something else would pass without the agent.
+        // If something else served the requests, the test would pass without the agent.
         let forwarded = container.packets("tc-ingress", "forwarded").unwrap();
         assert!(forwarded > 0, "node-{number} has forwarded nothing");
         let (attached, sockets, pins) = nodes.traces(number);
@@ -79,11 +82,11 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     let explained = String::from_utf8(explained.stdout).unwrap();
     assert!(explained.contains("dropped-no-local-endpoint"), "{explained}");
 
-    // The comparison can tell: programs on devices are in it.
+    // The comparison detects programs on devices.
     let in_use = remains::of(cluster.lab.node(1).netns());
     assert_ne!(in_use, untouched[0]);
 
-    // As when the DaemonSet is deleted: what serves, serves on.
+    // The DaemonSet is deleted: the programs keep serving.
     let pids: Vec<_> = containers.iter().map(|container| container.pid().unwrap()).collect();
     for container in containers {
         container.stop().unwrap();
@@ -95,7 +98,7 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     for number in 1..=3 {
         assert_ne!(nodes.traces(number).2, [""; 0]);
         let mut container = nodes.start(number, CLEANUP, &cleanup);
-        // It stays until it is told to go, so that its log is that of this run.
+        // The container runs until it is stopped, so its log is that of this run.
         container.wait_said("removed all programs and maps", SOON).unwrap();
         assert_eq!(nodes.traces(number), (Attached::default(), 0, Vec::new()), "node-{number}");
         assert_eq!(container.stop().unwrap(), Some(0));
@@ -110,7 +113,8 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
     assert!(!matches!(outcome, Outcome::Answered(_)), "something else answers, too: {outcome:?}");
 }
 
-/// Also after a failed assertion: what a test leaves running would serve the next one's packets.
+/// A container ends even after a failed assertion: a remaining agent would serve the packets of the
+/// next test.
 #[test]
 fn a_container_ends_with_its_value() {
     if !Container::can_run("a_container_ends_with_its_value") {
@@ -125,7 +129,7 @@ fn a_container_ends_with_its_value() {
     until("its process ends", SOON, || !is_running(pid));
 }
 
-/// A container without the capabilities is told so, and the node stays as it was.
+/// A container without the capabilities reports them, and the node is unchanged.
 #[test]
 fn without_a_capability_the_container_ends_with_a_reason() {
     if !Container::can_run("without_a_capability_the_container_ends_with_a_reason") {
@@ -136,9 +140,9 @@ fn without_a_capability_the_container_ends_with_a_reason() {
         let mut pod = pod(OVERLAYS[0]);
         let security = pod.containers[0].security_context.as_mut().unwrap();
         let added = security.capabilities.as_mut().unwrap().add.as_mut().unwrap();
-        // SYS_ADMIN stands for the others.
+        // SYS_ADMIN would include the others.
         added.retain(|name| name != missing && name != "SYS_ADMIN");
-        // Its profile forbids bpf(2) without SYS_ADMIN, which is another reason.
+        // Its profile forbids bpf(2) without SYS_ADMIN, which would be another reason.
         security.seccomp_profile = None;
         let mut container = nodes.start(1, OVERLAYS[0], &pod);
         assert_eq!(container.wait_ended(SOON).unwrap(), Some(1), "{missing}: {}", container.log());

@@ -1,4 +1,5 @@
-//! Objects of `deploy/`, applied to a real API server as a dry run: what it would refuse is refused here.
+//! Objects of `deploy/`, applied to a real API server as a dry run: whatever it would refuse is
+//! reported here.
 
 use std::io::Write;
 

@@ -1,4 +1,5 @@
-//! `explain --flows`: many flows at once, judged from the API as from the same objects in a folder.
+//! `explain --flows`: many flows at once, evaluated with objects from the API and with the same
+//! objects in a folder.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,7 +11,8 @@ use crate::kubectl::{Installed, out};
 
 const OBJECTS: &str = include_str!("flows.yaml");
 
-/// On node-1: a name, source, destination, protocol; then verdict, outcome, and the endpoints that one like it may get.
+/// A flow on node-1: name, source, destination, protocol; then verdict, outcome, and the possible
+/// endpoints.
 type Row = (&'static str, &'static str, (&'static str, u16), &'static str, [&'static str; 3]);
 
 const CLIENT: &str = "198.51.100.9";
@@ -76,7 +78,7 @@ fn flows() -> String {
     Value::Array(ROWS.iter().enumerate().map(flow).collect()).to_string()
 }
 
-/// An answer without the source port that is taken from the pool, which is drawn each time.
+/// An answer without the source port from the pool, which is drawn each time.
 fn judged(answer: &Value) -> Value {
     let mut answer = answer.clone();
     if let Some(source) = answer["source"].as_str() {
@@ -87,7 +89,7 @@ fn judged(answer: &Value) -> Value {
     answer
 }
 
-/// One answer a line.
+/// Parses one answer from each line.
 fn answers(text: &str) -> Vec<Value> {
     let answers: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(answers.len(), ROWS.len(), "{text}");
@@ -124,11 +126,11 @@ async fn flows_of_the_api_are_judged_as_those_of_a_folder() {
         let found: Vec<_> =
             answer["candidates"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
         assert_eq!(found.join(" "), *candidates, "{answer}");
-        // The endpoint that is chosen, too, and each step in its words.
+        // The chosen endpoint agrees, too, and each step in its wording.
         assert_eq!(judged(answer), judged(other), "{name}");
     }
 
-    // It is the API's objects that are judged: another policy there is another verdict.
+    // The objects of the API are evaluated: another policy there gives another verdict.
     server.apply(&OBJECTS.replace("externalTrafficPolicy: Local", "externalTrafficPolicy: Cluster")).unwrap();
     for (before, answer) in of_the_api.iter().zip(ask()) {
         let differs = answer["name"].as_str().unwrap().contains("Local");

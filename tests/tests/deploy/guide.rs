@@ -1,11 +1,12 @@
-//! The guides docs/install.md, docs/vagrant.md and docs/kubectl.md: every command of them exists, and every file that one names.
+//! The guides docs/install.md, docs/vagrant.md and docs/kubectl.md: every command in them exists,
+//! and every file that they name.
 
 use clap::CommandFactory;
 use traffic_policy_agent::command::Arguments;
 
 use crate::{root, text};
 
-/// Programs that people bring.
+/// Programs that users have installed.
 const PROGRAMS: [&str; 16] = [
     "cargo",
     "cp",
@@ -25,7 +26,7 @@ const PROGRAMS: [&str; 16] = [
     "vagrant",
 ];
 
-/// Commands of fenced blocks: what follows a prompt, without a comment.
+/// The commands of fenced blocks: the text after a prompt, without a comment.
 pub fn commands(page: &str) -> Vec<String> {
     let mut fenced = false;
     let mut found = Vec::new();
@@ -65,7 +66,7 @@ fn every_command_exists() {
             [program, ..] => assert!(PROGRAMS.contains(&program), "{command}: {program} is not known"),
             [] => panic!("an empty command"),
         }
-        // Also within `kubectl exec` and `podman run`.
+        // The agent is also called within `kubectl exec` and `podman run`.
         if let Some(at) = words.iter().position(|word| word.trim_start_matches('/') == "traffic-policy-agent")
         {
             let name = words[at + 1];
@@ -77,7 +78,7 @@ fn every_command_exists() {
             assert!(root().join(word).exists(), "{command}: {word} is not there");
         }
     }
-    // deploy/overlays/kind is applied by the script.
+    // The script applies deploy/overlays/kind.
     for path in [
         "deploy/kind/up.sh",
         "deploy/overlays/kubeadm",

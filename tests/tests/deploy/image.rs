@@ -1,5 +1,5 @@
-//! The archive of `cargo xtask image`, loaded by container engines. Only where TRAFFIC_POLICY_IMAGE names one, as
-//! `cargo xtask test image` does: it takes minutes to build.
+//! The archive of `cargo xtask image`, loaded by container engines. Runs only if
+//! TRAFFIC_POLICY_IMAGE names one, as `cargo xtask test image` sets it: building takes minutes.
 
 use std::env;
 use std::fs;
@@ -19,12 +19,12 @@ const LIMIT: u64 = 25 * 1024 * 1024;
 /// A Node and a Service without endpoints, for `explain`.
 const MANIFEST: &str = "apiVersion: v1\nkind: Node\nmetadata: {name: node-1}\nstatus: {addresses: [{type: InternalIP, address: 172.18.0.13}]}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {type: NodePort, clusterIP: 10.96.0.1, externalTrafficPolicy: Local, ports: [{port: 80, nodePort: 30080}]}\n";
 
-/// Past the test harness, which would keep it to itself.
+/// Prints that a test is skipped, to stderr directly: the test harness would capture it otherwise.
 pub fn skipped(test: &str, why: &str) {
     writeln!(std::io::stderr(), "SKIPPED {test}: {why}").ok();
 }
 
-/// The archive; without one it is said aloud.
+/// The path of the archive; without one, prints that the test is skipped.
 pub fn archive(test: &str) -> Option<PathBuf> {
     let path = env::var_os("TRAFFIC_POLICY_IMAGE").map(PathBuf::from);
     if path.is_none() {
@@ -33,7 +33,7 @@ pub fn archive(test: &str) -> Option<PathBuf> {
     path
 }
 
-/// Whether there is such a program; otherwise it is said aloud.
+/// Whether a program is installed; otherwise prints that the test is skipped.
 pub fn is_there(test: &str, program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -65,12 +65,12 @@ fn the_archive_is_what_it_says() {
         use object::{Object as _, ObjectSection as _};
         let interpreter = elf.sections().any(|section| section.name() == Ok(".interp"));
         assert!(!interpreter, "{own}: it is not static");
-        // Of a position-independent program: its start files are.
+        // The program is position-independent, as its start files are.
         assert_eq!(elf.kind(), object::ObjectKind::Dynamic, "{own}");
         let machine =
             if own == "amd64" { object::Architecture::X86_64 } else { object::Architecture::Aarch64 };
         assert_eq!(elf.architecture(), machine);
-        // Paths of the machine that it was built on.
+        // Paths of the machine that built the program.
         let own_paths =
             [crate::root().display().to_string(), env::var("HOME").unwrap_or_default() + "/.cargo"];
         for path in own_paths {
@@ -126,7 +126,7 @@ fn podman_loads_and_runs_it() {
             "none",
             "--cgroups",
             "disabled",
-            // Else podman asks for more than this machine may have.
+            // Otherwise podman requests higher limits than this machine may have.
             "--ulimit",
             "nofile=1024:1024",
             "--ulimit",
@@ -157,7 +157,8 @@ fn podman_loads_and_runs_it() {
     assert!(checked.contains("the verifier of Linux"), "{checked}");
 }
 
-/// The program of another machine starts where that machine is emulated. Commands that load no BPF program: no emulator of processes has bpf(2).
+/// The program for another architecture starts where that architecture is emulated. The commands
+/// load no BPF program: no user-mode emulator has bpf(2).
 #[test]
 fn programs_of_other_machines_start_emulated() {
     const NAME: &str = "programs_of_other_machines_start_emulated";
@@ -190,7 +191,7 @@ fn programs_of_other_machines_start_emulated() {
         };
         let version = said(run(&["--version"]));
         assert_eq!(version.trim(), concat!("traffic-policy-agent ", env!("CARGO_PKG_VERSION")), "{other}");
-        // Parses and prints, as on any machine.
+        // It parses and prints as on any machine.
         let script = said(run(&["completion", "bash"]));
         let own =
             said(Command::new(agent::program().unwrap()).args(["completion", "bash"]).output().unwrap());
@@ -203,8 +204,8 @@ fn programs_of_other_machines_start_emulated() {
     }
 }
 
-/// The last stage of the real file, without a network. For the first, which compiles, stands a folder with what it leaves: the archive's
-/// program.
+/// Builds the last stage of the real file, without a network. The first stage, which compiles, is
+/// replaced by a folder with its result: the program of the archive.
 #[test]
 fn the_containerfile_makes_the_same_image() {
     const NAME: &str = "the_containerfile_makes_the_same_image";
@@ -218,7 +219,7 @@ fn the_containerfile_makes_the_same_image() {
     fs::create_dir(&context).unwrap();
     image.unpack(architecture(), &stage).unwrap();
     let mut build = podman(folder.path());
-    // Another isolation would want cgroups and namespaces for nothing: no command is run.
+    // Another isolation would require cgroups and namespaces for nothing: no command is run.
     build.args(["build", "--isolation", "chroot", "--identity-label=false", "--tag", "localhost/built:1"]);
     build.arg(format!("--build-context=build={}", stage.display()));
     build.arg("--file").arg(crate::root().join("deploy/Containerfile")).arg(&context);
@@ -236,7 +237,7 @@ fn the_containerfile_makes_the_same_image() {
     assert_eq!(Value::Object(built), image.config(architecture()).unwrap()["config"]);
     assert_eq!(inspected[0]["RootFS"]["Layers"].as_array().unwrap().len(), 1);
     let mounted = said(podman(folder.path()).args(["image", "mount", "localhost/built:1"]).output().unwrap());
-    // With this driver a folder, and no mount.
+    // With this driver it is a folder, not a mount.
     let mounted = Path::new(mounted.trim());
     assert_eq!(fs::read_dir(mounted).unwrap().count(), 1, "more than the agent is in it");
     let program = "traffic-policy-agent";
@@ -244,7 +245,7 @@ fn the_containerfile_makes_the_same_image() {
     assert_eq!(fs::metadata(mounted.join(program)).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
-/// containerd with folders of its own; it ends with this value.
+/// containerd with folders of its own; it is stopped when dropped.
 struct Containerd {
     process: Child,
     folder: tempfile::TempDir,
@@ -290,7 +291,7 @@ impl Drop for Containerd {
     }
 }
 
-/// As `kind load image-archive` does it on each node.
+/// The import is done as `kind load image-archive` does it on each node.
 #[test]
 fn containerd_imports_it_by_its_name() {
     let Some(path) = archive("containerd_imports_it_by_its_name") else { return };

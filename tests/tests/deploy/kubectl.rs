@@ -1,4 +1,5 @@
-//! The plugin of kubectl, by the names under which people install it; and `explain`, which reads clusters as it does.
+//! The plugin of kubectl, under the names by which users install it; and `explain`, which reads
+//! clusters in the same way.
 
 use std::{
     env, fs,
@@ -30,7 +31,7 @@ ports: [{port: 8080}]
 endpoints: [{addresses: [10.244.1.2], nodeName: node-1, conditions: {ready: true}}]
 ";
 
-/// A kubectl that knows one pod, on node-1, and says what it was asked.
+/// A kubectl that knows one pod, on node-1, and records its arguments.
 const KUBECTL: &str = r#"#!/bin/sh
 case "$*" in
 *" get pods "*spec.nodeName=node-1,*) echo pod/traffic-policy-abcde ;;
@@ -40,7 +41,7 @@ case "$*" in
 esac
 "#;
 
-/// A folder of PATH with the plugin under both names and a kubectl, and one of manifests.
+/// A folder of PATH with the plugin under both names and a kubectl, and a folder of manifests.
 pub struct Installed {
     pub folder: TempDir,
 }
@@ -67,7 +68,7 @@ impl Installed {
     fn run(&self, program: &Path, words: &[&str]) -> Output {
         let path = format!("{}:{}", self.folder.path().display(), env::var("PATH").unwrap());
         let mut command = Command::new(program);
-        // Nothing of the machine's own cluster, if it has one.
+        // The machine's own cluster, if any, is not used.
         command.env("PATH", path).env("HOME", self.folder.path()).env_remove("KUBECONFIG");
         command.args(words).output().unwrap()
     }
@@ -76,7 +77,7 @@ impl Installed {
         self.run(&self.folder.path().join("kubectl-traffic_policy"), words)
     }
 
-    /// The agent's program on the same machine.
+    /// Runs the agent's program on the same machine.
     pub fn agent(&self, words: &[&str]) -> Output {
         self.run(&agent::program().unwrap(), words)
     }
@@ -96,11 +97,11 @@ fn it_judges_a_cluster() {
     assert_eq!(document["services"][0]["name"], "web");
     let help = out(&installed.plugin(&["--help"]));
     assert!(help.contains("Usage: kubectl traffic-policy"), "{help}");
-    // There is no agent to be started by it.
+    // The plugin cannot start an agent.
     assert_eq!(installed.plugin(&["run"]).status.code(), Some(2));
 }
 
-/// One line says which program has the command.
+/// One line names the program that has the command.
 #[test]
 fn each_program_names_the_other() {
     let installed = Installed::new();
@@ -121,7 +122,7 @@ fn flows_are_explained_from_manifests_or_the_api() {
     let flow = ["explain", "192.0.2.9", "192.0.2.1:30080", "--node-name", "node-1"];
     let text = out(&installed.agent(&[&flow[..], &["--manifests", &manifests]].concat()));
     assert!(text.contains("VERDICT     to 10.244.1.2:8080"), "{text}");
-    // Of the API nothing is known here.
+    // No API server can be found here.
     let output = installed.agent(&[&flow[..], &["--api"]].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -131,7 +132,7 @@ fn flows_are_explained_from_manifests_or_the_api() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--node-name"), "{output:?}");
 }
 
-/// By a kubeconfig, and by KUBECONFIG; a context that is not there is named.
+/// The cluster is found by --kubeconfig and by KUBECONFIG; a context that does not exist is named.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_is_asked_as_kubectl_does() {
     let installed = Installed::new();
@@ -190,7 +191,7 @@ fn a_node_s_status_is_asked_where_deploy_puts_it() {
     assert!(crate::text("deploy/Containerfile").contains("ENTRYPOINT [\"/traffic-policy-agent\"]"));
 }
 
-/// A kubectl finds the plugin; skipped aloud on a machine without one.
+/// kubectl finds the plugin; the test is skipped with a message on a machine without kubectl.
 #[test]
 fn kubectl_finds_it() {
     let installed = Installed::new();

@@ -1,5 +1,5 @@
 //! Installation by `deploy/` and `cargo xtask image`: objects, scripts, the image, and the agent in
-//! containers made of those objects. Needs root and crun for the last; the rest runs anywhere.
+//! containers made of those objects. The last needs root and crun; the rest runs anywhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -36,7 +36,7 @@ const FOLDERS: [&str; 7] = [
     "deploy/overlays/cleanup",
 ];
 
-/// The project's folder.
+/// The root folder of the project.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -49,7 +49,7 @@ fn objects(folder: &str) -> Vec<Value> {
     kustomize::build(&root().join(folder)).unwrap()
 }
 
-/// The pod that a folder makes.
+/// The pod that a folder defines.
 fn pod(folder: &str) -> PodSpec {
     for object in objects(folder) {
         match object["kind"].as_str().unwrap() {

@@ -19,7 +19,7 @@ fn write(program: &Path, folder: &Path) -> Output {
     Command::new(program).arg("man").arg(folder).output().unwrap()
 }
 
-/// Pages that there have to be, each with the words that it has to name.
+/// Collects the required pages, each with the words that it must contain.
 fn expected(name: &str, command: &clap::Command, pages: &mut Vec<(String, Vec<String>)>) {
     let inner: Vec<_> = command.get_subcommands().filter(|inner| inner.get_name() != "help").collect();
     let flags = command.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(|flag| flag.get_long());
@@ -31,9 +31,9 @@ fn expected(name: &str, command: &clap::Command, pages: &mut Vec<(String, Vec<St
     }
 }
 
-/// Words that a page lacks, by the markup itself.
+/// The words that a page lacks, determined from the markup itself.
 fn missing(text: &str, words: &[String]) -> Vec<String> {
-    // Hyphens are escaped, and names stand in fonts of their own.
+    // Hyphens are escaped, and names are set in other fonts.
     let text = text.replace("\\-", "-").replace("\\fB", "").replace("\\fI", "").replace("\\fR", "");
     let has = |word: &str| {
         text.split(|c: char| !(c.is_alphanumeric() || "-_()".contains(c))).any(|found| found == word)
@@ -41,7 +41,7 @@ fn missing(text: &str, words: &[String]) -> Vec<String> {
     words.iter().filter(|word| !has(word)).cloned().collect()
 }
 
-/// Warnings of `man`, if it is installed.
+/// The warnings of `man`, if it is installed.
 fn warnings(page: &Path) -> Option<String> {
     let output = Command::new("man")
         .args(["--warnings", "-E", "UTF-8", "-l"])
@@ -53,7 +53,7 @@ fn warnings(page: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// `known`: a command, and a flag of its own.
+/// Checks the pages of a program. `known` is a command and one of its own flags.
 fn check(program: &Path, name: &str, mut command: clap::Command, known: (&str, &str)) {
     let folder = tempfile::tempdir().unwrap();
     out(&write(program, folder.path()));
@@ -75,7 +75,7 @@ fn check(program: &Path, name: &str, mut command: clap::Command, known: (&str, &
             None => is_read = false,
         }
     }
-    // Both can fail.
+    // Both checks can fail.
     let page = format!("{name}-{}.1", known.0);
     let (_, words) = pages.iter().find(|(other, _)| *other == page).unwrap();
     let text = fs::read_to_string(path(&page)).unwrap();

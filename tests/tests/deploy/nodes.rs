@@ -1,4 +1,5 @@
-//! Nodes of a lab for containers made of the pods of `deploy/`, with the host's folders, the API server and what the kubelet mounts.
+//! Nodes of a lab for containers made of the pods of `deploy/`, with the host's folders, the API
+//! server and the mounts of the kubelet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,10 +22,10 @@ use crate::objects;
 pub const CLEANUP: &str = "deploy/overlays/cleanup";
 pub const SOON: Duration = Duration::from_secs(20);
 const TOKEN: &str = "token-of-the-service-account";
-/// In every API server's certificate.
+/// A name in the certificate of every API server.
 const NAME: &str = "kubernetes.default.svc";
 
-/// Nodes with what their pods need of them.
+/// Nodes with all that their pods need.
 pub struct Nodes {
     pub cluster: Cluster,
     plane: ControlPlane,
@@ -34,7 +35,8 @@ pub struct Nodes {
 
 impl Nodes {
     pub fn new() -> Self {
-        // As in kind: the container's end of a veth with checksum offload, kindnet's devices, routes and masquerade.
+        // A node of kind: the container's end of a veth with checksum offload, kindnet's devices,
+        // routes and masquerade.
         let lab = match Cni::missing_program() {
             None => matrix::lab().cni(Cni::Kindnet),
             Some(program) => {
@@ -60,7 +62,8 @@ impl Nodes {
         Self { cluster, plane, certificate, cgroups }
     }
 
-    /// Mounts of a node: of the host's folders, ones of the lab's own; of the cluster, what the API has and the kubelet mounts.
+    /// The mounts of a node: folders of the lab in place of the host's, objects of the API, and the
+    /// files that the kubelet mounts.
     fn surroundings(&self, number: usize, folder: &str) -> Surroundings {
         let node = self.cluster.lab.node(number);
         let own = self.cluster.lab.logs().join(format!("{}-files", node.name));
@@ -77,13 +80,14 @@ impl Nodes {
                 (object["metadata"]["name"].as_str().unwrap().to_owned(), data)
             })
             .collect();
-        // The one thing that differs from cluster to cluster, and so from the overlay: where the API server is.
+        // The address of the API server is the one setting that differs between clusters, and so
+        // from the overlay.
         if let Some(url) =
             maps.get_mut("traffic-policy").and_then(|map| map.get_mut("TRAFFIC_POLICY_API_SERVER"))
         {
             *url = self.plane.server().url();
         }
-        // As kubeadm writes it.
+        // The paths are those that kubeadm writes.
         let account_files = "/var/run/secrets/kubernetes.io/serviceaccount";
         let of_kube_proxy = self.kubeconfig(
             &format!("certificate-authority: {account_files}/ca.crt"),
@@ -91,7 +95,7 @@ impl Nodes {
         );
         let of_kube_proxy = BTreeMap::from([("kubeconfig.conf".to_owned(), of_kube_proxy)]);
         maps.insert("kube-proxy".to_owned(), of_kube_proxy);
-        // As a person copies it, with all that it needs.
+        // A user copies it with all that it needs.
         let of_the_node = own.join("etc");
         fs::create_dir_all(&of_the_node).unwrap();
         fs::write(of_the_node.join("ca.crt"), &self.certificate.pem).unwrap();
@@ -124,7 +128,7 @@ impl Nodes {
         Container::start(lab, lab.node(number), pod, &self.surroundings(number, folder)).unwrap()
     }
 
-    /// Programs on the node's devices and its cgroup, pins.
+    /// The programs on the node's devices and its cgroup, and the pins.
     pub fn traces(&self, number: usize) -> (Attached, usize, Vec<String>) {
         let node: &Node = self.cluster.lab.node(number);
         let attached = node.netns().attached("eth0").unwrap();
@@ -135,7 +139,8 @@ impl Nodes {
     }
 }
 
-/// Answers to curl outside of the cluster, by policy: under Local silence from the node without a pod.
+/// Checks the answers to curl outside of the cluster, by policy: under Local the node without a pod
+/// is silent.
 pub fn curl(nodes: &Nodes) {
     if Command::new("curl").arg("--version").output().is_err() {
         writeln!(std::io::stderr(), "SKIPPED the requests by curl: there is no curl").ok();
@@ -148,7 +153,8 @@ pub fn curl(nodes: &Nodes) {
         {
             let url = format!("http://{}/", cluster.at(number, family, port));
             let mut command = Command::new("curl");
-            // Silence is waited for so long, and an answer comes within it on a busy machine, too.
+            // Silence is observed for this time; an answer arrives within it, even on a busy
+            // machine.
             let limit = if answered { "20" } else { "1" };
             command.args(["--silent", "--show-error", "--max-time", limit, &url]);
             let output = cluster.lab.client().netns().output(command).unwrap();

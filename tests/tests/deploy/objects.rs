@@ -1,4 +1,5 @@
-//! Objects of `deploy/`: all of their fields are the API's, and they fit each other.
+//! Objects of `deploy/`: all of their fields are the API's, and they are consistent with each
+//! other.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::{FOLDERS, objects, pod, text};
 
-/// Fails with the fields that the type does not have.
+/// Parses an object, and fails with the fields that the type does not have.
 fn strictly<T: DeserializeOwned>(object: &Value) -> Result<T, String> {
     let mut unknown = Vec::new();
     let decoded = serde_ignored::deserialize(object.clone(), |path| unknown.push(path.to_string()));
@@ -76,7 +77,7 @@ fn objects_fit_each_other() {
     }
 }
 
-/// Combinations of valid fields that the API server would refuse, or a kubelet not start.
+/// Combinations of valid fields that the API server would refuse, or a kubelet would not start.
 #[test]
 fn pods_can_be_admitted() {
     for folder in FOLDERS {
@@ -95,7 +96,7 @@ fn pods_can_be_admitted() {
         assert!(!(added.contains(&"SYS_ADMIN".to_owned()) && escalation == Some(false)), "{folder}");
         assert_eq!((pod.host_network, pod.host_pid), (Some(true), Some(true)), "{folder}");
         assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"), "{folder}");
-        // A static pod may refer to no object of the API.
+        // A static pod must not refer to an object of the API.
         if folder.ends_with("static-pod") {
             assert_eq!((&pod.service_account_name, &container.env_from), (&None, &None));
             assert!(pod.volumes.iter().flatten().all(|volume| volume.host_path.is_some()));
@@ -103,7 +104,7 @@ fn pods_can_be_admitted() {
     }
 }
 
-/// The static pod is a copy of the DaemonSet's, by hand: what differs is what must.
+/// The static pod is a manual copy of the DaemonSet's: only the necessary differences exist.
 #[test]
 fn the_static_pod_is_that_of_the_daemon_set() {
     let value = |folder: &str| serde_json::to_value(pod(folder)).unwrap();
@@ -133,7 +134,7 @@ fn the_static_pod_is_that_of_the_daemon_set() {
 #[test]
 fn the_image_is_the_one_that_is_built() {
     let name = concat!("localhost/traffic-policy:", env!("CARGO_PKG_VERSION"));
-    // The example of another image has the same tag.
+    // The example with another image has the same tag.
     let example = "registry.example.com/traffic-policy";
     for folder in FOLDERS {
         let image = pod(folder).containers.remove(0).image.unwrap();

@@ -1,5 +1,6 @@
-//! A node as the kernel has it, to be compared: devices with their programs, queueing disciplines and filters, addresses, routes and
-//! rules, neighbours that the kernel keeps resolved, netfilter's rules, sysctls of the network.
+//! The state of a node in the kernel, for comparison: devices with their programs, queueing
+//! disciplines and filters, addresses, routes and rules, neighbours that the kernel keeps resolved,
+//! netfilter rules, network sysctls.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +11,10 @@ use traffic_policy_testing::lab::Cni;
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::Namespace;
 
-/// By what each is about, so that a difference names it.
+/// Lines by their subject, so that a difference names it.
 pub type State = BTreeMap<String, String>;
 
-/// Output of `ip`, `tc` and `nft`; the last may be missing.
+/// Commands of `ip`, `tc` and `nft` whose output is compared; the last may be missing.
 const PRINTED: [&[&str]; 9] = [
     &["ip", "-oneline", "link"],
     &["ip", "-oneline", "address"],
@@ -25,10 +26,10 @@ const PRINTED: [&[&str]; 9] = [
     &["nft", "list", "ruleset"],
     &["iptables-save"],
 ];
-/// Files of sysctls whose content is a count of now.
+/// Sysctls that show a current count.
 const COUNTS: [&str; 1] = ["nf_conntrack_count"];
 
-/// The state of a node.
+/// Reads the state of a node.
 pub fn of(node: &Namespace) -> State {
     let mut state = State::new();
     for words in PRINTED {
@@ -46,7 +47,7 @@ pub fn of(node: &Namespace) -> State {
     state
 }
 
-/// Both are the same; else what differs is named.
+/// Checks that both are equal; otherwise names the differences.
 #[track_caller]
 pub fn assert_same(what: &str, before: &State, after: &State) {
     let differing: Vec<_> = differing(before, after)
@@ -56,13 +57,13 @@ pub fn assert_same(what: &str, before: &State, after: &State) {
     assert!(differing.is_empty(), "{what} is not as before:\n{}", differing.join("\n"));
 }
 
-/// Lines that differ.
+/// The lines that differ.
 fn differing<'a>(before: &'a State, after: &'a State) -> Vec<&'a str> {
     let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
     keys.filter(|key| before.get(*key) != after.get(*key)).map(String::as_str).collect()
 }
 
-/// The comparison can tell: each kind of what a node has is left behind once.
+/// The comparison detects a leftover of each kind.
 #[test]
 fn whatever_is_left_is_named() {
     if let Some(program) = Cni::missing_program() {
@@ -100,18 +101,18 @@ fn whatever_is_left_is_named() {
     }
 }
 
-/// Output of a program; empty if there is no such program.
+/// The output of a program; empty if the program is not installed.
 fn printed(node: &Namespace, words: &[&str]) -> String {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
     let Ok(output) = node.output(command) else { return String::new() };
     let text = String::from_utf8_lossy(&output.stdout);
-    // When iptables-save was run.
+    // Comments contain the time at which iptables-save was run.
     text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
 }
 
 fn devices() -> Vec<String> {
-    // Of this thread's namespace, unlike /sys/class/net and /proc/net.
+    // This file is that of the thread's namespace, unlike /sys/class/net and /proc/net.
     let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     text.lines().filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
@@ -122,7 +123,7 @@ fn sysctls(folder: &Path, state: &mut State) {
         if path.is_dir() {
             sysctls(&path, state);
         } else if !COUNTS.iter().any(|count| name == *count) {
-            // Some can only be written.
+            // Some sysctls are write-only.
             state.insert(path.display().to_string(), fs::read_to_string(&path).unwrap_or_default());
         }
     }

@@ -36,7 +36,8 @@ fn scripts_are_sound() {
     }
 }
 
-/// The overlay names the control plane by the cluster's name, the scripts name the cluster, and all of their files are there.
+/// The overlay names the control plane after the cluster, the scripts name the cluster, and all of
+/// their files exist.
 #[test]
 fn the_kind_cluster_is_one() {
     let cluster: Value = serde_yaml_ng::from_str(&text("deploy/kind/cluster.yaml")).unwrap();
@@ -59,7 +60,7 @@ fn the_kind_cluster_is_one() {
     assert_eq!(count, 4);
 }
 
-/// Vagrant understands the file, where there is one; and it says what is missing.
+/// Vagrant parses the file, where it is installed; and the file reports what is missing.
 #[test]
 fn the_vagrantfile_is_one() {
     let vagrant = |programs: &Path| {
@@ -83,7 +84,8 @@ fn the_vagrantfile_is_one() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Vagrant's nodes, those of `cargo xtask vm lab` and the stories have the same pods, and one script makes both kinds of nodes.
+/// The nodes of Vagrant, of `cargo xtask vm lab` and of the stories have the same pods, and one
+/// script sets up both kinds of nodes.
 #[test]
 fn vagrant_and_the_vm_lab_make_the_same_nodes() {
     let lab = text("xtask/src/vm/lab.rs");
@@ -92,7 +94,7 @@ fn vagrant_and_the_vm_lab_make_the_same_nodes() {
     let vagrant = text("deploy/vagrant/Vagrantfile");
     assert!(vagrant.contains("PODS = \"1 2 0\"") && vagrant.contains("%w[node.sh manifests.sh]"));
     assert!(text("deploy/vagrant/stories.sh").contains("PODS=\"1 2 0\" bash manifests.sh"));
-    // What the script is told, it is told by both.
+    // Both pass the script the same settings.
     let script = text("deploy/vagrant/node.sh");
     for variable in [
         "NUMBER",

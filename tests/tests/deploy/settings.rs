@@ -1,5 +1,5 @@
-//! Arguments, variables and capabilities of the pods, compared with the agent's command line and with the document
-//! about them.
+//! Arguments, variables and capabilities of the pods, compared with the agent's command line and
+//! with the document about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use traffic_policy_agent::command::Arguments;
 
 use crate::{FOLDERS, objects, pod, text};
 
-/// Variables that a folder's container gets with a value, whichever way.
+/// The variables with a value that the container of a folder gets, from any source.
 fn variables(folder: &str) -> BTreeMap<String, String> {
     let maps = objects(folder).into_iter().filter(|object| object["kind"] == "ConfigMap");
     let mut variables = BTreeMap::new();
@@ -17,14 +17,14 @@ fn variables(folder: &str) -> BTreeMap<String, String> {
         variables.extend(data.into_iter().map(|(name, value)| (name, value.as_str().unwrap().to_owned())));
     }
     for variable in pod(folder).containers[0].env.iter().flatten() {
-        // Of the downward API.
+        // The value comes from the downward API.
         let value = variable.value.clone().unwrap_or_else(|| "node-1".to_owned());
         variables.insert(variable.name.clone(), value);
     }
     variables
 }
 
-/// A sub-command and its arguments by their variables.
+/// A sub-command whose arguments are found by their variables.
 fn command(name: &str) -> Command {
     let mut program = Arguments::command();
     program.build();
@@ -37,7 +37,8 @@ fn arguments_and_variables_are_the_agents() {
         let pod = pod(folder);
         let arguments = pod.containers[0].args.clone().unwrap();
         let run = command("run");
-        // Variables of the agent are given as flags here, so that clap judges values and conflicts.
+        // Variables of the agent are passed as flags here, so that clap checks values and
+        // conflicts.
         let mut words = vec!["traffic-policy-agent".to_owned(), "run".to_owned()];
         for (name, value) in variables(folder) {
             let flag = run.get_arguments().find(|flag| flag.get_env().is_some_and(|own| *own == *name));
@@ -55,7 +56,7 @@ fn arguments_and_variables_are_the_agents() {
     }
 }
 
-/// None leaves it to the ClusterIP, which the agent itself makes answer.
+/// No overlay relies on the ClusterIP, which answers only once the agent itself serves it.
 #[test]
 fn each_overlay_says_how_the_api_server_is_reached() {
     for folder in ["kind", "kind-xdp", "kubeadm", "registry", "static-pod"] {
@@ -63,14 +64,14 @@ fn each_overlay_says_how_the_api_server_is_reached() {
         let says = |name: &str| variables.contains_key(&format!("TRAFFIC_POLICY_{name}"));
         assert!(says("API_SERVER") != says("KUBECONFIG"), "{folder}: {variables:?}");
     }
-    // A person fills it in, by an overlay.
+    // Users fill it in, in an overlay.
     let base = variables("deploy/base");
     assert!(
         !base.contains_key("TRAFFIC_POLICY_API_SERVER") && !base.contains_key("TRAFFIC_POLICY_KUBECONFIG")
     );
 }
 
-/// XDP in the driver of a veth is asked for, and nowhere else.
+/// XDP in the driver of a veth is off unless it is requested.
 #[test]
 fn native_xdp_is_off_by_default() {
     for folder in FOLDERS.iter().filter(|folder| !folder.ends_with("cleanup")) {
@@ -79,7 +80,7 @@ fn native_xdp_is_off_by_default() {
     }
 }
 
-/// `| CAP_BPF | what for | when |` in docs/security.md.
+/// The rows `| CAP_BPF | what for | when |` in docs/security.md.
 fn documented() -> BTreeMap<String, String> {
     let page = text("docs/security.md");
     let rows = page.lines().filter_map(|line| {
@@ -99,7 +100,7 @@ fn capabilities_are_those_that_the_document_lists() {
         let capabilities = pod.containers[0].security_context.clone().unwrap().capabilities.unwrap();
         assert_eq!(capabilities.drop.unwrap(), ["ALL"], "{folder}");
         let sockets = variables(folder).get("TRAFFIC_POLICY_CGROUP").is_none_or(|cgroup| cgroup != "none");
-        // Nothing in deploy/ listens below 1024.
+        // Nothing in deploy/ listens on a port below 1024.
         let low_ports =
             variables(folder).keys().any(|name| name.ends_with("_ADDRESS") || name.ends_with("_PORTS"));
         let needed = documented.iter().filter(|(name, when)| match when.as_str() {
@@ -113,7 +114,8 @@ fn capabilities_are_those_that_the_document_lists() {
     }
 }
 
-/// A rollout waits for the first sync of each pod: without the probe a release that never syncs would reach every node.
+/// A rollout waits for the first sync of each pod: without the probe a release that never syncs
+/// would reach every node.
 #[test]
 fn a_rollout_waits_for_the_first_sync() {
     for folder in FOLDERS.iter().filter(|folder| !folder.ends_with("cleanup")) {
@@ -124,7 +126,7 @@ fn a_rollout_waits_for_the_first_sync() {
     }
 }
 
-/// The image and the settings of an overlay are those of its clean-up, too: a node has no other.
+/// The clean-up of an overlay uses its image and settings: a node has no other.
 #[test]
 fn an_overlay_cleans_up_with_its_own_image() {
     const OWN: &str = "registry.example.com/traffic-policy:0.1.0";

@@ -1,8 +1,10 @@
-//! The guides docs/install.md and docs/vagrant.md from their first command to their last, each in one shell, in a copy of `deploy/`, on a
-//! lab with agents. What cannot be had here (kind, docker, kubectl with a cluster, kubeadm, Vagrant with a provider, builds of minutes)
-//! is a stand-in on PATH that records how it was called, checks the files that it was given, and does what can be done: `kubectl exec`
-//! and `vagrant ssh` run the agent's command on a node of the lab, `vagrant halt` takes one off the network. Scripts of `deploy/` are the
-//! real ones. A command that is in no table here fails.
+//! The guides docs/install.md and docs/vagrant.md from their first command to their last, each in
+//! one shell, in a copy of `deploy/`, on a lab with agents. Whatever is not available here (kind,
+//! docker, kubectl with a cluster, kubeadm, Vagrant with a provider, builds of minutes) is replaced
+//! by a stand-in on PATH that records its calls, checks the files that it gets, and does what is
+//! possible: `kubectl exec` and `vagrant ssh` run the agent's command on a node of the lab,
+//! `vagrant halt` takes one off the network. Scripts of `deploy/` are the real ones. A command that
+//! is in no table here fails.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -21,15 +23,15 @@ use traffic_policy_testing::matrix;
 use crate::guide::commands;
 use crate::{root, text};
 
-/// As the guide of Vagrant and its `manifests.sh` have it.
+/// The health port in the Vagrant guide and its `manifests.sh`.
 const HEALTH_PORT: u16 = 32081;
 
-/// A command of a guide, by who runs it.
+/// A command of a guide, by the program that runs it.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// A stand-in alone, called with just these words.
+    /// A single stand-in, called with exactly these words.
     StandIn,
-    /// The shell's own, or a program that is everywhere.
+    /// The shell itself, or a program that is installed everywhere.
     Shell,
     /// A script, which calls these stand-ins.
     Script(&'static [&'static str]),
@@ -120,7 +122,7 @@ const VAGRANT: &[(&str, By)] = &[
     ("vagrant destroy --force", StandIn),
 ];
 
-/// Every stand-in: which one it is says its name.
+/// The script of every stand-in: its name shows which one it is.
 const STAND_IN: &str = include_str!("../../testdata/deploy/stand-in.sh");
 const STAND_INS: [&str; 8] = ["cargo", "ctr", "docker", "kind", "kubeadm", "kubectl", "podman", "vagrant"];
 
@@ -133,9 +135,9 @@ fn there_is(test: &str, programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// A lab as the guides' clusters are, a copy of `deploy/`, and stand-ins.
+/// A lab like the clusters of the guides, a copy of `deploy/`, and stand-ins.
 struct Ground {
-    // In the order in which they have to go.
+    // The fields are dropped in this order.
     cluster: Cluster,
     folder: TempDir,
 }
@@ -170,10 +172,12 @@ impl Ground {
         self.folder.path().join("record")
     }
 
-    /// Runs commands in one shell, as the client of the lab; what stand-ins were called by each, in order.
+    /// Runs commands in one shell, as the client of the lab; returns the calls of stand-ins by each
+    /// command, in order.
     fn walk(&self, commands: &[String]) -> Vec<(String, Vec<String>)> {
         fs::write(self.record(), "").unwrap();
-        // /etc is the node's of the guide: nothing of this machine's is touched. Debian finds awk by a link of /etc/alternatives.
+        // /etc is that of the guide's node: this machine's is not modified. Debian finds awk
+        // through a link in /etc/alternatives.
         let mut script = "mkdir -p \"$STATE/etc/kubernetes/manifests\" || exit 9\n\
             if [ -d /etc/alternatives ]; then cp -a /etc/alternatives \"$STATE/etc/\"; fi\n\
             mount --bind \"$STATE/etc\" /etc || exit 9\n"
@@ -199,7 +203,7 @@ impl Ground {
         shell.env("RECORD", self.record()).env("STATE", self.folder.path()).env("AGENT_PROGRAM", real);
         shell.env("NODE_1", node(1)).env("NODE_3", node(3));
         shell.env("NODE_1_PINS", self.cluster.agents[0].pin_dir());
-        // A machine that is busy answers late, and the stories count what is not answered in time as lost.
+        // A busy machine answers late, and the stories count late answers as lost.
         shell.env("TIMEOUT", "5");
         let output = lab.client().netns().output(shell).unwrap();
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -211,12 +215,12 @@ impl Ground {
     }
 }
 
-/// As the shell hands words over.
+/// A word as the shell passes it on.
 fn without_quotes(command: &str) -> String {
     command.replace('"', "")
 }
 
-/// Commands that the table does not have.
+/// The commands that the table does not have.
 fn unknown<'a>(commands: &'a [String], known: &[(&str, By)]) -> Vec<&'a str> {
     let is_known = |command: &&str| known.iter().any(|(one, _)| one == command);
     commands.iter().map(String::as_str).filter(|command| !is_known(command)).collect()

@@ -1,4 +1,4 @@
-//! docs/balancers.md: what `lb` takes each balancer to do.
+//! docs/balancers.md: the behaviour that `lb` assumes of each balancer.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ fn seconds(time: Duration) -> String {
     format!("{} s", time.as_secs())
 }
 
-/// Marked where it is assumed.
+/// A fact as text, marked if it is assumed.
 fn fact<T: Copy>(fact: Fact<T>, text: impl Fn(T) -> String) -> String {
     format!("{}{}", text(fact.value), if fact.sure { "" } else { " ?" })
 }

@@ -17,7 +17,7 @@ fn the_page_lists_every_command_and_flag() {
     assert!(!global.is_empty());
     page::compare(PAGE, "all commands", &table(&global));
     page::compare(PAGE, "commands", &commands(&command, |_| true));
-    // `completion` and `man` are those of the agent.
+    // `completion` and `man` are documented with the agent.
     let own = commands(&plugin(), |name| name.split(' ').next() == Some("lb"));
     page::compare(PAGE, "commands of the plugin", &own);
 }
@@ -56,14 +56,14 @@ fn the_page_lists_every_field() {
     page::compare(page, "fields without effect", &page::table(&["Field", "Instead"], &ignored));
 }
 
-/// The whole command line, as users meet it.
+/// The whole command line of the agent, as users see it.
 pub fn command() -> Command {
     let mut command = Arguments::command();
     command.build();
     command
 }
 
-/// The one of the plugin of kubectl.
+/// The command line of the kubectl plugin.
 pub fn plugin() -> Command {
     let mut command = traffic_policy_lb::command::command();
     command.build();
@@ -74,12 +74,12 @@ pub fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| command.get_name() != "help")
 }
 
-/// Arguments but `--help` and `--version`.
+/// The arguments except `--help` and `--version`.
 pub fn arguments(command: &Command) -> Vec<&Arg> {
     command.get_arguments().filter(|arg| !matches!(arg.get_id().as_str(), "help" | "version")).collect()
 }
 
-/// All sub-commands, and theirs, by what is typed.
+/// All sub-commands, recursively, by the words that users type.
 pub fn named<'c>(prefix: &str, command: &'c Command) -> Vec<(String, &'c Command)> {
     let own = subcommands(command).flat_map(|command| {
         let name = format!("{prefix}{}", command.get_name());
@@ -128,7 +128,7 @@ fn table(arguments: &[&Arg]) -> String {
         .map(|arg| {
             let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string();
             let mut help = page::cell(&help);
-            // clap leaves the last one out.
+            // clap omits the last full stop.
             if !help.ends_with('.') {
                 help.push('.');
             }

@@ -1,4 +1,5 @@
-//! Links of the pages: files and headings that they lead to; and files that pages and code name without a link.
+//! Links of the pages: the files and headings to which they lead; and files that pages and code
+//! name without a link.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -38,7 +39,7 @@ fn links_lead_to_files_and_headings() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// In code spans, without a link.
+/// Checks files that are named in code spans, without a link.
 #[test]
 fn files_that_pages_name_are_there() {
     let mut missing = Vec::new();
@@ -83,7 +84,7 @@ fn headings_become_anchors_as_on_github() {
     assert_eq!(anchors(text), ["explain-what-and-why", "a_b--c", "the---drain-flag", "a_b--c-1"]);
 }
 
-/// Fault of a link of the page `from`; `None` if it leads somewhere.
+/// The fault of a link of the page `from`; `None` if its target exists.
 fn fault(from: &str, target: &str, headings: &BTreeMap<&str, Vec<String>>) -> Option<&'static str> {
     let (file, anchor) = target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
     let path = if file.is_empty() { from.to_owned() } else { resolved(from, file) };
@@ -112,11 +113,11 @@ fn resolved(from: &str, file: &str) -> String {
     parts.join("/")
 }
 
-/// Targets of links: `[text](target)`, `[name]: target`.
+/// The targets of links: `[text](target)`, `[name]: target`.
 fn targets(text: &str) -> Vec<(usize, String)> {
     let mut targets = Vec::new();
     for (number, line, _) in page::lines(text).filter(|(_, _, fenced)| !fenced) {
-        // Code is no link, but may be the text of one.
+        // Code is not a link, but may be the text of one.
         let plain: String =
             (0..).zip(line.split('`')).map(|(at, part)| if at % 2 == 1 { "" } else { part }).collect();
         let mut rest = plain.as_str();
@@ -163,7 +164,7 @@ fn is_path(span: &str) -> bool {
         && span.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
 }
 
-/// `docs/NAME.md` and the pages beside the README.
+/// Names of the form `docs/NAME.md`, and of the pages next to the README.
 fn pages_named(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-".contains(c)));
     words.map(|word| word.trim_end_matches('.')).filter(|word| {

@@ -1,5 +1,6 @@
-//! The documents: links lead somewhere, the README stays short, and what a page lists of the code is what the code has.
-//! `UPDATE_DOCS=1` writes anew what is made from the code. Needs neither root nor a kernel.
+//! The documents: links have targets, the README stays short, and the lists in a page match the
+//! code. `UPDATE_DOCS=1` rewrites the parts that are generated from the code. Needs neither root
+//! nor a kernel.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -21,7 +22,7 @@ mod walls;
 mod width;
 mod words;
 
-/// Largest length of the README.
+/// The largest number of lines of the README.
 const README_LINES: usize = 150;
 
 #[test]

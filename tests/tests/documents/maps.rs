@@ -1,5 +1,5 @@
-//! docs/maps.md: every map of the object. Type, sizes and entries are made from the object; what they hold, and who
-//! writes and reads it, people write.
+//! docs/maps.md: every map of the object. Type, sizes and entries are generated from the object;
+//! the content, and the writers and readers of each map, are written by hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ const PAGE: &str = "docs/maps.md";
 const PARTS: [&str; 5] = ["services", "flows", "next hops", "sockets", "state and counts"];
 const HEADINGS: [&str; 7] =
     ["Map", "Type", "Key, bytes", "Value, bytes", "Entries", "Key → value", "Written by → read by"];
-/// Columns that are made from the object.
+/// The number of columns that are generated from the object.
 const MADE: usize = 5;
 
 const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_F_MMAPABLE: u32 = 1024;
 
-/// Of one or two maps (IPv4 and IPv6): what the object says.
+/// The generated columns of one or two maps (IPv4 and IPv6).
 type Made = [String; MADE - 1];
 
 #[test]
@@ -53,7 +53,7 @@ fn pages_name_the_layout_of_the_maps() {
     }
 }
 
-/// Names, and the columns that people write, of one part of the page.
+/// The names, and the columns that are written by hand, of one part of the page.
 fn written(part: &str) -> Vec<(String, Vec<String>)> {
     let part = page::part(PAGE, part);
     let rows = part.lines().skip(2).filter_map(page::cells);
@@ -64,10 +64,10 @@ fn written(part: &str) -> Vec<(String, Vec<String>)> {
     .collect()
 }
 
-/// All maps of the object by the names that the page has for them: those of the two families in one row.
+/// All maps of the object by their names on the page: those of the two families share a row.
 fn maps() -> BTreeMap<String, Made> {
     let object = Object::parse(object_bytes()).unwrap();
-    // Globals (.rodata) are maps, too, but no one looks them up.
+    // Globals (.rodata) are maps, too, but without interest for users.
     let names: BTreeSet<_> = object.maps.keys().filter(|name| !name.starts_with('.')).collect();
     assert!(names.len() > 20, "{names:?}");
     let mut rows = BTreeMap::new();
@@ -113,13 +113,13 @@ fn described(map: &Map) -> Made {
     if map.map_flags() & BPF_F_MMAPABLE != 0 {
         kind.push_str(", mapped");
     }
-    // A ring has bytes instead of entries.
+    // The size of a ring buffer is in bytes instead of entries.
     let entries = grouped(map.max_entries()) + if map.map_type() == 27 { " bytes" } else { "" };
     let size = |bytes: u32| if bytes == 0 { "–".to_owned() } else { grouped(bytes) };
     [kind, size(map.key_size()), size(map.value_size()), entries]
 }
 
-/// 262144 as 262,144.
+/// Formats 262144 as 262,144.
 fn grouped(number: u32) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! docs/metrics.md: every metric that is exported, with type, labels and help text.
+//! docs/metrics.md: every exported metric, with type, labels and help text.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::page;
 
 const PAGE: &str = "docs/metrics.md";
 
-/// The parts of the page by how the names in them begin.
+/// The parts of the page, by the prefix of the names in them.
 const PREFIXES: [&str; 3] = ["traffic_policy_", "kubeproxy_", "process_"];
 
 #[test]
@@ -39,7 +39,7 @@ fn the_page_lists_every_metric() {
     assert!(others.is_empty(), "{PAGE} has no part for {others:?}");
 }
 
-/// Every family that can be exported: what gives samples to each of them is made up.
+/// Every family that can be exported; the sources of their samples are made up.
 pub fn exported() -> Vec<Family> {
     let metrics = Metrics::new("node-1".to_owned(), ProxyHealth::new(true, true));
     metrics.count_packets(|| Ok(vec![("xdp", Outcome::Forwarded, 1)]));
@@ -58,7 +58,7 @@ pub fn exported() -> Vec<Family> {
     });
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // The metrics of the source are there once it has looked.
+    // The metrics of the source exist once it has started.
     runtime.block_on(async {
         let source = Manifests { folder: folder.path().to_owned(), node_name: "node-1".to_owned() }.start();
         let mut status = source.status();
@@ -85,7 +85,7 @@ fn row(family: &Family) -> Vec<String> {
         .samples
         .iter()
         .flat_map(|sample| sample.labels.keys())
-        // Every histogram has it.
+        // Every histogram has this label.
         .filter(|label| *label != "le")
         .map(|label| format!("`{label}`"))
         .collect();

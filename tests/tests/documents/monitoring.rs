@@ -1,4 +1,5 @@
-//! deploy/monitoring: alert rules and the dashboard ask for metrics, labels and outcomes that are exported.
+//! deploy/monitoring: alert rules and the dashboard use only metrics, labels and outcomes that are
+//! exported.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +16,10 @@ const ALERTS: &str = "deploy/monitoring/alerts.yaml";
 const DASHBOARD: &str = "deploy/monitoring/grafana-dashboard.json";
 /// The page that lists the values of the label `map`.
 const METRICS: &str = "docs/metrics.md";
-/// Labels that Prometheus itself gives each series.
+/// Labels that Prometheus itself adds to each series.
 const TARGET: [&str; 2] = ["instance", "job"];
 
-/// Names that can be asked for, with their labels.
+/// The names that queries may use, with their labels.
 fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let mut names = BTreeMap::new();
     for family in metrics::exported() {
@@ -36,7 +37,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
     names
 }
 
-/// Faults of a query.
+/// The faults of a query.
 fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut faults = Vec::new();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';

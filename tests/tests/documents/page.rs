@@ -1,14 +1,14 @@
-//! Pages of Markdown, and the parts of them that are made from the code.
+//! Pages of Markdown, and the parts of them that are generated from the code.
 //!
-//! Such a part lies between two comments, which GitHub does not show: `<!-- made from the code: NAME -->` and
-//! `<!-- end -->`.
+//! Such a part lies between two comments, which GitHub does not show: `<!-- made from the code:
+//! NAME -->` and `<!-- end -->`.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
 };
 
-/// The project's folder.
+/// The root folder of the project.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -23,7 +23,8 @@ pub fn all() -> Vec<String> {
     files(&["md"])
 }
 
-/// All files with one of these extensions, by their paths from the root. Build output and hidden folders are left out.
+/// All files with one of these extensions, by their paths from the root. Build output and hidden
+/// folders are left out.
 pub fn files(extensions: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     walk(&root(), extensions, &mut found);
@@ -49,7 +50,7 @@ fn walk(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Lines outside fenced blocks, and those inside, with their numbers.
+/// The lines of a text with their numbers, and whether each is inside a fenced block.
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     let mut fenced = false;
     (1..).zip(text.lines()).filter_map(move |(number, line)| {
@@ -61,12 +62,12 @@ pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     })
 }
 
-/// Texts between backticks on a line.
+/// The texts between backticks on a line.
 pub fn code_spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// The cells of a row of a table, or `None` for another line.
+/// The cells of a table row, or `None` for another line.
 pub fn cells(line: &str) -> Option<Vec<String>> {
     let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
     // A bar within a cell is written `\|`.
@@ -74,7 +75,7 @@ pub fn cells(line: &str) -> Option<Vec<String>> {
     Some(inner.split('|').map(|cell| cell.trim().replace('\0', "\\|")).collect())
 }
 
-/// A row of a table.
+/// Formats a row of a table.
 pub fn row<T: AsRef<str>>(cells: &[T]) -> String {
     let padded = cells.iter().map(AsRef::as_ref).map(|cell| match cell {
         "" => " ".to_owned(),
@@ -83,12 +84,12 @@ pub fn row<T: AsRef<str>>(cells: &[T]) -> String {
     format!("|{}|\n", padded.collect::<Vec<_>>().join("|"))
 }
 
-/// A text as a cell: one line, with bars that do not end it.
+/// Formats a text as a cell: one line, with bars escaped.
 pub fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|").replace('<', "&lt;")
 }
 
-/// A table with these headings.
+/// Formats a table with these headings.
 pub fn table<T: AsRef<str>>(headings: &[&str], rows: &[Vec<T>]) -> String {
     let mut text = row(headings);
     text.push_str(&format!("|{}\n", "---|".repeat(headings.len())));
@@ -105,7 +106,7 @@ pub fn part(path: &str, name: &str) -> String {
     page[begin..end].trim_matches('\n').to_owned() + "\n"
 }
 
-/// Compares the part of a page with what the code has; with `UPDATE_DOCS=1`, writes it instead.
+/// Compares the part of a page with the expected text; with `UPDATE_DOCS=1`, writes it instead.
 pub fn compare(path: &str, name: &str, expected: &str) {
     let written = part(path, name);
     let expected = expected.trim_matches('\n').to_owned() + "\n";
@@ -125,7 +126,7 @@ pub fn compare(path: &str, name: &str, expected: &str) {
     );
 }
 
-/// Extent of the part: behind the first comment, before the second.
+/// The extent of the part: after the first comment, before the second.
 fn place(page: &str, path: &str, name: &str) -> (usize, usize) {
     let mark = format!("<!-- made from the code: {name} -->\n");
     let Some(begin) = page.find(&mark).map(|at| at + mark.len()) else {
@@ -135,7 +136,7 @@ fn place(page: &str, path: &str, name: &str) -> (usize, usize) {
     (begin, begin + end)
 }
 
-/// Lines that only one of the two has.
+/// The lines that only one of the two texts has.
 fn difference(written: &str, expected: &str) -> String {
     let only = |these: &str, those: &str, sign: char| -> Vec<String> {
         these

@@ -1,8 +1,9 @@
-//! Tests that find their means missing say so where it is seen and counted.
+//! Reports of skipped tests: a test that lacks something that it needs reports it where it is seen
+//! and counted.
 
 use crate::page;
 
-/// The test harness keeps to itself what a test prints that passes: such a skip would be seen by nobody.
+/// The test harness captures the output of a test that passes, so a skip would be invisible.
 #[test]
 fn skips_are_said_past_the_harness() {
     let of_a_harness = |path: &String| !path.starts_with("xtask/");

@@ -1,4 +1,5 @@
-//! Walls between the crates, from `cargo metadata`: who may know what, the order of the crates, and the share that each has of the code.
+//! Boundaries between the crates, from `cargo metadata`: the permitted dependencies, the order of
+//! the crates, and the share that each has of the code.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::page;
 
-/// Crates of this workspace from bottom to top: each depends on those before it only.
+/// Crates of this workspace from bottom to top: each depends only on those before it.
 const ORDER: [&str; 12] = [
     "traffic-policy-ebpf",
     "traffic-policy-bench-ebpf",
@@ -26,7 +27,7 @@ const ORDER: [&str; 12] = [
     "xtask",
 ];
 
-/// What users have, and exactly the crates below it.
+/// The programs for users, each with exactly the crates on which it depends.
 const BELOW: [(&str, &[&str]); 4] = [
     ("traffic-policy-cluster", &[]),
     ("traffic-policy-dataplane", &["traffic-policy-cluster", "traffic-policy-ebpf"]),
@@ -34,7 +35,7 @@ const BELOW: [(&str, &[&str]); 4] = [
     ("traffic-policy-agent", &["traffic-policy-cluster", "traffic-policy-dataplane", "traffic-policy-ebpf"]),
 ];
 
-/// The first letters of a library's name, and the crates that may depend on it.
+/// The prefix of a library's name, and the crates that may depend on it.
 const KNOW: [(&str, &[&str]); 4] = [
     (
         "aya",
@@ -52,12 +53,12 @@ const KNOW: [(&str, &[&str]); 4] = [
     ("kube", &["traffic-policy-cluster", "traffic-policy-testing", "traffic-policy-tests"]),
 ];
 
-/// The largest share of one crate, in percent of all lines of Rust that are not of tests.
+/// The largest share of one crate, in percent of all lines of Rust outside of tests.
 const LARGEST: usize = 20;
 
 fn metadata() -> Value {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // What other machines need was never fetched here.
+    // Dependencies for other machines were never fetched here.
     let platform = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     let mut command = Command::new(cargo);
     command.args(["metadata", "--format-version", "1", "--offline", "--filter-platform", &platform]);
@@ -70,7 +71,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// The crates of this workspace, and the names of what each depends on, of any kind.
+/// The crates of this workspace, and the names of their dependencies of any kind.
 fn crates(metadata: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
     let own = metadata["packages"].as_array().unwrap().iter().filter(|package| package["source"].is_null());
     let named = own.map(|package| {
@@ -111,7 +112,7 @@ fn crates_know_what_is_below_them_only() {
     let crates = crates(&metadata);
     assert_eq!(crates.len(), ORDER.len(), "{:?}", crates.keys());
     assert_eq!(holes(&crates), Vec::<String>::new());
-    // Each kind of hole is noticed.
+    // Each kind of violation is detected.
     for (name, on) in [
         ("traffic-policy-cluster", "traffic-policy-lb"),
         ("traffic-policy-lb", "traffic-policy-dataplane"),
@@ -125,7 +126,7 @@ fn crates_know_what_is_below_them_only() {
     }
 }
 
-/// Also by way of others: people build it where there is neither BPF nor netlink.
+/// Indirect dependencies count, too: users build the plugin where neither BPF nor netlink exists.
 #[test]
 fn the_plugin_is_built_without_bpf_and_netlink() {
     let metadata = metadata();
@@ -154,7 +155,7 @@ fn the_plugin_is_built_without_bpf_and_netlink() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Lines of a file before its tests.
+/// The number of lines of a file before its tests.
 fn lines(text: &str) -> usize {
     let mut count = 0;
     let mut lines = text.lines().peekable();
@@ -196,7 +197,7 @@ fn lines_of_tests_are_not_counted() {
     assert_eq!(lines("#[cfg(test)]\nmod tests;\nfn one() {}\n"), 3);
 }
 
-/// Only the data plane says it, among what users run.
+/// The data plane alone may use `unsafe`, among the crates of the programs for users.
 #[test]
 fn unsafe_is_forbidden_elsewhere() {
     for root in ["crates/cluster/src/lib.rs", "crates/lb/src/lib.rs", "traffic-policy-agent/src/lib.rs"] {

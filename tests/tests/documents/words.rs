@@ -1,4 +1,5 @@
-//! Names that the pages use in passing: outcomes, metrics and flags that the code does not have (any more).
+//! Names that the pages mention: outcomes, metrics and flags that the code does not have (any
+//! more).
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use traffic_policy_ebpf::outcome::Outcome;
 
 use crate::{cli, metrics, page};
 
-/// The changelog names what was renamed.
+/// The changelog mentions former names.
 const PAST: &str = "CHANGELOG.md";
 
 /// Flags of other programs.
@@ -57,7 +58,7 @@ fn metrics_that_pages_name_exist() {
     let unknown = spans(|span| {
         let name = span.split(['{', ' ']).next().unwrap_or(span);
         let prefixed = ["traffic_policy_", "kubeproxy_"].iter().any(|prefix| name.starts_with(prefix));
-        // Crates are named in the same way.
+        // Crates have names of the same form.
         let is_crate = ["agent", "bench", "cluster", "dataplane", "ebpf", "lb", "testing"]
             .iter()
             .any(|name| span.split([':', '=']).next() == Some(&format!("traffic_policy_{name}")));
@@ -87,7 +88,7 @@ fn flags_that_pages_name_exist() {
     assert!(unknown.is_empty(), "{}", unknown.join("\n"));
 }
 
-/// Code spans of all pages that `is_wrong`, with where they are.
+/// The code spans of all pages for which `is_wrong` returns true, with their places.
 fn spans(is_wrong: impl Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for path in page::all().into_iter().filter(|path| path != PAST) {

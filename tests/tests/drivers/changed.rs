@@ -1,4 +1,5 @@
-//! Settings of a card that change while programs are on it: traffic goes on, or the agent says what happened.
+//! Settings of a card that change while programs are attached to it: traffic goes on, or the agent
+//! reports what happened.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -27,12 +28,13 @@ fn has_xdp(fixture: &CardTestbed) -> bool {
     fixture.node.netlink(async |net| net.has_xdp("eth0").await).unwrap()
 }
 
-/// Of the node's card alone.
+/// Sets the MTU of the node's card alone.
 fn set_mtu(fixture: &CardTestbed, mtu: u32) {
     ip(Some(&fixture.node), &["link", "set", "eth0", "mtu", &mtu.to_string()]).unwrap();
 }
 
-/// Of all devices between the client and the pod: nobody on a wire may send what another cannot receive.
+/// Sets the MTU of all devices between the client and the pod: no host on a wire may send frames
+/// that another cannot receive.
 fn set_all_mtus(fixture: &CardTestbed, mtu: u32) {
     let devices: [(&Namespace, &str); 6] = [
         (&fixture.node, "eth0"),
@@ -47,14 +49,14 @@ fn set_all_mtus(fixture: &CardTestbed, mtu: u32) {
     }
 }
 
-/// As `ip` prints it.
+/// The MTU as `ip` prints it.
 fn mtu_of(fixture: &CardTestbed, device: &str) -> String {
     let output = run(Some(&fixture.node), "ip", &["-json", "link", "show", "dev", device]).unwrap();
     let links: serde_json::Value = serde_json::from_slice(&output).unwrap();
     links[0]["mtu"].to_string()
 }
 
-/// A smaller MTU, and as many queues as the driver lets one have.
+/// A smaller MTU, and as many queues as the driver permits.
 #[test]
 fn mtu_and_queues() {
     let test = "changed::mtu_and_queues";
@@ -84,8 +86,8 @@ fn mtu_and_queues() {
     }
 }
 
-/// Frames become longer than a page, and short again. A driver that keeps each in one page takes no XDP meanwhile
-/// (virtio_net before Linux 6.3): the agent says so, TC takes over.
+/// Frames become longer than a page, and short again. A driver that keeps each in one page accepts
+/// no XDP program meanwhile (virtio_net before Linux 6.3): the agent reports it, and TC takes over.
 fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
@@ -94,7 +96,7 @@ fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     agent.wait_ready(START).unwrap();
     goes_on(&fixture, &agent, "MTU 1500");
     assert!(has_xdp(&fixture), "{}", agent.log());
-    // Follows the card's MTU downwards only.
+    // A VLAN device follows a change of the card's MTU downwards only.
     ip(Some(&fixture.node), &["link", "add", "link", "eth0", "name", "eth0.7", "type", "vlan", "id", "7"])
         .unwrap();
     set_mtu(&fixture, 9000);

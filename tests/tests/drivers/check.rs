@@ -1,4 +1,4 @@
-//! `check` on nodes with these cards.
+//! `check` on nodes with the network cards of this suite.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ pub struct Said {
 }
 
 impl CardTestbed {
-    /// `check` for these devices.
+    /// Runs `check` for these devices.
     pub fn check(&self, attach: &str, devices: &[&str]) -> Result<Said> {
         let mut command = Command::new(self.program()?);
         command.args([
@@ -41,7 +41,7 @@ impl CardTestbed {
 }
 
 impl Said {
-    /// The finding with all these words in what was found and in its fix.
+    /// Checks that there is a finding with all these words in its text and in its fix.
     #[track_caller]
     pub fn has(&self, severity: &str, found: &[&str], fix: &str) {
         let is_it = |finding: &&Value| {

@@ -1,4 +1,4 @@
-//! One node on two wires, and the world around it.
+//! The testbed of one node on two wires, and the hosts around it.
 //!
 //! ```text
 //!                              ┌ eth0 ── first wire ─── near (an endpoint) ── client
@@ -29,17 +29,17 @@ use traffic_policy_testing::traffic::{Faults, Ledger, Server};
 
 use crate::wires::{End, Wire, ip};
 
-/// Until an agent is ready, or has refused, on a fast machine.
+/// The time limit until an agent is ready, or has refused to start, on a fast machine.
 pub const START: Duration = Duration::from_secs(20);
 
-/// The cards are there once only.
+/// The cards exist only once.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Place of a Service's endpoint.
+/// The place of a Service's endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     ThisNode,
-    /// Behind the card that requests come by.
+    /// The place behind the card on which requests arrive.
     SameCard,
     OtherCard,
 }
@@ -77,20 +77,20 @@ const POD: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0x244, 1, 
 const NEAR_CLIENT: Addresses = Addresses::new([192, 0, 2, 1], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 1]);
 const CLIENT: Addresses = Addresses::new([192, 0, 2, 10], [0x2001, 0xdb8, 0xc, 0, 0, 0, 0, 0x10]);
 
-/// Device between the node and the world.
+/// The device between the node and the other hosts.
 #[derive(Clone, Copy, Debug)]
 pub enum Link {
     /// The first card itself.
     Card,
     /// VLAN 5 on the first card: eth0.5 at both ends.
     Vlan,
-    /// A bond of the first two wires' cards: bond0 on the node, a bridge outside.
+    /// A bond of the cards of the first two wires: bond0 on the node, a bridge outside.
     Bond(Wire),
 }
 
-/// Namespaces, cards and servers. Dropping it gives the cards back.
+/// The namespaces, cards and servers. Dropping it returns the cards.
 pub struct CardTestbed {
-    // Dropped in this order.
+    // The fields are dropped in this order.
     _servers: Vec<Server>,
     manifests: Manifests,
     folder: Option<Folder>,
@@ -106,14 +106,14 @@ pub struct CardTestbed {
 }
 
 impl CardTestbed {
-    /// Cards on `first` and `second`.
+    /// Builds a testbed with cards on `first` and `second`.
     pub fn build(first: Wire, second: Wire) -> Result<Self> {
         Self::build_with(first, second, Link::Card)
     }
 
     pub fn build_with(first: Wire, second: Wire, link: Link) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // A test that failed before this one has put everything back, too.
+        // A test that failed before this one has restored everything, too.
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         remove_leftovers()?;
         let id = format!("tp-{}-drivers-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -180,7 +180,7 @@ impl CardTestbed {
         Ok(())
     }
 
-    /// Addresses and routes.
+    /// Sets addresses and routes.
     fn configure(&self, mtu: u32) -> Result<()> {
         let mtu = Some(mtu);
         let forwarding = [("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")];
@@ -230,20 +230,21 @@ impl CardTestbed {
         self.manifests.write("nodes", &[node])
     }
 
-    /// A Service whose endpoint is the server of `near`, at another of its addresses, as a pod of another node.
+    /// Applies a Service whose endpoint is the server of `near`, at another of its addresses, as a
+    /// pod of another node.
     pub fn serve_behind(&self, name: &str, port: u16, endpoint: &Addresses) -> Result<()> {
         let service = Cluster::node_port(name, Policy::Cluster, port);
         self.manifests.apply(&service, &[Backend::at(endpoint).on_node("node-9")])
     }
 
-    /// An agent on the node's two devices.
+    /// Returns an agent for the node's two devices.
     pub fn agent(&self, attach: &str) -> Result<AgentBuilder> {
         let folder = self.folder()?;
         let agent = Agent::in_folder(folder, "node-1", &self.node);
         Ok(agent.attach(attach).devices(&[self.uplink, "eth1"]).program(&self.program()?))
     }
 
-    /// The agent as it sees its node: with the sysfs of the node's network namespace.
+    /// The agent's program as it runs on its node: with the sysfs of the node's network namespace.
     pub fn program(&self) -> Result<PathBuf> {
         let path = self.folder()?.logs().join("agent");
         let agent = agent::program()?;
@@ -254,7 +255,7 @@ impl CardTestbed {
         Ok(path)
     }
 
-    /// Counters of all namespaces, now.
+    /// The current counters of all namespaces.
     pub fn state(&self, agent: &Agent) -> State {
         let namespaces: [(&str, &Namespace); 5] = [
             ("node", &self.node),
@@ -270,13 +271,13 @@ impl CardTestbed {
         self.folder.as_ref().context("the fixture is being taken down")
     }
 
-    /// Address of the Service whose endpoint is at this place.
+    /// The address of the Service whose endpoint is at this place.
     pub fn at(&self, place: Place, family: Family) -> SocketAddr {
         SocketAddr::new(NODE.of(family), place.node_port())
     }
 
-    /// The client's address as the endpoint must see it: its own on this node, else the one of the device that leads to the
-    /// endpoint, so that the reply comes back by it.
+    /// The client's address as the endpoint must see it: its own on this node, otherwise that of
+    /// the node's device towards the endpoint, so that the reply comes back to the node.
     pub fn seen(&self, place: Place, family: Family) -> IpAddr {
         match place {
             Place::ThisNode => CLIENT.of(family),
@@ -288,11 +289,11 @@ impl CardTestbed {
 
 impl Drop for CardTestbed {
     fn drop(&mut self) {
-        // What an agent has pinned goes first, and so is off the cards.
+        // The pins of the agent are removed first, which detaches its programs from the cards.
         self.folder = None;
         for device in ["bond0", "eth0.5", "eth0.7"] {
             for namespace in [&self.node, &self.near] {
-                // There in some tests only.
+                // These devices exist in some tests only.
                 ip(Some(namespace), &["link", "delete", device]).ok();
             }
         }

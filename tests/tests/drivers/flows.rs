@@ -1,4 +1,4 @@
-//! Requests and transfers to every place, by every protocol.
+//! Requests and transfers to every place, with every protocol.
 
 use std::time::Duration;
 
@@ -10,11 +10,13 @@ use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::fixture::{CardTestbed, Place};
 
-/// A request that was not answered by then is lost: TCP has sent it again several times.
+/// The time limit of a request; one without an answer by then is lost: TCP has retransmitted it
+/// several times.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl CardTestbed {
-    /// Every endpoint answers by both families and protocols, and sees the address it should.
+    /// Checks that every endpoint answers with both families and protocols, and sees the right
+    /// address.
     pub fn requests(&self) -> Result<()> {
         for place in Place::ALL {
             for family in Family::BOTH {
@@ -31,7 +33,8 @@ impl CardTestbed {
         Ok(())
     }
 
-    /// So many bytes each way with every endpoint, and every byte arrives as it was sent.
+    /// Transfers `bytes` bytes in each direction with every endpoint; every byte must arrive
+    /// unchanged.
     pub fn transfers(&self, bytes: u64) -> Result<()> {
         for place in Place::ALL {
             for family in Family::BOTH {
@@ -44,11 +47,12 @@ impl CardTestbed {
     }
 }
 
-/// Least share that a hook must have served of [`CardTestbed::requests`] and megabytes of [`CardTestbed::transfers`]: the stack may merge
-/// segments to 64 KiB, 16 packets a megabyte, before TC or generic XDP on a VLAN sees them.
+/// The fewest packets that a hook must have handled for [`CardTestbed::requests`] and megabytes of
+/// [`CardTestbed::transfers`]: the stack may merge segments to 64 KiB, 16 packets for each
+/// megabyte, before TC or generic XDP on a VLAN sees them.
 pub const LEAST: u64 = 150;
 
-/// Packets that one hook has translated and sent on or delivered.
+/// The number of packets that one hook has translated and forwarded or delivered.
 pub fn served(agent: &Agent, hook: &str) -> Result<u64> {
     let status = agent.json(&["status"])?;
     let rows = status["counters"].as_array().context("status prints no counters")?;
@@ -59,7 +63,7 @@ pub fn served(agent: &Agent, hook: &str) -> Result<u64> {
     Ok(done.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
-/// The packet path gave up on nothing.
+/// Checks that the packet path handled every packet.
 pub fn nothing_failed(agent: &Agent) -> Result<()> {
     for hook in ["xdp", "tc-ingress", "tc-egress"] {
         for outcome in

@@ -1,4 +1,4 @@
-//! Devices that are made from others: with an Ethernet header, and tunnels without one.
+//! Virtual devices: those with an Ethernet header, and tunnels without one.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -30,7 +30,7 @@ fn vlan() {
     let fixture = CardTestbed::build_with(first, second, Link::Vlan).unwrap();
     works(&fixture, "auto", "tc-ingress");
     works(&fixture, "xdp-generic", "xdp");
-    // The kernel's VLAN devices have no XDP of their own.
+    // The kernel's VLAN devices have no native XDP.
     let mut agent = fixture.agent("xdp").unwrap().start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
     let said = agent.wait_said(&["the driver of eth0.5", "has no XDP", "--attach tc"], START).unwrap();
@@ -54,7 +54,7 @@ fn ipip_with_one_other_end() {
     serves(&Tunnel { kind: "ipip", name: "ipip_with_one_other_end", families: &[Family::V4], one_end: true });
 }
 
-/// As Calico has it: the route says where a packet goes.
+/// A tunnel like that of Calico: the route determines the remote address.
 #[test]
 fn ipip_with_many_other_ends() {
     serves(&Tunnel {
@@ -80,7 +80,7 @@ fn wireguard() {
     serves(&Tunnel { kind: "wireguard", name: "wireguard", families: &Family::BOTH, one_end: true });
 }
 
-/// It puts its own header before the packet when TC has not seen it yet.
+/// The device adds its own header before TC sees the packet.
 #[test]
 fn gre_with_many_other_ends_is_refused() {
     let Some([first, second]) = Wire::find("kinds::gre_with_many_other_ends_is_refused", [0, 1]) else {
@@ -98,7 +98,7 @@ fn gre_with_many_other_ends_is_refused() {
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
     let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
     println!("run: {sentence}");
-    // Found by a route to other nodes' pods, it is left out, and that is said.
+    // A device that is found by a route to other nodes' pods is left out, which is reported.
     ip(
         Some(&fixture.node),
         &["route", "add", "10.244.9.0/24", "dev", "tun9", "via", "172.18.0.10", "onlink"],
@@ -107,18 +107,20 @@ fn gre_with_many_other_ends_is_refused() {
     fixture.check("auto", &[]).unwrap().has("warning", &cause, fix);
 }
 
-/// A tunnel over the first wire between the node and `near`, which stands for another node with a pod.
+/// A tunnel over the first wire between the node and `near`, which stands for another node with a
+/// pod.
 struct Tunnel {
     kind: &'static str,
-    /// Of the test.
+    /// The name of the test.
     name: &'static str,
     families: &'static [Family],
-    /// It leads to one other end, and needs no route to find it.
+    /// Whether the tunnel has a fixed remote address, and needs no route to find it.
     one_end: bool,
 }
 
 const NODE_END: Addresses = Addresses::new([10, 99, 0, 1], [0xfd00, 0x99, 0, 0, 0, 0, 0, 1]);
-/// Of `near` on the tunnel, and its pod's: a server answers datagrams from the address that its routes name.
+/// The address of `near` on the tunnel, and of its pod: a server answers datagrams from the address
+/// that its routes select.
 const BEHIND: Addresses = Addresses::new([10, 244, 9, 10], [0xfd00, 0x10, 0x244, 9, 0, 0, 0, 0x10]);
 /// The outer addresses.
 const OUTER: [&str; 2] = ["172.18.0.1", "172.18.0.10"];
@@ -149,7 +151,7 @@ impl Tunnel {
     }
 }
 
-/// Each end with all addresses behind the other.
+/// Connects both ends; each has all addresses behind the other as allowed.
 fn join_by_wireguard(ends: [&Namespace; 2]) {
     const PORT: u16 = 51820;
     for (number, end) in (1..).zip(ends) {
@@ -165,7 +167,8 @@ fn join_by_wireguard(ends: [&Namespace; 2]) {
     }
 }
 
-/// Requests, and a megabyte each way, to a pod behind the tunnel, and from a client behind it.
+/// Sends requests, and transfers a megabyte each way, to a pod behind the tunnel, and from a client
+/// behind it.
 fn serves(tunnel: &Tunnel) {
     let Some([first, second]) = Wire::find(&format!("kinds::{}", tunnel.name), [0, 1]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
@@ -197,7 +200,7 @@ fn serves(tunnel: &Tunnel) {
         }
     }
     nothing_failed(&agent).unwrap();
-    // No XDP there.
+    // A tunnel has no XDP.
     drop(agent);
     let mut agent = fixture.agent("xdp").unwrap().devices(&["tun9"]).start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());

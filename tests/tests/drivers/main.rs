@@ -1,7 +1,8 @@
-//! The packet path on network cards with a driver of hardware (virtio_net), and on devices made from others: VLAN, bond, tunnels.
+//! The packet path on network cards with a hardware driver (virtio_net), and on virtual devices:
+//! VLAN, bond, tunnels.
 //!
-//! Runs in a machine that `cargo xtask vm test drivers` boots, which has pairs of network cards joined to each other ("wires");
-//! elsewhere each test says that it is skipped.
+//! The tests run in a machine that `cargo xtask vm test drivers` boots, which has pairs of
+//! connected network cards ("wires"); elsewhere each test reports that it is skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

@@ -1,4 +1,4 @@
-//! Each wire by each way to attach: every flow is served, by the hook that was asked for.
+//! Each wire with each attach mode: every flow is served, by the intended hook.
 
 use traffic_policy_testing::agent::Agent;
 
@@ -8,7 +8,7 @@ use crate::wires::Wire;
 
 const BYTES: u64 = 1_000_000;
 
-/// Number of the wire that the other card is on.
+/// The number of the wire of the other card.
 fn second(first: u8) -> u8 {
     u8::from(first == 0)
 }

@@ -1,5 +1,6 @@
-//! Cards whose driver refuses XDP: `check` says so beforehand, `run --attach xdp` ends with the cause and the fix, and
-//! `--attach auto` serves by TC. Where a newer kernel's driver does not refuse, XDP serves.
+//! Cards whose driver refuses XDP: `check` reports it beforehand, `run --attach xdp` exits with the
+//! cause and the fix, and `--attach auto` serves by TC. Where a newer kernel's driver does not
+//! refuse, XDP serves.
 
 use traffic_policy_dataplane::Kernel;
 
@@ -9,7 +10,7 @@ use crate::wires::Wire;
 
 const BYTES: u64 = 1_000_000;
 
-/// `cause`: words of the sentence.
+/// Tests a refusal; `cause` are words of the message.
 fn refused(test: &str, number: u8, cause: &[&str]) {
     let Some([first, second]) = Wire::find(test, [number, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
@@ -34,7 +35,7 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     fixture.check("auto", &["eth0"]).unwrap().has("warning", &["eth0", "TC"], "--attach tc");
 }
 
-/// Since Linux 6.3 virtio_net takes frames of several buffers: [`crate::changed`] has the rest.
+/// virtio_net accepts frames of several buffers since Linux 6.3: [`crate::changed`] has the rest.
 #[test]
 fn long_frames() {
     let test = "refused::long_frames";

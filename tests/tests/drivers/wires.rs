@@ -1,4 +1,4 @@
-//! The machine's pairs of network cards, as whoever booted it describes them.
+//! The machine's pairs of network cards, as the command that booted it describes them.
 
 use std::env;
 use std::io::Write;
@@ -12,21 +12,22 @@ use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
 
 const VARIABLE: &str = "TRAFFIC_POLICY_WIRES";
-/// For the kernel, which gives back the cards of a namespace some time after it is gone, and frees programs when it comes to it.
+/// The time limit for the kernel, which returns the cards of a namespace some time after its end,
+/// and frees programs asynchronously.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Two cards joined to each other. The properties are those of the node's end; the end outside has the same MTU, four pairs of
-/// queues and all offloads.
+/// Two connected cards. The properties are those of the node's end; the end outside has the same
+/// MTU, four pairs of queues and all offloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
     pub number: u8,
-    /// Pairs of queues.
+    /// The number of pairs of queues.
     pub queues: u32,
-    /// That the card offers, bytes.
+    /// The largest MTU of the card, in bytes.
     pub mtu: u32,
-    /// Checksums and segments may be left to the card, and by it to its driver.
+    /// Whether checksums and segmentation may be left to the card, and by it to its driver.
     pub offloads: bool,
-    /// The driver cannot switch off what the card leaves to it.
+    /// Whether the driver cannot switch these offloads off.
     pub fixed: bool,
 }
 
@@ -38,12 +39,13 @@ pub enum End {
 }
 
 impl Wire {
-    /// The wires of these numbers; `None`, said aloud, where there are no wires at all.
+    /// Returns the wires with these numbers; `None`, with a printed message, where there are no
+    /// wires at all.
     pub fn find<const N: usize>(test: &str, numbers: [u8; N]) -> Option<[Self; N]> {
         let Ok(text) = env::var(VARIABLE) else {
             let skipped =
                 format!("SKIPPED {test}: needs the network cards of `cargo xtask vm test drivers`\n");
-            // Past the test harness, which would keep it to itself.
+            // Written to stderr directly: the test harness would capture it otherwise.
             std::io::stderr().write_all(skipped.as_bytes()).unwrap();
             return None;
         };
@@ -56,7 +58,7 @@ impl Wire {
         format!("52:54:00:00:{:02}:{:02}", self.number, end as u8)
     }
 
-    /// Moves a card from the machine into a namespace, as the device `name`, switched on.
+    /// Moves a card from the machine into a namespace, as the device `name`, which is set up.
     pub fn plug(self, end: End, namespace: &Namespace, name: &str) -> Result<()> {
         let mac = self.mac(end);
         let start = Instant::now();
@@ -77,9 +79,9 @@ impl Wire {
         ip(Some(namespace), &["link", "set", "dev", name, "up"])
     }
 
-    /// Gives a card back to the machine.
+    /// Returns a card to the machine.
     pub fn unplug(self, end: End, namespace: &Namespace, name: &str) -> Result<()> {
-        // A program that is about to be freed would go with it.
+        // A program that is about to be freed would move with it.
         let start = Instant::now();
         while has_xdp(namespace, name)? && start.elapsed() < scaled(PATIENCE) {
             sleep(Duration::from_millis(50));
@@ -112,7 +114,7 @@ pub fn ip(namespace: Option<&Namespace>, arguments: &[&str]) -> Result<()> {
     run(namespace, "ip", arguments).map(drop)
 }
 
-/// Runs a program in a namespace, or in the machine's own, and gives what it prints.
+/// Runs a program in a namespace, or in the machine's own, and returns its output.
 pub fn run(namespace: Option<&Namespace>, program: &str, arguments: &[&str]) -> Result<Vec<u8>> {
     let mut command = Command::new(program);
     command.args(arguments);
@@ -125,7 +127,7 @@ pub fn run(namespace: Option<&Namespace>, program: &str, arguments: &[&str]) -> 
     Ok(output.stdout)
 }
 
-/// `0:queues=4,mtu=1500;1:queues=1,mtu=9000,offloads=off;…`
+/// Parses `0:queues=4,mtu=1500;1:queues=1,mtu=9000,offloads=off;…`.
 fn parse(text: &str) -> Result<Vec<Wire>> {
     let one = |text: &str| {
         let (number, properties) = text.split_once(':').context("no number")?;

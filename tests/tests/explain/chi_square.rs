@@ -1,6 +1,6 @@
-//! Every endpoint gets its share, by a chi-square test over what the programs choose.
+//! A chi-square test of the choice among endpoints: each gets its share.
 //!
-//! Without a node the seed of the flow hash is fixed, and so are the flows: a run is the same as every other.
+//! Without a node the seed of the flow hash is fixed, and so are the flows: all runs are equal.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,7 +16,7 @@ const NODE: Addresses = Addresses::new([172, 18, 0, 11], [0xfd00, 0x172, 0x18, 0
 const PORT: u16 = 30_080;
 const FLOWS: u32 = 10_000;
 const ENDPOINTS: u8 = 7;
-/// Exceeded by chance once in 1,000 times, with 6 degrees of freedom.
+/// The critical value, exceeded by chance once in 1,000 times with 6 degrees of freedom.
 const CRITICAL: f64 = 22.458;
 
 fn manifests() -> tempfile::TempDir {
@@ -31,7 +31,7 @@ fn manifests() -> tempfile::TempDir {
         .policy(Policy::Cluster)
         .port(Port::tcp(80, 8080).node_port(PORT))
         .port(Port::udp(80, 8080).node_port(PORT));
-    // Some here, some elsewhere: that must make no difference.
+    // Some are on this node, some elsewhere: it must make no difference.
     let backends: Vec<_> = (1..=ENDPOINTS)
         .map(|number| {
             let pod = Addresses::new([10, 244, 1, number], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, number.into()]);
@@ -42,7 +42,7 @@ fn manifests() -> tempfile::TempDir {
     folder
 }
 
-/// Ways in which real clients differ from each other.
+/// A source; `kind` is the way in which real clients differ from each other.
 fn source(kind: &str, family: Family, number: u32, random: &mut Random) -> SocketAddr {
     let ip = |number: u32| -> IpAddr {
         match family {
@@ -63,12 +63,12 @@ fn source(kind: &str, family: Family, number: u32, random: &mut Random) -> Socke
 
 fn chi_square(counts: &BTreeMap<SocketAddr, u32>) -> f64 {
     let share = f64::from(FLOWS) / f64::from(ENDPOINTS);
-    // An endpoint that nobody got counts too.
+    // An endpoint without any flow counts, too.
     let missing = f64::from(ENDPOINTS) - counts.len() as f64;
     counts.values().map(|count| (f64::from(*count) - share).powi(2) / share).sum::<f64>() + missing * share
 }
 
-/// Samples of one family, with a few words about each.
+/// The samples of one family, each with a description.
 fn samples(wanted: Family) -> Vec<(String, Vec<Flow>)> {
     let mut random = Random::new();
     let mut samples = Vec::new();
@@ -76,7 +76,7 @@ fn samples(wanted: Family) -> Vec<(String, Vec<Flow>)> {
         for (from, protocol) in [("external", "TCP"), ("external", "UDP"), ("pod", "TCP"), ("node", "TCP")] {
             for kind in ["at random", "ports counted up", "ports counted up by twos", "addresses counted up"]
             {
-                // Sockets are no tuples yet when they choose: the kernel's random numbers decide.
+                // Sockets have no tuple yet when they choose: the kernel's random numbers decide.
                 if from != "external" && kind != "at random" {
                     continue;
                 }
@@ -94,7 +94,7 @@ fn samples(wanted: Family) -> Vec<(String, Vec<Flow>)> {
             }
         }
     }
-    // Those of the other are drawn, too: a sample is the same whichever test asks for it.
+    // Those of the other family are drawn, too: a sample is the same whichever test uses it.
     samples.retain(|(family, ..)| *family == wanted);
     samples.into_iter().map(|(_, what, flows)| (what, flows)).collect()
 }
@@ -102,7 +102,7 @@ fn samples(wanted: Family) -> Vec<(String, Vec<Flow>)> {
 fn choice(family: Family) {
     let manifests = manifests();
     let samples = samples(family);
-    // All at once: each question loads every program.
+    // All in one call: each call loads every program.
     let flows: Vec<_> = samples.iter().flat_map(|(_, flows)| flows.iter().cloned()).collect();
     let answers = explain::offline(manifests.path(), "node-1", &flows, &[]).unwrap();
     assert_eq!(answers.len(), samples.len() * FLOWS as usize);

@@ -1,4 +1,4 @@
-//! Invalid questions, and environments in which there is no answer.
+//! Invalid questions, and environments without an answer.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,7 +9,8 @@ use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::Policy;
 
-/// Runs it outside of any lab; it must fail, and say nothing that could be taken for an answer.
+/// Runs `explain` outside of any lab; it must fail, and print nothing that could be taken for an
+/// answer.
 fn complaint(arguments: &[&str], input: &str) -> String {
     let mut command = Command::new(agent::program().unwrap());
     command
@@ -19,7 +20,7 @@ fn complaint(arguments: &[&str], input: &str) -> String {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     let mut process = command.spawn().unwrap();
-    // A wrong command line ends it before it reads.
+    // An invalid command line ends it before it reads.
     process.stdin.take().unwrap().write_all(input.as_bytes()).ok();
     failed(&process.wait_with_output().unwrap())
 }
@@ -36,7 +37,7 @@ fn says(said: &str, texts: &[&str]) {
     assert!(texts.iter().all(|text| said.contains(text)), "not {texts:?}: {said}");
 }
 
-/// A folder with nothing but a Node object.
+/// A folder with a Node object only.
 fn manifests() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let node = "apiVersion: v1\nkind: Node\nmetadata: {name: n}\nstatus: {addresses: [{type: InternalIP, address: 192.0.2.1}]}\n";
@@ -71,15 +72,16 @@ fn flows_that_are_not_understood_are_named_by_line_and_field() {
         ("proto", "\"quic\""),
         ("from", "\"moon\""),
     ] {
-        // As lines with an empty one among them, and as an array over several lines: the third line each time.
+        // Once as lines with an empty one among them, and once as an array over several lines: the
+        // third line each time.
         let wrong = with(field, value);
-        // Addresses of two families are the fault of either.
+        // Either of two addresses of different families may be reported.
         let field = if value.contains("db8") { "dst" } else { field };
         for flows in [format!("{good}\n\n{wrong}\n{good}\n"), format!("[\n{good},\n{wrong},\n{good}\n]\n")] {
             says(&of_flows(manifests.path(), &flows), &[&format!("line 3: {field}")]);
         }
     }
-    // Every one of them, not only the first.
+    // Every invalid flow is reported, not only the first.
     let flows = format!("{}\n{good}\n{}\n", with("dport", "70000"), with("src", "\"x\""));
     says(&of_flows(manifests.path(), &flows), &["line 1: dport", "line 3: src"]);
     for flows in [format!("{good}\n{{\"src\": \n"), format!("[\n{good}\n"), format!("{good}\n17\n")] {
@@ -114,7 +116,7 @@ fn single_flows_that_are_not_understood() {
 
 #[test]
 fn nobody_to_ask() {
-    // No agent has this folder, and no manifests are named.
+    // No agent has this folder, and no manifests are given.
     for pins in ["/nowhere/pins", "/sys/fs/bpf/traffic-policy-tests-nobody"] {
         let said = complaint(&["192.0.2.9", "192.0.2.1:30080", "--pin-dir", pins], "");
         says(&said, &[pins, "--pin-dir", "--manifests"]);

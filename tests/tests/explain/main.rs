@@ -1,5 +1,5 @@
-//! `explain` is the program: it agrees with what packets meet on the wire, follows the maps, changes nothing, and is
-//! quick. Needs root.
+//! `explain` runs the real programs: it agrees with the handling of packets on the wire, follows
+//! the maps, changes nothing, and is quick. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

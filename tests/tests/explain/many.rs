@@ -1,4 +1,4 @@
-//! Ten thousand flows at once.
+//! `explain` on ten thousand flows at once.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 
 const FLOWS: u16 = 10_000;
-/// Far above what a debug build takes on a busy machine, far below what work in the square of the flows would.
+/// The time limit, far above the time of a debug build on a busy machine, and far below that of
+/// work that is quadratic in the flows.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn flows(cluster: &Cluster) -> Vec<Flow> {
@@ -52,7 +53,7 @@ fn within_seconds() {
         println!("{FLOWS} flows {place} in {took:?}");
         assert!(took < scaled(LIMIT), "{FLOWS} flows {place} took {took:?}");
         for (flow, answer) in flows.iter().zip(&answers) {
-            // The third port is nobody's.
+            // No Service has the third port.
             let wanted = if flow.destination.port() == 30_082 { "unhandled" } else { "endpoints" };
             assert_eq!(answer.verdict, wanted, "{place} {flow:?} {:?}", answer.steps);
         }

@@ -1,5 +1,5 @@
-//! `explain` answers from the pinned maps, changed by hand, as the next client meets them: it runs the
-//! programs on the maps that decide, and knows nothing of the objects behind them.
+//! `explain` answers from the pinned maps, changed by hand, as the next client meets them: it runs
+//! the programs on the maps that decide, and does not know the objects behind them.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ fn pinned(agent: &Agent, name: &str) -> MapData {
     MapData::from_pin(version.join("maps").join(name)).unwrap()
 }
 
-/// The two maps of one family that a change by hand is about.
+/// The two maps of one family that the test changes by hand.
 struct Maps<A: Address> {
     frontends: HashMap<MapData, FrontendKey<A>, Frontend>,
     slots: Array<MapData, Slot<A>>,
@@ -73,7 +73,7 @@ impl World {
         explain::live(&self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
     }
 
-    /// The result of `explain` must agree with a client's experience.
+    /// Checks that the result of `explain` agrees with a client's experience.
     #[track_caller]
     fn expect(&self, outcome: &str, pod: Option<(usize, usize)>) -> Answer {
         let answer = self.explained(&[]);
@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// One endpoint on another node; a second pod there and one here, which are no endpoints.
+/// One endpoint on another node; a second pod there and one on this node, which are not endpoints.
 fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpAddr) -> A) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2])).unwrap();
     let service = Cluster::node_port("web", Policy::Cluster, PORT);
@@ -110,7 +110,7 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     let node = address(lab.node(1).address(family));
     let pod = |node: usize, pod| address(lab.node(node).pod(pod).address(family));
 
-    // The endpoint in the slot.
+    // The endpoint in the slot is changed.
     world.expect("forwarded", Some((2, 1)));
     let untouched = maps.frontend(node);
     assert_eq!((untouched.cluster.len, untouched.local.len), (1, 0));
@@ -119,10 +119,10 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     assert!(slot.address == pod(2, 1), "slot {index} is not the endpoint's");
     maps.slots.set(index, Slot { address: pod(2, 2), ..slot }, 0).unwrap();
     world.expect("forwarded", Some((2, 2)));
-    // Its port.
+    // Its port is changed.
     maps.slots.set(index, Slot { port: Port::from_host(9), ..slot }, 0).unwrap();
     assert_eq!(world.explained(&[]).endpoint.unwrap().port(), 9);
-    // What-ifs read the same maps: no endpoint is marked as one of this node, and then one is.
+    // What-ifs read the same maps: no endpoint is marked as local to this node, and then one is.
     maps.slots.set(index, slot, 0).unwrap();
     assert_eq!(world.explained(&["--policy", "Cluster"]).outcome, "forwarded");
     assert_eq!(world.explained(&["--policy", "Local"]).outcome, "dropped-no-local-endpoint");
@@ -140,7 +140,7 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     assert_eq!(answer.endpoint, world.explained(&[]).endpoint, "{answer:?}");
     maps.slots.set(index, slot, 0).unwrap();
 
-    // The frontend: its policy, its lists, whether it is there at all.
+    // The frontend is changed: its policy, its lists, its existence.
     maps.change(node, |frontend| frontend.flags |= frontend::LOCAL);
     world.expect("dropped-no-local-endpoint", None);
     assert_eq!(world.explained(&["--policy", "Cluster"]).outcome, "forwarded");
@@ -173,7 +173,8 @@ fn ipv6() {
     });
 }
 
-/// An agent of another build has set the node up, or its programs were replaced: what this program says may not hold.
+/// An agent of another build has set the node up, or its programs were replaced: answers of this
+/// program may be wrong, which it reports.
 #[test]
 fn other_programs_than_its_own_are_said() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
@@ -190,7 +191,7 @@ fn other_programs_than_its_own_are_said() {
     let programs = version.join("programs");
     let mut names: Vec<_> = fs::read_dir(&programs).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
-    // One program in the place of another.
+    // One program replaces another.
     fs::rename(&names[0], &names[1]).unwrap();
     let replaced = names[1].file_name().unwrap().to_str().unwrap();
     let said = said();

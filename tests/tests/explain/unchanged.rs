@@ -1,4 +1,4 @@
-//! Asking changes nothing: all pinned maps are the same, byte by byte, before and after.
+//! `explain` changes nothing: all pinned maps are the same, byte by byte, before and after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -54,7 +54,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Of every kind; each outcome that a new flow can have is among the answers.
+/// Flows of every kind; each possible outcome of a new flow is among the answers.
 fn flows(cluster: &Cluster) -> Vec<Flow> {
     let mut flows = Vec::new();
     for family in Family::BOTH {
@@ -62,7 +62,7 @@ fn flows(cluster: &Cluster) -> Vec<Flow> {
         let node = lab.node(1).address(family);
         let places = [
             ("external", lab.client().address(family)),
-            // In none of the source ranges.
+            // This source is in none of the source ranges.
             ("external", lab.node(2).address(family)),
             ("pod", lab.node(1).pod(1).address(family)),
             ("node", node),
@@ -110,7 +110,7 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
     ];
     let missing: Vec<_> = wanted.iter().filter(|name| !outcomes.contains(**name)).collect();
     assert!(missing.is_empty(), "no {missing:?} in {outcomes:?}");
-    // One by one, as people ask; each question loads every program.
+    // One by one, as users run it; each call loads every program.
     for flow in flows.iter().step_by(37) {
         let destination = format!("{}/{}", flow.destination, flow.protocol);
         for output in ["table", "json"] {
@@ -121,8 +121,8 @@ fn ask_everything(cluster: &Cluster, agent: &Agent) {
     }
 }
 
-/// The lab's machines go on asking for each other's addresses, so the counters of packets to no Service move: they
-/// are set to zero, in the elements of all CPUs.
+/// Zeroes the counters of packets to no Service, in the elements of all CPUs: they move, as the
+/// lab's machines keep resolving each other's addresses.
 fn quieten(counters: &mut [u8]) {
     let noise =
         [Outcome::Passed, Outcome::PassedNotIp, Outcome::PassedUnsupportedProtocol, Outcome::PassedOtherHost];
@@ -139,8 +139,8 @@ fn dump(agent: &Agent) -> BTreeMap<String, Entries> {
     maps
 }
 
-/// Stops the agent while `work` is done: it writes maps by itself too (its orders to the sweep, the ports that may be
-/// used towards endpoints).
+/// Stops the agent during `work`, as it writes maps by itself, too (its orders to the sweep, the
+/// ports that may be used towards endpoints).
 fn while_stopped<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
     let pid = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
@@ -149,7 +149,7 @@ fn while_stopped<T>(agent: &Agent, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Content of the maps once the last packets of all connections have arrived.
+/// The content of the maps once the last packets of all connections have arrived.
 fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
     let mut before = dump(agent);
     for _ in 0..20 {
@@ -169,7 +169,8 @@ fn nothing_changes(attach: &str) {
         agent.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
     })
     .unwrap();
-    // Flows, clients with affinity, refusals and learned neighbours are there to be changed.
+    // The maps contain flows, clients with affinity, refusals and learned neighbours that could be
+    // changed.
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             cluster.answer(protocol, cluster.at(1, family, CLUSTER)).unwrap();
@@ -204,7 +205,7 @@ fn nothing_changes(attach: &str) {
             "{attach} {name}: changed {changed:02x?}, new {new:02x?}"
         );
     }
-    // What would have been seen if something had: one packet.
+    // The control: a single packet changes the maps.
     cluster.answer(Protocol::Udp, cluster.at(1, Family::V4, CLUSTER)).unwrap();
     assert_ne!(dump(&agents[0]), before, "{attach}: a dump does not show a new flow");
 }

@@ -1,5 +1,5 @@
-//! Random flows from outside, asked of `explain` and then sent: the counter that moves, the endpoint that gets them,
-//! and every byte of what arrives there are as it said.
+//! Random flows from outside, first given to `explain` and then sent: the counter that moves, the
+//! endpoint that receives them, and every byte of the received packet agree with the answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,10 +24,10 @@ use traffic_policy_testing::packet::{Packet, difference, flag};
 
 const FLOWS: u32 = 300;
 const ETHERNET: usize = 14;
-/// Sequence numbers of SYNs count from here: by them a flow is known again.
+/// The sequence numbers of SYNs start here: they identify the flow.
 const FIRST_SEQUENCE: u32 = 0x5eed_0000;
 
-/// xorshift64; every run sees the same numbers. Shown with every failure.
+/// A xorshift64 generator; every run sees the same numbers. The seed is shown with every failure.
 #[derive(Debug)]
 pub struct Random {
     state: u64,
@@ -38,7 +38,7 @@ impl Random {
         Self { state: 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -65,14 +65,14 @@ fn cluster_ip(number: u8, family: Family) -> IpAddr {
     }
 }
 
-/// The Services have numbers; the last one does not exist.
+/// The number of Services, which count from 0: one with this number does not exist.
 const SERVICES: u8 = 7;
 
 fn node_port(number: u8) -> u16 {
     30_080 + u16::from(number)
 }
 
-/// Every address a Service has, on its own port and on an unused one.
+/// Every address of a Service, on its own port and on an unused one.
 fn destinations(cluster: &Cluster, family: Family) -> Vec<SocketAddr> {
     let mut all = Vec::new();
     for number in 0..=SERVICES {
@@ -102,7 +102,7 @@ fn service(number: u8) -> Service {
             .cluster_ip(cluster_ip(number, family));
     }
     match number {
-        // Half of the client's addresses, and some of the other family's only.
+        // The ranges admit half of the client's addresses; another Service has IPv4 only.
         4 => service.spec("loadBalancerSourceRanges", json!(["192.0.2.0/28", "2001:db8:c::/122"])),
         6 => service.families(&[Family::V4]),
         _ => service,
@@ -119,7 +119,7 @@ fn backends(cluster: &Cluster, number: u8) -> Vec<Backend> {
     }
 }
 
-/// Addresses of the client, in and out of the source ranges.
+/// Addresses of the client, inside and outside of the source ranges.
 fn sources(cluster: &Cluster, family: Family) -> Vec<IpAddr> {
     let main = cluster.lab.client().address(family);
     let more: [IpAddr; 3] = match family {
@@ -140,7 +140,7 @@ fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
     while flows.len() < FLOWS as usize {
         let (sources, destinations) = &places[random.below(2) as usize];
         let source = SocketAddr::new(random.of(sources), 1024 + random.below(64_000) as u16);
-        // Each is the first packet of its flow, also where two destinations lead to one endpoint.
+        // Each packet is the first of its flow, even if two destinations lead to one endpoint.
         if !used.insert(source) {
             continue;
         }
@@ -151,7 +151,7 @@ fn random_flows(cluster: &Cluster, random: &mut Random) -> Vec<Flow> {
     flows
 }
 
-/// The packet that a client sends, known again by its number.
+/// The packet that a client sends, identified by its number.
 fn packet(flow: &Flow, number: u32) -> Packet {
     let ends = |end: SocketAddr| (end.ip(), end.port());
     let (source, destination) = (ends(flow.source), ends(flow.destination));
@@ -161,7 +161,7 @@ fn packet(flow: &Flow, number: u32) -> Packet {
     }
 }
 
-/// Offset of the transport header in a frame without options.
+/// The offset of the transport header in a frame without options.
 fn transport(frame: &[u8]) -> Option<usize> {
     match frame.get(12..14)? {
         [0x08, 0x00] => Some(ETHERNET + 20),
@@ -184,7 +184,7 @@ fn number(frame: &[u8]) -> Option<u32> {
     }
 }
 
-/// Sends frames as they are.
+/// Sends raw frames.
 struct Wire {
     socket: Socket,
     address: SockAddr,
@@ -220,7 +220,8 @@ impl Wire {
     }
 }
 
-/// Sends one packet and waits until the counter that `explain` named has moved. No other refusal may be counted.
+/// Sends one packet and waits until the counter that `explain` named has moved. No other refusal
+/// may be counted.
 ///
 /// XDP leaves an answer to TC where the frame has no room for it, which only the device knows.
 fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &Answer) {
@@ -250,15 +251,16 @@ fn send(wire: &Wire, counters: &Counters, frame: &[u8], flow: &Flow, answer: &An
     }
 }
 
-/// The packet expected at the endpoint by `explain`; its source port is the one that the port search found.
+/// The packet that `explain` predicts at the endpoint; its source port is the one that the port
+/// search found.
 fn translated(sent: &Packet, answer: &Answer, remote: bool, source_port: u16) -> Packet {
     let (source, endpoint) = (answer.source.unwrap(), answer.endpoint.unwrap());
-    // The router and the node forward it, and another node to a pod of its own.
+    // The router and the node forward it, and another node forwards it to a pod of its own.
     let ttl = sent.ttl - 2 - u8::from(remote);
     sent.clone().source((source.ip(), source_port)).destination((endpoint.ip(), endpoint.port())).ttl(ttl)
 }
 
-/// First packets that reached pods, by flow: pod and frame.
+/// The first packets that reached pods, by flow: pod and frame.
 fn arrived(captured: &[(String, Vec<Frame>)]) -> BTreeMap<u32, Vec<(&str, &Frame)>> {
     let mut arrived: BTreeMap<u32, Vec<_>> = BTreeMap::new();
     for (pod, frames) in captured {
@@ -271,7 +273,7 @@ fn arrived(captured: &[(String, Vec<Frame>)]) -> BTreeMap<u32, Vec<(&str, &Frame
     arrived
 }
 
-/// The ports that ICMP errors "port unreachable" at the client quote: source, destination.
+/// The source and destination ports that ICMP errors "port unreachable" at the client quote.
 fn refusals(frames: &[Frame]) -> BTreeSet<(u16, u16)> {
     let ports = |frame: &Frame| {
         let at = transport(&frame.bytes)?;
@@ -301,7 +303,7 @@ fn agrees(attach: &str) {
         for address in addresses.into_iter().filter(|ip| *ip != lab.node(1).address(family)) {
             lab.route_vip(address, lab.node(1)).unwrap();
         }
-        // Every neighbour is known, so that nothing waits.
+        // Every neighbour is resolved, so that no packet waits.
         let pods: Vec<_> = lab.pods().map(|pod| pod.name.as_str()).collect();
         cluster.ask_until_all(Protocol::Tcp, cluster.at(1, family, node_port(0)), &pods).unwrap();
     }
@@ -320,7 +322,7 @@ fn agrees(attach: &str) {
         let frame = packet(flow, number).macs(lab.client().addresses.mac(), gateway).bytes();
         send(&wire, &counters, &frame, flow, answer);
     }
-    // Time for the last packets to arrive: one that should not cannot be waited for.
+    // Time for the last packets to arrive: the absence of a packet cannot be waited for.
     sleep(Duration::from_millis(300));
     let captured: Vec<_> =
         captures.into_iter().map(|(pod, capture)| (pod, capture.finish_valid().unwrap())).collect();

@@ -1,4 +1,5 @@
-//! A node with more addresses of its own than the maps have room for, as leftovers on kube-ipvs0 or many VIPs make one.
+//! A node with more addresses of its own than the maps can hold, caused by leftovers on kube-ipvs0
+//! or by many VIPs.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Outcome;
 
 const SOON: Duration = Duration::from_secs(20);
-/// The maps hold 4096.
+/// The number of addresses; the maps hold 4096.
 const MANY: u32 = 4200;
 
 #[test]
@@ -31,7 +32,7 @@ fn more_addresses_than_there_is_room_for() {
     for family in Family::BOTH {
         cluster.wait_for(Protocol::Tcp, cluster.at(1, family, 30080), SOON, answered).unwrap();
     }
-    // A Service that comes later is written, too; of the addresses there is one line.
+    // A Service that is added later is written, too; the log has a single line about the addresses.
     cluster
         .manifests
         .apply(&Cluster::node_port("more", Policy::Cluster, 30081), &cluster.backends())

@@ -1,4 +1,4 @@
-//! The command line at its edges: wrong usage, `cleanup`, `status` without anything to show.
+//! Edge cases of the command line: wrong usage, `cleanup`, `status` with nothing to show.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -99,7 +99,7 @@ fn cleanup_releases_what_another_layout_left() {
         .unwrap();
     let other = agent.pin_dir().join("v1");
     fs::rename(pins, &other).unwrap();
-    // As it was called before layout version 3.
+    // The name of the map before layout version 3.
     fs::rename(other.join("maps/tp_devices"), other.join("maps/DEVICES")).unwrap();
     assert!(managed() > 0);
     let cleaned = agent.command(&["cleanup"]).unwrap();
@@ -126,18 +126,18 @@ fn cleanup_removes_everything_and_only_ours() {
     cluster.answer(Protocol::Tcp, to).unwrap();
 
     agent.stop().unwrap();
-    // Killing it stops nothing.
+    // The programs keep serving after the agent is killed.
     cluster.answer(Protocol::Tcp, to).unwrap();
     let everything = Attached { xdp: true, ingress: 1, egress: 1 };
     assert_eq!(node.netns().attached("eth0").unwrap(), everything);
-    // Others on this node: a program on another device, a pin of their own in the same folder.
+    // Programs of others on this node: one on another device, and a pin in the same folder.
     node.netns().attach_xdp("veth1", Always::Pass).unwrap();
     let theirs = agent.pin_dir().join("theirs");
     fs::create_dir(&theirs).unwrap();
     let cleaned = agent.command(&["cleanup"]).unwrap();
     assert!(cleaned.status.success(), "{}", text(&cleaned));
     assert!(text(&cleaned).contains("removed all programs and maps"), "{}", text(&cleaned));
-    // By the names of their pins.
+    // Programs are recognised by the names of their pins.
     for hook in ["xdp", "ingress", "egress"] {
         let detached = text(&cleaned)
             .lines()
@@ -155,7 +155,7 @@ fn cleanup_removes_everything_and_only_ours() {
     assert_eq!(left, [theirs]);
     let outcome = cluster.ask(Protocol::Tcp, to).unwrap();
     assert!(outcome.is_refused_at_once(), "{outcome:?}");
-    // And the next start makes all of it anew.
+    // The next start makes all of it anew.
     agent.start_again().unwrap();
     agent.wait_ready(Duration::from_secs(20)).unwrap();
     cluster.answer(Protocol::Tcp, to).unwrap();

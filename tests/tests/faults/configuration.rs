@@ -1,4 +1,5 @@
-//! A file of `--config` that cannot be used: exit code 2, the field and what to write, and the node left as it was.
+//! A `--config` file that cannot be used: exit code 2, a message with the field and the valid
+//! values, and the node left as it was.
 
 use std::fs;
 use std::time::Duration;
@@ -38,7 +39,7 @@ fn wrong_files_exit_with_2_and_leave_the_node_alone() {
         let attached = cluster.lab.node(1).netns().attached("eth0").unwrap();
         assert_eq!(attached, Attached::default());
         assert!(!pins.exists(), "{} is left", pins.display());
-        // `check` says the same.
+        // `check` reports the same.
         let checked = agent.command(&["check", "--config", &path]).unwrap();
         assert_eq!(checked.status.code(), Some(2), "{checked:?}");
         assert!(String::from_utf8_lossy(&checked.stderr).contains(texts[0]), "{checked:?}");

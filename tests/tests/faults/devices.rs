@@ -1,4 +1,4 @@
-//! Devices that come and go while the agent runs.
+//! Devices that disappear and appear while the agent runs.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use traffic_policy_testing::traffic::Outcome;
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(15);
 
-/// A driver reset: the device is gone with its addresses, routes and programs, and another one takes its name.
+/// A driver reset: the device is gone with its addresses, routes and programs, and another one
+/// takes its name.
 fn vanishes_and_returns(lab: LabBuilder, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
     let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
@@ -38,7 +39,7 @@ fn vanishes_and_returns(lab: LabBuilder, adapt: impl Fn(AgentBuilder) -> AgentBu
             }
         }
     }
-    // The others have noticed nothing but the pod that was away.
+    // The other nodes were affected only by the pod that was unreachable.
     cluster.ask_until_all(Protocol::Tcp, cluster.at(2, Family::V4, PORT), &pods).unwrap();
 }
 
@@ -52,13 +53,13 @@ fn a_device_vanishes_and_returns_xdp() {
     vanishes_and_returns(Lab::builder(), |agent| agent.attach("xdp"));
 }
 
-/// The overlay's device goes with the one below it, and neither is named by a flag.
+/// The overlay's device disappears with the one below it, and no flag names either.
 #[test]
 fn found_devices_vanish_and_return() {
     vanishes_and_returns(Lab::builder().overlay(), |agent| agent.attach("auto").devices(&[]));
 }
 
-/// A device comes back as one that cannot have XDP: the others go on, and it is tried again.
+/// A device comes back as one that cannot have XDP: the others go on, and the attempt is repeated.
 #[test]
 fn a_device_returns_unfit() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -84,7 +85,7 @@ fn a_device_returns_unfit() {
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
 }
 
-/// The route that made a device one of those that packets come by is gone, and stays gone.
+/// The route that made a device one of those on which packets arrive is gone, and stays gone.
 #[test]
 fn a_device_that_no_route_needs_any_more_is_let_go() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -101,8 +102,9 @@ fn a_device_that_no_route_needs_any_more_is_let_go() {
     agent.wait_ready(SOON).unwrap();
     let all = Attached { xdp: false, ingress: 1, egress: 1 };
     assert_eq!(node.attached("up1").unwrap(), all);
-    // Away for a moment, as while it is replaced: nothing is taken off. Longer than the 5 s from one look at the
-    // devices to the next, and shorter than the 30 s for which a device may be without a route.
+    // Absent for a moment, as while it is replaced: nothing is detached. The time is longer than
+    // the 5 s between two looks at the devices, and shorter than the 30 s for which a device may be
+    // without a route.
     let delete = || node.netlink(async |net| net.delete_route(network, 24).await).unwrap();
     delete();
     std::thread::sleep(Duration::from_secs(7));
@@ -118,7 +120,8 @@ fn end(name: &str) -> VethEnd<'_> {
     VethEnd { name, mac: None, mtu: None }
 }
 
-/// The pods of other nodes are behind the overlay's device, which no flag names: the log says so, not a counter alone.
+/// The pods of other nodes are behind the overlay's device, which no flag names: the log reports
+/// it, not only a counter.
 #[test]
 fn endpoints_behind_a_device_without_programs_are_told_of() {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1]).overlay()).unwrap();

@@ -1,5 +1,5 @@
-//! A full flow table: open connections go on, and new ones are made all the same, in place of expired flows and of
-//! those that are not assured.
+//! A full flow table: open connections go on, and new ones are still accepted, in place of expired
+//! flows and of unassured ones.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn full(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     let backend = Backend::of(cluster.lab.node(2).pod(1));
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
-    // Room for 32 flows, and 60 connections beside 24 that are held.
+    // Room for 32 flows, and 60 connections in addition to 24 that are held.
     let tiny = ["--flow-entries", "64", "--unassured-entries", "64"];
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&tiny)).unwrap();
     let (client, to) = (cluster.lab.client().netns(), cluster.at(1, Family::V4, PORT));
@@ -25,9 +25,9 @@ fn full(attach: &str) {
     for _ in 0..60 {
         cluster.answer(Protocol::Tcp, to).unwrap();
     }
-    // Another family has a table of its own.
+    // The other family has a table of its own.
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V6, PORT)).unwrap();
-    // The agent has noticed, and says so where people look.
+    // The agent has noticed, and reports it where users look.
     let agent = &agents[0];
     agent.wait_said(&["the flow table of IPv4 is full", "raise --flow-entries after"], SOON).unwrap();
     let full = |family| {

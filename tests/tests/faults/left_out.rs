@@ -1,5 +1,5 @@
-//! A Service that does not fit into the maps is left out, by name and alone: other Services, and the node, are as
-//! healthy as before.
+//! A Service that does not fit into the maps is left out, by name and alone: other Services, and
+//! the node, are as healthy as before.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::thread::sleep;
@@ -14,12 +14,12 @@ use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::http::{self, Response};
 
 const SOON: Duration = Duration::from_secs(20);
-/// The least that the flags allow.
+/// The smallest sizes that the flags allow.
 const TINY: [&str; 4] = ["--frontend-entries", "64", "--source-range-entries", "64"];
 const HEALTH: u16 = 32000;
 
-/// Services of a tenant who wants everything: one asks for more frontends than the map takes, the other one, for its
-/// two ports together, for more source ranges than a Service may have.
+/// Services of a greedy tenant: one needs more frontends than the map holds; the other needs, for
+/// its two ports together, more source ranges than a Service may have.
 fn greedy() -> [Service; 2] {
     let balanced = |name: &str, number: u16| {
         let vip = format!("203.0.113.{number}").parse().unwrap();
@@ -51,7 +51,7 @@ fn left_out(attach: &str) {
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&TINY)).unwrap();
     let agent = &agents[0];
 
-    // Somebody else's Service, also one that comes later.
+    // A Service of another tenant, and one that is added later.
     cluster.manifests.apply(&other(30081), &backends).unwrap();
     for family in Family::BOTH {
         for port in [30080, 30081] {
@@ -63,7 +63,8 @@ fn left_out(attach: &str) {
     for service in ["default/addresses", "default/ranges"] {
         agent.wait_said(&["no room", service], SOON).unwrap();
     }
-    // Load balancers are told to send nobody to Services that are not in the maps; the others have their endpoint.
+    // The health ports of Services outside of the maps answer 503; the other Service has its
+    // endpoint.
     for (number, status) in [(1, 503), (2, 503)] {
         let response = health(&cluster, number).unwrap();
         assert_eq!(response.status, status, "{number}: {}", response.body);
@@ -72,11 +73,11 @@ fn left_out(attach: &str) {
     let to = cluster.at(1, Family::V4, 31080);
     assert_eq!(http::get_from(cluster.lab.client().netns(), to, "/").unwrap().status, 200);
 
-    // It stays so while it is tried again twice, every 5 s, and is said once.
+    // The state remains while the write is retried twice, every 5 s, and is logged once.
     let start = Instant::now();
     while start.elapsed() < scaled(Duration::from_secs(12)) {
         assert_eq!((agent.healthz().unwrap().status, agent.livez().unwrap().status), (200, 200));
-        // Often enough to meet each of the tries.
+        // Often enough to catch each of the retries.
         sleep(Duration::from_millis(500));
     }
     let log = agent.log();
@@ -97,7 +98,7 @@ fn left_out(attach: &str) {
     }
     assert!(!left_out.contains("other"), "{left_out}");
 
-    // With less to ask for it fits.
+    // With fewer ports it fits.
     cluster.manifests.delete(&greedy()[1]).unwrap();
     let modest = Cluster::node_port("addresses", Policy::Local, 30101).health_port(HEALTH + 1);
     cluster.manifests.apply(&modest, &backends).unwrap();

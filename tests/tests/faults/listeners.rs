@@ -1,4 +1,4 @@
-//! Listeners under thousands of connections that ask nothing: a probe is answered all the same, from the same host and
+//! Listeners under thousands of idle connections: a probe is still answered, from the same host and
 //! from another.
 
 use std::fs;
@@ -22,8 +22,8 @@ use traffic_policy_testing::traffic::http;
 const CONNECTIONS: usize = 10_000;
 const HEALTH: u16 = 32000;
 
-/// Holds connections, half of them with a request that never ends, a byte at a time, until told to stop: who is let go comes
-/// again. Counts how often one was opened.
+/// Holds connections, half of them with a request that never ends, a byte at a time, until stopped.
+/// A connection that is closed is opened again. Counts how often one was opened.
 async fn flood(to: SocketAddr, opened: watch::Sender<usize>, stop: watch::Receiver<bool>) {
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..CONNECTIONS {
@@ -31,7 +31,8 @@ async fn flood(to: SocketAddr, opened: watch::Sender<usize>, stop: watch::Receiv
         tasks.spawn(async move {
             let again_and_again = async {
                 loop {
-                    // Where nobody takes it, it waits in the kernel's queue, or for that.
+                    // A connection that is not accepted waits in the kernel's queue, or for a place
+                    // in it.
                     let stream = timeout(Duration::from_secs(2), TcpStream::connect(to)).await;
                     if let Ok(Ok(stream)) = stream {
                         opened.send_modify(|opened| *opened += 1);
@@ -44,28 +45,29 @@ async fn flood(to: SocketAddr, opened: watch::Sender<usize>, stop: watch::Receiv
             tokio::select! { () = again_and_again => {}, _ = stop.changed() => {} }
         });
         if number % 500 == 499 {
-            // So that the listen queue (somaxconn) does not overflow.
+            // The pause keeps the listen queue (somaxconn) from overflowing.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     while tasks.join_next().await.is_some() {}
 }
 
-/// Keeps a connection until the other end lets it go.
+/// Keeps a connection until the other end closes it.
 async fn hold(mut stream: TcpStream, slow: bool) {
     if slow {
         for byte in b"GET /healthz HTTP/1.1\r\nHost: slow\r\nX: ".iter().cycle() {
             if stream.write_all(&[*byte]).await.is_err() {
                 return;
             }
-            // Below the 2 s for headers: each byte is a sign of life, which must not count.
+            // The interval is below the 2 s for headers: each byte is a sign of life, which must
+            // not extend that limit.
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
     }
     let _ = stream.read(&mut [0; 1]).await;
 }
 
-/// Duration of a probe; `None` if it was not answered with `status`.
+/// The duration of a probe; `None` if it was not answered with `status`.
 fn probe(from: &Namespace, to: SocketAddr, path: &str, status: u16) -> Option<Duration> {
     let start = Instant::now();
     let answer = http::get_from(from, to, path).ok()?;
@@ -114,7 +116,8 @@ fn a_probe_is_answered_among_ten_thousand_connections() {
     }
 }
 
-/// Each health-check port is a file: the limit that a shell sets is not the number of Services that are served.
+/// Each health-check port needs a file descriptor: the limit of a shell must not limit the number
+/// of Services that are served.
 #[test]
 fn more_health_ports_than_a_shell_allows_files() {
     const FILES: u16 = 128;
@@ -140,7 +143,7 @@ fn more_health_ports_than_a_shell_allows_files() {
     }
 }
 
-/// `/status` names API servers and what is wrong with them.
+/// `/status` names API servers and their faults.
 #[test]
 fn the_status_is_for_the_node_itself() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();

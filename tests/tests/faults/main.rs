@@ -1,5 +1,5 @@
-//! Bad input and faults: each has a clear message or a counted outcome, and traffic of other Services goes on.
-//! Needs root; without it each test fails with a sentence that says so.
+//! Invalid input and faults: each has a clear message or a counted outcome, and traffic of other
+//! Services goes on. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

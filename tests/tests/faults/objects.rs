@@ -14,7 +14,7 @@ const GOOD: u16 = 30080;
 const ODD: u16 = 30081;
 const SOON: Duration = Duration::from_secs(10);
 
-/// A Service that works, beside which others are odd.
+/// A valid Service, next to which the tests add invalid ones.
 fn with_a_good_one() -> (Cluster, Agent) {
     let cluster = Cluster::start(Lab::builder().pods(&[2])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("good", Policy::Cluster, GOOD), &cluster.backends()).unwrap();
@@ -55,7 +55,7 @@ fn endpoints_of_the_wrong_family() {
     let odd = Cluster::node_port("odd", Policy::Cluster, ODD);
     let (first, second) = (cluster.lab.node(1).pod(1), cluster.lab.node(1).pod(2));
     let mut slices = odd.slices(&[Backend::of(first), Backend::of(second)]);
-    // In the IPv4 slice the first endpoint has an IPv6 address, and one more has none at all.
+    // In the IPv4 slice the first endpoint has an IPv6 address, and another has none at all.
     let endpoints = slices[0]["endpoints"].as_array_mut().unwrap();
     endpoints[0]["addresses"] = json!([first.addresses.v6]);
     endpoints.push(json!({"addresses": ["nonsense"], "nodeName": "node-1"}));
@@ -97,12 +97,12 @@ fn two_services_on_one_node_port() {
     };
     write("younger", "2026-02-02T00:00:00Z", &backends[0]);
     all_by("pod-1-1");
-    // The older one takes it, whoever came first to this agent.
+    // The older Service gets it, whichever this agent saw first.
     let older = write("older", "2026-01-01T00:00:00Z", &backends[1]);
     let texts = ["Service default/younger does not get node port 30081/", "Service default/older has it"];
     agent.wait_said(&texts, SOON).unwrap();
     all_by("pod-1-2");
-    // And gives it back when it goes.
+    // The port returns to the other Service when the older one is deleted.
     cluster.manifests.delete(&older).unwrap();
     all_by("pod-1-1");
     good(&cluster);
@@ -131,7 +131,7 @@ fn a_broken_manifest_at_run_time() {
         ),
     ] {
         cluster.manifests.write_text("broken", &text).unwrap();
-        // Together with a change that must not count while another file is broken.
+        // Together with a change that must not be applied while another file is broken.
         cluster.manifests.endpoints(&Cluster::node_port("good", Policy::Cluster, GOOD), &[]).unwrap();
         let mut texts = said.to_vec();
         texts.push("last good state stays");

@@ -1,4 +1,5 @@
-//! A packet path of another layout version, as before an upgrade: it serves until the new one can, and is replaced then.
+//! A packet path of another layout version, as before an upgrade: it serves until the new one can,
+//! and is then replaced.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,13 +19,14 @@ const SOON: Duration = Duration::from_secs(20);
 const ALL: Attached = Attached { xdp: true, ingress: 1, egress: 1 };
 
 struct Upgrade {
-    // In the order in which they have to go.
+    // The fields are dropped in this order.
     cgroup: Cgroup,
     cluster: Cluster,
 }
 
 impl Upgrade {
-    /// A node whose programs and maps an agent of layout version 1 seems to have left, with some flows.
+    /// Makes a node on which an agent of layout version 1 appears to have left its programs and
+    /// maps, with some flows.
     fn new(name: &str) -> Self {
         let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
         let web = Cluster::node_port("web", Policy::Cluster, PORT);
@@ -54,7 +56,8 @@ impl Upgrade {
         }
     }
 
-    /// Programs of the device and of the cgroup: how many on the device, and the numbers of the cgroup's.
+    /// The programs of the device and of the cgroup: the number on the device, and the ids on the
+    /// cgroup.
     fn attached(&self) -> (Attached, Vec<Vec<u32>>) {
         let device = self.cluster.lab.node(1).netns().attached("eth0").unwrap();
         (device, socket_programs(self.cgroup.path()).unwrap().to_vec())
@@ -78,8 +81,8 @@ fn it_is_replaced_without_a_gap_and_the_cost_is_said() {
     let said = agent.wait_said(&["another layout version was replaced", "v1", "flows="], SOON).unwrap();
     assert!(!said.contains("flows=0"), "{said}");
     let report = meter.finish();
-    // Those that are under way in the moment of the change may fail: each takes 30 ms at most, so they are one or two of 50 a
-    // second, and a time without programs of a tenth of a second would end more.
+    // Requests in flight at the moment of the change may fail: each takes at most 30 ms, so one or
+    // two of 50 a second may; a tenth of a second without programs would fail more.
     let under_way = (4.0 * pace()).ceil() as u64;
     assert!(report.ok > 0 && report.failed + report.resent <= under_way, "{report}");
     let (device, calls) = upgrade.attached();
@@ -90,7 +93,8 @@ fn it_is_replaced_without_a_gap_and_the_cost_is_said() {
     upgrade.answers();
 }
 
-/// As when the API server is away during an upgrade: new maps are empty, and programs on them would serve nothing.
+/// The API server is unavailable during an upgrade: new maps are empty, and programs on them would
+/// serve nothing.
 #[test]
 fn it_serves_until_the_new_maps_are_filled() {
     let upgrade = Upgrade::new("serving");
@@ -100,7 +104,7 @@ fn it_serves_until_the_new_maps_are_filled() {
     fs::rename(&folder, &hidden).unwrap();
     let agent = upgrade.builder().start().unwrap();
     agent.wait_said(&["serve until this one's maps are filled"], SOON).unwrap();
-    // The agent looks at the node every 5 s: two such looks have begun, and none may attach.
+    // The agent looks at the node every 5 s: two such looks have begun, and neither may attach.
     std::thread::sleep(Duration::from_secs(11));
     assert_eq!(upgrade.attached(), before);
     let status = agent.json(&["status"]).unwrap();

@@ -1,4 +1,4 @@
-//! A health-check node port that something else holds.
+//! A health-check node port that is in use by another process.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn a_taken_health_check_port_is_tried_again() {
         let to = cluster.at(1, Family::V4, 32000 + number);
         http::get_from(cluster.lab.client().netns(), to, "/").ok().map(|response| response.status)
     };
-    // The other Service is told of, and traffic of both flows.
+    // The health port of the other Service answers, and traffic of both is forwarded.
     assert_eq!(status(2), Some(200));
     for number in [1, 2] {
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080 + number)).unwrap();
@@ -42,7 +42,7 @@ fn a_taken_health_check_port_is_tried_again() {
     while status(1) != Some(200) {
         assert!(start.elapsed() < scaled(SOON), "not opened although free\n{}", agents[0].log());
     }
-    // Said once, not at each attempt.
+    // Logged once, not at each attempt.
     let log = agents[0].log();
     assert_eq!(log.lines().filter(|line| line.contains("failed to start healthcheck")).count(), 1, "{log}");
 }

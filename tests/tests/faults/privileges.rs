@@ -26,7 +26,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Effective and permitted capabilities of each thread of a process, and the bounding set.
+/// The effective and the permitted capabilities of each thread of a process, and the bounding set.
 fn capabilities(process: u32) -> Vec<[u64; 3]> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of = |task: PathBuf| {
@@ -39,7 +39,7 @@ fn capabilities(process: u32) -> Vec<[u64; 3]> {
     tasks.map(|task| of(task.unwrap().path())).collect()
 }
 
-/// The agent's binary with a bounding set, as a container runtime gives it.
+/// The agent's binary with a bounding set, as a container runtime sets it.
 fn limited(cluster: &Cluster, set: &str) -> PathBuf {
     let script = cluster.lab.logs().join("limited");
     let program = agent::program().unwrap();
@@ -70,7 +70,7 @@ fn exactly_three_capabilities_are_enough() {
     }
 }
 
-/// Processes that a process has started, and that have not ended.
+/// The children of a process that have not exited.
 fn children(process: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of = |task: PathBuf| fs::read_to_string(task.join("children")).unwrap();
@@ -78,8 +78,9 @@ fn children(process: u32) -> Vec<u32> {
     text.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
-/// Root has all capabilities; the agent gives up what it does not need, in all threads and for good. The process that ends
-/// sockets has those that this takes, and goes when the agent goes, also without a word.
+/// Root has all capabilities; the agent drops those that it does not need, in all threads and
+/// permanently. The process that destroys sockets has those that this requires, and exits with the
+/// agent, even if the agent is killed.
 #[test]
 fn the_rest_is_given_up() {
     let cluster = cluster();
@@ -103,7 +104,7 @@ fn the_rest_is_given_up() {
         } else {
             agent.stop().unwrap();
         }
-        // One that nobody has waited for yet runs no program.
+        // A child that has not been reaped yet has no executable.
         let runs = |child: &u32| fs::read_link(format!("/proc/{child}/exe")).is_ok();
         until("the end of the process that ends sockets", SOON, || !children.iter().any(runs));
     }

@@ -1,4 +1,5 @@
-//! Starts that are refused: exit code 1, a message that names the cause and the fix, and the node left as it was.
+//! Refused starts: exit code 1, a message that names the cause and the fix, and the node left as it
+//! was.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -27,13 +28,13 @@ fn builder(cluster: &Cluster) -> AgentBuilder {
     Agent::builder(&cluster.lab, cluster.lab.node(1))
 }
 
-/// Starts it, and expects that it ends with a message that contains all of `texts`.
+/// Starts the agent, and expects that it exits with a message that contains all of `texts`.
 fn refused(agent: AgentBuilder, texts: &[&str]) {
     let mut agent = agent.start().unwrap();
     let code = agent.wait_ended(SOON).unwrap();
     let log = agent.log();
     assert_eq!(code, Some(1), "{log}");
-    // Earlier starts of the same node have written there too.
+    // Earlier starts on the same node have written to the log, too.
     let message = log.lines().rfind(|line| line.starts_with("traffic-policy-agent: ")).unwrap_or_default();
     for text in texts {
         assert!(message.contains(text), "no {text:?} in {message:?}\n{log}");
@@ -131,7 +132,7 @@ fn another_xdp_program() {
         assert_eq!(attached, Attached { xdp: true, ingress: 0, egress: 0 }, "{mode}");
         assert!(!pins.exists(), "{mode}");
     }
-    // A veth is TC's with `auto` in any case, and the other program stays what it is.
+    // With `auto` a veth is served by TC anyway, and the other program stays attached.
     let agent = builder(&cluster).attach("auto").start().unwrap();
     agent.wait_ready(SOON).unwrap();
     let attached = node.netns().attached("eth0").unwrap();
@@ -139,7 +140,7 @@ fn another_xdp_program() {
     answered(&cluster);
 }
 
-/// The second device cannot have XDP; the first has it already by then, and gives it back.
+/// The second device cannot have XDP; the first has its program already by then, and is restored.
 #[test]
 fn a_device_without_xdp() {
     let cluster = Cluster::start(Lab::builder().pods(&[1]).overlay()).unwrap();
@@ -149,7 +150,7 @@ fn a_device_without_xdp() {
     assert_eq!(cluster.lab.node(1).netns().attached("flannel.1").unwrap(), Attached::default());
 }
 
-/// The start of an agent that would take over, but cannot.
+/// The start of an agent that is to take over, but cannot.
 #[test]
 fn a_refused_successor_leaves_what_it_found() {
     let cluster = one_node();
@@ -164,7 +165,7 @@ fn a_refused_successor_leaves_what_it_found() {
     answered(&cluster);
 }
 
-/// Each mode takes the place of the other; the programs at TC stay through all of it.
+/// Each mode replaces the other; the programs at TC stay throughout.
 #[test]
 fn another_mode_than_before() {
     let cluster = one_node();
@@ -189,7 +190,7 @@ fn pins_of_another_layout() {
     assert_eq!(cluster.lab.node(1).netns().attached("eth0").unwrap(), Attached::default());
     let left: Vec<_> = fs::read_dir(&pins).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["v999"]);
-    // What the message advises helps.
+    // The advice of the message helps.
     let mut ended = builder(&cluster).devices(&["eth7"]).start().unwrap();
     ended.wait_ended(SOON).unwrap();
     assert!(ended.command(&["cleanup"]).unwrap().status.success());
@@ -204,7 +205,7 @@ fn a_second_agent() {
     first.wait_ready(SOON).unwrap();
     let texts = ["another traffic-policy-agent is using", "node-1", "--pin-dir"];
     refused(builder(&cluster).flags(&["--healthz-address", "127.0.0.1:10999"]), &texts);
-    // With everything alike it is the port that is met first.
+    // If all flags are equal, the port is the first conflict.
     refused(builder(&cluster), &["10256", "cannot be listened on", "--healthz-address"]);
     assert!(first.is_running());
     assert_eq!(first.healthz().unwrap().status, 200);
@@ -249,18 +250,18 @@ fn another_agents_device() {
         refused(builder(&cluster).pin_dir(&other).attach(mode).flags(&flags), &texts);
         untouched();
     }
-    // Also once it has ended: its programs stay.
+    // The programs stay after the agent has exited, and so does the conflict.
     first.stop().unwrap();
     refused(builder(&cluster).pin_dir(&other).flags(&flags), &texts);
     untouched();
-    // What the message advises helps.
+    // The advice of the message helps.
     assert!(first.command(&["cleanup"]).unwrap().status.success());
     let _second = builder(&cluster).pin_dir(&other).flags(&flags).start().unwrap();
     let is_answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
     cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, PORT), SOON, is_answered).unwrap();
 }
 
-/// The pins of an earlier agent are no rival's, however the folder is named.
+/// The pins of an earlier agent are not those of another agent, whatever the name of the folder.
 #[test]
 fn the_own_device_by_another_name_of_the_pins() {
     let cluster = one_node();
@@ -274,14 +275,15 @@ fn the_own_device_by_another_name_of_the_pins() {
     answered(&cluster);
 }
 
-/// As process 1 of a container it would not hear of it otherwise, and be killed half a minute later.
+/// The agent, as process 1 of a container, would not receive the signal without a handler, and be
+/// killed half a minute later.
 #[test]
 fn sigterm_during_the_start_is_heard() {
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
     let cluster = one_node();
     let mut agent = builder(&cluster).attach("xdp").start().unwrap();
-    // It listens before it loads anything, and loading takes most of the start.
+    // The agent listens before it loads anything, and loading takes most of the start.
     agent.wait_said(&["answering /healthz"], SOON).unwrap();
     kill(Pid::from_raw(agent.pid().unwrap() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(agent.wait_ended(SOON).unwrap(), Some(0), "{}", agent.log());

@@ -1,4 +1,5 @@
-//! Programs that others detach while the agent runs: they are attached again, or the node says 503.
+//! Programs that others detach while the agent runs: they are attached again, or the node answers
+//! 503.
 
 use std::fs;
 use std::time::Duration;
@@ -37,7 +38,7 @@ fn restored(agent: &Agent) -> f64 {
 }
 
 fn come_back(attach: &str, all: Attached) {
-    // Below Linux 6.6 TC programs are filters, which have no links that could be taken away.
+    // Below Linux 6.6 TC programs are filters, which have no links that could be detached.
     let has_tcx = Kernel::running().unwrap().has_tcx();
     if !has_tcx && !all.xdp {
         traffic_policy_testing::skipped(
@@ -61,7 +62,7 @@ fn come_back(attach: &str, all: Attached) {
     until("counted", || restored(&agent) >= 1.0);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
     assert_eq!(agent.healthz().unwrap().status, 200);
-    // One link alone, and pins that somebody deletes: the programs go with them.
+    // A single link, and pins that are deleted: the programs are detached with them.
     detach_links(agent.pin_dir(), "egress").unwrap();
     until("one attached again", || attached() == all);
     for version in fs::read_dir(agent.pin_dir()).unwrap() {
@@ -100,7 +101,7 @@ fn programs_of_a_cgroup_come_back() {
     until("counted", || restored(&agent) >= 1.0);
 }
 
-/// Somebody puts a program of their own in the place.
+/// Another program takes the place.
 #[test]
 fn a_node_that_cannot_put_them_back_is_not_healthy() {
     let cluster = cluster();
@@ -118,7 +119,8 @@ fn a_node_that_cannot_put_them_back_is_not_healthy() {
     assert!(node.attached("eth0").unwrap().xdp);
 }
 
-/// A device keeps its number when it is renamed, as udev does at boot: there is one set of programs on it, always.
+/// A device keeps its index when it is renamed, as udev does at boot: it always has exactly one set
+/// of programs.
 #[test]
 fn a_renamed_device_keeps_one_set_of_programs() {
     let cluster = cluster();
@@ -136,7 +138,7 @@ fn a_renamed_device_keeps_one_set_of_programs() {
     assert_eq!(node.attached("uplink9").unwrap(), all);
     assert!(!agent.log().contains("not attached"), "{}", agent.log());
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
-    // The next agent finds the programs under the old name's pins.
+    // The next agent finds the programs by the pins under the old name.
     agent.stop().unwrap();
     agent.start_again().unwrap();
     agent.wait_ready(SOON).unwrap();

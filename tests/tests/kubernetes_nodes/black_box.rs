@@ -1,4 +1,4 @@
-//! A node port seen from outside.
+//! Black-box checks of node ports from outside.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use traffic_policy_testing::traffic::{Outcome, Probe, http};
 
 pub const POD_PORT: u16 = 8080;
 
-/// One question to a node port.
+/// Sends one request to a node port.
 pub fn ask(lab: &Lab, node: &Node, family: Family, udp: bool, port: u16) -> Outcome {
     probe(node, family, udp, port).from(lab.client().netns()).unwrap()
 }
@@ -19,7 +19,7 @@ fn probe(node: &Node, family: Family, udp: bool, port: u16) -> Probe {
     if udp { Probe::udp(to) } else { Probe::tcp(to) }
 }
 
-/// TCP and UDP of both families.
+/// Calls `check` for TCP and UDP of both families.
 pub fn each(mut check: impl FnMut(Family, bool)) {
     for family in Family::BOTH {
         for udp in [false, true] {
@@ -28,7 +28,7 @@ pub fn each(mut check: impl FnMut(Family, bool)) {
     }
 }
 
-/// Every node answers, and each of `pods` is asked.
+/// Checks that every node answers, and that each of `pods` gets a request.
 pub fn check_cluster(lab: &Lab, port: u16, pods: &[&str]) {
     each(|family, udp| {
         for node in lab.nodes() {
@@ -41,7 +41,8 @@ pub fn check_cluster(lab: &Lab, port: u16, pods: &[&str]) {
     });
 }
 
-/// Nodes with pods answer by their own ones, which see the client; the others are silent.
+/// Checks that nodes with pods answer by their own ones, which see the client, and that the others
+/// are silent.
 pub fn check_local(lab: &Lab, port: u16) {
     each(|family, udp| {
         for node in lab.nodes() {
@@ -57,7 +58,7 @@ pub fn check_local(lab: &Lab, port: u16) {
     });
 }
 
-/// The health port of a Service: 200 where its pods are, else 503.
+/// Checks the health port of a Service: 200 on nodes with its pods, otherwise 503.
 pub fn check_health(lab: &Lab, port: u16) {
     for node in lab.nodes() {
         for family in Family::BOTH {
@@ -69,7 +70,7 @@ pub fn check_health(lab: &Lab, port: u16) {
     }
 }
 
-/// Waits until something holds; it is what the agents will do soon.
+/// Waits until the agents have caught up and the condition holds.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     pace::until(what, Duration::from_secs(20), condition);

@@ -1,5 +1,5 @@
-//! The Kubernetes path end to end: agents on the nodes of a lab that follow an API server, and real traffic. Needs root;
-//! without it each test fails with a sentence that says so.
+//! The Kubernetes source end to end: agents on the nodes of a lab that follow an API server, and
+//! real traffic. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

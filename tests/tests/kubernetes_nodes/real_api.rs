@@ -1,4 +1,5 @@
-//! Against a real kube-apiserver, where `KUBEBUILDER_ASSETS` names one: a black-box check of three nodes.
+//! Three nodes that follow a real kube-apiserver, where `KUBEBUILDER_ASSETS` names one: a black-box
+//! test.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -32,14 +33,15 @@ fn vips() -> [IpAddr; 2] {
     ["203.0.113.10".parse().unwrap(), "2001:db8:53::10".parse().unwrap()]
 }
 
-/// Changes by users and controllers through the API. Called inside the router's namespace.
+/// Makes the changes of users and controllers through the API. Called inside the router's
+/// namespace.
 async fn apply(server: &RealApiServer, lab: &Lab) {
     let admin = server.admin().unwrap();
     let parameters = PatchParams::apply("tests").force();
     let nodes: Api<Node> = Api::all(admin.clone());
     for each in lab.nodes() {
-        // Not by server-side apply: it takes two addresses of one type for the same entry, and refuses them. A status that
-        // comes with a new object is not relied on.
+        // Server-side apply is not used: it treats two addresses of one type as the same entry, and
+        // refuses them. A status in a new object may be ignored.
         let mut object = node::object(each);
         let addresses = object["status"]["addresses"].take();
         object.as_object_mut().unwrap().remove("status");
@@ -86,7 +88,7 @@ fn three_nodes_follow_a_real_api_server() {
     let server =
         lab.router().block_on(async || RealApiServer::start_in(lab.router(), address).await).unwrap();
     let Some(server) = server else {
-        // Past the test harness, which would keep it to itself: a skipped test must be seen.
+        // Written to stderr directly, past the test harness: a skipped test must be seen.
         let skipped = "SKIPPED three_nodes_follow_a_real_api_server: KUBEBUILDER_ASSETS is not set";
         writeln!(std::io::stderr(), "{skipped}").unwrap();
         return;
@@ -97,7 +99,7 @@ fn three_nodes_follow_a_real_api_server() {
     let ledger = Ledger::default();
     let _servers: Vec<_> = lab.pods().map(|pod| Server::start(pod, POD_PORT, &ledger).unwrap()).collect();
     for attach in ["tc", "xdp"] {
-        // The second round takes over what the first one left, in the other mode.
+        // The second round takes over the state of the first one, in the other mode.
         let start = |node| Agent::builder(&lab, node).attach(attach).kubeconfig(&kubeconfig).start().unwrap();
         let agents: Vec<_> = lab.nodes().iter().map(start).collect();
         agents.iter().for_each(|agent| agent.wait_ready(Duration::from_secs(60)).unwrap());

@@ -1,4 +1,4 @@
-//! Against the small API server, which has the faults of real ones at a test's command.
+//! Nodes that follow the small API server, which shows the faults of real ones on demand.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -33,7 +33,8 @@ struct ApiCluster {
 }
 
 impl ApiCluster {
-    /// One Service of each policy; the agents are started, no more.
+    /// Starts a cluster with one Service of each policy; the agents are started, but need not be
+    /// ready.
     fn start(attach: &str, before_agents: impl FnOnce(&ControlPlane)) -> Self {
         let lab = Lab::builder().pods(&[1, 1, 0]).wire_offloads(attach == "tc");
         let mut cluster = Cluster::start(lab).unwrap();
@@ -73,7 +74,7 @@ fn node_ports_work_xdp() {
     node_ports_work("xdp");
 }
 
-/// A node that knows Services without their endpoints would refuse what it should forward.
+/// A node that knows Services without their endpoints would refuse requests that it should forward.
 #[test]
 fn nodes_are_ready_only_after_both_lists() {
     for held in [Kind::Service, Kind::EndpointSlice] {
@@ -83,13 +84,14 @@ fn nodes_are_ready_only_after_both_lists() {
             cluster.control_plane.server().lists_of(held) >= 3
                 && cluster.control_plane.server().lists_of(other) >= 3
         });
-        // Nothing is to happen: time for an agent that does not wait for the list to become ready.
+        // Nothing may happen: an agent that does not wait for the list would become ready in this
+        // time.
         sleep(Duration::from_millis(500));
         for agent in &cluster.cluster.agents {
             assert_eq!(agent.healthz().unwrap().status, 503, "{held:?} have not been listed");
             assert!(!agent.log().contains("first sync"), "{held:?} have not been listed: {}", agent.log());
         }
-        // Nothing is in the maps, so nobody but the node itself answers, and it knows of no such port.
+        // The maps are empty, so only the node itself answers, and it has no such port.
         let outcome = ask(&cluster.cluster.lab, cluster.cluster.lab.node(1), Family::V4, false, CLUSTER);
         assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
         cluster.control_plane.server().release_lists();
@@ -98,8 +100,8 @@ fn nodes_are_ready_only_after_both_lists() {
     }
 }
 
-/// The API goes away, an agent is even started again meanwhile: traffic goes on as it was. What changed meanwhile is
-/// applied when the API is back.
+/// The API becomes unavailable, and an agent is even restarted meanwhile: traffic is unaffected.
+/// Changes meanwhile are applied when the API is back.
 #[test]
 fn an_outage_changes_nothing() {
     let mut cluster = ApiCluster::start("xdp", |_| {});
@@ -113,12 +115,12 @@ fn an_outage_changes_nothing() {
     cluster.control_plane.endpoints(&web("cluster", CLUSTER), &cluster.backends[..1]).unwrap();
     let new = web("new", 30082);
     cluster.control_plane.apply(&new, &cluster.backends).unwrap();
-    // Nothing is to happen: time for the agents to meet errors, and for traffic meanwhile.
+    // Nothing may happen: the agents meet errors in this time, and traffic goes on.
     sleep(Duration::from_secs(2));
-    // One of the agents dies of something else just now. Its successor knows of nothing, and so touches nothing.
+    // One of the agents is killed meanwhile. Its successor has no objects, and so changes nothing.
     cluster.cluster.agents[2].kill().unwrap();
     cluster.cluster.agents[2].start_again().unwrap();
-    // The same for the agent that is new.
+    // The same for the new agent.
     sleep(Duration::from_secs(2));
     assert_eq!(cluster.cluster.agents[2].healthz().unwrap().status, 503, "it cannot know yet");
     assert!(
@@ -142,8 +144,8 @@ fn an_outage_changes_nothing() {
     assert!(report.is_clean(), "{report}");
 }
 
-/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A protocol that nobody
-/// knows yet is no mistake, and has no Event.
+/// A fault of a Service is reported in an Event, once by each node; the rest of it is served. A
+/// protocol that is not known yet is not a fault, and has no Event.
 #[test]
 fn a_service_that_is_served_in_part_has_an_event() {
     let cluster = ApiCluster::start("tc", |control_plane| {
@@ -164,7 +166,7 @@ fn a_service_that_is_served_in_part_has_an_event() {
         let asks = |node| ask(&cluster.cluster.lab, node, Family::V4, false, 30083);
         cluster.cluster.lab.nodes().iter().all(|node| matches!(asks(node), Outcome::Answered(_)))
     });
-    // A write of something else is no reason to say it again.
+    // A write of another change does not repeat the Event.
     cluster.control_plane.apply(&web("new", 30082), &cluster.backends).unwrap();
     until("the new Service", || {
         let asks = |node| ask(&cluster.cluster.lab, node, Family::V4, false, 30082);
@@ -179,7 +181,7 @@ fn a_service_that_is_served_in_part_has_an_event() {
     }
 }
 
-/// Pods that need Services are kept off a node until those work.
+/// Pods that need Services are kept off a node until Services work there.
 #[test]
 fn the_startup_taint_goes_with_the_first_sync() {
     const KEY: &str = "traffic-policy.io/not-ready";
@@ -205,17 +207,17 @@ fn the_startup_taint_goes_with_the_first_sync() {
             Agent::builder(&cluster.lab, cluster.lab.node(1)).kubeconfig(control_plane.kubeconfig());
         builder.flags(flags).start().unwrap()
     };
-    // Not without the flag.
+    // The taint is not removed without the flag.
     let mut agent = start(&[]);
     agent.wait_ready(PATIENCE).unwrap();
     agent.stop().unwrap();
     assert_eq!(taints(), [KEY, "other", KEY]);
-    // Not before the maps are filled; and the role may lack the verb.
+    // The taint is not removed before the maps are filled; and the role may lack the verb.
     server.hold_lists(Kind::EndpointSlice);
     server.refuse_patches(Some(403));
     let agent = start(&["--remove-startup-taint", KEY]);
     agent.wait_said(&["answering /healthz"], PATIENCE).unwrap();
-    // Time enough for a patch, were it not waited with: the first try is made at once.
+    // Time enough for a patch if it were not held back: the first attempt is made at once.
     sleep(Duration::from_secs(2));
     assert_eq!(server.requests_with(&format!("PATCH /api/v1/nodes/{name}")), 0);
     server.release_lists();
@@ -229,7 +231,8 @@ fn the_startup_taint_goes_with_the_first_sync() {
     check_cluster(&cluster.lab, CLUSTER, &["pod-1-1"]);
 }
 
-/// An agent whose API server is a wrong one lives, is not ready, and says why: a rollout stops there.
+/// An agent with a wrong API server lives, is not ready, and names the reason: a rollout stops
+/// there.
 #[test]
 fn an_agent_with_a_wrong_api_server_is_not_ready() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
@@ -238,7 +241,7 @@ fn an_agent_with_a_wrong_api_server_is_not_ready() {
     let right = std::fs::read_to_string(control_plane.kubeconfig()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
-    // A port on which nobody listens.
+    // A port on which nothing listens.
     let url = right.split('\'').nth(1).unwrap();
     let (host, _) = url.rsplit_once(':').unwrap();
     std::fs::write(&kubeconfig, right.replace(url, &format!("{host}:1"))).unwrap();
@@ -253,7 +256,7 @@ fn an_agent_with_a_wrong_api_server_is_not_ready() {
     );
     std::fs::write(&kubeconfig, right).unwrap();
     agent.wait_ready(PATIENCE).unwrap();
-    // The Node is being drained: load balancers are to leave it, and a rollout is not to wait for it.
+    // The Node is drained: load balancers are to leave it, and a rollout is not to wait for it.
     let server = control_plane.server();
     let name = &cluster.lab.node(1).name;
     let mut node = server.object(Kind::Node, "", name).unwrap();

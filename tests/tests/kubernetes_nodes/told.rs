@@ -1,4 +1,5 @@
-//! Word of agents about their nodes and Services by the API: the Node's condition, and Events of drains.
+//! Reports of agents about their nodes and Services through the API: the Node's condition, and
+//! Events of drains.
 
 use std::time::Duration;
 
@@ -42,12 +43,12 @@ fn the_condition_says_whether_services_work() {
             Agent::builder(&cluster.lab, cluster.lab.node(1)).kubeconfig(control_plane.kubeconfig());
         builder.flags(flags).start().unwrap()
     };
-    // Not without the flag.
+    // The condition is not written without the flag.
     let mut agent = start(&[]);
     agent.wait_ready(PATIENCE).unwrap();
     agent.stop().unwrap();
     assert_eq!(condition("ServiceProxyReady"), None);
-    // A role without the verb costs this and nothing else.
+    // A role without the verb loses this and nothing else.
     server.hold_lists(Kind::EndpointSlice);
     server.refuse_patches(Some(403));
     let mut agent = start(&["--node-condition"]);
@@ -59,13 +60,13 @@ fn the_condition_says_whether_services_work() {
     server.release_lists();
     until("all to be well", || is("True", "InSync"));
     assert_eq!(condition("Ready"), Some(json!({"type": "Ready", "status": "True"})));
-    // The next agent finds it as it is: nothing has changed since.
+    // The next agent finds the condition unchanged: nothing has happened since.
     let changed = condition("ServiceProxyReady").unwrap()["lastTransitionTime"].clone();
     agent.stop().unwrap();
     let patches = server.requests_with("PATCH /api/v1/nodes/");
     let agent = start(&["--node-condition"]);
     agent.wait_ready(PATIENCE).unwrap();
-    // While it starts it may be found waiting, once.
+    // While the agent starts, the condition may show once that it is waiting.
     until("a patch", || server.requests_with("PATCH /api/v1/nodes/") > patches && is("True", "InSync"));
     let now = condition("ServiceProxyReady").unwrap();
     assert!(now["lastTransitionTime"].as_str() >= changed.as_str(), "{now} after {changed}");
@@ -95,7 +96,7 @@ fn a_drain_is_told_at_both_ends() {
     };
     assert_eq!(told(), []);
     control_plane.apply(&web().policy(Policy::Local), &backends).unwrap();
-    // Of the node without a pod alone.
+    // The Event is that of the node without a pod only.
     let instance = cluster.lab.node(2).name.clone();
     let event = |reason: &str| (instance.clone(), reason.to_owned(), "Normal".to_owned());
     until("the drain's begin", || !told().is_empty());

@@ -1,4 +1,4 @@
-//! Choice of API server and token.
+//! The choice of API server and token.
 
 use std::{fs, time::Duration};
 
@@ -50,7 +50,8 @@ async fn a_refused_token_is_told_and_nothing_is_given() {
     agent.status(|status| status.errors.is_empty()).await;
 }
 
-/// An API server is given by its address, but its certificate carries the name that every cluster uses.
+/// An API server is given by its address, but its certificate contains the name that every cluster
+/// uses.
 #[tokio::test]
 async fn tls_is_checked_against_the_name_of_the_api_server() {
     for (name, trusted) in [("kubernetes.default.svc", true), ("example.org", false)] {
@@ -87,7 +88,8 @@ async fn a_service_account_without_token_is_an_error() {
     assert!(error.to_string().contains("token"), "{error}");
 }
 
-/// A kubeconfig of files, as kubeadm and the kubelet have them: both are replaced before they expire.
+/// A kubeconfig that refers to files, like those of kubeadm and the kubelet: the certificates are
+/// replaced before they expire.
 #[tokio::test]
 async fn replaced_certificates_of_a_kubeconfig_are_used() {
     let files = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Connections to the API server: one by HTTP/2 for all watches, checked by pings; HTTP/1.1 where the server has no
-//! HTTP/2; compressed lists.
+//! Connections to the API server: a single HTTP/2 connection for all watches, checked by pings;
+//! HTTP/1.1 where the server has no HTTP/2; compressed lists.
 
 use std::{
     fs,
@@ -22,8 +22,8 @@ use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{Agent, PATIENCE, node, service, slice, until};
 
-/// A server that shows this certificate, and an agent that reaches it by the URL that `reach` gives: its own, or a
-/// relay's.
+/// Starts a server with this certificate, and an agent that reaches it by the URL that `reach`
+/// returns: its own, or that of a relay.
 async fn start(
     certificate: Certificate,
     reach: impl AsyncFnOnce(&ApiServer) -> String,
@@ -51,7 +51,7 @@ async fn all_watches_share_one_connection() {
     let traffic = server.traffic();
     assert_eq!(traffic.connections, 1, "{traffic:?}");
     assert!(traffic.requests >= 4 && traffic.multiplexed == traffic.requests, "{traffic:?}");
-    // Also when all of them are asked for anew, and after the connection broke.
+    // The same holds when all watches are started anew, and after the connection broke.
     server.cut_watches();
     server.apply(&service("b", "10.96.0.2")).unwrap();
     agent.expect(&["a=", "b="]).await;
@@ -71,14 +71,16 @@ async fn an_event_leaves_the_watches_as_they_are() {
     let event = ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", "eth0 takes no XDP".to_owned());
     agent.source.events().post(event);
     until("the event", || !server.posted_events().is_empty()).await;
-    // Nothing is to happen: twice the two seconds within which a watch that has ended is asked for again.
+    // Nothing may happen: this is twice the two seconds within which an ended watch is started
+    // anew.
     sleep(Duration::from_secs(4)).await;
     assert_eq!(server.requests_with("watch=true"), 4);
     assert_eq!(server.traffic().connections, 1, "{:?}", server.traffic());
 }
 
-/// One kind changes in a loop. The server writes nothing to the watches of other kinds meanwhile, as a real one: h2
-/// takes 100 empty DATA frames in the life of a connection, and ends it at the next.
+/// One kind changes in a loop. The server writes nothing to the watches of other kinds meanwhile,
+/// like a real one: h2 accepts 100 empty DATA frames in the life of a connection, and closes it at
+/// the next.
 #[tokio::test]
 async fn a_loop_of_edits_leaves_the_connection_as_it_is() {
     let (server, mut agent) = start(certificate(), async |server| server.url()).await;
@@ -90,7 +92,7 @@ async fn a_loop_of_edits_leaves_the_connection_as_it_is() {
         server.delete(Kind::Service, "default", &name);
         agent.expect(&["a="]).await;
     }
-    // Each watch goes on: had one ended, it would bring this only after it was asked for anew.
+    // Each watch goes on: an ended one would deliver this only after it was started anew.
     server.apply(&format!("{}---\n{}", slice("a", &["10.1.0.1"]), node("here", "192.0.2.1"))).unwrap();
     agent.expect(&["a=10.1.0.1:8080"]).await;
     while agent.index.nodes().count() == 0 {
@@ -116,7 +118,8 @@ async fn long_lists_come_compressed() {
         server.stream_lists(Streaming::Refused);
         for i in 0..1_000u16 {
             let [high, low] = i.to_be_bytes();
-            // Another proxy's, so none of those that are expected below.
+            // The Service belongs to another proxy, so it is not among those that are expected
+            // below.
             let other = service(&format!("s{i:04}"), &format!("10.97.{high}.{low}")).replace(
                 "metadata: {",
                 "metadata: {labels: {service.kubernetes.io/service-proxy-name: other}, ",
@@ -131,8 +134,8 @@ async fn long_lists_come_compressed() {
     assert_eq!(server.lists_of(Kind::Service), 2, "the refused one, and the list");
 }
 
-/// A relay that, once stopped, holds its connections open and passes nothing on: kernels acknowledge, and nobody
-/// answers.
+/// A relay that, once stopped, keeps its connections open and passes nothing on: kernels
+/// acknowledge, and no answer comes.
 struct Relay {
     address: SocketAddr,
     stopped: Arc<AtomicBool>,
@@ -145,7 +148,7 @@ impl Relay {
         let stopped = Arc::clone(&relay.stopped);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // A connection that was stopped stays so; one that comes later is relayed.
+                // A connection that was stopped stays stopped; a later one is relayed.
                 let stopped =
                     if stopped.load(Ordering::Acquire) { Arc::default() } else { Arc::clone(&stopped) };
                 let server = TcpStream::connect(to).await.unwrap();
@@ -168,8 +171,8 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin,
     }
 }
 
-/// 30 s of silence, 15 s for the answer to a ping, as kube-proxy; without one, watches stay open for minutes and hear
-/// nothing.
+/// 30 s of silence, then 15 s for the answer to a ping, like kube-proxy; without pings, watches
+/// would stay open and silent for minutes.
 #[tokio::test]
 async fn a_connection_into_a_black_hole_is_ended_by_pings() {
     let mut relay = None;
@@ -181,7 +184,8 @@ async fn a_connection_into_a_black_hole_is_ended_by_pings() {
     let (server, mut agent) = start(certificate(), reach).await;
     until("the watches", || server.requests_with("watch=true") >= 4).await;
     assert_eq!(server.requests_with("/version"), 0);
-    // A quiet connection is a good one: this is longer than a ping's turn and the time for its answer.
+    // A quiet connection is healthy: this is longer than the interval of a ping and the time for
+    // its answer.
     sleep(Duration::from_secs(50)).await;
     assert_eq!((server.traffic().connections, server.requests_with("watch=true")), (1, 4));
     let stopped = Instant::now();

@@ -1,4 +1,4 @@
-//! Events that an agent posts, and how few requests that takes.
+//! Events that an agent posts, and the small number of requests that this takes.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn events_are_posted_about_the_node() {
         let message = "eth0 takes no XDP".to_owned();
         agent.source.events().post(ObjectEvent::normal(Subject::Node, "NoDriverXdp", "Attach", message));
     };
-    // Nobody knows the Node yet; kubectl also finds what has its name in place of the UID.
+    // The Node is not known yet; kubectl also finds Events that have the name in place of the UID.
     post();
     until("the event", || !server.posted_events().is_empty()).await;
     server.apply("{apiVersion: v1, kind: Node, metadata: {name: here}}").unwrap();
@@ -69,7 +69,7 @@ async fn events_are_posted_about_the_node() {
     }
 }
 
-/// A tenant who edits one Service in a loop is seen by every node of the cluster.
+/// Every node of the cluster sees a tenant who edits one Service in a loop.
 #[tokio::test]
 async fn a_loop_of_edits_costs_one_event_and_no_list() {
     let server = ApiServer::start().unwrap();
@@ -82,7 +82,7 @@ async fn a_loop_of_edits_costs_one_event_and_no_list() {
     };
     for edit in 0..40 {
         server.apply(&bad(edit)).unwrap();
-        // The watch has brought it.
+        // The watch has delivered it.
         agent
             .status(|status| {
                 let said = status.errors.get("Services default/web");
@@ -91,7 +91,8 @@ async fn a_loop_of_edits_costs_one_event_and_no_list() {
             .await;
     }
     until("the event", || !server.posted_events().is_empty()).await;
-    // Nothing more is to come. Each edit has been seen, and an Event that is not held back is posted at once.
+    // No more Events may come. Each edit has been seen, and an Event that is not held back is
+    // posted at once.
     sleep(Duration::from_millis(500)).await;
     assert_eq!(server.requests_with("/events"), 1, "forty edits");
     assert_eq!(server.requests_with("/namespaces/default/services"), 0);

@@ -1,4 +1,4 @@
-//! An agent's view of an API server, and the objects that the server is given.
+//! An agent's view of an API server, and the objects of the server.
 
 use std::{fs, time::Duration};
 
@@ -11,7 +11,8 @@ use traffic_policy_cluster::{
 use traffic_policy_testing::api_server::ApiServer;
 use traffic_policy_testing::pace::scaled;
 
-/// Longer than the source's longest pause between two tries that a test waits for.
+/// The time limit, longer than the longest pause of the source between two attempts for which a
+/// test waits.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn service(name: &str, ip: &str) -> String {
@@ -39,7 +40,7 @@ pub fn node(name: &str, ip: &str) -> String {
     )
 }
 
-/// An agent's view of the API: what it believes at the moment.
+/// An agent's view of the API: its current state.
 pub struct Agent {
     pub source: Source,
     pub index: Index,
@@ -61,7 +62,7 @@ impl Agent {
         Self::start(Access::InCluster { api_server: Some(server.url()), service_account }, files).await
     }
 
-    /// Writes another token of its service account.
+    /// Writes another token of the service account.
     pub fn rotate(&self, token: &str) {
         fs::write(self.files.path().join("token"), token).unwrap();
     }
@@ -89,7 +90,7 @@ impl Agent {
             .collect()
     }
 
-    /// Waits until the agent believes this. What it believed on the way is returned.
+    /// Waits until the agent has this state. Returns the states on the way.
     pub async fn expect(&mut self, wanted: &[&str]) -> Vec<Vec<String>> {
         let mut seen = Vec::new();
         let waiting = async {
@@ -111,14 +112,14 @@ impl Agent {
         seen
     }
 
-    /// As [`Self::expect`], for as long as it takes.
+    /// A variant of [`Self::expect`] without a time limit.
     pub async fn wait_for(&mut self, wanted: &[&str]) {
         while self.services() != wanted {
             self.source.next().await.expect("the source goes on").apply(&mut self.index);
         }
     }
 
-    /// Nothing more comes within this time.
+    /// Checks that no other state follows within this time.
     pub async fn expect_silence(&mut self, time: Duration) {
         if let Ok(batch) = timeout(time, self.source.next()).await {
             panic!("unexpected: {batch:?}");

@@ -1,4 +1,4 @@
-//! Lists and watches, and what goes wrong with them.
+//! Lists and watches, and their faults.
 
 use std::time::Duration;
 
@@ -55,8 +55,9 @@ async fn changes_are_followed() {
     server.apply(&service("web", "10.96.0.1").replace("clusterIP: 10.96.0.1", "clusterIP: None")).unwrap();
     agent.expect(&[]).await;
     assert_eq!(server.lists_of(Kind::Service), 1, "all of it came by the watch");
-    // The server does not even send objects that are not for this proxy: a cluster may have many headless Services. Of
-    // Services that another proxy serves the addresses must be known, but not the endpoints.
+    // The server does not even send objects that are not for this proxy: a cluster may have many
+    // headless Services. The addresses of Services that another proxy serves must be known, but not
+    // their endpoints.
     let headless = "labelSelector=%21service.kubernetes.io%2Fheadless";
     assert!(server.requests_with(headless) >= 2);
     let others = format!("{headless}%2C%21service.kubernetes.io%2Fservice-proxy-name");
@@ -80,7 +81,8 @@ async fn long_lists_come_in_pages() {
         seen.iter().all(|services| services.is_empty() || services.len() == 1_200),
         "a list counts as a whole"
     );
-    // Lists come from the API server's cache in one piece, those that the cache does not do for come in pages.
+    // Lists from the API server's cache come in one piece; only those that the cache cannot serve
+    // come in pages.
     assert_eq!(server.requests_with("continue="), 0);
     server.lag_behind(true);
     server.cut_watches();
@@ -92,8 +94,8 @@ async fn long_lists_come_in_pages() {
     assert!(server.requests_with("continue=") >= 2);
 }
 
-/// All nodes start together after a power cut: what they ask for first comes from the API server's cache, not from
-/// etcd.
+/// All nodes start together after a power cut: their first lists come from the API server's cache,
+/// not from etcd.
 #[tokio::test]
 async fn first_lists_come_from_the_cache() {
     let expected = [
@@ -113,14 +115,15 @@ async fn first_lists_come_from_the_cache() {
         assert!(server.requests_with(first) >= 1, "{streaming:?}");
         assert_eq!(server.lists_of(Kind::Service), lists, "{streaming:?}");
         agent.status(|status| status.errors.is_empty()).await;
-        // Also what the history does not hold any more, and not older than what is known.
+        // The same holds for versions that the history no longer has; the result is not older than
+        // the known state.
         server.cut_watches();
         server.delete(Kind::Service, "default", "a");
         server.compact();
         agent.expect(&["b=10.1.0.1:8080"]).await;
         assert_eq!(server.lists_of(Kind::Service), lists + 1, "{streaming:?}");
         assert_eq!(server.requests_with("limit=500"), 0, "{streaming:?}");
-        // A version that the cache does not reach yet is asked of etcd.
+        // A version that the cache does not reach yet is requested from etcd.
         server.lag_behind(true);
         server.cut_watches();
         server.delete(Kind::Service, "default", "b");
@@ -130,7 +133,7 @@ async fn first_lists_come_from_the_cache() {
     }
 }
 
-/// An API server may say so by an event of the watch, or refuse the watch.
+/// An API server may report this by an event of the watch, or refuse the watch.
 #[tokio::test]
 async fn a_version_that_is_gone_at_the_start_of_a_watch_is_listed_anew() {
     let server = ApiServer::start().unwrap();
@@ -196,7 +199,8 @@ async fn a_cut_watch_goes_on_where_it_was() {
     let mut agent = Agent::with_kubeconfig(&server).await;
     agent.expect(&["a="]).await;
     until("the watches", || server.requests_with("watch=true") >= 4).await;
-    // Thanks to the bookmark they know a version that the history still holds. Nothing shows that a bookmark has come.
+    // Thanks to the bookmark, the watches have a version that the history still holds. The arrival
+    // of a bookmark cannot be observed.
     server.bookmark();
     tokio::time::sleep(Duration::from_millis(300)).await;
     server.compact();
@@ -215,13 +219,13 @@ async fn a_bad_object_stops_nobody_else() {
     agent.expect(&["a="]).await;
     let status = agent.status(|status| !status.errors.is_empty()).await;
     assert!(status.errors.contains_key("Services default/never"), "{status:?}");
-    // Its owner is told, too.
+    // The owner of the object is informed, too.
     until("the event", || !server.posted_events().is_empty()).await;
     let event = &server.posted_events()[0];
     assert_eq!(event["regarding"]["name"], "never");
     assert!(event["note"].as_str().unwrap().contains("not understood"), "{event}");
 
-    // One that was good stays as it was, while others change.
+    // A Service that was valid stays as it was, while others change.
     let bad = service("a", "10.96.0.1").replace("spec: {", "spec: {externalTrafficPolicy: Lokal, ");
     server.apply(&bad).unwrap();
     server.apply(&service("b", "10.96.0.2")).unwrap();
@@ -229,7 +233,7 @@ async fn a_bad_object_stops_nobody_else() {
     let status = agent.status(|status| status.errors.len() == 2).await;
     assert!(status.errors["Services default/a"].contains("spec.externalTrafficPolicy"), "{status:?}");
 
-    // Also over a relist; and it can be deleted, or mended.
+    // It also survives a relist; and it can be deleted, or corrected.
     server.cut_watches();
     server.apply(&service("c", "10.96.0.3")).unwrap();
     server.compact();

@@ -1,4 +1,4 @@
-//! The Kubernetes source against an API server with the faults of real ones.
+//! The Kubernetes source with an API server that shows the faults of real ones.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

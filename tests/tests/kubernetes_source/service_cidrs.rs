@@ -52,11 +52,11 @@ async fn an_api_without_service_cidrs_is_followed_all_the_same() {
         agent.expect(&["web=10.1.0.1:8080"]).await;
         let status = agent.status(|status| status.synced).await;
         assert!(status.errors.is_empty(), "{status:?}");
-        // Each node asks, so asking often would be a load.
+        // Each node requests it, so frequent requests would be a load.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(server.lists_of(Kind::ServiceCidr), 1);
     }
-    // What every API server has, and every proxy may see, is waited for.
+    // The source waits for resources that every API server has and every proxy may read.
     let server = ApiServer::start().unwrap();
     server.refuse(Kind::Service, 403);
     let mut agent = Agent::with_kubeconfig(&server).await;

@@ -1,4 +1,5 @@
-//! API servers that say nothing: noticed, said and healed. The times are those that users are promised.
+//! Silent API servers: noticed, reported and recovered from. The times are those that users are
+//! promised.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,9 @@ use traffic_policy_testing::pace::scaled;
 
 use crate::fixture::{Agent, service, until};
 
-/// Within this time `/status` and the log say that something is wrong.
+/// The time within which `/status` and the log report the fault.
 const SAID: Duration = Duration::from_secs(30);
-/// Within this time watches are asked for anew, by other connections.
+/// The time within which watches are started anew, on other connections.
 const ELSEWHERE: Duration = Duration::from_secs(45);
 
 async fn error_of(agent: &Agent, subject: &str) -> String {
@@ -48,7 +49,7 @@ async fn a_list_that_ends_in_the_middle_is_reported() {
     }
 }
 
-/// Neither connection is broken: only the server's process stands still.
+/// Neither connection is broken: only the server's process is stopped.
 #[tokio::test]
 async fn watches_of_a_silent_server_are_given_up_and_go_on_later() {
     let server = ApiServer::start().unwrap();
@@ -61,7 +62,7 @@ async fn watches_of_a_silent_server_are_given_up_and_go_on_later() {
     server.fall_silent();
     let said = error_of(&agent, "API server").await;
     assert!(said.contains("no answer within"), "{said}");
-    // A watch is asked for anew: by another connection, behind which another server may be.
+    // The watch is started anew on another connection, which may lead to another server.
     until("another watch", || watches() > before).await;
     let noticed = fell_silent.elapsed();
     assert!(noticed < scaled(ELSEWHERE), "{noticed:?}");
@@ -73,7 +74,7 @@ async fn watches_of_a_silent_server_are_given_up_and_go_on_later() {
     assert_eq!(server.lists_of(Kind::Service), 1, "the history goes on where it was");
 }
 
-/// Nothing happens, and all is well: a quiet cluster costs no lists and no new watches.
+/// Nothing happens, and nothing is wrong: a quiet cluster costs no lists and no new watches.
 #[tokio::test]
 async fn a_quiet_server_is_no_silent_one() {
     let server = ApiServer::start().unwrap();

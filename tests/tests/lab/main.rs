@@ -1,5 +1,5 @@
-//! The lab itself, on real packets: what reaches what, that the meters see what they should, and that nothing stays
-//! behind. Needs root; without it each test fails with a sentence that says so.
+//! The lab itself, with real packets: the reachability in it, the accuracy of the meters, and the
+//! removal of all its parts. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

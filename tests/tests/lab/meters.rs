@@ -1,4 +1,4 @@
-//! The meters count nothing on a good path, and exactly what is missing on a bad one.
+//! The meters count nothing on a healthy path, and exactly what is missing on a faulty one.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -14,7 +14,7 @@ use traffic_policy_testing::traffic::{
 
 const PORT: u16 = 8080;
 
-/// A pod on node-1 with a server that makes the given mistakes; node-2 is where the meters run.
+/// A lab with a pod on node-1 whose server makes the given mistakes; the meters run on node-2.
 fn lab_with(faults: Faults) -> (Lab, Ledger, Server) {
     let lab = Lab::builder().nodes(2).build().unwrap();
     let ledger = Ledger::default();
@@ -37,7 +37,7 @@ fn a_good_path_loses_nothing() {
         let datagrams = Datagrams::start(from, target, 20, 5000, &ledger).unwrap();
         let held = HeldConnections::start(from, &[target], 20, Duration::from_millis(20)).unwrap();
         let new = NewConnections::start(from, 100, move |_| Some(target));
-        // The time of the measurement.
+        // The duration of the measurement.
         sleep(Duration::from_secs(1));
         let datagrams = datagrams.finish().unwrap();
         println!("{datagrams}");
@@ -59,7 +59,7 @@ fn datagrams_lost_or_doubled_are_counted() {
         let (lab, ledger, _server) = lab_with(faults);
         let meter =
             Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 3, 2000, &ledger).unwrap();
-        // The time of the measurement.
+        // The duration of the measurement.
         sleep(Duration::from_millis(500));
         let report = meter.finish().unwrap();
         assert!(report.sent > 100 && !report.is_clean(), "{report}");
@@ -78,7 +78,7 @@ fn a_silent_port_is_seen_as_loss_and_error() {
     let (lab, ledger, server) = lab_with(Faults::default());
     drop(server);
     let meter = Datagrams::start(lab.node(2).netns(), target(&lab, Family::V4), 1, 100, &ledger).unwrap();
-    // The time of the measurement.
+    // The duration of the measurement.
     sleep(Duration::from_millis(200));
     let report = meter.finish().unwrap();
     assert_eq!((report.lost_there, report.back), (report.sent, 0), "{report}");
@@ -94,10 +94,11 @@ fn failed_connections_and_lost_packets_are_counted() {
     assert_eq!((report.ok, report.failed), (90, 10), "{report}");
     assert_eq!(report.failures.len(), 10);
 
-    // A wire that is cut for a while makes the kernel send again: nothing fails, but it shows.
+    // A wire that is cut for a while makes the kernel retransmit: nothing fails, but it is counted.
     let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
     let meter = NewConnections::start(lab.node(2).netns(), 100, move |_| Some(target));
-    // Load before the cut, a cut longer than the 200 ms after which TCP sends again, and time for that.
+    // Load before the cut, a cut longer than the 200 ms after which TCP retransmits, and time for
+    // that.
     sleep(Duration::from_millis(100));
     lab.router().netlink(async |net| net.down("node-1").await).unwrap();
     sleep(Duration::from_millis(400));
@@ -109,7 +110,7 @@ fn failed_connections_and_lost_packets_are_counted() {
     assert!(held.retransmitted_by_client > 0 && !held.is_clean(), "{held}");
 }
 
-/// A busy machine answers late; only what had to be sent again was lost.
+/// A busy machine answers late; only retransmitted segments count as lost.
 #[test]
 fn late_answers_are_no_loss() {
     let late = Duration::from_millis(400);
@@ -126,7 +127,7 @@ fn broken_held_connections_are_counted() {
     let (lab, _, server) = lab_with(Faults::default());
     let target = target(&lab, Family::V4);
     let held = HeldConnections::start(lab.node(2).netns(), &[target], 5, Duration::from_millis(10)).unwrap();
-    // Load before the server goes, and after.
+    // Load before the server stops, and after.
     sleep(Duration::from_millis(100));
     drop(server);
     sleep(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! Which machine reaches which, in each variant.
+//! Reachability between the machines of a lab, in each variant.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -80,7 +80,7 @@ fn overlay_packets_are_encapsulated() {
     let capture = Capture::start(lab.router(), "node-1").unwrap();
     lab.node(1).pod(1).netns().ping(lab.node(2).pod(1).address(Family::V6), scaled(SOON)).unwrap();
     let frames = capture.finish_valid().unwrap();
-    // Outer IPv4 and UDP, to VXLAN's port.
+    // An outer IPv4 and UDP header, to VXLAN's port.
     let is_vxlan =
         |frame: &[u8]| frame[12..14] == [8, 0] && frame[23] == 17 && frame[36..38] == 8472_u16.to_be_bytes();
     assert!(frames.iter().filter(|frame| is_vxlan(&frame.bytes)).count() >= 2, "{} frames", frames.len());

@@ -1,4 +1,4 @@
-//! Nothing of a lab stays behind, whatever ends its process.
+//! No part of a lab remains, whatever ends its process.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -47,7 +47,8 @@ fn a_process_in_a_lab_dies_with_its_owner() {
     assert!(!Path::new(&inside).exists());
 }
 
-/// Starts this test program again to run one of the tests below, and waits for the name of its lab.
+/// Runs one of the tests below in another process of this test program, and waits for the name of
+/// its lab.
 fn child(test: &str) -> (Child, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([&format!("remains::{test}"), "--exact", "--ignored", "--nocapture"]);

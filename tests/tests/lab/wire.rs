@@ -1,4 +1,5 @@
-//! Frames on the wire: checksums with and without offload, and what XDP on a veth needs from the other end.
+//! Frames on the wire: checksums with and without offload, and the requirements of XDP on a veth at
+//! the other end.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -61,7 +62,7 @@ fn a_wrong_checksum_is_seen_by_capture_and_by_the_receiver() {
         ip.udp(1000, PORT).write(&mut packet, b"hello").unwrap();
         *packet.last_mut().unwrap() ^= damage;
         node.netns().run(|| {
-            // IPPROTO_RAW: the packet brings its own header.
+            // IPPROTO_RAW: the packet contains its own IP header.
             let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::from(255))).unwrap();
             let to = SocketAddr::from((client.addresses.v4, 0));
             socket.send_to(&packet, &to.into()).unwrap();
@@ -89,7 +90,7 @@ fn frames_sent_by_xdp_arrive() {
         let socket = UdpSocket::bind("172.18.0.1:0").unwrap();
         socket.send_to(b"x", (node.addresses.v4, PORT)).unwrap();
     });
-    // Time for the frame to come back: one more than that cannot be waited for.
+    // Time for the frame to come back: the absence of a further one cannot be waited for.
     std::thread::sleep(Duration::from_millis(300));
     let frames = capture.finish().unwrap();
     let arp = |frame: &&Frame| frame.bytes[12..14] == [8, 6];

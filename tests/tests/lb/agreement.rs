@@ -1,4 +1,4 @@
-//! The judgement of a node is what an agent on that node would do.
+//! The judgement of `lb` on a node agrees with the behaviour of an agent on that node.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use traffic_policy_lb::{Cluster, Fate, Judge, Overrides, PROFILES, Who, by_name}
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 const ZONES: [&str; 2] = ["east", "west"];
 
-/// An endpoint in the first or second slice: addresses come twice on purpose, as when endpoints move between slices.
+/// An endpoint in the first or second slice: addresses are repeated on purpose, as when endpoints
+/// move between slices.
 fn endpoint() -> impl Strategy<Value = (bool, SliceEndpoint)> {
     let node = prop::option::of(prop::sample::select(&NODES[..]));
     let zones = prop::collection::vec(prop::sample::select(&ZONES[..]), 0..3);
@@ -58,7 +59,7 @@ fn service() -> impl Strategy<Value = Service> {
     })
 }
 
-/// `n3` is no Node: endpoints may name it all the same.
+/// `n3` is not a Node: endpoints may still name it.
 fn objects(service: Service, endpoints: &[(bool, SliceEndpoint)], zones: [Option<usize>; 3]) -> Index {
     let mut index = Index::default();
     for (name, zone) in NODES.iter().zip(zones) {
@@ -138,7 +139,7 @@ proptest! {
                 prop_assert_eq!(name, "n3");
                 continue;
             };
-            // As the packet path reads it.
+            // The flags as the packet path reads them.
             let flags = frontend::flags(written, FrontendKind::NodePort, true);
             let list = if flags & LOCAL == 0 { &written.cluster } else { &written.local };
             prop_assert!(flags & LOCAL != 0 || written.external_policy == Policy::Cluster || service_falls_back);

@@ -1,5 +1,5 @@
-//! `lb` as a person runs it from outside of the cluster: real agents are asked, and changes are watched.
-//! Needs root; without it each test fails with a sentence that says so.
+//! `lb` as a user runs it from outside of the cluster: real agents are probed, and changes are
+//! watched. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

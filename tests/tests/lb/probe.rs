@@ -1,4 +1,5 @@
-//! `lb --probe` from the client's namespace: agents that work are as the objects have them, and each trouble is named.
+//! `lb --probe` from the client's namespace: working agents agree with the objects, and each fault
+//! is named.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ fn web() -> Service {
     Cluster::node_port("web", Policy::Local, PORT).vip("203.0.113.1".parse().unwrap()).health_port(HEALTH)
 }
 
-/// Nodes with two pods, one and none, and an agent on each.
+/// A cluster of nodes with two pods, one and none, and an agent on each.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[2, 1, 0])).unwrap();
     cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
@@ -31,7 +32,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// Exit code and output of `lb web --probe`, run by the client.
+/// The exit code and the output of `lb web --probe`, run by the client.
 fn run(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(plugin::program().unwrap());
     let within = format!("{}ms", scaled(Duration::from_secs(2)).as_millis());
@@ -48,7 +49,7 @@ fn json(cluster: &Cluster, folder: &Path, more: &[&str]) -> (Option<i32>, Value)
     (code, serde_json::from_str(&text).unwrap())
 }
 
-/// Answers that differ: node, question, cause.
+/// The answers that differ: node, request, cause.
 fn differences(document: &Value) -> Vec<(String, String, String)> {
     let answers = document["probe"]["answers"].as_array().unwrap().iter();
     let differ = answers.filter(|answer| !answer["difference"].is_null());
@@ -62,7 +63,7 @@ fn of(found: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
     found.iter().map(|(node, question, cause)| (node.as_str(), question.as_str(), cause.as_str())).collect()
 }
 
-/// Asks until nothing differs.
+/// Probes until nothing differs.
 fn wait_agreed(cluster: &Cluster, more: &[&str]) -> (Option<i32>, Value) {
     let start = Instant::now();
     loop {
@@ -74,7 +75,7 @@ fn wait_agreed(cluster: &Cluster, more: &[&str]) -> (Option<i32>, Value) {
     }
 }
 
-/// A copy of the manifests, for what a person has on disk and the cluster has not.
+/// A copy of the manifests, for objects that a user has on disk and the cluster has not.
 fn copy(cluster: &Cluster) -> (tempfile::TempDir, Manifests) {
     let folder = tempfile::tempdir().unwrap();
     for file in fs::read_dir(cluster.manifests.folder()).unwrap() {
@@ -130,7 +131,7 @@ fn agents_that_work_are_as_the_objects_have_them() {
     let cluster = cluster();
     let (code, document) = wait_agreed(&cluster, &["--traffic"]);
     assert_eq!(code, Some(0), "{document}");
-    // Of each node /healthz, the health port, and the node port in both families.
+    // For each node: /healthz, the health port, and the node port in both families.
     assert_eq!(document["probe"]["asked"], 12);
     let answers = document["probe"]["answers"].as_array().unwrap();
     let mut told: Vec<_> = answers
@@ -162,12 +163,12 @@ fn agents_that_work_are_as_the_objects_have_them() {
         "{not_asked:?}"
     );
 
-    // As a table: a line each, and what is not asked.
+    // The table has a line for each probe, and names what is not probed.
     let (code, text) = run(&cluster, cluster.manifests.folder(), &["--traffic"]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("asked from here  12 questions"), "{text}");
     assert!(text.contains("UDP and SCTP are not asked"), "{text}");
-    // Without the flag no node port is touched.
+    // Without the flag no node port is probed.
     let (_, document) = json(&cluster, cluster.manifests.folder(), &[]);
     assert_eq!(document["probe"]["asked"], 6);
 }
@@ -221,7 +222,7 @@ fn objects_that_are_not_the_clusters_are_named() {
     wait_agreed(&cluster, &[]);
     let backends = cluster.backends();
 
-    // One endpoint less: another count is a warning; the one of node-2 is gone: an error.
+    // One endpoint is missing: another count is a warning. The one of node-2 is missing: an error.
     let (folder, manifests) = copy(&cluster);
     manifests.endpoints(&web(), &backends[..1]).unwrap();
     let (code, document) = json(&cluster, folder.path(), &[]);
@@ -236,14 +237,14 @@ fn objects_that_are_not_the_clusters_are_named() {
         "{found:?}"
     );
 
-    // A health port that the Service has only here.
+    // A health port that the Service has only in this copy.
     let (folder, manifests) = copy(&cluster);
     manifests.service(&web().health_port(HEALTH + 1)).unwrap();
     let (_, document) = json(&cluster, folder.path(), &[]);
     let found = differences(&document);
     assert!(found.iter().all(|(.., cause)| cause == "nothing-listens") && found.len() == 3, "{found:?}");
 
-    // Another node's address, and one that nobody has a route to.
+    // Another node's address, and one without a route.
     let (folder, manifests) = copy(&cluster);
     let nodes = fs::read_to_string(folder.path().join("nodes.yaml")).unwrap();
     let own = cluster.lab.node(1).addresses.v4.to_string();

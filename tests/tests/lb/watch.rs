@@ -1,4 +1,5 @@
-//! `lb watch` beside manifests that change: lines into a file, a view on a terminal, and each way to end it.
+//! `lb watch` with manifests that change: lines in a file, a view on a terminal, and each way to
+//! end it.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -58,7 +59,7 @@ fn slice(nodes: &[&str]) -> String {
     text
 }
 
-/// Nobody reads half of a file.
+/// Replaces a file atomically, so that no reader sees a part of it.
 fn write(folder: &Path, name: &str, text: &str) {
     let temporary = folder.join(format!(".{name}.tmp"));
     fs::write(&temporary, text).unwrap();
@@ -79,7 +80,7 @@ fn watch() -> Command {
     command
 }
 
-/// Killed at the end of a test that failed.
+/// A process that is killed at the end of a failed test.
 struct Running(Child);
 
 impl Running {
@@ -103,13 +104,13 @@ impl Drop for Running {
     }
 }
 
-/// Lines of a file that is written to, without their times.
+/// The lines of a file that is being written, without their times.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     text.lines()
         .map(|line| {
             let (time, rest) = line.split_once(' ').unwrap_or_else(|| panic!("no time: {line}"));
-            // 2026-11-22T18:04:59.312Z
+            // The form is 2026-11-22T18:04:59.312Z.
             assert!(time.len() == 24 && time.ends_with('Z') && time.as_bytes()[10] == b'T', "{line}");
             rest.to_owned()
         })
@@ -176,13 +177,13 @@ fn it_ends_when_nobody_reads_any_more() {
     let mut first = [0; 20];
     pipe.read_exact(&mut first).unwrap();
     drop(pipe);
-    // Without a change: nothing need be written for it to be noticed.
+    // The end is noticed without a change: nothing needs to be written.
     assert_eq!(running.exit_code(), Some(0));
 }
 
 /// A terminal, and all that was written to it.
 struct Terminal {
-    /// Open as long as it is a terminal.
+    /// The terminal exists as long as this file is open.
     _main: File,
     written: Arc<Mutex<Vec<u8>>>,
 }
@@ -196,7 +197,7 @@ impl Terminal {
         let (mut reader, all) = (main.try_clone().unwrap(), Arc::clone(&written));
         thread::spawn(move || {
             let mut part = [0; 4096];
-            // EIO once nobody has it open any more.
+            // Reads fail with EIO once no process has it open any more.
             while let Ok(length @ 1..) = reader.read(&mut part) {
                 all.lock().unwrap().extend_from_slice(&part[..length]);
             }
@@ -217,7 +218,7 @@ fn plain(text: &str) -> String {
         plain.push_str(&rest[..at]);
         let sequence = rest[at + 1..].strip_prefix('[').expect("a control sequence");
         let end = sequence.find(|c: char| c.is_ascii_alphabetic()).expect("its end");
-        // Where drawing begins anew, and on another screen, a line begins.
+        // A line begins where drawing starts anew, and on the alternate screen.
         if sequence.as_bytes()[end] == b'H' || sequence.starts_with("?1049") {
             plain.push('\n');
         }
@@ -235,7 +236,7 @@ fn a_view_of_80_columns_that_leaves_the_terminal_as_it_was() {
         command.arg("--manifests").arg(folder.path()).stdout(slave.try_clone().unwrap());
         command.stderr(slave);
         let mut running = Running::start(&mut command);
-        // The copies of the terminal that a child inherits go with it.
+        // The copies of the terminal that a child inherits are closed with it.
         drop(command);
         until("the view", SOON, || terminal.text().contains("2 of 2 green"));
         write(folder.path(), "slice.yaml", &slice(&["node-1"]));

@@ -1,4 +1,5 @@
-//! From kube-proxy and back: connections that began under its rules, taken over from conntrack before the rules are removed.
+//! Migration from kube-proxy and back: connections that began under its rules are adopted from
+//! conntrack before the rules are removed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -16,10 +17,10 @@ use traffic_policy_testing::traffic::{Datagrams, HeldConnections, retransmission
 use crate::cluster::{self, PATIENCE, POD_PORT};
 use crate::quiet;
 
-/// Of each Service, by its policy.
+/// The name, the policy and the node port of each Service.
 const POLICIES: [(&str, Policy, u16); 2] =
     [("every", Policy::Cluster, 30080), ("near", Policy::Local, 30081)];
-/// Connections, and flows of datagrams, to all frontends together.
+/// The number of connections, and of flows of datagrams, to all frontends together.
 const HELD: usize = 100;
 const DATAGRAMS_PER_SECOND: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(20);
@@ -54,9 +55,10 @@ impl Takeover {
             cluster.manifests.apply(&service, &cluster.backends()).unwrap();
             cluster.lab.route_vip(address(family, host, "vip"), cluster.lab.node(1)).unwrap();
         }
-        // As CNI plugins do it: where bridges ask iptables (net.bridge.bridge-nf-call-iptables), a packet of a pod that is translated to
-        // the pod itself leaves by the port that it came by. Without it each such SYN is lost while the pod's neighbour entry is
-        // fresh, and goes a second later.
+        // CNI plugins set it, too: where bridges use iptables (net.bridge.bridge-nf-call-iptables),
+        // a packet of a pod that is translated to the pod itself leaves by the port on which it
+        // arrived. Without hairpin each such SYN is lost while the pod's neighbour entry is fresh,
+        // and is forwarded a second later.
         cluster.lab.node(1).netns().netlink(async |net| net.hairpin("veth1").await).unwrap();
         Self { cluster, family }
     }
@@ -83,7 +85,7 @@ impl Takeover {
         let pods = self.cluster.lab.node(1).pod_network.of(family);
         let length = if family == Family::V4 { 24 } else { 64 };
         let proxy = KubeProxy::start(self.node(), backend, (pods, length), &services).unwrap();
-        // Flows of datagrams that have ended go soon.
+        // Ended flows of datagrams are removed soon.
         self.node()
             .sysctls(&[
                 ("net.netfilter.nf_conntrack_udp_timeout", "20"),
@@ -93,7 +95,7 @@ impl Takeover {
         proxy
     }
 
-    /// From outside: node port and load balancer's address, of both policies.
+    /// The addresses for clients outside: node port and load balancer's address, of both policies.
     fn outside(&self) -> Vec<SocketAddr> {
         let vips = (10..12).map(|host| SocketAddr::new(address(self.family, host, "vip"), 80));
         let ports = POLICIES.map(|(_, _, port)| self.cluster.at(1, self.family, port));
@@ -116,7 +118,8 @@ impl Takeover {
             .iter()
             .map(|target| Datagrams::start(client, *target, flows, each, &self.cluster.ledger).unwrap())
             .collect();
-        // Five datagrams a second go on each flow: by then conntrack has seen answers on all.
+        // Each flow goes on with five datagrams a second: conntrack has seen answers on all by
+        // then.
         sleep(Duration::from_millis(500));
         let pod = pod.clone();
         let retransmitted = retransmissions::in_namespace(&pod).unwrap();
@@ -134,22 +137,23 @@ impl Takeover {
     }
 }
 
-/// Meters from outside, from the node and from one of its pods.
+/// The meters at a client outside, on the node and in one of its pods.
 struct Load {
     what: String,
     held: Vec<HeldConnections>,
     datagrams: Vec<Datagrams>,
-    /// The pod that is a client, and segments that it had sent again, as client and as server, when all connections were open.
+    /// The pod that is a client, and the number of segments that it had retransmitted, as client
+    /// and as server, when all connections were open.
     pod: Namespace,
     retransmitted: u64,
 }
 
-/// Counts of all meters.
+/// The counts of all meters.
 struct Lost {
-    /// Of connections from outside.
+    /// Lost connections from outside.
     connections: u64,
     broken: usize,
-    /// Of all meters.
+    /// Ended connections of all meters.
     ended: usize,
     datagrams: u64,
     clean: bool,
@@ -195,7 +199,8 @@ fn skips(test: &str, backend: Backend) -> bool {
     skips
 }
 
-/// Adopted at the start of the agent; the agent is killed and comes back; NAT goes when the last of them has ended.
+/// Connections are adopted at the start of the agent; the agent is killed and restarted; NAT is
+/// removed when the last of them has ended.
 fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     if skips(test, backend) {
         return;
@@ -211,9 +216,10 @@ fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     let left = flows.as_array().unwrap().iter().filter(|flow| flow["way"] == "conntrack").count();
     assert!(left >= 2 * HELD + 40, "{left} are in the flow table");
     kube_proxy.clean().unwrap();
-    // All meters go on for so long without kube-proxy's rules, fifty requests a connection.
+    // All meters run for this time without kube-proxy's rules, with fifty requests on each
+    // connection.
     sleep(Duration::from_secs(1));
-    // New connections are the agent's.
+    // The agent serves new connections.
     for protocol in Protocol::BOTH {
         for target in takeover.outside() {
             takeover.cluster.answer(protocol, target).unwrap();
@@ -222,7 +228,7 @@ fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     agent.kill().unwrap();
     agent.start_again().unwrap();
     agent.wait_ready(PATIENCE).unwrap();
-    // A look at conntrack is every 5 s.
+    // The agent reads conntrack every 5 s.
     sleep(Duration::from_secs(7));
     let lost = load.stop();
     // Nothing is measured from here on: conntrack's entries have to time out.
@@ -253,7 +259,7 @@ fn adopted_from_iptables_legacy() {
     adopted("adopted_from_iptables_legacy", Backend::IptablesLegacy, "tc", Family::V6);
 }
 
-/// The control: without it they end, all of them.
+/// The control: without adoption they end, all of them.
 #[test]
 fn without_adoption_connections_end() {
     let backend = Backend::Nftables;
@@ -266,13 +272,15 @@ fn without_adoption_connections_end() {
     let load = takeover.start_load("without --adopt, kube-proxy's rules removed");
     let _agent = takeover.agent("tc", &[]);
     kube_proxy.clean().unwrap();
-    // All meters go on for so long without kube-proxy's rules, fifty requests a connection.
+    // All meters run for this time without kube-proxy's rules, with fifty requests on each
+    // connection.
     sleep(Duration::from_secs(1));
     let lost = load.stop();
     assert_eq!(lost.broken, HELD, "{}", lost.report);
 }
 
-/// By the command, for an agent that was started without the flag. Connections to the node's own addresses have gone on until then.
+/// Adoption by the command, for an agent that was started without the flag. Connections to the
+/// node's own addresses have gone on until then.
 #[test]
 fn adopted_by_the_command() {
     let backend = Backend::Nftables;
@@ -291,14 +299,15 @@ fn adopted_by_the_command() {
     assert!(output.status.success() && said.contains("adopted 100 TCP connections"), "{output:?}");
     assert_eq!(agent.json(&["adopt"]).unwrap()["tcp"], 100, "a second time it is the same");
     kube_proxy.clean().unwrap();
-    // The agent looks at conntrack every 5 s, and follows them from here on.
+    // The agent reads conntrack every 5 s, and follows the connections from here on.
     sleep(Duration::from_secs(7));
     let held = held.finish();
     println!("`adopt`, kube-proxy's rules removed: {held}");
     assert!(held.is_clean(), "{held}");
 }
 
-/// Back: what began under kube-proxy and was adopted loses nothing; what began here is counted, for the page that says so.
+/// Back to kube-proxy: adopted connections that began under it lose nothing; connections that began
+/// here are counted, for the page that documents it.
 #[test]
 fn back_to_kube_proxy() {
     let backend = Backend::Nftables;
@@ -315,16 +324,17 @@ fn back_to_kube_proxy() {
     agent.stop().unwrap();
     let cleanup = agent.command(&["cleanup"]).unwrap();
     assert!(cleanup.status.success(), "{cleanup:?}");
-    // All meters go on for so long without the agent's programs.
+    // All meters run for this time without the agent's programs.
     sleep(Duration::from_secs(1));
     let (earlier, later) = (earlier.stop(), later.stop());
-    // The pods go on answering connections of the other kind that have ended: what is sent again tells nothing here.
+    // The pods keep answering ended connections of the other kind: their retransmissions prove
+    // nothing here.
     assert_eq!((earlier.ended, earlier.datagrams), (0, 0), "{}", earlier.report);
     println!(
         "of {} connections that began under the agent {} ended; {} datagrams were lost",
         later.connections, later.broken, later.datagrams
     );
-    // kube-proxy serves what is new.
+    // kube-proxy serves new connections.
     for target in takeover.outside() {
         takeover.cluster.answer(Protocol::Tcp, target).unwrap();
     }

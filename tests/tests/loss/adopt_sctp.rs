@@ -1,5 +1,5 @@
-//! From kube-proxy, of SCTP: associations of the kernel's own sockets that began under its rules, where the kernel has
-//! SCTP (emulated machines with Debian's kernels do).
+//! Migration of SCTP from kube-proxy: associations of the kernel's own sockets that began under its
+//! rules, where the kernel has SCTP (emulated machines with Debian's kernels do).
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use traffic_policy_testing::traffic::associations::{self, Association, Server};
 use crate::cluster::{self, PATIENCE, POD_PORT};
 
 const NODE_PORT: u16 = 30080;
-/// To the node port, and as many to the address of a load balancer.
+/// The number of associations to the node port, and to the address of a load balancer.
 const EACH: usize = 4;
 const BYTES: u64 = 400_000;
 
@@ -74,7 +74,7 @@ fn adopted(test: &str, attach: &str, family: Family) {
         assert_eq!(association.ask(3).unwrap(), *said, "the same endpoint, and the same source");
     }
     assert_eq!(left(&agent), 2 * EACH);
-    // New ones are the agent's.
+    // The agent serves new associations.
     for to in targets {
         let mut anew = open(to);
         anew.ask(3).unwrap();

@@ -14,8 +14,8 @@ use crate::quiet;
 
 const TIME: Duration = Duration::from_secs(3);
 
-/// Services come, change and go. Some have the pods of the Service under load as endpoints: that one of them goes away
-/// says nothing about the pod.
+/// Services are created, changed and deleted. Some share pods with the Service under load as
+/// endpoints: that such a Service loses one does not concern the pod itself.
 fn services_come_and_go(control_plane: &ControlPlane, backends: &[Backend]) -> usize {
     let start = Instant::now();
     let mut changes = 0;
@@ -29,7 +29,8 @@ fn services_come_and_go(control_plane: &ControlPlane, backends: &[Backend]) -> u
             control_plane.apply(&service, &backends[..usize::from(number) % (backends.len() + 1)]).unwrap();
             sleep(Duration::from_millis(5));
             control_plane.endpoints(&service, backends).unwrap();
-            // One round later the Service of half a round ago goes: at each moment about ten are there.
+            // One round later, the Service of half a round ago is deleted: about ten exist at each
+            // moment.
             let gone = Service::new(&format!("other-{}", (number + 10) % 20));
             control_plane.delete(&gone);
             sleep(Duration::from_millis(5));
@@ -39,8 +40,8 @@ fn services_come_and_go(control_plane: &ControlPlane, backends: &[Backend]) -> u
     changes
 }
 
-/// Routes, addresses, neighbours and links of the nodes change, none of those that the traffic uses. Each makes the
-/// agent doubt all stored next hops.
+/// Routes, addresses, neighbours and links of the nodes change, none of those that the traffic
+/// uses. Each change makes the agent invalidate all stored next hops.
 fn the_network_changes(lab: &Lab) -> usize {
     let start = Instant::now();
     let mut changes = 0;

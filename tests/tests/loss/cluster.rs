@@ -1,5 +1,5 @@
-//! The cluster that all loss is measured on: two nodes with pods and one without, agents on all, one Service for all
-//! meters.
+//! The cluster on which all loss is measured: two nodes with pods and one without, agents on all,
+//! one Service for all meters.
 
 use std::time::Duration;
 
@@ -10,22 +10,23 @@ use traffic_policy_testing::object::{Port, Service};
 pub const NODE_PORT: u16 = 30080;
 pub const POD_PORT: u16 = TARGET;
 
-/// An agent of a debug build loads its programs in a second on a quiet machine.
+/// The time limit; an agent of a debug build loads its programs in a second on a quiet machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The Service under load. TCP and UDP; policy Cluster.
+/// The Service under load: TCP and UDP, policy Cluster.
 pub fn web() -> Service {
     Service::new("web")
         .port(Port::tcp(80, POD_PORT).node_port(NODE_PORT))
         .port(Port::udp(80, POD_PORT).node_port(NODE_PORT))
 }
 
-/// As many nodes as there are numbers, each with that many pods, all of them endpoints of [`web`].
+/// Starts a cluster with one node for each element of `pods`, with that many pods, all of them
+/// endpoints of [`web`].
 pub fn start(pods: &[u8], attach: &str) -> Cluster {
     with_web(without_agents(pods, attach), attach)
 }
 
-/// As [`start`], for agents that may be told to use XDP later.
+/// A variant of [`start`] for agents that may be switched to XDP later.
 pub fn on_finished_checksums(pods: &[u8], attach: &str) -> Cluster {
     with_web(without_agents(pods, "xdp"), attach)
 }
@@ -36,8 +37,8 @@ fn with_web(mut cluster: Cluster, attach: &str) -> Cluster {
     cluster
 }
 
-/// The same before anything is in it, but pods that answer.
+/// Starts the same cluster without agents and Services, but with pods that answer.
 pub fn without_agents(pods: &[u8], attach: &str) -> Cluster {
-    // TC meets unfinished checksums as on any veth; XDP needs finished ones.
+    // TC meets unfinished checksums, as on any veth; XDP needs finished ones.
     Cluster::start(Lab::builder().pods(pods).wire_offloads(attach == "tc")).unwrap()
 }

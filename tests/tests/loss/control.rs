@@ -1,5 +1,5 @@
-//! The measurement itself: without an agent in the path it counts nothing, with a broken path it counts what is
-//! missing.
+//! The measurement itself: without an agent in the path it counts nothing; with a broken path it
+//! counts what is missing.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -13,8 +13,8 @@ use crate::cluster::{self, NODE_PORT, PATIENCE, POD_PORT};
 use crate::meters::{Meters, both};
 use crate::quiet;
 
-/// The same load over the same devices, while agents of another cluster are killed and started as in every other test:
-/// whatever this loses is lost by the machine.
+/// The same load over the same devices, while agents of another cluster are killed and started as
+/// in every other test: any loss here is caused by the machine.
 #[test]
 fn the_machine_loses_nothing() {
     let _alone = quiet::alone();
@@ -30,13 +30,14 @@ fn the_machine_loses_nothing() {
             Meters::start(&format!("control {family:?}, no agent in the path"), &lab, &targets, &ledger);
         busy.kill_agents().unwrap();
         busy.start_agents_again(PATIENCE).unwrap();
-        // Load after the restart of the other lab's agents, too.
+        // The load continues after the restart of the other lab's agents.
         sleep(Duration::from_secs(1));
         meters.finish(&lab);
     }
 }
 
-/// The meters detect a gap: the packet path goes away with the agent, as it would if nothing were pinned.
+/// The meters detect a gap: the packet path is removed with the agent, as it would be if nothing
+/// were pinned.
 #[test]
 fn a_gap_is_seen() {
     let _alone = quiet::alone();

@@ -1,5 +1,5 @@
-//! Connections that are there before a flood: some talk all the time, others are silent until they are asked. And
-//! clients that come meanwhile.
+//! Connections that exist before a flood, some of which are active all the time while others stay
+//! silent until they are used; and clients that connect meanwhile.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,14 +14,16 @@ use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::{Answer, HeldConnections};
 
-/// A flood takes the place of other packets in every queue; the kernel sends them again after 1, 2, 4 … seconds.
+/// The time limit. A flood displaces other packets in every queue; the kernel retransmits them
+/// after 1, 2, 4 … seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client's connection to a pod.
 pub struct Conversation(BufReader<TcpStream>);
 
 impl Conversation {
-    /// From the calling thread's namespace; it has asked and been answered once.
+    /// Opens a connection in the calling thread's namespace; one request has been answered when it
+    /// returns.
     pub fn open(to: SocketAddr) -> Result<Self> {
         let stream =
             TcpStream::connect_timeout(&to, scaled(PATIENCE)).with_context(|| format!("opening {to}"))?;
@@ -43,7 +45,7 @@ impl Conversation {
         self.0.get_ref().local_addr().unwrap()
     }
 
-    /// Ends it by an RST, and gives the client's end.
+    /// Ends the connection by an RST, and returns the address of the client's end.
     pub fn reset(self) -> SocketAddr {
         SockRef::from(self.0.get_ref()).set_linger(Some(Duration::ZERO)).unwrap();
         self.client()
@@ -57,7 +59,7 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// So many that talk and so many that are silent, to the targets in turn.
+    /// Opens `each` active and `each` silent connections, to the targets in turn.
     pub fn gather(client: &Namespace, targets: &[SocketAddr], each: usize) -> Self {
         raise_limit_of_files();
         let talking = HeldConnections::start(client, targets, each, Duration::from_secs(1)).unwrap();
@@ -67,12 +69,12 @@ impl Crowd {
         Self { talking, silent }
     }
 
-    /// The clients' ends of the silent ones.
+    /// The addresses of the clients' ends of the silent connections.
     pub fn silent(&self) -> impl Iterator<Item = SocketAddr> {
         self.silent.iter().map(Conversation::client)
     }
 
-    /// Those that were silent speak, and are answered.
+    /// Sends a request on each silent connection, which must be answered.
     pub fn speak(&mut self, what: &str) {
         let mut broken = Vec::new();
         for held in &mut self.silent {
@@ -87,7 +89,7 @@ impl Crowd {
         assert!(broken.is_empty(), "{what}: silent connections are lost: {broken:?}");
     }
 
-    /// None of those that talked was lost meanwhile.
+    /// Checks that no active connection was lost meanwhile.
     pub fn leave(mut self, what: &str) {
         self.speak(what);
         let report = self.talking.finish();
@@ -96,7 +98,7 @@ impl Crowd {
     }
 }
 
-/// Clients that come one after the other until they are told to stop.
+/// Clients that connect one after the other until they are stopped.
 pub struct Newcomers {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<(Vec<Duration>, Vec<String>)>,
@@ -122,8 +124,9 @@ impl Newcomers {
         Self { stop, thread }
     }
 
-    /// Nearly all were served, with the time-outs of a client's kernel. A flood may push out a flow that is not assured
-    /// before a lost segment is sent again: such a client is reset, and connects anew.
+    /// Checks that nearly all were served, with the time-outs of a client's kernel. A flood may
+    /// push out an unassured flow before a lost segment is retransmitted: such a client is reset,
+    /// and connects anew.
     pub fn finish(self, what: &str) {
         self.stop.store(true, Ordering::Relaxed);
         let (took, failures) = self.thread.join().unwrap();
@@ -137,7 +140,7 @@ impl Newcomers {
     }
 }
 
-/// Both ends of each connection are this process's.
+/// Raises the limit of open files: both ends of each connection belong to this process.
 fn raise_limit_of_files() {
     let wanted = 16_384;
     // SAFETY: the structure outlives both calls.

@@ -1,5 +1,5 @@
-//! Scenes of the demo that lose requests, and their like that lose none: the prediction of `lb simulate`, the real losses, and its
-//! result for the measured times.
+//! Scenes of the demo that lose requests, and similar ones that lose none: the prediction of `lb
+//! simulate`, the real losses, and its result for the measured times.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use traffic_policy_testing::recording::{agree, allowed};
 
 use crate::quiet;
 
-/// Failed checks until the demo's load balancer gives up a node.
+/// The number of failed checks until the demo's load balancer takes a node out.
 const FAILURES: u32 = 3;
 
 fn check(outcome: &Outcome) {
@@ -27,7 +27,8 @@ fn check(outcome: &Outcome) {
     );
     println!("{figures}");
     assert!(outcome.difference().is_none() && agree(*replayed, lost), "{figures}");
-    // No check and no event comes before its time, for no timer does: the phases are those that were foretold.
+    // No timer fires early, so no check and no event comes before its time: the phases are the
+    // predicted ones.
     for (node, phase) in phases {
         let first = recorded.balancer.asked().into_iter().find(|check| check.node == *node).unwrap();
         assert!(first.began >= recorded.balancer.started() + *phase, "{node}: {figures}");
@@ -37,12 +38,12 @@ fn check(outcome: &Outcome) {
     for (happened, planned) in events {
         assert!(happened.at >= planned.at && happened.event == planned.event, "{figures}");
     }
-    // What was foretold was played as planned, but for the time that this machine was late, which is measured.
+    // The scene was played as predicted, except for the delays of this machine, which are measured.
     let by_lateness = f64::from(RATE) * late.as_secs_f64();
     assert!(foretold.abs_diff(lost) <= allowed(lost) + by_lateness as u64, "{figures}");
 }
 
-/// Requests are lost, and a simulator with a more patient balancer does not agree.
+/// Checks that requests are lost, and that a simulator with a more patient balancer does not agree.
 fn loses(outcome: &Outcome) {
     check(outcome);
     let (lost, wrong) = (outcome.recorded.lost(), outcome.replayed_with(FAILURES + 1, &[]).unwrap());
@@ -71,7 +72,7 @@ fn a_preempted_node() {
 fn a_live_switch() {
     let _alone = quiet::alone();
     let cluster = DemoCluster::build("tc").unwrap();
-    // How long the agents take is known once they have written a change.
+    // The time that the agents need is known once they have written a change.
     cluster.set(Policy::Local, Some("0")).unwrap();
     for drain in ["6s", "0"] {
         let scene = switch::foretell(&cluster, drain).unwrap();

@@ -1,5 +1,6 @@
-//! Clients far away open connections in a flood of forged SYNs: each SYN takes a place in the queue of unassured flows,
-//! and a client's has to last until its third packet has come, a round trip later.
+//! Distant clients open connections in a flood of forged SYNs: each SYN takes a place in the queue
+//! of unassured flows, and a client's has to last until its third packet has come, a round trip
+//! later.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -20,21 +21,24 @@ use crate::cluster::{self, NODE_PORT};
 use crate::crowd::Conversation;
 use crate::quiet;
 
-/// Each way: a round trip is longer than a queue of 8,192 places lasts at [`RATE`], so that a short queue shows.
+/// The delay of each direction: a round trip is longer than a queue of 8,192 places lasts at
+/// [`RATE`], so that a short queue shows.
 const DELAY: Duration = Duration::from_millis(100);
 const CONNECTIONS: usize = 1_000;
-/// So many clients open one after the other.
+/// The number of clients, which connect one after the other.
 const CLIENTS: usize = 50;
 
-/// SYNs a second, in bursts that leave the clients' packets room in queues; a slow machine sends fewer. A flow then has
-/// 1.3 s to be assured, so that a segment which a busy machine loses is sent again in time. (At 100,000 it has 0.65 s.)
+/// SYNs per second, in bursts that leave the clients' packets room in queues; a slow machine sends
+/// fewer. A flow then has 1.3 s to be assured, so that a segment which a busy machine loses is
+/// retransmitted in time. (At 100,000 it has 0.65 s.)
 const RATE: u32 = 50_000;
 const BURST: u32 = 500;
 const BURST_EVERY: Duration = Duration::from_micros(1_000_000 * BURST as u64 / RATE as u64);
-/// Places of the queue of IPv4's unassured TCP flows.
+/// The places of the queue of unassured IPv4 TCP flows.
 const PLACES: u32 = MapSizes::DEFAULT.unassured;
 
-/// Of unused addresses: several, as each has but a node's source ports.
+/// The port of a Service whose endpoints are unused addresses: several, as only the source ports of
+/// one node are available towards each.
 const NOBODY_PORT: u16 = 30_082;
 const NOBODIES: u8 = 8;
 
@@ -49,7 +53,8 @@ fn distant_clients(attach: &str) {
         Backend::at(&Addresses::new([11, 255, 255, number], v6))
     });
     cluster.manifests.apply(&nobody, &nobodies.collect::<Vec<_>>()).unwrap();
-    // Packets to strangers end at the client, which does not answer them, and do not go the long way.
+    // Packets to the forged sources end at the client, which does not answer them, and do not take
+    // the long path.
     let client = cluster.lab.client();
     let quietly = cluster.lab.router().netlink(async |net| {
         let [(network, prefix), _] = STRANGERS;
@@ -62,13 +67,14 @@ fn distant_clients(attach: &str) {
     let (router, node) = (cluster.lab.router(), cluster.lab.node(1));
     let wire = Wire::open(router, ("br0", &node.name), plan::gateway(0), node.addresses).unwrap();
 
-    // The flood fills the queue before the first client comes, and lasts until the last one has gone.
+    // The flood fills the queue before the first client comes, and lasts until the last one has
+    // gone.
     let (filled, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let target = cluster.at(1, Family::V4, NODE_PORT);
     let (failures, took, sent, flooded) = scope(|scope| {
         let flood = scope.spawn(|| flood(&wire, target, &filled, &done));
         while !filled.load(Ordering::Relaxed) && !flood.is_finished() {
-            // Clients begin when the queue has gone round once.
+            // Clients begin when the queue has wrapped around once.
             sleep(Duration::from_millis(10));
         }
         let started = Instant::now();
@@ -87,7 +93,7 @@ fn distant_clients(attach: &str) {
     let of_outcome = |row: &&Value| row["outcome"] == "forwarded" && row["hook"] != "socket";
     let rows = status["counters"].as_array().unwrap().iter().filter(of_outcome);
     let forwarded: u64 = rows.map(|row| row["packets"].as_u64().unwrap()).sum();
-    // Most have made flows, which pushed each other out.
+    // Most have created flows, which pushed each other out.
     assert!(forwarded > u64::from(PLACES + PLACES / 4), "only {forwarded} packets were forwarded");
     assert!(
         failures.is_empty(),
@@ -97,7 +103,7 @@ fn distant_clients(attach: &str) {
     );
 }
 
-/// Sends forged SYNs until it is told that all is done: how many, and for how long.
+/// Sends forged SYNs until all clients are done; returns their number and the duration.
 fn flood(wire: &Wire, target: SocketAddr, filled: &AtomicBool, done: &AtomicBool) -> (u64, Duration) {
     let node = (target.ip(), 0);
     let started = Instant::now();
@@ -106,7 +112,8 @@ fn flood(wire: &Wire, target: SocketAddr, filled: &AtomicBool, done: &AtomicBool
         let burst = Instant::now();
         let copies = (number..number + BURST).map(|number| Variation {
             source: (stranger(Family::V4, number), 1024 + (number & 0x7fff) as u16),
-            // One of a hundred to the clients' endpoint, which answers: more would only cost this machine its time.
+            // One in a hundred goes to the clients' endpoint, which answers: more would only cost
+            // this machine time.
             destination_port: if number % 100 == 0 { NODE_PORT } else { NOBODY_PORT },
             sequence: number.wrapping_mul(0x9e37_79b9),
         });
@@ -114,14 +121,15 @@ fn flood(wire: &Wire, target: SocketAddr, filled: &AtomicBool, done: &AtomicBool
         number += BURST;
         filled.store(number > PLACES + PLACES / 2, Ordering::Relaxed);
         let took = burst.elapsed();
-        // If this machine stood still, so did the clients' packets: the flood is slower for a while then.
+        // If this machine stood still, so did the clients' packets: the flood is slower for a while
+        // then.
         let stood_still = took > 4 * BURST_EVERY && filled.load(Ordering::Relaxed);
         sleep(if stood_still { 8 * took } else { BURST_EVERY.saturating_sub(took) });
     }
     (sent, started.elapsed())
 }
 
-/// Opens all connections; each asks and is answered. Those that failed.
+/// Opens all connections, each with one request. Returns those that failed.
 fn connect(cluster: &Cluster, target: SocketAddr) -> Vec<String> {
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let client = cluster.lab.client().netns();

@@ -14,7 +14,7 @@ use crate::meters::{Meters, both};
 use crate::quiet;
 use traffic_policy_testing::cluster::Cluster;
 
-/// node-1 loses the second of its two pods, and the pod of node-3 is new; the pods of the others stay.
+/// node-1 loses the second of its two pods, and the pod of node-3 is new; the other pods stay.
 fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     let _alone = quiet::alone();
     let mut cluster = cluster::start(&[2, 2, 1], attach);
@@ -32,7 +32,8 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     let is_old = || (0..40).all(|number| ask(20_100 + number) != "pod-3-1");
     pace::until("the endpoints without the new pod", Duration::from_secs(5), is_old);
 
-    // Flows known by their source ports, some of them to pods that will go, one of node-1 and one of node-2.
+    // Flows known by their source ports, some of them to pods that will be removed, one of node-1
+    // and one of node-2.
     let ports = 21_000..21_040;
     let flows: Vec<(u16, String)> = ports.clone().map(|port| (port, ask(port))).collect();
     for pod in &pods[..4] {
@@ -50,14 +51,15 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     cluster.kill_agents().unwrap();
     cluster.manifests.endpoints(&web(), &after).unwrap();
     sleep(Duration::from_secs(1));
-    // Nobody could know: the flows go on, to whom they went.
+    // Nothing could notice the change: the flows go on with their pods.
     assert!(flows.iter().all(|(port, pod)| ask(*port) == *pod));
     cluster.start_agents_again(PATIENCE).unwrap();
-    // The pods that went are there still, so whoever asked them over a held connection goes on to do so: nothing lost.
+    // The removed pods still run, so clients that use them over a held connection continue: nothing
+    // is lost.
     let counted = meters.finish(&cluster.lab);
     assert!(counted.new.by_pod.contains_key("pod-1-2"), "nobody asked the pod that will go: {}", counted.new);
 
-    // The agents are back. What is new goes to the endpoints that there are now, all of them and no other.
+    // The agents are back. New flows go to the current endpoints, all of them and no other.
     let meters = Meters::start("  … and after the agents' return", &cluster.lab, &targets, &cluster.ledger);
     sleep(Duration::from_millis(700));
     let counted = meters.finish(&cluster.lab);
@@ -65,7 +67,7 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
     assert!(counted.new.by_pod.keys().eq(now), "{}", counted.new);
     assert!(counted.datagrams.by_pod.keys().all(|pod| now.contains(&pod.as_str())), "{}", counted.datagrams);
 
-    // Old flows: those to endpoints that stayed are where they were, the others have moved.
+    // Old flows: those to endpoints that stayed are unchanged, the others have moved.
     for (port, pod) in &flows {
         let answered = ask(*port);
         if now.contains(&pod.as_str()) {
@@ -86,13 +88,14 @@ fn xdp() {
     endpoints_change_without_an_agent("xdp", Family::V4);
 }
 
-/// The only endpoint vanishes with its node while no agent runs: after the agents' return no client waits for it.
+/// The only endpoint vanishes with its node while no agent runs: after the agents' return no client
+/// waits for it.
 #[test]
 fn a_vanished_endpoint_is_asked_by_nobody() {
     let _alone = quiet::alone();
     let mut cluster = cluster::start(&[1, 1, 0], "tc");
     cluster.kill_agents().unwrap();
-    // Pod and node are silent from now on; a connection that is sent there fails.
+    // Pod and node are silent from now on; a connection that is forwarded there fails.
     cluster.lab.cut(cluster.lab.node(2)).unwrap();
     let left: Vec<_> = [cluster.lab.node(1).pod(1)].map(Backend::of).to_vec();
     cluster.manifests.endpoints(&web(), &left).unwrap();

@@ -1,5 +1,5 @@
-//! Floods from a million sources at a node with a small flow table: established connections survive, and new ones are
-//! made.
+//! Floods from a million sources at a node with a small flow table: established connections
+//! survive, and new ones are made.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -20,19 +20,21 @@ use crate::cluster::{self, NODE_PORT, PATIENCE};
 use crate::crowd::{Conversation, Crowd, Newcomers};
 use crate::quiet;
 
-/// Connections that talk, and as many that are silent: with two entries each, half of the small table.
+/// The number of active connections, and of silent ones: with two entries each, half of the small
+/// table.
 const CONNECTIONS: usize = 1_000;
 const SMALL: u32 = 8_192;
-/// With room for 30,000 flows beside these: at 70,000 SYNs a second a client has 0.4 s for its handshake, so that a
-/// segment which the flood pushes out of a queue may be sent again.
+/// The entries of the flow table, with room for 30,000 flows in addition to these: at 70,000 SYNs a
+/// second a client has 0.4 s for its handshake, so that a segment which the flood pushes out of a
+/// queue may be retransmitted.
 const ENTRIES: u32 = 65_536;
 const SOURCES: u32 = 1 << 20;
 
-/// Of the pod on node-1; [`NODE_PORT`] is that of the pod on node-2.
+/// The port of the pod on node-1; [`NODE_PORT`] is that of the pod on node-2.
 const NEAR_PORT: u16 = 30_081;
-/// Of an unused address.
+/// The port of a Service whose endpoint is an unused address.
 const NOBODY_PORT: u16 = 30_082;
-/// Of a UDP server that never answers.
+/// The port of a UDP server that never answers.
 const SILENT_PORT: u16 = 30_083;
 const SILENT_TARGET: u16 = 8_083;
 
@@ -59,7 +61,7 @@ impl Attacked {
         cluster.manifests.apply(&tcp("near", NEAR_PORT), &[Backend::of(near)]).unwrap();
         let nobody = Addresses::new([11, 255, 255, 255], [0x2001, 0xdb8, 0xf100, 1, 0, 0, 0, 1]);
         cluster.manifests.apply(&tcp("nobody", NOBODY_PORT), &[Backend::at(&nobody)]).unwrap();
-        // Packets to strangers end at the client, which does not answer them.
+        // Packets to the forged sources end at the client, which does not answer them.
         let client = cluster.lab.client();
         let quietly = cluster.lab.router().netlink(async |net| {
             for (family, (network, prefix)) in Family::BOTH.into_iter().zip(STRANGERS) {
@@ -70,7 +72,8 @@ impl Attacked {
         quietly.unwrap();
         let number = entries.to_string();
         let sizes = ["--flow-entries", &number, "--flow-entries-v6", &number];
-        // Times that end a flood's flows within the test; those of established connections are the defaults.
+        // Time-outs that end a flood's flows within the test; those of established connections are
+        // the defaults.
         let short = ["--idle-unconfirmed", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
         let reset = ["--idle-reset", "1s"];
         cluster
@@ -89,7 +92,7 @@ impl Attacked {
         self.cluster.at(1, self.family, port)
     }
 
-    /// As [`Crowd::gather`], a quarter of them with the pod of node-1.
+    /// Opens connections like [`Crowd::gather`], a quarter of them with the pod of node-1.
     fn crowd(&self) -> Crowd {
         let targets = [NODE_PORT, NODE_PORT, NODE_PORT, NEAR_PORT].map(|port| self.at(port));
         Crowd::gather(self.cluster.lab.client().netns(), &targets, CONNECTIONS)
@@ -104,7 +107,8 @@ impl Attacked {
         self.wire.flood(Packet::tcp(node, node, flags), copies).unwrap()
     }
 
-    /// One of so many to the pod of node-2, which answers: the others cost this machine less.
+    /// Sends SYNs. One in `one_of` goes to the pod of node-2, which answers: the others cost this
+    /// machine less.
     fn syns(&self, sources: u32, one_of: u32) {
         let copies = (0..sources).map(|number| Variation {
             source: (stranger(self.family, number), 1024 + (number & 0x7fff) as u16),
@@ -114,7 +118,8 @@ impl Attacked {
         self.note("SYNs", || self.tcp(flag::SYN, copies));
     }
 
-    /// In rounds from so many sources, each twice: who goes on after an answer counts as real.
+    /// Sends datagrams in rounds from `sources` sources, each twice: a source that goes on after an
+    /// answer counts as real.
     fn datagrams(&self, port: u16, rounds: u32, sources: u32) {
         self.note(&format!("datagrams to {port}"), || {
             let node = (self.at(0).ip(), 0);
@@ -127,15 +132,16 @@ impl Attacked {
                     sequence: 0,
                 });
                 sent += self.wire.flood(Packet::udp(node, node), copies).unwrap();
-                // For the answers to pass: only a datagram after an answer assures its flow.
+                // The pause lets the answers pass: only a datagram after an answer assures its
+                // flow.
                 sleep(Duration::from_millis(20));
             }
             sent
         });
     }
 
-    /// In the endpoint's name to every port that may be a source port of the node, and in the clients' names, with
-    /// numbers all over the circle.
+    /// Sends resets in the endpoint's name to every port that may be a source port of the node, and
+    /// in the clients' names, with numbers all over the circle.
     fn resets(&self, crowd: &Crowd) {
         let endpoint: IpAddr = self.cluster.lab.node(2).pod(1).address(self.family);
         let mixed = |number: u32| number.wrapping_mul(0x9e37_79b9);
@@ -153,7 +159,7 @@ impl Attacked {
         self.note("RSTs", || self.tcp(flag::RST, to_ports.chain(clients)));
     }
 
-    /// Answered datagrams, until they have the table to the last entry.
+    /// Exchanges answered datagrams until their flows fill the table to the last entry.
     fn fill(&self) {
         for _ in 0..20 {
             self.datagrams(NODE_PORT, 5, 1_000);
@@ -180,7 +186,7 @@ impl Attacked {
         self.agent().json(&["status"]).unwrap()
     }
 
-    /// Packets that left the packet path of node-1 at device eth0 with an outcome.
+    /// The number of packets that left the packet path of node-1 at device eth0 with an outcome.
     fn packets(&self, outcome: &str) -> u64 {
         let status = self.status();
         let rows = status["counters"].as_array().unwrap().iter();
@@ -188,7 +194,8 @@ impl Attacked {
         of.map(|row| row["packets"].as_u64().unwrap()).sum()
     }
 
-    /// Waits until table and pool are used as little as they were before, or nearly.
+    /// Waits until less than three quarters of the flow table, and of the ports of the pool, are in
+    /// use.
     fn wait_for_room(&self) {
         until(&format!("{}: room in the table", self.what), PATIENCE, || {
             self.scraped("traffic_policy_map_entries", &[("map", "flows")]) < f64::from(self.entries) * 0.75
@@ -210,7 +217,8 @@ fn floods(attach: &str, family: Family, sources: u32) {
     let newcomers = attacked.newcomers(NODE_PORT);
     attacked.syns(sources, 10);
     newcomers.finish(&format!("{what} SYNs"));
-    // Most of them have come, and have made flows: many times more than there is room for.
+    // Most of the packets have arrived, and have created flows: many times more than there is room
+    // for.
     let forwarded = attacked.packets("forwarded") - before;
     assert!(forwarded > u64::from(sources) / 2, "{what}: only {forwarded} packets were forwarded");
     crowd.speak(what);
@@ -234,7 +242,8 @@ fn floods(attach: &str, family: Family, sources: u32) {
     let newcomers = attacked.newcomers(NODE_PORT);
     attacked.resets(&crowd);
     newcomers.finish(&format!("{what} RSTs"));
-    // Flows that were reset are gone when this one is: only then it shows whether others were reset, too.
+    // Flows that were reset are removed by the time at which this one is: only then it shows
+    // whether others were reset, too.
     let gone = reset.reset().to_string();
     until(&format!("{what}: the end of the reset connection"), PATIENCE, || {
         let flows = attacked.agent().json(&["flows"]).unwrap();
@@ -253,19 +262,21 @@ fn tc_ipv6() {
     floods("tc", Family::V6, SOURCES / 4);
 }
 
-/// Nobody sweeps, and there are few more source ports towards the endpoint than flows that fit the table.
+/// No sweep runs, and there are only slightly more source ports towards the endpoint than flows
+/// that fit the table.
 #[test]
 fn without_an_agent_and_with_few_ports() {
     let _alone = quiet::alone();
     let mut attacked = Attacked::start("tc", Family::V4, SMALL, &["--pool-ports", "20000-24199"]);
     attacked.cluster.agents[0].kill().unwrap();
     let mut crowd = attacked.crowd();
-    // The packet path waits for so long before it does without an agent.
+    // The packet path waits for this time before it acts without an agent.
     until("the agent's absence", PATIENCE, || {
         attacked.status()["agent"]["seen_seconds_ago"].as_f64().unwrap() > 11.0
     });
     attacked.syns(10_000, 1);
-    // There are more ports than flows fit the table: the oldest flows make room, and their ports are free.
+    // There are more ports than flows that fit the table: the oldest flows make room, and their
+    // ports are free.
     assert_eq!(attacked.packets("dropped-no-snat-port"), 0);
     let client = attacked.cluster.lab.client().netns();
     client.run(|| Conversation::open(attacked.at(NODE_PORT)).map(drop)).unwrap();

@@ -1,4 +1,5 @@
-//! Health ports while the agent is replaced: the time without an answer, and that the answers after it are true.
+//! Health ports while the agent is replaced: the time without an answer, and the correctness of the
+//! answers after it.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -19,17 +20,17 @@ use crate::quiet;
 use crate::switch::{HEALTH_PORT, policy_local};
 
 const HEALTHZ: u16 = 10256;
-/// Between two questions to a port.
+/// The interval between two requests to a port.
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// A series of the same answers: their status, `None` if refused, and when the first was asked for.
+/// A series of equal answers: their status, `None` if refused, and the time of the first request.
 #[derive(Clone, Copy, Debug)]
 struct Phase {
     status: Option<u16>,
     first: Instant,
 }
 
-/// Asks a port again and again, as a load balancer does, but more often.
+/// Requests a port again and again, as a load balancer does, but more often.
 struct Watch {
     phases: Arc<Mutex<Vec<Phase>>>,
     _running: Running<()>,
@@ -50,7 +51,7 @@ impl Watch {
                         phases.push(Phase { status, first: asked });
                     }
                 }
-                // A question every few milliseconds, and not as many as there is CPU for.
+                // A request every few milliseconds, and not as many as the CPU allows.
                 tokio::time::sleep(PERIOD).await;
             }
         };
@@ -61,7 +62,7 @@ impl Watch {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Statuses in their order.
+    /// The statuses in their order.
     fn statuses(&self) -> Vec<Option<u16>> {
         self.phases().iter().map(|phase| phase.status).collect()
     }
@@ -70,7 +71,7 @@ impl Watch {
         self.statuses().last().copied().flatten()
     }
 
-    /// Time from this moment until a listener was back, and until it answered 200.
+    /// The time from this moment until a listener was back, and until it answered 200.
     fn back(&self, started: Instant) -> [Duration; 2] {
         let phases = self.phases();
         let since = |wanted: fn(&Phase) -> bool| {
@@ -81,7 +82,7 @@ impl Watch {
     }
 }
 
-/// Of one node: /healthz and the health-check port of a Service.
+/// The watches of one node: /healthz and the health-check port of a Service.
 struct Watches {
     healthz: Watch,
     service: Watch,
@@ -108,7 +109,7 @@ impl Watches {
     }
 }
 
-/// The watch can tell: of many answers it sees a single one that is another.
+/// The watch itself works: among many answers it notices a single different one.
 #[test]
 fn a_single_answer_is_seen() {
     const SAID: [u16; 5] = [503, 200, 503, 204, 200];
@@ -119,12 +120,12 @@ fn a_single_answer_is_seen() {
     let over = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&over);
     let server = spawn(move || {
-        // Twenty times what is said first, then each once, the last for ever.
+        // The first answer is repeated twenty times, then each comes once, and the last for ever.
         let said = std::iter::repeat_n(SAID[0], 20).chain(SAID).chain(std::iter::repeat(SAID[4]));
         for (stream, status) in listener.incoming().zip(said) {
             let mut stream = stream.unwrap();
             let _ = stream.read(&mut [0; 1024]);
-            // Who asked may be gone.
+            // The client may be gone.
             let answer = format!("HTTP/1.1 {status} said\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             if stream.write_all(answer.as_bytes()).is_err() || ended.load(Ordering::Relaxed) {
                 return;
@@ -147,7 +148,7 @@ fn nobody_says_200_before_the_maps_are_checked() {
     let mut agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
     agent.wait_ready(PATIENCE).unwrap();
 
-    // The shortest: the next agent finds all that it needs.
+    // The shortest gap: the next agent finds all that it needs.
     let watches = Watches::start(&cluster);
     let stopping = Instant::now();
     agent.stop().unwrap();
@@ -163,13 +164,14 @@ fn nobody_says_200_before_the_maps_are_checked() {
     );
     let statuses = watches.service.statuses();
     assert_eq!(statuses, [Some(200), None, Some(200)], "a health-check port");
-    // 503 while programs are loaded, unless this was not asked in all of that time.
+    // The status is 503 while programs are loaded, unless no request fell into that time.
     let statuses = watches.healthz.statuses();
     let (up, loading) = ([Some(200), None, Some(200)], [Some(200), None, Some(503), Some(200)]);
     assert!(statuses == up || statuses == loading, "/healthz: {statuses:?}");
     drop(watches);
 
-    // While nobody is there, the node's endpoint goes; and the next agent cannot see the objects at first.
+    // The node's endpoint is removed while no agent runs, and the next agent cannot read the
+    // objects at first.
     let watches = Watches::start(&cluster);
     agent.stop().unwrap();
     watches.wait_for("nobody answers", [None; 2]);
@@ -181,7 +183,8 @@ fn nobody_says_200_before_the_maps_are_checked() {
     agent.start_again().unwrap();
     watches.wait_for("/healthz says 503, a health-check port nothing", [Some(503), None]);
     assert_eq!(agent.livez().unwrap().status, 200);
-    // The maps of the agent before say that there is an endpoint here. For as long as this nobody may believe them.
+    // The maps of the previous agent show an endpoint here. They must not be trusted for as long as
+    // this.
     sleep(Duration::from_secs(1));
     assert_eq!(watches.both(), [Some(503), None]);
     std::fs::rename(&hidden, &folder).unwrap();

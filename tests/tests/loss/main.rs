@@ -1,6 +1,6 @@
-//! Nothing is lost: not when the agent is killed, restarted or stopped, not when endpoints change behind its back, not when
-//! a policy is switched under load, not in a flood. With real agents and sockets. Needs root; without it each test fails with a sentence
-//! that says so.
+//! Nothing is lost when the agent is killed, restarted or stopped, when endpoints change while no
+//! agent runs, when a policy is switched under load, or in a flood. With real agents and sockets.
+//! Needs root; without it each test fails with an explanation.
 //!
 //! The figures are printed: `cargo test -p traffic-policy-tests --test loss -- --nocapture`.
 

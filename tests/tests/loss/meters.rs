@@ -1,4 +1,4 @@
-//! All three meters at once, and what the kernel itself knows of segments that had to be sent again.
+//! All three meters at once, and the kernel's own count of retransmitted segments.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use traffic_policy_testing::traffic::{
     Datagrams, HeldConnections, Ledger, NewConnections, connections, datagrams, held, retransmissions,
 };
 
-/// Numbered datagrams in each direction.
+/// Numbered datagrams per second in each direction.
 const DATAGRAMS_PER_SECOND: u32 = 5000;
 const CONNECTIONS_PER_SECOND: u32 = 100;
 
-/// The meters of one phase, running.
+/// The running meters of one phase.
 pub struct Meters {
     what: String,
     start: Instant,
@@ -23,19 +23,19 @@ pub struct Meters {
     new: NewConnections,
 }
 
-/// Reports of the meters.
+/// The reports of the meters.
 pub struct Counted {
     pub datagrams: datagrams::Report,
     pub held: held::Report,
     pub new: connections::Report,
     /// TcpRetransSegs of each end.
     retransmitted: Vec<(String, u64)>,
-    /// All of it in words.
+    /// All reports as text.
     pub report: String,
 }
 
 impl Counted {
-    /// Nothing was lost.
+    /// Whether nothing was lost.
     pub fn is_clean(&self) -> bool {
         let reports = self.datagrams.is_clean() && self.held.is_clean() && self.new.is_clean();
         reports && self.retransmitted.iter().all(|(_, segments)| *segments == 0)
@@ -43,7 +43,7 @@ impl Counted {
 }
 
 impl Meters {
-    /// From the client: datagrams to `targets[0]`, connections to all in turn.
+    /// Starts the meters at the client: datagrams to `targets[0]`, connections to all in turn.
     pub fn start(what: &str, lab: &Lab, targets: &[SocketAddr], ledger: &Ledger) -> Self {
         let (client, start) = (lab.client().netns(), Instant::now());
         let retransmitted = retransmitted(lab);
@@ -83,7 +83,7 @@ fn retransmitted(lab: &Lab) -> Vec<(String, u64)> {
     ends.map(|(role, netns)| (role.to_owned(), retransmissions::in_namespace(netns).unwrap())).collect()
 }
 
-/// Both families of what `port_of` names; the first one gets the datagrams.
+/// The addresses of both families that `port_of` returns; the first one gets the datagrams.
 pub fn both(first: Family, port_of: impl Fn(Family) -> SocketAddr) -> [SocketAddr; 2] {
     let other = if first == Family::V4 { Family::V6 } else { Family::V4 };
     [port_of(first), port_of(other)]

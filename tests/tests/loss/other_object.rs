@@ -1,5 +1,6 @@
-//! Another build of the agent: a copy of its binary in which programs of the embedded BPF object have two instructions swapped that
-//! do not depend on each other. Same maps, same behaviour, other instructions: to the kernel, and to the agent, other programs.
+//! Another build of the agent: a copy of its binary in which programs of the embedded BPF object
+//! have two independent instructions swapped. Same maps, same behaviour, other instructions: to the
+//! kernel, and to the agent, these are other programs.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -9,9 +10,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind};
 
-/// Length of an instruction.
+/// The length of an instruction in bytes.
 const INSTRUCTION: usize = 8;
-/// `struct Elf64_Ehdr`: e_ident of a little-endian 64-bit file, and e_machine with the number of BPF.
+/// `struct Elf64_Ehdr`: e_ident of a little-endian 64-bit file, and e_machine with the number of
+/// BPF.
 const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
 const MACHINE: usize = 18;
 const BPF: [u8; 2] = [247, 0];
@@ -20,7 +22,7 @@ const MOVES: [u8; 4] = [0xbf, 0xb7, 0xbc, 0xb4];
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 
-/// Writes the other build; the number of programs and functions that differ in it.
+/// Writes the other build; returns the number of programs and functions that differ in it.
 ///
 /// # Errors
 /// The binary holds no BPF object, or none of its programs has such a pair.
@@ -40,7 +42,8 @@ pub fn write(agent: &Path, copy: &Path) -> Result<usize> {
     Ok(pairs.len())
 }
 
-/// Offsets in the object of the first pair of each program, and of each function that programs call.
+/// The offsets in the object of the first pair of each program, and of each function that programs
+/// call.
 fn pairs(object: &[u8]) -> Result<Vec<usize>> {
     let file = object::File::parse(object).context("the BPF object is damaged")?;
     let mut found = Vec::new();
@@ -65,26 +68,27 @@ fn pairs(object: &[u8]) -> Result<Vec<usize>> {
     Ok(found)
 }
 
-/// Instructions that others jump to.
+/// The instructions to which others jump.
 fn targets(code: &[u8]) -> impl Iterator<Item = usize> + '_ {
     code.chunks_exact(INSTRUCTION).enumerate().filter_map(|(at, instruction)| {
         let opcode = instruction[0];
         let jumps = matches!(opcode & 7, 5 | 6) && ![CALL, EXIT].contains(&opcode);
         let short = i32::from(i16::from_le_bytes([instruction[2], instruction[3]]));
-        // The jump without a condition of class JMP32 has its distance in the other field.
+        // The unconditional jump of class JMP32 has its distance in the other field.
         let long = i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]]);
         let distance = if opcode == 6 { long } else { short };
         jumps.then(|| at.checked_add_signed(distance as isize + 1)).flatten()
     })
 }
 
-/// Whether an instruction and the next are moves, of which neither reads or writes what the other writes.
+/// Whether an instruction and the next are moves, neither of which reads or writes what the other
+/// writes.
 fn are_apart(code: &[u8], at: usize) -> bool {
     let instruction = |at: usize| &code[at * INSTRUCTION..(at + 1) * INSTRUCTION];
     let (first, second) = (instruction(at), instruction(at + 1));
     let is_move = |instruction: &[u8]| MOVES.contains(&instruction[0]);
     let (to, from) = (|i: &[u8]| i[1] & 15, |i: &[u8]| i[1] >> 4);
-    // Of a move of a number the field of the source is 0, which is register 0: compared all the same.
+    // The source field of a move of a number is 0, which is register 0: compared all the same.
     is_move(first)
         && is_move(second)
         && first != second

@@ -1,4 +1,4 @@
-//! A node without endpoints vanishes without a word, as a preemptible one does.
+//! A node without endpoints vanishes without notice, as a preemptible one does.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn with_policy_local_nobody_notices() {
     assert_eq!((report.ok, report.failed, report.resent), (800, 0, 0), "{figures}");
 }
 
-/// Every node takes part, so what goes through this one is lost until the load balancer has noticed.
+/// Every node takes part, so packets through this one are lost until the load balancer has noticed.
 #[test]
 fn with_policy_cluster_requests_are_lost() {
     let _alone = quiet::alone();

@@ -26,11 +26,12 @@ fn restarts(attach: &str, family: Family) {
     cluster.start_agents_again(PATIENCE).unwrap();
     sleep(Duration::from_millis(300));
     let counted = meters.finish(&cluster.lab);
-    // The way over another node and the way to a pod of the node itself were both under load.
+    // The path over another node and the path to a pod of the node itself were both under load.
     assert_eq!(counted.datagrams.by_pod.len(), 2);
     assert_eq!(counted.new.by_pod.len(), 2);
 
-    // The one for TC with IPv4 and XDP with IPv6, the other for the rest: each hook and family has one.
+    // One variant for TC with IPv4 and XDP with IPv6, the other for the rest: each hook and family
+    // has one.
     if (attach == "tc") == (family == Family::V4) {
         let meters = start("three times SIGKILL and start", &cluster);
         for _ in 0..3 {
@@ -48,7 +49,7 @@ fn restarts(attach: &str, family: Family) {
     }
 }
 
-/// The next agent is told to take packets in another way: both hooks are in place for a moment.
+/// The next agent is started with another attach mode: both hooks are in place for a moment.
 #[test]
 fn from_tc_to_xdp_and_back() {
     let _alone = quiet::alone();

@@ -1,6 +1,8 @@
-//! `lb simulate` beside reality: scenes with real agents, a real load balancer and real requests, and the same scenes in the simulator.
-//! It is given what was measured of the lab's run: when requests were sent, when checks began, when something was changed and when the
-//! agents had written it. What becomes of each request, and when the balancer believes, it has to find out by itself.
+//! `lb simulate` compared with reality: scenes with real agents, a real load balancer and real
+//! requests, and the same scenes in the simulator. It is given the measurements of the lab's run:
+//! when requests were sent, when checks began, when something was changed and when the agents had
+//! written it. It has to find out by itself how each request ends, and when the balancer changes
+//! its mind.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -20,10 +22,10 @@ use crate::quiet;
 use crate::switch::{Balanced, HEALTH_PORT, policy_cluster, policy_local};
 
 const PER_SECOND: u32 = 200;
-/// Of the lab's load balancer.
+/// The timing of the lab's load balancer.
 const TIMING: Timing = Timing { interval: Duration::from_secs(1), failures: 3 };
 
-/// Begins a scene, once each node was asked for its health while all was well.
+/// Begins a scene, once each node was checked while all was well.
 fn begin(balanced: Balanced, total: u64) -> (Cluster, Recording) {
     let Balanced { balancer, cluster } = balanced;
     let recording = Recording::begin(&cluster, balancer, PER_SECOND, total).unwrap();
@@ -36,13 +38,15 @@ fn begin(balanced: Balanced, total: u64) -> (Cluster, Recording) {
 fn wait_for_check(recording: &Recording, node: &str) {
     let last = recording.balancer().asked().into_iter().rfind(|check| check.node == node).unwrap();
     let next = last.began + TIMING.interval;
-    // A packet that is sent now meets what is changed from now on.
+    // A packet that is sent now meets the changes that follow.
     sleep(next.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_millis(2)));
 }
 
-/// Ends a scene, plays it again in the simulator, and compares. Gives the requests that were lost.
+/// Ends a scene, plays it again in the simulator, and compares. Returns the number of requests that
+/// were lost.
 ///
-/// A simulator that leaves out what the scene is about must not agree: `wrong` is the balancer's patience and what happened before.
+/// A simulator that leaves out the point of the scene must not agree: `wrong` is the balancer's
+/// patience and the events before.
 fn compare(what: &str, cluster: Cluster, recording: Recording, wrong: Option<(u32, &[Timed])>) -> u64 {
     let name = ServiceName { namespace: "default".to_owned(), name: "web".to_owned() };
     let recorded = recording.end();
@@ -70,7 +74,7 @@ fn compare(what: &str, cluster: Cluster, recording: Recording, wrong: Option<(u3
     lost
 }
 
-/// One failed check more until the balancer believes.
+/// One more failed check until the balancer changes its mind.
 const PATIENT: Option<(u32, &[Timed])> = Some((TIMING.failures + 1, &[]));
 
 fn drain(service: &Service, time: &str) -> Service {
@@ -96,7 +100,7 @@ fn a_preempted_node() {
     preempt("node-3 is preempted", false);
 }
 
-/// Nobody's clock tells whether the cable or the check was first: its answer does.
+/// No clock shows whether the cable or the check was first: the check's answer does.
 #[test]
 fn a_node_that_is_preempted_upon_a_check() {
     preempt("node-3 is preempted upon a check", true);
@@ -109,7 +113,7 @@ fn switch(what: &str, time: &str, wrong: Option<(u32, &[Timed])>) -> u64 {
     let (cluster, mut recording) = begin(balanced, 2400);
     let local = Event::Change(Change::Policy(model::Policy::Local));
     recording.changes(local, || cluster.manifests.service(&drain(&policy_local(), time))).unwrap();
-    // The balancer's controller takes so long to move the check to the health port.
+    // The balancer's controller takes this long to move the check to the health port.
     sleep(TIMING.interval * 3);
     recording.controller_asks(HEALTH_PORT, "/healthz").unwrap();
     compare(what, cluster, recording, wrong)
@@ -134,10 +138,11 @@ fn a_switch_with_a_drain() {
     assert_eq!(lost, 0);
 }
 
-/// Of a rolling update: the new pod, the old one, its node by number, ready pods with both, and those after it.
+/// A step of a rolling update: the new pod, the old one, its node by number, the ready pods with
+/// both, and those after it.
 type Step = (&'static str, &'static str, usize, &'static [&'static str], &'static [&'static str]);
 
-/// The pods of node-1 and node-2 are replaced by two on node-3, under policy Local.
+/// Replaces the pods of node-1 and node-2 by two on node-3, under policy Local.
 fn rolling_update(what: &str, stops_at_once: bool) -> u64 {
     let _alone = quiet::alone();
     let mut base = cluster::without_agents(&[1, 1, 2], "xdp");
@@ -184,7 +189,7 @@ fn rolling_update(what: &str, stops_at_once: bool) -> u64 {
             !recording.balancer().healthy().contains(name)
         });
         if !stops_at_once {
-            // A pod that ends in peace answers what has reached it.
+            // A pod that stops gracefully answers the requests that have reached it.
             let sent = recording.sent();
             pace::until("answers to all requests", Duration::from_secs(20), || recording.are_over(sent));
             stop(&mut cluster, &mut recording);

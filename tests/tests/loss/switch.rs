@@ -19,16 +19,18 @@ const HEALTHZ: u16 = 10256;
 pub const HEALTH_PORT: u16 = 32_000;
 const CONNECTIONS_PER_SECOND: u32 = 800;
 
-/// A cloud's controller needs some time to see a change of the Service and to tell the load balancer where to ask.
+/// The time that a cloud's controller needs to see a change of the Service and to configure the
+/// load balancer's check.
 const CONTROLLER: Duration = Duration::from_secs(2);
 
-/// Three nodes, only the first with an endpoint, and a load balancer in front of them: 3 failures, 1 s.
+/// Three nodes, only the first with an endpoint, and a load balancer in front of them: 3 failures,
+/// 1 s.
 pub struct Balanced {
     pub balancer: Balancer,
     pub cluster: Cluster,
 }
 
-/// The Service before the switch: any node will do, and the proxy's own health says whether it is well.
+/// The Service before the switch: any node will do, and the proxy's own health decides.
 pub fn policy_cluster() -> Service {
     web().spec("type", json!("LoadBalancer"))
 }
@@ -45,7 +47,7 @@ impl Balanced {
         Self::before(cluster, health_port)
     }
 
-    /// A load balancer before a cluster whose agents run.
+    /// Puts a load balancer before a cluster whose agents run.
     pub fn before(cluster: Cluster, health_port: u16) -> Self {
         let targets = cluster.lab.nodes().iter().map(|node| Target {
             node: node.name.clone(),
@@ -63,14 +65,14 @@ impl Balanced {
         assert!(there, "in: {:?}, {:?}", self.balancer.healthy(), self.balancer.changes());
     }
 
-    /// New connections to wherever the load balancer sends them.
+    /// Opens new connections to the nodes that the load balancer chooses.
     pub fn connect(&self, per_second: u32, total: u64) -> NewConnections {
         let chooser = self.balancer.chooser();
         let choose = move |number| chooser.choose(number);
         NewConnections::start_bounded(self.cluster.lab.client().netns(), per_second, total, choose)
     }
 
-    /// Changes the Service under load; the load balancer asks another port a while later.
+    /// Changes the Service under load; the load balancer checks another port a while later.
     fn switch(&self, to: &Service, health_port: u16, total: u64) -> connections::Report {
         let meter = self.connect(CONNECTIONS_PER_SECOND, total);
         // Load before the change.
@@ -81,7 +83,7 @@ impl Balanced {
         meter.wait()
     }
 
-    /// The figures, and what the load balancer thought of whom, when.
+    /// The figures, and the changes of each node's health.
     pub fn figures(&self, what: &str, report: &connections::Report) -> String {
         let mut figures = format!("{what}\n  {report}\n  requests by node: {:?}", report.by_target);
         for change in self.balancer.changes() {
@@ -95,7 +97,7 @@ impl Balanced {
 
 const ALL: [&str; 3] = ["node-1", "node-2", "node-3"];
 
-/// To Local: not one of 10,000 new connections fails.
+/// Switches to Local: not one of 10,000 new connections fails.
 fn to_local(attach: &str, flags: &[&str]) -> Balanced {
     let balanced = Balanced::start(attach, flags, &policy_cluster(), HEALTHZ);
     balanced.wait_for(&ALL);
@@ -107,7 +109,7 @@ fn to_local(attach: &str, flags: &[&str]) -> Balanced {
     balanced
 }
 
-/// And back again.
+/// Switches back to Cluster.
 fn to_cluster(balanced: &Balanced, attach: &str) {
     let report = balanced.switch(&policy_cluster(), HEALTHZ, 10_000);
     let figures = balanced.figures(&format!("{attach} Local → Cluster"), &report);
@@ -133,14 +135,14 @@ fn xdp_there_and_back_and_the_drain_ends() {
         let node_without = Probe::tcp(cluster.at(2, Family::V4, NODE_PORT)).limit(Duration::from_millis(300));
         node_without.from(cluster.lab.client().netns()).unwrap()
     };
-    // Within the drain of 8 s, and past its end.
+    // The connections span the drain of 8 s, and its end.
     sleep(Duration::from_secs(2));
     assert!(matches!(ask(), Outcome::Answered(_)), "the drain has not begun");
     sleep(Duration::from_secs(7));
     assert_eq!(ask(), Outcome::Silent, "the drain has not ended");
 }
 
-/// Control: without the drain, as with other proxies, some connections fail.
+/// The control: without the drain, as with other proxies, some connections fail.
 #[test]
 fn without_a_drain_connections_fail() {
     let _alone = quiet::alone();

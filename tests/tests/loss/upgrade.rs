@@ -1,5 +1,6 @@
-//! Upgrade and rollback as a DaemonSet does it: the agent is stopped, nothing runs for a while, another version or the same with other
-//! flags starts. Under load: held TCP connections, flows of datagrams, new connections.
+//! Upgrade and rollback as a DaemonSet does it: the agent is stopped, nothing runs for a while,
+//! then another version or the same with other flags starts. Under load: held TCP connections,
+//! flows of datagrams, new connections.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,11 +19,11 @@ use crate::cluster::{self, NODE_PORT, PATIENCE, web};
 use crate::meters::{Meters, both};
 use crate::{other_object, quiet};
 
-/// A pod of a DaemonSet is deleted, and the next is started a while later.
+/// The time between the deletion of a DaemonSet's pod and the start of the next.
 const GAP: Duration = Duration::from_secs(3);
-/// The same for those that come after the first: the packet path does not depend on how long no agent runs.
+/// The same for all later replacements: the packet path does not depend on how long no agent runs.
 const SHORT_GAP: Duration = Duration::from_secs(1);
-/// Load before and after a change.
+/// The duration of the load before and after a change.
 const AROUND: Duration = Duration::from_millis(300);
 
 fn targets(cluster: &Cluster, first: Family) -> [SocketAddr; 2] {
@@ -39,14 +40,15 @@ fn replaced(
 ) {
     let targets = targets(cluster, first);
     let meters = Meters::start(what, &cluster.lab, &targets, &cluster.ledger);
-    // Load on the agents that are replaced, then without any, then on the next ones: the time is what is tested.
+    // Load on the agents that are replaced, then without any, then on the next ones: the time is
+    // what is tested.
     sleep(AROUND);
     cluster.stop_agents().unwrap();
     sleep(gap);
     cluster.launch(adapt).unwrap();
     sleep(AROUND);
     let counted = meters.finish(&cluster.lab);
-    // The way to a pod of the node itself and the one to another node's were both under load.
+    // The path to a pod of the node itself and the one to another node's were both under load.
     assert_eq!(counted.new.by_pod.len(), 2, "{}", counted.report);
 }
 
@@ -58,7 +60,7 @@ fn the_same_version() {
     replaced(&mut cluster, what, Family::V4, GAP, |agent| agent.attach("tc"));
 }
 
-/// Output of `explain` of a build about the programs of node-1.
+/// The output of `explain` of a build about the programs of node-1.
 fn explained(cluster: &Cluster, program: &Path) -> String {
     let (client, port) = (cluster.lab.client().address(Family::V4), cluster.at(1, Family::V4, NODE_PORT));
     let mut command = Command::new(program);
@@ -68,7 +70,7 @@ fn explained(cluster: &Cluster, program: &Path) -> String {
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
 
-/// Another build of the BPF object, with the same layout of maps: see [`other_object`]. And back.
+/// Another build of the BPF object, with the same layout of maps (see [`other_object`]), and back.
 #[test]
 fn other_programs_and_back() {
     const DIFFER: &str = "are not those of this traffic-policy-agent";
@@ -87,8 +89,8 @@ fn other_programs_and_back() {
     assert!(!explained(&cluster, &own).contains(DIFFER));
 }
 
-/// Another hook, another range of node ports (and so another pool of source ports, without most of those in use), other sizes of maps;
-/// and back.
+/// Another hook, another range of node ports (and so another pool of source ports, without most of
+/// those in use), other sizes of maps; and back.
 #[test]
 fn other_flags_and_back() {
     let _alone = quiet::alone();
@@ -99,7 +101,7 @@ fn other_flags_and_back() {
         agent.attach("xdp").flags(&entries).flags(&ports)
     });
     for agent in &cluster.agents {
-        // Sizes are kept, and that is said by the map's name.
+        // Sizes are kept, and the log names the map.
         for map in ["tp_flows4", "tp_flows6", "tp_frontends4"] {
             agent.wait_said(&["the pinned map keeps its size", map], PATIENCE).unwrap();
         }
@@ -107,7 +109,7 @@ fn other_flags_and_back() {
     replaced(&mut cluster, "back", Family::V6, SHORT_GAP, |agent| agent.attach("tc"));
 }
 
-/// A node on which an agent has flows, and whose maps another version of the layout will find.
+/// A node on which an agent has flows, and whose maps an agent of another layout version will find.
 struct OtherLayout {
     cluster: Cluster,
     agent: Agent,
@@ -125,7 +127,7 @@ impl OtherLayout {
         Self { cluster, agent }
     }
 
-    /// The only layout that is pinned.
+    /// The folder of the only layout that is pinned.
     fn pinned(&self) -> PathBuf {
         let mut versions = fs::read_dir(self.agent.pin_dir()).unwrap();
         let version = versions.next().unwrap().unwrap().path();
@@ -133,15 +135,16 @@ impl OtherLayout {
         version
     }
 
-    /// Numbers of TCP and UDP flows in the table.
+    /// The numbers of TCP and UDP flows in the table.
     fn flows(&self) -> [usize; 2] {
         let flows = self.agent.json(&["flows"]).unwrap();
         let flows = flows.as_array().unwrap();
         ["TCP", "UDP"].map(|name| flows.iter().filter(|flow| flow["protocol"] == name).count())
     }
 
-    /// The agent is stopped; what it leaves has another number, by which alone an agent tells layouts apart; and the next starts.
-    /// Returns the number of flows that ended by it, from its log.
+    /// Stops the agent, gives its pins another layout version, by which alone an agent
+    /// distinguishes layouts, and starts the next. Returns the number of flows that this ended,
+    /// from its log.
     fn replace(&mut self, version: &str) -> usize {
         self.agent.stop().unwrap();
         let pinned = self.pinned();
@@ -157,8 +160,8 @@ impl OtherLayout {
     }
 }
 
-/// Flows of another layout cannot be taken over: those end that the log counts, and no more. TCP connections are reset, datagrams go on by
-/// flows of their own; what is new is served throughout.
+/// Flows of another layout cannot be taken over: those end that the log counts, and no more. TCP
+/// connections are reset, datagrams go on with new flows; new connections are served throughout.
 fn another_layout(version: &str, what: &str) {
     let _alone = quiet::alone();
     let mut node = OtherLayout::new();
@@ -168,7 +171,8 @@ fn another_layout(version: &str, what: &str) {
     let datagrams = Datagrams::start(client, targets[0], UDP_FLOWS, 400, &node.cluster.ledger).unwrap();
     until("all are in the table", PATIENCE, || node.flows() == [HELD, UDP_FLOWS]);
     let ended = node.replace(version);
-    // Each connection asks every 20 ms and each UDP flow every 50 ms: those that have not noticed do so now.
+    // Each connection sends a request every 20 ms and each UDP flow every 50 ms: those that have
+    // not noticed do so now.
     until("all connections are reset, all datagrams have flows", PATIENCE, || {
         held.is_finished() && node.flows() == [0, UDP_FLOWS]
     });
@@ -176,20 +180,21 @@ fn another_layout(version: &str, what: &str) {
     println!("{what} to another layout: by the log {ended} flows ended\n  {held}\n  {datagrams}");
     assert_eq!((held.connections, held.broken.len()), (HELD as u64, HELD), "{held}");
     assert!(held.broken.iter().all(|reason| reason.contains("reset by peer")), "{held}");
-    // Answers that are under way in the moment of the change have no flow any more: a tenth of a second without programs would cost more.
+    // Answers that are in flight at the moment of the change have no flow any more: a tenth of a
+    // second without programs would cost more.
     let under_way = (40.0 * pace()).ceil() as u64;
     assert!(datagrams.lost_there == 0 && datagrams.lost_back <= under_way, "{datagrams}");
     assert_eq!(ended, HELD + UDP_FLOWS);
     assert_ne!(node.pinned().file_name().unwrap(), version);
 }
 
-/// Maps of an older layout are found.
+/// The node has maps of an older layout.
 #[test]
 fn another_layout_by_an_upgrade() {
     another_layout("v2", "upgrade");
 }
 
-/// Maps of a newer one are, as after the way back to an older version.
+/// The node has maps of a newer layout, as after a rollback to an older version.
 #[test]
 fn another_layout_by_a_rollback() {
     another_layout("v999", "rollback");

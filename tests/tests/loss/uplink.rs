@@ -1,4 +1,4 @@
-//! A node's way to the client fails over to its other uplink while no agent runs.
+//! A node's path to the client fails over to its other uplink while no agent runs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread::sleep;
@@ -12,8 +12,8 @@ use traffic_policy_testing::traffic::{Ledger, Outcome, Probe, Server};
 use crate::cluster::{NODE_PORT, PATIENCE, POD_PORT, web};
 use crate::quiet;
 
-/// The flows and next hops of before are still there. The packet path does not look up routes again unless an agent reports a
-/// change, and the kernel announced this one while no agent ran.
+/// The earlier flows and next hops still exist. The packet path does not look up routes again
+/// unless an agent reports a change, and the kernel announced this one while no agent ran.
 #[test]
 fn the_next_agent_notices() {
     let _alone = quiet::alone();
@@ -33,8 +33,8 @@ fn the_next_agent_notices() {
         let probe = Probe::udp(target).source_port(port).limit(Duration::from_millis(300));
         probe.from(lab.client().netns()).unwrap()
     };
-    // Requests come by eth0, replies leave by eth1, where the default route leads. Twice, as the first packet to a
-    // neighbour that is not resolved leaves no next hop behind.
+    // Requests arrive on eth0, replies leave by eth1, where the default route leads. Each is sent
+    // twice, as the first packet to a neighbour that is not resolved leaves no next hop behind.
     let ports = 22_000..22_010_u16;
     assert!(ports.clone().chain(ports.clone()).all(|port| matches!(ask(port), Outcome::Answered(_))));
 

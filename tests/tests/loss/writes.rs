@@ -1,4 +1,5 @@
-//! The agent's writes: none where nothing changed, and of one Service's change only that Service.
+//! The agent's writes: none if nothing changed, and only those of one Service if only that Service
+//! changed.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -15,11 +16,12 @@ use crate::cluster::{self, NODE_PORT, PATIENCE, POD_PORT, web};
 use crate::quiet;
 use traffic_policy_testing::cluster::Cluster;
 
-/// Maps that the packet path writes for every flow, the sweep's orders, and what an agent notes of its own life.
+/// The maps that the packet path writes for every flow, the orders to the sweep, and the agent's
+/// records of its own life.
 const NOT_OF_THE_CLUSTER: [&str; 5] =
     ["tp_flows4", "tp_flows6", "tp_table_usage", "tp_gc_pass", "tp_heartbeat"];
 
-/// One agent with many Services, whatever their policies.
+/// A cluster with one agent and many Services of various policies.
 fn cluster(attach: &str, services: u16) -> Cluster {
     let mut cluster = cluster::without_agents(&[2, 1], attach);
     let backends = cluster.backends();
@@ -37,7 +39,7 @@ fn other(number: u16) -> Service {
     Service::new(&format!("other-{number}")).policy(policy).port(port)
 }
 
-/// Content of the maps, by name.
+/// The content of the maps, by name.
 type Content = BTreeMap<String, Entries>;
 
 fn content(agent: &Agent) -> Content {
@@ -59,28 +61,28 @@ fn content(agent: &Agent) -> Content {
     maps
 }
 
-/// The number of writes of each step that the log tells of so far, the first one of each start included.
+/// The number of writes of each step in the log so far, including the first step of each start.
 fn writes(agent: &Agent) -> Vec<usize> {
     let log = agent.log();
     let numbers = log.lines().filter_map(|line| line.split_once("writes=")).map(|(_, number)| number);
     numbers.map(|number| number.trim().parse().unwrap()).collect()
 }
 
-/// Waits for one more step than `before`, and that it stays the only one.
+/// Waits for one more step than `before`, and checks that no other follows.
 fn next_write(agent: &Agent, before: usize) -> usize {
     let start = Instant::now();
     while writes(agent).len() <= before {
         assert!(start.elapsed() < scaled(PATIENCE), "nothing was written: {}", agent.log());
         sleep(Duration::from_millis(20));
     }
-    // Nothing more is to come: many times the 50 ms for which the agent collects changes.
+    // No more steps may follow: many times the 50 ms for which the agent collects changes.
     sleep(Duration::from_millis(700));
     let all = writes(agent);
     assert_eq!(all.len(), before + 1, "one change was written in several steps: {all:?}");
     all[before]
 }
 
-/// Numbers of entries that differ, by map.
+/// The numbers of entries that differ, by map.
 fn differences(before: &Content, after: &Content) -> BTreeMap<String, usize> {
     assert!(before.keys().eq(after.keys()));
     let maps = before.iter().map(|(name, before)| {
@@ -94,7 +96,7 @@ fn differences(before: &Content, after: &Content) -> BTreeMap<String, usize> {
 
 fn a_restart_writes_nothing(attach: &str) -> (Cluster, Vec<Content>) {
     let mut cluster = cluster(attach, 200);
-    // There are flows and next hops, some of them for a while.
+    // Flows and next hops exist, some of them for a while.
     for family in Family::BOTH {
         for _ in 0..10 {
             let probe = Probe::tcp(cluster.at(1, family, NODE_PORT));
@@ -129,14 +131,14 @@ fn a_restart_writes_nothing_tc() {
 fn a_restart_writes_nothing_xdp() {
     let _alone = quiet::alone();
     let (cluster, before) = a_restart_writes_nothing("xdp");
-    // Nor later: some sweeps and an upkeep have passed.
+    // Nothing changes later either: some sweeps and an upkeep have passed.
     sleep(Duration::from_millis(5500));
     for (agent, before) in cluster.agents.iter().zip(&before) {
         assert_eq!(differences(before, &content(agent)), BTreeMap::new(), "{}", agent.log());
     }
 }
 
-/// Writes and differences of three changes of one Service among `services` others.
+/// The writes and differences of three changes of one Service among `services` others.
 fn one_service_changes(services: u16) -> Vec<(usize, BTreeMap<String, usize>)> {
     let cluster = cluster("tc", services);
     let agent = &cluster.agents[0];
@@ -147,10 +149,10 @@ fn one_service_changes(services: u16) -> Vec<(usize, BTreeMap<String, usize>)> {
         change();
         let written = next_write(agent, said);
         let mut differences = differences(&before, &content(agent));
-        // The bits of a Service that is gone are taken away by some later sweep.
+        // The bits of a removed Service are cleared by some later sweep.
         assert!(differences.remove("tp_prefilter").unwrap_or(0) <= 1);
-        // Endpoints that went away, one in each family and protocol or a Service's three in each family, stay named
-        // until the next sweeps have marked their flows.
+        // Removed endpoints, one in each family and protocol or a Service's three in each family,
+        // stay recorded until the next sweeps have marked their flows.
         assert!(differences.remove("tp_removed_eps").unwrap_or(0) <= 6);
         steps.push((written, differences));
     };
@@ -169,9 +171,9 @@ fn one_service_changes_and_only_that_one_is_written() {
     let many = one_service_changes(200);
     println!("writes and changed entries, 3 other Services: {few:?}\n200 other Services: {many:?}");
     assert_eq!(few, many, "they depend on the number of other Services");
-    // A node port is on the node's address of each family and on its loopback, the Service TCP and UDP: four frontends
-    // of each family change, and two endpoints get fresh slots for each of them; its four ports have their policy
-    // noted. No other entry of any map has changed a bit.
+    // A node port is on the node's address of each family and on its loopback, the Service has TCP
+    // and UDP: four frontends of each family change, and two endpoints get new slots for each of
+    // them; the policy of its four ports is noted. No other entry of any map has changed a bit.
     for (written, differences) in &many {
         assert!(*written <= 20, "{written} writes");
         let known = ["tp_frontends4", "tp_frontends6", "tp_svc_names", "tp_endpoints4", "tp_endpoints6"];

@@ -1,4 +1,5 @@
-//! `bugtool`: one tar with all that a report needs, with an agent and without; secrets are left out.
+//! `bugtool`: one tar archive with all that a report needs, with an agent and without; secrets are
+//! left out.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -91,7 +92,7 @@ fn one_tar_with_an_agent_and_without() {
         let output = agent.command(&words).unwrap();
         assert!(output.status.success(), "{output:?}");
         assert_eq!(fs::metadata(&tar).unwrap().permissions().mode() & 0o777, 0o600);
-        // An existing file is not written over.
+        // An existing file is not overwritten.
         let again = agent.command(&words).unwrap();
         assert_eq!(again.status.code(), Some(1), "{again:?}");
         assert!(String::from_utf8_lossy(&again.stderr).contains("--out"), "{again:?}");
@@ -120,7 +121,7 @@ fn one_tar_with_an_agent_and_without() {
     assert!(Exposition::parse(&running["metrics.txt"]).unwrap().families.len() > 20);
     assert!(running["network/neighbours.txt"].lines().count() > 0);
 
-    // The packet path goes on without it, and so does what is read from the maps.
+    // The packet path goes on without the agent, and so do the commands that read the maps.
     agent.stop().unwrap();
     let stopped = collect(&agent, "stopped.tar");
     assert_eq!(errors(&stopped), ["metrics.txt", "configz.json"]);

@@ -19,7 +19,7 @@ use traffic_policy_testing::traffic::Outcome;
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-/// kubeadm's file, null and empty fields included.
+/// A file of kubeadm, null and empty fields included.
 const KUBEADM: &str = include_str!("../../../traffic-policy-agent/src/command/config_file/kubeadm.yaml");
 
 fn builder(cluster: &Cluster) -> AgentBuilder {
@@ -41,7 +41,7 @@ fn configz(agent: &Agent) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// Value and source of a setting.
+/// The value and the source of a setting.
 fn setting(agent: &Agent, flag: &str) -> (Value, Value) {
     let setting = &configz(agent)["traffic-policy"]["settings"][flag];
     (setting["value"].clone(), setting["source"].clone())
@@ -51,7 +51,8 @@ fn hang_up(agent: &Agent) {
     kill(Pid::from_raw(agent.pid().unwrap() as i32), Signal::SIGHUP).unwrap();
 }
 
-/// As a DaemonSet of kubeadm's kube-proxy starts it: the file, and the node's name from the pod's own object.
+/// A start like that of kube-proxy by a DaemonSet of kubeadm: the file, and the node's name from
+/// the pod's own object.
 #[test]
 fn kubeadms_file_is_enough() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
@@ -133,7 +134,7 @@ fn a_flag_before_its_variable_before_the_file() {
     assert_eq!(affinity["size"], 2048);
 }
 
-/// Maps are taken over with their sizes, whatever the next agent is told.
+/// Maps are taken over with their sizes, whatever the flags of the next agent.
 #[test]
 fn sizes_are_those_of_the_pinned_maps() {
     let (cluster, _) = cluster("");
@@ -178,20 +179,20 @@ fn sighup_applies_what_it_can_and_names_the_rest() {
     assert_eq!(healthz["after_restart"], "127.0.0.1:10999", "{healthz}");
     assert_eq!(agent.healthz().unwrap().status, 200, "where it was");
 
-    // The flow of that datagram goes when its idle time is another one.
+    // The flow of that datagram is removed once its idle time is shorter.
     let flows = || agent.json(&["flows"]).unwrap().as_array().map_or(0, Vec::len);
     let there = flows();
     assert!(there > 0);
-    // Nothing is to happen in two sweeps, 2 s apart.
+    // Nothing may happen in two sweeps, 2 s apart.
     sleep(Duration::from_secs(4));
     assert_eq!(flows(), there);
     fs::write(&file, format!("{HEAD}{}", fields.replace("1h", "1s"))).unwrap();
-    // Nobody says so: the file is looked at.
+    // There is no notification: the agent polls the file.
     agent.wait_said(&["the file has changed: applied", "--idle-udp 1s (file)"], SOON).unwrap();
     until("the idle flow is gone", SOON, || flows() == 0);
 }
 
-/// The settings in effect stay so.
+/// The effective settings stay unchanged.
 #[test]
 fn a_wrong_file_changes_nothing_while_it_runs() {
     let (cluster, file) = cluster("conntrack: {udpTimeout: 40s}\n");
@@ -212,7 +213,7 @@ fn lines_of_json() {
     let (cluster, _) = cluster("");
     let agent = builder(&cluster).flags(&["--log-format", "json"]).start().unwrap();
     agent.wait_ready(SOON).unwrap();
-    // Without a file there is nothing to read again, and it goes on.
+    // Without a file there is nothing to reload, and the agent goes on.
     hang_up(&agent);
     agent.wait_said(&["without --config nothing can have changed"], SOON).unwrap();
     let log = agent.log();
@@ -223,7 +224,7 @@ fn lines_of_json() {
     assert!(log.lines().count() > 3, "{log}");
 }
 
-/// A FIFO in the place of a file: its reader waits for ever, as on a file system that does not answer.
+/// A FIFO in place of a file: its reader waits for ever, as on a file system that does not answer.
 #[test]
 fn an_agent_that_waits_for_a_file_ends_on_sigterm() {
     let (cluster, file) = cluster("clusterCIDR: \"\"\n");
@@ -232,7 +233,7 @@ fn an_agent_that_waits_for_a_file_ends_on_sigterm() {
     agent.wait_ready(SOON).unwrap();
     fs::remove_file(&file).unwrap();
     nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    // The agent reads it: before that it cannot be opened for writing without waiting.
+    // The agent has opened it: before that it cannot be opened for writing without blocking.
     let is_read = || {
         let write = nix::fcntl::OFlag::O_WRONLY | nix::fcntl::OFlag::O_NONBLOCK;
         nix::fcntl::open(&file, write, nix::sys::stat::Mode::empty()).ok()

@@ -1,4 +1,5 @@
-//! Packets of each Service by outcome agree with what was sent, while flows stand and after they are gone.
+//! The counts of packets of each Service by outcome agree with the packets that were sent, while
+//! flows exist and after they are gone.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::Outcome;
 
-/// One port of a Service, by the protocol and family that are used here.
+/// One port of a Service, with the protocol and family that are used here.
 fn port(agent: &Agent, name: &str) -> Value {
     let ports = agent.json(&["services", name]).unwrap();
     let ports = ports.as_array().unwrap();
@@ -38,7 +39,7 @@ fn agree_with_what_was_sent() {
         cluster.manifests.apply(&service("near", Policy::Local, 1), here).unwrap();
         cluster.manifests.apply(&service("far", Policy::Local, 2), elsewhere).unwrap();
         cluster.manifests.apply(&service("none", Policy::Cluster, 3), &[]).unwrap();
-        // A sweep comes every 2 s, and deletes what the one before has marked.
+        // A sweep runs every 2 s, and deletes what the previous one has marked.
         let flags = ["--idle-udp", "8s", "--idle-udp-answered", "8s"];
         let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
         let agent = &agents[0];
@@ -62,7 +63,7 @@ fn agree_with_what_was_sent() {
             let near = port(agent, "near");
             assert_eq!(packets(&near, "delivered"), ASKED, "{attach}, {when}: {near}");
             assert_eq!(packets(&near, "replied-local"), ASKED, "{attach}, {when}: {near}");
-            // IP and UDP headers and a question of some letters.
+            // IP and UDP headers and a request of some letters.
             assert!(bytes(&near, "delivered") > ASKED * 28, "{attach}, {when}: {near}");
             let far = port(agent, "far");
             assert_eq!(packets(&far, "dropped-no-local-endpoint"), 3, "{attach}, {when}: {far}");
@@ -80,7 +81,7 @@ fn agree_with_what_was_sent() {
         }
         let (_, after) = expect("after the sweep");
         assert_eq!(after["counts"], before["counts"], "{attach}");
-        // The hooks say the same. (What XDP has no room to answer TC does.)
+        // The counters of the hooks agree. (TC sends answers for which XDP has no room.)
         for outcome in ["dropped-no-local-endpoint", "rejected-no-endpoint"] {
             let packets: u64 =
                 ["xdp", "tc-ingress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum();

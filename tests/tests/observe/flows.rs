@@ -1,4 +1,4 @@
-//! `flows` lists connections with their state, by filters, also while the agent is dead.
+//! `flows` lists connections with their state, by filters, also while no agent runs.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -78,7 +78,7 @@ fn held_connections_by_every_filter() {
     assert_eq!(table.lines().count(), 5, "{table}");
     assert!(table.starts_with("SERVICE ") && table.contains("this node"), "{table}");
 
-    // Without an agent it goes on, and so does its clock.
+    // The flow goes on without an agent, and so does its clock.
     agent.kill().unwrap();
     assert_eq!(list(&agent, &["--state", "assured"]).len(), 8);
     for held in held {
@@ -146,7 +146,7 @@ fn wrong_filters_are_named() {
     }
 }
 
-/// Fills the IPv4 table with flows of 256 clients, both entries each, as the packet path would.
+/// Fills the IPv4 table with flows of 256 clients, both entries of each, as the packet path would.
 fn fill(pin_dir: &Path, flows: u32) {
     let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
     let table = Map::from_map_data(MapData::from_pin(maps.join("tp_flows4")).unwrap()).unwrap();
@@ -193,7 +193,7 @@ fn a_full_table_is_listed_at_once() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &cluster.backends()).unwrap();
     let mut agent = Agent::start_all(&cluster.lab, |agent| agent).unwrap().remove(0);
-    // Its sweeps would take what has been idle for so long.
+    // The agent's sweeps would remove flows that have been idle for this long.
     agent.kill().unwrap();
     fill(agent.pin_dir(), FLOWS);
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! Programs that an agent has loaded: what serves no packet by its way of attaching costs no start.
+//! Programs that an agent has loaded: those that serve no packet in its attach mode do not slow its
+//! start down.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +9,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 
-/// Names of the programs that an agent has open.
+/// The names of the programs that an agent has open.
 fn names(agent: &Agent) -> BTreeSet<String> {
     let folder = format!("/proc/{}/fdinfo", agent.pid().unwrap());
     let open = fs::read_dir(folder).unwrap().flatten();
@@ -47,6 +48,6 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
     ];
     assert_eq!(left_out, expected);
     assert!(by_tc.is_subset(by_xdp), "{by_tc:?}");
-    // Pinned for others to run.
+    // These are pinned for others to run.
     assert!(by_tc.contains("tp_xdp_ingress") && by_tc.contains("tp_tc_slow6"), "{by_tc:?}");
 }

@@ -1,5 +1,5 @@
-//! A node as its operator sees it: `status`, `services`, `flows`, `monitor`, `/configz`, systemd. Real agents, real traffic.
-//! Needs root; without it each test fails with a sentence that says so.
+//! A node as its operator sees it: `status`, `services`, `flows`, `monitor`, `/configz`, systemd.
+//! Real agents, real traffic. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

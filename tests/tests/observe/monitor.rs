@@ -1,4 +1,5 @@
-//! `monitor` names what is refused, why, and what to do; events are rate-limited; and packets cost no more while it does not run.
+//! `monitor` names refused packets, the reason and the remedy; events are rate-limited; and packets
+//! cost no more while it does not run.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -19,7 +20,7 @@ use traffic_policy_testing::traffic::Outcome;
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A Service whose one endpoint is on node-2, asked at node-1.
+/// A Service whose only endpoint is on node-2, with requests to node-1.
 fn cluster() -> (Cluster, Agent) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     let backends = cluster.backends();
@@ -47,7 +48,7 @@ impl Monitor {
         std::fs::read_to_string(&self.out).unwrap().lines().map(str::to_owned).collect()
     }
 
-    /// Lets things happen until it has ended by itself.
+    /// Repeats `happen` until the monitor has exited by itself.
     fn wait_ended(mut self, mut happen: impl FnMut()) -> Vec<String> {
         let start = Instant::now();
         while self.process.try_wait().unwrap().is_none() {
@@ -57,7 +58,7 @@ impl Monitor {
         self.lines()
     }
 
-    /// Lets things happen until it has printed something.
+    /// Repeats `happen` until the monitor has printed a line.
     fn wait_line(&self, mut happen: impl FnMut()) {
         let start = Instant::now();
         while self.lines().is_empty() {
@@ -86,7 +87,7 @@ fn names_service_policy_reason_and_fix() {
         );
         let lines = monitor.wait_ended(|| {
             assert_eq!(ask(family, 0), Outcome::Silent);
-            // Neither of the Service nor a drop.
+            // Events that concern neither the Service nor a drop.
             ask(family, 1).answer().unwrap();
             assert!(ask(family, 2).is_refused_at_once());
         });
@@ -110,7 +111,7 @@ fn names_service_policy_reason_and_fix() {
         assert_eq!((&last["shown"], &last["suppressed"]), (&1.into(), &0.into()));
     }
 
-    // A new flow and a reject, human-readable.
+    // A new flow and a reject, in readable form.
     let client = cluster.lab.client().address(Family::V4).to_string();
     let monitor =
         Monitor::start(&cluster, &agent, &["--client", &client, "--outcome", "forwarded", "--count", "1"]);
@@ -170,7 +171,7 @@ fn one_at_a_time_and_a_killed_one_costs_nothing() {
     assert!(said.contains("another `monitor` is running"), "{said}");
 
     monitor.process.kill().unwrap();
-    // Its word ends within 2 s; the agent's next sweep takes it away altogether.
+    // The request of the monitor expires within 2 s; the agent's next sweep removes it altogether.
     let start = Instant::now();
     while monitor_until(agent.pin_dir()) != 0 {
         assert!(

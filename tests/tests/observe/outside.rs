@@ -1,5 +1,5 @@
-//! Someone else's bench: it opens the pinned programs of a running agent, feeds them packets of its own, and compares them
-//! with a floor that it brought along.
+//! A foreign benchmark: it opens the pinned programs of a running agent, runs packets of its own
+//! through them, and compares them with a floor of its own.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -69,7 +69,7 @@ fn programs_are_pinned_replaced_and_removed() {
     assert!(!agent.pin_dir().exists());
 }
 
-/// The bench's own ratio, in its own namespaces with maps of its own.
+/// The benchmark's own ratio, in its own namespaces with maps of its own.
 fn inside() -> Result<f64> {
     let fixture = BenchNode::build()?;
     fixture.run(|| {
@@ -84,7 +84,7 @@ fn inside() -> Result<f64> {
     })
 }
 
-/// A stranger's feed, in the network namespace of a node whose agent runs.
+/// A foreign feed of packets, in the network namespace of a node whose agent runs.
 struct Outside {
     feeder: Feeder,
     pinned: ProgramFd,
@@ -112,7 +112,7 @@ impl Outside {
             Ok(flows::frames(flows, kind)?.into_iter().map(|frame| addressed(frame, mac)).collect())
         };
         let mut flows: Vec<_> = (0..FLOWS).map(flow).collect();
-        // The agent's table says who was chosen.
+        // The agent's table shows the chosen endpoint.
         let maps = programs(agent).with_file_name("maps");
         let table: Table<Address4> = Map::HashMap(MapData::from_pin(maps.join("tp_flows4"))?).try_into()?;
         for kind in [Kind::Opening, Kind::Answer, Kind::Request, Kind::Reply] {
@@ -125,7 +125,7 @@ impl Outside {
                     (flow.node, flow.endpoint) = ends(&table, flow)?;
                 }
             }
-            // Behind the MAC addresses, which are the lab's.
+            // The comparison starts after the MAC addresses, which are the lab's.
             let mut wanted = expected(&flows[flows.len() - 1], kind)?;
             wanted[..12].copy_from_slice(&took.packet[..12]);
             if let Some(difference) = difference(&wanted, &took.packet) {
@@ -169,7 +169,7 @@ fn an_outside_bench_sees_the_same_ratio() {
     let seen = node.netns().run(|| -> Result<Vec<(f64, f64)>> {
         let mut outside = Outside::new(agent, mac, client, frontend).context("outside")?;
         let mut seen = Vec::new();
-        // What else runs on the machine disturbs one or the other.
+        // Other load on the machine disturbs one or the other.
         for _ in 0..6 {
             let pair = (outside.ratio()?, inside()?);
             seen.push(pair);
@@ -183,7 +183,7 @@ fn an_outside_bench_sees_the_same_ratio() {
     eprintln!("outside, inside: {seen:.2?}");
     let (outside, inside) = seen[seen.len() - 1];
     assert!((outside / inside - 1.0).abs() < 0.15, "outside, inside: {seen:.2?}");
-    // They went through the agent's own maps.
+    // The packets went through the agent's own maps.
     let after = agent.packets("xdp", "forwarded").unwrap();
     assert!(after - forwarded >= u64::from(PACKETS) * ROUNDS as u64, "{forwarded} {after}");
     cluster.answer(cluster::Protocol::Tcp, frontend).unwrap();

@@ -65,7 +65,7 @@ fn frontends_endpoints_and_phases() {
     let node_port = json!({"kind": "NodePort", "address": address, "policy": "Cluster", "phase": "active", "drain_seconds": null});
     assert!(port["frontends"].as_array().unwrap().contains(&node_port), "{port}");
 
-    // Local: node-1 has the endpoint, node-2 drains.
+    // Under Local, node-1 has the endpoint, and node-2 drains.
     cluster.manifests.service(&service(Policy::Local)).unwrap();
     let drained = wait_for_phase(&agents[1], "web", "draining");
     let rest = frontend(&drained, "NodePort")["drain_seconds"].as_f64().unwrap();
@@ -81,7 +81,7 @@ fn frontends_endpoints_and_phases() {
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains("shop/web:tcp-80") && table.contains("draining, 59m"), "{table}");
 
-    // Dead agents: the same answers from the maps.
+    // After the agents are killed, the maps give the same answers.
     agents[1].kill().unwrap();
     let later = wait_for_phase(&agents[1], "web", "draining");
     assert!(frontend(&later, "NodePort")["drain_seconds"].as_f64().unwrap() <= rest);

@@ -1,4 +1,4 @@
-//! `status` says what is attached, in sync, and in the way; with and without an agent.
+//! `status` shows what is attached, in sync, and in the way; with and without an agent.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -77,14 +77,14 @@ fn attached_in_sync_and_after_death() {
     }
 }
 
-/// Stops the agent wherever it is until `status` answers what is waited for, which is then returned; the agent is
-/// stopped.
+/// Stops the agent at arbitrary points until the answer of `status` meets the condition, and
+/// returns that answer; the agent remains stopped.
 fn stopped_when(agent: &Agent, is_it: impl Fn(&Value) -> bool) -> Value {
     let process = Pid::from_raw(agent.pid().unwrap().try_into().unwrap());
     let start = Instant::now();
     loop {
         kill(process, Signal::SIGSTOP).unwrap();
-        // Until there are maps it has nothing to say.
+        // Before the maps exist, `status` has no answer.
         let status = agent.json(&["status"]);
         if let Ok(status) = &status
             && is_it(status)
@@ -125,7 +125,7 @@ fn while_programs_are_loaded() {
 
     agent.kill().unwrap();
     agent.start_again().unwrap();
-    // At no time is it said that the earlier one runs.
+    // At no time the answer shows that the previous agent runs.
     let successor = stopped_when(&agent, |status| status["agent"]["running"] == true);
     assert_eq!(successor["agent"]["loading"], true, "{successor}");
     assert_eq!(successor["agent"]["pid"], agent.pid().unwrap());
@@ -134,7 +134,8 @@ fn while_programs_are_loaded() {
     goes_on(&agent);
 }
 
-/// As in another container: /proc/locks says nothing of the agent there, its signs of life do.
+/// The command runs in another container: /proc/locks does not show the agent there, its signs of
+/// life do.
 #[test]
 fn from_another_pid_namespace() {
     let cluster = Cluster::start(Lab::builder().pods(&[0])).unwrap();
@@ -150,7 +151,7 @@ fn from_another_pid_namespace() {
         status["agent"]["running"].as_bool().unwrap()
     };
     assert!(is_running());
-    // Longer than the 5 s for which one sign of life counts.
+    // Longer than the 5 s for which one sign of life is valid.
     sleep(Duration::from_secs(7));
     assert!(is_running(), "it goes on giving signs of life");
     agent.kill().unwrap();
@@ -170,7 +171,7 @@ fn what_blocks_readiness_is_named() {
     let start = Instant::now();
     let status = loop {
         let status = agent.json(&["status"]).unwrap();
-        // Until its source has looked, it says no more than that.
+        // Until its source has started, the report contains no more.
         if status["agent"]["report"]["waiting_for"].to_string().contains("nowhere") {
             break status;
         }

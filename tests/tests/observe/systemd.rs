@@ -1,4 +1,4 @@
-//! Notifications to systemd by a real agent, and its unit: the sandbox that it asks for is enough.
+//! Notifications to systemd by a real agent, and its unit: the sandbox of the unit suffices.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -42,7 +42,7 @@ impl Manager {
         }
     }
 
-    /// Waits for a message that begins so. What came before it is given, too.
+    /// Waits for a message with this prefix. Returns it with those that came before.
     fn until(&self, begin: &str, agent: &Agent) -> Vec<String> {
         let (start, limit) = (Instant::now(), scaled(SOON));
         let mut heard = Vec::new();
@@ -55,7 +55,7 @@ impl Manager {
         panic!("no {begin} within {limit:?}: {heard:?}\n{}", agent.log());
     }
 
-    /// All that has come and is not read.
+    /// Discards all pending messages.
     fn drain(&self) {
         while self.next().is_some() {}
     }
@@ -71,7 +71,7 @@ fn cluster() -> Cluster {
 fn ready_alive_reloading_stopping() {
     let cluster = cluster();
     let manager = Manager::listen(&cluster.lab.logs().join("notify"));
-    // A folder that cannot be read as a whole is no state: the maps are not filled.
+    // A folder that cannot be read completely is not a valid state: the maps are not filled.
     let broken = cluster.lab.manifests().join("broken.yaml");
     fs::write(&broken, "kind: [").unwrap();
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1))
@@ -99,7 +99,7 @@ fn ready_alive_reloading_stopping() {
     manager.until("STOPPING=1", &agent);
 }
 
-/// The run loop is the main thread's; all others go on.
+/// The run loop is on the main thread; all others go on.
 #[test]
 fn no_sign_of_life_while_the_run_loop_stands_still() {
     let cluster = cluster();
@@ -112,7 +112,8 @@ fn no_sign_of_life_while_the_run_loop_stands_still() {
     manager.until("READY=1", &agent);
     manager.until("WATCHDOG=1", &agent);
     let main = Pid::from_raw(agent.pid().unwrap() as i32);
-    // It is stopped where it waits: elsewhere it may hold a lock that the answer below needs.
+    // The thread is stopped where it waits: elsewhere it may hold a lock that the answer below
+    // needs.
     let stat = format!("/proc/{main}/task/{main}/stat");
     pace::until("a run loop that waits", SOON, || {
         fs::read_to_string(&stat).unwrap().rsplit_once(") ").unwrap().1.starts_with('S')
@@ -166,7 +167,7 @@ fn the_unit_is_one_that_systemd_takes() {
     assert!(!said.contains("traffic-policy-agent.service"), "{said}");
 }
 
-/// Its capabilities, `no_new_privs` and read-only file systems, without systemd.
+/// The unit's capabilities, `no_new_privs` and read-only file systems, without systemd.
 #[test]
 fn the_sandbox_of_the_unit_is_enough() {
     let cluster = cluster();
@@ -187,8 +188,8 @@ fn the_sandbox_of_the_unit_is_enough() {
         .collect();
     let program = agent::program().unwrap();
     let script = cluster.lab.logs().join("sandbox");
-    // Mounts as ProtectSystem=strict, ReadOnlyPaths= and ProtectControlGroups= have them; the lab's BPF file system is one of its own,
-    // as ReadWritePaths= leaves it.
+    // The mounts of ProtectSystem=strict, ReadOnlyPaths= and ProtectControlGroups=; the lab's BPF
+    // file system is separate, as ReadWritePaths= leaves it.
     let text = format!(
         "#!/bin/sh\nset -e\nif [ -z \"$TP_INSIDE\" ]; then TP_INSIDE=1 exec unshare --mount --propagation private \"$0\" \"$@\"; fi\n\
          mount --bind /proc/sys /proc/sys\n\

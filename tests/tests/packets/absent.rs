@@ -1,4 +1,4 @@
-//! Without an agent no sweep runs: expired flows make room for new ones all the same.
+//! Expired flows make room for new ones even if no agent runs and no sweep happens.
 
 use traffic_policy_dataplane::Sweeper;
 use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
@@ -11,7 +11,7 @@ use crate::table::{ENDPOINT_PORT, PORT, Terms};
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
 
-/// Jiffies, far more than a test takes.
+/// Time-outs in jiffies, far longer than a test takes.
 const TIMEOUTS: Timeouts = Timeouts {
     established: 80_000_000,
     half_closed: 500_000,
@@ -22,7 +22,7 @@ const TIMEOUTS: Timeouts = Timeouts {
     udp_answered: 1_000_000,
 };
 
-/// As an agent leaves the maps that has been killed.
+/// Leaves the maps in the state in which a killed agent leaves them.
 fn set_up(harness: &mut Harness, endpoint: Spot) {
     harness.set_up(
         &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000),
@@ -34,7 +34,8 @@ fn of_port(terms: Terms, port: u16) -> Dialogue {
     Dialogue::new(terms, VIP).with_port(port)
 }
 
-/// A connection from SYN to the last FIN, or datagrams, that ended long ago. Whether it found room.
+/// Runs a connection from SYN to the last FIN, or datagrams, that ended long ago. Returns whether
+/// the table had room for it.
 fn past(harness: &mut Harness, dialogue: Dialogue) -> bool {
     if dialogue.open(harness).outcome == "dropped-table-full" {
         return false;
@@ -51,7 +52,8 @@ fn past(harness: &mut Harness, dialogue: Dialogue) -> bool {
     true
 }
 
-/// Ten times as many short connections as fit; one that stands, idle for hours, is never given up.
+/// Ten times as many short connections as the table holds; an established one that has been idle
+/// for hours is never evicted.
 #[test]
 fn short_connections_never_fill_the_table() {
     everywhere(|harness, terms| {
@@ -66,7 +68,7 @@ fn short_connections_never_fill_the_table() {
                 harness.change(&entry, |entry| entry.last = last);
             }
             let refused = (2..1280).filter(|port| !past(harness, of_port(terms, *port))).count();
-            // One each time the table is full again after some seconds.
+            // One refusal each time the table is full again after some seconds.
             assert!(refused < 32, "{refused} connections found no room, {terms:?}");
             assert_eq!(standing.entries(harness).0.last, last, "{terms:?}");
             let outcome = standing.send(harness, ACK).outcome;
@@ -75,7 +77,8 @@ fn short_connections_never_fill_the_table() {
     });
 }
 
-/// Connections that both sides have closed, long before their time-out: as `tcp_can_early_drop` of conntrack.
+/// Connections that both sides have closed, long before their time-out, like `tcp_can_early_drop`
+/// of conntrack.
 #[test]
 fn connections_that_have_ended_make_room_after_five_seconds() {
     everywhere(|harness, terms| {
@@ -100,7 +103,7 @@ fn connections_that_have_ended_make_room_after_five_seconds() {
     });
 }
 
-/// Before any agent has ordered a sweep no time-out is known, and nothing is removed.
+/// No time-out is known before an agent has ordered a sweep, so nothing is removed.
 #[test]
 fn without_time_outs_nothing_is_removed() {
     everywhere(|harness, terms| {
@@ -116,8 +119,8 @@ fn without_time_outs_nothing_is_removed() {
     });
 }
 
-/// The flows that are removed are those of another endpoint than the one that the new flow goes to: the memory in which they are
-/// looked up is also the new flow's.
+/// The removed flows belong to another endpoint than the new flow: their look-up uses the memory
+/// that also holds the new flow.
 #[test]
 fn room_is_made_by_flows_of_another_endpoint() {
     everywhere(|harness, terms| {

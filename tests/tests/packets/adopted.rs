@@ -1,4 +1,5 @@
-//! Connections of an earlier proxy: their packets are conntrack's, whatever a flow of ours would make of them.
+//! Connections of an earlier proxy: conntrack handles their packets, whatever a flow of the packet
+//! path would make of them.
 
 use traffic_policy_ebpf::abi::{frontend::ADOPTING, kind};
 use traffic_policy_testing::harness::{Frontend, Harness, Hook, Setup, Spot};
@@ -23,7 +24,7 @@ fn untouched(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
     assert_eq!(ran.frame, packet.bytes());
 }
 
-/// A flow whose entries are what the agent enters for one of kube-proxy's.
+/// The entries of the flow are those that the agent writes for a flow of kube-proxy.
 #[test]
 fn packets_of_an_adopted_connection_are_left_alone_and_no_sweep_removes_it() {
     everywhere(|harness, terms| {
@@ -36,7 +37,7 @@ fn packets_of_an_adopted_connection_are_left_alone_and_no_sweep_removes_it() {
             harness.change(&request, |entry| entry.kind = kind::LEFT);
             harness.change(&reply, |entry| entry.kind = kind::LEFT_REPLY);
             untouched(harness, hook, &dialogue.request(flag::ACK), "passed-to-conntrack");
-            // Of an endpoint here, what leaves has its frontend's address by then.
+            // A packet of an endpoint on this node leaves with the address of its frontend already.
             match endpoint {
                 Spot::Local => untouched(harness, Hook::Egress, &answer, "passed-stale-flow"),
                 _ => untouched(harness, hook, &answer, "passed-to-conntrack"),
@@ -58,7 +59,8 @@ fn packets_of_an_adopted_connection_are_left_alone_and_no_sweep_removes_it() {
     });
 }
 
-/// Before conntrack has been read, a packet without a flow may belong to an old connection, unless it opens one.
+/// A packet without a flow may belong to an old connection, unless it opens one, until conntrack
+/// has been read.
 #[test]
 fn what_has_no_flow_passes_until_connections_are_adopted() {
     everywhere(|harness, terms| {

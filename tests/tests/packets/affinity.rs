@@ -1,4 +1,4 @@
-//! `sessionAffinity: ClientIP`: which endpoint a client's next connection gets.
+//! `sessionAffinity: ClientIP`: the endpoint of a client's next connection.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,8 @@ const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const ALL: [(Spot, u16); 4] = [NEAR, OTHER_NEAR, FAR, LOCAL];
 /// The number of the only frontend.
 const FIRST: u32 = 1;
-/// More connections than chance explains: 4 endpoints, all the same once in 10^9 runs.
+/// The number of connections, more than chance explains: with 4 endpoints, all get the same one
+/// once in 10^9 runs.
 const MANY: u16 = 16;
 
 fn sticky(endpoints: &[(Spot, u16)]) -> Frontend {
@@ -34,7 +35,7 @@ fn endpoint(harness: &Harness, dialogue: Dialogue) -> SocketAddr {
     dialogue.request_entry(harness).unwrap().new_to
 }
 
-/// The endpoint of many connections from the ports after `first`, which must be one.
+/// The endpoint of many connections from the ports after `first`; all must have the same one.
 #[track_caller]
 fn only_endpoint(harness: &Harness, dialogue: Dialogue, first: u16) -> SocketAddr {
     let had = endpoint(harness, dialogue.with_port(first));
@@ -44,7 +45,7 @@ fn only_endpoint(harness: &Harness, dialogue: Dialogue, first: u16) -> SocketAdd
     had
 }
 
-/// Some of the endpoints without the one that a client has, in another order than before.
+/// Some of the endpoints, without that of a client, in another order than before.
 fn others(terms: crate::table::Terms, had: SocketAddr) -> Vec<(Spot, u16)> {
     ALL.into_iter().rev().filter(|endpoint| SocketAddr::from(terms.at(*endpoint)) != had).collect()
 }
@@ -56,7 +57,7 @@ fn a_client_stays() {
         let dialogue = Dialogue::new(terms, NODE);
         let had = only_endpoint(harness, dialogue, 40000);
 
-        // Written anew in another order, with more and with less around it.
+        // The list is rewritten in another order, with more and with fewer endpoints.
         let mut list = others(terms, had);
         let own = *ALL.iter().find(|endpoint| SocketAddr::from(terms.at(**endpoint)) == had).unwrap();
         list.push(own);
@@ -80,7 +81,7 @@ fn without_affinity_each_connection_chooses() {
 #[test]
 fn clients_are_told_apart() {
     everywhere(|harness, terms| {
-        // Whether two clients get two endpoints is chance: some seed of these does it.
+        // Two clients get two endpoints by chance: one of these seeds does it.
         let apart = (1..MANY.into()).any(|seed| {
             harness.set_up(&setup(sticky(&ALL)).with(|setup| setup.seed = seed));
             let one = Dialogue::new(terms, NODE);
@@ -101,7 +102,7 @@ fn an_endpoint_that_leaves_is_left() {
         harness.put(FIRST, &sticky(&others(terms, had)));
         let next = only_endpoint(harness, dialogue, 41000);
         assert_ne!(next, had);
-        // Coming back does not call the client back.
+        // The return of the endpoint does not bring the client back.
         harness.put(FIRST, &sticky(&ALL));
         assert_eq!(only_endpoint(harness, dialogue, 42000), next);
     });
@@ -119,12 +120,12 @@ fn it_ends_after_its_time() {
         };
         let (dialogue, had) = fresh(harness, 55);
         assert_eq!(endpoint(harness, dialogue.with_port(41000)), had);
-        // That connection counted: from here on another 60 s.
+        // That connection counted: another 60 s start here.
         harness.age_affinity(55);
         assert_eq!(endpoint(harness, dialogue.with_port(41001)), had);
 
         let (dialogue, had) = fresh(harness, 61);
-        // Chosen anew, which may give the same one.
+        // The choice is made anew, which may give the same endpoint.
         let changed = (41000..41000 + 3 * MANY).any(|port| {
             let now = endpoint(harness, dialogue.with_port(port));
             harness.age_affinity(61);
@@ -137,12 +138,12 @@ fn it_ends_after_its_time() {
 #[test]
 fn policies_have_lists_of_their_own() {
     everywhere(|harness, terms| {
-        // With policy Local there is one endpoint to have.
+        // Policy Local leaves only one endpoint.
         harness.set_up(&setup(sticky(&ALL).local()));
         let dialogue = Dialogue::new(terms, NODE);
         let local = SocketAddr::from(terms.at(LOCAL));
         assert_eq!(only_endpoint(harness, dialogue, 40000), local);
-        // Back to Cluster: it is in that list too, so the client stays.
+        // The policy is Cluster again: the endpoint is in that list too, so the client stays.
         harness.put(FIRST, &sticky(&ALL));
         assert_eq!(only_endpoint(harness, dialogue, 41000), local);
     });

@@ -1,4 +1,4 @@
-//! Packets that the programs make themselves: ICMP errors and RST.
+//! Packets that the programs generate themselves: ICMP errors and RST.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;
@@ -12,7 +12,8 @@ const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 
-/// The error about a packet: from the address that it was sent to, with its IP header and eight bytes more.
+/// The error about a packet: it comes from the packet's destination, and quotes its IP header and
+/// eight more bytes.
 fn error(about: &Packet, v4: (u8, u8), v6: (u8, u8), rest: [u8; 4]) -> Packet {
     let is_v4 = about.source.is_ipv4();
     let extensions: usize = about.extensions.iter().map(|extension| extension.rest.len() + 1).sum();
@@ -69,7 +70,7 @@ fn no_endpoint_anywhere() {
     });
 }
 
-/// Of a ClusterIP nothing is left to the stack, which knows no such address.
+/// No packet to a ClusterIP is left to the stack, which does not know the address.
 #[test]
 fn ports_and_addresses_that_nobody_has() {
     table::run(|terms| {
@@ -115,7 +116,7 @@ fn ports_and_addresses_that_nobody_has() {
             ),
         ];
         if terms.tcp {
-            // In the middle of a connection that nobody knows: no port of a Service is asked for.
+            // The packet is in the middle of an unknown connection: no port of a Service is opened.
             let with = |packet: &Packet, flags| packet.clone().with(|packet| packet.tcp_mut().flags = flags);
             cases.push(Case::new(
                 "a segment",
@@ -132,7 +133,7 @@ fn ports_and_addresses_that_nobody_has() {
     });
 }
 
-/// Extension headers are repeated up to the ports. So is the fragment header of a first fragment.
+/// Extension headers are quoted up to the ports, including the fragment header of a first fragment.
 #[test]
 fn behind_extension_headers() {
     table::run(|terms| {
@@ -257,8 +258,8 @@ fn longer_than_the_way_out() {
         cases.push(Case::new("the sender is told", setup(), [told(), fits(), told()]));
         if terms.v4() {
             let may = |packet: Packet| packet.with(|p| p.dont_fragment = false);
-            // The first piece leaves as a copy, which a test run does not show: real sockets see it in
-            // `policy::fragments`.
+            // The first piece leaves as a copy, which a test run does not show: `policy::fragments`
+            // covers it with real sockets.
             let second = |length: usize| {
                 let whole = may(forwarded(length)).fragments(length).remove(0);
                 let rest = whole.payload[1376..].to_vec();
@@ -298,8 +299,8 @@ fn longer_than_the_way_out() {
     });
 }
 
-/// RFC 2675: the kernel puts a hop-by-hop header before an IPv6 aggregate of more than 65,535 bytes. Its segments have
-/// none.
+/// RFC 2675: the kernel puts a hop-by-hop header before an IPv6 aggregate of more than 65,535
+/// bytes. Its segments have none.
 #[test]
 fn aggregates_with_a_jumbo_header() {
     everywhere(|harness, terms| {
@@ -307,7 +308,7 @@ fn aggregates_with_a_jumbo_header() {
             return;
         }
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[SLIM])));
-        // A jumbo payload option; the length that it says is for the kernel.
+        // A jumbo payload option; its length is for the kernel.
         let jumbo = Extension { number: 0, rest: vec![0, 0xc2, 4, 0, 1, 0x11, 0x70] };
         let aggregate = terms.request(VIP).payload(&[7; 3000]).with(|p| p.extensions.push(jumbo));
         let mut frame = aggregate.bytes();

@@ -1,4 +1,4 @@
-//! SCTP associations in the flow table: tags, states, ends, restarts, times.
+//! SCTP associations in the flow table: tags, states, shutdown, restarts, times.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, RST};
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, HZ, Harness, Hook, Ran, Setup, Spot};
@@ -14,10 +14,11 @@ use crate::table::{ENDPOINT_PORT, Terms};
 
 const OTHER_TAG: u32 = 0x7777_1234;
 
-/// The flag T of ABORT and SHUTDOWN COMPLETE: the tag is the sender's own (RFC 9260 section 8.5.1).
+/// The flag T of ABORT and SHUTDOWN COMPLETE: the tag is that of the sender (RFC 9260 section
+/// 8.5.1).
 const REFLECTED: u8 = 1;
 
-/// An association through the programs, for tests of what the flow table remembers.
+/// An association whose packets run through the programs, for tests of the state in the flow table.
 #[derive(Clone, Copy)]
 struct Association {
     terms: Terms,
@@ -73,7 +74,8 @@ fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..5100));
 }
 
-/// With an endpoint on another node, and with one on this node: the same must hold for both.
+/// Runs a test with an endpoint on another node, and with one on this node: both must behave the
+/// same.
 fn each(work: impl Fn(&mut Harness, Association) + Sync) {
     everywhere(|harness, terms| {
         if !terms.tcp {
@@ -113,14 +115,15 @@ fn assured_by_the_endpoints_tag_and_ended_by_shutdown() {
         assert_eq!(with.states(harness), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
         with.request(harness, ENDPOINT_TAG, &chunk(SHUTDOWN_COMPLETE, 0, &[]));
         assert_eq!(with.states(harness), (ASSURED | FIN | RST, ASSURED | ANSWERED | FIN));
-        // A new one is an ordinary new flow, in the place of the old one.
+        // A new association is an ordinary new flow, in place of the old one.
         with.request(harness, 0, &init(OTHER_TAG));
         let (request, reply) = with.entries(harness);
         assert_eq!((request.state, request.tags, reply.tags), (0, (OTHER_TAG, 0), (0, OTHER_TAG)));
     });
 }
 
-/// A packet with another tag than its receiver's is sent on, for that one to judge, and changes and renews nothing.
+/// A packet with another tag than its receiver's is forwarded, so that the receiver decides, and
+/// neither changes nor renews the flow.
 #[test]
 fn another_tag_changes_nothing() {
     each(|harness, with| {
@@ -173,14 +176,14 @@ fn an_abort_of_either_side_ends_it() {
                 assert_eq!(with.entries(harness).1.state & RST, RST);
             }
         }
-        // An endpoint that does not listen.
+        // The endpoint does not listen.
         with.request(harness, 0, &init(OTHER_TAG));
         with.reply(harness, OTHER_TAG, &chunk(ABORT, 0, &[]));
         assert_eq!(with.states(harness), (0, RST));
     });
 }
 
-/// Each INIT that is sent again gets an INIT ACK with another tag, and the client takes either.
+/// Each retransmitted INIT gets an INIT ACK with another tag, and the client accepts either.
 #[test]
 fn an_init_that_is_sent_again() {
     each(|harness, with| {
@@ -197,7 +200,8 @@ fn an_init_that_is_sent_again() {
     });
 }
 
-/// A round trip may take longer than the quarter of a second after which an INIT that nobody has answered is given up.
+/// A round trip may take longer than the quarter of a second after which an unanswered INIT is
+/// given up.
 #[test]
 fn an_init_between_answer_and_cookie_changes_nothing() {
     each(|harness, with| {
@@ -219,7 +223,8 @@ fn an_init_between_answer_and_cookie_changes_nothing() {
     });
 }
 
-/// The endpoint's tag is taken from the client's next packet, but not from one that would end the flow by it.
+/// The endpoint's tag is learned from the client's next packet, but not from one that would end the
+/// flow with it.
 #[test]
 fn a_tag_is_not_learnt_from_an_end() {
     each(|harness, with| {
@@ -242,7 +247,7 @@ fn a_tag_is_not_learnt_from_an_end() {
     });
 }
 
-/// An entry that another CPU is removing, or writing over, stays claimed.
+/// An entry that another CPU is removing or overwriting stays claimed.
 #[test]
 fn a_claim_is_not_written_over() {
     const CLAIMED: (u32, u32) = (u32::MAX, u32::MAX);
@@ -257,8 +262,8 @@ fn a_claim_is_not_written_over() {
     });
 }
 
-/// A client that was started anew uses its port again: the endpoint accepts that on the association it has (RFC 9260
-/// section 5.2).
+/// A restarted client uses its port again: the endpoint accepts that on the existing association
+/// (RFC 9260 section 5.2).
 #[test]
 fn a_restart_goes_on_with_the_same_endpoint() {
     each(|harness, with| {
@@ -272,7 +277,8 @@ fn a_restart_goes_on_with_the_same_endpoint() {
         assert_eq!(request.new_to, endpoint);
         assert_eq!((request.tags, reply.tags), ((client, anew), (anew, client)));
         assert_eq!(with.states(harness), (ASSURED, ASSURED | ANSWERED));
-        // A side that is there sends a HEARTBEAT every 30 s: after 45 s of silence an INIT begins another association.
+        // A living side sends a HEARTBEAT every 30 s: after 45 s of silence an INIT begins another
+        // association.
         with.idle(harness, 44);
         with.request(harness, 0, &init(CLIENT_TAG));
         assert_eq!(with.entries(harness).0.new_to, endpoint);

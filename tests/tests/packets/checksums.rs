@@ -1,4 +1,4 @@
-//! Corners of the Internet checksum.
+//! Corner cases of the Internet checksum.
 
 use traffic_policy_testing::harness::{Device, Frontend, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport};
@@ -16,7 +16,7 @@ fn field(terms: Terms, packet: &Packet) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// A payload with which the packet has this checksum.
+/// A payload that gives the packet this checksum.
 fn payload(terms: Terms, packet: &Packet, wanted: u16) -> Vec<u8> {
     let found = (0..=u16::MAX).find(|word| {
         let packet = packet.clone().payload(&word.to_be_bytes());
@@ -25,7 +25,7 @@ fn payload(terms: Terms, packet: &Packet, wanted: u16) -> Vec<u8> {
     found.unwrap_or_else(|| panic!("no payload gives the checksum {wanted:04x}")).to_be_bytes().to_vec()
 }
 
-/// In UDP a computed 0 is sent as all ones; TCP has no such rule.
+/// A computed 0 is sent as all ones in UDP; TCP has no such rule.
 #[test]
 fn a_sum_of_zero() {
     table::run(|terms| {

@@ -1,4 +1,4 @@
-//! The clock that time-outs are measured by.
+//! The clock of time-outs.
 
 use std::time::{Duration, Instant};
 

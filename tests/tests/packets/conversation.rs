@@ -1,4 +1,4 @@
-//! The life of a conversation: assured, closing, opened again.
+//! The life of a TCP or UDP flow: assured, closing, opened again.
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
@@ -19,7 +19,8 @@ fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..5100));
 }
 
-/// Runs a test with an endpoint on another node, and with one on this node: the same must hold for both.
+/// Runs a test with an endpoint on another node, and with one on this node: both must behave the
+/// same.
 fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
@@ -67,7 +68,7 @@ fn confirmed_by_the_right_packet_only() {
 fn established_packets_go_no_further_than_the_entry_program() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
-        // The first reply finds the way back.
+        // The first reply resolves the next hop towards the client.
         dialogue.answer(harness, ACK);
         harness.without_jumps(|harness| {
             for _ in 0..2 {
@@ -96,7 +97,8 @@ fn packets_and_bytes_are_counted() {
 #[test]
 fn a_syn_changes_nothing_in_a_living_flow() {
     each(|harness, terms, dialogue| {
-        // Retransmitted before the answer, and after it; in a flow that lives, with an endpoint more to choose from.
+        // The SYN is retransmitted before the answer and after it, in a live flow, with one more
+        // endpoint to choose from.
         dialogue.open(harness);
         let first = dialogue.entries(harness);
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
@@ -129,7 +131,7 @@ fn the_end_of_a_connection() {
         dialogue.answer(harness, FIN_ACK);
         dialogue.send(harness, ACK);
         assert_eq!(states(dialogue.entries(harness)), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
-        // Data after an RST: it was forged.
+        // Data after an RST: the RST was forged.
         dialogue.send(harness, flag::RST);
         assert_eq!(dialogue.entries(harness).0.state & RST, RST);
         dialogue.send(harness, ACK);
@@ -142,7 +144,7 @@ fn the_end_of_a_connection() {
     });
 }
 
-/// A segment sent before a FIN may still be on its way, or lost and sent again.
+/// A segment sent before a FIN may still be in flight, or lost and retransmitted.
 #[test]
 fn a_syn_before_the_last_ack_is_no_new_connection() {
     each(|harness, terms, dialogue| {
@@ -161,7 +163,8 @@ fn a_syn_before_the_last_ack_is_no_new_connection() {
     });
 }
 
-/// An endpoint that is there answers a SYN by an ACK that fits. One that is gone, or has forgotten the connection, does not.
+/// A living endpoint answers a SYN by an ACK that fits. One that is gone, or has forgotten the
+/// connection, does not.
 #[test]
 fn a_syn_that_nobody_answers_chooses_anew() {
     each(|harness, terms, dialogue| {
@@ -172,13 +175,13 @@ fn a_syn_that_nobody_answers_chooses_anew() {
         dialogue.establish(harness);
         let old = dialogue.entries(harness).0.new_to;
         harness.put(1, &more);
-        // However long it was idle before, and however many come at once.
+        // The time for which it was idle before does not matter, nor the number of SYNs at once.
         dialogue.idle(harness, 1000);
         for _ in 0..5 {
             dialogue.open(harness);
         }
         assert_eq!(dialogue.entries(harness).0.new_to, old);
-        // Answered in time, and then idle again.
+        // The SYN is answered in time, and the flow is idle again.
         dialogue.idle(harness, 1);
         dialogue.answer(harness, ACK);
         dialogue.idle(harness, 1000);
@@ -192,7 +195,7 @@ fn a_syn_that_nobody_answers_chooses_anew() {
     });
 }
 
-/// The endpoint was started anew and has accepted the client's SYN: its numbers are others.
+/// The restarted endpoint has accepted the client's SYN: its sequence numbers are different.
 #[test]
 fn a_connection_goes_on_anew_after_a_silence() {
     each(|harness, terms, dialogue| {
@@ -224,7 +227,7 @@ fn a_connection_goes_on_anew_after_a_silence() {
     });
 }
 
-/// Somebody else's SYN with this tuple, whose answer the endpoint no longer waits for.
+/// A forged SYN with this tuple, whose answer the endpoint no longer awaits.
 #[test]
 fn a_forged_syn_does_not_keep_the_client_out() {
     each(|harness, terms, dialogue| {
@@ -237,11 +240,11 @@ fn a_forged_syn_does_not_keep_the_client_out() {
             dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER + FAR, SYN_NUMBER + FAR + 1);
         let outcome = dialogue.answered(harness, &answer).outcome;
         assert!(outcome.starts_with("replied"), "{outcome}");
-        // Not believed while an answer may be under way.
+        // It is not accepted while an answer may be under way.
         dialogue.open(harness);
         dialogue.answer(harness, SYN_ACK).expect("passed-out-of-window");
         dialogue.idle(harness, 4);
-        // Nor does it live on by whatever has its tuple.
+        // Nor do packets with its tuple keep the flow alive.
         let before = dialogue.entries(harness).0.last;
         dialogue.send(harness, ACK);
         assert_eq!(dialogue.entries(harness).0.last, before);
@@ -274,8 +277,8 @@ fn a_new_attempt_is_answered_by_its_own_number() {
     });
 }
 
-/// An endpoint that has answered a SYN which its client has given up answers the next one by what it expects, and the client resets
-/// that (RFC 9293 section 3.10.7.4).
+/// An endpoint that has answered a SYN which its client has given up answers the next one by an ACK
+/// of the number that it expects, and the client resets that (RFC 9293 section 3.10.7.4).
 #[test]
 fn an_endpoint_that_is_half_open_is_reset_by_its_client() {
     each(|harness, terms, dialogue| {
@@ -301,7 +304,8 @@ fn an_endpoint_that_is_half_open_is_reset_by_its_client() {
     });
 }
 
-/// An ended connection gives its place to the next one; what still comes from its endpoint is not translated.
+/// A closed connection is replaced by the next one; late packets of its endpoint are not
+/// translated.
 #[test]
 fn a_syn_on_a_closed_connection_chooses_anew() {
     let closings: [fn(Dialogue, &Harness); 3] = [
@@ -346,7 +350,8 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
     });
 }
 
-/// To the same endpoint of this node a new connection has the old one's tuple, and takes its reply entry over.
+/// A new connection to the same endpoint of this node has the tuple of the old one, and takes its
+/// reply entry over.
 #[test]
 fn a_connection_to_this_node_opens_again() {
     everywhere(|harness, terms| {
@@ -365,7 +370,7 @@ fn a_connection_to_this_node_opens_again() {
         assert_eq!(harness.flows(terms.family).len(), 2);
         let (request, reply) = dialogue.entries(harness);
         assert_eq!(states((request, reply)), (0, 0));
-        // What the old one had answered is the Service's now.
+        // The answers within the old connection are counted for the Service by now.
         assert_eq!((old.packets, reply.packets, reply.bytes), (2, 0, 0));
         let after = counted(harness);
         assert_eq!((after.packets, after.flows), (before.packets + 2, before.flows + 1));
@@ -387,7 +392,7 @@ fn a_vanished_endpoint_gets_nothing_new() {
             assert_eq!(dialogue.entries(harness).0.new_to, old.0.new_to, "an open connection goes on");
         }
         if terms.tcp {
-            // Nor does a SYN end it, which anybody can send: the endpoint does.
+            // Nor does a SYN end it, which anybody can send: only the endpoint ends it.
             dialogue.open(harness);
             assert_eq!(dialogue.entries(harness).0.new_to, old.0.new_to);
             dialogue.answer(harness, flag::RST);
@@ -398,7 +403,7 @@ fn a_vanished_endpoint_gets_nothing_new() {
     });
 }
 
-/// Another CPU is writing it: what it holds may be half old, half new.
+/// Another CPU is writing the entry: its content may be half old, half new.
 #[test]
 fn a_half_that_is_being_written_translates_nothing() {
     each(|harness, _, dialogue| {

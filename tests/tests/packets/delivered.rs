@@ -1,4 +1,4 @@
-//! Two flows of one client's port whose packets look alike once XDP has delivered those of one: the
+//! Two flows of one client port whose packets look alike once XDP has delivered those of one: the
 //! endpoint of one Service, on this node, has the address and port of another Service's frontend.
 
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot, Way};
@@ -18,12 +18,13 @@ fn other() -> Frontend {
 
 fn setup(terms: Terms) -> Setup {
     Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[LOCAL])).with(|setup| {
-        // By TC alone no XDP program has seen a packet before.
+        // With TC alone, no XDP program has seen a packet before.
         setup.devices = Device::ALL[..3].iter().map(|device| (*device, terms.xdp())).collect();
     })
 }
 
-/// The frame that the stack gets, or that is sent, when a packet has met the programs of all hooks on its way in.
+/// The frame that the stack gets, or that is sent, after the programs of all ingress hooks have
+/// seen a packet.
 #[track_caller]
 fn becomes(harness: &Harness, terms: Terms, packet: &Packet) -> (Way, Vec<u8>) {
     let mut ran = harness.run(terms.hook, packet);
@@ -34,7 +35,7 @@ fn becomes(harness: &Harness, terms: Terms, packet: &Packet) -> (Way, Vec<u8>) {
     (ran.way, ran.frame)
 }
 
-/// A packet of each of both, in turn; each reaches its own endpoint.
+/// Sends a packet of each flow in turn; each must reach its own endpoint.
 #[track_caller]
 fn each_reaches_its_own(harness: &Harness, terms: Terms, flags: u8, what: &str) {
     let (host, frontend) = (Dialogue::new(terms, NODE), Dialogue::new(terms, LOCAL));
@@ -92,7 +93,8 @@ fn a_frontend_that_comes_later() {
     });
 }
 
-/// What XDP has delivered goes on to the endpoint as it is, frontend or not.
+/// A packet that XDP has delivered goes on to the endpoint unchanged, whether its destination is a
+/// frontend or not.
 #[test]
 fn what_xdp_has_delivered_is_left_alone() {
     everywhere(|harness, terms| {
@@ -107,7 +109,8 @@ fn what_xdp_has_delivered_is_left_alone() {
     });
 }
 
-/// A Service at its own endpoint's address and port: nothing is translated, and XDP alone delivers it.
+/// A Service at its own endpoint's address and port: nothing is translated, and XDP alone delivers
+/// it.
 #[test]
 fn a_frontend_that_is_its_own_endpoint() {
     everywhere(|harness, terms| {

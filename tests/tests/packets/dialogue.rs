@@ -1,4 +1,5 @@
-//! A client and an endpoint that talk through the programs, for tests of what the flow table remembers.
+//! A client and an endpoint that talk through the programs, for tests of the state in the flow
+//! table.
 
 use std::net::IpAddr;
 
@@ -8,11 +9,12 @@ use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::table::{CLIENT_PORT, Terms};
 
-/// Sequence number of the client's SYN, and of the endpoint's SYN-ACK.
+/// The sequence numbers of the client's SYN, and of the endpoint's SYN-ACK.
 pub(crate) const SYN_NUMBER: u32 = 1000;
 pub(crate) const ANSWER_NUMBER: u32 = 5000;
 
-/// One client's packets to a frontend, and the answers to it. The endpoint is the one that the flow table names.
+/// One client's packets to a frontend, and the answers. The endpoint is the one that the flow table
+/// names.
 #[derive(Clone, Copy)]
 pub(crate) struct Dialogue {
     pub(crate) terms: Terms,
@@ -33,7 +35,7 @@ impl Dialogue {
         self.terms.request(self.frontend).source(self.terms.at(self.client))
     }
 
-    /// A segment of the client after its SYN, acknowledging the SYN-ACK; a datagram for UDP.
+    /// A segment of the client after its SYN, which acknowledges the SYN-ACK; a datagram for UDP.
     pub(crate) fn request(self, flags: u8) -> Packet {
         if !self.terms.tcp {
             return self.opening();
@@ -54,7 +56,7 @@ impl Dialogue {
         harness.run(self.terms.hook, &self.request(flags))
     }
 
-    /// The two entries of this dialogue.
+    /// The request entry and the reply entry of this dialogue.
     #[track_caller]
     pub(crate) fn entries(self, harness: &Harness) -> (FlowEntry, FlowEntry) {
         let request = self.request_entry(harness).expect("no request entry");
@@ -73,7 +75,7 @@ impl Dialogue {
         flows.into_iter().find(|entry| entry.is_request() && entry.from == from && entry.to == to)
     }
 
-    /// A packet of the endpoint, as it comes back by eth0 or leaves this node.
+    /// A packet of the endpoint, as it arrives on eth0 or leaves this node.
     #[track_caller]
     pub(crate) fn answer_packet(self, harness: &Harness, flags: u8) -> Packet {
         let (request, _) = self.entries(harness);
@@ -100,7 +102,7 @@ impl Dialogue {
         harness.run(if local { Hook::Egress } else { self.terms.hook }, packet)
     }
 
-    /// Ends a TCP connection: both sides send a FIN, and acknowledge the other's.
+    /// Closes a TCP connection: both sides send a FIN and acknowledge that of the other.
     #[track_caller]
     pub(crate) fn close(self, harness: &Harness) {
         const FIN_ACK: u8 = flag::FIN | flag::ACK;
@@ -111,7 +113,7 @@ impl Dialogue {
         harness.run(self.terms.hook, &last);
     }
 
-    /// As if nothing had come for so many seconds.
+    /// Makes the flow appear idle for `seconds`.
     #[track_caller]
     pub(crate) fn idle(self, harness: &mut Harness, seconds: u32) {
         let jiffies = seconds * HZ;
@@ -121,7 +123,8 @@ impl Dialogue {
         }
     }
 
-    /// Opens it and assures it: SYN, SYN-ACK, ACK; or three datagrams, the last one after two seconds.
+    /// Opens the flow and assures it: SYN, SYN-ACK, ACK; or three datagrams, the last one after two
+    /// seconds.
     #[track_caller]
     pub(crate) fn establish(self, harness: &Harness) {
         for outcome in [self.open(harness).outcome, self.answer(harness, flag::SYN | flag::ACK).outcome] {
@@ -132,7 +135,7 @@ impl Dialogue {
         assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}");
     }
 
-    /// As if a UDP flow that is not assured had begun more than two seconds ago.
+    /// Makes an unassured UDP flow appear to have begun more than two seconds ago.
     pub(crate) fn let_stream(self, harness: &Harness) {
         let (request, _) = self.entries(harness);
         if !self.terms.tcp && request.state & ASSURED == 0 {

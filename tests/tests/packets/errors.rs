@@ -1,4 +1,5 @@
-//! ICMP errors about packets of flows: outside and inside become what the receiver of the error knows.
+//! ICMP errors about packets of flows: the outer header and the quote are translated to what the
+//! receiver of the error knows.
 
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
@@ -13,17 +14,18 @@ const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 
-/// More than any quote.
+/// More bytes than any quote has.
 pub(crate) const WHOLE: usize = 1000;
 
 pub(crate) fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
 }
 
-/// Type, code and last word of the header of one error of each kind.
+/// The type, the code and the last word of the header of one error of each kind.
 pub(crate) fn kinds(terms: Terms) -> Vec<(u8, u8, [u8; 4])> {
     if terms.v4() {
-        // Fragmentation needed with an MTU, the unreachables, time exceeded twice, parameter problem.
+        // Fragmentation needed with an MTU, the unreachables, time exceeded twice, parameter
+        // problem.
         vec![
             (3, 4, [0, 0, 5, 0x14]),
             (3, 0, [0; 4]),
@@ -48,7 +50,7 @@ pub(crate) fn port_unreachable(terms: Terms) -> (u8, u8, [u8; 4]) {
     if terms.v4() { (3, 3, [0; 4]) } else { (1, 4, [0; 4]) }
 }
 
-/// An error of `from`, sent to whom `about` comes from, which it quotes up to `quoted` bytes.
+/// An error of `from`, sent to the source of `about`, with a quote of up to `quoted` bytes of it.
 pub(crate) fn error(
     terms: Terms,
     (kind, code, rest): (u8, u8, [u8; 4]),
@@ -67,7 +69,7 @@ fn long(packet: Packet) -> Packet {
 }
 
 pub(crate) struct Quoted {
-    /// As who sends the error saw it, and as its receiver knows it.
+    /// The packet as the sender of the error saw it, and as its receiver knows it.
     pub(crate) seen: Packet,
     pub(crate) known: Packet,
 }
@@ -84,7 +86,7 @@ pub(crate) fn reply(terms: Terms, to: (Spot, u16)) -> Quoted {
     Quoted { seen: long(terms.replied(to)).ttl(7), known }
 }
 
-/// Makes the flow, with a reply.
+/// Creates the flow, with a reply.
 pub(crate) fn dialogue(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
     let forwarded = terms.forwarded(to, NEAR, Device::Eth0, Spot::RouterNear);
     [
@@ -93,7 +95,7 @@ pub(crate) fn dialogue(terms: Terms, to: (Spot, u16)) -> [Step; 2] {
     ]
 }
 
-/// Errors of `from` about requests, as they come and as the client gets them.
+/// Errors of `from` about requests, as they arrive and as the client receives them.
 pub(crate) fn to_client(
     terms: Terms,
     kind: (u8, u8, [u8; 4]),
@@ -107,8 +109,8 @@ pub(crate) fn to_client(
     Step::new(&comes, "replied-icmp-error", &goes)
 }
 
-/// Errors about replies, as they come and as the endpoint on another node gets them: from this node, whose packets it
-/// answers.
+/// Errors about replies, as they arrive and as the endpoint on another node receives them: from
+/// this node, whose packets it answers.
 pub(crate) fn to_endpoint(
     terms: Terms,
     kind: (u8, u8, [u8; 4]),
@@ -144,7 +146,7 @@ fn about_flows_to_other_nodes() {
     });
 }
 
-/// In by one device, out by another.
+/// Errors that arrive on one device and leave by another.
 #[test]
 fn by_another_device() {
     table::run(|terms| {
@@ -180,19 +182,19 @@ fn about_flows_to_endpoints_on_this_node() {
                 Step::new(&answer, "replied-local", &answered).leaving(),
             ];
             for kind in kinds(terms) {
-                // Of the endpoint, and of this node's own stack.
+                // The sender is the endpoint, or the stack of this node.
                 for from in [Spot::Local, Spot::Node, Spot::NodePod0] {
                     let leaves = error(terms, kind, from, &delivered, WHOLE);
                     let known = error(terms, kind, to.0, &long(terms.request(to)), WHOLE);
                     steps.push(Step::new(&leaves, "replied-local-icmp-error", &known).leaving());
                 }
-                // Of a router on the way to the client, which the endpoint may know.
+                // The sender is a router on the path to the client, which the endpoint may know.
                 for from in [Spot::Router, Spot::Client] {
                     let comes = error(terms, kind, from, &answered, WHOLE);
                     let known = error(terms, kind, from, &answer, WHOLE);
                     steps.push(Step::new(&comes, "delivered-icmp-error", &known));
                 }
-                // Seen by the wrong hook.
+                // The wrong hook sees the error.
                 let leaves = error(terms, kind, Spot::Local, &delivered, WHOLE);
                 steps.push(Step::passed(&leaves, "passed-stale-flow"));
                 let comes = error(terms, kind, Spot::Client, &answered, WHOLE);
@@ -219,7 +221,7 @@ fn errors_that_pass() {
             of(&seen.clone().destination(terms.at((Spot::OtherNear, ENDPOINT_PORT)))),
             "passed-icmp-no-flow",
         );
-        // Anybody can quote anything; only whom the packet came from is told.
+        // Anybody can quote anything; only the source of the quoted packet gets the error.
         pass(of(&seen).with(|p| p.destination = Spot::NodeEth1.of(terms.family)), "passed-icmp-no-flow");
         let quote = seen.bytes()[14..].to_vec();
         let of_bytes = |change: fn(&mut Vec<u8>)| {
@@ -253,7 +255,7 @@ fn errors_that_pass() {
     });
 }
 
-/// No error speaks of an error.
+/// No error is sent about an error.
 #[test]
 fn errors_that_cannot_go_on() {
     table::run(|terms| {
@@ -266,7 +268,7 @@ fn errors_that_cannot_go_on() {
     });
 }
 
-/// Whatever XDP cannot finish is as it came.
+/// A packet that XDP cannot finish is left unchanged.
 #[test]
 fn what_xdp_leaves_to_tc() {
     everywhere(|harness, terms| {
@@ -307,7 +309,7 @@ fn delivered_by_xdp() {
     });
 }
 
-/// Anybody can send an error: the flow stays as it was, whether it is assured or not.
+/// An error can come from any host: the flow stays as it was, whether it is assured or not.
 #[test]
 fn the_flow_stays_as_it_is() {
     everywhere(|harness, terms| {
@@ -320,7 +322,8 @@ fn the_flow_stays_as_it_is() {
                 } else {
                     dialogue.open(harness);
                 }
-                // The next hop is no part of the state: the first packet that needs it resolves it.
+                // The next hop is not part of the state: the first packet that needs it resolves
+                // it.
                 let flows = |harness: &Harness| -> Vec<FlowEntry> {
                     let entries = harness.flows(terms.family).into_iter();
                     entries.map(|entry| FlowEntry { hop: 0, epoch: 0, ..entry }).collect()

@@ -1,4 +1,5 @@
-//! IPv6 extension headers before the transport header, and IPv4's counterpart, options, in `untouched`.
+//! IPv6 extension headers before the transport header, and IPv4 options, their counterpart, in
+//! `untouched`.
 
 use traffic_policy_testing::harness::{Device, Frontend, Input, Setup, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport};
@@ -21,7 +22,7 @@ fn with(packet: &Packet, extensions: &[Extension]) -> Packet {
     packet.clone().with(|p| p.extensions = extensions.to_vec())
 }
 
-/// Chains that are walked.
+/// Chains of headers that are parsed.
 fn chains() -> Vec<Vec<Extension>> {
     let mut chains: Vec<_> =
         [HOP_BY_HOP, ROUTING, DESTINATION].map(|number| vec![Extension::padding(number, 1)]).into();
@@ -100,7 +101,7 @@ fn chains_that_pass() {
     });
 }
 
-/// Extension headers before and behind the fragment header.
+/// Extension headers before and after the fragment header.
 #[test]
 fn with_fragments() {
     v6(|terms| {
@@ -129,7 +130,7 @@ fn with_fragments() {
     });
 }
 
-/// No prefix of a chain is taken for one.
+/// No prefix of a chain is taken for a whole one.
 #[test]
 fn truncated_anywhere() {
     everywhere(|harness, terms| {

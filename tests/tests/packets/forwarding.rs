@@ -1,4 +1,4 @@
-//! The ways of translated packets: to endpoints on other nodes and on this one, and back.
+//! The paths of translated packets: to endpoints on other nodes and on this one, and back.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Setup, Spot};
 use traffic_policy_testing::packet::flag;
@@ -59,7 +59,7 @@ fn endpoints_on_other_nodes() {
     });
 }
 
-/// Then the reply leaves as the request came, to the MAC address that sent it.
+/// The reply then leaves by the device of the request, to the MAC address that sent it.
 #[test]
 fn clients_without_a_route() {
     table::run(|terms| {
@@ -108,7 +108,8 @@ fn endpoints_on_this_node() {
     });
 }
 
-/// The node's routes decide, for a slice need not name a node: its own address, or one behind a device of a pod.
+/// The node's routes decide, as a slice need not name a node: an endpoint is local at the node's
+/// own address, or behind the device of a pod.
 #[test]
 fn endpoints_on_this_node_by_their_route() {
     table::run(|terms| {
@@ -135,8 +136,8 @@ fn endpoints_on_this_node_by_their_route() {
     });
 }
 
-/// A tunnel without Ethernet header, say. Delivered here it would keep the client's address, and the endpoint would answer
-/// the client directly.
+/// A tunnel without Ethernet header, for example. If the packet were delivered here, it would keep
+/// the client's address, and the endpoint would answer the client directly.
 #[test]
 fn an_endpoint_of_another_node_behind_a_device_without_programs() {
     table::run(|terms| {
@@ -161,7 +162,8 @@ fn an_endpoint_of_another_node_behind_a_device_without_programs() {
 #[test]
 fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
     table::run(|terms| {
-        // The endpoint has the frontend's port; its address is neither a Service's nor the node's.
+        // The endpoint has the frontend's port; its address is neither that of a Service nor that
+        // of the node.
         let local = (Spot::Local, PORT);
         let delivered = terms.request(NODE).destination(terms.at(local));
         vec![Case::new(
@@ -175,7 +177,7 @@ fn a_packet_that_xdp_delivered_is_not_new_in_tc() {
     });
 }
 
-/// Not even if what XDP made of it is addressed to another frontend.
+/// The delivered packet is left alone even if it is addressed to another frontend.
 #[test]
 fn a_delivered_packet_that_looks_like_another_request() {
     harness::with(|harness| {
@@ -232,7 +234,8 @@ fn monotonic() -> u64 {
     std::time::Duration::from(now).as_nanos() as u64
 }
 
-/// A neighbour that is not resolved, a way that XDP cannot go: TC does it, and finds the packet as it came.
+/// A neighbour that is not resolved, or a path that XDP cannot take: TC handles it, and finds the
+/// packet unchanged.
 #[test]
 fn what_xdp_cannot_finish() {
     table::run(|terms| {
@@ -273,7 +276,7 @@ fn what_xdp_cannot_finish() {
 fn ways_that_lead_nowhere() {
     table::run(|terms| {
         let unreachable = (Spot::Unreachable, ENDPOINT_PORT);
-        // The kernel says the same of it as of an address of its own; those are marked.
+        // The kernel's answer is the same as for a local address; those are marked.
         let nowhere = (Spot::Stranger, ENDPOINT_PORT);
         vec![
             Case::new(

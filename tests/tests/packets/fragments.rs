@@ -1,4 +1,4 @@
-//! Fragments: the first has the ports, the others learn them from it.
+//! Fragments: the first has the ports, the others get them from its record.
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
@@ -15,20 +15,20 @@ const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
-/// Largest payload that fits a packet of 1500 bytes in both families.
+/// The largest payload that fits a packet of 1500 bytes in both families.
 const SIZE: usize = 1448;
 
 fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
 }
 
-/// Four fragments, the last one short.
+/// A packet of four fragments, the last one short.
 fn long(packet: Packet, identification: u16) -> Packet {
     let payload: Vec<u8> = (0..4500u32).map(|at| (at * 7) as u8).collect();
     packet.payload(&payload).with(|p| p.label = identification)
 }
 
-/// Each fragment of one packet becomes the fragment of the other.
+/// Steps in which each fragment of one packet becomes the fragment of the other.
 fn steps(from: &Packet, outcome: &'static str, to: &Packet) -> Vec<Step> {
     let pairs = from.fragments(SIZE).into_iter().zip(to.fragments(SIZE));
     pairs.map(|(from, to)| Step::new(&from, outcome, &to)).collect()
@@ -43,7 +43,7 @@ fn both_ways_to_another_node() {
             let reply = terms.reply(NEAR, Device::Eth0, Spot::RouterNear);
             let mut all = steps(&long(terms.request(to), 1), "forwarded", &long(forwarded.clone(), 1));
             all.extend(steps(&long(reply.clone(), 2), "replied", &long(terms.replied(to), 2)));
-            // The same number in the other direction, and a flow that exists.
+            // The same identification in the other direction, with a flow that exists.
             all.extend(steps(&long(terms.request(to), 2), "forwarded", &long(forwarded, 2)));
             cases.push(Case::new("four fragments", setup(to, NEAR), all));
         }
@@ -102,7 +102,7 @@ fn short_fragments() {
     });
 }
 
-/// Nothing can be said of a later fragment before the first is here; after it, the order is free.
+/// A later fragment cannot be handled before the first has arrived; after it, the order is free.
 #[test]
 fn any_order_after_the_first() {
     table::run(|terms| {
@@ -168,7 +168,7 @@ fn dropped_first_fragments() {
     });
 }
 
-/// Only the first fragment is answered: RFC 1122 section 3.2.2.
+/// Only the first fragment is answered (RFC 1122 section 3.2.2).
 #[test]
 fn time_to_live_ends() {
     table::run(|terms| {
@@ -180,7 +180,7 @@ fn time_to_live_ends() {
     });
 }
 
-/// A later fragment that is dropped is one that the Service has refused.
+/// A dropped later fragment belongs to a datagram that the Service has refused.
 #[test]
 fn dropped_fragments_are_counted_for_the_service() {
     everywhere(|harness, terms| {
@@ -196,7 +196,7 @@ fn dropped_fragments_are_counted_for_the_service() {
     });
 }
 
-/// The way out takes 1400 bytes. XDP leaves it to TC.
+/// The MTU of the egress device is 1400 bytes. XDP leaves the packet to TC.
 #[test]
 fn too_long_for_the_way_out() {
     everywhere(|harness, terms| {
@@ -221,7 +221,7 @@ fn too_long_for_the_way_out() {
                 ran.expect_frame(&whole.payload(&rest).with(|p| p.fragment_offset += 1376 / 8));
             }
         }
-        // With DF it is the sender's own business.
+        // With DF the packet is not split.
         if terms.v4() && !terms.xdp() {
             let first = fragments[0].clone().with(|p| p.dont_fragment = true);
             harness.run(terms.hook, &first).expect("rejected-mtu-exceeded");
@@ -229,7 +229,7 @@ fn too_long_for_the_way_out() {
     });
 }
 
-/// The later ones are here before TC has had the first.
+/// The later fragments arrive before TC has handled the first.
 #[test]
 fn what_xdp_leaves_to_tc() {
     everywhere(|harness, terms| {
@@ -282,7 +282,8 @@ fn every_fragment_is_counted() {
     });
 }
 
-/// A segment that is not of the conversation does not keep it alive, and no fragment of it does.
+/// A segment that does not belong to the conversation does not keep it alive, nor does any fragment
+/// of it.
 #[test]
 fn fragments_of_what_the_flow_ignores() {
     everywhere(|harness, terms| {
@@ -319,7 +320,7 @@ fn fragments_of_what_the_flow_ignores() {
     });
 }
 
-/// A datagram whose flow went away while it came.
+/// The flow of a datagram was removed while its fragments arrived.
 #[test]
 fn a_record_without_a_flow() {
     everywhere(|harness, terms| {
@@ -333,8 +334,9 @@ fn a_record_without_a_flow() {
     });
 }
 
-/// A later fragment by the record of an earlier flow with the same source port. Until its first packet the entry that it meets keeps the
-/// SYN's numbers where bytes are counted.
+/// A later fragment uses the record of an earlier flow with the same source port. Until its first
+/// packet, the entry that it finds holds the sequence numbers of the SYN in the field where bytes
+/// are counted.
 #[test]
 fn the_record_of_an_earlier_flow() {
     everywhere(|harness, terms| {
@@ -354,7 +356,7 @@ fn the_record_of_an_earlier_flow() {
     });
 }
 
-/// RFC 6946: a fragment header on a packet that is whole.
+/// RFC 6946: a whole packet with a fragment header.
 #[test]
 fn atomic_fragments() {
     table::run(|terms| {

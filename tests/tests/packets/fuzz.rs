@@ -1,4 +1,5 @@
-//! Random bytes: the programs handle them without a fault, and change nothing that is not addressed to a frontend.
+//! Random bytes: the programs handle them without a fault, and change nothing that is not addressed
+//! to a frontend.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -10,8 +11,8 @@ use crate::table::{ENDPOINT_PORT, PORT, Terms};
 fn set_up(harness: &mut Harness) {
     let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::Local, ENDPOINT_PORT), (Spot::Slim, ENDPOINT_PORT)];
     harness.set_up(&Setup::of(Frontend::new(Spot::Node, PORT).endpoints(&endpoints)));
-    // Every packet is looked at, whatever its port.
-    // SAFETY: the element is mapped, and no program runs meanwhile.
+    // Every packet passes the prefilter, whatever its port. SAFETY: the element is mapped, and no
+    // program runs meanwhile.
     unsafe { harness.tables.prefilter.pointer().write_bytes(0xff, 1) };
 }
 
@@ -31,7 +32,7 @@ fn run(cases: u32, frames: &(impl Strategy<Value = Vec<u8>> + Clone), terms: Ter
     ran.unwrap_or_else(|error| panic!("{terms:?}: {error}"));
 }
 
-/// Whether the bytes say the frontend's address.
+/// Whether the bytes contain the frontend's address as the destination.
 fn addressed(terms: Terms, frame: &[u8]) -> bool {
     let destination = match terms.at((Spot::Node, PORT)).0 {
         std::net::IpAddr::V4(address) => (30, address.octets().to_vec()),
@@ -60,7 +61,7 @@ fn random_bytes_after_the_ethernet_header() {
     });
 }
 
-/// A few bytes of a valid packet changed: much closer to the edges than random ones.
+/// Valid packets with a few bytes changed, which come closer to the edge cases than random ones.
 #[test]
 fn damaged_packets() {
     harness::with(|harness| {
@@ -80,8 +81,8 @@ fn damaged_packets() {
     });
 }
 
-/// Errors, fragments and chains of extension headers with a few bytes changed, at each hook, while their flows exist: what
-/// passes is untouched, which the harness checks.
+/// Errors, fragments and chains of extension headers with a few bytes changed, at each hook, while
+/// their flows exist: packets that are passed are unchanged, which the harness checks.
 #[test]
 fn damaged_irregular_packets() {
     harness::with(|harness| {

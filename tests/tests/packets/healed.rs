@@ -1,5 +1,5 @@
-//! Both entries of a flow say that it is assured. Of two CPUs that write a state at the same time one may undo that in one entry: such a
-//! flow must not go the slow way for ever.
+//! Repair of the assured bit. Both entries of a flow carry it; if two CPUs write the state at the
+//! same time, one may undo it in one entry. Such a flow must not take the slow path for ever.
 
 use traffic_policy_dataplane::Sweeper;
 use traffic_policy_ebpf::tcp::{ASSURED, Timeouts};
@@ -12,7 +12,7 @@ use crate::table::{ENDPOINT_PORT, PORT, Terms};
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const ACK: u8 = flag::ACK;
 
-/// Jiffies, far more than a test takes.
+/// Time-outs in jiffies, far longer than a test takes.
 const TIMEOUTS: Timeouts = Timeouts {
     established: 80_000_000,
     half_closed: 1_000_000,
@@ -30,7 +30,7 @@ enum Lost {
     Reply,
 }
 
-/// An established flow of which one entry has lost its bit.
+/// Makes an established flow of which one entry has lost its bit.
 fn damaged(harness: &mut Harness, terms: Terms, endpoint: Spot, lost: Lost) -> Dialogue {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])));
     let dialogue = Dialogue::new(terms, VIP);
@@ -49,7 +49,7 @@ fn assured((request, reply): (FlowEntry, FlowEntry)) -> [bool; 2] {
     [request, reply].map(|entry| entry.state & ASSURED != 0)
 }
 
-/// Outcomes of packets of each direction where no program is loaded but the entry program.
+/// The outcomes of a packet in each direction while only the entry program is loaded.
 fn without_the_slow_path(harness: &mut Harness, dialogue: Dialogue) -> [&'static str; 2] {
     harness
         .without_jumps(|harness| [dialogue.send(harness, ACK).outcome, dialogue.answer(harness, ACK).outcome])
@@ -64,13 +64,13 @@ fn by_a_sweep() {
             for lost in [Lost::Request, Lost::Reply] {
                 let dialogue = damaged(harness, terms, endpoint, lost);
                 if endpoint == Spot::Near {
-                    // The control: it is seen that a packet goes the slow way.
+                    // The control: it shows that a packet takes the slow path.
                     let slow = "passed-missed-tail-call";
                     assert!(without_the_slow_path(harness, dialogue).contains(&slow), "{lost:?}");
                 }
                 harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
                 assert_eq!(assured(dialogue.entries(harness)), [true; 2], "{endpoint:?} {lost:?}");
-                // A hop is found by the first packet of its direction.
+                // The first packet of each direction resolves its next hop.
                 dialogue.send(harness, ACK);
                 dialogue.answer(harness, ACK);
                 assert_eq!(without_the_slow_path(harness, dialogue), fast, "{endpoint:?} {lost:?}");
@@ -79,7 +79,7 @@ fn by_a_sweep() {
     });
 }
 
-/// Without an agent that sweeps: healed by the endpoint's next segment.
+/// The endpoint's next segment repairs it, without an agent that sweeps.
 #[test]
 fn by_a_reply() {
     everywhere(|harness, terms| {
@@ -94,7 +94,7 @@ fn by_a_reply() {
     });
 }
 
-/// The same, by the client's next datagram.
+/// The client's next datagram repairs it, without an agent that sweeps.
 #[test]
 fn by_a_datagram() {
     everywhere(|harness, terms| {
@@ -105,8 +105,8 @@ fn by_a_datagram() {
             let dialogue = damaged(harness, terms, endpoint, Lost::Request);
             let request =
                 |harness: &mut Harness| harness.without_jumps(|harness| dialogue.send(harness, ACK).outcome);
-            // The control: until then each datagram goes the slow way, and neither the way of an answer nor a sweep that has not come
-            // heals it.
+            // The control: until then each datagram takes the slow path; neither answers nor a
+            // sweep that has not run repair it.
             assert_eq!(request(harness), "passed-missed-tail-call", "{endpoint:?}");
             dialogue.answer(harness, ACK);
             assert_eq!(assured(dialogue.entries(harness)), [false, true], "{endpoint:?}");

@@ -1,4 +1,4 @@
-//! Next hops: kept as long as nothing changed, asked for again when something may have.
+//! Next hops: kept as long as nothing changed, resolved again when something may have.
 
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
@@ -33,7 +33,7 @@ fn route(harness: &Harness, terms: Terms, to: Spot, router: Spot) {
     harness.namespace().netlink(async |net| net.route(network, prefix, gateway).await).unwrap();
 }
 
-/// The MAC address that the client's next packet is sent to.
+/// The MAC address to which the client's next packet is sent.
 #[track_caller]
 fn sent_to(dialogue: Dialogue, harness: &Harness) -> Mac {
     let ran = dialogue.send(harness, ACK);
@@ -41,7 +41,7 @@ fn sent_to(dialogue: Dialogue, harness: &Harness) -> Mac {
     ran.frame[..6].try_into().unwrap()
 }
 
-/// Changes what is stored of all hops.
+/// Changes the stored age of all hops.
 fn age_hops(harness: &mut Harness, jiffies: u32) {
     let now = harness.now();
     for index in 1..4 {
@@ -100,7 +100,7 @@ fn new_flows_use_the_route_of_their_slot() {
     });
 }
 
-/// The flow moves with its route, and keeps its source address: the endpoint knows it by that.
+/// The flow follows its route, and keeps its source address, by which the endpoint knows it.
 #[test]
 fn a_route_that_moves_to_another_device() {
     everywhere(|harness, terms| {
@@ -140,7 +140,7 @@ fn a_reply_asks_for_the_way_back_once() {
     });
 }
 
-/// The MAC address that the answer to a new flow's first packet is sent to.
+/// The MAC address to which the answer to a new flow's first packet is sent.
 #[track_caller]
 fn way_back(dialogue: Dialogue, harness: &Harness, came_by: Device) -> Mac {
     dialogue.open(harness).expect("forwarded");
@@ -150,8 +150,8 @@ fn way_back(dialogue: Dialogue, harness: &Harness, came_by: Device) -> Mac {
     ran.frame[..6].try_into().unwrap()
 }
 
-/// The FIB is asked once for all flows of a client that have their replies on one CPU, until something may have
-/// changed.
+/// The FIB is looked up once for all flows of a client whose replies run on one CPU, until
+/// something may have changed.
 #[test]
 fn the_next_flow_of_a_client_asks_for_no_way_back() {
     everywhere(|harness, terms| {
@@ -171,7 +171,7 @@ fn the_next_flow_of_a_client_asks_for_no_way_back() {
             assert_eq!(way_back(harness, 5), Spot::Router.mac());
             neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
             assert_eq!(way_back(harness, 6), Spot::Router.mac());
-            // With this age no answer is young enough to be used again.
+            // With this age no result is recent enough to be used again.
             harness.change_config(|config| config.hop_max_age = 0);
             assert_eq!(way_back(harness, 7), MOVED);
             neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
@@ -179,7 +179,7 @@ fn the_next_flow_of_a_client_asks_for_no_way_back() {
     });
 }
 
-/// Rules of routing look at a reply's source, and at the device that it came by.
+/// Routing rules match a reply's source, and the device on which it arrived.
 #[test]
 fn another_question_about_a_client_has_its_own_answer() {
     const OTHER: (Spot, u16) = (Spot::OtherVip, PORT);
@@ -216,7 +216,8 @@ fn another_question_about_a_client_has_its_own_answer() {
     });
 }
 
-/// Established flows whose next hop is not resolved any more: XDP leaves them to TC as they are.
+/// Established flows whose neighbour entry is not resolved any more: XDP leaves them to TC
+/// unchanged.
 #[test]
 fn a_neighbour_that_is_lost() {
     everywhere(|harness, terms| {
@@ -256,7 +257,8 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
     });
 }
 
-/// A flow's first packet is counted when its entry is inserted, before it is known whether XDP can send it.
+/// A flow's first packet is counted when its entry is inserted, before it is known whether XDP can
+/// send it.
 #[test]
 fn a_first_packet_is_counted_once_and_only_if_it_is_sent() {
     everywhere(|harness, terms| {
@@ -280,8 +282,8 @@ fn a_first_packet_is_counted_once_and_only_if_it_is_sent() {
     });
 }
 
-/// Spoils what is stored of the ways to endpoints as a reader sees it that is overtaken by a writer: the source is
-/// another's.
+/// Damages the stored routes to endpoints as a reader sees them that races with a writer: the
+/// source is another's.
 fn spoil<A: Address>(routes: &mut Array<MapData, SlotRoute<A>>, other: A) {
     let mut spoilt = 0;
     for index in 0..routes.len().min(256) {
@@ -311,7 +313,7 @@ fn a_way_that_was_not_written_in_one_piece_is_asked_for_anew() {
     });
 }
 
-/// Then the kernel finds the neighbours itself, in TC.
+/// The kernel then resolves the neighbours itself, in TC.
 #[test]
 fn no_room_for_another_hop() {
     everywhere(|harness, terms| {

@@ -1,6 +1,6 @@
-//! Jumbo frames. In XDP a frame of more than a page lies in several buffers, with the headers in the first; the
-//! programs declare that they know such frames (`xdp.frags`). A test run puts about 3,520 bytes into the first buffer,
-//! as drivers do.
+//! Jumbo frames. In XDP a frame of more than a page lies in several buffers, with the headers in
+//! the first; the programs declare their support of such frames (`xdp.frags`). A test run puts
+//! about 3,520 bytes into the first buffer, as drivers do.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
@@ -14,11 +14,11 @@ const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const SLIM: (Spot, u16) = (Spot::Slim, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const MTU: usize = 9000;
-/// Bytes of an IP packet in one buffer.
+/// The bytes of an IP packet that fits one buffer.
 const ONE: usize = 3000;
 
-/// Bytes of IP packets, from one buffer to several. A test run of TC takes one page only: real sockets send more by TC,
-/// in `policy::jumbo`.
+/// Lengths of IP packets in bytes, from one buffer to several. A test run of TC takes one page
+/// only: `policy::jumbo` sends more by TC with real sockets.
 fn lengths(terms: Terms) -> impl Iterator<Item = usize> {
     [ONE, 4000, MTU].into_iter().take(if terms.xdp() { 3 } else { 1 })
 }
@@ -27,15 +27,15 @@ fn setup(endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[endpoint]))
 }
 
-/// The packet with as much payload as makes the IP packet so long. Rows about the fast path give TCP other flags than
-/// SYN, with which a packet takes the slow path whatever its length.
+/// Fills the packet with payload up to this length of the IP packet. Rows about the fast path give
+/// TCP other flags than SYN, with which a packet takes the slow path whatever its length.
 fn long(packet: Packet, terms: Terms, length: usize) -> Packet {
     let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
     let payload: Vec<u8> = (0..length - header).map(|at| (at * 7) as u8).collect();
     packet.payload(&payload)
 }
 
-/// Rows on a node whose eth0 and eth1 have the MTU of jumbo frames.
+/// Runs rows on a node whose eth0 and eth1 have the MTU of jumbo frames.
 fn run(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| {
         let widened = harness.namespace().netlink(async |net| {
@@ -47,7 +47,7 @@ fn run(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
     });
 }
 
-/// A connection that is open, or an answered datagram: what follows is established.
+/// Opens a connection, or exchanges a datagram and its answer: what follows is established.
 fn opened(
     terms: Terms,
     endpoint: (Spot, u16),
@@ -98,7 +98,8 @@ fn both_ways_by_one_device() {
     });
 }
 
-/// Not every driver sends frames of several buffers that XDP redirects to it: TC sends them.
+/// TC sends these frames, as not every driver sends frames of several buffers that XDP redirects to
+/// it.
 #[test]
 fn by_another_device() {
     run(|_, terms| {
@@ -136,7 +137,7 @@ fn to_an_endpoint_here() {
     });
 }
 
-/// XDP leaves fragments of several buffers to TC, as it does all such frames that are rare.
+/// XDP leaves fragments of several buffers to TC, like all rare frames of that kind.
 #[test]
 fn fragments() {
     run(|_, terms| {
@@ -155,7 +156,7 @@ fn fragments() {
     });
 }
 
-/// TC makes the answers to such frames, as it can reach the bytes in further buffers.
+/// TC generates the answers to such frames, as it can reach the bytes in further buffers.
 #[test]
 fn answers() {
     run(|_, terms| {

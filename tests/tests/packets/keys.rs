@@ -1,4 +1,4 @@
-//! Two IPv6 flows of which one has the other's key: neither gets the translation of the other.
+//! Two IPv6 flows with the same key: neither gets the translation of the other.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -43,7 +43,7 @@ fn only_ipv6(work: impl Fn(&mut Harness, Terms, Spot) + Sync) {
     });
 }
 
-/// `packet` must not be translated by another flow's entry.
+/// Checks that `packet` is not translated by another flow's entry.
 #[track_caller]
 fn untranslated(harness: &Harness, hook: Hook, packet: &Packet, outcome: &str) {
     let ran = harness.run(hook, packet);
@@ -74,12 +74,14 @@ fn a_request_whose_key_is_taken_has_no_flow() {
         let local = request.kind == kind::DELIVER;
         assert_eq!(dialogue.send(harness, flag::ACK).outcome, if local { "delivered" } else { "forwarded" });
         let entries = harness.flows(terms.family);
-        // Where the endpoint is local, the reply entry that was left was taken for the flow that could not be made.
+        // If the endpoint is local, the remaining reply entry was used for the flow that could not
+        // be created.
         assert_eq!(entries.len(), if local { 1 } else { 2 }, "what was tried is gone: {entries:#?}");
     });
 }
 
-/// The most that somebody who finds such an address can do: one port of one client, until his own flow is over.
+/// The most that an attacker with such an address can do: block one port of one client until the
+/// attacker's own flow is over.
 #[test]
 fn no_more_than_one_port_is_kept_out() {
     only_ipv6(|harness, terms, endpoint| {
@@ -94,7 +96,7 @@ fn no_more_than_one_port_is_kept_out() {
         assert!(harness.flows(terms.family).contains(&taken), "the other's flow is as it was");
         harness.change(&taken, |entry| entry.go_back(TIMEOUTS.established + SLACK));
         let mut sweeper = sweeper();
-        // The first marks, the second deletes.
+        // The first sweep marks, the second deletes.
         harness.sweep(&mut sweeper, false);
         harness.sweep(&mut sweeper, false);
         dialogue.open(harness).expect(served);
@@ -121,7 +123,8 @@ fn a_reply_whose_key_is_taken_stays_as_it_is() {
     });
 }
 
-/// An attacker who knew what a node folds by could choose a source whose key towards one frontend is that of a client's flow to another one.
+/// An attacker who knew a node's seed could choose a source whose key towards one frontend is that
+/// of a client's flow to another one.
 #[test]
 fn a_source_chosen_for_one_seed_shares_no_key_under_another() {
     let [client, node, vip] =

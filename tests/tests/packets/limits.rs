@@ -1,4 +1,4 @@
-//! Exhausted resources: room in the table, source ports, tuples. Other flows go on.
+//! Exhausted resources: table entries, source ports, tuples. Other flows go on.
 
 use traffic_policy_dataplane::MapSizes;
 use traffic_policy_testing::harness::{self, FlowEntry, Frontend, HZ, Harness, Hook, Input, Setup, Spot};
@@ -19,7 +19,7 @@ fn setup(endpoint: Spot) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000)
 }
 
-/// Flows that are not assured make room, the oldest first; of assured ones none does.
+/// Unassured flows make room, the oldest first; assured ones never do.
 #[test]
 fn a_full_table() {
     everywhere(|harness, terms| {
@@ -39,7 +39,8 @@ fn full(harness: &mut Harness, terms: Terms, outcome: &str) {
     (1..=64).for_each(|port| of_port(port).establish(harness));
     (65..=128).for_each(|port| open(port, harness));
     assert_eq!(harness.flows(terms.family).len(), 256, "two entries a flow in a table of 256");
-    // The first places of the queue are those of flows that are assured by now: one new flow may look at no more than 48.
+    // The flows in the first places of the queue are assured by now: one new flow may look at no
+    // more than 48.
     let found_room = (500..520).filter(|port| of_port(*port).open(harness).outcome == outcome).count();
     assert!(found_room >= 18, "{found_room} of 20 new flows, {terms:?}");
     assert!((1..=64).all(|port| is_there(port, harness)), "no assured flow makes room");
@@ -51,7 +52,8 @@ fn full(harness: &mut Harness, terms: Terms, outcome: &str) {
     assert_eq!(harness.flows(terms.family).len(), 256, "both entries of each");
 }
 
-/// If all flows are assured, and none has expired, there is no room, as in a full table of conntrack.
+/// If all flows are assured, and none has expired, there is no room, as in a full table of
+/// conntrack.
 #[test]
 fn a_table_full_of_flows_that_stand() {
     everywhere(|harness, terms| {
@@ -91,7 +93,8 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
     });
 }
 
-/// Of a pool of so many ports 95 % can be used towards one endpoint before the first client is refused.
+/// 95 % of the ports of a pool this large can be used towards one endpoint before the first client
+/// is refused.
 #[test]
 fn nearly_all_of_a_pool_can_be_used() {
     const PORTS: u16 = 1000;
@@ -108,7 +111,8 @@ fn nearly_all_of_a_pool_can_be_used() {
     });
 }
 
-/// RFC 6191: a port may be used again long before TIME_WAIT ends. conntrack's `nf_nat_may_kill` does the same.
+/// RFC 6191: a port may be used again long before TIME_WAIT ends, as in conntrack's
+/// `nf_nat_may_kill`.
 #[test]
 fn ports_of_flows_that_are_over_are_used_again() {
     everywhere(|harness, terms| {
@@ -162,7 +166,7 @@ fn ports_of_flows_that_are_over_are_used_again() {
     });
 }
 
-/// Datagrams: a question that has its answer, or none, is over after ten seconds; a stream is not.
+/// Datagrams: a request, answered or not, is over after ten seconds; a stream is not.
 #[test]
 fn ports_of_questions_that_are_over_are_used_again() {
     everywhere(|harness, terms| {
@@ -194,8 +198,8 @@ fn ports_of_questions_that_are_over_are_used_again() {
     });
 }
 
-/// An endpoint that closes first is in TIME_WAIT: another client's SYN with older time stamps waits for a second there
-/// (RFC 7323 appendix B.2). So ports that are free come first.
+/// An endpoint that closes first is in TIME_WAIT: another client's SYN with older time stamps waits
+/// for a second there (RFC 7323 appendix B.2). Free ports therefore come first.
 #[test]
 fn free_ports_come_before_those_of_flows_that_are_over() {
     const FLOWS: u16 = 100;
@@ -219,8 +223,8 @@ fn free_ports_come_before_those_of_flows_that_are_over() {
     });
 }
 
-/// A search of 256 insertions that finds nothing is not made for each packet of a client that goes on asking: for two jiffies
-/// there is the first attempt only.
+/// A search of 256 insertions that fails is not repeated for each packet of a client that keeps
+/// trying: for two jiffies only the first attempt is made.
 #[test]
 fn a_search_that_has_just_failed_is_spared() {
     everywhere(|harness, terms| {
@@ -254,8 +258,9 @@ fn a_search_that_has_just_failed_is_spared() {
     });
 }
 
-/// An endpoint whose client never established its connection still awaits that when another client has got its port: it answers the SYN
-/// by what it expects (RFC 9293 section 3.10.7.4), and the client resets that.
+/// An endpoint whose client never established its connection still waits when another client has
+/// got its port: it answers the SYN by an ACK of the number that it expects (RFC 9293 section
+/// 3.10.7.4), and the client resets that.
 #[test]
 fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
     everywhere(|harness, terms| {
@@ -272,14 +277,15 @@ fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
         first.idle(harness, 20);
         second.open(harness).expect("forwarded");
         let segment = |ack| second.answer_packet(harness, ACK).numbers(ANSWER_NUMBER + 1, ack);
-        // As many bytes as it has sent.
+        // The acknowledgement number equals the number of bytes that the client has sent, which is
+        // not accepted.
         second.answered(harness, &segment(0)).expect("passed-out-of-window");
         second.answered(harness, &segment(FIRST + 1)).expect("replied");
     });
 }
 
-/// Clients open connections again that are over, while on another CPU new ones take their ports: no CPU writes over an element that
-/// the other has removed, which is another flow's by then.
+/// Clients reopen closed connections, while on another CPU new flows take their ports: no CPU
+/// overwrites an element that the other has removed, which belongs to another flow by then.
 #[test]
 fn connections_begin_anew_while_their_ports_are_taken() {
     const PORTS: std::ops::Range<u16> = 5000..5032;
@@ -318,7 +324,7 @@ fn connections_begin_anew_while_their_ports_are_taken() {
     });
 }
 
-/// A reply entry whose request entry has gone on with another port: that one lives.
+/// The request entry of a reply entry has gone on with another port: the request entry lives.
 #[test]
 fn a_port_that_was_left_behind_is_used_again() {
     everywhere(|harness, terms| {
@@ -343,7 +349,8 @@ fn a_port_that_was_left_behind_is_used_again() {
     });
 }
 
-/// Anybody may open and reset: a connection at a time is one entry pair and one port.
+/// A client may open and reset at will: one connection at a time holds one pair of entries and one
+/// port.
 #[test]
 fn one_client_port_never_holds_more_than_one_port() {
     everywhere(|harness, terms| {
@@ -371,7 +378,8 @@ fn an_empty_pool_hurts_no_endpoint_of_this_node() {
     });
 }
 
-/// One client port, two frontends, one endpoint of this node: what the endpoint sees must differ.
+/// One client port, two frontends, one endpoint of this node: the endpoint must see two different
+/// tuples.
 #[test]
 fn two_frontends_that_meet_in_one_tuple() {
     everywhere(|harness, terms| {

@@ -1,4 +1,5 @@
-//! The compiled programs, packet by packet. Needs root; without it each test fails with a sentence that says so.
+//! The compiled programs, packet by packet. Needs root; without it each test fails with an
+//! explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

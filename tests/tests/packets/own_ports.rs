@@ -1,4 +1,5 @@
-//! Ports of the pool that the node itself has in use: a process has bound one, or a masquerade has given one to a pod's connection.
+//! Ports of the pool that the node itself uses: a process has bound one, or a masquerade has given
+//! one to a pod's connection.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ fn leaves(harness: &Harness, packet: &Packet) {
 #[test]
 fn a_new_flow_towards_the_same_endpoint_gets_another() {
     everywhere(|harness, terms| {
-        // Where the search begins depends on the time.
+        // The start of the search depends on the time.
         for client in 1..8 {
             harness.set_up(&setup(&[OWN, FREE]));
             leaves(harness, &own(terms, NEAR));
@@ -48,8 +49,8 @@ fn a_new_flow_towards_the_same_endpoint_gets_another() {
     });
 }
 
-/// A port is one flow's towards one endpoint: towards others it is as free as ever, and so is what the node uses outside of pool and
-/// endpoints.
+/// A port that is in use towards one endpoint is as free as ever towards others, and so is one that
+/// the node uses outside of the pool or towards other destinations.
 #[test]
 fn no_other_port_is_held() {
     everywhere(|harness, terms| {
@@ -62,7 +63,7 @@ fn no_other_port_is_held() {
     });
 }
 
-/// The node's own connection goes on when another port has been found: neither it nor the flow disturbs the other.
+/// The node's own connection goes on after another port has been found: neither disturbs the other.
 #[test]
 fn both_go_on() {
     everywhere(|harness, terms| {
@@ -82,7 +83,8 @@ fn both_go_on() {
     });
 }
 
-/// A port that a flow has already stays the flow's: answers to a process of the node that binds it go to the flow's client.
+/// A port that a flow already has stays with the flow: answers to a process of the node that binds
+/// it later go to the flow's client.
 #[test]
 fn a_flow_that_was_first_keeps_its_port() {
     everywhere(|harness, terms| {
@@ -98,7 +100,7 @@ fn a_flow_that_was_first_keeps_its_port() {
     });
 }
 
-/// As if a second were a jiffy.
+/// A setup in which a second is one jiffy.
 fn hurried() -> Setup {
     setup(&[OWN]).with(|setup| setup.hz = 1)
 }
@@ -125,7 +127,7 @@ fn a_connection_holds_its_port_until_it_ends() {
             harness.set_up(&hurried());
             leaves(harness, &own(terms, NEAR));
             let start = harness.now();
-            // Longer than a port is held after an end.
+            // Longer than a port is held after the end of a flow.
             while harness.now().wrapping_sub(start) < 40 {
                 sleep(Duration::from_millis(10));
             }

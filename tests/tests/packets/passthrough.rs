@@ -1,4 +1,4 @@
-//! Packets to no Service, and malformed ones: passed on as they came, byte for byte.
+//! Packets to no Service, and malformed ones: passed unchanged, byte for byte.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;
@@ -10,13 +10,13 @@ use crate::table::{self, Case, ENDPOINT_PORT, PORT, Step, Terms};
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 
-/// With endpoints on both sides, so that nothing can hide behind a missing route.
+/// A setup with endpoints on both sides, so that a missing route cannot hide a mistake.
 fn setup() -> Setup {
     Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[NEAR, (Spot::Local, ENDPOINT_PORT)]))
 }
 
-/// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may share them, and its port may
-/// be one of the pool.
+/// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may collide
+/// with them, and its port may be one of the pool.
 #[test]
 fn a_service_address_that_collides_with_the_nodes_is_served() {
     everywhere(|harness, terms| {
@@ -28,8 +28,8 @@ fn a_service_address_that_collides_with_the_nodes_is_served() {
     });
 }
 
-/// The prefilter compares the node's primary address itself. Other addresses, and that one where the agent does
-/// not know it, go by bits.
+/// The prefilter compares the node's primary address itself. Other addresses, and the primary one
+/// where the agent does not know it, are matched by bits.
 #[test]
 fn node_ports_are_served_by_the_primary_address_or_by_its_bit() {
     everywhere(|harness, terms| {
@@ -74,8 +74,8 @@ fn other_ports_and_addresses() {
     });
 }
 
-/// A switch that does not know an address yet floods frames: what is for another machine is left to it, even if both
-/// have the Service's address.
+/// A switch that does not know an address yet floods frames: a frame for another machine is left to
+/// it, even if both have the Service's address.
 #[test]
 fn frames_for_other_machines() {
     table::run(|terms| {
@@ -85,7 +85,8 @@ fn frames_for_other_machines() {
     });
 }
 
-/// The fast path compares no MAC address: a flooded frame of a flow that stands is one more copy for its endpoint.
+/// The fast path compares no MAC address: a flooded frame of an established flow is one more copy
+/// for its endpoint.
 #[test]
 fn frames_for_other_machines_of_a_flow_that_stands() {
     table::run(|terms| {
@@ -137,7 +138,7 @@ fn other_protocols() {
     });
 }
 
-/// No prefix of a packet is taken for one. A test run wants a whole Ethernet header.
+/// No prefix of a packet is taken for a whole one. A test run needs a complete Ethernet header.
 #[test]
 fn truncated_anywhere() {
     harness::with(|harness| {
@@ -172,7 +173,8 @@ fn truncated_anywhere() {
     });
 }
 
-/// The kernel makes no socket buffer for a test run of less than an IP header; live ones may be as short.
+/// The kernel makes no socket buffer for a test run of less than an IP header; live ones may be as
+/// short.
 fn shortest(terms: Terms) -> usize {
     match (terms.xdp(), terms.v4()) {
         (true, _) => 14,
@@ -196,7 +198,7 @@ fn headers_that_lie() {
             let length = (bytes.len() - ip) as u16;
             steps.extend((0..16).filter(|v| *v != 4).map(|version| changed(ip, &[version << 4 | 5])));
             steps.extend((0..5).map(|words| changed(ip, &[0x40 | words])));
-            // Fragments and ICMP errors are read elsewhere.
+            // Fragments and ICMP errors are parsed elsewhere.
             let with = |bytes_at: &[(usize, u8)]| {
                 let mut frame = bytes.clone();
                 bytes_at.iter().for_each(|(at, value)| frame[*at] = *value);
@@ -254,8 +256,8 @@ fn options_of_all_lengths_are_kept() {
     });
 }
 
-/// The sender names the stops on the way (LSRR, SSRR): what the stack accepts of that is a setting of the host, and its
-/// default is nothing (`accept_source_route`, RFC 7126 sections 4.3 and 4.4).
+/// Source routes (LSRR, SSRR): a setting of the host decides whether the stack accepts them, and
+/// its default is to accept none (`accept_source_route`, RFC 7126 sections 4.3 and 4.4).
 #[test]
 fn source_routes_are_left_to_the_stack() {
     const HOP: [u8; 4] = [192, 0, 2, 77];
@@ -277,11 +279,11 @@ fn source_routes_are_left_to_the_stack() {
                 steps.push(Step::passed(&later, "passed-unsupported-header"));
             }
         }
-        // An option whose length makes no sense ends the reading, in the stack, too.
+        // An option with an invalid length ends the parsing, in the stack, too.
         for lying in [[7, 0, 131, 7], [7, 1, 131, 7], [131, 7, 4, 0], [1, 1, 1, 131]] {
             steps.push(Step::passed(&with(terms.request(NODE), &lying), "passed-malformed"));
         }
-        // Bytes behind the end of the list, or within another option, are no source route.
+        // Bytes after the end of the list, or within another option, are not a source route.
         for options in [[0, 131, 7, 4], [148, 4, 131, 4]] {
             let forwarded = terms.forwarded(NODE, NEAR, Device::Eth0, Spot::RouterNear);
             steps.push(Step::new(
@@ -294,7 +296,7 @@ fn source_routes_are_left_to_the_stack() {
     });
 }
 
-/// No sender begins and ends a connection at once; conntrack calls it invalid.
+/// No sender begins and ends a connection at once; conntrack calls such a segment invalid.
 #[test]
 fn a_syn_with_a_fin_opens_nothing() {
     table::run(|terms| {
@@ -306,8 +308,8 @@ fn a_syn_with_a_fin_opens_nothing() {
     });
 }
 
-/// kubespray takes Services and pods from one /16: 10.233.0.0/18 and 10.233.64.0/18. Only what is in the range itself
-/// is looked at.
+/// kubespray takes Services and pods from one /16: 10.233.0.0/18 and 10.233.64.0/18. Only packets
+/// to the range itself are looked at.
 #[test]
 fn addresses_beside_the_service_cidr() {
     table::run(|terms| {

@@ -9,7 +9,8 @@ use crate::errors::{
 };
 use crate::table::{self, Case, Step};
 
-/// With and without the TCP checksum, and cut at every byte: RFC 792 wants eight of the transport header at least.
+/// Quotes with and without the TCP checksum, and cut at every byte: RFC 792 demands at least eight
+/// bytes of the transport header.
 #[test]
 fn quotes_of_any_length() {
     table::run(|terms| {
@@ -17,7 +18,7 @@ fn quotes_of_any_length() {
         let mut steps = Vec::from(dialogue(terms, NODE));
         for quoted in 0..ip + 40 {
             if terms.tcp && quoted == ip + 17 {
-                // Half a checksum stays as it is.
+                // Half a checksum stays unchanged.
                 continue;
             }
             if quoted >= ip + 8 {
@@ -34,7 +35,7 @@ fn quotes_of_any_length() {
     });
 }
 
-/// Bytes after the packet are no part of the quote.
+/// Bytes after the packet are not part of the quote.
 #[test]
 fn padding_is_no_quote() {
     table::run(|terms| {
@@ -82,7 +83,7 @@ fn longer_headers_outside_and_inside() {
     });
 }
 
-/// The quoted fragment is the first: it has the ports.
+/// The quoted fragment is the first, which has the ports.
 #[test]
 fn about_fragments() {
     table::run(|terms| {

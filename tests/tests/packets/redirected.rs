@@ -1,5 +1,6 @@
-//! Replies of endpoints on this node that routing would send out of another device for their new source: by rules of
-//! routing, a node with a way of its own for each of its addresses, endpoints on a card of their own.
+//! Replies of endpoints on this node that routing sends out of another device once they have their
+//! new source: by routing rules, on a node with a separate uplink for each of its addresses, or
+//! with endpoints on a card of their own.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::lab::Family;
@@ -10,16 +11,17 @@ use crate::dialogue::Dialogue;
 use crate::errors::{WHOLE, error, port_unreachable};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
-/// Rules lead what comes from these out by eth1, slim0, and to a router of eth0 whose MAC address is not known.
+/// Rules route packets from these sources out by eth1, by slim0, and to a router of eth0 whose MAC
+/// address is not known.
 const BY_ETH1: (Spot, u16) = (Spot::Vip, PORT);
 const BY_SLIM0: (Spot, u16) = (Spot::OtherVip, PORT);
 const BY_ETH0: (Spot, u16) = (Spot::NodeEth1, PORT);
-/// Of this one routing says nothing else: by eth0.
+/// Packets from this source have no rule: they leave by eth0.
 const NODE: (Spot, u16) = (Spot::Node, PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 
-/// Packets with this mark are routed by the main table, as AWS's plugin has it.
+/// Packets with this mark are routed by the main table, as with AWS's plugin.
 const MARK: u32 = 0x80;
 const MAIN: u32 = 254;
 
@@ -42,7 +44,7 @@ fn add_rules(harness: &Harness) {
     }
 }
 
-/// As [`table::run`], with rules of routing.
+/// A variant of [`table::run`] with routing rules.
 fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| {
         add_rules(harness);
@@ -54,19 +56,19 @@ fn frontend((spot, port): (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[LOCAL]))
 }
 
-/// The client's first packet, which comes by a device.
+/// The client's first packet, which arrives on a device.
 fn comes(terms: Terms, to: (Spot, u16), device: Device) -> Step {
     let request = terms.request(to).macs(Spot::Router.mac(), device.mac());
     let delivered = request.clone().destination(terms.at(LOCAL));
     Step::new(&request, "delivered", &delivered).by(device)
 }
 
-/// The endpoint's answer, as the kernel has routed it to leave by eth0.
+/// The endpoint's answer, which the kernel has routed to eth0.
 fn answer(terms: Terms) -> Packet {
     terms.answer(LOCAL, CLIENT).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63)
 }
 
-/// The same as it is sent out of eth1.
+/// The same packet as it is sent out of eth1.
 fn by_eth1(packet: &Packet, terms: Terms) -> Packet {
     packet.clone().source(terms.at(BY_ETH1)).macs(Device::Eth1.mac(), Spot::RouterFar.mac())
 }
@@ -83,7 +85,7 @@ fn the_way_of_the_new_source_is_taken() {
         let refused = error(terms, kind, Spot::Local, &request(BY_ETH1), WHOLE);
         let known = error(terms, kind, BY_ETH1.0, &terms.request(BY_ETH1), WHOLE)
             .macs(Device::Eth1.mac(), Spot::RouterFar.mac());
-        // The kernel finds the neighbour, and writes the MAC addresses after us.
+        // The kernel resolves the neighbour, and writes the MAC addresses afterwards.
         let unresolved = answer(terms).source(terms.at(BY_ETH0));
         let chained = Frontend::new(NODE.0, NODE.1).endpoints(&[BY_ETH0]);
         let to_frontend = terms.request(NODE).destination(terms.at(BY_ETH0));
@@ -160,7 +162,7 @@ fn as_the_kernel_has_routed_it() {
     });
 }
 
-/// Its sender is told as by any router whose way out is narrower.
+/// The sender gets the same error as from any router whose egress MTU is smaller.
 #[test]
 fn what_does_not_fit_the_other_device() {
     run(|terms| {
@@ -192,7 +194,7 @@ fn what_does_not_fit_the_other_device() {
     });
 }
 
-/// The FIB's answer holds until routes or rules change, and no longer.
+/// The FIB's answer is used until routes or rules change, and no longer.
 #[test]
 fn asked_again_when_something_may_have_changed() {
     harness::with(|harness| {
@@ -226,8 +228,8 @@ fn asked_again_when_something_may_have_changed() {
     });
 }
 
-/// XDP knows a member of a bond by its own number, and replies leave by the bond: it is asked once, and not after each
-/// change of routes.
+/// XDP knows a member of a bond by its own index, and replies leave by the bond: the FIB is queried
+/// once, and not after each change of routes.
 #[test]
 fn a_request_by_a_device_that_is_not_known() {
     harness::with(|harness| {
@@ -256,7 +258,8 @@ fn a_request_by_a_device_that_is_not_known() {
     });
 }
 
-/// A client that comes back by another device with the same port: its new conversation's entry knows the new device.
+/// A client that comes back by another device with the same port: the entry of its new conversation
+/// has the new device.
 #[test]
 fn a_conversation_that_begins_again_by_another_device() {
     harness::with(|harness| {

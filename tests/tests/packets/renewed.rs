@@ -1,4 +1,4 @@
-//! Tests share loaded programs: none sees what another has left.
+//! Tests share loaded programs: none sees the state that another has left.
 
 use traffic_policy_ebpf::abi::HOPS;
 use traffic_policy_testing::harness::{self, Frontend, Setup, Spot};
@@ -20,7 +20,8 @@ fn nothing_of_an_earlier_test_is_left() {
             assert_eq!(entries.len(), programs, "{name}");
         }
 
-        // Whatever the packet path writes itself, up to the last next hop, and an event; then something in every map.
+        // Everything that the packet path writes itself, up to the last next hop, and an event;
+        // then an entry in every map.
         for terms in Terms::all() {
             let frontend = Frontend::new(Spot::Vip, PORT).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
             harness.set_up(&Setup::of(frontend));

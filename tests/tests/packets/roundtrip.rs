@@ -1,4 +1,5 @@
-//! Whatever the packet: translated there and back, addresses and ports are what they were, and every checksum is right.
+//! Translation there and back of random packets: addresses and ports are restored, and every
+//! checksum is right.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
@@ -88,7 +89,7 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
     expect_from_ip(&expected, &back.frame);
 }
 
-/// A unicast address that nothing here has.
+/// A unicast address that nothing else here has.
 fn client(terms: Terms, bytes: [u8; 16]) -> IpAddr {
     if terms.v4() {
         [bytes[0] % 8 + 40, bytes[1], bytes[2], bytes[3]].into()
@@ -116,7 +117,7 @@ fn decorate(terms: Terms, draw: &Draw, packet: Packet) -> Packet {
     })
 }
 
-/// MAC addresses are the business of other tests.
+/// Compares from the IP header on: MAC addresses are the subject of other tests.
 #[track_caller]
 fn expect_from_ip(expected: &Packet, found: &[u8]) {
     let mut expected = expected.bytes();

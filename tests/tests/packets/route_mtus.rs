@@ -1,4 +1,4 @@
-//! Routes that name an MTU of their own, as the agent writes them down.
+//! Routes that name an MTU of their own, as the agent writes them to the map.
 
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::lab::Family;
@@ -18,13 +18,13 @@ fn setup(endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[endpoint]))
 }
 
-/// With as much payload as makes the IP packet so long.
+/// Fills the packet with payload up to this length of the IP packet.
 fn long(packet: Packet, terms: Terms, length: usize) -> Packet {
     let header = if terms.v4() { 20 } else { 40 } + if terms.tcp { 20 } else { 8 };
     packet.payload(&vec![7; length - header])
 }
 
-/// A packet that is too long: TC tells the sender what fits.
+/// A packet that is too long: TC reports the MTU to the sender.
 fn refused(terms: Terms, packet: &Packet, mtu: u16) -> Step {
     if terms.xdp() {
         Step::passed(packet, "passed-to-tc")
@@ -90,7 +90,7 @@ fn replies_are_judged_by_the_route_to_the_client() {
     });
 }
 
-/// RFC 791: IPv4 that may be fragmented is, by the route's MTU.
+/// RFC 791: an IPv4 packet without DF is fragmented to the route's MTU.
 #[test]
 fn what_may_be_fragmented_is() {
     table::run(|terms| {
@@ -108,7 +108,8 @@ fn what_may_be_fragmented_is() {
     });
 }
 
-/// Stored next hops have the MTU that they were resolved with, until the route epoch says that it may be another.
+/// Stored next hops keep the MTU with which they were resolved, until the route epoch shows that it
+/// may have changed.
 #[test]
 fn a_changed_mtu_holds_from_the_next_epoch_on() {
     everywhere(|harness, terms| {
@@ -124,7 +125,7 @@ fn a_changed_mtu_holds_from_the_next_epoch_on() {
         becomes(harness, "forwarded");
         harness.change_config(|config| config.route += 1);
         becomes(harness, too_long);
-        // No map is asked of whose family no route names an MTU.
+        // The map of a family is not looked up if none of its routes names an MTU.
         harness.change_config(|config| config.route_mtus ^= 3);
         harness.change_config(|config| config.route += 1);
         becomes(harness, "forwarded");

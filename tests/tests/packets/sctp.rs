@@ -1,5 +1,5 @@
-//! SCTP: whole packets in and out, their checksums computed in full by the tests. What the flow table remembers
-//! is in [`crate::associations`].
+//! SCTP: whole packets in and out, with checksums that the tests compute in full. The state in the
+//! flow table is tested in [`crate::associations`].
 
 use traffic_policy_testing::harness::{Device, Frontend, Setup, Spot};
 use traffic_policy_testing::packet::chunk::{
@@ -16,15 +16,16 @@ pub(crate) const VIP: (Spot, u16) = (Spot::Vip, PORT);
 const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 const FAR: (Spot, u16) = (Spot::Far, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
-/// An endpoint here whose port is the Service's: nothing of a packet changes but addresses.
+/// An endpoint on this node whose port is that of the Service: only the addresses of a packet
+/// change.
 const SAME: (Spot, u16) = (Spot::Local, PORT);
 pub(crate) const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 
-/// Initiate tags.
+/// Initiate tags of the client and of the endpoint.
 pub(crate) const CLIENT_TAG: u32 = 0xc11e_4711;
 pub(crate) const ENDPOINT_TAG: u32 = 0x0e0d_0042;
 
-/// A chunk, padded to four bytes.
+/// Builds a chunk, padded to four bytes.
 pub(crate) fn chunk(kind: u8, flags: u8, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(4 + value.len()).unwrap().to_be_bytes();
     let mut chunk = [&[kind, flags], &length[..], value].concat();
@@ -33,7 +34,7 @@ pub(crate) fn chunk(kind: u8, flags: u8, value: &[u8]) -> Vec<u8> {
 }
 
 fn opening(kind: u8, tag: u32) -> Vec<u8> {
-    // A window, ten streams each way, the first number.
+    // The window, ten streams each way, the first number.
     let rest = [0, 1, 0, 0, 0, 10, 0, 10, 1, 2, 3, 4];
     chunk(kind, 0, &[&tag.to_be_bytes()[..], &rest].concat())
 }
@@ -51,7 +52,7 @@ pub(crate) fn data(length: usize) -> Vec<u8> {
     chunk(DATA, 3, &value)
 }
 
-/// A packet of the tables as one of SCTP: the same addresses and ports.
+/// A packet of the tables as an SCTP packet with the same addresses and ports.
 pub(crate) fn sctp(packet: &Packet, tag: u32, chunk: &[u8]) -> Packet {
     let (source, destination) = match &packet.transport {
         Transport::Tcp(tcp) => (tcp.source, tcp.destination),
@@ -62,7 +63,7 @@ pub(crate) fn sctp(packet: &Packet, tag: u32, chunk: &[u8]) -> Packet {
     Packet { transport, ..packet.clone() }.payload(chunk)
 }
 
-/// Once for each hook and family: the columns of UDP are left out.
+/// Runs rows once for each hook and family: the columns of UDP are left out.
 fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     table::run(|terms| if terms.tcp { rows(terms) } else { Vec::new() });
 }
@@ -71,7 +72,8 @@ fn setup((spot, port): (Spot, u16), endpoint: (Spot, u16)) -> Setup {
     Setup::of(Frontend::new(spot, port).endpoints(&[endpoint]))
 }
 
-/// Packets of both sides of an association, the client's first: tag and chunk, and whether the client sends it.
+/// Packets of both sides of an association, the client's first: whether the client sends it, the
+/// tag and the chunk.
 fn conversation() -> Vec<(bool, u32, Vec<u8>)> {
     let mut said = vec![
         (true, 0, init(CLIENT_TAG)),
@@ -175,8 +177,8 @@ fn options_and_extension_headers() {
     });
 }
 
-/// The packets of an aggregate of SCTP are as long as their sender has cut them. The number in the place of a segment's
-/// size (GSO_BY_FRAGS, 65,535) is not taken for their length.
+/// The packets of an SCTP aggregate are as long as their sender has cut them. The number in place
+/// of a segment size (GSO_BY_FRAGS, 65,535) is not taken for their length.
 #[test]
 fn an_aggregate_of_whole_packets_is_sent_on() {
     run(|terms| {
@@ -195,7 +197,7 @@ fn an_aggregate_of_whole_packets_is_sent_on() {
     });
 }
 
-/// `bpf_skb_change_tail` makes one packet of it, whose bytes lie together, before it is cut.
+/// `bpf_skb_change_tail` linearizes the aggregate into one packet before it is cut.
 #[test]
 fn an_aggregate_whose_ttl_ends_is_answered() {
     run(|terms| {
@@ -210,7 +212,8 @@ fn an_aggregate_whose_ttl_ends_is_answered() {
     });
 }
 
-/// Without a flow: only an INIT alone in its packet, with tag 0, makes one. The stack answers what is its own.
+/// Only an INIT that is alone in its packet, with tag 0, creates a flow. The stack answers packets
+/// to the node itself.
 #[test]
 fn what_opens_nothing_is_left_to_the_stack() {
     run(|terms| {
@@ -259,8 +262,8 @@ fn nobody_there() {
     });
 }
 
-/// A changed port changes the checksum by a number that depends on its distance from the packet's end, which a first
-/// fragment does not tell.
+/// A changed port changes the checksum by a number that depends on its distance from the packet's
+/// end, which a first fragment does not show.
 #[test]
 fn fragments() {
     const SIZE: usize = 1448;
@@ -299,7 +302,7 @@ fn fragments() {
     });
 }
 
-/// A packet that may be fragmented leaves in two pieces, of which the second is seen here.
+/// A packet without DF leaves in two pieces, of which the second is seen here.
 #[test]
 fn too_long_for_the_way_out() {
     run(|terms| {
@@ -323,7 +326,7 @@ fn too_long_for_the_way_out() {
     });
 }
 
-/// An ICMP error quotes ports and tag at least. A checksum that is quoted, too, stays as it was.
+/// An ICMP error quotes at least ports and tag. A quoted checksum stays unchanged.
 #[test]
 fn icmp_errors() {
     run(|terms| {

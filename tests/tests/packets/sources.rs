@@ -1,4 +1,4 @@
-//! Sources that no packet from outside can have: they make no flow, and get no answer.
+//! Sources that no packet from outside can have: they create no flow, and get no answer.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Hook, Setup, SourceCheck, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
@@ -20,7 +20,8 @@ fn from(terms: Terms, source: &str) -> Packet {
     terms.request(NODE).source((source.parse().unwrap(), CLIENT_PORT))
 }
 
-/// RFC 6890 and RFC 1122 section 3.2.1.3: networks that are no source, and what is just outside of them.
+/// RFC 6890 and RFC 1122 section 3.2.1.3: networks that are not valid sources, and addresses just
+/// outside of them.
 #[test]
 fn reserved_networks() {
     table::run(|terms| {
@@ -58,7 +59,7 @@ fn reserved_networks() {
     });
 }
 
-/// The reply would come back by the way it went, and be taken for a request again.
+/// The reply would return to this node, and be taken for a request again.
 #[test]
 fn addresses_of_this_node_and_of_its_frontends() {
     table::run(|terms| {
@@ -77,7 +78,7 @@ fn addresses_of_this_node_and_of_its_frontends() {
                 [Step::dropped(&request((Spot::NodeEth1, CLIENT_PORT)), MARTIAN)],
             ),
             Case::new("another frontend", setup(), [Step::dropped(&request(VIP), MARTIAN)]),
-            // That of a load balancer may be one of another node's addresses.
+            // The address of a load balancer may be one of another node's addresses.
             Case::new(
                 "a frontend's address, another port",
                 setup(),
@@ -100,7 +101,7 @@ fn addresses_of_this_node_and_of_its_frontends() {
     });
 }
 
-/// By an uplink, which is what the programs are attached to.
+/// The packet arrives on an uplink, to which the programs are attached.
 #[test]
 fn pods_of_this_node() {
     table::run(|terms| {
@@ -146,7 +147,7 @@ fn what_a_source_check_asks() {
     });
 }
 
-/// A segment or datagram of a flow that stands is not judged: the check costs new flows only.
+/// A segment or datagram of an established flow is not checked: the check costs new flows only.
 #[test]
 fn nothing_is_left_behind() {
     harness::with(|harness| {
@@ -168,7 +169,8 @@ fn nothing_is_left_behind() {
     });
 }
 
-/// A process, or a masquerade for a pod, asked from a port that is also a node port: conntrack knows whose the answer is.
+/// A process, or a masquerade for a pod, has sent a request from a port that is also a node port:
+/// conntrack knows to which of them an answer belongs.
 #[test]
 fn answers_to_what_this_node_has_asked() {
     harness::with(|harness| {
@@ -180,7 +182,7 @@ fn answers_to_what_this_node_has_asked() {
             harness.run(Hook::Egress, &question).expect("passed");
             let expected = if terms.tcp { "forwarded" } else { "passed-own-answer" };
             harness.run(terms.hook, &answer(terms)).expect(expected);
-            // Another server, another client: requests as ever.
+            // Another server, another client: an ordinary request.
             let other = terms.request(NODE).source(terms.at((Spot::Client, 54)));
             harness.run(terms.hook, &other).expect(if terms.tcp {
                 "dropped-no-snat-port"
@@ -191,7 +193,8 @@ fn answers_to_what_this_node_has_asked() {
     });
 }
 
-/// The question says whose the answer is, before anything of the answer is judged: its flow, its source, the Service's endpoints.
+/// The request alone identifies the answer, before anything of the answer is checked: its flow, its
+/// source, the Service's endpoints.
 #[test]
 fn an_answer_is_known_by_its_question_alone() {
     harness::with(|harness| {
@@ -203,7 +206,8 @@ fn an_answer_is_known_by_its_question_alone() {
                 let ran = harness.run(terms.hook, &answer(server));
                 assert_eq!(ran.outcome, "passed-own-answer", "{what}, {terms:?}");
             };
-            // Each time what is said without the question comes first: it shows what another order would say.
+            // Each case begins with the outcome without the request: it shows the result of any
+            // other order of checks.
             harness.set_up(&setup());
             harness.run(terms.hook, &answer(VIP)).expect(MARTIAN);
             own(harness, VIP, "a frontend's address and port");

@@ -1,5 +1,5 @@
-//! Segments that are not of the conversation whose addresses and ports they have: an off-path attacker
-//! cannot know its numbers. RFC 5961, and conntrack's windows.
+//! Segments that do not belong to the conversation whose addresses and ports they have: an off-path
+//! attacker cannot know its sequence numbers. RFC 5961, and conntrack's windows.
 
 use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Ran, Setup, Spot};
@@ -15,10 +15,11 @@ const ACK: u8 = flag::ACK;
 const FIN_ACK: u8 = flag::FIN | flag::ACK;
 const RST_ACK: u8 = flag::RST | flag::ACK;
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
-/// The numbers of a stranger, from those that would be right: beyond any window, before it, and half a circle away.
+/// Offsets of an attacker's numbers from the right ones: beyond any window, before it, and half a
+/// circle away.
 const GUESSES: [u32; 6] = [1 << 18, 1 << 24, 1 << 30, 1 << 31, 0xc000_0000, 0_u32.wrapping_sub(1 << 18)];
 
-/// TCP, with an endpoint on this node and on another.
+/// Runs a test with TCP, with an endpoint on this node and with one on another.
 fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
@@ -31,7 +32,7 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
     });
 }
 
-/// A segment of the client or of the endpoint whose numbers are so far from the right ones.
+/// Sends a segment of the client or of the endpoint whose numbers are this far from the right ones.
 fn spoof(harness: &Harness, dialogue: Dialogue, reply: bool, flags: u8, (sequence, ack): (u32, u32)) -> Ran {
     let packet = if reply { dialogue.answer_packet(harness, flags) } else { dialogue.request(flags) };
     let packet = packet.with(|packet| {
@@ -51,7 +52,8 @@ fn states(harness: &Harness, dialogue: Dialogue) -> (u8, u8) {
 
 const OPEN: (u8, u8) = (ASSURED, ASSURED | ANSWERED);
 
-/// The connection goes on by the same entries, both ways, in the entry programs alone.
+/// Checks that the connection goes on with the same entries, in both directions, in the entry
+/// programs alone.
 #[track_caller]
 fn lives(harness: &mut Harness, dialogue: Dialogue, before: std::net::SocketAddr) {
     assert_eq!(states(harness, dialogue), OPEN);
@@ -64,7 +66,8 @@ fn lives(harness: &mut Harness, dialogue: Dialogue, before: std::net::SocketAddr
     });
 }
 
-/// Whatever a stranger sends, in either direction: it is sent on, for the host to judge, and changes nothing.
+/// An attacker's segment, in either direction, is forwarded, so that the host decides, and changes
+/// nothing.
 #[test]
 fn segments_without_the_right_numbers_change_nothing() {
     each(|harness, _, dialogue| {
@@ -90,7 +93,8 @@ fn segments_without_the_right_numbers_change_nothing() {
     });
 }
 
-/// A1 (a): the endpoint answers it with a challenge ACK (RFC 5961 section 4), as without a proxy in between.
+/// A spoofed reset and a SYN keep the flow: the endpoint answers the SYN with a challenge ACK (RFC
+/// 5961 section 4), as without a proxy in between.
 #[test]
 fn a_spoofed_reset_and_a_syn_keep_the_mapping() {
     each(|harness, _, dialogue| {
@@ -107,7 +111,7 @@ fn a_spoofed_reset_and_a_syn_keep_the_mapping() {
     });
 }
 
-/// An idle flow ends in its time, whatever a stranger sends. (conntrack: INVALID does not refresh.)
+/// An idle flow ends in time, whatever an attacker sends. (conntrack: INVALID does not refresh.)
 #[test]
 fn segments_without_the_right_numbers_do_not_keep_a_flow_alive() {
     each(|harness, _, dialogue| {
@@ -126,7 +130,7 @@ fn segments_without_the_right_numbers_do_not_keep_a_flow_alive() {
     });
 }
 
-/// A1 (b) and (c).
+/// A spoofed reset leaves the time-out of an established connection unchanged.
 #[test]
 fn a_spoofed_reset_does_not_shorten_the_idle_time() {
     each(|harness, terms, dialogue| {
@@ -144,7 +148,7 @@ fn a_spoofed_reset_does_not_shorten_the_idle_time() {
     });
 }
 
-/// A1 (d): connections of a Service whose endpoints were replaced.
+/// Connections of a Service whose endpoints were replaced.
 #[test]
 fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     each(|harness, _, dialogue| {
@@ -163,7 +167,7 @@ fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     });
 }
 
-/// A9: what was sent before a FIN may come behind it.
+/// A segment sent before a FIN may arrive after it.
 #[test]
 fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
     each(|harness, _, dialogue| {
@@ -178,7 +182,7 @@ fn a_retransmission_behind_a_fin_does_not_open_the_connection_again() {
         dialogue.answer(harness, FIN_ACK);
         harness.run(dialogue.terms.hook, &lost);
         assert_eq!(states(harness, dialogue), (ASSURED | FIN, ASSURED | ANSWERED | FIN));
-        // Data beyond it, in the window: it was none of this connection.
+        // Data beyond it, in the window: it does not belong to this connection.
         let beyond = dialogue.request(ACK).with(|packet| packet.tcp_mut().sequence += 101).payload(&[7; 100]);
         harness.run(dialogue.terms.hook, &beyond);
         assert_eq!(dialogue.entries(harness).0.state, ASSURED);
@@ -227,8 +231,9 @@ fn a_reset_with_the_right_number_ends_the_connection() {
     });
 }
 
-/// A2: a SYN with another's address makes an entry that matches what the endpoint sends to that other itself. An endpoint of
-/// this node sees the client's own port, so the direct connection has the very same tuple.
+/// A SYN with the address of another peer creates an entry that matches what the endpoint sends to
+/// that peer directly. An endpoint of this node sees the client's own port, so the direct
+/// connection has the very same tuple.
 #[test]
 fn a_spoofed_request_does_not_touch_a_direct_connection() {
     everywhere(|harness, terms| {
@@ -257,7 +262,8 @@ fn a_spoofed_request_does_not_touch_a_direct_connection() {
         }
         let (request, reply) = harness.flow(terms.family);
         assert_eq!((request.state, reply.state), (0, 0));
-        // The answer to that very SYN is a reply: to the one whose address it had, who resets it.
+        // The answer to that very SYN is a reply: it goes to the peer whose address the SYN had,
+        // which resets it.
         harness.run(Hook::Egress, &direct(SYN_ACK, ANSWER_NUMBER, SYN_NUMBER + 1)).expect("replied-local");
         harness.run(Hook::Egress, &direct(ACK, 700_000, 900_000)).expect("passed-out-of-window");
         harness.run(terms.hook, &syn.with(|syn| syn.tcp_mut().flags = flag::RST).numbers(SYN_NUMBER + 1, 0));
@@ -266,8 +272,9 @@ fn a_spoofed_request_does_not_touch_a_direct_connection() {
     });
 }
 
-/// UDP's like of it. Datagrams have no numbers, so nothing tells the endpoint's answers to the forged one from what it sends to that peer
-/// itself. The test holds on to what is conceded, and to its bounds.
+/// The same with UDP. Datagrams have no numbers, so nothing distinguishes the endpoint's answers to
+/// the forged one from what it sends to that peer directly. The test records what is conceded, and
+/// its bounds.
 #[test]
 fn a_datagram_in_anothers_name_diverts_one_tuple_until_its_flow_is_over() {
     everywhere(|harness, terms| {
@@ -282,28 +289,29 @@ fn a_datagram_in_anothers_name_diverts_one_tuple_until_its_flow_is_over() {
             packet.macs(Device::Eth0.mac(), Spot::RouterNear.mac())
         };
         let (diverted, other) = (direct(CLIENT_PORT), direct(CLIENT_PORT + 1));
-        // The control: without the forged one nothing is.
+        // The control: without the forged datagram nothing is diverted.
         harness.run(Hook::Egress, &diverted).expect("passed");
         let forged = terms.packet(to(CLIENT_PORT), NODE).macs(Spot::RouterNear.mac(), Device::Eth0.mac());
         harness.run(terms.hook, &forged).expect("delivered");
         let from_node = diverted.clone().source(terms.at(NODE));
         harness.run(Hook::Egress, &diverted).expect("replied-local").expect_frame(&from_node);
         harness.run(Hook::Egress, &other).expect("passed-not-service");
-        // What the peer itself sends reaches the endpoint as ever.
+        // Datagrams of the peer itself still reach the endpoint.
         let asks = Packet::udp(terms.at(to(CLIENT_PORT)), terms.at(local));
         harness.run(terms.hook, &asks.macs(Spot::RouterNear.mac(), Device::Eth0.mac())).expect("passed");
-        // Over when both have been silent for the time of answered datagrams.
+        // The flow is over when both have been silent for the time-out of answered datagrams.
         let (request, reply) = harness.flow(terms.family);
         idle(harness, (request, reply), TIMEOUTS.udp_answered + SLACK);
         let mut sweeper = sweeper();
-        // The first marks, the second deletes.
+        // The first sweep marks, the second deletes.
         harness.sweep(&mut sweeper, false);
         harness.sweep(&mut sweeper, false);
         harness.run(Hook::Egress, &diverted).expect("passed-not-service");
     });
 }
 
-/// Its benign form: first through the Service, then the same endpoint directly, from the same port.
+/// The benign form: first through the Service, then directly to the same endpoint, from the same
+/// port.
 #[test]
 fn a_direct_connection_may_follow_one_through_the_service() {
     each(|harness, _, dialogue| {
@@ -311,14 +319,15 @@ fn a_direct_connection_may_follow_one_through_the_service() {
         dialogue.close(harness);
         spoof(harness, dialogue, true, SYN_ACK, (1 << 20, 1 << 25)).expect("passed-out-of-window");
         spoof(harness, dialogue, true, ACK, (1 << 20, 1 << 25)).expect("passed-out-of-window");
-        // What is the old one's still is.
+        // Segments of the old connection are still handled as such.
         let outcome = dialogue.answer(harness, FIN_ACK).outcome;
         assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
     });
 }
 
-/// One client port, by a Service and directly to the same endpoint of this node, at once: who was first goes on, as nobody
-/// sees the direct connection before its answers leave. conntrack gives the later one another port.
+/// One client port, at once through a Service and directly to the same endpoint of this node: the
+/// first connection goes on, as the packet path does not see the direct one before its answers
+/// leave. conntrack gives the later one another port.
 #[test]
 fn a_direct_connection_beside_one_through_the_service() {
     everywhere(|harness, terms| {
@@ -328,11 +337,13 @@ fn a_direct_connection_beside_one_through_the_service() {
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)])));
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);
-        // The answer to the direct SYN leaves with the Service's address, and the client resets what it does not know.
+        // The answer to the direct SYN leaves with the Service's address, and the client resets the
+        // unknown connection.
         spoof(harness, dialogue, true, SYN_ACK, (1 << 20, 1 << 25)).expect("replied-local");
         assert_eq!(states(harness, dialogue), OPEN);
         dialogue.answer(harness, ACK).expect("replied-local");
-        // The other order: the endpoint's answers within the direct connection fit no SYN of the Service's.
+        // The other order: the endpoint's answers within the direct connection fit no SYN of the
+        // Service's.
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)])));
         dialogue.open(harness).expect("delivered");
         spoof(harness, dialogue, true, ACK, (1 << 20, 1 << 25)).expect("passed-out-of-window");
@@ -357,7 +368,8 @@ fn a_refused_connection_ends() {
     });
 }
 
-/// TCP fast open (RFC 7413): the SYN carries data, the SYN-ACK acknowledges it, and the endpoint's answer follows at once.
+/// TCP fast open (RFC 7413): the SYN carries data, the SYN-ACK acknowledges it, and the endpoint's
+/// answer follows at once.
 #[test]
 fn tcp_fast_open_is_assured() {
     each(|harness, _, dialogue| {

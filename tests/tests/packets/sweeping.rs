@@ -16,7 +16,7 @@ const ACK: u8 = flag::ACK;
 const FIN_ACK: u8 = flag::FIN | flag::ACK;
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
-/// In jiffies, far enough apart that a slow machine confuses none with another.
+/// Time-outs in jiffies, far enough apart that a slow machine does not confuse them.
 pub(crate) const TIMEOUTS: Timeouts = Timeouts {
     established: 1_000_000,
     half_closed: 500_000,
@@ -26,7 +26,7 @@ pub(crate) const TIMEOUTS: Timeouts = Timeouts {
     udp: 40_000,
     udp_answered: 90_000,
 };
-/// Jiffies around a time-out within which nothing is tested.
+/// The margin in jiffies around a time-out within which nothing is tested.
 pub(crate) const SLACK: u32 = 5000;
 
 pub(crate) fn sweeper() -> Sweeper {
@@ -38,7 +38,7 @@ fn set_up(harness: &mut Harness, endpoint: Spot) {
     harness.set_up(&Setup::of(frontend).pool(5000..6000));
 }
 
-/// As if the flow had been idle for so long.
+/// Makes the flow appear idle for this time.
 pub(crate) fn idle(harness: &mut Harness, (request, reply): (FlowEntry, FlowEntry), jiffies: u32) {
     let last = harness.now().wrapping_sub(jiffies);
     harness.change(&request, |entry| entry.last = last);
@@ -142,7 +142,7 @@ fn traffic_between_the_passes_keeps_a_flow() {
     });
 }
 
-/// After a restart nothing refers to the old reply entry. (Of TCP none stays.)
+/// No entry refers to the old reply entry after a restart. (For TCP none remains.)
 #[test]
 fn a_reply_entry_that_nobody_names_goes() {
     everywhere(|harness, terms| {
@@ -169,7 +169,7 @@ fn a_reply_entry_that_nobody_names_goes() {
     });
 }
 
-/// An endpoint that left the Service port with this index.
+/// The record of an endpoint that left the Service port with this index.
 fn gone_from(terms: Terms, service: u32, endpoint: SocketAddr) -> GoneEndpoint {
     let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
     GoneEndpoint { service, endpoint, protocol }
@@ -212,7 +212,7 @@ fn gone_endpoints_are_marked_and_no_others() {
     });
 }
 
-/// A client that never waits for answers, as of statsd, keeps its flow alive for ever.
+/// A client that never waits for answers, as with statsd, keeps its flow alive for ever.
 #[test]
 fn flows_that_are_not_assured_leave_a_gone_endpoint() {
     everywhere(|harness, terms| {
@@ -234,7 +234,7 @@ fn flows_that_are_not_assured_leave_a_gone_endpoint() {
     });
 }
 
-/// All flows, request entry first.
+/// All flows, as pairs with the request entry first.
 fn pairs(harness: &Harness, terms: Terms) -> Vec<(FlowEntry, FlowEntry)> {
     let flows = harness.flows(terms.family);
     let reply = |request: &FlowEntry| {
@@ -245,7 +245,8 @@ fn pairs(harness: &Harness, terms: Terms) -> Vec<(FlowEntry, FlowEntry)> {
     flows.iter().filter(|entry| entry.is_request()).map(|request| (*request, reply(request))).collect()
 }
 
-/// So many flows from these ports on, each brought into a state, all idle for so long.
+/// Makes a flow for each of these ports, brings it into a state, and makes it appear idle for this
+/// time.
 fn flows(harness: &mut Harness, terms: Terms, ports: std::ops::Range<u16>, reach: Reach, jiffies: u32) {
     for port in ports.clone() {
         reach(Dialogue::new(terms, VIP).with_port(port), harness);
@@ -257,7 +258,7 @@ fn flows(harness: &mut Harness, terms: Terms, ports: std::ops::Range<u16>, reach
     }
 }
 
-/// Client ports of the flows that are there.
+/// The client ports of the flows in the table.
 fn ports(harness: &Harness, terms: Terms) -> Vec<u16> {
     pairs(harness, terms).iter().map(|(request, _)| request.from.port()).collect()
 }
@@ -281,20 +282,22 @@ fn opened(dialogue: Dialogue, harness: &Harness) {
     dialogue.open(harness);
 }
 
-/// Number of flows to be removed until 70 % of the table of 256 are used. Where opening them takes more than five seconds, a later flow may
-/// have taken the port of a closed one: then there are fewer than were opened.
+/// The number of flows to be removed until 70 % of the table of 256 are used. If opening them takes
+/// more than five seconds, a later flow may have taken the port of a closed one: there are then
+/// fewer than were opened.
 fn too_many(harness: &Harness, terms: Terms) -> u32 {
     let left = SIZES.flows4 * 70 / 100;
     (harness.flows(terms.family).len() as u32 - left).div_ceil(2)
 }
 
-/// Numbers of entries that four sweeps remove.
+/// The numbers of entries that four sweeps remove.
 fn sweeps(harness: &mut Harness, terms: Terms) -> [u32; 4] {
     let mut sweeper = sweeper();
     [(); 4].map(|()| harness.sweep(&mut sweeper, false)[terms.family as usize].deleted)
 }
 
-/// From three quarters of the table on those go that were idle for longest, before their time, and no more than are too many.
+/// Above three quarters of the table, the flows that were idle for longest are removed before their
+/// time-out, and no more than the excess.
 #[test]
 fn a_nearly_full_table_lets_the_longest_idle_go() {
     everywhere(|harness, terms| {
@@ -310,7 +313,7 @@ fn a_nearly_full_table_lets_the_longest_idle_go() {
     });
 }
 
-/// However many of one idle time there are.
+/// The limit holds however many flows have the same idle time.
 #[test]
 fn a_nearly_full_table_lets_no_more_go_than_it_must() {
     everywhere(|harness, terms| {
@@ -322,7 +325,7 @@ fn a_nearly_full_table_lets_no_more_go_than_it_must() {
     });
 }
 
-/// An established TCP connection is never given up for another's sake, however long it has been idle.
+/// An established TCP connection is never removed for another flow, however long it has been idle.
 #[test]
 fn a_nearly_full_table_keeps_established_connections() {
     everywhere(|harness, terms| {
@@ -348,7 +351,7 @@ fn a_nearly_full_table_keeps_established_connections() {
     });
 }
 
-/// Expired flows go first, then those that may be over, and then half-closed ones.
+/// Expired flows are removed first, then those that may be over, and then half-closed ones.
 #[test]
 fn a_nearly_full_table_goes_by_classes() {
     everywhere(|harness, terms| {

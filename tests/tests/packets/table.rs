@@ -1,5 +1,6 @@
-//! Cases as rows: what the maps hold, then packets with their outcome by name and what they become. One row serves XDP
-//! and TC, both families, TCP and UDP, wherever its meaning is the same.
+//! Cases as rows: the content of the maps, then packets with their outcome by name and the packet
+//! that results. One row serves XDP and TC, both families, TCP and UDP, wherever its meaning is the
+//! same.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -41,18 +42,18 @@ impl Terms {
         (spot.of(self.family), port)
     }
 
-    /// A SYN or a datagram, MAC addresses not set.
+    /// A SYN or a datagram, with MAC addresses unset.
     pub(crate) fn packet(self, from: (Spot, u16), to: (Spot, u16)) -> Packet {
         let (from, to) = (self.at(from), self.at(to));
         if self.tcp { Packet::tcp(from, to, flag::SYN) } else { Packet::udp(from, to) }
     }
 
-    /// The first packet of the client, as the router hands it to eth0.
+    /// The first packet of the client, as the router sends it to eth0.
     pub(crate) fn request(self, to: (Spot, u16)) -> Packet {
         self.packet((Spot::Client, CLIENT_PORT), to).macs(Spot::Router.mac(), Device::Eth0.mac())
     }
 
-    /// The same for an endpoint on another node: as it leaves by `device` to `router`.
+    /// The same packet for an endpoint on another node, as it leaves by `device` to `router`.
     pub(crate) fn forwarded(
         self,
         to: (Spot, u16),
@@ -67,7 +68,7 @@ impl Terms {
             .ttl(63)
     }
 
-    /// A SYN-ACK or a datagram back to the pool port, as `router` hands it to `device`.
+    /// A SYN-ACK or a datagram back to the pool port, as `router` sends it to `device`.
     pub(crate) fn reply(self, endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
         self.answer(endpoint, (device.spot(), POOL_PORT)).macs(router.mac(), device.mac())
     }
@@ -82,18 +83,18 @@ impl Terms {
         }
     }
 
-    /// The reply of [`Self::reply`] as the client gets it.
+    /// The reply of [`Self::reply`] as the client receives it.
     pub(crate) fn replied(self, from: (Spot, u16)) -> Packet {
         self.answer(from, (Spot::Client, CLIENT_PORT)).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63)
     }
 }
 
-/// Expected frame after a packet's way through the programs.
+/// The expected frame after the programs have seen a packet.
 #[derive(Clone, Debug)]
 enum Becomes {
     Itself,
     Other(Vec<u8>),
-    /// Dropped, so it does not matter.
+    /// The packet is dropped, so its frame does not matter.
     Nothing,
 }
 
@@ -110,12 +111,12 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// A packet that comes in by eth0 and is passed on as it is.
+    /// A packet that arrives on eth0 and is passed unchanged.
     pub(crate) fn passed(packet: &Packet, outcome: &'static str) -> Self {
         Self::frame(packet.bytes(), outcome)
     }
 
-    /// As [`Self::passed`], for any bytes.
+    /// A variant of [`Self::passed`] for any bytes.
     pub(crate) fn frame(frame: Vec<u8>, outcome: &'static str) -> Self {
         let (device, becomes) = (Device::Eth0, Becomes::Itself);
         Self { frame, device, egress: false, segment: 0, mark: 0, outcome, becomes }
@@ -126,7 +127,7 @@ impl Step {
         Self { becomes: Becomes::Other(becomes.bytes()), ..Self::passed(packet, outcome) }
     }
 
-    /// As [`Self::new`], with the same bytes after both packets.
+    /// A variant of [`Self::new`] with the same bytes after both packets.
     pub(crate) fn with_trailer(
         packet: &Packet,
         outcome: &'static str,
@@ -141,22 +142,22 @@ impl Step {
         Self { becomes: Becomes::Nothing, ..Self::passed(packet, outcome) }
     }
 
-    /// Comes in by another device.
+    /// Makes the packet arrive on another device.
     pub(crate) fn by(self, device: Device) -> Self {
         Self { device, ..self }
     }
 
-    /// Leaves by eth0: seen at TC egress, whatever the column.
+    /// Makes the packet leave by eth0: it is seen at TC egress, whatever the column.
     pub(crate) fn leaving(self) -> Self {
         Self { egress: true, ..self }
     }
 
-    /// An aggregate of segments with this much payload, for TC.
+    /// Makes the packet an aggregate of segments with this much payload, for TC.
     pub(crate) fn segments(self, segment: u32) -> Self {
         Self { segment, ..self }
     }
 
-    /// With a mark, for TC.
+    /// Gives the packet a mark, for TC.
     pub(crate) fn marked(self, mark: u32) -> Self {
         Self { mark, ..self }
     }
@@ -176,7 +177,7 @@ impl Step {
         if let Some(difference) = difference(&expected, &ran.frame) {
             panic!("{}: {difference}", self.outcome);
         }
-        // Where the neighbour is not resolved, the kernel writes the MAC addresses after us.
+        // If the neighbour is not resolved, the kernel writes the MAC addresses afterwards.
         let back = hook == Hook::Xdp && expected.get(6..12) == Some(&self.device.mac()[..]);
         if matches!(ran.way, Way::Back | Way::Redirect) {
             assert_eq!(ran.way, if back { Way::Back } else { Way::Redirect }, "{}", render(&expected));
@@ -202,12 +203,12 @@ pub(crate) fn run(rows: impl Fn(Terms) -> Vec<Case> + Sync) {
     run_with(|_, terms| rows(terms));
 }
 
-/// As [`run`], for rows that need to know the devices' numbers or the time.
+/// A variant of [`run`] for rows that need the indices of the devices or the time.
 pub(crate) fn run_with(rows: impl Fn(&mut Harness, Terms) -> Vec<Case> + Sync) {
     harness::with(|harness| run_on(harness, &rows));
 }
 
-/// As [`run_with`], on a node that is prepared already.
+/// A variant of [`run_with`] on a node that is already set up.
 pub(crate) fn run_on(harness: &mut Harness, rows: &impl Fn(&mut Harness, Terms) -> Vec<Case>) {
     let mut run = 0;
     for terms in Terms::all() {

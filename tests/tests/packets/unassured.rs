@@ -1,4 +1,4 @@
-//! Flows that are not assured: the oldest makes room for a new one, and none that is assured does.
+//! Unassured flows: the oldest makes room for a new one, and no assured one does.
 
 use traffic_policy_dataplane::MapSizes;
 use traffic_policy_ebpf::abi::kind;
@@ -39,7 +39,7 @@ fn open(harness: &Harness, terms: Terms, port: u16) {
     assert!(matches!(outcome, "forwarded" | "delivered"), "{outcome}, {terms:?}");
 }
 
-/// In all columns, for endpoints of both kinds, with small queues.
+/// Runs a test in all columns, for endpoints of both kinds, with small queues.
 fn each(work: impl Fn(&mut Harness, Terms) + Sync) {
     harness::with_sizes(SIZES, |harness| {
         for terms in Terms::all() {
@@ -63,8 +63,8 @@ fn the_oldest_makes_room() {
     });
 }
 
-/// A flood of ten times the queue's length touches no flow that is assured, or that is assured before its turn in the
-/// queue comes.
+/// A flood of ten times the queue's length removes no flow that is assured, or that is assured
+/// before its turn in the queue comes.
 #[test]
 fn an_assured_flow_makes_no_room() {
     each(|harness, terms| {
@@ -88,8 +88,8 @@ fn an_assured_flow_makes_no_room() {
     });
 }
 
-/// One-way protocols (statsd, syslog) never confirm a flow: their sources must not push out clients that open
-/// connections.
+/// One-way protocols (statsd, syslog) never assure a flow: their sources must not push out clients
+/// that open connections.
 #[test]
 fn tcp_and_udp_do_not_make_room_for_each_other() {
     each(|harness, terms| {
@@ -102,7 +102,8 @@ fn tcp_and_udp_do_not_make_room_for_each_other() {
     });
 }
 
-/// Two datagrams of one question (A and AAAA of a resolver) are no stream, as `stream_ts` of conntrack has it.
+/// Two datagrams of one request (A and AAAA of a resolver) are not a stream, like `stream_ts` of
+/// conntrack.
 #[test]
 fn datagrams_are_a_stream_after_two_seconds() {
     everywhere(|harness, terms| {
@@ -130,7 +131,8 @@ fn datagrams_are_a_stream_after_two_seconds() {
     });
 }
 
-/// A client that asks once, and an endpoint that goes on telling: a stream as well, by a datagram of either side.
+/// A client that sends one request to an endpoint that keeps sending: this is a stream as well,
+/// made by a datagram of either side.
 #[test]
 fn an_endpoint_that_goes_on_answering_makes_a_stream() {
     everywhere(|harness, terms| {
@@ -164,7 +166,7 @@ fn an_endpoint_that_goes_on_answering_makes_a_stream() {
     });
 }
 
-/// The first answer comes late, as of a slow server: it is one answer.
+/// The first answer comes late, as from a slow server: it is a single answer.
 #[test]
 fn a_late_answer_makes_no_stream() {
     everywhere(|harness, terms| {
@@ -206,7 +208,8 @@ fn a_flow_without_a_port_pushes_out_nobody() {
     });
 }
 
-/// One-way protocols never have another state: most of their datagrams need no more than those of an established flow.
+/// One-way protocols never reach another state: most of their datagrams need no more work than
+/// those of an established flow.
 #[test]
 fn datagrams_without_an_answer_take_the_fast_path() {
     harness::with_sizes(SIZES, |harness| {
@@ -215,7 +218,8 @@ fn datagrams_without_an_answer_take_the_fast_path() {
                 harness.set_up(&setup(endpoint));
                 let dialogue = of_port(terms, 1);
                 dialogue.open(harness).expect(outcome);
-                // Once a second one of them takes the slow path, which would miss the reply entry. It may be this one.
+                // Once a second one of them takes the slow path, which would miss the reply entry.
+                // It may be this one.
                 let is_fast = || {
                     dialogue.send(harness, ACK).expect(outcome);
                     harness.evict(&dialogue.entries(harness).1);
@@ -226,7 +230,7 @@ fn datagrams_without_an_answer_take_the_fast_path() {
                 assert!(attempts.any(|fast| fast), "{terms:?}");
                 let request = dialogue.request_entry(harness).unwrap();
                 assert!(request.packets >= 3 && request.state == 0, "{request:?}");
-                // A second later it is looked at again.
+                // A second later, a datagram takes the slow path again.
                 harness.begin_earlier(&request, HZ);
                 dialogue.send(harness, ACK).expect(outcome);
                 dialogue.answer(harness, SYN_ACK);
@@ -238,7 +242,8 @@ fn datagrams_without_an_answer_take_the_fast_path() {
     });
 }
 
-/// A one-way stream (syslog, RTP) would go to another endpoint if its flow made room while it is in use.
+/// A one-way stream (syslog, RTP) would move to another endpoint if its flow made room while it is
+/// in use.
 #[test]
 fn a_one_way_stream_in_use_makes_no_room() {
     each(|harness, terms| {
@@ -264,7 +269,7 @@ fn a_one_way_stream_in_use_makes_no_room() {
     });
 }
 
-/// Forged streams cannot keep the queue from others.
+/// Forged streams cannot occupy the whole queue.
 #[test]
 fn one_way_streams_keep_half_of_the_queue_at_most() {
     each(|harness, terms| {
@@ -301,7 +306,8 @@ fn a_flow_that_begins_anew_has_one_place() {
     });
 }
 
-/// Its endpoint may answer late: the tuple may be that of a connection of the node itself by then.
+/// The endpoint of a removed flow may answer late: the tuple may be that of a connection of the
+/// node itself by then.
 #[test]
 fn an_answer_of_a_flow_that_has_made_room_passes() {
     each(|harness, terms| {
@@ -338,7 +344,7 @@ fn without_its_reply_entry_a_request_starts_anew() {
     });
 }
 
-/// The key of a reply entry that is gone may belong to another client by now.
+/// The key of a removed reply entry may belong to another client by now.
 #[test]
 fn a_reply_entry_of_another_flow_is_not_believed() {
     everywhere(|harness, terms| {

@@ -1,5 +1,5 @@
-//! Devices without Ethernet: what their programs make of a packet is what those of Ethernet make of it with a header before it. And
-//! next hops behind such a device.
+//! Devices without Ethernet: their programs treat a packet as those of Ethernet treat it with a
+//! header before it. Next hops behind such a device are tested, too.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Ran, Setup, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
@@ -19,16 +19,16 @@ fn set_up(harness: &mut Harness, endpoint: (Spot, u16)) {
     harness.set_up(&setup.with(|setup| setup.devices.push((Device::Tun0, false))));
 }
 
-/// The terms of TC: XDP is not there.
+/// The columns of TC: XDP does not run on such devices.
 fn all() -> impl Iterator<Item = Terms> {
     Terms::all().filter(|terms| !terms.xdp())
 }
 
-/// A packet, and where it goes.
+/// A packet, and the hook that sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// In, with an Ethernet header in any case. A test run takes the first bytes for one, and so a packet without it for one that is not
-    /// for this host: it makes no flow.
+    /// An incoming packet, always with an Ethernet header. A test run takes the first bytes for
+    /// one, and so takes a packet without it for one to another host: it creates no flow.
     First,
     In,
     Out,
@@ -54,7 +54,8 @@ fn both(endpoint: (Spot, u16), packets: &[(Way, Packet)]) -> [Vec<Ran>; 2] {
     })
 }
 
-/// The same outcomes, by name, and the same packets but for the header, which what is only passed at once does not get.
+/// Checks that the outcomes have these names in both forms, and that the packets are equal except
+/// for the header, which a packet that is passed at once does not get.
 #[track_caller]
 fn same(endpoint: (Spot, u16), packets: &[(Way, Packet)], outcomes: &[&str]) {
     assert_eq!(packets.len(), outcomes.len());
@@ -135,13 +136,13 @@ fn replies_of_local_endpoints() {
         let mut outcomes = vec!["replied-local"; packets.len()];
         outcomes[0] = "delivered";
         same(LOCAL, &packets, &outcomes);
-        // What no endpoint has sent.
+        // No endpoint has sent this packet.
         let other = terms.answer((Spot::LocalTyped, 9), CLIENT);
         same(LOCAL, &[(Way::Out, other)], &["passed"]);
     }
 }
 
-/// Port unreachable of whom the packet was for.
+/// A port unreachable error, sent by the destination of the packet.
 fn error(about: &Packet) -> Packet {
     let (kind, code) = if about.source.is_ipv4() { (3, 3) } else { (1, 4) };
     let quote = about.bytes()[ETHERNET..].to_vec();
@@ -153,7 +154,7 @@ fn icmp_errors() {
     for terms in all() {
         let request = (Way::First, terms.packet(CLIENT, VIP));
         let answer = terms.answer(LOCAL, CLIENT);
-        // The client refuses the reply; the endpoint the request.
+        // The client rejects the reply, the endpoint the request.
         let (replied, delivered) = (answer.clone().source(terms.at(VIP)), terms.packet(CLIENT, LOCAL));
         let packets =
             [request, (Way::Out, answer), (Way::In, error(&replied)), (Way::Out, error(&delivered))];
@@ -162,7 +163,7 @@ fn icmp_errors() {
     }
 }
 
-/// A hop behind tun0 needs no neighbour: it is stored, and established packets need nothing but it.
+/// A hop behind tun0 needs no neighbour: it is stored, and established packets need nothing else.
 #[test]
 fn hops_behind_a_tunnel() {
     everywhere(|harness, terms| {
@@ -170,7 +171,7 @@ fn hops_behind_a_tunnel() {
         let dialogue = Dialogue::new(terms, VIP);
         let opened = dialogue.open(harness);
         if terms.xdp() {
-            // No driver takes frames for a tunnel.
+            // No driver accepts XDP frames for a tunnel.
             opened.expect("passed-to-tc");
             return;
         }

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 pub struct Cluster<'c> {
     pub nodes: Vec<String>,
     pub policy: &'c str,
-    /// An annotation of the Service.
+    /// The drain annotation of the Service.
     pub drain: &'c str,
-    /// Names, nodes, and whether they are ready; otherwise they terminate.
+    /// The names and nodes of pods, and whether they are ready; otherwise they terminate.
     pub pods: Vec<(String, String, bool)>,
 }
 
@@ -48,7 +48,7 @@ impl Cluster<'_> {
     }
 }
 
-/// Some nodes, and pods on some of them.
+/// A cluster with some nodes, and pods on some of them.
 pub fn cluster<'c>(nodes: &[&str], policy: &'c str, pods: &[(&str, &str)]) -> Cluster<'c> {
     Cluster {
         nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),

@@ -1,4 +1,4 @@
-//! Judgements of a Service, and what a change would do to it.
+//! Pages about the judgement of a Service, and about the effect of a change on it.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const PODS: [(&str, &str); 4] = [
     ("web-zz0aa", "pool-1-b"),
 ];
 
-/// Everything that a page says of a port in numbers, beside the JSON.
+/// Compares all numbers of a page about a port with the JSON.
 fn compare(tab: &mut Tab<'_>, printed: &Value) -> Result<()> {
     assert_eq!(&embedded(tab, "lb")?, printed);
     let port = &printed["services"][0]["ports"][0];
@@ -62,7 +62,7 @@ fn compare(tab: &mut Tab<'_>, printed: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Share of what is local to nodes, forwarded and lost: edges add up to all requests.
+/// The share of requests that are local to nodes, forwarded or lost: edges add up to all requests.
 fn edges(tab: &mut Tab<'_>, kind: &str) -> Result<f64> {
     let sum = tab.evaluate(&format!(
         "[...document.querySelectorAll('.map .edge{kind}[data-share]')].reduce((sum, edge) => sum + Number(edge.dataset.share), 0)"
@@ -73,11 +73,11 @@ fn edges(tab: &mut Tab<'_>, kind: &str) -> Result<f64> {
 #[test]
 fn numbers_are_those_of_the_json() -> Result<()> {
     let Some(mut browser) = Browser::start("numbers_are_those_of_the_json")? else { return Ok(()) };
-    // Balancer; what is forwarded and lost on the way; what the page must say.
+    // The balancer; the forwarded and the lost share; the text on the page.
     let cases = [
         ("Local", "gke", &PODS[..], 0.0, 0.0, "Every request reaches a pod"),
         ("Cluster", "gke", &PODS[..], 0.75, 0.0, "Every request reaches a pod"),
-        // No node is green: all are sent to, and drop.
+        // No node is healthy: all of them get requests, and drop them.
         ("Local", "aws-nlb", &[("web-old", "elsewhere")][..], 0.0, 1.0, "100.0 % of the requests are lost"),
         ("Local", "azure", &[][..], 0.0, 0.0, "No node gets traffic: no request reaches a pod"),
     ];
@@ -97,7 +97,7 @@ fn numbers_are_those_of_the_json() -> Result<()> {
             assert_eq!(texts(&mut tab, ".verdict strong")?, [verdict]);
             let incoming = edges(&mut tab, ".forwarded")? / 2.0;
             assert!((incoming - forwarded).abs() < 1e-6, "{name}: {incoming} is forwarded");
-            // What is forwarded flows, for those who like that.
+            // Forwarded requests are animated where animations are enabled.
             let flows = tab.evaluate("document.getAnimations().length")?.as_u64().unwrap();
             assert_eq!(flows > 0, forwarded > 0.0 && !look.reduced_motion, "{name}: {flows} things move");
             let dropped = edges(&mut tab, ".lost")?;

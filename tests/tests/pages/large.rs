@@ -1,4 +1,4 @@
-//! A large cluster: the page stays small, and what is alike is one thing on it.
+//! A large cluster: the page stays small, and nodes that are alike share one element.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn five_thousand_nodes_are_a_few_boxes() -> Result<()> {
     let nodes: Vec<_> = (0..NODES)
         .map(|at| format!("ip-10-0-{}-{}.eu-west-1.compute.internal", at / 250, at % 250))
         .collect();
-    // One or two on each of 600 nodes.
+    // One or two pods on each of 600 nodes.
     let pods = (0..PODS).map(|at| (format!("web-{at:04}"), nodes[at % 600 * 3].clone(), true)).collect();
     let cluster = Cluster { nodes, policy: "Local", drain: "60s", pods };
     let case = Case::new(&cluster.manifests())?;
@@ -31,7 +31,7 @@ fn five_thousand_nodes_are_a_few_boxes() -> Result<()> {
     assert_eq!(names, ["200 nodes", "4,400 nodes", "400 nodes"]);
     let elements = tab.evaluate("document.querySelectorAll('*').length")?;
     assert!(elements.as_u64().unwrap() < 2_000, "{elements} elements");
-    // What is not shown at once comes when it is asked for.
+    // Rows that are not shown at first appear on request.
     let rows = "document.querySelectorAll('table')[1].tBodies[0].rows.length";
     let before = tab.evaluate(rows)?;
     tab.evaluate("document.querySelectorAll('.more').forEach(button => button.click())")?;

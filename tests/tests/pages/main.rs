@@ -1,5 +1,5 @@
-//! Pages of `lb --html` in a real browser: they draw, their numbers are those of the JSON, they fit on a phone, and a screen reader
-//! finds its way. Needs Chromium. Pictures are left in `target/tmp`.
+//! Pages of `lb --html` in a real browser: they draw, their numbers are those of the JSON, they fit
+//! on a phone, and a screen reader can use them. Needs Chromium. Pictures are left in `target/tmp`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -42,7 +42,8 @@ impl Case {
         Ok(command.args(["--output", "json", "--html"]).arg(page).output()?)
     }
 
-    /// Makes the page; what was printed. An error among the findings is no failure here.
+    /// Makes the page and returns the printed JSON. An error among the findings is not a failure
+    /// here.
     fn make(&self, arguments: &[&str]) -> Result<Value> {
         let output = self.start(arguments, &self.page())?;
         let code = output.status.code();
@@ -55,7 +56,7 @@ fn pictures() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// Cells of the table with this caption, row by row, without its header.
+/// The cells of the table with this caption, row by row, without its header.
 fn table(tab: &mut Tab<'_>, caption: &str) -> Result<Vec<Vec<String>>> {
     let caption = serde_json::to_string(caption)?;
     let cells = tab.evaluate(&format!(
@@ -67,7 +68,7 @@ fn table(tab: &mut Tab<'_>, caption: &str) -> Result<Vec<Vec<String>>> {
     Ok(rows)
 }
 
-/// Texts of elements, sorted.
+/// The texts of elements, sorted.
 fn texts(tab: &mut Tab<'_>, selector: &str) -> Result<Vec<String>> {
     let found = tab.evaluate(&format!(
         "[...document.querySelectorAll({selector:?})].map(one => one.textContent).sort()"

@@ -30,7 +30,7 @@ fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
     let rows = table(&mut tab, "Requests of each second")?;
     assert_eq!(rows.len(), 40);
     assert_eq!(rows[12], ["12", "75", "20", "5"]);
-    // As tall as the numbers are large: a second of losses beside one without.
+    // The heights of the bars are proportional to the numbers of requests.
     let tall = "['ok', 'lost', 'cut'].map(kind => [...document.querySelectorAll('svg.time rect.' + kind)]\
                 .reduce((sum, bar) => sum + Number(bar.getAttribute('height')), 0))";
     let tall = tab.evaluate(tall)?;

@@ -1,5 +1,5 @@
-//! Addresses of a Service: load balancer addresses, external IPs, node ports on some of the node's addresses; and which
-//! port of its pods that leads to.
+//! Addresses of a Service: load balancer addresses, external IPs, node ports on some of the node's
+//! addresses; and the target ports of its pods.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -96,7 +96,8 @@ fn only_the_service_port_of_an_announced_address_is_ours() {
         .unwrap();
     let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
     let node = cluster.lab.node(1);
-    // Bound on the node, as many load balancers for bare metal do: what is not the Service's is the node's.
+    // The address is bound on the node, as many load balancers for bare metal do: other ports of it
+    // are the node's own.
     node.netns().netlink(async |net| net.address("lo", addresses[0], 32).await).unwrap();
     cluster.lab.route_vip(addresses[0], node).unwrap();
     let host = Identity { pod: "host".to_owned(), node: node.name.clone() };
@@ -120,7 +121,7 @@ fn ports_of_one_service_lead_to_different_ports_of_its_pods() {
     let service = Service::new("web")
         .port(Port::tcp(80, TARGET).named("web").node_port(30080))
         .port(Port::tcp(81, 9090).named("admin").node_port(30081))
-        // The same number by the other protocol is another port.
+        // The same number is another port with the other protocol.
         .port(Port::udp(81, TARGET).named("web-udp").node_port(30081));
     cluster.manifests.apply(&service, &cluster.backends()).unwrap();
     let _agents = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
@@ -134,7 +135,7 @@ fn ports_of_one_service_lead_to_different_ports_of_its_pods() {
     }
 }
 
-/// A named target port has other numbers in other pods; each slice says its own.
+/// A named target port has different numbers in different pods; each slice has its own.
 #[test]
 fn pods_of_one_service_have_different_ports() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -161,7 +162,7 @@ fn pods_of_one_service_have_different_ports() {
 
 #[test]
 fn node_ports_are_on_the_chosen_addresses_only() {
-    // Beside the Node object's address, eth0 has another one of each family.
+    // In addition to that of the Node object, eth0 has another address of each family.
     let more = [(ip("172.18.0.99"), 24), (ip("fd00:172:18::99"), 64)];
     for (chosen, main4, more4, main6, more6) in [
         ("all", true, true, true, true),
@@ -191,7 +192,7 @@ fn node_ports_are_on_the_chosen_addresses_only() {
     }
 }
 
-/// Until the Node object says which addresses are the node's, node ports are on none, as with kube-proxy.
+/// Node ports are on no address until the Node object names those of the node, as with kube-proxy.
 #[test]
 fn node_ports_wait_for_an_address_of_the_node() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
@@ -219,7 +220,7 @@ fn node_ports_wait_for_an_address_of_the_node() {
     for to in to {
         cluster.wait_for(Protocol::Tcp, to, SOON, answered).unwrap();
     }
-    // A Node of another machine: the wrong --node-name.
+    // The Node of another machine: a wrong --node-name.
     with(serde_json::json!([{"type": "InternalIP", "address": "192.0.2.77"}]));
     agent.wait_said(&["No device of this node has an address", "192.0.2.77", "--node-name"], SOON).unwrap();
     cluster.wait_for(Protocol::Tcp, to[0], SOON, |outcome| !answered(outcome)).unwrap();

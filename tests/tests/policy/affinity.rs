@@ -48,14 +48,15 @@ fn stays_and_leaves_with_its_endpoint(attach: &str) {
         // TCP and UDP are two ports of the Service, each with an affinity of its own.
         for protocol in Protocol::BOTH {
             let what = format!("{attach} {family:?} {protocol:?}");
-            // Each question comes from another port. 12 of 6 endpoints by chance: once in 10^8 runs.
+            // Each request comes from another port. By chance, 12 requests all get one of 6
+            // endpoints once in 10^8 runs.
             let first = pod(lab.client().netns(), protocol, node_port);
             let neighbour = pod(lab.router(), protocol, node_port);
             for _ in 0..12 {
                 assert_eq!(pod(lab.client().netns(), protocol, node_port), first, "{what}");
                 assert_eq!(pod(lab.router(), protocol, node_port), neighbour, "{what}: another client");
             }
-            // By whichever address of the Service.
+            // All addresses of the Service share the affinity.
             for _ in 0..3 {
                 assert_eq!(
                     pod(lab.client().netns(), protocol, SocketAddr::new(vip(family), 80)),
@@ -64,7 +65,8 @@ fn stays_and_leaves_with_its_endpoint(attach: &str) {
                 );
             }
 
-            // Its endpoint leaves: another one, which it keeps when the first comes back.
+            // The endpoint leaves: the client gets another one, which it keeps when the first comes
+            // back.
             let rest: Vec<_> = lab.pods().filter(|pod| pod.name != first).map(Backend::of).collect();
             cluster.manifests.endpoints(&announced, &rest).unwrap();
             let other =
@@ -104,13 +106,13 @@ fn new_connections_prolong_it_and_silence_ends_it() {
     for family in Family::BOTH {
         let to = cluster.at(1, family, SHORT);
         let first = pod(client, Protocol::Tcp, to);
-        // Twice its time, asked all the while.
+        // Twice the time-out, with requests all the while.
         let until = Instant::now() + Duration::from_secs(6);
         while Instant::now() < until {
             assert_eq!(pod(client, Protocol::Tcp, to), first, "{family:?}");
             sleep(Duration::from_millis(100));
         }
-        // The same one of 6 again and again by chance: once in 10^7 runs.
+        // By chance, the same one of 6 is chosen each time once in 10^7 runs.
         let moved = (0..9).any(|_| {
             sleep(Duration::from_millis(3200));
             pod(client, Protocol::Tcp, to) != first

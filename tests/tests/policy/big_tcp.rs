@@ -1,6 +1,6 @@
-//! Aggregates of more than 65,535 bytes (BIG TCP), of which no header tells the length: an IPv6 packet has a hop-by-hop
-//! header for it, which its segments do not have, an IPv4 packet says 0. By TC alone, as any aggregate: XDP takes
-//! frames as they are on the wire.
+//! Aggregates of more than 65,535 bytes (BIG TCP), whose length no IP header field can hold: an
+//! IPv6 packet has a hop-by-hop header for it, which its segments do not have; an IPv4 packet has
+//! the length 0. They pass TC only, like any aggregate: XDP sees frames as they are on the wire.
 
 use traffic_policy_dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
@@ -14,14 +14,14 @@ use traffic_policy_testing::traffic::transfer::transfer;
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
 const BYTES: u64 = 24_000_000;
-/// Of an aggregate, as the kernel is told to make them.
+/// The most bytes of an aggregate, as the kernel is configured.
 const LARGEST: u32 = 180_000;
 const MTU: u32 = 1500;
 const JUMBO_HEADER: u32 = 8;
-/// Of a frame whose IP header can tell its length.
+/// The most bytes of a frame whose IP header can hold its length.
 const TELLABLE: usize = 65_535 + 14;
 
-/// Number of larger frames a pod gets, and sends, in a transfer by a port of node-1.
+/// The number of larger frames that a pod receives, and sends, in a transfer by a port of node-1.
 fn larger(cluster: &Cluster, pod: &Pod, family: Family, port: u16) -> [usize; 2] {
     let capture = Capture::start(pod.netns(), "eth0").unwrap();
     let to = cluster.at(1, family, port);
@@ -40,8 +40,8 @@ fn whole_aggregates_are_translated() {
     let (kernel, release) = Kernel::found().unwrap();
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(true)).unwrap();
     let lab = &cluster.lab;
-    // The stack's own forwarding (`ip6_forward`) takes the hop-by-hop header for part of each segment, and finds them
-    // too long for a way that is as wide as the ends'.
+    // The stack's own forwarding (`ip6_forward`) takes the hop-by-hop header for part of each
+    // segment, and finds the segments too long for a link with the MTU of the ends.
     let is_between = |namespace: &str, device: &str| {
         !(device == "eth0" && (namespace == "client" || namespace.starts_with("pod")))
     };
@@ -53,7 +53,7 @@ fn whole_aggregates_are_translated() {
         cluster.manifests.apply(&service, &[Backend::of(pod)]).unwrap();
     }
     let agents = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
-    // The control: a veth makes none unless it is told to.
+    // The control: a veth makes none unless it is configured to.
     assert_eq!(larger(&cluster, ports[1].2, Family::V6, LOCAL), [0; 2]);
     let larger_ones = async |net: &Netlink, device: &str| net.allow_aggregates(device, LARGEST).await;
     lab.each_device(|_, _| true, larger_ones).unwrap();

@@ -1,5 +1,6 @@
-//! Streams that carry data both ways at once, as HTTP/2, replication and tunnels do: real stacks, many megabytes in
-//! flight, also with loss and reordering. Each stays known while it lives, and its end is noticed.
+//! Streams that carry data both ways at once, like HTTP/2, replication and tunnels: real stacks,
+//! many megabytes in flight, also with loss and reordering. Each remains tracked while it lives,
+//! and its end is noticed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -21,10 +22,10 @@ const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
 const CONNECTIONS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of each connection in each direction; on a way that loses packets less.
+/// Bytes of each connection in each direction; fewer on a path that loses packets.
 const BYTES: u64 = 32_000_000;
 const BYTES_WITH_LOSS: u64 = 4_000_000;
-/// Bursts of data, with a question after each.
+/// The number of bursts of data, each followed by a request.
 const BURSTS: usize = 3;
 
 fn flows(agent: &Agent, to: SocketAddr) -> Vec<Value> {
@@ -33,11 +34,11 @@ fn flows(agent: &Agent, to: SocketAddr) -> Vec<Value> {
     all.as_array().unwrap().iter().filter(|flow| flow["frontend"] == *to).cloned().collect()
 }
 
-/// A connection that sends a burst both ways, asks a question, and again; then it is closed.
+/// A connection that sends a burst both ways, sends a request, repeats this, and is closed.
 fn bursts(cluster: &Cluster, agent: &Agent, to: SocketAddr, bytes: u64) {
     let stream = cluster.lab.client().netns().run(|| TcpStream::connect(to)).unwrap();
     stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
-    // The sender ends, too, when nobody reads any more.
+    // The sender stops, too, when nothing reads any more.
     stream.set_write_timeout(Some(scaled(PATIENCE))).unwrap();
     let client = stream.local_addr().unwrap().to_string();
     let mut stream = BufReader::new(stream);
@@ -51,7 +52,7 @@ fn bursts(cluster: &Cluster, agent: &Agent, to: SocketAddr, bytes: u64) {
         let flow = flows(agent, to).into_iter().find(|flow| flow["client"] == *client);
         let flow = flow.unwrap_or_else(|| panic!("{client} is not known after burst {burst}"));
         assert_eq!(flow["state"], "assured", "burst {burst}: {flow}");
-        // The question and its answer are packets of it.
+        // The request and its answer are packets of the flow.
         let idle = flow["idle_seconds"].as_f64().unwrap();
         assert!(idle <= asked.elapsed().as_secs_f64() + 1.0, "burst {burst} has not renewed it: {flow}");
     }
@@ -67,7 +68,7 @@ fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) 
         let backend = Backend::of(cluster.lab.node(number).pod(1));
         cluster.manifests.apply(&Cluster::node_port(name, Policy::Cluster, port), &[backend]).unwrap();
     }
-    // As long as the test lasts, so that an end can be seen.
+    // The time-out is as long as the test, so that an end can be observed.
     let agents = Agent::start_all(&cluster.lab, |agent| {
         agent.attach(attach).flags(&["--idle-finished", "10m", "--idle-reset", "10m"])
     })
@@ -87,7 +88,7 @@ fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) 
         until(&format!("the end of every connection with {to} by {attach}"), PATIENCE, || {
             flows(&agents[0], to).iter().all(ended)
         });
-        // That of the first question, too.
+        // The connection of the first request is counted, too.
         assert_eq!(flows(&agents[0], to).len(), CONNECTIONS + 1, "{attach} {to}");
     }
     if let Some(way) = way {
@@ -98,7 +99,7 @@ fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) 
     }
 }
 
-/// One packet of 200 is lost, one of 50 comes late.
+/// One packet in 200 is lost, one in 50 is late.
 const POOR: Impairment =
     Impairment { delay: Duration::from_millis(5), lose: 200, reorder: 50, late: Duration::from_millis(4) };
 

@@ -1,5 +1,5 @@
-//! Among which endpoints a node chooses: hints by zone and by node, endpoints named by several slices, pods that are
-//! published before they are ready.
+//! The endpoints among which a node chooses: hints by zone and by node, endpoints named by several
+//! slices, pods that are published before they are ready.
 
 use std::slice;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const CLUSTER: u16 = 30_080;
 const LOCAL: u16 = 30_081;
 const SOON: Duration = Duration::from_secs(10);
 
-/// Says in which zone each node is, in order.
+/// Sets the zone of each node, in order.
 fn set_zones(cluster: &Cluster, zones: &[&str]) {
     let nodes = cluster.lab.nodes().iter().zip(zones).map(|(lab_node, zone)| {
         let mut object = node::object(lab_node);
@@ -26,7 +26,8 @@ fn set_zones(cluster: &Cluster, zones: &[&str]) {
     cluster.manifests.write("nodes", &nodes.collect::<Vec<_>>()).unwrap();
 }
 
-/// Writes the slices of a Service with a hint for each endpoint, in order; an empty one is none.
+/// Writes the slices of a Service with a hint for each endpoint, in order; an empty string is no
+/// hint.
 fn set_hints(cluster: &Cluster, service: &Service, kind: &str, hints: &[&str]) {
     let mut slices = service.slices(&cluster.backends());
     for slice in &mut slices {
@@ -42,12 +43,12 @@ fn write_slices(cluster: &Cluster, service: &Service, slices: &[Value]) {
     cluster.manifests.write(&format!("endpoints-default-{}", service.name()), slices).unwrap();
 }
 
-/// Waits until node after node answers by these pods only, and each of them.
+/// Waits until each node is answered by exactly these pods.
 fn expect(cluster: &Cluster, what: &str, wanted: &[&[&str]]) {
     for (number, pods) in (1..).zip(wanted) {
         for family in Family::BOTH {
             let to = cluster.at(number, family, CLUSTER);
-            // The change has been taken in once no other pod is met for a while.
+            // The change is applied once no other pod answers for a while.
             let settled = |_: &Outcome| {
                 (0..12).all(|_| pods.contains(&cluster.answer(Protocol::Tcp, to).unwrap().pod.as_str()))
             };
@@ -55,7 +56,7 @@ fn expect(cluster: &Cluster, what: &str, wanted: &[&[&str]]) {
                 .wait_for(Protocol::Tcp, to, SOON, settled)
                 .unwrap_or_else(|error| panic!("{what}: {error:#}"));
             for protocol in Protocol::BOTH {
-                // Where the change only adds pods, nothing but their answers tells that it has been taken in.
+                // If the change only adds pods, only their answers show that it is applied.
                 let start = Instant::now();
                 while let Err(error) = cluster.ask_until_all(protocol, to, pods) {
                     assert!(start.elapsed() < scaled(SOON), "{what}: node-{number} {error:#}");
@@ -74,7 +75,7 @@ fn hints_by_zone_and_by_node() {
     cluster.manifests.service(&service).unwrap();
     cluster.manifests.service(&local).unwrap();
     set_hints(&cluster, &service, "forZones", &["a", "b", "b"]);
-    // Hints never narrow what policy Local chooses from.
+    // Hints never narrow the choice of policy Local.
     set_hints(&cluster, &local, "forZones", &["b", "a", "a"]);
     let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap();
     let [one, two, three] = ["pod-1-1", "pod-2-1", "pod-3-1"];
@@ -88,17 +89,18 @@ fn hints_by_zone_and_by_node() {
     // The node moves to another zone.
     set_zones(&cluster, &["b", "b", "b"]);
     expect(&cluster, "another zone", &[&[two, three], &[two, three], &[two, three]]);
-    // No endpoint is for this zone: then the hints do not count there.
+    // No endpoint is for this zone: the hints are then ignored there.
     set_zones(&cluster, &["c", "b", "b"]);
     expect(&cluster, "a zone without endpoints", &[all, &[two, three], &[two, three]]);
-    // An endpoint without a hint turns them off.
+    // An endpoint without a hint disables them.
     set_hints(&cluster, &service, "forZones", &["a", "", "b"]);
     expect(&cluster, "one without a hint", &[all, all, all]);
     set_hints(&cluster, &service, "forNodes", &["node-1", "node-1", "node-2"]);
     expect(&cluster, "by node", &[&[one, two], &[three], all]);
 }
 
-/// While an endpoint moves from one slice to another it is in both for a moment, and its node may be known to one only.
+/// While an endpoint moves from one slice to another, both contain it for a moment, and only one
+/// may know its node.
 #[test]
 fn endpoints_of_several_slices_count_once() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -138,7 +140,7 @@ fn endpoints_of_several_slices_count_once() {
         let answer = cluster.answer(Protocol::Tcp, cluster.at(1, family, LOCAL)).unwrap();
         assert_eq!(answer.pod, "pod-1-1", "{family:?}");
     }
-    // It leaves one of its slices, and then the last: only that is its end.
+    // The endpoint leaves one of its slices, and then the last: only that removes it.
     write(&[slice::from_ref(&two), &[one]]);
     cluster
         .ask_until_all(Protocol::Tcp, cluster.at(2, Family::V4, CLUSTER), &["pod-1-1", "pod-2-1"])
@@ -149,7 +151,8 @@ fn endpoints_of_several_slices_count_once() {
     cluster.ask_until_all(Protocol::Tcp, cluster.at(1, Family::V4, CLUSTER), &["pod-2-1"]).unwrap();
 }
 
-/// `publishNotReadyAddresses` is the control plane's: it calls such pods ready, whatever else they are.
+/// `publishNotReadyAddresses` is evaluated by the control plane: it marks such pods ready, whatever
+/// else they are.
 #[test]
 fn pods_published_before_they_are_ready() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -170,7 +173,7 @@ fn pods_published_before_they_are_ready() {
             assert_eq!(answer.pod, "pod-1-1", "{family:?} {protocol:?}");
         }
     }
-    // What the control plane does not call ready is not used, whatever the Service says.
+    // A pod that the control plane does not mark ready is not used, whatever the Service demands.
     for service in &services {
         cluster.manifests.endpoints(service, &[one.clone().not_ready(), two.clone()]).unwrap();
     }

@@ -1,5 +1,5 @@
-//! One client with one source port talks to two addresses of one endpoint at once: towards the pod both would be the same
-//! connection, so one of them gets another port.
+//! One client with one source port talks to two addresses of one endpoint at once: towards the pod
+//! both would be the same connection, so one of them gets another port.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use traffic_policy_testing::traffic::Answer;
 
 const SOURCE: u16 = 4321;
 
-/// A conversation from a port of choice that stays open.
+/// A conversation from a fixed source port that stays open.
 struct Open(Socket);
 
 impl Open {
@@ -46,7 +46,8 @@ fn two_at_once(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     let lab = &cluster.lab;
     let vips: [IpAddr; 2] = ["203.0.113.1".parse().unwrap(), "2001:db8:f::1".parse().unwrap()];
-    // Three ways to one pod: two node ports of two Services, and a load balancer's address.
+    // Three addresses lead to one pod: two node ports of two Services, and a load balancer's
+    // address.
     for (name, port) in [("one", 30080), ("two", 30081)] {
         let service = Cluster::node_port(name, Policy::Local, port);
         cluster.manifests.apply(&service, &cluster.backends()).unwrap();

@@ -1,5 +1,5 @@
-//! The switch from Cluster to Local on a node without an endpoint: its health port says so at once, and for a while it still
-//! forwards new connections.
+//! The switch from Cluster to Local on a node without an endpoint: its health port shows it at
+//! once, and for a while the node still forwards new connections.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn service(name: &str, policy: Policy, number: u16) -> Service {
     if policy == Policy::Local { service.health_port(32000 + number) } else { service }
 }
 
-/// Switches to Local, and returns when node-2 has written it: then its health port is open.
+/// Switches to Local, and returns once node-2 has written it: its health port is then open.
 fn switch(cluster: &Cluster, service: &Service, number: u16) {
     cluster.manifests.service(service).unwrap();
     let start = Instant::now();
@@ -39,7 +39,8 @@ fn silent(outcome: &Outcome) -> bool {
 fn lasts_as_long_as_flag_and_annotation_say() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
     let backends = cluster.backends();
-    // By the flag for 3 s, by the annotation not at all, and by the annotation for longer than this test.
+    // The drain lasts 3 s by the flag, is off by the annotation, or is longer than this test by the
+    // annotation.
     let variants = [("flag", 1, None), ("none", 2, Some("0")), ("long", 3, Some("1h"))];
     for (name, number, _) in variants {
         cluster.manifests.apply(&service(name, Policy::Cluster, number), &backends).unwrap();
@@ -79,17 +80,18 @@ fn lasts_as_long_as_flag_and_annotation_say() {
             cluster.wait_for(Protocol::Tcp, targets[0], SOON, silent).unwrap();
             assert!(start.elapsed() > Duration::from_secs(3), "over too early");
         }
-        // The node with the endpoint does not care.
+        // The node with the endpoint is not affected.
         let answer = cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, port)).unwrap();
         assert_eq!(answer.client.ip(), cluster.lab.client().address(Family::V4), "{name}");
     }
     assert!(agents[1].packets("xdp", "dropped-no-local-endpoint").unwrap() > 0);
 
-    // Never because the last local endpoint leaves: a pod of another node would see this node's address.
+    // A drain never begins because the last local endpoint leaves: a pod of another node would see
+    // this node's address.
     cluster.manifests.endpoints(&service("long", Policy::Local, 3), &[]).unwrap();
     let to = cluster.at(1, Family::V4, 30083);
     cluster.wait_for(Protocol::Tcp, to, SOON, Outcome::is_refused_at_once).unwrap();
-    // And it is over when the policy returns.
+    // The drain ends when the policy returns.
     cluster.manifests.service(&service("flag", Policy::Cluster, 1)).unwrap();
     let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
     cluster.wait_for(Protocol::Tcp, cluster.at(2, Family::V4, 30081), SOON, answered).unwrap();

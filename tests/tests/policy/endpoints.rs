@@ -1,4 +1,4 @@
-//! Endpoints that are no ordinary ready pods: terminating, without a node, in the host's network.
+//! Endpoints that are not ordinary ready pods: terminating, without a node, in the host's network.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -30,7 +30,8 @@ fn terminating_endpoints_serve_where_no_other_does() {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             let what = format!("{family:?} {protocol:?}");
-            // The two lists are chosen apart: Cluster has a ready endpoint, Local on node-1 only the one that leaves.
+            // The two lists are chosen separately: Cluster has a ready endpoint, Local on node-1
+            // only the terminating one.
             for _ in 0..8 {
                 let answer = cluster.answer(protocol, cluster.at(1, family, CLUSTER)).unwrap();
                 assert_eq!(answer.pod, "pod-2-1", "{what}");
@@ -39,22 +40,22 @@ fn terminating_endpoints_serve_where_no_other_does() {
             assert_eq!(answer.pod, "pod-1-1", "{what}");
         }
     }
-    // Once the ready one leaves as well, Cluster uses both.
+    // Once the ready one terminates as well, Cluster uses both.
     both_policies(&cluster, &[leaving.clone().terminating(), ready.clone().terminating()]);
     let to = cluster.at(1, Family::V4, CLUSTER);
     let by_first =
         |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.pod == "pod-1-1");
     cluster.wait_for(Protocol::Tcp, to, SOON, by_first).unwrap();
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
-    // One that serves no more is not used even if it is the last.
+    // An endpoint that no longer serves is not used, even if it is the last.
     both_policies(&cluster, &[leaving.conditions(false, false, true), ready.conditions(false, false, true)]);
     cluster.wait_for(Protocol::Tcp, to, SOON, Outcome::is_refused_at_once).unwrap();
     let local = cluster.at(1, Family::V4, LOCAL);
     cluster.wait_for(Protocol::Tcp, local, SOON, Outcome::is_refused_at_once).unwrap();
 }
 
-/// It counts for no node's policy and health, but where it lives the packets must not get our own address as source:
-/// that would be a martian.
+/// An endpoint without a node counts for no node's policy and health, but on its own node the
+/// packets must not get our own address as source: that would be a martian.
 fn without_node(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 0]).strict_rp_filter()).unwrap();
     let lab = &cluster.lab;
@@ -91,7 +92,8 @@ fn host_network(attach: &str) {
     let host = Identity { pod: "host".to_owned(), node: node.name.clone() };
     let _server = Server::start_in(node.netns(), TARGET, host, Faults::default(), &cluster.ledger).unwrap();
     both_policies(&cluster, &[Backend::at(&node.addresses).on_node(&node.name)]);
-    // The node port's own number as target: what is delivered must not be taken for a new request.
+    // The target has the number of the node port itself: a delivered packet must not be taken for a
+    // new request.
     let same = 30082;
     let host = Identity { pod: "same".to_owned(), node: node.name.clone() };
     let _same = Server::start_in(node.netns(), same, host, Faults::default(), &cluster.ledger).unwrap();
@@ -143,7 +145,7 @@ fn the_host_itself_by_xdp() {
     host_network("xdp");
 }
 
-/// Slots of a list are written many at a time, into another range with each change.
+/// The slots of a list are written many at a time, into another range with each change.
 #[test]
 fn a_list_of_ten_thousand_endpoints_is_written_whole() {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
@@ -181,7 +183,7 @@ fn a_list_of_ten_thousand_endpoints_is_written_whole() {
     list[5_000] = addresses(5_000, 1);
     write(&list);
     until("the other list", SOON, || held() == wanted(&list));
-    // A short list is written one by one.
+    // The slots of a short list are written one by one.
     list.truncate(3);
     write(&list);
     until("a short list", SOON, || held() == wanted(&list));

@@ -1,4 +1,5 @@
-//! ICMP errors from behind a node port: to the client they come from the address that it asked.
+//! ICMP errors from behind a node port: at the client they come from the address to which it sent
+//! the request.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
             .manifests
             .apply(&Cluster::node_port(name, policy, port), std::slice::from_ref(&backend))
             .unwrap();
-        // Nobody listens on port 9.
+        // Nothing listens on port 9.
         let service =
             Service::new(&format!("dead-{name}")).policy(policy).port(Port::udp(80, 9).node_port(dead));
         cluster.manifests.apply(&service, &[backend]).unwrap();
@@ -37,7 +38,7 @@ fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
     (cluster, agents)
 }
 
-/// The client's connected socket gets ECONNREFUSED.
+/// A port on which nothing listens: the client's connected socket gets ECONNREFUSED.
 fn dead_port(attach: &str, wire_offloads: bool) {
     let (cluster, _agents) = start(attach, wire_offloads);
     for family in Family::BOTH {
@@ -54,8 +55,8 @@ fn dead_port(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// Hops of a `traceroute`. The router is the first, node-1 the second; the endpoint comes after `hops`, of which those from
-/// node-1 on look like the node port itself.
+/// The hops of a `traceroute`. The router is the first, node-1 the second; the endpoint comes after
+/// `hops` hops, of which those from node-1 on look like the node port itself.
 fn traced(attach: &str, wire_offloads: bool) {
     let (cluster, agents) = start(attach, wire_offloads);
     let client = cluster.lab.client().netns();
@@ -63,7 +64,7 @@ fn traced(attach: &str, wire_offloads: bool) {
         let wanted = if family == Family::V4 { (11, 0) } else { (3, 0) };
         for (port, hops) in [(REMOTE, 3), (LOCAL, 2)] {
             let to = cluster.at(1, family, port);
-            // Neighbours are known from here on.
+            // Neighbours are resolved from here on.
             cluster.answer(Protocol::Udp, to).unwrap();
             for ttl in 2..=hops {
                 let capture = Capture::start(client, "eth0").unwrap();
@@ -84,7 +85,7 @@ fn traced(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// Number of ICMP errors that node-1 has sent or translated.
+/// The number of ICMP errors that node-1 has sent or translated.
 fn told(agents: &[Agent]) -> u64 {
     let mut sum = 0;
     for outcome in ["rejected-ttl-exceeded", "replied-icmp-error", "replied-local-icmp-error"] {

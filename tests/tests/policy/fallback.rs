@@ -1,4 +1,5 @@
-//! `traffic-policy.io/external-fallback: cluster`: policy Local where endpoints are, policy Cluster where none is.
+//! `traffic-policy.io/external-fallback: cluster`: policy Local on nodes with endpoints, policy
+//! Cluster on nodes without.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -36,7 +37,7 @@ fn web() -> Service {
     Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family))).health_port(HEALTH)
 }
 
-/// Answer of a node's health check, as a load balancer sees it.
+/// The answer of a node's health check, as a load balancer sees it.
 fn health(cluster: &Cluster, node: usize) -> Option<(u16, bool)> {
     let to = cluster.at(node, Family::V4, HEALTH);
     let response = http::get_from(cluster.lab.client().netns(), to, "/").ok()?;
@@ -47,12 +48,13 @@ fn wait_health(cluster: &Cluster, node: usize, wanted: u16) {
     let start = Instant::now();
     while health(cluster, node) != Some((wanted, wanted == 503)) {
         assert!(start.elapsed() < scaled(SOON), "node-{node}: not {wanted} but {:?}", health(cluster, node));
-        // Between two looks of a poll that has an end.
+        // The interval between two looks of a poll that has a limit.
         sleep(Duration::from_millis(20));
     }
 }
 
-/// At this node new connections and datagrams are answered by a pod of its own, which sees the client.
+/// Checks that new connections and datagrams at this node are answered by a pod of the node, which
+/// sees the client's address.
 fn is_local(cluster: &Cluster, node: usize, port: u16, what: &str) {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
@@ -66,7 +68,7 @@ fn is_local(cluster: &Cluster, node: usize, port: u16, what: &str) {
     }
 }
 
-/// At this node they are forwarded to any of the pods, which see the node.
+/// Checks that they are forwarded to any of the pods, which see the node's address.
 fn is_forwarded(cluster: &Cluster, node: usize, port: u16, pods: &[&str], what: &str) {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
@@ -105,7 +107,7 @@ fn what_people_are_told(cluster: &Cluster, agents: &[Agent]) {
     }
     let said = explain(&["--policy", "cluster"]);
     assert!(said.contains("externalTrafficPolicy is Cluster, 2 endpoints"), "{said}");
-    // It was never for those inside.
+    // The fallback never applies to clients inside the cluster.
     let said = explain(&["--from", "pod"]);
     assert!(
         said.contains("is Local, which is for clients outside this node; from inside 2 endpoints"),
@@ -123,13 +125,13 @@ fn follows_the_endpoints(attach: &str) {
         is_local(&cluster, node, WEB, attach);
         wait_health(&cluster, node, 200);
     }
-    // Node-3 has no pod. A load balancer is told so all the same.
+    // Node-3 has no pod. A load balancer is informed of it all the same.
     is_forwarded(&cluster, 3, WEB, &["pod-1-1", "pod-2-1"], attach);
     wait_health(&cluster, 3, 503);
     for family in Family::BOTH {
         cluster.lab.route_vip(vip(family), cluster.lab.node(3)).unwrap();
         cluster.answer(Protocol::Tcp, SocketAddr::new(vip(family), 80)).unwrap();
-        // Without the annotation it is dropped.
+        // Without the annotation the packet is dropped.
         for protocol in Protocol::BOTH {
             let outcome = cluster.ask(protocol, cluster.at(3, family, PLAIN)).unwrap();
             assert_eq!(outcome, Outcome::Silent, "{attach} {family:?} {protocol:?}");
@@ -138,7 +140,8 @@ fn follows_the_endpoints(attach: &str) {
 
     what_people_are_told(&cluster, &agents);
 
-    // The last pod of node-1 goes and comes back, while connections by both ways are held open. Pods answer all the time.
+    // The last pod of node-1 goes and comes back, while connections by both paths are held open.
+    // Pods answer all the time.
     let ways: Vec<_> =
         [1, 3].iter().flat_map(|node| Family::BOTH.map(|family| cluster.at(*node, family, WEB))).collect();
     let held =
@@ -167,18 +170,18 @@ fn follows_the_endpoints(attach: &str) {
         assert!(report.broken.is_empty() && report.requests > 0, "{attach}: {report}");
     }
 
-    // No endpoint anywhere: refused at once, as under any policy.
+    // There is no endpoint anywhere: refused at once, as under any policy.
     endpoints(&[]);
     let to = cluster.at(3, Family::V4, WEB);
     cluster.wait_for(Protocol::Tcp, to, SOON, Outcome::is_refused_at_once).unwrap();
     endpoints(&all);
     let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
     cluster.wait_for(Protocol::Tcp, to, SOON, answered).unwrap();
-    // Where the annotation goes, the drain of a change to Local begins: here there is none.
+    // The removal of the annotation begins the drain of a change to Local: here the drain is off.
     let without = local("web", WEB).health_port(HEALTH).annotation("traffic-policy.io/drain", "0");
     cluster.manifests.service(&without).unwrap();
     cluster.wait_for(Protocol::Tcp, to, SOON, |outcome| *outcome == Outcome::Silent).unwrap();
-    // Only one value means anything.
+    // Only one value of the annotation is valid.
     cluster.manifests.service(&without.annotation(ANNOTATION, "Cluster")).unwrap();
     agents[2].wait_said(&[ANNOTATION, "is not \"cluster\"", "default/web"], SOON).unwrap();
     assert_eq!(cluster.ask(Protocol::Tcp, to).unwrap(), Outcome::Silent);
@@ -203,7 +206,7 @@ fn source_ranges_and_affinity_hold() {
         .spec("sessionAffinity", json!("ClientIP"))
         .spec("sessionAffinityConfig", json!({"clientIP": {"timeoutSeconds": 600}}));
     cluster.manifests.apply(&sticky, &cluster.backends()).unwrap();
-    // The client is 192.0.2.10 in IPv4; in IPv6 no range is given, so everybody may.
+    // The client is 192.0.2.10 in IPv4; no IPv6 range is given, so all IPv6 clients are admitted.
     let restricted = local("restricted", RESTRICTED)
         .annotation(ANNOTATION, "cluster")
         .vip(vip(Family::V4))
@@ -214,7 +217,7 @@ fn source_ranges_and_affinity_hold() {
     for family in Family::BOTH {
         cluster.lab.route_vip(vip(family), cluster.lab.node(3)).unwrap();
         for protocol in Protocol::BOTH {
-            // 8 of 4 endpoints by chance: once in 16,000.
+            // By chance, 8 requests all get one of 4 endpoints once in 16,000 runs.
             let to = cluster.at(3, family, STICKY);
             let first = cluster.answer(protocol, to).unwrap().pod;
             for _ in 0..8 {

@@ -16,7 +16,7 @@ const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
 const LENGTHS: [usize; 4] = [1472, 1473, 4096, 20_000];
 
-/// Sends a text of `length` bytes, and gives what comes back.
+/// Sends a text of `length` bytes, and returns the answer.
 pub fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
     let text: String = (0..length).map(|at| char::from(b'a' + (at * 7 % 23) as u8)).collect();
     let answer = namespace.run(|| {
@@ -25,7 +25,8 @@ pub fn echo(namespace: &Namespace, to: SocketAddr, length: usize) -> Answer {
         socket.connect(to).unwrap();
         socket.set_read_timeout(Some(scaled(Duration::from_secs(3)))).unwrap();
         let mut buffer = vec![0; 65_536];
-        // A datagram may be lost while neighbours are looked for: only one is kept for each of its fragments.
+        // A datagram may be lost while neighbours are resolved: of its fragments, only one is
+        // queued for each.
         for attempt in 1.. {
             socket.send(text.as_bytes()).unwrap();
             match socket.recv(&mut buffer) {
@@ -94,7 +95,8 @@ fn by_generic_xdp() {
     echoed("xdp-generic", false);
 }
 
-/// The client's fragments fit its link, but not the tunnel to the endpoint's node: they go on in pieces, as a router would send them.
+/// The client's fragments fit its link, but not the tunnel to the endpoint's node: they are
+/// fragmented again, as by a router.
 fn into_a_tunnel(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1]).overlay()).unwrap();
     let lab = &cluster.lab;

@@ -20,7 +20,7 @@ fn web() -> Service {
     Cluster::node_port("web", Policy::Local, PORT).vip("203.0.113.1".parse().unwrap()).health_port(HEALTH)
 }
 
-/// Answer of the health check at a node's address, as a load balancer sees it.
+/// The answer of the health check at a node's address, as a load balancer sees it.
 fn health(cluster: &Cluster, number: usize) -> Option<Response> {
     http::get_from(cluster.lab.client().netns(), cluster.at(number, Family::V4, HEALTH), "/healthz").ok()
 }
@@ -59,13 +59,14 @@ fn tells_where_ready_endpoints_are() {
              \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": true\n}}"
         );
         assert_eq!(response.body, body, "node-{number}");
-        // By IPv6 it is the same.
+        // IPv6 gives the same answer.
         let to = cluster.at(number, Family::V6, HEALTH);
         let v6 = http::get_from(cluster.lab.client().netns(), to, "/any/path").unwrap();
         assert_eq!((v6.status, v6.body), (status, body));
     }
 
-    // On node-1 only terminating ones remain: the load balancer leaves while traffic still flows to them.
+    // On node-1 only terminating endpoints remain: the load balancer leaves while traffic is still
+    // forwarded to them.
     let leaving: Vec<_> = backends[..2].iter().map(|backend| backend.clone().terminating()).collect();
     let backends: Vec<_> = leaving.into_iter().chain(backends[2..].iter().cloned()).collect();
     cluster.manifests.endpoints(&web(), &backends).unwrap();
@@ -76,7 +77,7 @@ fn tells_where_ready_endpoints_are() {
     }
     assert_eq!(weight(&wait_health(&cluster, 2, Some(200)).unwrap()), "1");
 
-    // The port closes with the Service, and with the policy.
+    // The port is closed with the Service, and with the policy.
     cluster.manifests.service(&Cluster::node_port("web", Policy::Cluster, PORT)).unwrap();
     wait_health(&cluster, 1, None);
     cluster.manifests.service(&web()).unwrap();
@@ -85,8 +86,8 @@ fn tells_where_ready_endpoints_are() {
     wait_health(&cluster, 2, None);
 }
 
-/// A balancer that hands packets on as they are probes at its own address with the node's MAC. A local route makes that address
-/// the node's: no device has it.
+/// A balancer that forwards packets unchanged probes at its own address with the node's MAC. A
+/// local route makes that address local to the node: no device has it.
 #[test]
 fn a_probe_of_the_load_balancers_address_is_answered() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
@@ -108,19 +109,20 @@ fn a_probe_of_the_load_balancers_address_is_answered() {
         }
         for vip in vips {
             assert_eq!(status(vip, HEALTH), Some(wanted), "{} at {vip}", node.name);
-            // Of policy Cluster the same balancers ask the proxy.
+            // Under policy Cluster the same balancers probe the proxy.
             assert_eq!(status(vip, 10256), Some(200), "{} at {vip}", node.name);
         }
         assert_eq!(status(elsewhere, HEALTH), None, "not an address of this Service");
     }
-    // It closes with the address.
+    // The port is closed with the address.
     cluster.manifests.service(&web()).unwrap();
     until("the end of the listener on the former address", SOON, || status(vips[1], HEALTH).is_none());
     assert_eq!(status(vips[0], HEALTH), Some(503));
     assert!(agents.iter().all(|agent| !agent.log().contains("failed to start healthcheck")));
 }
 
-/// A Service of type NodePort has a health port by annotation only. Its answers are those of a healthCheckNodePort.
+/// A Service of type NodePort has a health port by annotation only. Its answers are those of a
+/// healthCheckNodePort.
 #[test]
 fn a_node_port_service_has_one_by_annotation() {
     const ANNOTATED: u16 = 31999;
@@ -148,7 +150,7 @@ fn a_node_port_service_has_one_by_annotation() {
     for family in Family::BOTH {
         cluster.answer(Protocol::Tcp, cluster.at(2, family, PORT)).unwrap();
     }
-    // 503 through the drain, while new connections are still forwarded.
+    // The answer is 503 during the drain, while new connections are still forwarded.
     cluster.manifests.service(&annotated).unwrap();
     for family in Family::BOTH {
         for (number, status, count) in [(1, 200, "1"), (2, 503, "0")] {
@@ -164,7 +166,7 @@ fn a_node_port_service_has_one_by_annotation() {
         let answer = cluster.answer(Protocol::Tcp, cluster.at(2, family, PORT)).unwrap();
         assert_eq!(answer.node, "node-1", "it drains");
     }
-    // Only a terminating endpoint remains: 503, and it still serves.
+    // Only a terminating endpoint remains: the answer is 503, and the endpoint still serves.
     let leaving: Vec<_> = backends.iter().map(|backend| backend.clone().terminating()).collect();
     cluster.manifests.endpoints(&annotated, &leaving).unwrap();
     assert_eq!(weight(&wait(1, Family::V4, Some(503)).unwrap()), "0");
@@ -172,7 +174,8 @@ fn a_node_port_service_has_one_by_annotation() {
     cluster.manifests.endpoints(&annotated, &backends).unwrap();
     wait(1, Family::V4, Some(200));
 
-    // What the API server gave to another goes before, and it is said by name.
+    // A port that the API server allocated to another Service takes precedence, and the conflict is
+    // reported by name.
     let other = Cluster::node_port("other", Policy::Local, PORT + 1).health_port(ANNOTATED);
     cluster.manifests.apply(&other, &backends).unwrap();
     let said = [ANNOTATION, "Service default/web", "is the healthCheckNodePort of Service default/other"];
@@ -188,7 +191,7 @@ fn a_node_port_service_has_one_by_annotation() {
         assert!(start.elapsed() < scaled(SOON), "the port does not come back");
         sleep(Duration::from_millis(20));
     }
-    // Ports that no annotation may give: outside of the node ports.
+    // Ports that no annotation may give: outside of the range of node ports.
     cluster.manifests.service(&plain(Policy::Local).annotation(ANNOTATION, "22000")).unwrap();
     agents[0].wait_said(&[ANNOTATION, "\"22000\" is not within --node-ports"], SOON).unwrap();
     wait(1, Family::V4, None);
@@ -198,7 +201,7 @@ fn a_node_port_service_has_one_by_annotation() {
     wait(1, Family::V4, None);
 }
 
-/// Probed all the time, no health port says 200 before a connection would be answered.
+/// Probed all the time, no health port answers 200 before a connection would be answered.
 #[test]
 fn never_says_200_before_the_maps_are_written() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
@@ -206,7 +209,7 @@ fn never_says_200_before_the_maps_are_written() {
     cluster.manifests.write_text("broken", "kind: [").unwrap();
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").start().unwrap();
     agent.wait_said(&["broken.yaml", "nothing is written"], SOON).unwrap();
-    // It lives, and waits: restarting it would not help.
+    // The agent lives, and waits: restarting it would not help.
     for _ in 0..5 {
         let (healthz, livez) = (agent.healthz().unwrap(), agent.livez().unwrap());
         assert_eq!((healthz.status, livez.status), (503, 200), "{} {}", healthz.body, livez.body);
@@ -224,7 +227,7 @@ fn never_says_200_before_the_maps_are_written() {
             http::get_from(cluster.lab.node(1).netns(), local, "/").ok().map(|response| response.status);
         let healthz = agent.healthz().unwrap().status;
         if said == Some(200) || healthz == 200 {
-            // No retry: it was promised.
+            // No retry: the health port promised an answer.
             cluster.answer(Protocol::Tcp, to).unwrap();
         }
         if said == Some(200) && healthz == 200 {

@@ -1,8 +1,8 @@
-//! A process of the node is one Service's endpoint (a pod of the host's network), and its address
-//! and port are at the same time another Service's frontend. A client asks both from one port: a
-//! request of the latter arrives with the addresses and ports of a request to the process that has
-//! been translated, and a reply leaves with those of a packet from the process to that client. The
-//! programs must not take one for the other.
+//! A process of the node is one Service's endpoint (a pod of the host's network), while its address
+//! and port are another Service's frontend. A client sends to both from one port: a request to the
+//! latter arrives with the addresses and ports of a translated request to the process, and a reply
+//! leaves with those of a packet from the process to that client. The programs must not confuse
+//! them.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
@@ -17,17 +17,17 @@ use traffic_policy_testing::pace::scaled;
 
 const NODE_PORT: u16 = 30_081;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Questions of the client to each of both.
+/// The number of the client's requests to each of both.
 const TURNS: usize = 3;
 
-/// Which of both is asked first from a port.
+/// The order in which both get requests from a port.
 #[derive(Clone, Copy, Debug)]
 enum First {
     Frontend,
     Process,
 }
 
-/// The client's socket to an address, from this port.
+/// The client's socket for an address, with this source port.
 fn client(cluster: &Cluster, from: u16, to: SocketAddr) -> UdpSocket {
     cluster.lab.client().netns().run(|| {
         let socket = Socket::new(Domain::for_address(to), Type::DGRAM, None).unwrap();
@@ -48,7 +48,7 @@ fn ask(socket: &UdpSocket, what: &str) -> String {
     String::from_utf8_lossy(&buffer[..length]).into_owned()
 }
 
-/// A process of the node that answers every datagram, until one says that it is done.
+/// A process of the node that answers every datagram, until it receives one that ends it.
 struct Process(JoinHandle<()>);
 
 impl Process {
@@ -68,13 +68,13 @@ impl Process {
     fn end(self, node: &Node, at: SocketAddr) {
         let any: IpAddr = if at.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
         let socket = node.netns().run(|| UdpSocket::bind((any, 0))).unwrap();
-        // From the node itself, which no program at a device sees.
+        // The datagram comes from the node itself, so no program at a device sees it.
         socket.send_to(b"done", at).unwrap();
         self.0.join().unwrap();
     }
 }
 
-/// The Service at the address and port of the process: its endpoint is a pod of another node.
+/// Makes the Service at the address and port of the process: its endpoint is a pod of another node.
 fn serve_frontend(cluster: &Cluster) {
     let node = cluster.lab.node(1);
     let mut web = Service::new("web").port(Port::udp(TARGET, TARGET));
@@ -85,7 +85,7 @@ fn serve_frontend(cluster: &Cluster) {
     cluster.manifests.apply(&web, &remote).unwrap();
 }
 
-/// The Service whose endpoint is the process.
+/// Makes the Service whose endpoint is the process.
 fn serve_process(cluster: &Cluster) {
     let mut host = Service::new("host").policy(Policy::Local);
     host = host.port(Port::udp(80, TARGET).node_port(NODE_PORT));

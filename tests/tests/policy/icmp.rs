@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use traffic_policy_testing::capture::Frame;
 
-/// Type and code of an ICMP error from `to` about a packet to `to`.
+/// Returns type and code of an ICMP error from `to` about a packet to `to`.
 pub fn error_about(frame: &Frame, to: SocketAddr) -> Option<(u8, u8)> {
     let bytes = &frame.bytes;
     let (protocol, source, icmp, quoted_port) = match to {

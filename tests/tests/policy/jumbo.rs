@@ -1,4 +1,4 @@
-//! An MTU of 9,000 bytes: frames of several buffers, which XDP translates as any others.
+//! An MTU of 9,000 bytes: frames of several buffers, which XDP translates like all others.
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -13,7 +13,7 @@ const NONE: u16 = 30082;
 const MTU: u32 = 9000;
 const BYTES: u64 = 40_000_000;
 
-/// `hook`: where packets are to be translated.
+/// Checks a transfer; `hook` is where its packets must be translated.
 fn intact(attach: &str, hook: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let jumbo = async |net: &Netlink, device: &str| net.set_mtu(device, MTU).await;
@@ -37,7 +37,8 @@ fn intact(attach: &str, hook: &str) {
                 let Some(outcome) = outcome else { continue };
                 let packets = count(hook, outcome) - before;
                 println!("{attach} {to}: {report:?}, {outcome} {packets} by {hook}");
-                // Frames that fit into a page would be more than twice as many. Acknowledgements are counted, too.
+                // Frames that fit into a page would be more than twice as many. Acknowledgements
+                // are counted, too.
                 let fewest = BYTES / u64::from(MTU);
                 assert!(
                     (fewest..2 * fewest + fewest / 2).contains(&packets),
@@ -45,7 +46,7 @@ fn intact(attach: &str, hook: &str) {
                 );
             }
         }
-        // TC answers frames of several buffers, and generic XDP has each in one.
+        // TC answers frames of several buffers; in generic XDP each frame is in one buffer.
         let refused_by = if attach == "xdp" { "tc-ingress" } else { hook };
         let before = count(refused_by, "rejected-no-endpoint");
         let none = Protocol::Udp.probe(cluster.at(1, family, NONE)).length(8900);

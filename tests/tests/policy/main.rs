@@ -1,5 +1,5 @@
-//! Connections from outside, with real agents on real nodes: policies, families, protocols, ways to attach.
-//! Needs root; without it each test fails with a sentence that says so.
+//! Connections from outside, with real agents on real nodes: policies, families, protocols, attach
+//! modes. Needs root; without it each test fails with an explanation.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

@@ -1,4 +1,5 @@
-//! Both policies, both families, both protocols, for each way to attach, with endpoints on none, one and two nodes.
+//! The matrix of both policies, families and protocols, for each attach mode, with endpoints on
+//! none, one and two nodes.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use traffic_policy_testing::matrix::{self, CLUSTER, LOCAL, PODS};
 use traffic_policy_testing::object::{Backend, Policy};
 use traffic_policy_testing::traffic::Outcome;
 
-/// [`one_agent`]: Local, with endpoints on another node only.
+/// The port of a Service of [`one_agent`]: Local, with endpoints on another node only.
 const ELSEWHERE: u16 = 30082;
 
 fn all_nodes(attach: &str, wire_offloads: bool) {
@@ -24,7 +25,7 @@ fn all_nodes(attach: &str, wire_offloads: bool) {
     matrix::pass(&cluster, attach).unwrap();
     let frames = capture.finish_valid().unwrap();
     if !wire_offloads {
-        // Without offloads nothing is left unfinished, so every checksum has been looked at.
+        // Without offloads no checksum is left unfinished, so all were verified.
         assert!(frames.iter().any(|frame| frame.checksum == Checksum::Valid));
         let unfinished = frames.iter().find(|frame| frame.checksum == Checksum::Unfinished);
         assert!(unfinished.is_none(), "{}", unfinished.unwrap());
@@ -34,7 +35,8 @@ fn all_nodes(attach: &str, wire_offloads: bool) {
     }
 }
 
-/// As [`all_nodes`], but of one node, which others only route for: a third of the programs to load, for an emulated machine.
+/// A variant of [`all_nodes`] with an agent on one node, for which the others only route: a third
+/// of the programs to load, for an emulated machine.
 fn one_agent(attach: &str, wire_offloads: bool) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2]).wire_offloads(wire_offloads)).unwrap();
     let (here, elsewhere): (Vec<_>, Vec<_>) = cluster.lab.pods().partition(|pod| pod.name == PODS[0]);
@@ -63,13 +65,13 @@ fn one_agent(attach: &str, wire_offloads: bool) {
     the_intended_hook_works(&agent, attach);
 }
 
-/// The same answers would come if another hook had done the work.
+/// Checks that the intended hook did the work: the same answers would come if another one had.
 fn the_intended_hook_works(agent: &Agent, attach: &str) {
     let packets = |hook, outcome| agent.packets(hook, outcome).unwrap();
     let (intended, other) = if attach == "tc" { ("tc-ingress", "xdp") } else { ("xdp", "tc-ingress") };
     for outcome in ["forwarded", "replied"] {
         let (ours, theirs) = (packets(intended, outcome), packets(other, outcome));
-        // TC finishes what finds its neighbour not resolved yet.
+        // TC finishes packets whose neighbour is not resolved yet.
         assert!(ours > 0 && theirs * 4 < ours, "{attach} {outcome}: {intended} {ours}, {other} {theirs}");
         if attach == "tc" {
             assert_eq!(theirs, 0, "{attach} {outcome}");

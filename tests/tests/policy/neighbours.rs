@@ -11,7 +11,8 @@ use traffic_policy_testing::traffic::{HeldConnections, Outcome};
 
 const PORT: u16 = 30080;
 
-/// node-1, with the only endpoint on node-2: the packet path itself sends each packet, both ways.
+/// A cluster in which node-1 has its only endpoint on node-2: the packet path itself sends each
+/// packet, both ways.
 fn remote_only(attach: &str) -> (Cluster, Vec<Agent>) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     let backend = Backend::of(cluster.lab.node(2).pod(1));
@@ -24,7 +25,7 @@ fn first_packet(attach: &str) {
     let (cluster, _agents) = remote_only(attach);
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
-            // Nobody knows anybody; the only packet there is must wait for the neighbour, not be lost.
+            // No neighbour is known; the only packet must wait for the resolution, not be lost.
             cluster.lab.flush_neighbours().unwrap();
             let probe = protocol.probe(cluster.at(1, family, PORT)).limit(Duration::from_millis(900));
             let outcome = probe.from(cluster.lab.client().netns()).unwrap();
@@ -43,8 +44,8 @@ fn the_first_packet_waits_for_its_neighbour_in_xdp() {
     first_packet("xdp");
 }
 
-/// The kernel's timers of the node's uplink, shortened so that nobody waits half a minute for a neighbour to become
-/// stale and to be given up.
+/// Shortens the kernel's timers of the node's uplink, so that a neighbour becomes stale and is
+/// given up in less than half a minute.
 fn hurry(cluster: &Cluster) {
     for node in cluster.lab.nodes() {
         for family in ["ipv4", "ipv6"] {
@@ -67,14 +68,14 @@ fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
     hurry(&cluster);
     let client = cluster.lab.client().netns();
     let targets = Family::BOTH.map(|family| cluster.at(1, family, PORT));
-    // A flow that is there before, and is asked again after.
+    // A flow that exists before, and is used again after.
     let old_flow = |to| Protocol::Udp.probe(to).source_port(4321).from(client).unwrap();
     let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));
     for to in targets {
         assert!(answered(&old_flow(to)));
         cluster.answer(Protocol::Tcp, to).unwrap();
     }
-    // The agent asks the kernel every 5 s to probe the neighbours of new next hops.
+    // The agent makes the kernel probe the neighbours of new next hops every 5 s.
     std::thread::sleep(Duration::from_secs(6));
     let held = HeldConnections::start(client, &targets, 4, Duration::from_millis(50)).unwrap();
     cluster.lab.router_change_mac(announce).unwrap();
@@ -90,7 +91,8 @@ fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
         }
     }
     let report = held.finish();
-    // After a silence of more than 6 s TCP tries again later than the meter waits.
+    // After a silence of more than 6 s the next retransmission of TCP comes later than the meter
+    // waits.
     assert!(report.broken.is_empty() || !announce, "{what}: {report}");
 }
 
@@ -114,8 +116,9 @@ fn a_gateway_changes_its_mac_silently_xdp() {
     gateway_changes("xdp", false, Duration::from_secs(20));
 }
 
-/// Without an agent nobody raises an epoch: the packet path looks again by itself. Only a flow that is open has packets
-/// here: a new one would ask the FIB, and the answer would hold for all.
+/// The epoch is not raised without an agent: the packet path looks the next hop up again by itself.
+/// Only an open flow has packets here: a new one would look up the FIB, and the result would hold
+/// for all.
 #[test]
 fn a_gateways_new_mac_is_learnt_without_an_agent() {
     let (cluster, agents) = remote_only("xdp");
@@ -134,11 +137,11 @@ fn a_gateways_new_mac_is_learnt_without_an_agent() {
         agent.kill().unwrap();
     }
     cluster.lab.router_change_mac(true).unwrap();
-    // The packet path asks the FIB again after 5 s.
+    // The packet path looks up the FIB again after 5 s.
     wait(Duration::from_secs(30));
 }
 
-/// An entry that somebody wrote by hand is wrong, and is deleted: the usual repair.
+/// A wrong neighbour entry, written by hand, is deleted: the usual repair.
 fn wrong_neighbour_is_deleted(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
@@ -159,7 +162,8 @@ fn wrong_neighbour_is_deleted(attach: &str) {
         node.netlink(async |net| net.delete_neighbour(hop).await).unwrap();
         let start = Instant::now();
         while !ask() {
-            // The agent raises the epoch at once; without it the packet path would look again after 5 s.
+            // The agent raises the epoch at once; without it the packet path would look up the FIB
+            // again after 5 s.
             let late = start.elapsed() > scaled(Duration::from_secs(3));
             assert!(!late, "{attach} {family:?}: the old address is still used");
         }

@@ -1,4 +1,5 @@
-//! A Service that another proxy serves: its ClusterIP is within the ranges of ClusterIPs, and not unallocated.
+//! A Service that another proxy serves: its ClusterIP is within the ranges of ClusterIPs, but is
+//! not unallocated.
 
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;
@@ -7,7 +8,8 @@ use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Port, Service};
 use traffic_policy_testing::traffic::Outcome;
 
-/// Packets to it pass to the stack untouched; those to an address that no Service has are dropped.
+/// Checks that packets to it pass to the stack unchanged, while those to an unallocated address are
+/// dropped.
 fn passes(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
     let service = Service::new("mesh").only_cluster_ip().port(Port::tcp(80, TARGET));
@@ -32,7 +34,7 @@ fn passes(attach: &str) {
             cluster.lab.route_vip(address.ip(), cluster.lab.node(1)).unwrap();
         }
         let before = dropped();
-        // The stack may say that it has no route.
+        // The stack may report that it has no route.
         let outcome = Protocol::Tcp.probe(to.parse().unwrap()).from(client);
         assert!(!matches!(outcome, Ok(Outcome::Answered(_))), "{to}: nothing serves it here");
         assert_eq!(dropped(), before, "{family:?} {to}");

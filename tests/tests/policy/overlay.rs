@@ -1,5 +1,5 @@
-//! Other nodes' pods behind a VXLAN device: packets come in by one attached device and leave by another of another
-//! kind.
+//! Other nodes' pods behind a VXLAN device: packets arrive on one attached device and leave by
+//! another of a different kind.
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -40,7 +40,8 @@ fn overlay(what: &str, wire_offloads: bool, adapt: impl Fn(AgentBuilder) -> Agen
                     if answer.node == node.name {
                         assert_eq!(client, lab.client().address(family), "{what}");
                     } else {
-                        // The way there is the overlay, and so is the source.
+                        // The route leads through the overlay, and the source address is that of
+                        // the overlay.
                         assert_eq!(client, node.pod_network.of(family), "{what}");
                     }
                 }
@@ -69,14 +70,14 @@ fn found_devices() {
     overlay("found", true, |agent| agent.attach("auto").devices(&[]));
 }
 
-/// XDP on the wire, TC on the overlay: no driver takes frames from XDP into a tunnel.
+/// XDP on the wire, TC on the overlay: no driver accepts XDP frames for a tunnel.
 #[test]
 fn named_devices_by_generic_xdp() {
     overlay("xdp-generic", false, |agent| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]));
 }
 
-/// XDP ends packets that need no other device before there is an skb: for this `auto` keeps XDP on a card beside an
-/// overlay.
+/// XDP refuses packets that need no other device before an skb is allocated, which is why `auto`
+/// keeps XDP on a card next to an overlay.
 #[test]
 fn refusals_stay_with_xdp_beside_an_overlay() {
     let lab = Lab::builder().pods(&[0, 1]).overlay().wire_offloads(false);
@@ -99,7 +100,8 @@ fn refusals_stay_with_xdp_beside_an_overlay() {
     assert!(said["found"].as_str().unwrap().contains("flannel.1 takes no frames from XDP"), "{said}");
 }
 
-/// An overlay's neighbours are written by hand, and nobody would answer if the kernel were made to probe for them.
+/// An overlay's neighbours are static, and nothing would answer if the kernel were made to probe
+/// them.
 #[test]
 fn neighbours_written_by_hand_stay() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).overlay()).unwrap();
@@ -110,7 +112,8 @@ fn neighbours_written_by_hand_stay() {
     for family in Family::BOTH {
         cluster.answer(Protocol::Tcp, cluster.at(1, family, REMOTE)).unwrap();
     }
-    // The agent sees to the neighbours of its next hops every 5 s, and the kernel probes what it is told to at once.
+    // The agent maintains the neighbours of its next hops every 5 s, and the kernel sends probes
+    // that it requests at once.
     std::thread::sleep(std::time::Duration::from_secs(9));
     for family in Family::BOTH {
         let (near, far) = (lab.node(1).pod(1), lab.node(2).pod(1));

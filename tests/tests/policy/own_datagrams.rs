@@ -1,5 +1,6 @@
-//! A process of the node asks from a UDP port that is also a node port, as a resolver asks its upstream: the answer is its own, and
-//! clients of the Service are served from the same port all the while.
+//! A process of the node sends requests from a UDP port that is also a node port, as a resolver
+//! does to its upstream: it gets the answers, and clients of the Service are served from the same
+//! port all the while.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30_080;
-/// Port of the server that the node asks.
+/// The port of the server to which the node sends.
 const UPSTREAM: u16 = 5353;
 
 fn bound(namespace: &Namespace, family: Family, port: u16) -> UdpSocket {

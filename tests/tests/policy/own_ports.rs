@@ -1,5 +1,6 @@
-//! Sockets of the node itself on ports of the pool, towards an endpoint of another node: they are answered, and clients of the Service
-//! get other ports towards that endpoint. The agent, which would take bound ports out of the pool, is gone.
+//! Sockets of the node itself on ports of the pool, towards an endpoint of another node: they are
+//! answered, and clients of the Service get other ports towards that endpoint. The agent, which
+//! would take bound ports out of the pool, is stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -13,22 +14,23 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30_080;
-/// The smallest pool that there is.
+/// The smallest pool that is possible.
 const FIRST: u16 = 20_000;
 const POOL: u16 = 4_200;
-/// Each client's port is one of the node's by chance once in 21 times: of these, none is once in a million runs.
+/// The number of ports that the node uses. A client's port is one of them by chance once in 21
+/// times: that none of the 300 clients gets one happens once in a million runs.
 const OWN: u16 = 200;
 const CLIENTS: usize = 300;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A socket that asks and is answered.
+/// A socket that sends requests and receives answers.
 enum Asking {
     Tcp(BufReader<TcpStream>),
     Udp(UdpSocket),
 }
 
 impl Asking {
-    /// From the calling thread's namespace, and from this port if it is not 0.
+    /// Opens a socket in the calling thread's namespace, with this source port if it is not 0.
     fn start(protocol: Protocol, from: SocketAddr, to: SocketAddr) -> Self {
         let kind = if protocol == Protocol::Tcp { Type::STREAM } else { Type::DGRAM };
         let socket = Socket::new(Domain::for_address(to), kind, None).unwrap();
@@ -91,7 +93,7 @@ fn ports_are_kept_apart(attach: &str) {
             });
             own.iter_mut().for_each(|asking| asking.ask(&format!("{what}: the node's own, alone")));
             let mut clients = Vec::new();
-            // A datagram holds its port for half a minute: the node's sockets talk on.
+            // A datagram holds its port for half a minute: the node's sockets keep sending.
             for _ in 0..10 {
                 let node_port = cluster.at(1, family, PORT);
                 let from = SocketAddr::new(lab.client().address(family), 0);

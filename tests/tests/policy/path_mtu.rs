@@ -1,4 +1,5 @@
-//! Path MTU discovery through a node port: the sender of a packet that is too long for a router behind it gets the error, on either side.
+//! Path MTU discovery through a node port: the sender of a packet that is too long for a router
+//! behind it gets the error, on either side.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -17,7 +18,8 @@ const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
 const BYTES: u64 = 1_000_000;
 
-/// A Service of policy Cluster with its endpoint on node-2, one of policy Local with its endpoint on node-1.
+/// A cluster with a Service of policy Cluster with its endpoint on node-2, and one of policy Local
+/// with its endpoint on node-1.
 fn cluster(wire_offloads: bool) -> Cluster {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(wire_offloads)).unwrap();
     for (name, policy, port, number) in
@@ -36,7 +38,7 @@ fn ip(namespace: &Namespace, family: Family, arguments: &str) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// From now on the way from `router` to one address takes packets of 1300 bytes.
+/// Sets the MTU of the route from `router` to one address to 1300 bytes.
 fn narrow(router: &Namespace, family: Family, address: IpAddr, device: &str) {
     let (prefix, mtu) = if family == Family::V4 { (32, "mtu lock 1300") } else { (128, "mtu 1300") };
     ip(router, family, &format!("route add {address}/{prefix} dev {device} {mtu}"));
@@ -57,7 +59,8 @@ fn behind_the_node(attach: &str, wire_offloads: bool) {
         narrow(lab.node(1).netns(), family, local.address(family), "cni0");
         let wanted = if family == Family::V4 { (3, 4) } else { (2, 0) };
         for port in [REMOTE, LOCAL] {
-            // What it has learned of the node's address through one port it would know of the other.
+            // The path MTU to the node's address, learned through one port, would be known for the
+            // other.
             ip(lab.client().netns(), family, "route flush cache");
             let to = cluster.at(1, family, port);
             let capture = Capture::start(lab.client().netns(), "eth0").unwrap();

@@ -1,4 +1,4 @@
-//! Frames with a priority tag (VLAN 0), as some switches send them: a host takes them for untagged ones.
+//! Frames with a priority tag (VLAN 0), as some switches send them: a host treats them as untagged.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -35,11 +35,11 @@ fn served(attach: &str) {
             let packet = Packet::udp((from.ip(), CLIENT_PORT), (to.ip(), to.port()))
                 .payload(b"hello")
                 .macs(router, node.addresses.mac());
-            // The third is one of a flow that exists.
+            // The third frame belongs to an existing flow.
             for vlan in [Some(0), None, Some(0)] {
                 let frame = packet.clone().with(|packet| packet.vlan = vlan).bytes();
                 let mut answer = [0; 1024];
-                // The first may be lost while neighbours are looked for.
+                // The first datagram may be lost while neighbours are resolved.
                 let got = (0..3).find_map(|_| {
                     lab.router().run(|| flood::send_frame(&node.name, &frame)).unwrap();
                     client.recv(&mut answer).ok()

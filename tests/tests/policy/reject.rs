@@ -1,5 +1,6 @@
-//! No endpoint anywhere is refused at once; no endpoint on this node (Local) is silence. A load balancer that has not
-//! noticed yet tries elsewhere after silence; a refusal would reach its client.
+//! Requests without an endpoint: refused at once if there is none anywhere, dropped if there is
+//! none on this node (Local). A load balancer that has not noticed yet tries another node after
+//! silence; a refusal would reach its client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,7 +25,7 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
     let pod = Backend::of(cluster.lab.node(2).pod(1));
     for (name, policy, port, backends) in [
         ("nowhere-cluster", Policy::Cluster, NOWHERE_CLUSTER, vec![]),
-        // Local makes no difference as long as nobody has an endpoint.
+        // Policy Local makes no difference as long as no node has an endpoint.
         ("nowhere-local", Policy::Local, NOWHERE_LOCAL, vec![]),
         ("unready", Policy::Cluster, UNREADY, vec![pod.clone().not_ready()]),
         ("elsewhere", Policy::Local, ELSEWHERE, vec![pod.clone()]),
@@ -40,8 +41,9 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
                 let capture = Capture::start(cluster.lab.client().netns(), "eth0").unwrap();
                 let probe = protocol.probe(to).limit(scaled(Duration::from_secs(3)));
                 let outcome = probe.from(cluster.lab.client().netns()).unwrap();
-                // The client's kernel only notes an ICMPv6 error that arrives before connect() has let go of the socket,
-                // as it does where no wire takes time: it gives up at the second SYN.
+                // The client's kernel does not deliver an ICMPv6 error that arrives before
+                // connect() has released the socket, which happens where the wire has no delay: it
+                // gives up at the second SYN.
                 let twice = family == Family::V6 && protocol == Protocol::Tcp;
                 let refused = matches!(outcome, Outcome::Refused(_)) && twice || outcome.is_refused_at_once();
                 assert!(refused, "{what} {port}: {outcome:?}");
@@ -52,14 +54,15 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
         }
     }
     let packets = |hook, outcome| agents[0].packets(hook, outcome).unwrap();
-    // XDP leaves it to TC if the frame has no room for the answer.
+    // XDP leaves the packet to TC if the frame has no room for the answer.
     assert!(packets("xdp", "rejected-no-endpoint") + packets("tc-ingress", "rejected-no-endpoint") >= 12);
     let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
     assert!(packets(hook, "rejected-no-endpoint") > 0);
     assert!(packets(hook, "dropped-no-local-endpoint") >= 4);
 }
 
-/// The error about each packet of the client comes directly after it: the answer is immediate.
+/// Checks that the error about each packet of the client follows it directly: the answer is
+/// immediate.
 fn each_request_is_refused(frames: &[Frame], to: SocketAddr, what: &str) {
     let wanted = if to.is_ipv4() { (3, 3) } else { (1, 4) };
     let concerned: Vec<_> =
@@ -109,7 +112,7 @@ fn follows_the_endpoints() {
     cluster.wait_for(tcp, to, soon, Outcome::is_refused_at_once).unwrap();
     cluster.manifests.endpoints(&web, &pods).unwrap();
     cluster.wait_for(tcp, to, soon, |outcome| matches!(outcome, Outcome::Answered(_))).unwrap();
-    // The Service itself goes: what listens there is the node's own affair, and nothing does.
+    // The Service itself is removed: the port is then the node's own, and nothing listens on it.
     cluster.manifests.delete(&web).unwrap();
     cluster.wait_for(tcp, to, soon, Outcome::is_refused_at_once).unwrap();
 }

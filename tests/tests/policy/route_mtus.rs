@@ -1,5 +1,6 @@
-//! Routes of a node that name an MTU smaller than their device's (`ip route … mtu 1300`, not locked): the kernel heeds it when it forwards,
-//! so senders on either side of a node port are told.
+//! Routes of a node that name an MTU smaller than that of their device (`ip route … mtu 1300`, not
+//! locked): the kernel respects it when it forwards, so senders on either side of a node port get
+//! the error.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -34,8 +35,9 @@ fn host(family: Family, address: IpAddr) -> String {
     format!("{address}/{}", if family == Family::V4 { 32 } else { 128 })
 }
 
-/// Bytes of the longest IP packet between client and node port, of a connection that comes after another one: an end that has learned from
-/// that what fits sends no more, and lets the other one send no more (the MSS that it announces).
+/// The length in bytes of the longest IP packet between client and node port, in a connection that
+/// follows another one: an end that has learned the path MTU from the first sends no more, and
+/// limits the other end by the MSS that it announces.
 fn longest(cluster: &Cluster, family: Family) -> usize {
     let (client, pod) = (cluster.lab.client().netns(), cluster.lab.node(2).pod(1).netns());
     let to = cluster.at(1, family, PORT);
@@ -50,7 +52,7 @@ fn longest(cluster: &Cluster, family: Family) -> usize {
     ours.map(|frame| frame.bytes.len() - ETHERNET).max().unwrap_or_default()
 }
 
-/// Whether a TCP segment has the node port at either end.
+/// Whether either end of a TCP segment is the node port.
 fn has_port(frame: &[u8], to: SocketAddr) -> bool {
     let (protocol, ports) = if to.is_ipv4() { (23, 34) } else { (20, 54) };
     let ends = frame.get(ports..ports + 4).unwrap_or_default();
@@ -64,7 +66,7 @@ fn followed(attach: &str, devices: &[&str]) {
     cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, PORT), &[backend]).unwrap();
     let node = lab.node(1).netns();
     let to_pod = |family| (lab.node(2).pod(1).address(family), lab.node(2).address(family));
-    // One route is there before the agent, one comes while it runs.
+    // One route exists before the agent, one is added while it runs.
     for family in Family::BOTH {
         let (pod, gateway) = to_pod(family);
         narrow(node, family, pod, gateway, 1300);
@@ -80,7 +82,7 @@ fn followed(attach: &str, devices: &[&str]) {
         wait("a changed route's MTU", 1350);
         ip(node, family, &format!("route del {}", host(family, pod)));
         wait("the MTU without that route", 1500);
-        // Replies, by the route to the client.
+        // Replies use the route to the client.
         let (client, router) = (lab.client().address(family), plan::gateway(0).of(family));
         narrow(node, family, client, router, 1400);
         wait("a new route's MTU", 1400);

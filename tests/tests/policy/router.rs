@@ -44,11 +44,11 @@ fn time_exceeded(attach: &str) {
     for (family, wanted) in [(Family::V4, 11), (Family::V6, 3)] {
         let to = cluster.at(1, family, PORT);
         let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
-        // The router takes one, node-1 gets 1; with 3 it would be forwarded.
+        // The router decrements it, so node-1 receives 1; with 3 the packet would be forwarded.
         datagram(lab.client().netns(), to, 2);
         let start = std::time::Instant::now();
         let least = if family == Family::V4 { 1 } else { 2 };
-        // XDP leaves it to TC if the frame has no room for the answer.
+        // XDP leaves the packet to TC if the frame has no room for the answer.
         let rejected = || -> u64 {
             ["xdp", "tc-ingress"]
                 .iter()
@@ -77,7 +77,7 @@ fn time_exceeded_by_xdp() {
     time_exceeded("xdp");
 }
 
-/// Pods that know nothing of the overlay's smaller MTU: client and pod learn it from the nodes.
+/// Pods that do not know the overlay's smaller MTU: client and pod learn it from the nodes.
 fn smaller_overlay(attach: &str, wire_offloads: bool) {
     let cluster = if wire_offloads {
         remote_only(|| Lab::builder().pods(&[0, 1]).overlay().wire_offloads(true))
@@ -116,7 +116,7 @@ fn too_long_for_the_overlay_by_generic_xdp() {
     smaller_overlay("xdp-generic", false);
 }
 
-/// The way back to the client is the narrow one: the endpoint is told.
+/// The route back to the client has the smaller MTU: the endpoint gets the error.
 fn smaller_way_back(attach: &str) {
     let cluster = remote_only(|| Lab::builder().pods(&[0, 1]));
     let lab = &cluster.lab;

@@ -1,9 +1,9 @@
-//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints on this node and on
-//! another.
+//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints
+//! on this node and on another.
 //!
-//! Client and endpoints speak it by raw sockets, so that a kernel without SCTP will do. The receiver
-//! computes the checksum of each packet in full. One that is wrong is not taken for a packet that
-//! did not come: the test names it.
+//! Client and endpoints use raw sockets, so that no SCTP support in the kernel is needed. The
+//! receiver computes the checksum of each packet in full. A packet with a wrong checksum is not
+//! treated as lost: the test reports it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,7 +30,7 @@ use traffic_policy_testing::packet::chunk::{
 const CLUSTER: u16 = 30_090;
 const LOCAL: u16 = 30_091;
 
-/// Packets that came with a wrong checksum, or cut.
+/// Received packets with a wrong checksum, or truncated.
 type Damaged = Mutex<Vec<String>>;
 
 /// A packet with one chunk.
@@ -59,8 +59,10 @@ impl Message {
         bytes
     }
 
+    /// Parses a packet.
+    ///
     /// # Errors
-    /// A sentence that says what is wrong: the checksum, or the lengths.
+    /// A sentence that names the fault: the checksum, or the lengths.
     fn read(bytes: &[u8]) -> Result<Self, String> {
         let Some((sum, message)) = Self::parts(bytes) else { return Err(format!("cut: {bytes:02x?}")) };
         let computed = crc32c(&[&bytes[..8], &[0; 4], &bytes[12..]].concat()).to_le_bytes();
@@ -71,7 +73,7 @@ impl Message {
         }
     }
 
-    /// The checksum, and the rest.
+    /// Splits a packet into its checksum and the rest.
     fn parts(bytes: &[u8]) -> Option<([u8; 4], Self)> {
         let number = |at: usize| Some(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
         let word = |at: usize| Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?));
@@ -88,8 +90,8 @@ fn raw(family: Family) -> Socket {
     socket
 }
 
-/// The next packet, and its sender; `None` after the socket's time-out, and for a packet that is
-/// damaged, which is noted.
+/// Receives the next packet, and returns its sender, too; `None` after the socket's time-out, and
+/// for a damaged packet, which is recorded.
 fn receive(socket: &Socket, family: Family, damaged: &Damaged) -> Option<(IpAddr, Message)> {
     let mut buffer = [0; 4096];
     let (length, from) = recvfrom::<SockaddrStorage>(socket.as_raw_fd(), &mut buffer).ok()?;
@@ -97,7 +99,7 @@ fn receive(socket: &Socket, family: Family, damaged: &Damaged) -> Option<(IpAddr
     let v4 = from.as_sockaddr_in().map(|address| IpAddr::from(address.ip()));
     let from = v4.or_else(|| from.as_sockaddr_in6().map(|address| IpAddr::from(address.ip())))?;
     let bytes = &buffer[..length];
-    // A raw IPv4 socket gets the IP header too.
+    // A raw IPv4 socket receives the IP header, too.
     let header = if family == Family::V4 { usize::from(bytes.first()? & 15) * 4 } else { 0 };
     match Message::read(bytes.get(header..)?) {
         Ok(message) => Some((from, message)),
@@ -113,8 +115,8 @@ fn send(socket: &Socket, to: IpAddr, message: &Message) {
     drop(socket.send_to(&message.bytes(), &SockAddr::from(SocketAddr::new(to, 0))));
 }
 
-/// An endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's address that it sees, and the
-/// length.
+/// Runs an endpoint in a pod, until `stop`. It answers DATA with the pod's name, the client's
+/// address that it sees, and the length.
 fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool, damaged: &Damaged) {
     let socket = raw(family);
     let own_tag = 0xe000_0000 | number;
@@ -143,7 +145,7 @@ fn serve(pod: &Pod, family: Family, number: u32, stop: &AtomicBool, damaged: &Da
     }
 }
 
-/// A client's association.
+/// The client's side of an association.
 struct Association<'a> {
     socket: Socket,
     damaged: &'a Damaged,
@@ -164,7 +166,8 @@ impl<'a> Association<'a> {
         Message { source: self.port, destination: self.to.port(), tag: self.tag, kind, value: value.to_vec() }
     }
 
-    /// Sends a packet, again where nothing comes, and gives the chunk of this type that answers it.
+    /// Sends a packet, retransmits it if no answer comes, and returns the chunk of this type that
+    /// answers it.
     fn ask(&self, asked: &Message, kind: u8, limit: Duration) -> Option<Vec<u8>> {
         let start = Instant::now();
         while start.elapsed() < limit {
@@ -186,7 +189,8 @@ impl<'a> Association<'a> {
         Message { tag: 0, ..message }
     }
 
-    /// From INIT to SHUTDOWN COMPLETE: what the endpoint said to data of each length.
+    /// Runs an association from INIT to SHUTDOWN COMPLETE, and returns the endpoint's answers to
+    /// data of each length.
     fn whole(mut self, lengths: &[usize]) -> Vec<String> {
         let limit = scaled(Duration::from_secs(10));
         let what = format!("{} from port {}", self.to, self.port);
@@ -214,7 +218,8 @@ fn associations(attach: &str) {
     let elsewhere: Vec<_> = lab.pods().filter(|pod| pod.name == "pod-2-1").map(Backend::of).collect();
     cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
     cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
-    // Flows that have ended are counted at the end, which may come later than the default of 10 s.
+    // Ended flows are counted at the end of the test, which may come later than the default of 10
+    // s.
     let kept = ["--idle-reset", "1h"];
     let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
     let (stop, damaged) = (AtomicBool::new(false), Damaged::default());
@@ -228,7 +233,8 @@ fn associations(attach: &str) {
         let asked = std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach, &damaged));
         let ended = std::panic::catch_unwind(asked);
         stop.store(true, Relaxed);
-        // First: whoever gets a damaged packet says nothing, and the other waits in vain.
+        // This comes first: the receiver of a damaged packet does not answer, and the other side
+        // waits in vain.
         let damaged = damaged.lock().unwrap();
         assert!(damaged.is_empty(), "{attach}, damaged packets: {damaged:#?}");
         ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -1,8 +1,9 @@
-//! SCTP of the kernel's own sockets through an agent, where the kernel has it (emulated machines with Debian's
-//! kernels do): messages, megabytes both ways, shutdown, abort and restart, to endpoints on this node and on another.
+//! SCTP of the kernel's own sockets through an agent, where the kernel has it (emulated machines
+//! with Debian's kernels do): messages, megabytes both ways, shutdown, abort and restart, to
+//! endpoints on this node and on another.
 //!
-//! The megabytes are about aggregates: Linux gives its devices many SCTP packets at once, whose chunks lie in a list
-//! behind the headers.
+//! The megabytes test aggregates: Linux passes its devices many SCTP packets at once, whose chunks
+//! lie in a list behind the headers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -15,13 +16,13 @@ use traffic_policy_testing::object::{Backend, Policy, Port, Service};
 use traffic_policy_testing::pace;
 use traffic_policy_testing::traffic::associations::{self, Association, Server};
 
-/// Each way, of each of eight associations.
+/// Bytes in each direction, for each of eight associations.
 const BYTES: u64 = 1_000_000;
 const MTU: u64 = 1500;
-/// An agent of a debug build loads its programs in a second on a quiet machine.
+/// The time limit; an agent of a debug build loads its programs in a second on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Name, policy, node port, number of the node whose pod is asked by node-1.
+/// The name, the policy, the node port, and the number of the node whose pod answers at node-1.
 const SERVICES: [(&str, Policy, u16, usize); 2] =
     [("here", Policy::Local, 30_090, 1), ("there", Policy::Cluster, 30_091, 2)];
 
@@ -42,7 +43,7 @@ struct Scene {
 
 impl Scene {
     fn new(attach: &'static str) -> Self {
-        // XDP takes frames as they are on the wire.
+        // XDP sees frames as they are on the wire.
         let cluster = Cluster::start(Lab::builder().pods(&[1, 1]).wire_offloads(attach == "tc")).unwrap();
         let lab = &cluster.lab;
         let mut servers = Vec::new();
@@ -58,7 +59,8 @@ impl Scene {
             }
             cluster.manifests.apply(&service, &[Backend::of(lab.node(node).pod(1))]).unwrap();
         }
-        // The other node only leads to its pod, and each agent takes an emulated processor half a minute.
+        // The other node only routes to its pod, and each agent takes an emulated processor half a
+        // minute.
         let agent = Agent::builder(lab, lab.node(1)).attach(attach).start().unwrap();
         agent.wait_ready(PATIENCE).unwrap();
         Self { cluster, agent, _servers: servers, attach }
@@ -71,7 +73,8 @@ impl Scene {
             .unwrap_or_else(|error| panic!("{}: {error:#}", self.attach))
     }
 
-    /// The answer to a line of `bytes` by the pod of `node`: under policy Local it sees the client itself.
+    /// The expected answer to a line of `bytes` bytes by the pod of `node`: under policy Local it
+    /// sees the client itself.
     fn answer(&self, family: Family, node: usize, bytes: usize) -> String {
         let lab = &self.cluster.lab;
         let seen = match node {
@@ -81,7 +84,7 @@ impl Scene {
         format!("pod-{node}-1 {seen} {bytes}")
     }
 
-    /// Messages, megabytes, SHUTDOWN.
+    /// Tests messages, megabytes, and SHUTDOWN.
     fn life(&self, family: Family, to: SocketAddr, node: usize) {
         let what = format!("{} {to}", self.attach);
         let mut association = self.open(family, to, 0);
@@ -99,7 +102,8 @@ impl Scene {
         association.shut_down().expect(&what);
     }
 
-    /// A client that is gone without a word comes again from the same port, and the endpoint takes that for a restart.
+    /// Tests a client that vanishes without notice and comes back with the same port, which the
+    /// endpoint takes for a restart.
     fn restart(&self, family: Family, to: SocketAddr, node: usize) {
         let client = self.cluster.lab.client().netns();
         let prefix = if family == Family::V4 { 32 } else { 128 };
@@ -113,7 +117,7 @@ impl Scene {
         for bytes in [4, 2000] {
             assert_eq!(anew.ask(bytes).unwrap(), self.answer(family, node, bytes), "{}", self.attach);
         }
-        // The new tags are those of the flow by now.
+        // The flow has the new tags by now.
         anew.abort().unwrap();
         self.wait_for_state(from, "reset");
     }
@@ -129,7 +133,7 @@ impl Scene {
         });
     }
 
-    /// The megabytes of a flow were in packets of more than the MTU on the average.
+    /// Checks that packets of a flow had more bytes than the MTU on average, as aggregates have.
     fn expect_aggregates(&self, from: SocketAddr, direction: &str) {
         let flow = self.flow(from).unwrap();
         let count = |what| flow[format!("{direction}_{what}")].as_u64().unwrap();

@@ -1,4 +1,5 @@
-//! `loadBalancerSourceRanges`: who may use a load balancer's address. Node ports are not restricted by it.
+//! `loadBalancerSourceRanges`: the clients that may use a load balancer's address. Node ports are
+//! not restricted by it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -31,7 +32,8 @@ fn vip(family: Family) -> IpAddr {
 fn other_sources_are_dropped() {
     for attach in ["tc", "xdp"] {
         let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
-        // The client is 192.0.2.10 in IPv4; in IPv6 no range is given, so everybody may.
+        // The client is 192.0.2.10 in IPv4; no IPv6 range is given, so all IPv6 clients are
+        // admitted.
         cluster.manifests.apply(&restricted(&["198.51.100.0/24"]), &cluster.backends()).unwrap();
         let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
         for family in Family::BOTH {
@@ -44,7 +46,8 @@ fn other_sources_are_dropped() {
         assert!(agents[0].packets(hook, "dropped-source-range").unwrap() > 0, "{attach}");
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, NODE_PORT)).unwrap();
 
-        // One more range, not normalized, lets the client in; without it the client is out again.
+        // One more range, not normalized, admits the client; without it the client is rejected
+        // again.
         let limit = Duration::from_secs(5);
         let to = SocketAddr::new(vip(Family::V4), 80);
         let answered = |outcome: &Outcome| matches!(outcome, Outcome::Answered(_));

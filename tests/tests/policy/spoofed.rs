@@ -1,5 +1,6 @@
-//! An off-path attacker, who knows addresses and ports of connections but sees none of their packets, cannot end them: real sockets, and
-//! segments with forged sources from the router. Nor can a datagram with a forged source start a storm.
+//! An off-path attacker, who knows addresses and ports of connections but sees none of their
+//! packets, cannot end them: real sockets, and segments with forged sources from the router. Nor
+//! can a datagram with a forged source start a storm.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,11 +18,11 @@ use traffic_policy_testing::traffic::Answer;
 
 const PORT: u16 = 30_080;
 const CONNECTIONS: usize = 12;
-/// Sequence numbers that are tried in each direction, with each combination of flags.
+/// The number of sequence numbers that are tried in each direction, with each combination of flags.
 const GUESSES: u32 = 24;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A client's connection, and the pod that it is with.
+/// A client's connection, and its pod.
 struct Connection {
     stream: BufReader<TcpStream>,
     pod: String,
@@ -48,7 +49,7 @@ impl Connection {
     }
 }
 
-/// Sends IP packets as they are.
+/// Sends raw IP packets.
 struct Stranger {
     v4: Socket,
     v6: Socket,
@@ -69,7 +70,7 @@ impl Stranger {
         socket.send_to(&frame[14..], &to).unwrap();
     }
 
-    /// Segments with numbers all over the circle; the right ones are somewhere between.
+    /// Sends segments with numbers all over the circle; the right ones are somewhere in between.
     fn attack(&self, from: SocketAddr, to: SocketAddr, seed: u32) {
         let (from, to): ((IpAddr, u16), (IpAddr, u16)) = ((from.ip(), from.port()), (to.ip(), to.port()));
         let step = u32::MAX / GUESSES;
@@ -100,7 +101,7 @@ fn strangers_end_nothing(attach: &str) {
         let to = cluster.at(1, family, PORT);
         cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
         let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| Connection::open(&cluster, to)).collect();
-        // One that really is reset shows when what is reset is gone.
+        // A connection that is really reset shows when its effects are complete.
         let reset = Connection::open(&cluster, to);
         let known = flows(&agents[0]);
         let flow_of =
@@ -110,7 +111,7 @@ fn strangers_end_nothing(attach: &str) {
             assert_eq!(flow["state"], "assured", "{flow}");
             let seed = number.wrapping_mul(0x9e37_79b9);
             stranger.attack(socket(flow, "client"), to, seed);
-            // Where the endpoint is on another node, its replies come this way.
+            // If the endpoint is on another node, its replies arrive here.
             if socket(flow, "source") != socket(flow, "client") {
                 stranger.attack(socket(flow, "endpoint"), socket(flow, "source"), seed);
             }
@@ -144,7 +145,8 @@ fn strangers_end_nothing_by_xdp() {
     strangers_end_nothing("xdp");
 }
 
-/// One datagram from a node port to itself: each answer of an echoing endpoint would be its next question.
+/// One datagram from a node port to itself: each answer of an echoing endpoint would be its next
+/// request.
 fn a_datagram_makes_no_storm(attach: &str, hook: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();

@@ -1,6 +1,7 @@
 //! Datagrams of a flow follow the endpoints; connections do not.
 //!
-//! The pods go on answering all the time, so datagrams to a former endpoint would still be answered.
+//! The pods keep answering all the time, so datagrams to a removed endpoint would still be
+//! answered.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -28,7 +29,7 @@ fn web(policy: Policy) -> Service {
     Cluster::node_port("web", policy, PORT).vip(vip(Family::V4)).vip(vip(Family::V6))
 }
 
-/// One datagram of the one flow.
+/// Sends one datagram of the one flow.
 fn ask(cluster: &Cluster, to: SocketAddr) -> Outcome {
     let probe = Probe::udp(to).source_port(SOURCE_PORT).limit(Duration::from_millis(300));
     probe.from(cluster.lab.client().netns()).unwrap()
@@ -61,7 +62,7 @@ fn follow(attach: &str) {
     let service = web(Policy::Cluster);
     let both = cluster.backends();
     cluster.manifests.apply(&service, &both).unwrap();
-    // Of another Service they stay endpoints all the time.
+    // The pods stay endpoints of another Service all the time.
     cluster.manifests.apply(&Cluster::node_port("other", Policy::Cluster, OTHER_PORT), &both).unwrap();
     let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
     let mut ways = Vec::new();
@@ -78,7 +79,7 @@ fn follow(attach: &str) {
     let endpoints = |backends: &[Backend]| cluster.manifests.endpoints(&service, backends).unwrap();
 
     for to in ways.iter().copied() {
-        // A flow stays where it is, and moves when its endpoint is none of its Service any more.
+        // A flow stays with its endpoint, and moves once its Service no longer has that endpoint.
         let pod = ask(&cluster, to).answer().unwrap().pod;
         for _ in 0..8 {
             assert!(is_by(&ask(&cluster, to), &pod), "{attach} {to}");
@@ -91,7 +92,7 @@ fn follow(attach: &str) {
         if let Some(pod) = kept_by {
             assert!(is_by(&ask(&cluster, kept), &pod), "{attach} {kept}: of the other Service");
         }
-        // One that only ends takes no new flows, but it still serves this one.
+        // A terminating endpoint takes no new flows, but still serves this one.
         let leaving = both[stays].clone().terminating();
         endpoints(&[leaving, both[1 - stays].clone()]);
         let new = |outcome: &Outcome| is_by(outcome, &pod);
@@ -100,7 +101,7 @@ fn follow(attach: &str) {
         endpoints(&both);
     }
 
-    // To zero: refused, although the pod would still answer.
+    // No endpoint is left: refused, although the pod would still answer.
     for to in &ways {
         until(&cluster, "before", *to, answered);
     }
@@ -113,7 +114,8 @@ fn follow(attach: &str) {
         until(&cluster, "an endpoint again", *to, |outcome| is_by(outcome, "pod-2-1"));
     }
 
-    // Deleted: a node port is the node's own then, and nobody has the load balancer's address.
+    // The Service is deleted: a node port is then the node's own, and no host has the load
+    // balancer's address.
     cluster.manifests.delete(&service).unwrap();
     for to in &ways {
         until(&cluster, "deleted", *to, |outcome| !answered(outcome));
@@ -123,7 +125,7 @@ fn follow(attach: &str) {
         until(&cluster, "there again", *to, |outcome| is_by(outcome, "pod-1-1"));
     }
 
-    // Connections have been left alone through all of it, each with its pod.
+    // Connections have not been affected at any time, each with its pod.
     let report = held.finish();
     assert!(report.broken.is_empty() && report.requests > 0, "{attach}: {report}");
 }

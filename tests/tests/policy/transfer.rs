@@ -1,4 +1,5 @@
-//! 100 MB each way at once, every byte compared: through an endpoint of another node and through one of this node.
+//! 100 MB each way at once, every byte compared: through an endpoint of another node and through
+//! one of this node.
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
@@ -23,7 +24,7 @@ fn intact(attach: &str, wire_offloads: bool) {
         let to = cluster.at(1, family, port);
         let report = transfer(cluster.lab.client().netns(), to, BYTES).unwrap();
         println!("{attach} {to}: {report:?}");
-        // Datagrams find their way while it lasts and after it.
+        // Datagrams are forwarded during the transfer and after it.
         cluster.answer(Protocol::Udp, to).unwrap();
     }
     for outcome in

@@ -1,4 +1,5 @@
-//! Devices without Ethernet, in both directions: as the way that requests come, and as the way to other nodes' pods.
+//! Devices without Ethernet, in both directions: requests arrive on one, and other nodes' pods are
+//! behind one.
 
 mod testbed;
 
@@ -27,7 +28,8 @@ fn transfers(tunnels: &Tunnels) {
     for client in Client::BOTH {
         for family in Family::BOTH {
             for port in [Port::Here, Port::Far] {
-                // What it has learned of the node's address through one port it would know of the other.
+                // The path MTU to the node's address, learned through one port, would be known for
+                // the other.
                 flush(tunnels.client(client), family);
                 let done = transfer(tunnels.client(client), Tunnels::at(family, port), BYTES);
                 done.unwrap_or_else(|error| panic!("{client:?} {family:?} {port:?}: {error:#}"));
@@ -62,7 +64,7 @@ fn is_attached(agent: &Agent, device: &str, mode: &str) -> bool {
     })
 }
 
-/// From now on the way from `router` to one address takes packets of 1300 bytes.
+/// Sets the MTU of the route from `router` to one address to 1300 bytes.
 fn narrow(router: &Namespace, address: IpAddr, device: &str) {
     let (family, prefix, mtu): (_, _, &[&str]) =
         if address.is_ipv4() { ("-4", 32, &["mtu", "lock", "1300"]) } else { ("-6", 128, &["mtu", "1300"]) };
@@ -82,18 +84,18 @@ fn requests_and_transfers_on_found_devices() {
     tunnels.matrix().unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     transfers(&tunnels);
     nothing_failed(&agent);
-    // Another agent takes over what hangs there.
+    // Another agent takes over the attached programs.
     drop(agent);
     let agent = start(&tunnels, "auto", &[]);
     tunnels.matrix().unwrap();
     nothing_failed(&agent);
 }
 
-/// XDP on the wire, TC on the tunnels: it sees no frames there.
+/// XDP on the wire, TC on the tunnels: XDP sees no frames there.
 #[test]
 fn requests_and_transfers_by_generic_xdp_beside_tunnels() {
     let tunnels = Tunnels::build(1500).unwrap();
-    // A veth's other end would leave checksums to a card.
+    // The other end of a veth would leave checksums to a card.
     let mut command = Command::new("ethtool");
     command.args(["-K", "eth0", "tx", "off"]);
     assert!(tunnels.client(Client::Wire).output(command).unwrap().status.success());
@@ -116,19 +118,19 @@ fn a_named_tunnel_refuses_xdp_and_says_what_to_do() {
     }
 }
 
-/// The node's end of the tunnel takes less than the wire: every sender is told.
+/// The node's end of the tunnel has a smaller MTU than the wire: every sender gets the error.
 #[test]
 fn too_long_for_the_tunnel() {
     let tunnels = Tunnels::build(1400).unwrap();
     let agent = start(&tunnels, "auto", &[]);
     transfers(&tunnels);
-    // Each client was told once in each family at least.
+    // Each client got the error at least once in each family.
     let told = packets(&agent, "rejected-mtu-exceeded");
     assert!(told >= 4, "{told} senders were told");
     nothing_failed(&agent);
 }
 
-/// Behind the tunnel is a router whose way on takes less, and before the pod of this node, too.
+/// A router with a smaller MTU is behind the tunnel, and another one before the pod of this node.
 #[test]
 fn errors_of_routers_come_through() {
     let tunnels = Tunnels::build(1500).unwrap();
@@ -138,7 +140,7 @@ fn errors_of_routers_come_through() {
     }
     let agent = start(&tunnels, "auto", &[]);
     transfers(&tunnels);
-    // By the tunnel they come in, to the tunnel's client they leave.
+    // The errors arrive on the tunnel, and leave towards the tunnel's client.
     assert!(agent.packets("tc-ingress", "replied-icmp-error").unwrap() >= 4, "{}", agent.log());
     assert!(agent.packets("tc-egress", "replied-local-icmp-error").unwrap() >= 4, "{}", agent.log());
     nothing_failed(&agent);

@@ -1,5 +1,5 @@
-//! A node with two uplinks: requests come in by one, and replies leave by the other, as its routes say; or, with rules of routing that
-//! give each of its addresses a way of its own, by the one whose address they have.
+//! A node with two uplinks: requests arrive on one, and replies leave by the other, as its routes
+//! demand; or, with routing rules for each of its addresses, by the one whose address they have.
 
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::capture::{Capture, Frame};
@@ -11,7 +11,7 @@ use traffic_policy_testing::traffic::Probe;
 const CLUSTER: u16 = 30080;
 const LOCAL: u16 = 30081;
 
-/// Whether it is a TCP segment or datagram from a node port.
+/// Whether a frame is a TCP segment or datagram from a node port.
 fn is_reply(frame: &Frame) -> bool {
     let ports = match frame.bytes[12..14] {
         [0x08, 0] if [6, 17].contains(&frame.bytes[23]) => 34,
@@ -21,10 +21,10 @@ fn is_reply(frame: &Frame) -> bool {
     [CLUSTER.to_be_bytes(), LOCAL.to_be_bytes()].iter().any(|port| frame.bytes[ports..ports + 2] == *port)
 }
 
-/// Routing that decides on the way of replies.
+/// The routing that decides by which uplink replies leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ways {
-    /// The default route: by the second uplink, whichever address they have.
+    /// The default route: by the second uplink, whatever their source address.
     Default,
     /// A rule for each address of the node.
     BySource,
@@ -56,7 +56,7 @@ fn two_uplinks(what: &str, ways: Ways, adapt: impl Fn(AgentBuilder) -> AgentBuil
             }
             let answer = cluster.answer(protocol, cluster.at(1, family, LOCAL)).unwrap();
             assert_eq!(answer.node, "node-1", "{what}");
-            // By the other address of the node, all of it takes the second uplink.
+            // Traffic to the node's other address uses the second uplink in both directions.
             let second = lab.node(1).second_uplink.unwrap().of(family);
             cluster.answer(protocol, (second, LOCAL).into()).unwrap();
         }
@@ -85,8 +85,8 @@ fn two_uplinks(what: &str, ways: Ways, adapt: impl Fn(AgentBuilder) -> AgentBuil
     }
 }
 
-/// An answer that is redirected passes the other uplink's program, too, which must not take it for a datagram of the node's own: then the
-/// client's next ones would be the node's.
+/// A redirected answer also passes the other uplink's program, which must not take it for a
+/// datagram of the node's own: the client's next datagrams would then be treated as the node's.
 fn a_flow_of_datagrams(cluster: &Cluster, family: Family) {
     for _ in 0..4 {
         let probe = Probe::udp(cluster.at(1, family, LOCAL)).source_port(4321);

@@ -1,4 +1,5 @@
-//! `sessionAffinity: ClientIP` for callers without an address yet: one network namespace is one client.
+//! `sessionAffinity: ClientIP` for callers without an address yet: one network namespace is one
+//! client.
 
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ fn a_namespace_stays_with_its_endpoint() {
             assert_eq!(socket.receive().unwrap().1.pod, by_datagram, "{kind:?}");
         }
 
-        // The endpoint leaves: another, and that one holds when the first comes back.
+        // The endpoint leaves: the client gets another, and keeps it when the first comes back.
         let backends = fixture.cluster.backends();
         let names: Vec<_> = fixture.cluster.lab.pods().map(|pod| pod.name.clone()).collect();
         let rest: Vec<_> = names
@@ -68,7 +69,7 @@ fn another_namespace_is_another_client() {
     let fixture = SocketCluster::start(&[8, 8], |cluster| {
         cluster.manifests.apply(&sticky(600), &cluster.backends()).unwrap();
     });
-    // That eight clients choose the same one of 16 by chance happens once in 10^8 runs.
+    // By chance, eight clients all choose the same one of 16 once in 10^8 runs.
     let pods: Vec<_> = (1..=8).map(|number| pod(&fixture.in_pod(1, number), Kind::V4)).collect();
     assert!(pods.iter().any(|pod| *pod != pods[0]), "{pods:?}");
 }

@@ -1,4 +1,4 @@
-//! Processes in a cgroup and a network of the test's choice, and their sockets.
+//! Processes in a cgroup and a network namespace of the test's choice, and their sockets.
 
 use std::cell::RefCell;
 use std::io::{self, BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netns::{Namespace, Process};
 use traffic_policy_testing::traffic::Answer;
 
-/// A process that makes socket calls as it is told.
+/// A process that makes socket calls on request.
 #[derive(Clone, Debug)]
 pub struct Caller(Rc<RefCell<Told>>);
 
@@ -22,19 +22,19 @@ struct Told {
     process: Process,
 }
 
-/// One of its sockets. Errors are the application's.
+/// One of its sockets. Errors are those that the application gets.
 #[derive(Debug)]
 pub struct Socket {
     caller: Caller,
     number: String,
 }
 
-/// Family of a socket.
+/// The family of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     V4,
     V6,
-    /// An IPv6 socket that names IPv4 addresses as IPv4-mapped ones.
+    /// An IPv6 socket that uses IPv4 addresses in IPv4-mapped form.
     Mapped,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
         if self == Self::V6 { Family::V6 } else { Family::V4 }
     }
 
-    /// The address as an application with such a socket writes it.
+    /// The address in the form that an application with such a socket uses.
     pub fn written(self, address: SocketAddr) -> SocketAddr {
         match (self, address.ip()) {
             (Self::Mapped, IpAddr::V4(ip)) => (ip.to_ipv6_mapped(), address.port()).into(),
@@ -85,7 +85,7 @@ impl Caller {
         Socket { caller: self.clone(), number }
     }
 
-    /// Connects by TCP, asks who answers, and gives the socket too.
+    /// Connects by TCP, sends a request, and returns the answer and the socket.
     pub fn ask(&self, kind: Kind, to: SocketAddr) -> io::Result<(Answer, Socket)> {
         let socket = self.tcp(kind);
         socket.connect(kind.written(to))?;
@@ -119,27 +119,27 @@ impl Socket {
         self.call("connect", &to.to_string()).map(drop)
     }
 
-    /// Dissolves the association: connect() with AF_UNSPEC.
+    /// Dissolves the association by a connect() with AF_UNSPEC.
     pub fn disconnect(&self) -> io::Result<()> {
         self.call("disconnect", "").map(drop)
     }
 
-    /// One line on a connection, and its answer.
+    /// Sends one line on a connection, and returns its answer.
     pub fn line(&self, text: &str) -> io::Result<Answer> {
         Ok(Answer::parse(&self.call("line", text)?).unwrap())
     }
 
-    /// One datagram on a connected socket.
+    /// Sends one datagram on a connected socket.
     pub fn send(&self, text: &str) -> io::Result<()> {
         self.call("send", text).map(drop)
     }
 
-    /// One datagram.
+    /// Sends one datagram to an address.
     pub fn send_to(&self, text: &str, to: SocketAddr) -> io::Result<()> {
         self.call("send", &format!("{text} {to}")).map(drop)
     }
 
-    /// One datagram, and whom it came from.
+    /// Receives one datagram, and returns its sender, too.
     pub fn receive(&self) -> io::Result<(SocketAddr, Answer)> {
         let said = self.call("receive", "")?;
         let (from, text) = said.split_once(' ').unwrap();
@@ -166,7 +166,7 @@ impl Socket {
         self.call("scatter", &format!("{sockets} {to}")).unwrap();
     }
 
-    /// Nanoseconds of one connect(), on average of many.
+    /// The nanoseconds of one connect(), on average.
     pub fn time_connect(&self, calls: u32, to: SocketAddr) -> u64 {
         self.call("time", &format!("{calls} {to}")).unwrap().parse().unwrap()
     }

@@ -1,4 +1,4 @@
-//! An endpoint goes away under sockets that use it.
+//! An endpoint is removed while sockets use it.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn connected_udp_sockets_get_an_error_and_connect_again() {
             .unwrap();
         for (kind, socket) in &sockets {
             let to = kind.written(service_at(NUMBER, *kind));
-            // Told to whoever listens; whoever sends learns that nobody is there.
+            // A receiver gets an error; a sender learns that nothing is there.
             let error = socket.receive().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ECONNABORTED), "{kind:?}: {error}");
             let error = socket.send("who").unwrap_err();
@@ -101,7 +101,7 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     let staying = connected_to(&caller, NUMBER, Kind::V4, "pod-1-2");
     fixture.cluster.agents[0].kill().unwrap();
     fixture.cluster.manifests.endpoints(&service(NUMBER), &[one_endpoint(&fixture, "pod-1-2")]).unwrap();
-    // Nobody has told the programs.
+    // The programs have not been informed.
     sockets[0].send("who").unwrap();
     assert_eq!(sockets[0].receive().unwrap().1.pod, "pod-2-1");
     fixture.cluster.agents[0].start_again().unwrap();
@@ -114,7 +114,7 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     staying.send("who").unwrap();
     assert_eq!(staying.receive().unwrap().1.pod, "pod-1-2");
 
-    // The Service goes altogether.
+    // The Service is deleted.
     fixture.cluster.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
     fixture.cluster.manifests.delete(&service(NUMBER)).unwrap();
     let error = staying.receive().unwrap_err();
@@ -123,7 +123,7 @@ fn an_endpoint_that_went_while_no_agent_ran() {
     assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{error}");
 }
 
-/// The table of sockets holds 65,536; one that only ever sends is never looked up.
+/// The table of sockets holds 65,536; a socket that only ever sends is never looked up.
 #[test]
 fn a_socket_is_not_forgotten_for_many_others() {
     let fixture = fixture();
@@ -141,7 +141,8 @@ fn a_socket_is_not_forgotten_for_many_others() {
     assert_eq!(old.send("again").unwrap_err().raw_os_error(), Some(libc::EDESTADDRREQ));
 }
 
-/// A conversation stays with its endpoint while that serves; endpoint lists and policies apply to new ones.
+/// A conversation stays with its endpoint while that serves; endpoint lists and policies apply to
+/// new ones.
 #[test]
 fn datagrams_stay_with_an_endpoint_that_serves() {
     let fixture = fixture();
@@ -160,7 +161,7 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
                 assert_eq!((from, answer.pod.as_str()), (to, "pod-2-1"), "{kind:?}");
             }
         };
-        // The only endpoint that new ones get, for so long that both are hardly chosen by chance.
+        // The only endpoint that new conversations get, so often that chance hardly explains it.
         let new_ones_go_elsewhere = || {
             let mut in_a_row = 0;
             until("new conversations to go elsewhere", || {
@@ -185,7 +186,7 @@ fn datagrams_stay_with_an_endpoint_that_serves() {
     }
 }
 
-/// The endpoint is named as gone only until the next sweep.
+/// The endpoint is recorded as removed only until the next sweep.
 #[test]
 fn datagrams_leave_an_endpoint_that_went_long_ago() {
     let fixture = fixture();

@@ -1,4 +1,5 @@
-//! Cluster IPs from pods and from nodes: the application sees the address that it named, the endpoint sees the pod.
+//! Cluster IPs from pods and from nodes: the application sees the address that it used, the
+//! endpoint sees the pod.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -10,10 +11,10 @@ use traffic_policy_testing::object::Policy;
 use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, cluster_ip, service, service_at};
 
-/// Pods that answered by TCP, until there are as many as wanted.
+/// The pods that answered by TCP, until there are as many as wanted.
 fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BTreeSet<String> {
     let mut pods = BTreeSet::new();
-    // With three endpoints one is left out once in 10^17 runs.
+    // With three endpoints, one is missed once in 10^17 runs.
     for _ in 0..100 {
         pods.insert(caller.ask(kind, to).unwrap().0.pod);
         if pods.len() == wanted {
@@ -35,7 +36,8 @@ fn cluster_ips_of_policy_cluster_and_local() {
     for (who, caller) in &callers {
         for kind in Kind::ALL {
             let (what, to) = (format!("{who} {kind:?}"), service_at(10, kind));
-            // The endpoint is another pod than the caller, so that neither hairpin nor the node's own address counts.
+            // The endpoint is another pod than the caller, so neither hairpin nor the node's own
+            // address matters.
             let pods = pods_by_tcp(caller, kind, to, 3);
             assert_eq!(pods.len(), 3, "{what}");
             let (answer, socket) = loop {
@@ -59,7 +61,7 @@ fn cluster_ips_of_policy_cluster_and_local() {
         }
     }
     assert!(fixture.calls(1, "connected") >= connected + 20);
-    // No packet of theirs was translated.
+    // None of their packets was translated.
     for hook in ["tc-ingress", "tc-egress"] {
         for outcome in ["forwarded", "delivered", "replied", "replied-local"] {
             assert_eq!(fixture.cluster.agents[0].packets(hook, outcome).unwrap(), 0, "{hook} {outcome}");
@@ -84,15 +86,16 @@ fn datagrams_connected_and_not() {
                 let (from, answer) = socket.receive().unwrap();
                 assert_eq!((from, answer.said.as_str()), (first, "hello"), "{kind:?}");
             }
-            // Connected again, to somebody else, and to nobody.
+            // Connected again, to another Service, and to none.
             socket.connect(second).unwrap();
             assert_eq!(socket.peer().unwrap(), second);
             socket.send("again").unwrap();
             assert_eq!(socket.receive().unwrap().0, second);
             socket.disconnect().unwrap();
             assert!(socket.peer().is_err());
-            // The kernel lets a disconnected IPv6 socket hear its last peer's address only: `__udp_disconnect` leaves
-            // sk_v6_daddr as it was. <https://github.com/torvalds/linux/blob/v6.1/net/ipv4/udp.c>
+            // A disconnected IPv6 socket receives from the address of its last peer only:
+            // `__udp_disconnect` leaves sk_v6_daddr as it was.
+            // <https://github.com/torvalds/linux/blob/v6.1/net/ipv4/udp.c>
             if kind != Kind::V6 {
                 assert_eq!(socket.exchange(first).unwrap().0, first, "{kind:?}");
             }
@@ -112,7 +115,8 @@ fn datagrams_connected_and_not() {
                 }
             }
             assert_eq!(fixture.calls(1, "connected"), before, "{kind:?}: chosen anew");
-            // Aside from a connection, perhaps to the same endpoint by another name.
+            // Datagrams in addition to a connection, perhaps to the same endpoint under another
+            // address.
             for _ in 0..5 {
                 let socket = caller.udp(kind);
                 socket.connect(first).unwrap();
@@ -125,7 +129,7 @@ fn datagrams_connected_and_not() {
     }
 }
 
-/// As some resolvers do. The kernel lets a connected socket hear its peer only.
+/// Some resolvers do this. The kernel lets a connected socket receive from its peer only.
 #[test]
 fn connected_sockets_that_name_the_address_again() {
     let fixture = SocketCluster::start(&[1, 2], |cluster| {
@@ -179,8 +183,9 @@ fn a_pod_reaches_itself() {
     }
 }
 
-/// Its subflows are TCP. getpeername() asks about the socket above them, which has a number of its own that the programs
-/// are not told when the subflow connects: it shows the endpoint.
+/// The subflows of MPTCP are TCP. getpeername() is called on the socket above them, which has a
+/// cookie of its own that the programs do not learn when the subflow connects: it shows the
+/// endpoint.
 #[test]
 fn multipath_tcp() {
     let fixture = SocketCluster::start(&[1, 1], |cluster| {
@@ -207,7 +212,7 @@ fn other_cgroups_are_left_alone() {
     let caller = Caller::start(pod.netns(), &fixture.cgroups(2).node);
     let to = SocketAddr::new(cluster_ip(10, Family::V4), 80);
     let before = fixture.calls(1, "connected");
-    // Its packets lead nowhere: the pod's node looks at those from outside only.
+    // Its packets lead nowhere: the pod's node handles only those from outside.
     caller.ask(Kind::V4, to).ok();
     assert_eq!(fixture.calls(1, "connected"), before);
 }

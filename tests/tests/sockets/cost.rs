@@ -1,4 +1,4 @@
-//! Cost of a system call with the programs in place, and without.
+//! The cost of a system call with and without the programs.
 
 use std::net::SocketAddr;
 
@@ -7,11 +7,12 @@ use traffic_policy_testing::cgroup::Cgroup;
 use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at};
 
-/// A run ends before the scheduler gives the CPU to another task, most of the time.
+/// The number of calls of a run, which mostly ends before the scheduler gives the CPU to another
+/// task.
 const CALLS: u32 = 3000;
 const RUNS: usize = 100;
 
-/// Other destinations than Services must not pay for them. `--nocapture` shows the figures.
+/// Destinations other than Services must not become slower. `--nocapture` shows the figures.
 #[test]
 fn of_connect() {
     let fixture = SocketCluster::start(&[1, 1], |cluster| {
@@ -27,7 +28,7 @@ fn of_connect() {
             (with.udp(kind), endpoint),
             (with.udp(kind), service_at(10, kind)),
         ];
-        // In turns, and the best of many runs: others use the machine too.
+        // In turns, with the best of many runs: others use the machine, too.
         let mut best = [u64::MAX; 3];
         for _ in 0..RUNS {
             for (best, (socket, to)) in best.iter_mut().zip(&sockets) {
@@ -37,7 +38,7 @@ fn of_connect() {
         let [bare, other, served] = best;
         println!("{kind:?}: connect() {bare} ns without programs, {other} to others, {served} to a Service");
         assert!(other < bare + 200, "{kind:?}: {other} ns to others instead of {bare}");
-        // In parts of what the call itself costs, as machines differ.
+        // The bound is a multiple of the call's own cost, as machines differ.
         assert!(served < 3 * bare, "{kind:?}: {served} ns to a Service instead of {bare}");
     }
 }

@@ -1,4 +1,5 @@
-//! UDP sockets connected to endpoints that are gone are destroyed, in every network namespace of a cgroup.
+//! UDP sockets connected to removed endpoints are destroyed, in every network namespace of a
+//! cgroup.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -33,7 +34,7 @@ fn network(name: &str) -> Owned {
     namespace
 }
 
-/// Somebody whose network it is, for a namespace is found by its processes.
+/// A process in the namespace: a namespace is found by its processes.
 fn inhabitant(namespace: &Namespace, cgroup: &Cgroup) -> Process {
     let mut command = Command::new("sleep");
     command.arg("600");
@@ -52,7 +53,7 @@ fn connect(namespace: &Namespace, to: &str) -> Socket {
     })
 }
 
-/// Error of a call that would wait for a datagram.
+/// The error of a call that would wait for a datagram.
 fn state(socket: &Socket) -> std::io::Error {
     socket.set_nonblocking(true).unwrap();
     socket.recv(&mut [MaybeUninit::uninit(); 16]).unwrap_err()
@@ -98,7 +99,7 @@ fn named_sockets_are_destroyed_and_no_others() {
     let before = own();
     let waiting = gone.try_clone().unwrap();
     let destroyed = thread::scope(|scope| {
-        // One that waits in the kernel is woken.
+        // A call that waits in the kernel is woken.
         let woken = scope.spawn(|| waiting.recv(&mut [MaybeUninit::uninit(); 16]).unwrap_err());
         thread::sleep(Duration::from_millis(100));
         let destroyed = destroy_udp(cgroup.path(), &cookies).unwrap();
@@ -112,16 +113,16 @@ fn named_sockets_are_destroyed_and_no_others() {
         destroyed,
         Destroyed { cookies: BTreeSet::from(expected), namespaces: 2, failures: Vec::new() }
     );
-    // The error of `gone` was given to whom it woke.
+    // The error of `gone` was returned to the call that it woke.
     assert!(gone.peer_addr().is_err());
     assert!(is_aborted(&mapped) && is_aborted(&gone6));
     for socket in [&unnamed, &moved_on, &not_in_the_cgroup] {
         assert!(is_untouched(socket), "{:?}", socket.peer_addr());
     }
-    // Connecting again is all that is needed.
+    // Another connect() is all that is needed.
     gone.connect(&SERVES.parse::<SocketAddr>().unwrap().into()).unwrap();
     assert!(is_untouched(&gone));
-    // Nobody's namespace, nobody's socket: looked for again, nothing is found.
+    // A repeated search destroys nothing.
     let again = destroy_udp(cgroup.path(), &cookies).unwrap();
     assert_eq!(again, Destroyed { namespaces: 2, ..Destroyed::default() });
 }
@@ -134,7 +135,7 @@ fn processes_that_end_meanwhile_are_no_failure() {
     let mut last = inhabitant(&namespace, &cgroup);
     let looked = || destroy_udp(cgroup.path(), &cookies).unwrap();
     assert_eq!(looked(), Destroyed { namespaces: 1, ..Destroyed::default() });
-    // Dead, and not reaped yet.
+    // The process is dead, and not reaped yet.
     last.signal(nix::sys::signal::Signal::SIGKILL).unwrap();
     for _ in 0..20 {
         assert_eq!(looked().failures, [""; 0]);
@@ -147,12 +148,12 @@ fn processes_that_end_meanwhile_are_no_failure() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let mut process = namespace.spawn(Command::new("true")).unwrap();
-                // It may have ended already.
+                // The process may have exited already.
                 cgroup.add(process.id()).ok();
                 process.wait().unwrap();
             }
         });
-        // Also if an assertion fails: the scope waits for its threads.
+        // The flag is set even if an assertion fails: the scope waits for its threads.
         scopeguard::defer! { stop.store(true, Ordering::Relaxed) };
         let mut seen = 0;
         for _ in 0..2000 {

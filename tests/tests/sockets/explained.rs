@@ -1,5 +1,6 @@
-//! `explain` about pods and processes of the node, against what their sockets meet: each way to reach a Service, for each
-//! pair of policies, with endpoints nowhere, here, elsewhere and on both nodes.
+//! `explain` for pods and processes of the node, compared with the results of their sockets: each
+//! address of a Service, for each pair of policies, with endpoints nowhere, on this node, elsewhere
+//! and on both nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,7 +17,7 @@ use traffic_policy_testing::traffic;
 use crate::caller::{Caller, Kind};
 use crate::fixture::{NODE_PORT, PORT, SocketCluster, cluster_ip};
 
-/// Pods of these are the endpoints: node, pod.
+/// Pods that are the endpoints: node, pod.
 const PLACES: [(&str, &[(usize, usize)]); 4] =
     [("nowhere", &[]), ("here", &[(1, 2)]), ("elsewhere", &[(2, 1)]), ("both", &[(1, 1), (1, 2), (2, 1)])];
 const POLICIES: [Policy; 2] = [Policy::Cluster, Policy::Local];
@@ -88,7 +89,7 @@ enum Call {
     Udp,
 }
 
-/// Result of a call: the answer, and the peer as the application sees it; or the error.
+/// The result of a call: the answer, and the peer as the application sees it; or the error.
 type Met = io::Result<(traffic::Answer, SocketAddr)>;
 
 fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {
@@ -122,7 +123,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Compares with what `explain` said of it.
+    /// Compares the result with the answer of `explain`.
     fn judge(&self, answer: &Answer) -> Result<(), String> {
         let counted = || self.counters.get("socket", &answer.outcome).unwrap();
         let before = counted();
@@ -140,7 +141,8 @@ impl Asked<'_> {
             ("reject", _) => libc::ECONNREFUSED,
             ("drop", Call::Tcp) => libc::ETIMEDOUT,
             ("drop", _) => libc::EPERM,
-            // A pod's own loopback, where nobody listens; a socket that is not connected does not hear of that.
+            // The pod's own loopback, where nothing listens; an unconnected socket does not get
+            // that error.
             ("unhandled", Call::Udp) => libc::EAGAIN,
             ("unhandled", _) => libc::ECONNREFUSED,
             (verdict, _) => return Err(format!("verdict {verdict}")),
@@ -164,7 +166,8 @@ impl Asked<'_> {
         if peer != self.kind.written(self.to) {
             return Err(format!("the peer is {peer}"));
         }
-        // explain answers for an endpoint of its own choice; only the pod itself as endpoint makes a difference.
+        // `explain` answers for an endpoint of its own choice; only the pod itself as endpoint
+        // makes a difference.
         let source = answer.source.unwrap().ip();
         let seen = met.client.ip().to_canonical();
         let on_node = self.fixture.cluster.lab.node(1);
@@ -242,7 +245,8 @@ fn of_this_node() {
     }
 }
 
-/// Another node's addresses are not this one's: here nothing is done, and there the caller is an outsider.
+/// Another node's addresses are not this one's: nothing is translated here, and there the caller is
+/// an external client.
 #[test]
 fn of_another_node() {
     let fixture = fixture();
@@ -281,7 +285,7 @@ fn of_another_node() {
             (Err(error), "reject") => {
                 assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{answer:?}");
             }
-            // Silence, until the caller loses patience.
+            // No answer, until the caller's time limit.
             (Err(error), "drop") => assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{answer:?}"),
             (met, _) => panic!("{met:?}: {answer:?}"),
         }

@@ -1,4 +1,5 @@
-//! Two nodes with an agent each, and a cgroup for each node's processes with one below it for its pods'.
+//! The testbed of socket tests: two nodes with an agent each, and a cgroup for each node's
+//! processes with one below it for its pods.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +16,7 @@ use crate::caller::{Caller, Kind};
 
 pub const PORT: u16 = 80;
 pub const NODE_PORT: u16 = 30080;
-/// Ranges of the cluster IPs of these tests.
+/// The ranges of the cluster IPs of these tests.
 const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
 
 pub struct SocketCluster {
@@ -29,7 +30,7 @@ pub struct Cgroups {
 }
 
 impl SocketCluster {
-    /// `pods`: how many each node has.
+    /// Starts a testbed; `pods` is the number of pods of each node.
     pub fn start(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
         let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         prepare(&cluster);
@@ -58,12 +59,12 @@ impl SocketCluster {
         &self.cgroups[node - 1]
     }
 
-    /// A process of a node.
+    /// Starts a process on a node.
     pub fn on_node(&self, node: usize) -> Caller {
         Caller::start(self.cluster.lab.node(node).netns(), &self.cgroups(node).node)
     }
 
-    /// A process in a pod.
+    /// Starts a process in a pod.
     pub fn in_pod(&self, node: usize, pod: usize) -> Caller {
         Caller::start(self.cluster.lab.node(node).pod(pod).netns(), &self.cgroups(node).pods)
     }
@@ -72,12 +73,12 @@ impl SocketCluster {
         self.cluster.lab.node(node).pod(pod).address(family)
     }
 
-    /// A pod as an endpoint.
+    /// Returns a pod as an endpoint.
     pub fn backend(&self, node: usize, pod: usize) -> Backend {
         Backend::of(self.cluster.lab.node(node).pod(pod))
     }
 
-    /// Number of calls on a node with this outcome.
+    /// The number of calls on a node with this outcome.
     pub fn calls(&self, node: usize, outcome: &str) -> u64 {
         self.cluster.agents[node - 1].packets("socket", outcome).unwrap()
     }
@@ -91,7 +92,7 @@ pub fn cluster_ip(number: u8, family: Family) -> IpAddr {
     }
 }
 
-/// Address and port of the n-th Service.
+/// The address and port of the n-th Service.
 pub fn service_at(number: u8, kind: Kind) -> SocketAddr {
     SocketAddr::new(cluster_ip(number, kind.family()), PORT)
 }
@@ -106,13 +107,13 @@ pub fn service(number: u8) -> Service {
         .port(Port::udp(PORT, TARGET))
 }
 
-/// Waits until `work` gives something.
+/// Waits until `work` returns a value.
 #[track_caller]
 pub fn until<T>(what: &str, work: impl FnMut() -> Option<T>) -> T {
     pace::wait_for(what, Duration::from_secs(10), work)
 }
 
-/// The number of an error that must have come at once: not after something was sent again, which takes a second.
+/// The number of an error that must come at once: not after a retransmission, which takes a second.
 pub fn error_at_once<T: std::fmt::Debug>(call: impl FnOnce() -> io::Result<T>) -> i32 {
     let start = Instant::now();
     let error = call().unwrap_err();

@@ -1,4 +1,4 @@
-//! The programs outlive the agent, are replaced without a gap, and go only when they are told to.
+//! The programs outlive the agent, are replaced without a gap, and are removed only on request.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn fixture() -> SocketCluster {
     })
 }
 
-/// Number of pinned links to cgroups.
+/// The number of pinned links to cgroups.
 fn links(pins: &Path) -> usize {
     let version = fs::read_dir(pins).unwrap().next().unwrap().unwrap().path();
     let names = fs::read_dir(version.join("links")).unwrap();
@@ -44,7 +44,7 @@ fn killed_started_again_and_cleaned_up() {
     }
     assert_eq!(socket_programs(&cgroup).unwrap(), first);
 
-    // Started again, five times, while somebody connects without a break.
+    // The agent is restarted five times, while a process connects without a pause.
     let (namespace, pods) = (fixture.cluster.lab.node(1).pod(1).netns(), &fixture.cgroups(1).pods);
     let stop = AtomicBool::new(false);
     let (calls, mut agent) = thread::scope(|scope| {
@@ -107,12 +107,12 @@ fn another_cgroup_and_none() {
     let builder = || Agent::builder(&fixture.cluster.lab, fixture.cluster.lab.node(1));
     let mut agent = builder().cgroup(other.path()).start().unwrap();
     agent.wait_ready(Duration::from_secs(20)).unwrap();
-    // The old one's are given up once the new ones are in place.
+    // The old cgroup's programs are detached once the new ones are attached.
     assert!(socket_programs(&cgroup).unwrap().iter().all(Vec::is_empty));
     assert!(socket_programs(other.path()).unwrap().iter().all(|programs| programs.len() == 1));
     assert_eq!(links(agent.pin_dir()), 9);
 
-    // Made anew under its name while no agent ran.
+    // The cgroup is made anew under its name while no agent ran.
     agent.kill().unwrap();
     let name = other.path().to_owned();
     fs::remove_dir(&name).unwrap();
@@ -140,7 +140,7 @@ fn a_failed_start_leaves_nothing() {
             ["/proc is no cgroup2 folder", "/proc/self/mountinfo", "--cgroup none"],
         ),
         (builder().cgroup(Path::new("/nowhere")), ["--cgroup", "/nowhere cannot be read", "No such file"]),
-        // Attached already when it is found out.
+        // The programs are attached already when the fault is found.
         (builder().cgroup(cgroup.path()).kubeconfig(Path::new("/nowhere")), ["/nowhere", "", ""]),
     ] {
         let mut agent = agent.start().unwrap();

@@ -1,5 +1,5 @@
-//! Connections made on a node, by its own processes and by its pods, with real sockets in cgroups of the tests' own. Needs
-//! root.
+//! Connections made on a node, by its own processes and by its pods, with real sockets in cgroups
+//! of the tests' own. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

@@ -1,4 +1,5 @@
-//! Node ports, load balancers' addresses and external IPs from inside: the external policy is not for such callers.
+//! Node ports, load balancers' addresses and external IPs from inside: the external policy does not
+//! apply to such callers.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -42,7 +43,7 @@ fn local() -> SocketCluster {
     })
 }
 
-/// Every way by which the caller's own node offers `far`, on which it has no endpoint.
+/// Every address by which the caller's own node offers `far`, of which it has no endpoint.
 fn own_ways(fixture: &SocketCluster, family: Family) -> Vec<SocketAddr> {
     vec![
         fixture.cluster.at(1, family, NODE_PORT),
@@ -74,7 +75,7 @@ fn policy_local_without_an_endpoint_here() {
     }
 }
 
-/// There its own policy holds: the caller is an outsider.
+/// The policy of that node applies: the caller is an external client there.
 #[test]
 fn policy_local_on_another_node() {
     let fixture = local();
@@ -88,7 +89,7 @@ fn policy_local_on_another_node() {
             let (answer, _) = caller.ask(kind, fixture.cluster.at(2, family, NODE_PORT)).unwrap();
             assert_eq!(answer.pod, "pod-2-1", "{own} {kind:?}");
             assert_eq!(answer.client.ip().to_canonical(), own.of(family), "{own} {kind:?}: not its address");
-            // `near` has no endpoint there: silence, until the caller loses patience.
+            // `near` has no endpoint there: no answer, until the caller's time limit.
             let error = caller.ask(kind, fixture.cluster.at(2, family, OTHER_PORT)).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS), "{own} {kind:?}: {error}");
         }
@@ -101,7 +102,7 @@ fn policy_local_on_another_node() {
     assert!(fixture.cluster.agents[1].packets("tc-ingress", "dropped-no-local-endpoint").unwrap() >= 6);
 }
 
-/// `curl localhost:30080`.
+/// A call like `curl localhost:30080`.
 #[test]
 fn loopback_of_the_node() {
     let fixture = local();
@@ -124,7 +125,7 @@ fn loopback_of_the_node() {
         assert_eq!(socket.receive().unwrap().1.pod, "pod-2-1", "{kind:?} {to}");
         let socket = caller.udp(kind);
         assert_eq!(socket.exchange(kind.written(to)).unwrap().1.pod, "pod-2-1", "{kind:?} {to}");
-        // What is no node port stays the node's own.
+        // A port that is not a node port stays the node's own.
         let error = caller.ask(kind, SocketAddr::new(to.ip(), 30099)).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "{kind:?} {to}: {error}");
     }

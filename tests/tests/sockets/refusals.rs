@@ -1,4 +1,5 @@
-//! Calls that lead nowhere fail at once, with the error that the application would have got from netfilter.
+//! Calls that lead nowhere fail at once, with the error that the application would have got from
+//! netfilter.
 
 use std::net::SocketAddr;
 
@@ -8,7 +9,7 @@ use traffic_policy_testing::object::Policy;
 use crate::caller::{Caller, Kind};
 use crate::fixture::{PORT, SocketCluster, cluster_ip, error_at_once, service, service_at};
 
-/// Errors of connect() by TCP, of connect() by UDP, and of sendto().
+/// The errors of connect() by TCP, of connect() by UDP, and of sendto().
 fn errors(caller: &Caller, kind: Kind, to: SocketAddr) -> [i32; 3] {
     let to = kind.written(to);
     [

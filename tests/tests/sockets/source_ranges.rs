@@ -1,5 +1,5 @@
-//! `loadBalancerSourceRanges` for callers that are not bound to an address yet: they probably get the node's, or one of
-//! the pods'.
+//! `loadBalancerSourceRanges` for callers that are not bound to an address yet: they probably get
+//! the node's, or one of the pods'.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -33,7 +33,7 @@ const NODE: u8 = 21;
 const NOBODY: u8 = 22;
 const ONE_POD: u8 = 23;
 
-/// Whether TCP, connected UDP and unconnected UDP get through; they must agree.
+/// Whether TCP, connected UDP and unconnected UDP are admitted; they must agree.
 fn may(caller: &Caller, kind: Kind, number: u8, bound: Option<IpAddr>) -> bool {
     let to = kind.written(SocketAddr::new(vip(number, kind.family()), PORT));
     let prepared = |socket: crate::caller::Socket| {
@@ -79,7 +79,7 @@ fn by_the_address_that_a_caller_will_have() {
         assert!(may(&pod, kind, PODS, None) && !may(&node, kind, PODS, None));
         assert!(!may(&pod, kind, NODE, None) && may(&node, kind, NODE, None));
         assert!(!may(&pod, kind, NOBODY, None) && !may(&node, kind, NOBODY, None));
-        // One pod's own address is known once it is bound to it.
+        // A pod's own address is known once its socket is bound to it.
         let own = fixture.pod_address(1, 1, family);
         assert!(!may(&pod, kind, ONE_POD, None) && may(&pod, kind, ONE_POD, Some(own)));
         assert!(!may(&pod, kind, NODE, Some(own)) && may(&pod, kind, PODS, Some(own)));

@@ -1,4 +1,4 @@
-//! Every endpoint gets its share of the connections that begin on this node, by a chi-square test.
+//! A chi-square test of the connections that begin on this node: every endpoint gets its share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,11 +15,12 @@ use crate::fixture::{SocketCluster, service, service_at};
 
 const SOCKETS: u32 = 10_000;
 const ENDPOINTS: u8 = 7;
-/// Exceeded by chance once in 1,000,000 times with 6 degrees of freedom. The kernel's random numbers have no seed.
+/// The critical value, exceeded by chance once in 1,000,000 times with 6 degrees of freedom. The
+/// kernel's random numbers have no seed.
 const CRITICAL: f64 = 38.258;
 
 fn endpoint(number: u8) -> Addresses {
-    // Nobody is there; some are of this node, some are not.
+    // No endpoint exists; some are on this node, some are not.
     let node = if number < 4 { 1 } else { 2 };
     Addresses::new(
         [10, 244, node, 100 + number],
@@ -27,7 +28,7 @@ fn endpoint(number: u8) -> Addresses {
     )
 }
 
-/// Numbers of sockets that were sent to each endpoint, from the packet path's own table.
+/// The number of sockets of each endpoint, from the packet path's own table.
 fn counts(fixture: &SocketCluster, family: Family) -> BTreeMap<u8, u32> {
     let version = fs::read_dir(fixture.cluster.agents[0].pin_dir()).unwrap().next().unwrap().unwrap().path();
     let map = MapData::from_pin(version.join("maps/tp_sockets")).unwrap();

@@ -15,7 +15,7 @@ use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::wait_for;
 
-/// Set in machines whose systemd may be told what to do.
+/// A variable that is set in machines whose systemd tests may control.
 const VARIABLE: &str = "TRAFFIC_POLICY_SYSTEMD";
 const PAGE: &str = include_str!("../../../docs/operating.md");
 const UNIT: &str = include_str!("../../../deploy/systemd/traffic-policy-agent.service");
@@ -34,20 +34,21 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// The service, stopped and removed when dropped.
 pub struct Installed {
     pub cluster: Cluster,
-    /// Of the processes whose connections it serves.
+    /// The cgroup of the processes whose connections are served.
     cgroup: Cgroup,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Installed {
-    /// Installs it as docs/operating.md says, and does not start it. `None`, said aloud, where there is no systemd for it.
+    /// Installs the service as docs/operating.md describes, and does not start it. Returns `None`,
+    /// with a printed message, where tests may not use systemd.
     ///
-    /// The node is a namespace of the lab, which `nsenter` enters before the agent is executed; `settings` are further lines of the
-    /// file in /etc/default.
+    /// The node is a namespace of the lab, which `nsenter` enters before the agent is executed;
+    /// `settings` are further lines of the file in /etc/default.
     pub fn new(test: &str, settings: &[&str]) -> Option<Self> {
         if env::var_os(VARIABLE).is_none() {
             let skipped = format!("SKIPPED {test}: needs the systemd of `cargo xtask vm test systemd`\n");
-            // Past the test harness, which would keep it to itself.
+            // Written to stderr directly: the test harness would capture it otherwise.
             std::io::stderr().write_all(skipped.as_bytes()).unwrap();
             return None;
         }
@@ -74,7 +75,7 @@ impl Installed {
             let done = Command::new("sh").args(["-ec", command]).current_dir(folder.path()).status().unwrap();
             assert!(done.success(), "{command}: {done}");
         }
-        // In place of what the page's file says of an API server.
+        // These lines replace the API server in the page's file.
         let node = self.cluster.lab.node(1);
         let mut text = format!(
             "TRAFFIC_POLICY_NODE_NAME={}\nTRAFFIC_POLICY_DEVICE=eth0\nTRAFFIC_POLICY_MANIFESTS={}\nTRAFFIC_POLICY_CGROUP={}\n",
@@ -95,7 +96,7 @@ impl Installed {
         assert!(systemctl(&["daemon-reload"]).status.success());
     }
 
-    /// The commands of the page's part about systemd.
+    /// The commands in the page's part about systemd.
     fn commands(&self) -> Vec<&'static str> {
         let (_, part) = PAGE.split_once("## As a service of systemd").unwrap();
         let (_, block) = part.split_once("```console\n").unwrap();
@@ -105,7 +106,7 @@ impl Installed {
         commands
     }
 
-    /// Enables and starts it by the page's last command, which waits until it is ready.
+    /// Enables and starts the service by the page's last command, which waits until it is ready.
     pub fn start(&self) {
         let command = *self.commands().last().unwrap();
         let words: Vec<_> = command.split(' ').collect();
@@ -123,12 +124,12 @@ impl Installed {
         self.property("MainPID").parse().unwrap()
     }
 
-    /// Waits until a property has a value that is wanted, and gives it.
+    /// Waits until a property has a wanted value, and returns it.
     pub fn wait(&self, property: &str, limit: Duration, wanted: impl Fn(&str) -> bool) -> String {
         wait_for(property, limit, || Some(self.property(property)).filter(|value| wanted(value)))
     }
 
-    /// Whether a process of the node, in the cgroup that is served, connects to an address.
+    /// Whether a process of the node, in the served cgroup, can connect to an address.
     pub fn connects(&self, to: SocketAddr) -> bool {
         let script = format!(
             "echo $$ >{}/cgroup.procs && exec 3<>/dev/tcp/{}/{}",
@@ -141,7 +142,7 @@ impl Installed {
         self.cluster.lab.node(1).netns().output(command).unwrap().status.success()
     }
 
-    /// All that the agent has printed.
+    /// All output of the agent.
     pub fn log(&self) -> String {
         fs::read_to_string(LOG).unwrap_or_default()
     }

@@ -1,6 +1,8 @@
-//! The unit of `deploy/systemd` under systemd itself, installed by the commands of docs/operating.md.
+//! The unit of `deploy/systemd` under systemd itself, installed by the commands of
+//! docs/operating.md.
 //!
-//! Runs in a machine that `cargo xtask vm test systemd` boots, whose first process is systemd; elsewhere each test says that it is skipped.
+//! The tests run in a machine that `cargo xtask vm test systemd` boots, whose first process is
+//! systemd; elsewhere each test reports that it is skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 

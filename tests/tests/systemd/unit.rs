@@ -1,4 +1,4 @@
-//! Start, watchdog, reload, refusals and stop, as the unit asks for them.
+//! Start, watchdog, reload, refusals and stop, as the unit configures them.
 
 use std::fs;
 use std::time::Duration;
@@ -31,10 +31,12 @@ fn status(pid: u32, key: &str) -> String {
 
 /// CAP_NET_ADMIN, CAP_PERFMON and CAP_BPF by their numbers.
 const CAPABILITIES: u64 = 1 << 12 | 1 << 38 | 1 << 39;
-/// CAP_SYS_PTRACE and CAP_SYS_ADMIN, which the process that ends sockets has in place of the latter two.
+/// CAP_SYS_PTRACE and CAP_SYS_ADMIN, which the process that destroys sockets has in place of the
+/// latter two.
 const TO_END_SOCKETS: u64 = 1 << 19 | 1 << 21;
 
-/// In its sandbox it serves packets and sockets from the moment on at which `systemctl` returns, and after its end.
+/// The service in its sandbox handles packets and sockets from the moment at which `systemctl`
+/// returns, and even after its end.
 #[test]
 fn started_means_served() {
     let Some(installed) = Installed::new("started_means_served", &[]) else { return };
@@ -64,7 +66,8 @@ fn started_means_served() {
     assert!(installed.connects(CLUSTER_IP));
 }
 
-/// A process that stands still is ended by the unit's own watchdog and started again; packets are served all the while.
+/// A stopped process is killed by the unit's own watchdog and restarted; packets are served all the
+/// while.
 #[test]
 fn the_watchdog_ends_what_stands_still() {
     let Some(installed) = Installed::new("the_watchdog_ends_what_stands_still", &[]) else { return };
@@ -82,7 +85,7 @@ fn the_watchdog_ends_what_stands_still() {
     assert_eq!(installed.property("NRestarts"), "1");
 }
 
-/// The agent hears of `systemctl reload`, and goes on.
+/// The agent receives `systemctl reload`, and goes on.
 #[test]
 fn reload_is_heard() {
     let config = "/run/traffic-policy-config.conf";
@@ -104,7 +107,7 @@ fn reload_is_heard() {
     answered(&installed);
 }
 
-/// Wrong usage stays wrong; a device that is not there yet may come.
+/// Wrong usage is permanent; a device that is missing may appear.
 #[test]
 fn wrong_usage_is_not_tried_again_and_a_missing_device_is() {
     let name = "wrong_usage_is_not_tried_again_and_a_missing_device_is";
@@ -116,7 +119,7 @@ fn wrong_usage_is_not_tried_again_and_a_missing_device_is() {
         assert!(installed.log().contains("sideways"), "{}", installed.log());
     }
     let Some(installed) = Installed::new(name, &["TRAFFIC_POLICY_DEVICE=eth7"]) else { return };
-    // It would wait until it is ready.
+    // Without the flag it would wait until the service is ready.
     assert!(systemctl(&["start", "--no-block", "traffic-policy-agent"]).status.success());
     installed.wait("NRestarts", SOON, |count| count.parse::<u32>().is_ok_and(|count| count > 1));
     assert!(installed.log().contains("eth7"), "{}", installed.log());

@@ -1,4 +1,5 @@
-//! Connections of clients: HTTP/1.1, and HTTP/2 where both ends chose it (ALPN). What goes over them is counted.
+//! Connections of clients: HTTP/1.1, and HTTP/2 where both ends chose it (ALPN). Their bytes and
+//! requests are counted.
 
 use std::{
     convert::Infallible,
@@ -35,15 +36,16 @@ use super::{
     http::{Body, answer},
 };
 
-/// Bodies from this size on are compressed for clients that take it, as by real API servers.
+/// Bodies of at least this many bytes are compressed for clients that accept it, as real API
+/// servers do.
 const COMPRESSED: u64 = 128 * 1024;
 
 /// Bytes and requests of all connections so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Connections that were taken.
+    /// Accepted connections.
     pub connections: u64,
-    /// Requests, and those of them that came by HTTP/2.
+    /// Requests, and those among them that used HTTP/2.
     pub requests: u64,
     pub multiplexed: u64,
     /// Bodies that were compressed.
@@ -81,13 +83,13 @@ fn add(counter: &AtomicU64, more: usize) {
     counter.fetch_add(u64::try_from(more).unwrap_or(0), Ordering::Relaxed);
 }
 
-/// Serves until it is aborted; its connections break with it.
+/// Serves until the task is aborted; its connections break with it.
 pub(super) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         add(&shared.counters.connections, 1);
         let (tls, shared) = (tls.clone(), Arc::clone(&shared));
-        // As Go's servers do: without it an answer may wait for an acknowledgement.
+        // Go's servers set it, too. Without it an answer may wait for an acknowledgement.
         let _ = stream.set_nodelay(true);
         let stream = Counted { stream, shared: Arc::clone(&shared) };
         connections.spawn(async move {
@@ -116,7 +118,7 @@ async fn connection(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, sh
             Ok::<_, Infallible>(if gzip { compressed(response, &shared).await } else { response })
         }
     });
-    // A client that breaks off is no fault of the server.
+    // A client that breaks off is not a fault of the server.
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(io), service).await;
 }
 
@@ -127,7 +129,7 @@ async fn compressed(response: Response<Body>, shared: &Shared) -> Response<Body>
     }
     let (mut parts, body) = response.into_parts();
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    // Real ones use the fastest level, too.
+    // Real API servers use the fastest level, too.
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     let written = encoder.write_all(&bytes).and_then(|()| encoder.finish());
     let bytes = written.map_or(bytes, |compressed| {

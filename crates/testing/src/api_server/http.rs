@@ -1,4 +1,4 @@
-//! The protocol: paths, queries, pages and streams.
+//! The protocol of the server: paths, queries, pages and streams.
 
 use std::{collections::HashMap, io, sync::Arc, time::Instant};
 
@@ -72,7 +72,8 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     list(shared, kind, &selection, &query).await
 }
 
-/// A merge patch of a Node's taints, as of the version that it names.
+/// Applies a merge patch to a Node's taints, provided that the Node still has the version that the
+/// patch names.
 fn patch_node(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
     patched(shared, name, body, |node, patch| {
         if patch["metadata"]["resourceVersion"] != node["metadata"]["resourceVersion"] {
@@ -83,7 +84,7 @@ fn patch_node(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
     })
 }
 
-/// A strategic merge patch of a Node's conditions: merged by type, field by field.
+/// Applies a strategic merge patch to a Node's conditions: they are merged by type, field by field.
 fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body> {
     patched(shared, name, body, |node, patch| {
         let mut conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -100,7 +101,7 @@ fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body>
     })
 }
 
-/// A Node, changed by a patch unless `change` answers otherwise.
+/// Changes a Node and answers with it, unless `change` returns another response.
 fn patched(
     shared: &Shared,
     name: &str,
@@ -166,13 +167,13 @@ async fn list(
     )
 }
 
-/// Whether a version is asked for that the cache does not reach. 0 is any version.
+/// Whether a request names a version that the cache does not reach. 0 stands for any version.
 fn is_too_large(state: &State, query: &HashMap<String, String>) -> bool {
     let version = query.get("resourceVersion").and_then(|version| version.parse::<u64>().ok()).unwrap_or(0);
     version > 0 && (state.behind || version > state.store.version())
 }
 
-/// Waits until lists of a kind are answered.
+/// Waits until lists of a kind may be answered.
 async fn held(shared: &Shared, kind: Kind) -> Result<(), RecvError> {
     let mut changed = shared.changed.subscribe();
     while shared.state().held.contains(&kind) {
@@ -203,7 +204,7 @@ async fn watch(
     streamed(lines(shared, kind, selection, after))
 }
 
-/// A watch that begins with all objects.
+/// Serves a watch that begins with all objects.
 async fn watch_from_all(shared: Arc<Shared>, kind: Kind, selection: Selection) -> Response<Body> {
     if held(&shared, kind).await.is_err() {
         return failure(StatusCode::SERVICE_UNAVAILABLE, "stopping");
@@ -230,7 +231,7 @@ async fn watch_from_all(shared: Arc<Shared>, kind: Kind, selection: Selection) -
     streamed(first.chain(lines(shared, kind, selection, version)))
 }
 
-/// The beginning of a body, and then nothing for ever.
+/// A body that begins with `beginning` and then stalls for ever.
 fn stalling(beginning: Vec<Bytes>) -> impl Stream<Item = io::Result<Bytes>> + Send {
     stream::iter(beginning.into_iter().map(Ok)).chain(stream::pending())
 }
@@ -241,7 +242,7 @@ fn streamed(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Re
     response
 }
 
-/// The watch events as lines, for ever; an error where the watch is cut.
+/// The watch events as an endless stream of lines; an error where the watch is cut.
 fn lines(
     shared: Arc<Shared>,
     kind: Kind,
@@ -265,7 +266,8 @@ fn lines(
                         let error = json!({"type": "ERROR", "object": status(StatusCode::GONE, "too old")});
                         return Some((Ok(line(&error)), None));
                     }
-                    // What changed is of another kind. An API server writes nothing then, also no empty DATA frame.
+                    // The change is of another kind. An API server writes nothing then, not even an
+                    // empty DATA frame.
                     Ok((events, version)) if events.is_empty() && version > after => after = version,
                     Ok((events, version)) if version > after => {
                         let text: Vec<Bytes> = events.iter().map(line).collect();

@@ -1,4 +1,4 @@
-//! The objects, and the history that watches read.
+//! The objects of the server, and the history that watches read.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ impl Kind {
         }
     }
 
-    /// Objects of the cluster have no namespace.
+    /// Whether objects of this kind have a namespace; those of the cluster have none.
     fn has_namespace(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice)
     }
@@ -62,24 +62,24 @@ pub(super) struct Store {
     version: u64,
     objects: BTreeMap<Key, Value>,
     history: Vec<Entry>,
-    /// Nobody can go on from before this version.
+    /// The oldest version from which a watch can continue.
     compacted: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     version: u64,
-    /// `None` for a bookmark.
+    /// The kind, and the object before and after the change; `None` for a bookmark.
     change: Option<(Kind, Option<Value>, Option<Value>)>,
 }
 
-/// Which objects a request is about.
+/// The objects that a request selects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     pub(super) namespace: Option<String>,
-    /// `metadata.name` of a field selector.
+    /// The `metadata.name` of a field selector.
     pub(super) name: Option<String>,
-    /// Labels that must not be there, as in `!key`.
+    /// Labels that must be absent, as in `!key`.
     pub(super) without: Vec<String>,
 }
 
@@ -95,7 +95,7 @@ impl Selection {
     }
 }
 
-/// The history before the asked-for version is gone.
+/// The history before the requested version is gone.
 #[derive(Debug)]
 pub(super) struct Gone;
 
@@ -137,7 +137,7 @@ impl Store {
         self.history.clear();
     }
 
-    /// The objects from the `start`th on, at most `limit`, and whether there are more.
+    /// The objects from index `start` on, at most `limit`, and whether there are more.
     pub(super) fn page(
         &self,
         kind: Kind,
@@ -153,7 +153,7 @@ impl Store {
         (page, more)
     }
 
-    /// All objects as watch events, and the bookmark that ends them.
+    /// All objects as watch events, followed by the bookmark that ends them.
     pub(super) fn initial_events(&self, kind: Kind, selection: &Selection) -> Vec<Value> {
         let (objects, _) = self.page(kind, selection, 0, usize::MAX);
         let mut events: Vec<_> =
@@ -164,7 +164,8 @@ impl Store {
         events
     }
 
-    /// The watch events after a version, as they are for who sees only the selection, and the version they end at.
+    /// The watch events after a version, as a client of this selection sees them, and the version
+    /// at which they end.
     pub(super) fn events(
         &self,
         kind: Kind,

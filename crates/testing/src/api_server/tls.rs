@@ -1,4 +1,4 @@
-//! A certificate as the server of a test shows it.
+//! Certificates of the test server.
 
 use std::{fs, path::Path, process::Command, sync::Arc};
 
@@ -13,22 +13,22 @@ use tokio_rustls::{
     },
 };
 
-/// A self-signed certificate: it is its own authority.
+/// A self-signed certificate, which is its own authority.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// As a client needs it in its `ca.crt`.
+    /// The certificate as a client needs it in its `ca.crt`.
     pub pem: String,
-    /// Its private key.
+    /// The private key.
     pub key_pem: String,
     config: Arc<ServerConfig>,
 }
 
 impl Certificate {
-    /// Makes a certificate for one DNS name, by the `openssl` command.
+    /// Makes a certificate for one DNS name with the `openssl` command.
     ///
     /// # Errors
     ///
-    /// If there is no such command, or it fails.
+    /// The command is missing or fails.
     pub fn for_name(name: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = |file: &str| folder.path().join(file);
@@ -50,11 +50,12 @@ impl Certificate {
         Self::new(fs::read_to_string(certificate)?, fs::read_to_string(key)?, None)
     }
 
-    /// The same, but clients have to show this certificate.
+    /// Returns the same certificate for a server that requires clients to show the certificate
+    /// `client`.
     ///
     /// # Errors
     ///
-    /// If it is none.
+    /// `client` is not a valid certificate.
     pub fn asking_for(self, client: &Self) -> Result<Self> {
         Self::new(self.pem, self.key_pem, Some(client))
     }
@@ -81,7 +82,7 @@ impl Certificate {
         Ok(Self { pem, key_pem, config: Arc::new(config) })
     }
 
-    /// As a server shows it that has no HTTP/2.
+    /// Returns the same certificate for a server without HTTP/2.
     #[must_use]
     pub fn without_http2(mut self) -> Self {
         Arc::make_mut(&mut self.config).alpn_protocols = vec![b"http/1.1".to_vec()];

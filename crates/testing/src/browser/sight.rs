@@ -1,5 +1,6 @@
-//! Demands on every page of this project: it draws without a word on the console and without loading anything, fits on a
-//! phone, is dark where that is wanted, is legible, and a screen reader finds its way.
+//! Requirements of every page of this project: it draws without a message on the console and
+//! without loading anything, fits on a phone, is dark where that is preferred, is legible, and can
+//! be used with a screen reader.
 
 use std::path::Path;
 
@@ -8,14 +9,15 @@ use serde_json::Value;
 
 use super::{Accessible, Browser, Look, Tab};
 
-/// Texts whose contrast is less than 4.5, WCAG 2.2 level AA, with their colours. Of a text within a drawing the ground is the
-/// shape beside it, or that of the page.
+/// A script that lists the texts whose contrast is less than 4.5 (WCAG 2.2 level AA), with their
+/// colours. The background of a text within a drawing is the shape behind it, or that of the page.
 const FAINT: &str = include_str!("contrast.js");
 
-/// Opens a page in each look; `screenshots`: a folder, and the beginning of the names of pictures in it.
+/// Opens a page in each look and checks it. `screenshots` is a folder, and the prefix of the names
+/// of the pictures in it.
 ///
 /// # Errors
-/// Something that is asked of every page does not hold.
+/// The page does not meet one of the requirements.
 pub fn judge(browser: &mut Browser, page: &Path, screenshots: (&Path, &str)) -> Result<Vec<Accessible>> {
     let mut read = Vec::new();
     for (name, look) in [("desktop", Look::DESKTOP), ("dark", Look::DARK), ("phone", Look::PHONE)] {
@@ -48,7 +50,7 @@ fn quiet(tab: &mut Tab<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Landmarks, headings, and names for what has none by its content.
+/// Checks landmarks, headings, and names of elements that have none from their content.
 fn structure(read: &[Accessible]) -> Result<()> {
     let of = |role: &str| -> Vec<_> { read.iter().filter(|node| node.role == role).collect() };
     ensure!(of("main").len() == 1, "one main part: {:?}", of("main"));

@@ -1,4 +1,4 @@
-//! A browser's process, and messages to and from it: JSON, each ended by a zero byte.
+//! A browser process and its messages: JSON, each terminated by a zero byte.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,11 +13,11 @@ use tempfile::TempDir;
 
 use crate::pace::scaled;
 
-/// For an answer.
+/// The time limit for an answer.
 const ANSWER: Duration = Duration::from_secs(60);
-/// For it to end by itself.
+/// The time limit for the browser to exit by itself.
 const END: Duration = Duration::from_secs(10);
-/// The browser reads descriptor 3 and writes descriptor 4, and may say anything on the others.
+/// The browser reads descriptor 3 and writes descriptor 4, and may print anything on the others.
 const DESCRIPTORS: &str = "exec 3<&0 4>&1 0</dev/null 1>&2; exec \"$@\"";
 const FLAGS: [&str; 9] = [
     "--headless",
@@ -28,7 +28,7 @@ const FLAGS: [&str; 9] = [
     "--disable-component-update",
     "--no-first-run",
     "--hide-scrollbars",
-    // Nobody is found by name.
+    // No host name resolves.
     "--host-resolver-rules=MAP * ~NOTFOUND",
 ];
 
@@ -38,7 +38,7 @@ pub(super) struct Wire {
     to: Option<ChildStdin>,
     from: Receiver<Value>,
     last: u64,
-    /// Events of the protocol, which come without a request.
+    /// Events of the protocol, which arrive without a request.
     pub(super) events: Vec<Value>,
     folder: TempDir,
 }
@@ -77,7 +77,7 @@ impl Wire {
         Ok(Self { child, to, from, last: 0, events: Vec::new(), folder })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its answer.
     pub(super) fn call(&mut self, session: Option<&str>, method: &str, parameters: &Value) -> Result<Value> {
         self.last += 1;
         let mut message = json!({"id": self.last, "method": method, "params": parameters});
@@ -96,7 +96,7 @@ impl Wire {
         Ok(answer["result"].clone())
     }
 
-    /// Waits for something that it says without being asked.
+    /// Waits for an event of this method.
     pub(super) fn wait_for(&mut self, session: &str, method: &str, limit: Duration) -> Result<()> {
         let is_it = |message: &Value| message["method"] == method && message["sessionId"] == session;
         if self.events.iter().any(is_it) {
@@ -124,14 +124,14 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // It ends when nobody can tell it anything any more, and takes its children along.
+        // The browser exits when its input is closed, and takes its children along.
         self.to = None;
         let end = Instant::now() + END;
         while Instant::now() < end {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
-            // Between two looks of a poll that has an end.
+            // The interval between two looks of a poll that has a limit.
             thread::sleep(Duration::from_millis(20));
         }
         let _ = self.child.kill();

@@ -1,5 +1,6 @@
-//! A pod's container as OCI's runtime configuration, as a kubelet and containerd make it of a pod's spec. A field that is not
-//! understood is an error, so that no test passes without what the spec says.
+//! The OCI runtime configuration of a pod's container, as a kubelet and containerd make it from a
+//! pod's spec. A field that is not supported is an error, so that no test passes without what the
+//! spec demands.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Root, Surroundings, hybrid, seccomp};
 use crate::lab::{Family, Node};
 
-/// Fields of a pod that are read here, or mean nothing to one container on one node.
+/// Fields of a pod that are read here, or have no effect on a single container on one node.
 const POD: [&str; 11] = [
     "automountServiceAccountToken",
     "containers",
@@ -26,7 +27,7 @@ const POD: [&str; 11] = [
     "tolerations",
     "volumes",
 ];
-/// The same of a container. A probe is asked by the test.
+/// The same for a container. Probes are sent by the test.
 const CONTAINER: [&str; 11] = [
     "args",
     "env",
@@ -40,7 +41,7 @@ const CONTAINER: [&str; 11] = [
     "securityContext",
     "volumeMounts",
 ];
-/// The same of a security context. Nothing here has AppArmor.
+/// The same for a security context. No machine of the tests has AppArmor.
 const SECURITY: [&str; 6] = [
     "allowPrivilegeEscalation",
     "appArmorProfile",
@@ -78,7 +79,7 @@ pub(super) fn of(pod: &PodSpec, root: &Root, node: &Node, around: &Surroundings)
     }
     let mut linux = json!({
         "namespaces": namespaces,
-        // As containerd has it.
+        // The paths that containerd masks.
         "maskedPaths": ["/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/sys/firmware"],
         "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
     });
@@ -105,7 +106,7 @@ pub(super) fn of(pod: &PodSpec, root: &Root, node: &Node, around: &Surroundings)
             "noNewPrivileges": security.allow_privilege_escalation == Some(false),
             "capabilities": {
                 "bounding": capabilities,
-                // Of root alone: others would start with none.
+                // Only root gets them: other users would start with none.
                 "effective": if user == 0 { &capabilities[..] } else { &[] },
                 "permitted": if user == 0 { &capabilities[..] } else { &[] },
             },
@@ -122,7 +123,8 @@ fn only(object: &Value, known: &[&str], what: &str) -> Result<()> {
     Ok(())
 }
 
-/// All are dropped first: what an engine gives by default differs.
+/// The capabilities of a container. All defaults must be dropped first, as they differ between
+/// engines.
 fn capabilities(security: &SecurityContext) -> Result<Vec<String>> {
     let capabilities = security.capabilities.clone().unwrap_or_default();
     let dropped = capabilities.drop.unwrap_or_default();
@@ -152,7 +154,7 @@ fn environment(container: &Container, node: &Node, around: &Surroundings) -> Res
         };
         variables.insert(variable.name.clone(), value);
     }
-    // Of the API server's Service, as the kubelet sets them.
+    // The address of the API server's Service, as the kubelet sets it.
     variables.insert("KUBERNETES_SERVICE_HOST".to_owned(), "10.96.0.1".to_owned());
     variables.insert("KUBERNETES_SERVICE_PORT".to_owned(), "443".to_owned());
     let variables = variables.into_iter().map(|(name, value)| format!("{name}={value}"));

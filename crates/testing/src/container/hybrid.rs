@@ -1,6 +1,6 @@
-//! Machines that have cgroups of both versions mounted, which crun refuses, whether or not it is to make any.
+//! Machines with cgroups of both versions mounted, which crun refuses even if it is to make none.
 //!
-//! There crun runs in a mount namespace of its own that shows version 2 alone, where it is on other machines.
+//! There crun runs in a mount namespace of its own that shows version 2 alone, at its usual place.
 
 use std::ffi::CString;
 use std::io;
@@ -19,10 +19,10 @@ fn is_hybrid() -> bool {
     Path::new(SECOND).join("cgroup.procs").exists()
 }
 
-/// Lets a command see what it would see on a machine with version 2 alone.
+/// Makes a command see the mounts of a machine with version 2 alone.
 ///
 /// # Errors
-/// None that a machine gives.
+/// Never in practice: the paths contain no NUL byte.
 pub fn hide(command: &mut Command) -> Result<()> {
     if !is_hybrid() {
         return Ok(());
@@ -31,7 +31,7 @@ pub fn hide(command: &mut Command) -> Result<()> {
     let enter = move || -> io::Result<()> {
         unshare(CloneFlags::CLONE_NEWNS)?;
         let none = None::<&Path>;
-        // Else the next mount would be one of the machine's, too.
+        // Otherwise the next mount would propagate to the machine.
         mount(none, root.as_c_str(), none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none)?;
         mount(Some(from.as_c_str()), to.as_c_str(), none, MsFlags::MS_BIND, none)?;
         Ok(())

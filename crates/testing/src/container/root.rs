@@ -1,4 +1,5 @@
-//! The root file system of containers: the image's, or one with the agent that tests run and the libraries that it loads.
+//! The root file system of containers: that of the image, or one with the agent that tests run and
+//! the libraries that it loads.
 
 use std::env;
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use serde_json::Value;
 use crate::agent;
 use crate::image::{Image, architecture};
 
-/// Names an archive of `cargo xtask image`, by which containers run.
+/// The variable that names an archive of `cargo xtask image` to run containers from.
 const VARIABLE: &str = "TRAFFIC_POLICY_IMAGE";
 /// Folders of the dynamic linker.
 const LIBRARIES: [&str; 3] = ["/lib", "/lib64", "/usr/lib"];
@@ -20,12 +21,12 @@ const LIBRARIES: [&str; 3] = ["/lib", "/lib64", "/usr/lib"];
 pub struct Root {
     pub folder: PathBuf,
     pub entrypoint: Vec<String>,
-    /// Folders of this machine that are needed in it, by their names in it.
+    /// Folders of this machine that are mounted into it, by their names there.
     pub mounts: Vec<(PathBuf, String)>,
 }
 
 impl Root {
-    /// The archive that the environment names, if it names one.
+    /// The archive that the environment names, if any.
     pub fn image() -> Result<Option<Image>> {
         env::var_os(VARIABLE).map(|path| Image::read(Path::new(&path))).transpose()
     }

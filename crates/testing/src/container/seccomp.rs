@@ -1,4 +1,5 @@
-//! The profile that RuntimeDefault stands for: the one of Debian's podman, as it is for a set of capabilities.
+//! The profile that RuntimeDefault stands for: that of Debian's podman, resolved for a set of
+//! capabilities.
 
 use std::fs;
 use std::io::Write;
@@ -9,10 +10,11 @@ use serde_json::{Map, Value, json};
 
 const PROFILE: &str = "/usr/share/containers/seccomp.json";
 
-/// As OCI wants it; `None`, said aloud, where this machine has no such profile.
+/// The profile in OCI's form; `None`, with a printed reason, where this machine has no such
+/// profile.
 pub(super) fn runtime_default(capabilities: &[String]) -> Result<Option<Value>> {
     if !Path::new(PROFILE).exists() {
-        // Past the test harness, which would keep it to itself.
+        // Written to stderr directly: the test harness would capture it otherwise.
         let why = "which Debian's podman brings";
         writeln!(std::io::stderr(), "containers run without seccomp: there is no {PROFILE}, {why}").ok();
         return Ok(None);
@@ -21,7 +23,8 @@ pub(super) fn runtime_default(capabilities: &[String]) -> Result<Option<Value>> 
     of(&profile, capabilities).map(Some)
 }
 
-/// Of a profile for all containers, what is meant for one with these capabilities.
+/// Selects the parts of a profile for all containers that apply to a container with these
+/// capabilities.
 fn of(profile: &Value, capabilities: &[String]) -> Result<Value> {
     let has = |list: &Value| {
         let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);

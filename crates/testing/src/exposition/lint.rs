@@ -1,10 +1,10 @@
-//! Lint of an exposition: bad style and sums that do not add up, though a scraper takes them.
+//! Lint of an exposition: bad style and sums that do not add up, although a scraper accepts them.
 
 use std::collections::BTreeMap;
 
 use super::{Family, Kind, Labels, Sample};
 
-/// Units that have a base unit, and that.
+/// Units, each with its base unit.
 const UNITS: [(&str, &str); 16] = [
     ("milliseconds", "seconds"),
     ("microseconds", "seconds"),
@@ -93,7 +93,8 @@ fn plain(family: &Family, say: &mut impl FnMut(String)) {
     }
 }
 
-/// For each set of labels: ascending bounds, growing counts, the last bucket the count of all.
+/// Checks, for each set of labels, that bounds ascend, counts grow, and the last bucket has the
+/// count of all.
 fn histogram(family: &Family, say: &mut impl FnMut(String)) {
     #[derive(Default)]
     struct Parts {

@@ -1,4 +1,4 @@
-//! Packets on two CPUs at the same time, and packets that all are on one.
+//! Packets on two CPUs at the same time, and packets that all run on one.
 
 use std::sync::Barrier;
 use std::thread;
@@ -8,7 +8,8 @@ use nix::unistd::Pid;
 
 use super::{Harness, Input};
 
-/// Does `work` on one CPU, where its packets find again what the packet path keeps for each CPU.
+/// Runs `work` on one CPU, where its packets find the state that the packet path keeps for each
+/// CPU.
 pub fn on_one_cpu<T>(work: impl FnOnce() -> T) -> T {
     let this = Pid::from_raw(0);
     let usable = sched_getaffinity(this).unwrap_or_else(|error| panic!("CPUs: {error}"));
@@ -23,8 +24,8 @@ pub fn on_one_cpu<T>(work: impl FnOnce() -> T) -> T {
 }
 
 impl Harness {
-    /// Runs two lists of frames at once, each in its order on a CPU of its own, and says how many went another way than
-    /// to the stack; `None` on a machine with one CPU.
+    /// Runs two lists of frames at once, each in order on a CPU of its own, and returns how many of
+    /// each were not passed to the stack; `None` on a machine with one CPU.
     pub fn at_once(&self, lists: [&[Input]; 2]) -> Option<[usize; 2]> {
         let usable = sched_getaffinity(Pid::from_raw(0)).unwrap_or_else(|error| panic!("CPUs: {error}"));
         let mut cpus = (0..CpuSet::count()).filter(|cpu| usable.is_set(*cpu).unwrap_or(false));

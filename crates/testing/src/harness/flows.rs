@@ -1,4 +1,4 @@
-//! The flow tables in the terms of a test: entries of both families alike.
+//! The flow tables as tests see them: entries of both families alike.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,8 @@ use super::Harness;
 use crate::bpf_map::BpfMap;
 use crate::lab::Family;
 
-/// An address of one family in the form of the maps, from one that may be of either.
+/// An address of one family in the form of the maps, converted from one that may be of either
+/// family.
 pub(super) trait Wire: FromWire {
     fn from_ip(address: IpAddr) -> Self;
 }
@@ -37,29 +38,30 @@ impl Wire for Address6 {
     }
 }
 
-/// One half of a flow.
+/// One entry of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowEntry {
     pub protocol: u8,
-    /// The packets that it matches.
+    /// Source and destination of the packets that the entry matches.
     pub from: SocketAddr,
     pub to: SocketAddr,
-    /// Addresses of the translated packets.
+    /// Source and destination of the translated packets.
     pub new_from: SocketAddr,
     pub new_to: SocketAddr,
     pub kind: u8,
     pub state: u8,
     pub hop: u16,
     pub epoch: u16,
-    /// Jiffies of its last packet.
+    /// Time of the last packet, in jiffies.
     pub last: u32,
-    /// Request entry: jiffies of a SYN that came when the flow was assured, or 0.
+    /// Request entry: the time of a SYN that came while the flow was assured, in jiffies, or 0.
     pub asked: u32,
-    /// UDP that is not assured: jiffies when the flow began.
+    /// Unassured UDP: the time at which the flow began, in jiffies.
     pub began: u32,
-    /// Request entry that is not assured: its place in the queues.
+    /// Request entry of an unassured flow: its place in the queues.
     pub place: Option<u32>,
-    /// SCTP: initiate tag of the sender of its direction, and the tag that its packets carry; 0 if it is not known.
+    /// SCTP: the initiate tag of the sender of this direction, and the tag that its packets carry;
+    /// 0 if it is not known.
     pub tags: (u32, u32),
     pub service: u32,
     pub packets: u64,
@@ -99,7 +101,7 @@ impl FlowEntry {
         }
     }
 
-    /// Whether it notes when its flow began.
+    /// Whether the entry notes when its flow began.
     fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
         let known = matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::REPLY | kind::REPLY_LOCAL);
         known && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
@@ -118,7 +120,7 @@ impl FlowEntry {
         FlowKey::of(&self.tuple())
     }
 
-    /// Takes over what a test may change.
+    /// Copies the fields that a test may change.
     fn write<A: Address>(&self, flow: &mut Flow<A>) {
         flow.kind = self.kind;
         flow.state = self.state;
@@ -137,7 +139,7 @@ impl FlowEntry {
         }
     }
 
-    /// As if all that it has noted had been so many jiffies earlier.
+    /// Moves all recorded times back by `jiffies`.
     pub fn go_back(&mut self, jiffies: u32) {
         self.last = self.last.wrapping_sub(jiffies);
         self.began = self.began.wrapping_sub(jiffies);
@@ -146,14 +148,14 @@ impl FlowEntry {
         }
     }
 
-    /// Whether it is a request entry.
+    /// Whether this is a request entry.
     pub fn is_request(&self) -> bool {
         matches!(self.kind, kind::FORWARD | kind::DELIVER)
     }
 }
 
 impl Harness {
-    /// All entries of a family, requests first, by the addresses that they match.
+    /// All entries of a family, requests first, ordered by the addresses that they match.
     pub fn flows(&self, family: Family) -> Vec<FlowEntry> {
         let mut entries = match family {
             Family::V4 => dump::<Address4>(self.map("tp_flows4")),
@@ -171,7 +173,7 @@ impl Harness {
         }
     }
 
-    /// Addresses and protocol of the flows that the queues of those that are not assured hold, by their places.
+    /// Addresses and protocol of the flows in the queues of unassured flows, by their places.
     pub fn queued(&self, family: Family) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {
         match family {
             Family::V4 => queued::<Address4>(self.map("tp_unassured4")),
@@ -179,7 +181,8 @@ impl Harness {
         }
     }
 
-    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports that its packets get.
+    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports
+    /// that its packets get.
     pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
         let mut entry = *entry;
         change(&mut entry);
@@ -190,7 +193,8 @@ impl Harness {
         }
     }
 
-    /// As if a UDP flow that is not assured had begun so many jiffies earlier; its next packet is looked at closely.
+    /// Moves the beginning of an unassured UDP flow back by `jiffies`; its next packet takes the
+    /// slow path.
     pub fn begin_earlier(&self, entry: &FlowEntry, jiffies: u32) {
         let entry = FlowEntry { began: entry.began.wrapping_sub(jiffies), ..*entry };
         if entry.from.is_ipv4() {
@@ -200,7 +204,8 @@ impl Harness {
         }
     }
 
-    /// Makes an IPv6 entry of the main table that of packets to another address whose key is the same.
+    /// Turns an IPv6 entry of the main table into that of packets to another address with the same
+    /// key.
     pub fn exchange(&mut self, entry: &FlowEntry, to: Ipv6Addr) -> FlowEntry {
         let (table, key) = (&mut self.tables.v6.flows, entry.key());
         let mut flow = table.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
@@ -220,12 +225,12 @@ impl Harness {
     }
 }
 
-/// All entries of a map, read by one call: a comparison of tables is what a fuzzer does most.
+/// Reads all entries of a map with one call, as a fuzzer compares tables most of the time.
 fn dump<A: Address + FromWire>(map: &BpfMap) -> Vec<FlowEntry> {
     let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
     let entries = entries.iter().map(|(key, value)| {
         assert_eq!((key.len(), value.len()), (size_of::<FlowKey<A>>(), size_of::<Flow<A>>()));
-        // SAFETY: plain numbers, as many bytes as were read.
+        // SAFETY: the values are plain numbers, with as many bytes as were read.
         let (key, flow) = unsafe {
             (
                 key.as_ptr().cast::<FlowKey<A>>().read_unaligned(),
@@ -241,7 +246,7 @@ fn queued<A: Address + FromWire>(map: &BpfMap) -> BTreeMap<u32, (SocketAddr, Soc
     let places = map.read().unwrap_or_else(|error| panic!("reading the queues: {error:#}"));
     let held = places.iter().map(|(place, value)| {
         assert_eq!((place.len(), value.len()), (size_of::<u32>(), size_of::<Tuple<A>>()));
-        // SAFETY: plain numbers, as many bytes as were read.
+        // SAFETY: the values are plain numbers, with as many bytes as were read.
         let (place, tuple) = unsafe {
             (
                 place.as_ptr().cast::<u32>().read_unaligned(),
@@ -262,7 +267,7 @@ fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entr
     map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
 }
 
-/// As [`edit`], by the map's descriptor.
+/// A variant of [`edit`] that uses the descriptor of the map.
 fn rewrite<A: Address + Wire>(map: &BpfMap, entry: &FlowEntry) {
     let wanted = entry.key::<A>();
     // SAFETY: plain numbers without padding.
@@ -271,7 +276,7 @@ fn rewrite<A: Address + Wire>(map: &BpfMap, entry: &FlowEntry) {
     };
     let entries = map.read().unwrap_or_else(|error| panic!("reading the flows: {error:#}"));
     let value = entries.get(&wanted).unwrap_or_else(|| panic!("no entry {entry:?}"));
-    // SAFETY: as many bytes as were read, any of which make one.
+    // SAFETY: the size is that of the bytes read, and any bytes are a valid value.
     let mut flow = unsafe { value.as_ptr().cast::<Flow<A>>().read_unaligned() };
     entry.write(&mut flow);
     // SAFETY: plain numbers without padding.

@@ -12,17 +12,18 @@ use traffic_policy_ebpf::abi::{Affinity, AffinityKey, HOPS, RejectBucket};
 use crate::bpf_map::{BpfMap, Entries, Kind};
 use crate::lab::Family;
 
-/// Of an array no more than this many elements are written, from the first on: all next hops, and slots of as many
-/// frontends as any test has.
+/// The most elements of an array that are written, from the first on: all next hops, and the slots
+/// of as many frontends as any test has.
 pub(super) const ELEMENTS: u32 = HOPS;
 
-/// Programs and maps. Verifying the programs takes most of a second, and half a minute on an emulated machine.
+/// Programs and maps. Verification of the programs takes most of a second, and half a minute on an
+/// emulated machine.
 pub struct Loaded {
     pub object: Ebpf,
     pub tables: Maps,
     pub(super) buckets: PerCpuArray<MapData, RejectBucket>,
     pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
-    /// Every map of the object by name, but for constants.
+    /// Every map of the object by name, except constants.
     maps: BTreeMap<String, BpfMap>,
 }
 
@@ -43,7 +44,7 @@ impl Loaded {
         Ok(Self { object, tables, buckets, affinity, maps })
     }
 
-    /// Makes every map as it is when it is new, and puts the programs in place that others jump to.
+    /// Resets every map to its state when new, and restores the programs to which others jump.
     pub fn renew(&mut self) -> Result<()> {
         for (name, map) in &self.maps {
             map.renew(ELEMENTS).with_context(|| format!("emptying {name}"))?;
@@ -51,7 +52,7 @@ impl Loaded {
         dataplane::jumps(&self.object, &mut self.tables)
     }
 
-    /// Content of every map, by name; of a ring buffer nothing.
+    /// The content of every map, by name; ring buffers are empty.
     pub fn content(&self) -> Result<BTreeMap<String, Entries>> {
         let maps = self.maps.iter().filter(|(_, map)| map.kind() != Kind::RingBuffer);
         maps.map(|(name, map)| Ok((name.clone(), map.read().with_context(|| format!("reading {name}"))?)))
@@ -68,15 +69,15 @@ impl Loaded {
         self.maps.get(name).unwrap_or_else(|| panic!("no map {name}"))
     }
 
-    /// Places of the directory of a family's flows that are taken.
+    /// The number of used places in the directory of a family's flows.
     pub fn places(&self, family: Family) -> usize {
         let name = if family == Family::V4 { "tp_flow_dir4" } else { "tp_flow_dir6" };
         let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
-        // The last field of a tuple is its protocol; 0 of a free place.
+        // The last field of a tuple is its protocol, which is 0 in a free place.
         places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
     }
 
-    /// Unread bytes of events.
+    /// The number of unread bytes of events.
     pub fn unread_events(&self) -> Result<u64> {
         self.maps.get("tp_events").context("no map tp_events")?.unread()
     }

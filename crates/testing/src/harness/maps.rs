@@ -19,11 +19,11 @@ use super::loaded::ELEMENTS;
 use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot, prefilter};
 use crate::lab::{Addresses, Family};
 
-/// Slots of one frontend; each list has half of them.
+/// The number of slots of one frontend; each list has half of them.
 const SLOTS: u32 = 64;
 
 impl Harness {
-    /// Makes the maps as `setup` says, without any flow, counter or hop.
+    /// Writes `setup` into the maps, without any flow, counter or hop.
     pub fn set_up(&mut self, setup: &Setup) {
         self.try_set_up(setup).unwrap_or_else(|error| panic!("writing the maps: {error:#}"));
     }
@@ -47,8 +47,8 @@ impl Harness {
             route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
             ..RuntimeConfig::default()
         };
-        // SAFETY: the elements are mapped as long as the tables live, and no program runs meanwhile. The indices are
-        // below the lengths of the arrays.
+        // SAFETY: the elements are mapped as long as the tables live, and no program runs
+        // meanwhile. The indices are below the lengths of the arrays.
         unsafe {
             self.tables.config.pointer().write_volatile(config);
             self.tables
@@ -89,10 +89,10 @@ impl Harness {
         Ok(())
     }
 
-    /// Writes the MTUs that routes name, beside those that are there.
+    /// Writes the MTUs that routes name, in addition to those that exist.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses a write.
     pub fn write_route_mtus(&mut self, setup: &Setup) -> Result<()> {
         for (spot, mtu) in &setup.route_mtus {
             let Addresses { v4, v6 } = spot.addresses().network();
@@ -104,7 +104,7 @@ impl Harness {
         Ok(())
     }
 
-    /// As the agent does: the pods of this node are behind pod0.
+    /// Describes the node as the agent does: the pods of this node are behind pod0.
     fn describe_node(&mut self, setup: &Setup) -> Result<()> {
         let pods = Spot::NodePod0.addresses().network();
         let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
@@ -159,7 +159,7 @@ impl Harness {
         self.fill_buckets(0)
     }
 
-    /// Gives every CPU this many answers to make; more come with time.
+    /// Gives every CPU `tokens` answers to make; more are added with time.
     pub fn fill_buckets(&mut self, tokens: u32) -> Result<()> {
         let filled = self.now();
         let buckets =
@@ -176,7 +176,7 @@ impl Harness {
         Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
     }
 
-    /// As if every CPU had just made as many answers as it may.
+    /// Empties the bucket of every CPU, as after the last permitted answer.
     pub fn empty_buckets(&mut self) {
         // SAFETY: a field of the mapped element.
         self.tables.config.store(|config| unsafe { &raw mut (*config).answers_per_jiffy }, 0);
@@ -194,34 +194,34 @@ impl Harness {
         unsafe { self.tables.usage.pointer().read_volatile() }
     }
 
-    /// As if no search for a source port had failed within the last jiffies.
+    /// Clears the record of searches for a source port that failed in the last jiffies.
     pub fn forget_failed_searches(&mut self) {
         // SAFETY: the element is mapped as long as the tables live, and no program runs meanwhile.
         unsafe { (*self.tables.usage.pointer()).no_port = TableUsage::default().no_port };
     }
 
-    /// As if the searches for a source port that failed last had failed just now.
+    /// Moves the last failed searches for a source port to the present.
     pub fn fail_searches_now(&mut self) {
         let now = u64::from(self.now());
-        // SAFETY: as above.
+        // SAFETY: as in `forget_failed_searches`.
         let words = unsafe { &mut (*self.tables.usage.pointer()).no_port };
         words.iter_mut().filter(|word| **word != 0).for_each(|word| *word = *word >> 32 << 32 | now);
     }
 
-    /// Flows of a family and protocol that are not assured, as the queues hold them.
+    /// The number of unassured flows of a family and protocol, as their queues count them.
     pub fn unassured(&self, family: Family, tcp: bool) -> u64 {
         let wanted = if tcp { PROTOCOL_TCP } else { PROTOCOL_UDP };
         let queued = self.queued(family);
         queued.values().filter(|(_, _, protocol)| u32::from(*protocol) == wanted).count() as u64
     }
 
-    /// As if every client with an endpoint of its own had come this much earlier.
+    /// Makes every client with session affinity older by `seconds`.
     pub fn age_affinity(&mut self, seconds: u32) {
         assert!(self.affinity.keys().next().is_some(), "no client has an endpoint of its own");
         self.go_back_with_affinity(Duration::from_secs(seconds.into()));
     }
 
-    /// The same; there need not be any client.
+    /// Does the same as [`Self::age_affinity`], but accepts that there is no client.
     pub fn go_back_with_affinity(&mut self, time: Duration) {
         let entries: Vec<_> =
             self.affinity.iter().map(|entry| entry.unwrap_or_else(|error| panic!("{error}"))).collect();
@@ -233,11 +233,11 @@ impl Harness {
 
     /// Changes the words that the agent writes.
     pub fn change_config(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
-        // SAFETY: as above; no program runs meanwhile.
+        // SAFETY: the element is mapped as long as the tables live; no program runs meanwhile.
         unsafe { change(&mut *self.tables.config.pointer()) }
     }
 
-    /// Writes one more frontend, or another one in its place.
+    /// Adds a frontend, or replaces one.
     pub fn put(&mut self, number: u32, frontend: &Frontend) {
         let v4 = &mut self.loaded.tables.v4;
         let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
@@ -249,7 +249,7 @@ impl Harness {
         first.and(second).and(third).unwrap_or_else(|error| panic!("writing a frontend: {error:#}"));
     }
 
-    /// Takes a frontend away.
+    /// Removes a frontend.
     pub fn take_away(&mut self, frontend: &Frontend) {
         let tables = &mut self.loaded.tables;
         let first = remove(&mut tables.v4.frontends, frontend, Family::V4);
@@ -257,7 +257,7 @@ impl Harness {
         first.and(second).unwrap_or_else(|error| panic!("removing a frontend: {error:#}"));
     }
 
-    /// Names an endpoint that takes no more new flows of a frontend, for sweeps.
+    /// Records an endpoint that takes no more new flows of a frontend, for sweeps.
     pub fn name_gone(&mut self, number: u32, spot: Spot, port: u16) {
         for (family, protocol) in Family::BOTH
             .into_iter()
@@ -350,7 +350,7 @@ fn write<A: Address + Wire>(
     let mut list = |base: u32, endpoints: &[(Spot, u16)]| -> Result<IndexRange> {
         for (index, (spot, port)) in (base..).zip(endpoints) {
             let address: IpAddr = spot.of(family);
-            // As the agent does: by `nodeName`, and for the node's own addresses.
+            // The agent decides so, too: by `nodeName`, and for the node's own addresses.
             let own = matches!(spot, Spot::Local | Spot::LocalTyped | Spot::Node | Spot::NodeEth1);
             let remote = matches!(spot, Spot::RemoteBehindPod0);
             let flags = if own {

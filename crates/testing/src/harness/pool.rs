@@ -1,8 +1,8 @@
-//! Values that are expensive to make, lent to one user after the other.
+//! Values that are expensive to make, lent to one user at a time.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Those not lent at the moment.
+/// The values that are not lent at the moment.
 pub(super) struct Pool<T>(Mutex<Vec<T>>);
 
 impl<T> Pool<T> {
@@ -10,7 +10,8 @@ impl<T> Pool<T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Lends a value to `work`, made anew if all are lent. It does not come back from work that panics.
+    /// Lends a value to `work`; makes a new one if all are lent. A value is not returned if `work`
+    /// panics.
     pub(super) fn lend<R>(&self, make: impl FnOnce() -> T, work: impl FnOnce(T) -> (T, R)) -> R {
         let idle = self.idle().pop();
         let (value, done) = work(idle.unwrap_or_else(make));
@@ -19,7 +20,7 @@ impl<T> Pool<T> {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<T>> {
-        // Nothing panics while it is held.
+        // Nothing panics while the lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Bits of the prefilter, as the agent sets them.
+//! Bits of the prefilter, set as the agent sets them.
 
 use std::net::IpAddr;
 
@@ -14,36 +14,37 @@ use super::{Frontend, Harness, Setup, Spot};
 use crate::lab::{Addresses, Family};
 
 impl Harness {
-    /// As if this address had the bit of one of the node's in the prefilter.
+    /// Sets the bit of this address, as if it collided with one of the node's addresses.
     pub fn share_bit_with_the_node(&mut self, address: IpAddr) {
         let filter = self.tables.prefilter.pointer();
-        // SAFETY: the element is mapped as long as the tables live, and the array has a bit of each number of 16 bits.
+        // SAFETY: the element is mapped as long as the tables live, and the array has a bit for
+        // each number of 16 bits.
         unsafe { set((&raw mut (*filter).node_addresses).cast(), node_bit(hashed(address))) };
     }
 }
 
 impl Harness {
-    /// As if the agent did not know the node's primary addresses.
+    /// Clears the node's primary addresses, as if the agent did not know them.
     pub fn forget_primary(&mut self) {
         let filter = self.tables.prefilter.pointer();
         // SAFETY: the element is mapped as long as the tables live.
         unsafe { (&raw mut (*filter).primary).write_volatile([WideAddress::UNSPECIFIED; 2]) };
     }
 
-    /// As if no address had a bit of the node's in the prefilter.
+    /// Clears the bits of all of the node's addresses.
     pub fn forget_node_bits(&mut self) {
         let filter = self.tables.prefilter.pointer();
-        // SAFETY: as above; no program runs meanwhile.
+        // SAFETY: the element is mapped as long as the tables live; no program runs meanwhile.
         unsafe { (&raw mut (*filter).node_addresses).write_bytes(0, 1) };
     }
 }
 
-/// Makes the prefilter as `setup` says.
+/// Fills the prefilter as `setup` demands.
 ///
 /// # Safety
 /// `prefilter` is mapped, and no program runs meanwhile.
 pub(super) unsafe fn fill(prefilter: *mut Prefilter, setup: &Setup) {
-    // SAFETY: as the caller says; a port is the number of a bit.
+    // SAFETY: the caller guarantees it; a port is the number of a bit.
     unsafe {
         prefilter.write_bytes(0, 1);
         (*prefilter).primary = Family::BOTH.map(|family| wide(Spot::Node.of(family)));
@@ -73,7 +74,7 @@ pub(super) unsafe fn fill(prefilter: *mut Prefilter, setup: &Setup) {
 pub(super) unsafe fn name(prefilter: *mut Prefilter, frontend: &Frontend) {
     for address in Family::BOTH.map(|family| frontend.address.of(family)) {
         let hash = hashed(address);
-        // SAFETY: arrays of the element, by whose lengths the bits are made.
+        // SAFETY: the arrays belong to the element, and the bits are computed from their lengths.
         unsafe {
             if frontend.flags & NODE_ADDRESS != 0 {
                 set((&raw mut (*prefilter).node_ports).cast(), frontend.port.into());
@@ -90,10 +91,12 @@ pub(super) unsafe fn name(prefilter: *mut Prefilter, frontend: &Frontend) {
     }
 }
 
+/// Sets one bit.
+///
 /// # Safety
 /// The array has such a bit.
 unsafe fn set(array: *mut u64, bit: u32) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the array has the bit.
     unsafe {
         let word = array.add(bit as usize >> 6);
         word.write_volatile(word.read_volatile() | 1 << (bit & 63));

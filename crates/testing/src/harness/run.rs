@@ -1,4 +1,4 @@
-//! One packet through one program.
+//! A single packet run through one program.
 
 use aya::Ebpf;
 use aya::programs::{
@@ -17,13 +17,13 @@ pub enum Hook {
     Xdp,
     Ingress,
     Egress,
-    /// Of a device without Ethernet.
+    /// TC ingress of a device without Ethernet.
     IngressL3,
     EgressL3,
 }
 
 impl Hook {
-    /// Those that see packets come in: one table of cases serves both.
+    /// The hooks that see incoming packets: one table of cases serves both.
     pub const INGRESS: [Self; 2] = [Self::Xdp, Self::Ingress];
 
     fn program(self) -> &'static str {
@@ -44,9 +44,10 @@ impl Hook {
         }
     }
 
-    /// Meaning of the program's return value.
+    /// The meaning of a program's return value.
     pub(super) fn way(self, verdict: u32) -> Way {
-        // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and linux/pkt_cls.h.
+        // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and
+        // linux/pkt_cls.h.
         match (self, verdict as i32) {
             (Self::Xdp, 2) => Way::Pass,
             (Self::Xdp, 1) => Way::Drop,
@@ -60,12 +61,12 @@ impl Hook {
     }
 }
 
-/// Verdict of the kernel's on the packet.
+/// The action that the kernel takes on the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Pass,
     Drop,
-    /// XDP: out of the device by which it came.
+    /// XDP: sent by the device on which it arrived.
     Back,
     Redirect,
 }
@@ -76,9 +77,9 @@ pub struct Input {
     pub hook: Hook,
     pub device: Device,
     pub frame: Vec<u8>,
-    /// Payload bytes of each segment of an aggregate, for TC.
+    /// Payload bytes of each segment of an aggregate; TC only.
     pub segment: u32,
-    /// For TC.
+    /// The mark of the packet; TC only.
     pub mark: u32,
 }
 
@@ -88,7 +89,7 @@ impl Input {
     }
 }
 
-/// Result of running the programs on a packet.
+/// The result of running the programs on a packet.
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub outcome: &'static str,
@@ -114,14 +115,14 @@ impl Ran {
 }
 
 impl Harness {
-    /// Runs a packet that comes in by eth0 (or, at egress, leaves by it).
+    /// Runs a packet that arrives on eth0 (or, at egress, leaves by it).
     #[track_caller]
     pub fn run(&self, hook: Hook, packet: &Packet) -> Ran {
         self.input(&Input::new(hook, packet.bytes()))
     }
 
-    /// Runs a frame, and checks what holds of every packet: one counter moves by one and its name says the verdict, a
-    /// packet that is only passed is untouched.
+    /// Runs a frame, and checks the invariants of every packet: one counter is increased by one and
+    /// its name agrees with the verdict; a packet that is only passed is unchanged.
     #[track_caller]
     pub fn input(&self, input: &Input) -> Ran {
         let before = self.counters(input.hook);
@@ -143,7 +144,7 @@ impl Harness {
             Verdict::Send => matches!(way, Way::Back | Way::Redirect),
         };
         assert!(fits, "{} with verdict {way:?}", outcome.name());
-        // What may have concerned a Service was given an Ethernet header.
+        // A packet that may have concerned a Service was given an Ethernet header.
         let pushed = input.hook == Hook::IngressL3 && frame.len() > input.frame.len();
         if outcome.name().starts_with("passed")
             && let Some(difference) = difference(&input.frame, if pushed { &frame[14..] } else { &frame })
@@ -160,7 +161,7 @@ impl Harness {
         Outcome::ALL.iter().map(|outcome| (*outcome, sum(*outcome))).collect()
     }
 
-    /// The time in jiffies, as flows note it.
+    /// The current time in jiffies, as flows note it.
     pub fn now(&self) -> u32 {
         let program: Result<&RawTracePoint, _> = named(&self.object, "tp_clock").try_into();
         let ran = program.and_then(|program| program.test_run(RawTracePointRunOptions::default()));
@@ -168,12 +169,12 @@ impl Harness {
     }
 }
 
-/// Runs a frame that comes by the device of this number.
+/// Runs a frame that arrives on the device with this index.
 pub(super) fn execute(object: &Ebpf, index: u32, input: &Input) -> (u32, Vec<u8>) {
     let mut frame = vec![0; input.frame.len() + 256];
     let xdp = xdp_md(input.frame.len() as u32, index);
     let mut skb = sk_buff(index, input.segment);
-    // `struct __sk_buff`.
+    // Fields of `struct __sk_buff`.
     skb[8..12].copy_from_slice(&input.mark.to_ne_bytes());
     let program = named(object, input.hook.program());
     let options = TestRunOptions {

@@ -1,4 +1,4 @@
-//! Content of the maps before a packet comes.
+//! The content of the maps before the first packet.
 
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
@@ -15,12 +15,13 @@ pub struct Frontend {
     pub drain_until: u64,
     /// Seconds for which a client stays with its endpoint.
     pub affinity: u32,
-    /// If there are any, no other client is served.
+    /// Source ranges; if there are any, no other client is served.
     pub sources: Vec<Spot>,
 }
 
 impl Frontend {
-    /// For TCP and UDP, with policy Cluster. The node's own address is known as such.
+    /// Makes a frontend for TCP and UDP, with policy Cluster. The node's own address is recognised
+    /// as such.
     pub fn new(address: Spot, port: u16) -> Self {
         let flags = if address == Spot::Node { frontend::NODE_ADDRESS } else { 0 };
         Self {
@@ -35,7 +36,7 @@ impl Frontend {
         }
     }
 
-    /// Endpoints of policy Cluster; those of this node are endpoints of policy Local, too.
+    /// Sets the endpoints of policy Cluster; those on this node are endpoints of policy Local, too.
     #[must_use]
     pub fn endpoints(mut self, endpoints: &[(Spot, u16)]) -> Self {
         self.cluster = endpoints.to_vec();
@@ -46,28 +47,28 @@ impl Frontend {
         self
     }
 
-    /// With policy Local.
+    /// Sets policy Local.
     #[must_use]
     pub fn local(mut self) -> Self {
         self.flags |= frontend::LOCAL;
         self
     }
 
-    /// On a ClusterIP, which the filter knows by its address.
+    /// Makes it a ClusterIP, which the prefilter recognises by its address.
     #[must_use]
     pub fn cluster_ip(mut self) -> Self {
         self.flags |= frontend_kind::CLUSTER_IP << frontend::KIND_SHIFT;
         self
     }
 
-    /// With session affinity for so many seconds.
+    /// Sets session affinity with a time-out in seconds.
     #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = seconds;
         self
     }
 
-    /// Serves these alone.
+    /// Serves only these sources.
     #[must_use]
     pub fn sources(mut self, sources: &[Spot]) -> Self {
         self.sources = sources.to_vec();
@@ -79,7 +80,7 @@ impl Frontend {
         frontend::kind(self.flags) == frontend_kind::CLUSTER_IP
     }
 
-    /// CLOCK_MONOTONIC nanoseconds.
+    /// Sets the end of the drain, in nanoseconds of CLOCK_MONOTONIC.
     #[must_use]
     pub fn drain_until(mut self, until: u64) -> Self {
         self.drain_until = until;
@@ -96,18 +97,19 @@ pub struct Setup {
     pub hop_max_age: u32,
     pub answers_per_jiffy: u32,
     pub seed: u64,
-    /// Attached devices, and whether each takes frames from XDP.
+    /// Attached devices, and whether each accepts frames from XDP.
     pub devices: Vec<(Device, bool)>,
-    /// ClusterIPs are taken from the networks (/24, /64) around these.
+    /// ClusterIPs are allocated from the networks (/24, /64) around these addresses.
     pub service_cidrs: Vec<Spot>,
     pub source_check: SourceCheck,
-    /// Routes that name an MTU, bytes, or 0 for none: to the networks (/24, /64) around these.
+    /// Routes to the networks (/24, /64) around these addresses, with the MTU in bytes that they
+    /// name, or 0 for none.
     pub route_mtus: Vec<(Spot, u32)>,
-    /// Jiffies to the second, as the agent measured them.
+    /// Jiffies per second, as the agent measured them.
     pub hz: u32,
 }
 
-/// Which sources new flows may have.
+/// The check of sources of new flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceCheck {
     Off,
@@ -115,10 +117,11 @@ pub enum SourceCheck {
     Strict,
 }
 
-/// Jiffies to the second in the tests' words: times are set, not waited for.
+/// Jiffies per second in tests: times are set, not waited for.
 pub const HZ: u32 = 100;
 
-/// The one source port of the pool, if a test does not say otherwise: then the whole packet is known beforehand.
+/// The single source port of the pool, unless a test sets others: the whole packet is then known
+/// beforehand.
 pub const POOL_PORT: u16 = 5555;
 
 impl Default for Setup {
@@ -139,7 +142,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// One frontend.
+    /// A setup with one frontend.
     pub fn of(frontend: Frontend) -> Self {
         Self::default().and(frontend)
     }
@@ -162,7 +165,7 @@ impl Setup {
         self
     }
 
-    /// The route to the network around it takes packets of so many bytes.
+    /// Gives the route to the network around `around` an MTU in bytes.
     #[must_use]
     pub fn route_mtu(mut self, around: Spot, mtu: u32) -> Self {
         self.route_mtus.push((around, mtu));

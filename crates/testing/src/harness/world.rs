@@ -15,11 +15,11 @@ use crate::tun::TunEnd;
 pub enum Device {
     Eth0,
     Eth1,
-    /// Attached, MTU 1400.
+    /// An attached device with an MTU of 1400.
     Slim0,
-    /// A tun device, without Ethernet; attached where a test says so. MTU 1400.
+    /// A tun device, without Ethernet, MTU 1400; attached only where a test demands it.
     Tun0,
-    /// Not attached: endpoints of this node are behind it.
+    /// A device that is not attached: endpoints of this node are behind it.
     Pod0,
 }
 
@@ -36,7 +36,7 @@ impl Device {
         }
     }
 
-    /// The node's address on it.
+    /// The node's address on this device.
     pub fn spot(self) -> Spot {
         match self {
             Self::Eth0 => Spot::Node,
@@ -52,7 +52,7 @@ impl Device {
     }
 }
 
-/// Someone with an address of each family.
+/// A host with an address of each family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
     Node,
@@ -66,36 +66,38 @@ pub enum Spot {
     RouterFar,
     RouterSlim,
     RouterTun,
-    /// Its MAC address is not known.
+    /// A router whose MAC address is not known.
     RouterSilent,
     Client,
     OtherClient,
-    /// There is no route to it.
+    /// A host without a route to it.
     Stranger,
     Vip,
     OtherVip,
-    /// Behind eth0, where requests come in.
+    /// An endpoint behind eth0, where requests arrive.
     Near,
     OtherNear,
-    /// Behind eth1.
+    /// An endpoint behind eth1.
     Far,
-    /// Behind slim0.
+    /// An endpoint behind slim0.
     Slim,
-    /// Behind tun0.
+    /// An endpoint behind tun0.
     Tunnel,
-    /// Behind a router that is not resolved.
+    /// An endpoint behind a router whose neighbour entry is not resolved.
     Silent,
-    /// On this node.
+    /// An endpoint on this node.
     Local,
-    /// As [`Self::Local`] and [`Self::Client`], at addresses in which a test run, which takes the packet's first bytes for an Ethernet
-    /// header, finds the EtherType of their family.
+    /// Variants of [`Self::Local`] and [`Self::Client`], at addresses in which a test run, which
+    /// takes the first bytes of the packet for an Ethernet header, finds the EtherType of their
+    /// family.
     LocalTyped,
     ClientTyped,
-    /// On this node by its route only: its slice names no node.
+    /// An endpoint that is on this node by its route only: its slice names no node.
     LocalByRoute,
-    /// Of another node by its slice, and the route to it leads to pod0: a tunnel to which nothing is attached.
+    /// An endpoint of another node by its slice, while the route to it leads to pod0: a tunnel to
+    /// which nothing is attached.
     RemoteBehindPod0,
-    /// Its route says unreachable.
+    /// An endpoint whose route is of type unreachable.
     Unreachable,
 }
 
@@ -143,7 +145,8 @@ impl Spot {
     }
 }
 
-/// Bytes 12 and 13 of an IP header are the first two of an IPv4 source, and the third word of an IPv6 source.
+/// Addresses with an EtherType in bytes 12 and 13 of the IP header: these are the first two bytes
+/// of an IPv4 source, and the third 16-bit group of an IPv6 source.
 fn typed(v4: [u8; 4], net: u16) -> Addresses {
     Addresses::new(v4, [0xfd00, net, 0x86dd, 0, 0, 0, 0, 0x10])
 }
@@ -152,12 +155,13 @@ fn typed(v4: [u8; 4], net: u16) -> Addresses {
 pub(super) struct World {
     namespace: Namespace,
     ifindex: [u32; 5],
-    /// The other end of tun0, from which nobody reads.
+    /// The other end of tun0, from which nothing reads.
     _tunnel: File,
 }
 
 impl World {
-    /// The other ends of the devices are in `wire`, without listeners: a test run sends nothing.
+    /// Builds the node. The other ends of its devices are in `wire`, without listeners: a test run
+    /// sends nothing.
     pub(super) fn build(namespace: &Namespace, wire: &Namespace) -> Result<Self> {
         let tunnel = TunEnd { namespace, name: Device::Tun0.name(), mtu: 1400 }.create()?;
         let ifindex = namespace.netlink(async |net| {

@@ -1,4 +1,4 @@
-//! Addresses and routes of both families: of labs, and of what tests wire by themselves.
+//! Addresses and routes of both families, for labs and for tests that wire their own namespaces.
 
 use anyhow::Result;
 
@@ -8,11 +8,11 @@ use crate::netns::Namespace;
 
 const EVERYWHERE: Addresses = Addresses::new([0; 4], [0; 8]);
 
-/// Addresses of devices, with the prefixes of the plan, and routes to a network (without one: to everything) by a gateway. Each namespace's
-/// own `lo` is switched on.
+/// Adds addresses to devices, with the prefixes of the plan, and routes to a network (to
+/// everything, if none is given) by a gateway. The `lo` of each namespace is set up.
 ///
 /// # Errors
-/// The kernel refuses one.
+/// The kernel refuses an address or a route.
 pub fn assign(
     addresses: &[(&Namespace, &str, Addresses)],
     routes: &[(&Namespace, Option<Addresses>, Addresses)],

@@ -1,4 +1,5 @@
-//! Making a lab: namespaces, devices, addresses and routes, in the order that needs no waiting.
+//! Construction of a lab: namespaces, devices, addresses and routes, in an order that needs no
+//! waiting.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,7 +14,7 @@ use crate::xdp::Always;
 
 const MTU: u32 = 1500;
 
-/// Layout of a lab; see [`Lab::builder`].
+/// The layout of a lab; see [`Lab::builder`].
 #[derive(Clone, Debug)]
 pub struct LabBuilder {
     pods: Vec<u8>,
@@ -44,71 +45,71 @@ impl Default for LabBuilder {
 }
 
 impl LabBuilder {
-    /// The number of nodes, each with one pod; 3 by default.
+    /// Sets the number of nodes, each with one pod; 3 by default.
     pub fn nodes(mut self, nodes: u8) -> Self {
         self.pods = vec![self.pods.first().copied().unwrap_or(1); nodes.into()];
         self
     }
 
-    /// The number of pods on each node.
+    /// Sets the number of pods on each node.
     pub fn pods_per_node(mut self, pods: u8) -> Self {
         self.pods.fill(pods);
         self
     }
 
-    /// As many nodes as there are numbers, each with that many pods.
+    /// Sets the number of nodes and of their pods: one node for each element, with that many pods.
     pub fn pods(mut self, pods: &[u8]) -> Self {
         self.pods = pods.to_vec();
         self
     }
 
-    /// Pod traffic between nodes goes through a VXLAN device `flannel.1` instead of plain routes.
+    /// Sends pod traffic between nodes through a VXLAN device `flannel.1` instead of plain routes.
     pub fn overlay(mut self) -> Self {
         self.overlay = true;
         self
     }
 
-    /// node-1 gets a second uplink `eth1` to a second router, and its default route leads there: requests to its eth0
-    /// address come in by one device and their replies leave by the other.
+    /// Gives node-1 a second uplink `eth1` to a second router, to which its default route leads:
+    /// requests to its eth0 address arrive on one device and their replies leave by the other.
     pub fn two_uplinks(mut self) -> Self {
         self.two_uplinks = true;
         self
     }
 
-    /// The client is a neighbour of the nodes instead of living behind the router.
+    /// Makes the client a neighbour of the nodes instead of placing it behind the router.
     pub fn client_on_switch(mut self) -> Self {
         self.client_on_switch = true;
         self
     }
 
-    /// Nodes drop packets that do not come from where the route to their source leads.
+    /// Makes nodes drop packets that do not arrive on the device of the route to their source.
     pub fn strict_rp_filter(mut self) -> Self {
         self.strict_rp_filter = true;
         self
     }
 
-    /// Checksum and segmentation offload on both ends of every link between client, router and nodes. Off by default, as
-    /// XDP needs it (then the router's ports also let XDP_TX arrive); a veth's own default is on, which is what TC meets
-    /// in practice.
+    /// Switches checksum and segmentation offload on both ends of every link between client, router
+    /// and nodes. It is off by default, as XDP needs it (the router's ports then also let XDP_TX
+    /// arrive); the default of a veth itself is on, which is what TC meets in practice.
     pub fn wire_offloads(mut self, on: bool) -> Self {
         self.wire_offloads = on;
         self
     }
 
-    /// The same for the links between nodes and pods; on by default.
+    /// Switches the same offloads for the links between nodes and pods; they are on by default.
     pub fn pod_offloads(mut self, on: bool) -> Self {
         self.pod_offloads = on;
         self
     }
 
-    /// Nodes and pods as a network plugin leaves them, in the place of plain routes and `cni0`.
+    /// Sets up nodes and pods as a network plugin leaves them, in place of plain routes and `cni0`.
     pub fn cni(mut self, cni: Cni) -> Self {
         self.cni = Some(cni);
         self.wire_offloads |= cni.keeps_wire_offloads();
         self
     }
 
-    /// A lab with a name of its own, which [`persistent::keep`] can leave up.
+    /// Gives the lab a name of its own, under which [`persistent::keep`] can leave it up.
     pub fn persistent(mut self, name: &str) -> Self {
         self.persistent = Some(name.to_owned());
         self
@@ -172,7 +173,8 @@ impl LabBuilder {
 
     fn namespace(&self, name: &str) -> Result<Owned> {
         let namespace = Namespace::create(name)?;
-        // Before any device exists, so that each starts with these. Addresses are usable at once, routes are ours alone.
+        // Set before any device exists, so that each starts with these. Addresses are usable at
+        // once, and all routes are made here.
         namespace.sysctls(&[
             ("net.ipv6.conf.default.accept_dad", "0"),
             ("net.ipv6.conf.default.accept_ra", "0"),
@@ -184,7 +186,7 @@ impl LabBuilder {
         Ok(namespace)
     }
 
-    /// A router with a bridge `br0` that all its nodes are plugged into.
+    /// Makes a router with a bridge `br0` into which all its nodes are plugged.
     fn switch(&self, router: &Namespace, uplink: u8) -> Result<()> {
         forward(router)?;
         let gateway = plan::gateway(uplink);
@@ -211,7 +213,8 @@ impl LabBuilder {
                 net.veth(&here, None, &there, &client.netns).await?;
                 add_addresses(&net, "client", &gateway).await?;
                 if uplink > 0 {
-                    // Replies to the client's address on the first uplink may come back this way.
+                    // Replies to the client's address on the first uplink may come back through
+                    // this router.
                     let first = client.addresses;
                     add_routes(&net, &first.network(), &addresses).await?;
                 }
@@ -280,7 +283,7 @@ impl LabBuilder {
         node.netlink(async |net| add_addresses(&net, device, addresses).await)
     }
 
-    /// A device of a node that is plugged into a bridge of the router.
+    /// Makes a device of a node that is plugged into a bridge of the router.
     fn wire(
         &self,
         node: &Namespace,
@@ -297,8 +300,8 @@ impl LabBuilder {
         if self.wire_offloads {
             return Ok(());
         }
-        // So that the port receives what an XDP program on the node sends back; with it, the node could not keep its
-        // segmentation offload.
+        // The port then receives what an XDP program on the node sends back; with it, the node
+        // could not keep its segmentation offload.
         router.attach_xdp(port, Always::Pass)
     }
 
@@ -367,7 +370,7 @@ impl Lab {
         self.plan.overlay
     }
 
-    /// Gives a node the ways to the other nodes' pods.
+    /// Gives a node the routes to the other nodes' pods.
     fn connect_pods_of(&self, here: &Node) -> Result<()> {
         if let Some(cni) = self.plan.cni {
             return cni::connect(cni.layout(), here, &self.nodes);
@@ -383,7 +386,8 @@ impl Lab {
         })
     }
 
-    /// Gives back what [`Lab::remove_uplink`] took: a new device with the old name, addresses and routes.
+    /// Restores what [`Lab::remove_uplink`] removed: a new device with the old name, addresses and
+    /// routes.
     pub fn restore_uplink(&self, node: &Node) -> Result<()> {
         self.plan.uplink(&node.netns, "eth0", &node.name, &self.router, &node.addresses)?;
         if node.second_uplink.is_none() {
@@ -402,7 +406,7 @@ fn forward(namespace: &Namespace) -> Result<()> {
     ])
 }
 
-/// Names the process, so that its leftovers are known once it is dead.
+/// An id that names the process, so that its leftovers are recognised once it is dead.
 pub(super) fn unused_id() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))

@@ -12,8 +12,8 @@ use crate::netns::Namespace;
 use crate::pace::scaled;
 
 impl Lab {
-    /// Sends packets for a virtual address to a node, as a load balancer's announcement would. The client's own device on
-    /// the switch is told as well, if that is where it is.
+    /// Sends packets for a virtual address to a node, as the announcement of a load balancer would.
+    /// The client's own device on the switch gets the same route, if the client is there.
     pub fn route_vip(&self, vip: IpAddr, node: &Node) -> Result<()> {
         let (prefix, gateway) = match vip {
             IpAddr::V4(_) => (32, IpAddr::V4(node.addresses.v4)),
@@ -33,7 +33,8 @@ impl Lab {
         self.router.netlink(async |net| net.delete_route(vip, prefix).await)
     }
 
-    /// Gives node-1 of a lab with two uplinks a way for each of its addresses: what has one as source leaves by its device.
+    /// Gives node-1 of a lab with two uplinks a routing rule for each of its addresses: packets
+    /// with that source leave by its device.
     pub fn route_by_source(&self) -> Result<()> {
         let node = self.node(1);
         let second = node.second_uplink.context("the node has one uplink")?;
@@ -41,7 +42,7 @@ impl Lab {
             for (uplink, own) in [(0, node.addresses), (1, second)] {
                 let (table, gateway) = (100 + u32::from(uplink), plan::gateway(uplink));
                 for family in Family::BOTH {
-                    // To clients alone: the main table knows the way to other nodes' pods.
+                    // Routes to clients only: the main table has those to other nodes' pods.
                     for client in [plan::client(0), plan::client(1)] {
                         let network = client.network().of(family);
                         net.route_in(table, network, family.prefix(), gateway.of(family)).await?;
@@ -53,8 +54,9 @@ impl Lab {
         })
     }
 
-    /// Gives the nodes' gateway another MAC address, as a failover does. `announce` says whether it tells its neighbours
-    /// (gratuitous ARP and unsolicited neighbour advertisement) or lets them find out.
+    /// Gives the nodes' gateway another MAC address, as a failover does. `announce` determines
+    /// whether it informs its neighbours (gratuitous ARP and unsolicited neighbour advertisement)
+    /// or lets them find out.
     pub fn router_change_mac(&self, announce: bool) -> Result<Mac> {
         let announcement = if announce { "1" } else { "0" };
         self.router.sysctls(&[
@@ -69,23 +71,25 @@ impl Lab {
         })
     }
 
-    /// Takes a node's uplink away, as a driver reset does. Its port on the router goes with it.
+    /// Removes a node's uplink, as a driver reset does. Its port on the router is removed with it.
     pub fn remove_uplink(&self, node: &Node) -> Result<()> {
         node.netns.netlink(async |net| net.delete("eth0").await)
     }
 
-    /// Pulls a node's cable, as if it were gone without a word: its device stays, but nothing comes or goes.
+    /// Cuts a node's link, as if the node had vanished without notice: its device stays, but no
+    /// packet passes.
     pub fn cut(&self, node: &Node) -> Result<()> {
         self.router.netlink(async |net| net.down(&node.name).await)
     }
 
-    /// Puts the cable back.
+    /// Restores a link that was cut.
     pub fn mend(&self, node: &Node) -> Result<()> {
         self.router.netlink(async |net| net.up(&node.name).await)?;
         Self::settle(&[("router", &self.router), (&node.name, &node.netns)])
     }
 
-    /// Waits until every link forwards: a datagram sent before would be lost, and an ARP request sent again a second later.
+    /// Waits until every link forwards. A datagram sent earlier would be lost, and an ARP request
+    /// retransmitted only a second later.
     pub(super) fn settle(namespaces: &[(&str, &Namespace)]) -> Result<()> {
         let start = Instant::now();
         for (_, namespace) in namespaces {
@@ -98,7 +102,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Lets every machine forget its learned neighbours.
+    /// Flushes the learned neighbours of every machine.
     pub fn flush_neighbours(&self) -> Result<()> {
         for (_, namespace) in self.namespaces() {
             namespace.netlink(async |net| net.flush_neighbours().await)?;

@@ -1,5 +1,6 @@
-//! Layouts of network plugins (CNIs): the devices, addresses, routes, neighbours, settings and rules that each of them leaves on a
-//! node and in its pods. Each file below names the sources of its facts.
+//! Layouts of network plugins (CNIs): the devices, addresses, routes, neighbours, settings and
+//! rules that each of them leaves on a node and in its pods. Each file below names the sources of
+//! its facts.
 
 pub(super) mod aws;
 mod bridge;
@@ -56,7 +57,7 @@ impl Cni {
         }
     }
 
-    /// The layout of that name.
+    /// Returns the layout of this name.
     ///
     /// # Errors
     /// No layout has the name.
@@ -67,10 +68,11 @@ impl Cni {
         bail!("there is no layout {name} (there are: {})", Self::ALL.map(Self::name).join(", "));
     }
 
-    /// Why this machine cannot make the layout: the first program or module of the kernel that is missing.
+    /// The reason why this machine cannot make the layout: the first program or kernel module that
+    /// is missing.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The kernel cannot be queried.
     pub fn missing(self) -> Result<Option<String>> {
         if let Some(program) = Self::missing_program() {
             return Ok(Some(format!("no program {program} here: install iproute2, nftables and iptables")));
@@ -85,7 +87,7 @@ impl Cni {
         }))
     }
 
-    /// Why this machine can make no layout: the first program that is missing.
+    /// The reason why this machine can make no layout at all: the first program that is missing.
     pub fn missing_program() -> Option<&'static str> {
         let is_there = |program: &&str| {
             let path = std::env::var_os("PATH").unwrap_or_default();
@@ -95,12 +97,13 @@ impl Cni {
         ["ip", "nft", "iptables-restore", "ip6tables-restore"].into_iter().find(|program| !is_there(program))
     }
 
-    /// Other nodes' pods are behind tunnels.
+    /// Whether other nodes' pods are behind tunnels.
     pub const fn has_tunnels(self) -> bool {
         matches!(self, Self::FlannelVxlan | Self::CalicoVxlan | Self::CalicoIpip | Self::Wireguard)
     }
 
-    /// The module that its tunnels come from, where few kernels have it built in; of the name of the devices' type.
+    /// The kernel module of its tunnels, where few kernels have it built in; named like the type of
+    /// the devices.
     const fn module(self) -> Option<&'static str> {
         match self {
             Self::CalicoIpip => Some("ipip"),
@@ -109,17 +112,18 @@ impl Cni {
         }
     }
 
-    /// Veths between node and router are as the kernel makes them: with checksum offload.
+    /// Whether the veths between node and router stay as the kernel makes them: with checksum
+    /// offload.
     pub(super) fn keeps_wire_offloads(self) -> bool {
         self == Self::Kindnet
     }
 
-    /// Nodes have a second network card, `eth1`, by which packets of pods come and go.
+    /// Whether nodes have a second network card, `eth1`, which carries the packets of pods.
     pub(super) fn has_second_card(self) -> bool {
         self == Self::AwsSecondaryEni
     }
 
-    /// Devices that lead to pods, for the drawing.
+    /// The devices that lead to pods, for the drawing.
     pub(super) fn devices(self) -> &'static str {
         match self {
             Self::Kindnet => "a veth a pod",
@@ -132,12 +136,12 @@ impl Cni {
         }
     }
 
-    /// The address by which a node asks pods of other nodes.
+    /// The source address with which a node reaches pods of other nodes.
     pub(super) fn source_towards_pods(self, node: &Node) -> Addresses {
         match self {
             // The tunnel's devices have the first address of the pods' network.
             Self::FlannelVxlan | Self::CalicoVxlan | Self::Wireguard => node.pod_network,
-            // There is IPIP in IPv4 only.
+            // IPIP exists for IPv4 only.
             Self::CalicoIpip => Addresses { v4: node.pod_network.v4, v6: node.addresses.v6 },
             _ => node.addresses,
         }
@@ -157,34 +161,34 @@ impl Cni {
     }
 }
 
-/// A setting of a namespace and its value.
+/// A sysctl of a namespace and its value.
 pub(super) type Setting = (String, &'static str);
 
-/// A tunnel's device, a MAC address behind it, and the host that has it.
+/// A tunnel's device, a MAC address behind it, and the host that has that address.
 pub(super) type Forwarding = (&'static str, Mac, IpAddr);
 
-/// The set-up that a network plugin makes, as lines of `ip -batch` and as rules of netfilter.
+/// The set-up that a network plugin makes, as lines of `ip -batch` and as netfilter rules.
 pub(super) trait Layout: Sync {
     /// The MTU of pods.
     fn mtu(&self) -> u32 {
         1500
     }
 
-    /// The bridge whose ports the node's ends of pods' veths are.
+    /// The bridge whose ports are the node's ends of the pods' veths.
     fn bridge(&self) -> Option<&'static str> {
         None
     }
 
-    /// The name of the node's end of a pod's veth, and its MAC address if it is not a random one.
+    /// The name of the node's end of a pod's veth, and its MAC address unless it is random.
     fn host_end(&self, node: u8, pod: u8) -> (String, Option<Mac>);
 
-    /// On a node that has no pods yet.
+    /// Commands for a node that has no pods yet.
     fn node(&self, node: &Node) -> String;
 
-    /// On the node, for a pod.
+    /// Commands on the node, for a pod.
     fn host(&self, node: &Node, pod: &Pod, device: &str) -> String;
 
-    /// In the pod, by its device eth0.
+    /// Commands in the pod, for its device eth0.
     fn pod(&self, node: &Node, pod: &Pod) -> String;
 
     /// Settings of the node for a pod's device.
@@ -192,42 +196,42 @@ pub(super) trait Layout: Sync {
         Vec::new()
     }
 
-    /// On a node, for another node's pods.
+    /// Commands on a node, for another node's pods.
     fn ways(&self, here: &Node, there: &Node) -> String;
 
-    /// On a node, for another node's tunnels.
+    /// Forwarding entries on a node, for another node's tunnels.
     fn forwarding(&self, _there: &Node) -> Vec<Forwarding> {
         Vec::new()
     }
 
-    /// On a node, what `ip` has no words for: keys of its tunnels.
+    /// Set-up on a node for which `ip` has no commands: the keys of its tunnels.
     fn keys(&self, _node: &Node) -> Result<()> {
         Ok(())
     }
 
-    /// On a node, for another node's tunnels, which have their keys.
+    /// Peers on a node, for another node's tunnels, which have their keys already.
     fn peers(&self, _here: &Node, _there: &Node) -> Result<()> {
         Ok(())
     }
 
-    /// On the router, for a node: what a cloud does beside.
+    /// Commands on the router, for a node: the part that a cloud adds.
     fn cloud(&self, _node: &Node) -> String {
         String::new()
     }
 
-    /// Rules of a node for one family, as `iptables-restore` takes them.
+    /// Rules of a node for one family, in the format of `iptables-restore`.
     fn iptables(&self, _node: &Node, _family: Family) -> Option<String> {
         None
     }
 
-    /// Rules of a node for both families, as `nft` takes them.
+    /// Rules of a node for both families, in the format of `nft`.
     fn nftables(&self, _nodes: &[Node]) -> Option<String> {
         None
     }
 }
 
 impl Node {
-    /// The first address of the pods' network: of the node on it, where it has one.
+    /// The first address of the pods' network: that of the node in it, where it has one.
     fn pods_gateway(&self) -> Addresses {
         super::plan::pod_gateway(self.number)
     }
@@ -238,7 +242,7 @@ impl Node {
     }
 }
 
-/// The ranges that all nodes' pods are in.
+/// The range that contains all nodes' pods.
 fn cluster_pods(family: Family) -> &'static str {
     match family {
         Family::V4 => "10.244.0.0/16",
@@ -250,17 +254,17 @@ fn network(address: IpAddr, family: Family) -> String {
     format!("{address}/{}", family.prefix())
 }
 
-/// The length of a single address's prefix.
+/// The prefix length of a single address.
 fn alone(family: Family) -> u8 {
     if family == Family::V4 { 32 } else { 128 }
 }
 
-/// A MAC address as `ip` reads it.
+/// A MAC address in the format that `ip` reads.
 fn written(mac: Mac) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// One line for each family.
+/// Returns one line for each family.
 fn both(line: impl Fn(Family) -> String) -> String {
     Family::BOTH.iter().fold(String::new(), |mut text, family| {
         writeln!(text, "{}", line(*family)).expect("writing to a string does not fail");
@@ -268,13 +272,14 @@ fn both(line: impl Fn(Family) -> String) -> String {
     })
 }
 
-/// Whether the kernel makes devices of a type, for which it may load a module; tried in a namespace of its own.
+/// Whether the kernel supports devices of a type, for which it may load a module; tried in a
+/// namespace of its own.
 fn makes_devices(kind: &str) -> Result<bool> {
     let namespace = Namespace::create(&format!("{}-probe", super::build::unused_id()))?;
     let mut command = Command::new("ip");
     command.args(["link", "add", "probe", "type", kind]);
     if kind == "ipip" {
-        // Without addresses there is tunl0 already.
+        // Without addresses, the request would match the tunl0 that exists already.
         command.args(["local", "192.0.2.1"]);
     }
     let output = namespace.output(command).context("ip cannot be started")?;
@@ -284,12 +289,12 @@ fn makes_devices(kind: &str) -> Result<bool> {
     Ok(output.status.success())
 }
 
-/// Carries out lines of `ip -batch`.
+/// Runs lines of `ip -batch`.
 pub(super) fn carry_out(namespace: &Namespace, lines: &str) -> Result<()> {
     if lines.is_empty() { Ok(()) } else { namespace.feed("ip", &["-batch", "-"], lines) }
 }
 
-/// Gives a node the ways to the other nodes' pods.
+/// Gives a node the routes to the other nodes' pods.
 pub(super) fn connect(layout: &dyn Layout, here: &Node, nodes: &[Node]) -> Result<()> {
     let others: Vec<_> = nodes.iter().filter(|there| there.name != here.name).collect();
     let ways: String = others.iter().map(|there| layout.ways(here, there)).collect();
@@ -305,7 +310,8 @@ pub(super) fn connect(layout: &dyn Layout, here: &Node, nodes: &[Node]) -> Resul
 }
 
 impl Cni {
-    /// All that is neither device nor route (rules of netfilter, the checks of the cloud), made once all pods are there.
+    /// Makes all that is neither device nor route (netfilter rules, the checks of the cloud), once
+    /// all pods exist.
     pub(super) fn finish(self, router: &Namespace, nodes: &[Node]) -> Result<()> {
         let layout = self.layout();
         for node in nodes {
@@ -319,7 +325,7 @@ impl Cni {
                 node.netns().feed("nft", &["-f", "-"], &rules)?;
             }
             if self.has_second_card() {
-                // As the plugin sets it on the first card.
+                // The plugin sets it on the first card, too.
                 node.netns().sysctl("net.ipv4.conf.eth0.rp_filter", "2")?;
             }
         }

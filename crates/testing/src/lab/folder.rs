@@ -1,4 +1,5 @@
-//! The folder of a lab (manifests, logs, a bpffs of its own), and the removal of what dead labs left behind.
+//! The folder of a lab (manifests, logs, a bpffs of its own), and the removal of what dead labs
+//! left behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::netns::Namespace;
 
 const LABS: &str = "/run/traffic-policy-lab";
 
-/// A lab's folder; removed with this value, unless kept.
+/// A lab's folder; removed when dropped, unless kept.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -19,7 +20,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes it. Of a name `tp-<process>-…`, a later lab removes what a killed process left.
+    /// Creates the folder. If its name is `tp-<process>-…`, a later lab removes it after the
+    /// process was killed.
     pub fn create(lab: &str) -> Result<Self> {
         let path = path(lab);
         fs::create_dir_all(LABS).with_context(|| format!("creating {LABS}"))?;
@@ -35,7 +37,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Leaves it in place.
+    /// Leaves the folder in place.
     pub(super) fn keep(&mut self) {
         self.kept = true;
     }
@@ -64,7 +66,7 @@ impl Drop for Folder {
     }
 }
 
-/// The folder of a lab of people, whether or not it exists.
+/// The folder of a persistent lab, whether or not it exists.
 pub(super) fn path(lab: &str) -> PathBuf {
     Path::new(LABS).join(lab)
 }
@@ -92,8 +94,8 @@ pub(super) fn labs() -> Vec<String> {
     names
 }
 
-/// Removes the namespaces and folders of test labs whose process is dead (killed before it could do so itself). Those of
-/// other living processes, and of people, stay.
+/// Removes the namespaces and folders of test labs whose process is dead (killed before it could
+/// remove them). Those of other living processes, and persistent labs, stay.
 pub fn remove_leftovers() -> Result<()> {
     let dead = |name: &str| {
         let pid = name.strip_prefix("tp-").and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());

@@ -1,18 +1,19 @@
-//! Pod traffic between nodes by VXLAN, set up as flannel does it: static neighbours and forwarding entries.
+//! Pod traffic between nodes over VXLAN, set up as flannel does it: static neighbours and
+//! forwarding entries.
 
 use anyhow::Result;
 
 use super::Node;
 use super::plan::Family;
 
-/// Inner MTU: 1500 less an outer IPv4, UDP and VXLAN header.
+/// The inner MTU: 1500 less an outer IPv4, UDP and VXLAN header and an inner Ethernet header.
 pub(super) const MTU: u32 = 1450;
 
 const DEVICE: &str = "flannel.1";
 
-/// Gives a node its overlay device, and with it the ways to the other nodes' pods.
+/// Gives a node its overlay device, and with it the routes to the other nodes' pods.
 pub(super) fn connect(here: &Node, nodes: &[Node]) -> Result<()> {
-    // The device has the first address of the node's pod network, as flannel gives it.
+    // The device has the first address of the node's pod network, as flannel assigns it.
     let own = here.pod_network;
     here.netns().netlink(async |net| {
         net.vxlan(DEVICE, own.mac(), here.addresses.v4, "eth0", MTU).await?;

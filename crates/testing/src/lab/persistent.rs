@@ -1,4 +1,5 @@
-//! Persistent labs for users: they stay after the command that made them, and are found again by name.
+//! Persistent labs for users: they remain after the command that made them, and are found again by
+//! name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,9 +18,9 @@ const PREFIX: &str = "tp-lab-";
 const DRAWING: &str = "drawing.txt";
 const PROCESSES: &str = "processes";
 
-/// Prefix of the names of all namespaces of a lab of that name.
+/// The prefix of the names of all namespaces of the lab with this name.
 pub(super) fn id(name: &str) -> Result<String> {
-    // A dash would let the names of two labs begin alike.
+    // With a dash, the name of one lab could be a prefix of another's.
     let plain =
         !name.is_empty() && name.chars().all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit());
     ensure!(plain, "a lab's name is made of lower-case letters and digits, {name:?} is not");
@@ -46,7 +47,7 @@ pub fn namespace(name: &str, role: &str) -> Result<Namespace> {
     Namespace::open(&format!("{id}-{role}")).with_context(|| format!("lab {name} has {}", roles()))
 }
 
-/// Leaves a lab to its name, with the processes that were started in it.
+/// Leaves a lab up under its name, with the processes that were started in it.
 pub fn keep(mut lab: Lab, processes: &[u32]) -> Result<()> {
     let folder = folder::path(&lab.id);
     let processes = processes.iter().map(|pid| format!("{pid}\n")).collect::<String>();
@@ -80,7 +81,8 @@ pub fn down(name: &str) -> Result<()> {
     ensure!(folder.exists() || !namespaces.is_empty(), "no lab {name} is up");
     let inside = namespaces.iter().map(|name| Namespace::open(name)).collect::<Result<Vec<_>>>()?;
     for pid in recorded_processes(&folder) {
-        // The number may be another process by now; ours are in one of the lab's namespaces.
+        // The pid may be that of another process by now; those of the lab are in one of its
+        // namespaces.
         if inside.iter().any(|namespace| is_inside(pid, namespace)) {
             end(pid)?;
         }

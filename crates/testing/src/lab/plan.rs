@@ -1,12 +1,12 @@
-//! Which address and which MAC address everything in a lab has. The same in each lab, so that a packet in a failed test
-//! reads like the drawing.
+//! The address plan of labs: every IP and MAC address. It is the same in each lab, so that a packet
+//! in a failed test can be read by the drawing.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::netlink::Mac;
 
-/// Every IPv4 network of the plan is a /24, every IPv6 network a /64.
+/// The prefix lengths of the plan: every IPv4 network is a /24, every IPv6 network a /64.
 pub const PREFIX_V4: u8 = 24;
 pub const PREFIX_V6: u8 = 64;
 
@@ -26,7 +26,7 @@ pub struct Addresses {
 impl Family {
     pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The length of a network prefix of the plan.
+    /// The length of a network prefix of the plan, in bits.
     pub fn prefix(self) -> u8 {
         match self {
             Self::V4 => PREFIX_V4,
@@ -56,7 +56,7 @@ impl Addresses {
         [2, 0, a, b, c, d]
     }
 
-    /// The network that the address is in.
+    /// The network that contains the address.
     pub fn network(&self) -> Self {
         let [a, b, c, _] = self.v4.octets();
         let [d, e, f, g, ..] = self.v6.segments();
@@ -70,7 +70,8 @@ impl fmt::Display for Addresses {
     }
 }
 
-/// The router's address on the nodes' network; `uplink` is 0 for the first router, 1 for the second.
+/// The router's address on the nodes' network; `uplink` is 0 for the first router, 1 for the
+/// second.
 pub const fn gateway(uplink: u8) -> Addresses {
     node_network(uplink, 1)
 }
@@ -80,12 +81,13 @@ pub const fn node(uplink: u8, node: u8) -> Addresses {
     node_network(uplink, 10 + node)
 }
 
-/// A client that is a neighbour of the nodes.
+/// The address of a client that is a neighbour of the nodes.
 pub const fn client_on_switch() -> Addresses {
     node_network(0, 200)
 }
 
-/// The client behind the routers, by its device: eth0 leads to the first router, eth1 to the second.
+/// The address of the client behind the routers, by its device: eth0 leads to the first router,
+/// eth1 to the second.
 pub const fn client(uplink: u8) -> Addresses {
     client_network(uplink, 10)
 }
@@ -121,7 +123,8 @@ const fn pod_network(node: u8, host: u8) -> Addresses {
     Addresses::new([10, 244, node, host], v6)
 }
 
-/// A number that reads in hexadecimal as the given one in decimal, so that both families look alike.
+/// A number whose hexadecimal form reads like the decimal form of the given one, so that both
+/// families look alike.
 const fn decimal(number: u8) -> u16 {
     let number = number as u16;
     ((number / 100) << 8) | ((number / 10 % 10) << 4) | (number % 10)

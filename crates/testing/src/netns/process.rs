@@ -15,7 +15,7 @@ use nix::unistd::{Pid, setsid};
 
 use super::Namespace;
 
-/// A child process, killed when dropped and when this process dies in whatever way.
+/// A child process, killed when dropped, and when this process dies for whatever reason.
 #[derive(Debug)]
 pub struct Process(Child);
 
@@ -29,7 +29,7 @@ impl Namespace {
         Ok(Process(spawn_from_lasting_thread(command).context(what)?))
     }
 
-    /// Runs a command inside to its end and gives its exit status and output.
+    /// Runs a command inside until it exits, and returns its exit status and output.
     pub fn output(&self, command: Command) -> Result<Output> {
         self.output_of(command, Stdio::null())
     }
@@ -38,7 +38,8 @@ impl Namespace {
         command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = self.spawn(command)?;
         let (stdout, stderr) = (process.0.stdout.take(), process.0.stderr.take());
-        // The guard stays with the child while its pipes are drained, so both must be read here at once.
+        // The guard stays with the child while its pipes are drained, so both must be read here at
+        // once.
         let stderr = thread::spawn(move || read_all(stderr));
         let stdout = read_all(stdout)?;
         let stderr = stderr.join().expect("reading a pipe does not panic")?;
@@ -48,9 +49,9 @@ impl Namespace {
     /// Runs a program inside that reads `text` from its standard input.
     ///
     /// # Errors
-    /// It cannot be started, or fails: with what it said.
+    /// The program cannot be started, or fails; its output is in the message.
     pub fn feed(&self, program: &str, arguments: &[&str], text: &str) -> Result<()> {
-        // By no shell: that of busybox takes its own `ip` before any in PATH.
+        // No shell is involved: that of busybox prefers its own `ip` to any in PATH.
         let mut input = tempfile::tempfile().context("making a file for the input")?;
         input.write_all(text.as_bytes())?;
         input.rewind()?;
@@ -62,7 +63,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Starts a command inside that goes on after this process, and gives its id.
+    /// Starts a command inside that outlives this process, and returns its pid.
     pub fn spawn_detached(&self, mut command: Command) -> Result<u32> {
         let what = format!("starting {:?} in {}", command.get_program(), self.name);
         self.enter_on_exec(&mut command);
@@ -77,7 +78,8 @@ impl Namespace {
         command.exec()
     }
 
-    /// Lets a command start inside when it is spawned, for those who look after their processes themselves.
+    /// Makes a command start inside when it is spawned, for callers that manage the process
+    /// themselves.
     pub fn enter_on_exec(&self, command: &mut Command) {
         let file = self.file.clone();
         // SAFETY: setns is a bare system call; the closure allocates nothing after fork.
@@ -95,12 +97,12 @@ impl Process {
         kill(pid, signal).with_context(|| format!("sending {signal} to {pid}"))
     }
 
-    /// Its standard input and output, if they are pipes; once.
+    /// The standard input and output of the child, if they are pipes; available once.
     pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.0.stdin.take().zip(self.0.stdout.take())
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL and waits until the process is gone.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.0.kill()?;
         Ok(self.0.wait()?)
@@ -121,7 +123,7 @@ impl Drop for Process {
     }
 }
 
-/// Whether a process is there and not only waiting to be reaped.
+/// Whether a process exists and is not merely waiting to be reaped.
 pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     // The state follows the name, which may itself contain anything.
@@ -136,7 +138,8 @@ fn read_all(pipe: Option<impl io::Read>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The parent-death signal is sent when the *thread* that forked ends, so children start from one that never does.
+/// Starts children from a thread that never ends, as the parent-death signal is sent when the
+/// *thread* that forked ends.
 fn spawn_from_lasting_thread(command: Command) -> io::Result<Child> {
     type Request = (Command, Sender<io::Result<Child>>);
     static SPAWNER: OnceLock<Sender<Request>> = OnceLock::new();

@@ -7,14 +7,15 @@ use tokio::sync::watch;
 
 use super::{Namespace, runtime};
 
-/// Work on a thread of its own in a namespace. Dropping it tells it to stop and waits for it.
+/// Work on a thread of its own in a namespace. Dropping it requests a stop and waits for the end of
+/// the work.
 #[derive(Debug)]
 pub struct Running<T> {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<T>>,
 }
 
-/// The receiving end of [`Running`]'s wish to stop.
+/// The receiving end of the stop request of [`Running`].
 #[derive(Clone, Debug)]
 pub struct Stop(watch::Receiver<bool>);
 
@@ -37,7 +38,7 @@ impl Namespace {
 }
 
 impl<T> Running<T> {
-    /// Tells the work to stop and gives its result.
+    /// Requests a stop and returns the result of the work.
     pub fn finish(self) -> T {
         self.stop.send_replace(true);
         self.wait()
@@ -58,7 +59,7 @@ impl<T> Drop for Running<T> {
     fn drop(&mut self) {
         self.stop.send_replace(true);
         if let Some(thread) = self.thread.take() {
-            // A panic was printed by its own thread; the owner is about to go and asked for nothing.
+            // The thread printed its panic itself; the owner is being dropped and needs no result.
             thread.join().ok();
         }
     }
@@ -69,7 +70,7 @@ impl Stop {
         *self.0.borrow()
     }
 
-    /// Completes when the owner wants the work to end (or is gone).
+    /// Completes when the owner requests a stop, or is gone.
     pub async fn requested(&mut self) {
         self.0.wait_for(|stop| *stop).await.ok();
     }

@@ -13,19 +13,20 @@ use super::service::Service;
 use super::slice::Backend;
 use crate::lab::Lab;
 
-/// Writes objects so that a reader sees each file as it was or as it is to be, never half of it.
+/// A writer of objects. Each file is replaced atomically: a reader sees the old or the new content,
+/// never a part of it.
 #[derive(Clone, Debug)]
 pub struct Manifests(PathBuf);
 
 impl Manifests {
-    /// The lab's own folder, with its Node objects in it.
+    /// The folder of the lab, with its Node objects in it.
     pub fn of(lab: &Lab) -> Result<Self> {
         let manifests = Self::at(&lab.manifests())?;
         manifests.write("nodes", &lab.nodes().iter().map(node::object).collect::<Vec<_>>())?;
         Ok(manifests)
     }
 
-    /// Any folder.
+    /// A folder of the caller's choice.
     pub fn at(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
         Ok(Self(folder.to_owned()))
@@ -35,7 +36,8 @@ impl Manifests {
         &self.0
     }
 
-    /// Writes a Service and its endpoints, each to a file of its own: endpoints first, as no one uses them yet.
+    /// Writes a Service and its endpoints, each to a file of its own: endpoints first, as nothing
+    /// uses them yet.
     pub fn apply(&self, service: &Service, backends: &[Backend]) -> Result<()> {
         self.endpoints(service, backends)?;
         self.service(service)
@@ -60,13 +62,13 @@ impl Manifests {
         Ok(())
     }
 
-    /// Writes any objects as one file, `<name>.yaml`.
+    /// Writes any objects to one file, `<name>.yaml`.
     pub fn write(&self, name: &str, objects: &[Value]) -> Result<()> {
         let documents: Result<Vec<_>, _> = objects.iter().map(serde_yaml_ng::to_string).collect();
         self.write_text(name, &documents?.join("---\n"))
     }
 
-    /// Writes any text, also what is no YAML at all.
+    /// Writes any text, which need not be YAML.
     pub fn write_text(&self, name: &str, text: &str) -> Result<()> {
         let path = self.0.join(format!("{name}.yaml"));
         let mut file = tempfile::Builder::new().prefix(".").suffix(".tmp").tempfile_in(&self.0)?;

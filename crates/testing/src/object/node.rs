@@ -1,4 +1,4 @@
-//! Nodes.
+//! Node objects.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Services.
+//! Service objects.
 
 use std::net::IpAddr;
 
@@ -57,7 +57,7 @@ impl Port {
     }
 }
 
-/// A Service of type NodePort in the namespace `default`, dual stack, unless told otherwise.
+/// A Service of type NodePort in the namespace `default`, dual stack, unless changed.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub(super) name: String,
@@ -72,7 +72,7 @@ pub struct Service {
     external_ips: Vec<IpAddr>,
     health_port: Option<u16>,
     annotations: serde_json::Map<String, Value>,
-    /// Whatever else a test wants in the spec.
+    /// Further fields of the spec that a test sets.
     spec: serde_json::Map<String, Value>,
 }
 
@@ -114,7 +114,7 @@ impl Service {
         self
     }
 
-    /// The externalTrafficPolicy.
+    /// Sets the externalTrafficPolicy.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.external = policy;
         self
@@ -135,7 +135,7 @@ impl Service {
         self
     }
 
-    /// Makes it type LoadBalancer with one more address.
+    /// Makes the Service type LoadBalancer, and adds a load balancer address.
     pub fn vip(mut self, address: IpAddr) -> Self {
         self.kind = "LoadBalancer";
         self.vips.push(address);
@@ -147,7 +147,7 @@ impl Service {
         self
     }
 
-    /// Makes it type LoadBalancer with a healthCheckNodePort.
+    /// Makes the Service type LoadBalancer with a healthCheckNodePort.
     pub fn health_port(mut self, port: u16) -> Self {
         self.kind = "LoadBalancer";
         self.health_port = Some(port);
@@ -218,7 +218,7 @@ impl Service {
         object
     }
 
-    /// One EndpointSlice for each family.
+    /// Returns one EndpointSlice for each family.
     pub fn slices(&self, backends: &[Backend]) -> Vec<Value> {
         self.families.iter().map(|family| slice::object(self, *family, backends)).collect()
     }

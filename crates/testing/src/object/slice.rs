@@ -1,4 +1,4 @@
-//! EndpointSlices.
+//! EndpointSlice objects.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::service::Service;
 use crate::lab::{Addresses, Family, Pod};
 
-/// An endpoint of a Service and its conditions; ready unless told otherwise.
+/// An endpoint of a Service and its conditions; ready unless changed.
 #[derive(Clone, Debug)]
 pub struct Backend {
     addresses: Vec<IpAddr>,
@@ -25,7 +25,7 @@ impl Backend {
         backend
     }
 
-    /// An endpoint that no pod stands for, on no node.
+    /// Makes an endpoint that belongs to no pod and no node.
     pub fn at(addresses: &Addresses) -> Self {
         let addresses = Family::BOTH.map(|family| addresses.of(family)).to_vec();
         Self { addresses, node: None, pod: None, ready: true, serving: true, terminating: false }
@@ -41,13 +41,13 @@ impl Backend {
         self
     }
 
-    /// Neither ready nor serving, as a pod whose readiness probe fails.
+    /// Makes it neither ready nor serving, like a pod whose readiness probe fails.
     pub fn not_ready(mut self) -> Self {
         (self.ready, self.serving) = (false, false);
         self
     }
 
-    /// On its way out, but still serving.
+    /// Makes it terminating, but still serving.
     pub fn terminating(mut self) -> Self {
         (self.ready, self.serving, self.terminating) = (false, true, true);
         self

@@ -1,4 +1,4 @@
-//! Frames as text, one line a layer, for messages of failed tests.
+//! Frames as text, one line for each layer, for messages of failed tests.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
 use crate::checksum::verify;
 use crate::netlink::Mac;
 
-/// A frame, as far as it can be understood; the rest in hexadecimal.
+/// Renders a frame as far as it can be parsed, and the rest in hexadecimal.
 pub fn render(frame: &[u8]) -> String {
     let mut text = String::new();
     let Ok(packet) = LaxSlicedPacket::from_ethernet(frame) else {
@@ -102,7 +102,7 @@ pub fn render(frame: &[u8]) -> String {
     text
 }
 
-/// `None` if the frames are the same, else both, with the lines that differ marked.
+/// Returns `None` if the frames are equal, otherwise both, with the lines that differ marked.
 pub fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     if expected == found {
         return None;

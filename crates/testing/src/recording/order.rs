@@ -1,13 +1,14 @@
-//! The order of a change and of a check that began while it was made: no clock tells, but the check's answer does.
+//! The order of a change and of a check that overlapped with it: no clock shows it, but the check's
+//! answer does.
 
 use std::time::{Duration, Instant};
 
-/// Something that happened at one moment between two.
+/// An event at an unknown moment between two known ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Happening {
     pub(super) from: Instant,
     pub(super) to: Instant,
-    /// The moment that is given to the simulator.
+    /// The moment that the simulator is given.
     pub(super) at: Instant,
 }
 
@@ -20,8 +21,9 @@ pub(super) struct Asked {
     pub(super) at: Instant,
 }
 
-/// Puts checks of these nodes before or after something, as their answers show. Only moments at which it may have been are moved, within
-/// what was measured. A node with the same answer before and after gives no evidence.
+/// Places checks of these nodes before or after an event, as their answers show. Moments are moved
+/// only within the time in which the event, or the check, may have happened. A node with the same
+/// answer before and after gives no evidence.
 pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<Asked>], nodes: &[usize]) {
     let (mut earliest, mut latest) = (what.from, what.to);
     let mut doubtful = Vec::new();
@@ -46,7 +48,8 @@ pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<Ask
             doubtful.push((*node, number, knows));
         }
     }
-    // A health port is a little later than the maps: then a check that does not know yet began after the moment that the agent names.
+    // A health port lags slightly behind the maps: a check without the change then began after the
+    // moment that the agent reports.
     what.at = if earliest <= latest { what.at.clamp(earliest, latest) } else { latest };
     for (node, number, knows) in doubtful {
         let check = &mut checks[node][number];
@@ -59,10 +62,11 @@ pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<Ask
 mod tests {
     use super::*;
 
-    /// Milliseconds: of a check, when it began and ended, and whether it was answered as after the change.
+    /// A row, in milliseconds: for each check, when it began and ended, and whether its answer
+    /// shows the change.
     type Row = (&'static str, [(u64, u64, bool); 3], [u64; 2], &'static str);
 
-    /// The change is made between 1000 and 1010, and noticed until 1260.
+    /// The change is made between 1000 and 1010, and noticed by 1260.
     const ROWS: &[Row] = &[
         (
             "no check is near",
@@ -130,7 +134,7 @@ mod tests {
             settle(&mut change, at(to + 250), &mut all, &[0]);
             let mut found = format!("{}:", change.at.duration_since(zero).as_millis());
             for check in &all[0] {
-                // Before the change, or so long after its own beginning.
+                // The time before the change, or the time after its own beginning.
                 let moved = check.at.saturating_duration_since(check.began).as_millis();
                 found += &if check.at < change.at { " --".to_owned() } else { format!(" +{moved}") };
             }

@@ -1,4 +1,5 @@
-//! The moment at which an agent had written a change, as the agent itself says on its health port: that is exact, however late it is asked.
+//! The moment at which an agent had written a change, as the agent itself reports it on its health
+//! port: it is exact, however late the question is.
 
 use std::net::SocketAddr;
 use std::thread::sleep;
@@ -12,7 +13,7 @@ use crate::netns::Namespace;
 use crate::pace::scaled;
 use crate::traffic::http;
 
-/// A moment after which something is to be written.
+/// A moment after which a write is expected.
 #[derive(Clone, Copy, Debug)]
 pub struct Synced(Timestamp);
 
@@ -21,7 +22,7 @@ impl Synced {
         Self(Timestamp::now())
     }
 
-    /// Waits until an agent has written something since, and gives the moment.
+    /// Waits until an agent has written since this moment, and returns the time of the write.
     pub fn next(self, from: &Namespace, healthz: SocketAddr) -> Result<Instant> {
         let start = Instant::now();
         let limit = scaled(Duration::from_secs(20));
@@ -32,20 +33,22 @@ impl Synced {
                 let ago = Timestamp::now().duration_since(last).unsigned_abs();
                 return Instant::now().checked_sub(ago).context("this machine has not run for that long");
             }
-            // Between two looks: the moment is what the agent says, not when it was asked.
+            // The interval between two looks: the agent reports the moment itself, whenever it is
+            // queried.
             sleep(Duration::from_millis(20));
         }
         bail!("the agent at {healthz} has written nothing for {limit:?}")
     }
 
-    /// Time between this moment and the agent's last write; `None` if the agent has not written since.
+    /// The time between this moment and the agent's last write; `None` if the agent has not written
+    /// since.
     pub fn until_last(self, from: &Namespace, healthz: SocketAddr) -> Result<Option<Duration>> {
         let last = last_sync(from, healthz)?;
         Ok(last.filter(|last| *last > self.0).map(|last| last.duration_since(self.0).unsigned_abs()))
     }
 }
 
-/// When an agent has written the maps for the last time.
+/// The time at which an agent last wrote the maps.
 pub fn last_sync(from: &Namespace, healthz: SocketAddr) -> Result<Option<Timestamp>> {
     let response = http::get_from(from, healthz, "/healthz")?;
     let body: Value = serde_json::from_str(&response.body).context("/healthz is no JSON")?;

@@ -1,4 +1,4 @@
-//! A pod's answer: itself, and the client as it sees it.
+//! The answer of a pod: its own identity, and the client as the pod sees it.
 
 use std::net::SocketAddr;
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 pub struct Answer {
     pub pod: String,
     pub node: String,
-    /// The client's address as the pod saw it.
+    /// The client's address as the pod sees it.
     pub client: SocketAddr,
-    /// Segments that the pod has had to send again on this connection so far.
+    /// The number of segments that the pod has retransmitted on this connection so far.
     pub retransmitted: u32,
-    /// Request of the client.
+    /// The client's request.
     pub said: String,
 }
 
 impl Answer {
-    /// One line of JSON, without its end.
+    /// Returns one line of JSON, without the line break.
     pub fn to_line(&self) -> String {
         let Self { pod, node, client, retransmitted, said } = self;
         json!({"pod": pod, "node": node, "client": client, "retransmitted": retransmitted, "said": said})

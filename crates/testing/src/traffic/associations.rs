@@ -1,6 +1,7 @@
-//! SCTP associations by the kernel's own sockets, one to one, which read and write as TCP's do. The language of a
-//! server is like that of [`super`]: `exchange N` sends N bytes each way, any other line is answered by the name of the
-//! pod, the address that it sees, and the length of the line.
+//! SCTP associations of the kernel's own sockets in one-to-one style, which are read and written
+//! like those of TCP. The language of a server is like that of [`super`]: `exchange N` sends N
+//! bytes each way; any other line is answered with the name of the pod, the address that it sees,
+//! and the length of the line.
 //!
 //! All sockets are bound to one address: hosts behind a Service have one path.
 
@@ -22,12 +23,12 @@ use crate::pace::scaled;
 
 /// IPPROTO_SCTP
 const SCTP: i32 = 132;
-/// Time limit of an answer, on a fast machine.
+/// The time limit of an answer, on a fast machine.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A server asks so often whether it is to stop.
+/// The interval at which a server checks whether it is to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Whether this machine's kernel speaks SCTP. Its module, if it has one, is loaded by that question.
+/// Whether this machine's kernel supports SCTP. This call loads its module, if there is one.
 pub fn are_there() -> bool {
     socket(Family::V4).is_ok()
 }
@@ -37,14 +38,14 @@ fn socket(family: Family) -> Result<Socket> {
     Socket::new(domain, Type::STREAM, Some(Protocol::from(SCTP))).context("a socket of SCTP")
 }
 
-/// Behind a one-to-one socket are the same system calls.
+/// Wraps a one-to-one socket, which is used by the same system calls as a TCP stream.
 fn stream(socket: Socket) -> Result<TcpStream> {
     socket.set_read_timeout(Some(scaled(PATIENCE)))?;
     socket.set_write_timeout(Some(scaled(PATIENCE)))?;
     Ok(TcpStream::from(OwnedFd::from(socket)))
 }
 
-/// A pod's server at one of its addresses; it takes no new associations once it is dropped.
+/// A pod's server at one of its addresses; it accepts no new associations once it is dropped.
 #[derive(Debug)]
 pub struct Server {
     stop: Arc<AtomicBool>,
@@ -52,7 +53,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// It listens already when this returns.
+    /// Starts a server. It is listening when this returns.
     pub fn start(pod: &Pod, family: Family, port: u16) -> Result<Self> {
         let (name, address) = (pod.name.clone(), SocketAddr::new(pod.address(family), port));
         let listener = pod.netns().run(|| -> Result<Socket> {
@@ -69,7 +70,7 @@ impl Server {
                 let Ok((accepted, client)) = listener.accept() else { continue };
                 let Some(client) = client.as_socket() else { continue };
                 let name = name.clone();
-                // It ends with its association, or by its time-out.
+                // The thread ends with its association, or by its time-out.
                 thread::spawn(move || drop(stream(accepted).map(|stream| converse(stream, &name, client))));
             }
         })?;
@@ -92,7 +93,7 @@ fn converse(stream: TcpStream, pod: &str, client: SocketAddr) -> Result<()> {
         match stream.read_line(&mut line) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            // An association that is silent for longer is one that the test holds.
+            // An association that is silent for longer is one that the test holds open.
             Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error.into()),
         }
@@ -112,12 +113,12 @@ pub struct Association {
 }
 
 impl Association {
-    /// From a port of the kernel's choice where `from` has 0.
+    /// Opens an association; the kernel chooses the source port where that of `from` is 0.
     pub fn open(client: &Namespace, from: SocketAddr, to: SocketAddr) -> Result<Self> {
         client.run(|| {
             let socket = socket(if to.is_ipv4() { Family::V4 } else { Family::V6 })?;
             socket.bind(&from.into()).with_context(|| format!("binding {from}"))?;
-            // Also the limit of `connect`.
+            // The limit applies to `connect`, too.
             socket.set_write_timeout(Some(scaled(PATIENCE)))?;
             socket.connect(&to.into()).with_context(|| format!("associating {from} with {to}"))?;
             let from = socket.local_addr()?.as_socket().context("no address")?;
@@ -125,7 +126,8 @@ impl Association {
         })
     }
 
-    /// Sends a line of so many bytes, and gives the answer: pod, client as the pod sees it, bytes that it got.
+    /// Sends a line of `bytes` bytes and returns the answer: pod, client as the pod sees it,
+    /// received bytes.
     pub fn ask(&mut self, bytes: usize) -> Result<String> {
         self.stream.get_ref().write_all(format!("{}\n", "?".repeat(bytes)).as_bytes())?;
         let mut line = String::new();
@@ -134,13 +136,13 @@ impl Association {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Sends so many bytes (a multiple of 8) and receives as many, at the same time. Fails if one differs on either
-    /// side.
+    /// Sends `bytes` bytes (a multiple of 8) and receives as many, at the same time. Fails if one
+    /// byte differs on either side.
     pub fn burst(&mut self, bytes: u64) -> Result<()> {
         transfer::burst(&mut self.stream, bytes)
     }
 
-    /// Ends it by a SHUTDOWN, and waits for the endpoint's end of it.
+    /// Closes the association by a SHUTDOWN, and waits until the endpoint has closed it, too.
     pub fn shut_down(mut self) -> Result<()> {
         self.stream.get_ref().shutdown(Shutdown::Write)?;
         let mut line = String::new();
@@ -155,7 +157,7 @@ impl Association {
         }
     }
 
-    /// Ends it by an ABORT.
+    /// Closes the association by an ABORT.
     pub fn abort(self) -> Result<()> {
         let socket = socket2::SockRef::from(self.stream.get_ref());
         Ok(socket.set_linger(Some(Duration::ZERO))?)

@@ -1,4 +1,4 @@
-//! A load balancer that acts on the health port, with the timing of the clouds' defaults.
+//! A load balancer that follows health checks, with the default timing of the clouds.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,19 +16,19 @@ use crate::pace::scaled;
 #[derive(Clone, Debug)]
 pub struct Target {
     pub node: String,
-    /// Address of its requests.
+    /// The address to which requests are sent.
     pub traffic: SocketAddr,
-    /// Address of its health check.
+    /// The address of the health check.
     pub health: SocketAddr,
-    /// Path of its health check: `/healthz`.
+    /// The path of the health check, such as `/healthz`.
     pub path: String,
 }
 
-/// When a node counts as unhealthy and as healthy again.
+/// The conditions under which a node becomes unhealthy, and healthy again.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     pub interval: Duration,
-    /// Failures in a row that put a node out; one success puts it in.
+    /// The number of consecutive failures that make a node unhealthy; one success makes it healthy.
     pub failures: u32,
 }
 
@@ -38,24 +38,24 @@ impl Default for Timing {
     }
 }
 
-/// One change of mind about a node.
+/// One change of a node's health.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Since the load balancer's start.
+    /// The time since the load balancer's start.
     pub at: Duration,
     pub node: String,
     pub healthy: bool,
-    /// The status, or why there was none.
+    /// The status, or the reason why there was none.
     pub answer: String,
 }
 
-/// One health check that has its answer, or none in time.
+/// One health check that was answered, or timed out.
 #[derive(Clone, Debug)]
 pub struct Check {
     pub node: String,
     pub began: Instant,
     pub ended: Instant,
-    /// It succeeded.
+    /// Whether the check succeeded.
     pub healthy: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct Balancer {
     _running: Running<()>,
 }
 
-/// Spreads connections over the healthy nodes; can be handed to a meter.
+/// Spreads connections over the healthy nodes; can be passed to a meter.
 #[derive(Clone, Debug)]
 pub struct Chooser(Arc<Mutex<State>>);
 
@@ -81,12 +81,14 @@ struct State {
 }
 
 impl Balancer {
-    /// Starts with every node out; each is in after its first success. All are asked at the same time.
+    /// Starts with every node unhealthy; each becomes healthy with its first success. All are
+    /// checked at the same time.
     pub fn start(namespace: &Namespace, targets: Vec<Target>, timing: Timing) -> Self {
         Self::start_in_phase(namespace, targets, timing, &BTreeMap::new())
     }
 
-    /// As [`Self::start`], but a node is asked so long after the beginning of each interval.
+    /// A variant of [`Self::start`] in which the check of each node has a phase: its delay from the
+    /// beginning of each interval.
     pub fn start_in_phase(
         namespace: &Namespace,
         targets: Vec<Target>,
@@ -113,7 +115,7 @@ impl Balancer {
         Self { state, timing, _running: running }
     }
 
-    /// When it was started: since then times of changes count.
+    /// The time of the start, to which the times of changes are relative.
     pub fn started(&self) -> Instant {
         lock(&self.state).start
     }
@@ -122,7 +124,7 @@ impl Balancer {
     pub fn next_interval(&self) -> Instant {
         let (start, interval) = (self.started(), self.timing.interval);
         let past = start.elapsed().as_nanos() % interval.as_nanos().max(1);
-        // Less than an interval.
+        // The value is less than an interval.
         Instant::now() + interval - Duration::from_nanos(past as u64)
     }
 
@@ -130,8 +132,9 @@ impl Balancer {
         Chooser(self.state.clone())
     }
 
-    /// Asks another port from the next check on; who is in stays in until it fails there. This is what a cloud does when
-    /// a Service's policy changes: the health check node port exists under policy Local only.
+    /// Checks another port from the next check on; a healthy node stays so until it fails there. A
+    /// cloud does this when the policy of a Service changes: the health-check node port exists
+    /// under policy Local only.
     pub fn ask_at(&self, port: u16, path: &str) {
         for target in &mut lock(&self.state).targets {
             target.health.set_port(port);
@@ -139,14 +142,15 @@ impl Balancer {
         }
     }
 
-    /// The names of the nodes that are in.
+    /// The names of the healthy nodes.
     pub fn healthy(&self) -> Vec<String> {
         let state = lock(&self.state);
         let pairs = state.targets.iter().zip(&state.healthy);
         pairs.filter(|(_, healthy)| **healthy).map(|(target, _)| target.node.clone()).collect()
     }
 
-    /// Waits until exactly these nodes are in; false after the time limit, which is that of a fast machine.
+    /// Waits until exactly these nodes are healthy; returns false after the time limit, which is
+    /// that of a fast machine.
     pub fn wait_for(&self, nodes: &[&str], limit: Duration) -> bool {
         let (start, limit) = (Instant::now(), scaled(limit));
         while self.healthy() != nodes {
@@ -158,30 +162,30 @@ impl Balancer {
         true
     }
 
-    /// From now on asks all nodes on another port, as a cloud does when its controller has seen that the Service got a
-    /// health port of its own, or lost it.
+    /// Checks all nodes on another port from now on, as a cloud does when its controller has seen
+    /// that the Service got a health port of its own, or lost it.
     pub fn check_on(&self, port: u16) {
         lock(&self.state).targets.iter_mut().for_each(|target| target.health.set_port(port));
     }
 
-    /// Every change of mind so far.
+    /// Every change of a node's health so far.
     pub fn changes(&self) -> Vec<Change> {
         lock(&self.state).changes.clone()
     }
 
-    /// Health checks made so far.
+    /// The number of health checks made so far.
     pub fn checks(&self) -> u64 {
         lock(&self.state).asked.len() as u64
     }
 
-    /// The same, each with its time.
+    /// All health checks made so far, each with its time.
     pub fn asked(&self) -> Vec<Check> {
         lock(&self.state).asked.clone()
     }
 }
 
 impl Chooser {
-    /// Address of the n-th connection: the healthy nodes in turn.
+    /// The address for the n-th connection: the healthy nodes in turn.
     pub fn choose(&self, number: u64) -> Option<SocketAddr> {
         let state = lock(&self.0);
         let pairs = state.targets.iter().zip(&state.healthy);
@@ -194,7 +198,7 @@ impl Chooser {
 
 async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing, first: Instant) {
     let mut tick = interval_at(first.into(), timing.interval);
-    // One that is late is made at once, and the phase stays.
+    // A late check is made at once, and the phase stays.
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut failures = 0;
     loop {

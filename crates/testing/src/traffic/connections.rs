@@ -1,5 +1,5 @@
-//! A meter of new connections: how many fail, and how many lost a packet, so that it had to be sent again. Their
-//! duration is reported, but proves nothing: a busy machine is slow, too.
+//! A meter of new connections: how many fail, and how many lost a packet and needed a
+//! retransmission. Durations are reported, but prove nothing: a busy machine is slow, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,7 +18,7 @@ use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// Time limit of a whole request.
+/// The time limit of a whole request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running meter.
@@ -28,37 +28,39 @@ pub struct NewConnections {
     under_way: UnderWay,
 }
 
-/// Numbers of requests that are sent and not over.
+/// Numbers of the requests that were sent and have not ended.
 type UnderWay = Arc<Mutex<BTreeSet<u64>>>;
 
-/// Counts of a meter.
+/// The counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub ok: u64,
     pub failed: u64,
-    /// Of those that succeeded, how many sent a segment again, a SYN first of all, as the kernel counts them at each end.
+    /// The number of successful connections with a retransmission, that of a SYN included, as the
+    /// kernel counts them at each end.
     pub resent: u64,
     pub slowest: Duration,
-    /// Times at which no target could be chosen; they count as failed.
+    /// The number of times at which no target could be chosen; they count as failed.
     pub without_target: u64,
     /// The first failures.
     pub failures: Vec<Failure>,
-    /// Answers of each pod.
+    /// The number of answers of each pod.
     pub by_pod: BTreeMap<String, u64>,
-    /// Requests sent to each target.
+    /// The number of requests sent to each target.
     pub by_target: BTreeMap<SocketAddr, u64>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Since the meter's start.
+    /// The time since the meter's start.
     pub at: Duration,
     pub target: SocketAddr,
     pub reason: String,
 }
 
 impl NewConnections {
-    /// Opens connections at a rate, each for one request, to the target that `choose` names for the n-th.
+    /// Opens connections at a rate, each for one request, to the target that `choose` returns for
+    /// the n-th.
     pub fn start(
         namespace: &Namespace,
         per_second: u32,
@@ -67,7 +69,8 @@ impl NewConnections {
         Self::start_bounded(namespace, per_second, u64::MAX, choose)
     }
 
-    /// As [`Self::start`], but ends by itself after `total` connections; then [`Self::wait`] gives the report.
+    /// A variant of [`Self::start`] that stops by itself after `total` connections; [`Self::wait`]
+    /// then returns the report.
     pub fn start_bounded(
         namespace: &Namespace,
         per_second: u32,
@@ -80,7 +83,7 @@ impl NewConnections {
         Self { running: namespace.start("new connections", work), under_way }
     }
 
-    /// Whether the first so many requests have ended.
+    /// Whether the first `first` requests have ended.
     pub fn are_over(&self, first: u64) -> bool {
         lock(&self.under_way).first().is_none_or(|oldest| *oldest >= first)
     }
@@ -95,7 +98,7 @@ impl NewConnections {
 }
 
 impl Report {
-    /// None failed, none lost a packet.
+    /// Whether no connection failed and none lost a packet.
     pub fn is_clean(&self) -> bool {
         self.ok > 0 && self.failed == 0 && self.resent == 0
     }
@@ -136,7 +139,7 @@ struct Outcome {
     target: SocketAddr,
     at: Duration,
     took: Duration,
-    /// The answer, and how many segments the client's end sent again.
+    /// The answer, and the number of segments that the client's end retransmitted.
     result: Result<(Answer, u32)>,
 }
 
@@ -193,7 +196,7 @@ async fn request(target: SocketAddr, meter_start: Arc<Instant>) -> Outcome {
     Outcome { target, at, took: start.elapsed(), result }
 }
 
-/// One question on a connection of its own.
+/// Sends one request on a connection of its own.
 pub async fn ask(target: SocketAddr) -> Result<Answer> {
     exchange(target).await.map(|(answer, _)| answer)
 }
@@ -206,7 +209,7 @@ async fn exchange(target: SocketAddr) -> Result<(Answer, u32)> {
     Ok((Answer::parse(&line)?, retransmissions::of(stream.get_ref())?))
 }
 
-/// As [`ask`], from a namespace and with a limit.
+/// A variant of [`ask`] with a namespace and a limit.
 pub fn ask_from(namespace: &Namespace, target: SocketAddr, limit: Duration) -> Result<Answer> {
     namespace.block_on(async || {
         let answer = timeout(limit, ask(target)).await;

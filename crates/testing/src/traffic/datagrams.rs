@@ -1,4 +1,5 @@
-//! A meter of numbered datagrams: which ones were lost or doubled, on the way there and on the way back.
+//! A meter of numbered datagrams: which ones were lost or duplicated, on the way to the server and
+//! on the way back.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,26 +18,26 @@ use super::ledger::{Label, Ledger, count};
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// Time limit of an answer at the end; after it the answer counts as lost.
+/// The time limit of an answer at the end; after it the answer counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A running meter.
 #[derive(Debug)]
 pub struct Datagrams(Running<Result<Report>>);
 
-/// Counts of a meter.
+/// The counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub sent: u64,
-    /// Arrived at some server, each counted once.
+    /// Datagrams that arrived at some server, each counted once.
     pub at_server: u64,
-    /// Came back, each counted once.
+    /// Datagrams that came back, each counted once.
     pub back: u64,
     pub lost_there: u64,
     pub lost_back: u64,
     pub doubled_there: u64,
     pub doubled_back: u64,
-    /// The longest time in which nothing that was sent came back.
+    /// The longest time during which no datagram came back.
     pub longest_silence: Duration,
     /// Datagrams that came back from each pod.
     pub by_pod: BTreeMap<String, u64>,
@@ -45,8 +46,8 @@ pub struct Report {
 }
 
 impl Datagrams {
-    /// Sends numbered datagrams from `namespace`, evenly over `flows` sockets, until it is finished. The servers must
-    /// share `ledger`.
+    /// Sends numbered datagrams from `namespace`, evenly over `flows` sockets, until it is
+    /// finished. The servers must share `ledger`.
     pub fn start(
         namespace: &Namespace,
         target: SocketAddr,
@@ -60,14 +61,14 @@ impl Datagrams {
         Ok(Self(namespace.start("datagrams", work)))
     }
 
-    /// Stops sending, waits for what is under way, and counts.
+    /// Stops sending, waits for outstanding answers, and counts.
     pub fn finish(self) -> Result<Report> {
         self.0.finish()
     }
 }
 
 impl Report {
-    /// Nothing lost, nothing doubled.
+    /// Whether nothing was lost and nothing was duplicated.
     pub fn is_clean(&self) -> bool {
         let faults = [self.lost_there, self.lost_back, self.doubled_there, self.doubled_back];
         self.sent > 0 && faults == [0; 4] && self.errors.is_empty()
@@ -86,7 +87,8 @@ impl fmt::Display for Report {
     }
 }
 
-/// Receive buffers that hold a second of a meter's traffic: a busy machine must not look like a lossy network.
+/// Enlarges the receive buffers to hold a second of a meter's traffic: a busy machine must not look
+/// like a lossy network.
 pub(super) fn enlarge_buffers(socket: &Socket) -> Result<()> {
     nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::RcvBufForce, &(16 << 20))
         .context("SO_RCVBUFFORCE")
@@ -117,7 +119,7 @@ async fn meter(sockets: Vec<Socket>, per_second: u32, ledger: &Ledger, stop: Sto
     while missing() && Instant::now() < deadline {
         sleep(Duration::from_millis(10)).await;
     }
-    // A doubled answer may be the last of all.
+    // A duplicated answer may be the last of all.
     sleep(Duration::from_millis(50)).await;
     receivers.shutdown().await;
     let mut there = ledger.arrivals(meter);
@@ -158,7 +160,8 @@ async fn send(
     while !stop.is_requested() {
         tick.tick().await;
         let due = (start.elapsed().as_secs_f64() * f64::from(per_second)) as usize;
-        // After a pause of this machine the rest follows slowly: a burst of thousands would be the meter's own loss.
+        // After a pause of this machine the rest follows slowly: a burst of thousands would cause
+        // losses of the meter's own.
         let until = due.min(sent + 50);
         for number in sent..until {
             let socket = &sockets[number % sockets.len()];

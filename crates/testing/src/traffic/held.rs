@@ -1,4 +1,5 @@
-//! A meter of connections that stay open and keep asking: none may break, and nothing may have to be sent twice.
+//! A meter of connections that stay open and keep sending requests: none may break, and none may
+//! need a retransmission.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,29 +16,30 @@ use super::retransmissions;
 use crate::netns::{Namespace, Running, Stop};
 use crate::pace::scaled;
 
-/// Time limit of an answer; after it the connection counts as broken.
+/// The time limit of an answer; after it the connection counts as broken.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running meter.
 #[derive(Debug)]
 pub struct HeldConnections(Running<Report>);
 
-/// Counts of a meter.
+/// The counts of a meter.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub connections: u64,
     pub requests: u64,
-    /// Error of each broken connection.
+    /// The error of each broken connection.
     pub broken: Vec<String>,
-    /// Segments sent again by the client's ends.
+    /// Segments that the client's ends retransmitted.
     pub retransmitted_by_client: u64,
-    /// Segments sent again by the pods' ends.
+    /// Segments that the pods' ends retransmitted.
     pub retransmitted_by_server: u64,
     pub slowest: Duration,
 }
 
 impl HeldConnections {
-    /// Opens `connections` to the targets in turn and lets each ask once per `pause`. All are open when this returns.
+    /// Opens `connections` to the targets in turn; each sends a request once per `pause`. All are
+    /// open when this returns.
     pub fn start(
         namespace: &Namespace,
         targets: &[SocketAddr],
@@ -69,14 +71,14 @@ impl HeldConnections {
         self.0.finish()
     }
 
-    /// All connections are broken.
+    /// Whether all connections are broken.
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 }
 
 impl Report {
-    /// Nothing broken, nothing sent twice.
+    /// Whether nothing broke and nothing was retransmitted.
     pub fn is_clean(&self) -> bool {
         let retransmitted = self.retransmitted_by_client + self.retransmitted_by_server;
         self.requests > 0 && self.broken.is_empty() && retransmitted == 0

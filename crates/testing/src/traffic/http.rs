@@ -1,4 +1,4 @@
-//! The smallest HTTP client that can ask a health port.
+//! A minimal HTTP client for health ports.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::pace::scaled;
 #[derive(Clone, Debug)]
 pub struct Response {
     pub status: u16,
-    /// The header lines, names as the server wrote them.
+    /// The header lines, with names as the server wrote them.
     pub head: String,
     pub body: String,
 }
 
-/// One GET request on a connection of its own.
+/// Sends one GET request on a connection of its own.
 pub async fn get(server: SocketAddr, path: &str, limit: Duration) -> Result<Response> {
     let exchange = async {
         let mut stream = TcpStream::connect(server).await?;
@@ -33,7 +33,7 @@ pub async fn get(server: SocketAddr, path: &str, limit: Duration) -> Result<Resp
     result.and_then(|response| response).with_context(|| format!("GET http://{server}{path}"))
 }
 
-/// As [`get`], from a namespace.
+/// A variant of [`get`] that runs in a namespace.
 pub fn get_from(namespace: &Namespace, server: SocketAddr, path: &str) -> Result<Response> {
     namespace.block_on(async || get(server, path, scaled(Duration::from_secs(3))).await)
 }

@@ -1,14 +1,15 @@
-//! Which numbered datagrams arrived at any server, so that a meter can tell the way there from the way back.
+//! A ledger of the numbered datagrams that arrived at any server, by which a meter distinguishes
+//! losses on the way there from those on the way back.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Shared by the servers and the meters of one process.
+/// The ledger, shared by the servers and the meters of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger(Arc<Mutex<HashMap<u64, Vec<u8>>>>);
 
-/// A datagram's number and whose it is, in words: `datagram <meter> <number>`.
+/// The meter of a datagram and its number, in text: `datagram <meter> <number>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     pub(super) meter: u64,
@@ -37,7 +38,7 @@ impl Ledger {
         count(all.entry(label.meter).or_default(), label.number);
     }
 
-    /// Number of arrivals of each of a meter's datagrams.
+    /// The number of arrivals of each datagram of a meter.
     pub(super) fn arrivals(&self, meter: u64) -> Vec<u8> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(&meter).cloned().unwrap_or_default()
@@ -46,7 +47,7 @@ impl Ledger {
 
 /// Adds one to the count of a number.
 pub(super) fn count(counts: &mut Vec<u8>, number: usize) {
-    // A number beyond any meter's would be a corrupted datagram; it must not become an allocation.
+    // A number beyond that of any meter is a corrupted datagram; it must not cause an allocation.
     assert!(number < 100_000_000, "datagram number {number}");
     if counts.len() <= number {
         counts.resize(number + 1, 0);

@@ -1,5 +1,5 @@
-//! One question and what became of it: the difference between an answer, a refusal and silence is what traffic policies
-//! are about.
+//! A single request and its outcome: the difference between an answer, a refusal and silence is
+//! what traffic policies are about.
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,28 +15,28 @@ use super::answer::Answer;
 use crate::netns::Namespace;
 use crate::pace::scaled;
 
-/// Outcome of a question.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Answered(Answer),
-    /// Reset, or an ICMP error, after so long.
+    /// A reset or an ICMP error, and the time until it arrived.
     Refused(Duration),
-    /// Nothing at all within the limit.
+    /// No response within the limit.
     Silent,
 }
 
-/// A question to be asked.
+/// A request to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe {
     kind: Kind,
     target: SocketAddr,
     source_port: u16,
     limit: Duration,
-    /// Bytes of the question.
+    /// The number of bytes of the request.
     length: usize,
 }
 
-/// What a question says if its length is not chosen.
+/// The request, unless its length is chosen.
 const QUESTION: &[u8] = b"hello\n";
 
 #[derive(Clone, Copy, Debug)]
@@ -60,31 +60,32 @@ impl Probe {
         Self { kind: Kind::Udp, ..Self::tcp(target) }
     }
 
-    /// From a port of choice instead of any free one.
+    /// Sets the source port; by default, it is any free one.
     pub fn source_port(mut self, port: u16) -> Self {
         self.source_port = port;
         self
     }
 
-    /// With a question of so many bytes, of UDP one datagram.
+    /// Sets the length of the request in bytes; over UDP it is one datagram.
     pub fn length(mut self, length: usize) -> Self {
         self.length = length;
         self
     }
 
-    /// Sets the time limit for an answer; less than a second, so that no SYN is sent twice, unless set otherwise.
+    /// Sets the time limit for an answer. The default is less than a second, so that no SYN is
+    /// retransmitted.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Asks from a namespace. Fails only if it could not be asked at all.
+    /// Sends the request from a namespace. Fails only if it could not be sent at all.
     pub fn from(self, namespace: &Namespace) -> Result<Outcome> {
         let asked = namespace.block_on(async || self.ask().await);
         asked.with_context(|| format!("asking {} from {}", self.target, namespace.name()))
     }
 
-    /// Asks what must be answered, be it late on a busy machine.
+    /// Sends a request that must be answered, if late on a busy machine.
     pub fn answer(self, namespace: &Namespace) -> Result<Answer> {
         let limit = self.limit.max(scaled(Duration::from_secs(3)));
         let outcome = self.limit(limit).from(namespace)?;
@@ -124,7 +125,7 @@ impl Probe {
             if self.target.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = Socket::new(Domain::for_address(self.target), kind, None)?;
         socket.set_nonblocking(true)?;
-        // A port of choice may have a connection of another probe in TIME_WAIT.
+        // The port may have a connection of another probe in TIME_WAIT.
         socket.set_reuse_address(true)?;
         socket.bind(&SocketAddr::new(any, self.source_port).into())?;
         Ok(socket)
@@ -132,7 +133,7 @@ impl Probe {
 }
 
 impl Outcome {
-    /// The answer; anything else is an error.
+    /// Returns the answer; any other outcome is an error.
     pub fn answer(self) -> Result<Answer> {
         match self {
             Self::Answered(answer) => Ok(answer),
@@ -140,7 +141,8 @@ impl Outcome {
         }
     }
 
-    /// Refused, and at once: not after a SYN was sent again, which takes a second.
+    /// Whether the request was refused at once: not after a retransmission of the SYN, which takes
+    /// a second.
     pub fn is_refused_at_once(&self) -> bool {
         matches!(self, Self::Refused(took) if *took < Duration::from_secs(1))
     }
@@ -164,7 +166,7 @@ async fn datagram(socket: Socket, target: SocketAddr, question: &[u8]) -> std::i
     Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
 }
 
-/// Asks every time and fails unless each question was answered.
+/// Sends the request `times` times and fails unless each was answered.
 pub fn answers(namespace: &Namespace, probe: Probe, times: usize) -> Result<Vec<Answer>> {
     let answers: Result<Vec<_>> = (0..times).map(|_| probe.answer(namespace)).collect();
     let answers = answers?;

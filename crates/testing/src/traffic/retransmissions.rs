@@ -1,4 +1,4 @@
-//! Count of retransmitted TCP segments: the kernel's own evidence of loss.
+//! The count of retransmitted TCP segments: the kernel's own evidence of loss.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,13 +9,13 @@ use nix::libc;
 
 use crate::netns::Namespace;
 
-/// Retransmitted segments of one connection (tcpi_total_retrans).
+/// The retransmitted segments of one connection (tcpi_total_retrans).
 pub fn of(socket: &impl AsFd) -> Result<u32> {
     // SAFETY: an all-zero tcp_info is a valid value of that plain C struct.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: the buffer is as long as `length` says.
+    // SAFETY: the buffer is as long as `length`.
     let result = unsafe {
         libc::getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
@@ -23,9 +23,9 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// Retransmitted segments of all connections of a namespace since it exists (TcpRetransSegs).
+/// The retransmitted segments of all connections since the namespace exists (TcpRetransSegs).
 pub fn in_namespace(namespace: &Namespace) -> Result<u64> {
-    // /proc/net belongs to the process, this one to the thread that entered.
+    // /proc/net is that of the process; this one is that of the thread that entered the namespace.
     let snmp = namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?;
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp: "));
     let (names, values) = (lines.next().context("no Tcp in snmp")?, lines.next().context("no Tcp values")?);

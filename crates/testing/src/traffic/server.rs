@@ -1,4 +1,4 @@
-//! A pod's program: a TCP and a UDP server on one port, for both families.
+//! The program of a pod: a TCP and a UDP server on one port, for both families.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,22 +23,22 @@ pub struct Server {
     _running: Running<()>,
 }
 
-/// Deliberate mistakes, most at every n-th time, so that the meters can be shown to notice.
+/// Deliberate mistakes, most of them at every n-th time, which prove that the meters notice.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// A datagram is ignored, as if it had never arrived.
+    /// Ignores a datagram, as if it had never arrived.
     pub lose_request: Option<u64>,
-    /// A datagram arrives but is not answered.
+    /// Receives a datagram but does not answer it.
     pub lose_reply: Option<u64>,
-    /// A datagram is answered twice.
+    /// Answers a datagram twice.
     pub repeat_reply: Option<u64>,
-    /// A connection is closed without an answer.
+    /// Closes a connection without an answer.
     pub cut_connection: Option<u64>,
-    /// Each answer over TCP comes so much later, as from a busy machine.
+    /// Delays each answer over TCP by this time, like a busy machine.
     pub late: Duration,
 }
 
-/// Identity of the server.
+/// The identity of the server.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub pod: String,
@@ -55,13 +55,13 @@ struct Service {
 }
 
 impl Server {
-    /// Starts a server in a pod. It listens already when this returns.
+    /// Starts a server in a pod. It is listening when this returns.
     pub fn start(pod: &Pod, port: u16, ledger: &Ledger) -> Result<Self> {
         let identity = Identity { pod: pod.name.clone(), node: pod.node.clone() };
         Self::start_in(pod.netns(), port, identity, Faults::default(), ledger)
     }
 
-    /// Starts a server anywhere, perhaps one that makes mistakes.
+    /// Starts a server in any namespace, optionally one that makes mistakes.
     pub fn start_in(
         namespace: &Namespace,
         port: u16,
@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-/// Serves in the calling thread's namespace until it is killed.
+/// Serves in the calling thread's namespace until the process is killed.
 pub async fn serve(port: u16, identity: Identity) -> Result<()> {
     Sockets::bind(port)?.serve(identity, Faults::default(), Ledger::default()).await
 }
@@ -138,7 +138,7 @@ impl Service {
                 continue;
             }
             let context = self.clone();
-            // A client that goes away in the middle is the client's business.
+            // A client that disconnects early is not an error of the server.
             tokio::spawn(async move { context.converse(stream, client).await.ok() });
         }
     }
@@ -174,7 +174,8 @@ impl Service {
     async fn echo(self: Arc<Self>, socket: UdpSocket) -> Result<()> {
         let mut buffer = vec![0; 65_536];
         loop {
-            // An ICMP error about an earlier answer shows up here and says nothing about the next datagram.
+            // An ICMP error about an earlier answer is reported here and does not concern the next
+            // datagram.
             let Ok((length, client)) = socket.recv_from(&mut buffer).await else { continue };
             let said = String::from_utf8_lossy(&buffer[..length]);
             let number = self.datagrams.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! A large transfer both ways at once whose content is checked at both ends.
+//! A large transfer in both directions at once whose content is checked at both ends.
 
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::net::{self, SocketAddr};
@@ -14,7 +14,7 @@ use super::retransmissions;
 use crate::netns::Namespace;
 
 const CHUNK: usize = 64 * 1024;
-/// Sent and not acknowledged for so long: the way is lost.
+/// The longest time without an acknowledgement; after it the path is considered lost.
 const STUCK: Duration = Duration::from_secs(60);
 const TO_SERVER: u64 = 0x9e37_79b9_7f4a_7c15;
 const TO_CLIENT: u64 = 0xd1b5_4a32_d192_ed03;
@@ -24,12 +24,12 @@ pub struct Transfer {
     /// Bytes in each direction.
     pub bytes: u64,
     pub took: Duration,
-    /// Segments that this end had to send again.
+    /// The number of segments that this end retransmitted.
     pub retransmitted: u32,
 }
 
-/// Sends `bytes` (a multiple of 8) to a server from `namespace` and receives as many, at the same time. Fails if one byte
-/// differs on either side.
+/// Sends `bytes` bytes (a multiple of 8) to a server from `namespace` and receives as many, at the
+/// same time. Fails if one byte differs on either side.
 pub fn transfer(namespace: &Namespace, server: SocketAddr, bytes: u64) -> Result<Transfer> {
     namespace
         .block_on(async || run(server, bytes).await)
@@ -54,13 +54,13 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     Ok(Transfer { bytes, took: start.elapsed(), retransmitted: retransmissions::of(&stream)? })
 }
 
-/// The server's part: answers with the hash of what came.
+/// The server's part: answers with the hash of the received content.
 pub(super) async fn serve(mut stream: BufReader<TcpStream>, bytes: u64) -> Result<()> {
     exchange(&mut stream, bytes).await?;
     Ok(stream.shutdown().await?)
 }
 
-/// As [`serve`], of a connection that goes on.
+/// A variant of [`serve`] for a connection that stays open.
 pub(super) async fn exchange(stream: &mut BufReader<TcpStream>, bytes: u64) -> Result<()> {
     SockRef::from(stream.get_ref()).set_tcp_user_timeout(Some(STUCK))?;
     let (mut reader, writer) = tokio::io::split(&mut *stream);
@@ -68,8 +68,8 @@ pub(super) async fn exchange(stream: &mut BufReader<TcpStream>, bytes: u64) -> R
     Ok(stream.write_all(format!("{received}\n").as_bytes()).await?)
 }
 
-/// Sends `bytes` (a multiple of 8) on an open connection and receives as many, at the same time; the connection goes on. Fails if one
-/// byte differs on either side.
+/// Sends `bytes` bytes (a multiple of 8) on an open connection and receives as many, at the same
+/// time; the connection stays open. Fails if one byte differs on either side.
 pub fn burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<()> {
     ensure!(bytes.is_multiple_of(8), "{bytes} is not a multiple of 8");
     stream.get_ref().write_all(format!("exchange {bytes}\n").as_bytes())?;
@@ -88,7 +88,7 @@ pub(super) fn answer_burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u6
     Ok(stream.get_ref().write_all(format!("{received}\n").as_bytes())?)
 }
 
-/// Sends one content and receives another, at the same time: the hash of what came.
+/// Sends one content and receives another at the same time; returns the hash of the latter.
 fn both_ways(stream: &mut io::BufReader<net::TcpStream>, seed: u64, bytes: u64) -> Result<u64> {
     let mut writer = stream.get_ref().try_clone()?;
     thread::scope(|scope| {
@@ -137,7 +137,8 @@ fn expected(seed: u64, bytes: u64) -> u64 {
     hash.0
 }
 
-/// A xorshift generator: no two places of the content look alike, so nothing can be swapped or repeated unseen.
+/// A xorshift generator: no two parts of the content are alike, so that nothing can be swapped or
+/// repeated unnoticed.
 struct Content(u64);
 
 impl Content {
@@ -148,7 +149,7 @@ impl Content {
         self.0
     }
 
-    /// So many bytes, a multiple of 8, in pieces.
+    /// Yields `bytes` bytes, a multiple of 8, in chunks.
     fn chunks(&mut self, bytes: u64) -> impl Iterator<Item = Vec<u8>> + use<'_> {
         let mut left = bytes / 8;
         iter::from_fn(move || {
@@ -173,7 +174,7 @@ impl Hash {
         self.0 = (self.0 ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
     }
 
-    /// Of whole words.
+    /// Adds bytes, whose number is a multiple of a word's.
     fn add_all(&mut self, bytes: &[u8]) {
         bytes
             .chunks_exact(8)

@@ -1,4 +1,5 @@
-//! One node whose clients and whose way to another node's pods are behind devices without Ethernet.
+//! The testbed of one node whose clients, and whose route to another node's pods, are behind
+//! devices without Ethernet.
 //!
 //! ```text
 //!   tunnel client ── tun0 ─┐          ┌─ tun1 ── far (another node) ── pod-far
@@ -23,24 +24,24 @@ use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Answer, Faults, Ledger, Outcome, Server};
 use traffic_policy_testing::tun::{TunEnd, TunWire};
 
-/// A request that was not answered by then is lost.
+/// The time limit of a request; one without an answer by then is lost.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whose requests are looked at.
+/// The client that sends requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     Tunnel,
     Wire,
 }
 
-/// A node port, and where its endpoint is.
+/// A node port, by the policy and the place of its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// Policy Local, an endpoint on this node.
+    /// Policy Local, with an endpoint on this node.
     Here,
-    /// Policy Cluster, an endpoint behind the tunnel.
+    /// Policy Cluster, with an endpoint behind the tunnel.
     Far,
-    /// Policy Local, and the endpoint is behind the tunnel.
+    /// Policy Local, with the endpoint behind the tunnel.
     LocalFar,
     /// No endpoint at all.
     Empty,
@@ -67,9 +68,9 @@ pub const POD_HERE: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0
 const FAR_POD: Addresses = Addresses::new([10, 244, 2, 1], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 1]);
 pub const POD_FAR: Addresses = Addresses::new([10, 244, 2, 2], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 2]);
 
-/// Namespaces, devices and servers.
+/// The namespaces, devices and servers.
 pub struct Tunnels {
-    // Dropped in this order.
+    // The fields are dropped in this order.
     _servers: Vec<Server>,
     _wires: [TunWire; 2],
     manifests: Manifests,
@@ -83,7 +84,7 @@ pub struct Tunnels {
 }
 
 impl Tunnels {
-    /// `far_mtu`: of the node's end of the tunnel to the other node.
+    /// Builds the testbed. `far_mtu` is the MTU of the node's end of the tunnel to the other node.
     pub fn build(far_mtu: u32) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let id = format!("tp-{}-tunnels-{}", process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -188,7 +189,7 @@ impl Tunnels {
         }
     }
 
-    /// The Node's address, at which clients reach a node port.
+    /// The address of the Node at which clients reach a node port.
     pub fn at(family: Family, port: Port) -> SocketAddr {
         SocketAddr::new(NODE_WIRE.of(family), port.number())
     }
@@ -211,12 +212,13 @@ impl Tunnels {
         Ok(answer)
     }
 
-    /// Both policies, families and protocols, from both clients.
+    /// Tests both policies, families and protocols, from both clients.
     pub fn matrix(&self) -> Result<()> {
         for client in Client::BOTH {
             for family in Family::BOTH {
                 for protocol in Protocol::BOTH {
-                    // Several, so that what must be asked of the kernel first is known by then.
+                    // Several requests, so that all that is resolved with the kernel's help first
+                    // is known by then.
                     for _ in 0..3 {
                         for (port, pod) in [(Port::Here, "pod-here"), (Port::Far, "pod-far")] {
                             let answer = self.ask(client, family, protocol, port)?;
@@ -230,7 +232,8 @@ impl Tunnels {
                         "{client:?} {family:?} {protocol:?} Local: {silent:?}"
                     );
                     let refused = asked(Port::Empty).limit(PATIENCE).from(self.client(client))?;
-                    // Where no wire takes time, the client's kernel notes an ICMPv6 error at the second SYN only.
+                    // Where the wire has no delay, the client's kernel notices an ICMPv6 error at
+                    // the second SYN only.
                     let twice = family == Family::V6 && protocol == Protocol::Tcp;
                     ensure!(
                         matches!(refused, Outcome::Refused(_)) && twice || refused.is_refused_at_once(),

@@ -1,7 +1,10 @@
-//! The VPC CNI of AWS with pods on a second network card (ENI): rules of routing by the pod's address, and marks of connections by which
-//! replies are to leave by the card that the request came by. IPv4 only: IPv6 pods are behind the first card there, as here.
-//! <https://github.com/aws/amazon-vpc-cni-k8s/blob/master/pkg/networkutils/network.go> (rules, marks, SNAT),
-//! <https://github.com/aws/amazon-vpc-cni-k8s/blob/master/cmd/routed-eni-cni-plugin/driver/driver.go> (a pod's device and routes)
+//! The VPC CNI of AWS with pods on a second network card (ENI): routing rules by the pod's address,
+//! and connection marks by which replies are to leave by the card on which the request arrived.
+//! IPv4 only: IPv6 pods are behind the first card there, as here.
+//! <https://github.com/aws/amazon-vpc-cni-k8s/blob/master/pkg/networkutils/network.go> (rules,
+//! marks, SNAT),
+//! <https://github.com/aws/amazon-vpc-cni-k8s/blob/master/cmd/routed-eni-cni-plugin/driver/driver.go>
+//! (a pod's device and routes)
 
 use super::{Layout, alone, both, cluster_pods, written};
 use crate::lab::plan::Family;
@@ -10,7 +13,7 @@ use crate::netlink::Mac;
 
 pub(super) struct SecondaryEni;
 
-/// `ToContainerRulePriority`, `hostRulePriority`, `FromPodRulePriority`.
+/// The values of `ToContainerRulePriority`, `hostRulePriority` and `FromPodRulePriority`.
 const TO_POD: u32 = 512;
 const MARKED: u32 = 1024;
 const FROM_POD: u32 = 1536;
@@ -54,13 +57,14 @@ impl Layout for SecondaryEni {
         )
     }
 
-    /// IPv4: the VPC's router knows the way to each pod.
+    /// IPv4: the VPC's router has the route to each pod.
     fn ways(&self, _here: &Node, there: &Node) -> String {
         let v6 = Family::V6;
         format!("route replace {} via {} dev eth0\n", there.pods(v6), there.address(v6))
     }
 
-    /// The VPC delivers a pod's packets to the card that has its address, and takes none from a card that has not.
+    /// The VPC delivers a pod's packets to the card that has its address, and accepts none from a
+    /// card that has not.
     fn cloud(&self, node: &Node) -> String {
         let (gateway, mac) = (node.pods_gateway().v4, written(card_mac(node)));
         let pods = node.pods.iter().map(|pod| pod.addresses.v4).chain([card(node)]);

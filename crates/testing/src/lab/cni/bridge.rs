@@ -1,4 +1,5 @@
-//! The reference plugin `bridge` with `isGateway`, `hairpinMode` and `ipMasq`, and plain routes between nodes, which it leaves to others.
+//! The reference plugin `bridge` with `isGateway`, `hairpinMode` and `ipMasq`, and plain routes
+//! between nodes, which it leaves to others.
 //! <https://github.com/containernetworking/plugins/blob/main/plugins/main/bridge/bridge.go>,
 //! <https://github.com/containernetworking/plugins/blob/main/pkg/ip/ipmasq_iptables_linux.go>
 
@@ -36,7 +37,8 @@ impl Layout for Bridge {
         by_node(there)
     }
 
-    /// The network is that of the node's own pods: connections to pods of other nodes are masqueraded, too.
+    /// The network is that of the node's own pods: connections to pods of other nodes are
+    /// masqueraded, too.
     fn iptables(&self, node: &Node, family: Family) -> Option<String> {
         let multicast = if family == Family::V4 { "224.0.0.0/4" } else { "ff00::/8" };
         let mut rules = String::from("*nat\n");
@@ -51,12 +53,13 @@ impl Layout for Bridge {
     }
 }
 
-/// As `ip.RandomVethName` of the plugins: veth and eight digits.
+/// A name as `ip.RandomVethName` of the plugins makes it: veth and eight digits.
 pub(super) fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
     (format!("veth{node:04x}{pod:04x}"), None)
 }
 
-/// Without a querier on the net, snooping would only delay neighbour discovery.
+/// Commands that make the bridge `cni0`. Snooping is off: without a querier on the network it would
+/// only delay neighbour discovery.
 pub(super) fn device(node: &Node, mtu: u32) -> String {
     let gateway = node.pods_gateway();
     let mac = written(gateway.mac());
@@ -81,7 +84,7 @@ pub(super) fn inside(node: &Node, pod: &Pod) -> String {
     }) + &both(|family| format!("route add default via {}", gateway.of(family)))
 }
 
-/// The way to a node's pods is the node.
+/// The route to a node's pods leads to the node.
 pub(super) fn by_node(there: &Node) -> String {
     both(|family| format!("route replace {} via {} dev eth0", there.pods(family), there.address(family)))
 }

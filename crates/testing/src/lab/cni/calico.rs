@@ -1,10 +1,13 @@
-//! Calico with VXLAN, and with IPIP: devices of pods without an address, a gateway that proxy ARP answers for, and a route for each pod.
-//! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/endpoint_mgr.go> (`configureInterface`),
+//! Calico with VXLAN, and with IPIP: devices of pods without an address, a gateway for which proxy
+//! ARP answers, and a route for each pod.
+//! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/endpoint_mgr.go>
+//! (`configureInterface`),
 //! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/dataplanedefs/dataplane_defs.go>,
-//! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/ipip_mgr.go> (tunl0, routes that name the node),
-//! <https://github.com/projectcalico/calico/blob/master/felix/rules/static.go> (IPIP from hosts only),
-//! <https://docs.tigera.io/calico/latest/reference/resources/felixconfig> (VNI 4096, port 4789),
-//! <https://docs.tigera.io/calico/latest/reference/faq> (169.254.1.1, ee:ee:ee:ee:ee:ee)
+//! <https://github.com/projectcalico/calico/blob/master/felix/dataplane/linux/ipip_mgr.go> (tunl0,
+//! routes that name the node),
+//! <https://github.com/projectcalico/calico/blob/master/felix/rules/static.go> (IPIP from hosts
+//! only), <https://docs.tigera.io/calico/latest/reference/resources/felixconfig> (VNI 4096, port
+//! 4789), <https://docs.tigera.io/calico/latest/reference/faq> (169.254.1.1, ee:ee:ee:ee:ee:ee)
 
 use super::{Forwarding, Layout, Setting, alone, both, cluster_pods, flannel};
 use crate::lab::plan::Family;
@@ -16,7 +19,7 @@ pub(super) struct Ipip;
 
 const TUNNELS: [&str; 2] = ["vxlan.calico", "vxlan-v6.calico"];
 const MAC: Mac = [0xee; 6];
-/// The link-local address that the kernel makes of [`MAC`].
+/// The link-local address that the kernel derives from [`MAC`].
 const GATEWAY_V6: &str = "fe80::ecee:eeff:feee:eeee";
 
 impl Layout for Vxlan {
@@ -57,8 +60,8 @@ impl Layout for Vxlan {
     }
 }
 
-/// The device that the kernel's module makes in each network namespace, with no other end: each route names one. IPv4 only, so that
-/// IPv6 has plain routes.
+/// The device that the kernel's module makes in each network namespace, without a remote address:
+/// each route names one. IPv4 only, so that IPv6 has plain routes.
 const TUNL0: &str = "tunl0";
 
 impl Layout for Ipip {
@@ -91,12 +94,12 @@ impl Layout for Ipip {
         both(|family| {
             let way =
                 if family == Family::V4 { format!("dev {TUNL0} onlink") } else { "dev eth0".to_owned() };
-            // Of BIRD, which writes them unless Felix does.
+            // The protocol number is that of BIRD, which writes these routes unless Felix does.
             format!("route replace {} via {} {way} proto 12", block(there, family), there.address(family))
         })
     }
 
-    /// Each node takes IPIP from nodes only.
+    /// Each node accepts IPIP from nodes only.
     fn iptables(&self, node: &Node, family: Family) -> Option<String> {
         if family == Family::V6 {
             return Some(rules(node, family, None, ""));
@@ -116,7 +119,8 @@ fn host_end(node: u8, pod: u8) -> (String, Option<Mac>) {
     (format!("cali{node:04x}{pod:07x}"), Some(MAC))
 }
 
-/// Blackhole routes for the node's blocks: packets to addresses in them that no pod has are dropped.
+/// Blackhole routes for the node's blocks: packets to addresses in them that no pod has are
+/// dropped.
 fn nowhere(node: &Node) -> String {
     both(|family| format!("route add blackhole {} proto 80", block(node, family)))
 }
@@ -149,7 +153,8 @@ fn of_device(device: &str) -> Vec<Setting> {
     ]
 }
 
-/// Without network policies. What conntrack cannot place is dropped on the way to a pod, as each of Calico's endpoint chains does.
+/// The rules without network policies. A packet that conntrack calls INVALID is dropped before it
+/// reaches a pod, as the chain of each Calico endpoint does.
 fn rules(node: &Node, family: Family, tunnel: Option<&str>, input: &str) -> String {
     let all = cluster_pods(family);
     let mut rules = String::from(
@@ -190,7 +195,7 @@ fn rules(node: &Node, family: Family, tunnel: Option<&str>, input: &str) -> Stri
     rules + "COMMIT\n"
 }
 
-/// The block of addresses that a node has: 64 of each family.
+/// The block of addresses of a node: 64 of each family.
 fn block(node: &Node, family: Family) -> String {
     format!("{}/{}", node.pod_network.of(family), alone(family) - 6)
 }

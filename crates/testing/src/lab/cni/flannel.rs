@@ -1,5 +1,5 @@
-//! flannel with its back ends vxlan, host-gw and wireguard. Its plugin of the kubelet delegates to `bridge`, with hairpin and without `ipMasq`:
-//! flanneld masquerades (`--ip-masq`).
+//! flannel with its back ends vxlan, host-gw and wireguard. Its CNI plugin delegates to `bridge`,
+//! with hairpin and without `ipMasq`: flanneld masquerades (`--ip-masq`).
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan.go>,
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/vxlan/vxlan_network.go>,
 //! <https://github.com/flannel-io/flannel/blob/master/pkg/backend/wireguard/wireguard.go>,
@@ -23,7 +23,8 @@ pub(super) struct HostGateway;
 pub(super) struct Wireguard;
 
 impl Layout for Vxlan {
-    /// Of IPv4's header: with IPv6 the tunnel takes 20 bytes less, and says so by ICMP.
+    /// The MTU with an outer IPv4 header: with IPv6 the tunnel takes 20 bytes less, and reports it
+    /// by ICMP.
     fn mtu(&self) -> u32 {
         1450
     }
@@ -91,12 +92,12 @@ impl Layout for HostGateway {
     }
 }
 
-/// Name and port of the device of each family: mode `separate`, which is flannel's own choice.
+/// The name and port of the device of each family: mode `separate`, which is flannel's own default.
 const WIREGUARD: [(Family, &str, u16); 2] =
     [(Family::V4, "flannel-wg", 51820), (Family::V6, "flannel-wg-v6", 51821)];
 
 impl Layout for Wireguard {
-    /// 80 bytes less, as much as IPv6 takes.
+    /// 80 bytes less, the overhead with IPv6.
     fn mtu(&self) -> u32 {
         1420
     }
@@ -109,7 +110,7 @@ impl Layout for Wireguard {
         bridge::host_end(node, pod)
     }
 
-    /// One route for all nodes' pods: the device knows which peer has which.
+    /// One route for all nodes' pods: the device knows the peer of each.
     fn node(&self, node: &Node) -> String {
         let mtu = self.mtu();
         let devices = WIREGUARD.map(|(family, device, _)| {
@@ -161,8 +162,8 @@ impl Layout for Wireguard {
     }
 }
 
-/// A VXLAN device for each family, which the kernel gives its MTU: 50 and 70 bytes less than eth0's. Its address is the first of
-/// the pods' network.
+/// A VXLAN device for each family, whose MTU the kernel sets: 50 and 70 bytes less than that of
+/// eth0. Its address is the first of the pods' network.
 pub(super) fn tunnels(node: &Node, names: [&str; 2], id: u32, port: u16) -> String {
     let device = |family| names[usize::from(family == Family::V6)];
     let mac = |family| written(mac_of(node, family));
@@ -180,7 +181,8 @@ pub(super) fn tunnels(node: &Node, names: [&str; 2], id: u32, port: u16) -> Stri
     }) + &both(|family| format!("link set {} up", device(family)))
 }
 
-/// Neighbour, forwarding entry and route of another node, static: there is no ARP in the tunnel.
+/// The neighbour, the forwarding entry and the route of another node, all static: there is no ARP
+/// in the tunnel.
 pub(super) fn through_tunnels(there: &Node, names: [&str; 2], pods: impl Fn(Family) -> String) -> String {
     let device = |family| names[usize::from(family == Family::V6)];
     let gateway = |family| there.pod_network.of(family);
@@ -204,7 +206,8 @@ fn mac_of(node: &Node, family: Family) -> Mac {
     mac
 }
 
-/// Docker leaves FORWARD with the policy DROP, which is why flanneld adds what lets its network through.
+/// Docker leaves FORWARD with the policy DROP, which is why flanneld adds rules that accept its
+/// network.
 fn rules(node: &Node, family: Family) -> String {
     let (own, all) = (node.pods(family), cluster_pods(family));
     let multicast = if family == Family::V4 { "224.0.0.0/4" } else { "ff00::/8" };

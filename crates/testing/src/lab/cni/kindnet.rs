@@ -1,5 +1,6 @@
-//! kindnet on a node of kind: the plugin `ptp`, plain routes between nodes, and a masquerade in nftables. The node is a container whose
-//! eth0 is a veth as the kernel makes it, with checksum offload; its other end is a port of a bridge outside.
+//! kindnet on a node of kind: the plugin `ptp`, plain routes between nodes, and a masquerade in
+//! nftables. The node is a container whose eth0 is a veth as the kernel makes it, with checksum
+//! offload; its other end is a port of a bridge outside.
 //! <https://github.com/kubernetes-sigs/kindnet/blob/main/pkg/masq/masq.go>,
 //! <https://github.com/kubernetes-sigs/kind/blob/main/images/kindnetd/cmd/kindnetd/cni.go>,
 //! <https://github.com/containernetworking/plugins/blob/main/plugins/main/ptp/ptp.go>
@@ -20,7 +21,7 @@ impl Layout for Kindnet {
         String::new()
     }
 
-    /// Every pod's device has the same address, the gateway's.
+    /// The device of every pod has the same address, that of the gateway.
     fn host(&self, node: &Node, pod: &Pod, device: &str) -> String {
         let gateway = node.pods_gateway();
         both(|family| {
