@@ -107,7 +107,7 @@ fn bash_offers_each_command_and_flag() {
     let plugin = installed.folder.path().join("kubectl-traffic_policy");
     let of_plugin = ["--spread", "lb what-if", "what-if"];
     for (program, name, command, [flag, place, inner]) in [
-        (agent.as_path(), "traffic-policy-agent", Arguments::command(), ["--flows", "explain", "veth-peer"]),
+        (agent.as_path(), "traffic-policy-agent", Arguments::command(), ["--migrate", "check", "veth-peer"]),
         (plugin.as_path(), "kubectl-traffic_policy", plugin_command::command(), of_plugin),
     ] {
         let script = script(program, "bash");

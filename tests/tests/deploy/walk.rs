@@ -105,7 +105,7 @@ const VAGRANT: &[(&str, By)] = &[
         "deploy/vagrant/build.sh",
         Script(&[
             "cargo xtask setup",
-            "cargo build --release -p traffic-policy-agent -p traffic-policy-lab -p traffic-policy-bench",
+            "cargo build --release -p traffic-policy-agent -p traffic-policy-lb -p traffic-policy-lab -p traffic-policy-bench",
         ]),
     ),
     ("export VAGRANT_CWD=\"$PWD/deploy/vagrant\"", Shell),

@@ -117,7 +117,12 @@ fn the_way_of_the_new_source_is_taken() {
                 frontend(BY_ETH0).and(chained),
                 [
                     comes(terms, BY_ETH0, Device::Eth0),
-                    Step::new(&terms.request(NODE), "delivered", &to_frontend),
+                    // Once delivered by XDP, it would look to TC like a request of the other flow.
+                    if terms.xdp() {
+                        Step::passed(&terms.request(NODE), "passed-to-tc")
+                    } else {
+                        Step::new(&terms.request(NODE), "delivered", &to_frontend)
+                    },
                     Step::new(&answer(terms), "replied-redirected", &unresolved).leaving().by(Device::Eth1),
                 ],
             ),
