@@ -63,10 +63,8 @@ impl Machine<'_> {
             None => Command::new("setpriv"),
             Some(_) => cargo::privileged("setpriv").context("neither root nor sudo")?,
         };
-        // The machine stops with this program, even if that is killed. Its low priority leaves
-        // processors to tests that run in parallel: the time limits inside the machine allow for
-        // slow emulation.
-        command.args(["--pdeathsig", "KILL", "nice", "-n", "10"]);
+        // The machine stops with this program, even if that is killed.
+        command.args(["--pdeathsig", "KILL"]);
         if let Some(name) = &self.netns {
             command.args(["nsenter", &format!("--net=/run/netns/{name}")]);
         }
