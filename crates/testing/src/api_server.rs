@@ -75,7 +75,7 @@ struct State {
     refused_patches: Option<u16>,
 }
 
-/// How the server treats `sendInitialEvents`.
+/// The server's answer to a watch with `sendInitialEvents`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streaming {
     /// Sends the objects, and a bookmark after them.

@@ -57,7 +57,7 @@ fn functions_are_called_from_the_rows_before() {
     assert!(strays.is_empty(), "{}", strays.join("\n"));
 }
 
-/// Where one function of a journey calls two others, it calls the one of the earlier row first.
+/// A function that calls two others of its journey calls the one of the earlier row first.
 #[test]
 fn functions_are_called_in_the_order_of_the_rows() {
     let mut wrong = Vec::new();
@@ -201,7 +201,7 @@ fn body<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     None
 }
 
-/// Where a function is called first, or named as a value by its path.
+/// Returns the offset of the first call of a function, or of its path named as a value.
 fn call(text: &str, name: &str) -> Option<usize> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(name).map(|(at, _)| at).find(|at| {

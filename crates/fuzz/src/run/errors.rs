@@ -2,7 +2,7 @@
 //!
 //! An error goes to the sender of the packet that it quotes, and both use the addresses that its
 //! receiver knows (RFC 5508 section 4.2): the quoted packet is the one before its translation.
-//! Where the packet's source was rewritten, so is the error's sender, as in
+//! An error about a packet whose source was rewritten has its sender rewritten, too, as in
 //! `nf_nat_icmp_reply_translation`. Any host can send an error, so it changes no flow (RFC 5927).
 
 use std::net::IpAddr;

@@ -266,6 +266,7 @@ impl PacketPath for Fake {
         let fake = self.clone();
         Ok(Box::new(move |endpoints| {
             fake.asked().walks.push(endpoints.clone());
+            // The test ends the walk; nothing else tells this thread.
             while fake.asked().walks_slowly {
                 std::thread::sleep(Duration::from_millis(1));
             }

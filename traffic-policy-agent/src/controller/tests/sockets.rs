@@ -37,6 +37,7 @@ async fn writes_during_a_walk_ask_for_one_more_together() {
     let all: BTreeSet<_> = (0..=20).map(gone).collect();
     let walked = async {
         while fake.asked().walks.iter().flatten().copied().collect::<BTreeSet<_>>() != all {
+            // The walks run on other threads and report nowhere else.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };

@@ -208,7 +208,7 @@ pub fn kernel_types() -> Result<Btf> {
     )
 }
 
-/// How a copy of the object that records its path finds routes: see [`crate::explain::Simulator`].
+/// The source of routes for the copy of the object that [`crate::explain::Simulator`] runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routes {
     /// The kernel is queried.
