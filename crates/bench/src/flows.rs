@@ -247,12 +247,13 @@ where
     abi::Flow<A>: Pod,
 {
     let request = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
-    if request.ifindex != 0 {
-        places.directory.set(request.ifindex, Tuple::default(), 0)?;
+    let place = request.device_or_place.place();
+    if place != 0 {
+        places.directory.set(place, Tuple::default(), 0)?;
     }
     // An assured flow has returned its place, and stores other data there.
     if request.state & ASSURED == 0 {
-        places.unassured.set(u32::from_ne_bytes(request.mac_tail) - 1, Tuple::default(), 0)?;
+        places.unassured.set(request.tail.queue_place(), Tuple::default(), 0)?;
     }
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
         table.remove(&FlowKey::of(&key)).context("a flow is missing")?;

@@ -41,7 +41,8 @@ pub struct Flow<A: Address> {
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
     /// [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel routes the packet, otherwise the hop
-    /// that it is redirected to; read only if the packet leaves by another device than `ifindex`.
+    /// that it is redirected to; read only if the packet leaves by another device than its request
+    /// came by.
     pub hop: u16,
     /// The route epoch of `hop`. Both form one aligned word, which is read and written as one.
     pub epoch: u16,
@@ -49,7 +50,8 @@ pub struct Flow<A: Address> {
     pub kind: u8,
     /// See [`crate::tcp`].
     pub state: u8,
-    /// The first two bytes of the MAC address that sent the request: see `ifindex`.
+    /// Reply entry: the first two bytes of the MAC address that sent the request; see
+    /// [`DeviceOrPlace::device`].
     pub mac_head: [u8; 2],
     /// The time of the last packet: low half of jiffies.
     pub last: u32,
@@ -65,15 +67,102 @@ pub struct Flow<A: Address> {
     /// half of a request entry the jiffies until which its datagrams need nothing but their
     /// translation.
     pub numbers: u64,
-    /// Reply entry: the device by which the request came; `mac_head` and `mac_tail` hold the MAC
-    /// address that sent it, which is used only if there is no route to the client. Request entry:
-    /// its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
-    pub ifindex: u32,
-    /// Reply entry: the last four bytes of the MAC address that sent the request. Request entry,
-    /// native byte order: while the flow is unassured, its place in `tp_unassured4` or
-    /// `tp_unassured6`, plus 1. Later: for TCP the jiffies of a SYN that came on the assured flow,
-    /// for SCTP the initiate tag of such an INIT; 0 if none came.
-    pub mac_tail: [u8; 4],
+    /// Reply entry: a device. Request entry: a place in the directory.
+    pub device_or_place: DeviceOrPlace,
+    /// Reply entry: the end of a MAC address. Request entry: its place in the queue, or a note.
+    pub tail: Tail,
+}
+
+/// A device in a reply entry, a place in a request entry.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct DeviceOrPlace(u32);
+
+impl DeviceOrPlace {
+    #[inline(always)]
+    pub const fn of_device(ifindex: u32) -> Self {
+        Self(ifindex)
+    }
+
+    #[inline(always)]
+    pub const fn of_place(place: u32) -> Self {
+        Self(place)
+    }
+
+    /// Reply entry: the index of the device by which the request came. [`Flow::mac_head`] and
+    /// [`Tail::mac`] are the MAC address that sent it, which is used only if there is no route to
+    /// the client.
+    #[inline(always)]
+    pub const fn device(self) -> u32 {
+        self.0
+    }
+
+    /// Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
+    #[inline(always)]
+    pub const fn place(self) -> u32 {
+        self.0
+    }
+}
+
+/// The end of a MAC address in a reply entry. In a request entry, native byte order: the place in
+/// the queue of an unassured flow, plus 1; once the flow is assured, the note of a packet that asked
+/// for a new connection.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Tail(u32);
+
+impl Tail {
+    /// Neither a place in the queue nor a note.
+    pub const NONE: Self = Self(0);
+
+    #[inline(always)]
+    pub const fn of_mac(tail: [u8; 4]) -> Self {
+        Self(u32::from_ne_bytes(tail))
+    }
+
+    #[inline(always)]
+    pub const fn of_queue_place(place: u32) -> Self {
+        Self(place.wrapping_add(1))
+    }
+
+    /// Notes a SYN that came on an assured flow, by the low half of jiffies, which must not be 0.
+    #[inline(always)]
+    pub const fn of_syn(jiffies: u32) -> Self {
+        Self(jiffies)
+    }
+
+    /// Notes an INIT that came on an assured flow.
+    #[inline(always)]
+    pub const fn of_initiate_tag(tag: u32) -> Self {
+        Self(tag)
+    }
+
+    /// Reply entry: the last four bytes of the MAC address that sent the request.
+    #[inline(always)]
+    pub const fn mac(self) -> [u8; 4] {
+        self.0.to_ne_bytes()
+    }
+
+    /// Request entry of an unassured flow: its place in `tp_unassured4` or `tp_unassured6`;
+    /// `u32::MAX` if it has none.
+    #[inline(always)]
+    pub const fn queue_place(self) -> u32 {
+        self.0.wrapping_sub(1)
+    }
+
+    /// Request entry of an assured TCP flow: the jiffies of the SYN that asked for another
+    /// connection; 0 if none came.
+    #[inline(always)]
+    pub const fn syn(self) -> u32 {
+        self.0
+    }
+
+    /// Request entry of an assured SCTP flow: the initiate tag of the INIT that asked for another
+    /// association; 0 if none came.
+    #[inline(always)]
+    pub const fn initiate_tag(self) -> u32 {
+        self.0
+    }
 }
 
 impl<A: Address> Flow<A> {

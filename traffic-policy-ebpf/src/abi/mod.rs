@@ -41,7 +41,7 @@ pub use self::{
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
-    flow::{Flow, Packets, Window, kind},
+    flow::{DeviceOrPlace, Flow, Packets, Tail, Window, kind},
     flow_key::FlowKey,
     fragment::{Fragment, FragmentKey, IGNORED, Piece, REASSEMBLY},
     frontends::{

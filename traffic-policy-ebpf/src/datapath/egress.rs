@@ -18,19 +18,16 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    ctx::{LINEAR, Packet},
+    ctx::{LINEAR, Skb},
     family::{V4, V6},
-    flow::{
-        state::{self, Transition},
-        table::FlowTable,
-    },
+    flow::{established, pair::Transition, state, table::FlowTable},
     forward::{
         self, Rewrite, Translatable, fragment,
         reply_way::{self, ReplyWay},
         sctp,
     },
-    own_datagrams, own_ports,
-    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed},
+    own,
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed, fixed},
     prefilter,
     verdict::{self, Decision},
     words::load16,
@@ -38,12 +35,12 @@ use crate::datapath::{
 
 /// The egress program of every attached device, including those that lead to pods.
 #[inline(always)]
-pub fn run<P: Packet>(packet: P) -> i32 {
+pub fn run<P: Skb>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet>(packet: P) -> Decision {
+fn outgoing<P: Skb>(packet: P) -> Decision {
     if packet.is_redirected() {
         return Outcome::Passed.into();
     }
@@ -61,7 +58,7 @@ fn outgoing<P: Packet>(packet: P) -> Decision {
 }
 
 #[inline(always)]
-fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
+fn of_family<P: Skb, F: Rewrite>(packet: P) -> Decision {
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome),
@@ -73,24 +70,23 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
 /// came by another device continues in the program for headers of variable length, which can
 /// redirect it. The entry program has no registers to spare.
 #[inline(always)]
-pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
+pub fn reply<P: Skb, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
     let of_endpoint = prefilter::is_local_endpoint::<F>(parsed.tuple.source, parsed.tuple.ports.source());
     let mut entry = ptr::null_mut();
     if of_endpoint {
-        if let Err(outcome) = parse::finish(packet, parsed) {
+        if let Err(outcome) = fixed::finish(packet, parsed) {
             return outcome.into();
         }
         entry = FlowTable::<F>::new().find(&parsed.tuple);
     }
     if entry.is_null() {
-        own_datagrams::note(packet, parsed);
-        own_ports::note(packet, parsed);
+        own::note(packet, parsed);
         return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed }.into();
     }
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow.into();
     }
-    if P::L2 != 0 && !FULL && get!(entry.ifindex) != packet.ingress() {
+    if P::L2 != 0 && !FULL && get!(entry.device_or_place).device() != packet.ingress() {
         packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
         // Linux 6.12 to 6.17 assume that a tail call, even one that fails, invalidates all pointers
         // into the packet.
@@ -98,8 +94,8 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
     }
     let mut last = clock::jiffies();
     let established = !parsed.is_sctp::<P>()
-        && state::is_established(get!(entry.state), parsed.tcp_flags())
-        && state::advance(entry, parsed, state::numbers_of(parsed), last);
+        && established::is_established(get!(entry.state), parsed.tcp_flags())
+        && established::advance(entry, parsed, established::numbers_of(parsed), last);
     if !established {
         entry = match state::track_reply(packet, parsed, entry) {
             Transition::Keep(kept) => kept,
@@ -123,7 +119,7 @@ pub fn reply<P: Packet, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed
 /// Translates an outgoing packet by its reply entry, and, if `FULL`, redirects it if its route
 /// requires that. `last`: the time to note as that of the flow's last packet.
 #[inline(always)]
-pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
+pub fn translate<P: Skb, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
     packet: P,
     translatable: &C,
     entry: *mut Flow<F::Address>,
@@ -133,7 +129,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
         return Outcome::PassedStaleFlow.into();
     }
     // A device with Ethernet takes no packet without an Ethernet header.
-    if P::L2 != 0 && FULL && get!(entry.ifindex) != packet.ingress() {
+    if P::L2 != 0 && FULL && get!(entry.device_or_place).device() != packet.ingress() {
         let way = reply_way::find::<P, F>(packet, entry);
         if way.ifindex != 0 {
             return redirect(packet, translatable, entry, last, &way);
@@ -149,7 +145,7 @@ pub fn translate<P: Packet, F: Rewrite, C: Translatable<P, F>, const FULL: bool>
 /// Translates a packet, and sends it out of another device than the one that the kernel has chosen.
 /// Its TTL was decremented when it was routed.
 #[inline(always)]
-fn redirect<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+fn redirect<P: Skb, F: Rewrite, C: Translatable<P, F>>(
     packet: P,
     translatable: &C,
     entry: *mut Flow<F::Address>,

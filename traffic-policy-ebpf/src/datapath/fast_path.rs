@@ -20,18 +20,15 @@ use core::ptr;
 
 use crate::datapath::{
     clock, counters,
-    ctx::{LINEAR, Packet},
+    ctx::{LINEAR, Packet, Skb as _},
     family::{V4, V6},
     flow::{
-        datagrams, state,
+        datagrams, established,
         table::{self, FlowTable},
     },
-    forward::{
-        self, Rewrite,
-        nexthop::{Current, Forwarding},
-    },
+    forward::{self, Current, Forwarding, Rewrite},
     lb::{Target, select},
-    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+    parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, fixed},
     prefilter::{self, Match},
     reject, trace,
     verdict::{self, Decision},
@@ -45,8 +42,10 @@ pub fn run<P: Packet>(packet: P) -> i32 {
     let data = packet.data();
     let decision = if data + P::L2 > packet.end() {
         Outcome::PassedNotIp.into()
-    } else if packet.tagged() {
-        if packet.is_priority_tag() {
+    } else if let Some(skb) = packet.skb()
+        && skb.tagged()
+    {
+        if skb.is_priority_tag() {
             packet.jump::<V4, { jump::PRIORITY_TAG }>();
         }
         Outcome::PassedNotIp.into()
@@ -75,9 +74,9 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     // Packets that open or end a conversation change its state: they go to the slow path, which
     // checks the lengths itself. So does a frame in several buffers (XDP), whose length only a
     // helper of the kernel returns.
-    if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && parse::is_whole(packet, &parsed) {
+    if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && fixed::is_whole(packet, &parsed) {
         let now = clock::jiffies();
-        let numbers = state::numbers_of(&parsed);
+        let numbers = established::numbers_of(&parsed);
         let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
         let entry = FlowTable::<F>::new().find(&parsed.tuple);
         if !entry.is_null() {
@@ -91,7 +90,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
                 }
                 if (kind == kind::DELIVER || !hop.is_null())
-                    && (!assured || state::advance(entry, &parsed, numbers, now))
+                    && (!assured || established::advance(entry, &parsed, numbers, now))
                 {
                     let decision =
                         forward::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    ctx::Packet,
+    ctx::{Packet, Skb},
     egress,
     flow::table::FlowTable,
     forward::{self, icmp::RewriteIcmpError, nexthop},
@@ -45,12 +45,12 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
 /// The program for errors that leave this node: those of its own stack, which knows only the
 /// translated packet, or those of an endpoint.
 #[inline(always)]
-pub fn run_out<P: Packet, F: RewriteIcmpError>(packet: P) -> i32 {
+pub fn run_out<P: Skb, F: RewriteIcmpError>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
+fn outgoing<P: Skb, F: RewriteIcmpError>(packet: P) -> Decision {
     let error = match F::parse_icmp_error(packet) {
         Ok(error) => error,
         Err(outcome) => return outcome.into(),

@@ -11,7 +11,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    ctx::{LINEAR, Packet, tc::TcL3},
+    ctx::{LINEAR, Packet, Skb as _, tc::TcL3},
     family::{V4, V6},
     parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parse},
     prefilter::{self, Match},

@@ -10,9 +10,9 @@
 //!  fast_path                                          egress
 //!   │ parse::fixed ─── no ports there ─────► 1a, 1b    │ parse::fixed ─── no ports there ───────────► 1a, 1b
 //!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
-//!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::state
-//!   │ forward::nexthop resolved long ago ──► 2         │ forward: the source becomes the frontend
-//!   │ flow::state ──── does not continue ──► 2         │
+//!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::established
+//!   │ forward ──────── resolved long ago ──► 2         │ forward: the source becomes the frontend
+//!   │ flow::established, does not continue ► 2         │
 //!   │ forward ──────── TTL exceeded ───────► 3         │ came by another device: by 1a, and out of the one that
 //!   ▼                  MTU exceeded ───────► 2         ▼   routing names for the new source; too long for it: 3
 //!  endpoint on another node, client (redirected),     wire
@@ -24,9 +24,9 @@
 //!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
-//!     │ own_datagrams ─── answer to a datagram of the node's own ───────────────────────── stack
+//!     │ own ───────────── answer to a datagram of the node's own ───────────────────────── stack
 //!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
-//!     │ source ────────── one that no packet from outside can have ─────────────── yes ► 3
+//!     │                   a source that no packet from outside can have ────────── yes ► 3
 //!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
 //!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
 //!     ▼ forward ───────── TTL or MTU exceeded ───────────────────────────────────────── ─► 3
@@ -63,19 +63,19 @@
 //!   [`parse::variable`]: IPv4 options and fragments; [`parse::ipv6_ext`]: the walk over IPv6
 //!   extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
 //! - [`prefilter`]: bit arrays that tell whether a packet or a call may concern a Service.
-//!   [`source`]: martian sources.
-//! - [`own_datagrams`]: datagrams that this node itself has sent from a Service's port.
-//!   [`own_ports`]: ports of the pool that the node uses itself.
-//! - [`lb`]: types of load balancing. [`lb::select`]: frontend, policy, endpoint; [`lb::affinity`]:
-//!   session affinity.
-//! - [`flow::table`]: the flow tables; [`flow::state`]: state transitions; [`flow::silence`]: SYNs
-//!   on existing flows; [`flow::associations`]: state transitions of SCTP; [`flow::snat_port`]:
-//!   entries of a new flow and the port search; [`flow::first_packet`]: the count of its first
-//!   packet; [`flow::recycle`]: expired flows, removed for a new one; [`flow::delivered`]: packets
-//!   that TC sees again after XDP has delivered them.
+//! - [`own`]: the node's own traffic on ports that Services use, too.
+//! - [`lb`]: types of load balancing. [`lb::select`]: frontend, sources, policy, endpoint;
+//!   [`lb::affinity`]: session affinity.
+//! - [`flow::table`]: the flow tables; [`flow::established`]: packets that need nothing but their
+//!   translation; [`flow::state`]: state transitions; [`flow::pair`]: both entries of a flow;
+//!   [`flow::silence`]: SYNs on existing flows; [`flow::associations`]: state transitions of SCTP;
+//!   [`flow::datagrams`]: those of UDP; [`flow::snat_port`]: entries of a new flow and the port
+//!   search; [`flow::unassured`]: the queue of unassured flows; [`flow::recycle`]: expired flows,
+//!   removed for a new one; [`flow::directory`]: the array by which they are found; [`flow::claim`]:
+//!   the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees again after XDP has
+//!   delivered them.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
-//!   [`forward::stored_hop`]: the table of next hops; [`forward::client_hop`]: a cache of next hops
-//!   towards clients; [`forward::reply_way`]: the device by which a reply of an endpoint on this
+//!   [`forward::client_hop`]: a cache of next hops towards clients; [`forward::reply_way`]: the device by which a reply of an endpoint on this
 //!   node leaves; [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP
 //!   errors; [`forward::sctp`]: ports and checksum of SCTP.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
@@ -110,7 +110,6 @@ mod global;
 #[macro_use]
 mod value;
 
-pub mod barrier;
 pub mod clock;
 pub mod counters;
 pub mod ctx;
@@ -124,17 +123,16 @@ pub mod icmp_errors;
 pub mod l3_ingress;
 pub mod lb;
 pub mod maps;
-pub mod own_datagrams;
-pub mod own_ports;
+pub mod own;
 pub mod parse;
 pub mod prefilter;
 pub mod priority_tag;
 pub mod reject;
 pub mod slow_path;
 pub mod sock;
-pub mod source;
 pub mod split;
 pub mod trace;
 pub mod variable_headers;
 pub mod verdict;
-pub mod words;
+
+pub use traffic_policy_ebpf::{barrier, words};

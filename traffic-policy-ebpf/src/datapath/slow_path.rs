@@ -11,26 +11,28 @@ use traffic_policy_ebpf::{
 use core::ptr;
 
 use crate::datapath::{
-    clock,
+    clock, counters,
     ctx::Packet,
     events::{self, NewEvent},
     family::Family,
     flow::{
-        delivered, first_packet, recycle,
+        delivered,
+        pair::{self, Transition},
+        recycle,
         snat_port::{self, NewFlow},
-        state::{self, Transition},
+        state,
         table::FlowTable,
         unassured,
     },
     forward::{
-        self, Rewrite,
-        nexthop::{self, Forwarding, Route},
+        self, Forwarding, Rewrite,
+        nexthop::{self, Route},
     },
     lb::{Client, List, Target, select},
     maps::{CONFIG, TABLE_USAGE},
-    own_datagrams,
-    parse::{self, Parsed},
-    prefilter, reject, source, trace,
+    own,
+    parse::{Parsed, fixed},
+    prefilter, reject, trace,
     value::borrow,
     verdict::{self, Decision},
 };
@@ -40,7 +42,7 @@ use crate::datapath::{
 #[inline(always)]
 pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
     let decision =
-        match F::parse_fixed(packet).and_then(|parsed| parse::finish(packet, &parsed).map(|()| parsed)) {
+        match F::parse_fixed(packet).and_then(|parsed| fixed::finish(packet, &parsed).map(|()| parsed)) {
             Ok(parsed) => {
                 let now = clock::jiffies();
                 let decision = match prepare(packet, &parsed, now) {
@@ -50,7 +52,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                         } else {
                             forward::forward(packet, &parsed, &forwarding, last)
                         };
-                        first_packet::settle::<F>(forwarding.entry);
+                        counters::settle::<F>(forwarding.entry);
                         Decision { service: get!((forwarding.entry).service), ..decision }
                     }
                     Err(decision) => decision,
@@ -64,7 +66,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
 
 /// Finds or creates the entry of a packet, updates its state, and resolves the hop. Also returns
 /// the time to note for the flow's last packet: now, except for a packet that does not belong to
-/// the flow. The caller must call [`first_packet::settle`] afterwards.
+/// the flow. The caller must call [`counters::settle`] afterwards.
 #[inline(always)]
 pub fn prepare<P: Packet, F: Rewrite>(
     packet: P,
@@ -99,7 +101,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
             Ok(created) => created,
             Err(decision) => {
                 if !restart.is_null() {
-                    state::unclaim::<F>(restart);
+                    pair::unclaim::<F>(restart);
                 }
                 return Err(decision);
             }
@@ -113,7 +115,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     match nexthop::resolve_egress::<P, F>(packet, entry, now) {
         Ok(forwarding) => Ok((forwarding, last)),
         Err(decision) => {
-            first_packet::settle::<F>(entry);
+            counters::settle::<F>(entry);
             Err(decision)
         }
     }
@@ -141,7 +143,7 @@ fn new_flow<P: Packet, F: Rewrite>(
 
 /// A flow that was created, or found after another CPU had created it.
 struct Created<A: Address> {
-    /// The entry, or a copy of it in `Scratch`: [`first_packet`].
+    /// The entry, or a copy of it in `Scratch`: [`counters::settle`].
     pub request: *mut Flow<A>,
     /// The outgoing device if the FIB has been queried and its neighbour is not resolved, otherwise
     /// 0.
@@ -160,7 +162,7 @@ fn list<P: Packet, F: Family>(
             return Err(Outcome::PassedNotService.into());
         }
         _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
-        _ if source::is_martian(packet, parsed) => {
+        _ if select::is_martian(packet, parsed) => {
             return Err(Outcome::DroppedMartianSource.into());
         }
         // The same as in kube-proxy, which refuses packets that conntrack calls new. Otherwise
@@ -220,7 +222,7 @@ fn create<P: Packet, F: Family>(
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     // This check comes before that of the source: a peer may answer from a port that is a
     // Service's, too.
-    if own_datagrams::is_answered_by::<P, F>(parsed, now) {
+    if own::is_answered_by::<P, F>(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
     let list = list(packet, parsed, &client)?;
@@ -259,7 +261,7 @@ fn create<P: Packet, F: Family>(
     }
 
     recycle::make_room::<F>(scratch, usage, now);
-    let place = if restart.is_null() { snat_port::NEW } else { get!(restart.ifindex) };
+    let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
     let new_flow =
         NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place };
     new_flow.write(scratch, hash, get!(config.pool_len));
@@ -275,7 +277,7 @@ fn create<P: Packet, F: Family>(
     let request = place!(mut scratch.request);
     if !restart.is_null() {
         let key = borrow(place!(const scratch.key));
-        state::reuse_entry::<F>(restart, request, &parsed.tuple, key);
+        pair::reuse_entry::<F>(restart, request, &parsed.tuple, key);
         unassured::enter::<F>(scratch, &parsed.tuple);
         return Ok(Created { request: restart, unresolved });
     }

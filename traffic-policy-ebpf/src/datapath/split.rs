@@ -19,14 +19,10 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::opaque,
     clock,
-    ctx::{Packet, tc::Tc},
+    ctx::{Packet, Skb as _, tc::Tc},
     family::{Family as _, V4},
     flow::table::FlowTable,
-    forward::{
-        self, Translatable,
-        fragment::Later,
-        nexthop::{self, Forwarding},
-    },
+    forward::{self, Forwarding, Translatable, fragment::Later, nexthop},
     maps::PIECE,
     parse::{ETHERNET, variable::ParseVariable as _},
     trace,

@@ -9,13 +9,12 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    clock,
-    ctx::Packet,
+    clock, counters,
+    ctx::{Packet, Skb},
     egress,
-    flow::first_packet,
     forward::{self, Rewrite, fragment, nexthop, sctp},
     parse::{
-        self,
+        fixed,
         variable::{ParseVariable, VariableHeaders},
     },
     prefilter::{self, Match},
@@ -67,7 +66,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
         return Outcome::PassedMalformed.into();
     }
-    if !parse::is_whole(packet, &parsed) {
+    if !fixed::is_whole(packet, &parsed) {
         return Outcome::PassedMalformed.into();
     }
     let prepared = slow_path::prepare(packet, &parsed, now);
@@ -92,7 +91,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
             } else {
                 forward::forward(packet, &parsed, &forwarding, last)
             };
-            first_packet::settle::<F>(forwarding.entry);
+            counters::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
         Err(decision) => decision,
@@ -120,12 +119,12 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
 
 /// The program for outgoing packets.
 #[inline(always)]
-pub fn run_out<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+pub fn run_out<P: Skb, F: ParseVariable + Rewrite>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+fn outgoing<P: Skb, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let headers = match read::<P, F, { jump::SCTP_OUT }>(packet) {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),

@@ -15,12 +15,10 @@ use traffic_policy_ebpf::{
     abi::{Address4, Frontend, FrontendKey, Port, Ports, Slot, Tuple, scope},
     checksum::{self, TTL_STEP},
     hash,
-};
-
-use super::{
-    feed::FEED,
     words::{load8, load16, load32, store8, store16, store32, store64},
 };
+
+use super::feed::FEED;
 
 #[btf_map]
 pub static FLOOR_FLOWS: HashMap<Tuple<Address4>, FloorFlow, 262_144> = HashMap::new();

@@ -12,9 +12,10 @@ use traffic_policy_bench_ebpf::{
     FRAME_LENGTH,
     traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
 };
-use traffic_policy_ebpf::checksum::{self, word_sum};
-
-use super::words::{store16, store32, store64};
+use traffic_policy_ebpf::{
+    checksum::{self, word_sum},
+    words::{store16, store32, store64},
+};
 
 #[btf_map]
 pub static GENERATOR: Array<Generator, 1> = Array::new();

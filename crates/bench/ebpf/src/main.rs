@@ -20,10 +20,6 @@
 )]
 
 #[cfg(target_arch = "bpf")]
-#[path = "../../../../traffic-policy-ebpf/src/datapath/barrier.rs"]
-#[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
-mod barrier;
-#[cfg(target_arch = "bpf")]
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod floor;
 #[cfg(target_arch = "bpf")]
@@ -32,10 +28,6 @@ mod generator;
 #[cfg(target_arch = "bpf")]
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
-#[cfg(target_arch = "bpf")]
-#[path = "../../../../traffic-policy-ebpf/src/datapath/words.rs"]
-#[expect(unreachable_pub, dead_code, reason = "shared with the packet path, which needs more of it")]
-mod words;
 
 #[cfg(not(target_arch = "bpf"))]
 fn main() {}
@@ -51,8 +43,7 @@ mod feed {
         programs::{TcContext, XdpContext},
     };
     use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS, FRAMES as FRAME_COUNT, Feed};
-
-    use super::{barrier::opaque, words::store64};
+    use traffic_policy_ebpf::{barrier::opaque, words::store64};
 
     /// BPF_F_MMAPABLE: a million frames are written by plain stores.
     const MMAPABLE: usize = 1024;

@@ -14,9 +14,8 @@ use traffic_policy_bench_ebpf::{
 use traffic_policy_ebpf::{
     abi::Ports,
     checksum::{self, word_sum},
+    words::{load8, load16, load32, store8, store16, store32},
 };
-
-use super::words::{load8, load16, load32, store8, store16, store32};
 
 #[btf_map]
 pub static SINK: Array<Sink, 1> = Array::new();

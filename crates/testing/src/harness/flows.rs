@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use aya::maps::{HashMap, MapData};
 use traffic_policy_dataplane::{FromWire, ToWire};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_SCTP, PROTOCOL_UDP, Port, Ports, Tuple, kind,
+    Address, Address4, Address6, Flow, FlowKey, Fold, PROTOCOL_SCTP, PROTOCOL_UDP, Port, Ports, Tail, Tuple,
+    kind,
 };
 use traffic_policy_ebpf::tcp::ASSURED;
 
@@ -73,7 +74,6 @@ impl FlowEntry {
         let tuple = key.tuple(flow);
         let request = matches!(flow.kind, kind::FORWARD | kind::DELIVER);
         let assured = flow.state & ASSURED != 0;
-        let tail = u32::from_ne_bytes(flow.mac_tail);
         let end = |address: A, port: Port| SocketAddr::new(address.to_ip(), port.to_host());
         Self {
             protocol: tuple.protocol as u8,
@@ -86,9 +86,13 @@ impl FlowEntry {
             hop: flow.hop,
             epoch: flow.epoch,
             last: flow.last,
-            asked: if request && assured { tail } else { 0 },
+            asked: if request && assured { flow.tail.syn() } else { 0 },
             began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
-            place: if request && !assured { tail.checked_sub(1) } else { None },
+            place: if request && !assured && flow.tail != Tail::NONE {
+                Some(flow.tail.queue_place())
+            } else {
+                None
+            },
             tags: match tuple.protocol {
                 PROTOCOL_SCTP => {
                     (u32::from_be((flow.numbers >> 32) as u32), u32::from_be(flow.numbers as u32))
@@ -135,7 +139,7 @@ impl FlowEntry {
             flow.numbers = u64::from(self.tags.0.to_be()) << 32 | u64::from(self.tags.1.to_be());
         }
         if self.is_request() && self.state & ASSURED != 0 {
-            flow.mac_tail = self.asked.to_ne_bytes();
+            flow.tail = Tail::of_syn(self.asked);
         }
     }
 

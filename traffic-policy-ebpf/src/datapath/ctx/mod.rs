@@ -22,6 +22,9 @@ pub const BY_FRAGMENTS: u32 = 0xffff;
 
 /// A packet in XDP or TC.
 pub trait Packet: Copy {
+    /// The packet as TC has it.
+    type Skb: Skb;
+
     const TC: bool;
     /// Whether the program is one for SCTP: such programs see SCTP packets only, and the others see
     /// none.
@@ -33,6 +36,8 @@ pub trait Packet: Copy {
     /// The hook of this context, for incoming packets.
     const HOOK: u32;
 
+    /// Returns the packet as TC has it; `None` in XDP.
+    fn skb(self) -> Option<Self::Skb>;
     fn raw(self) -> *mut c_void;
     /// The first byte of the frame: the Ethernet header, where there is one.
     fn data(self) -> usize;
@@ -51,20 +56,6 @@ pub trait Packet: Copy {
     /// Whether the whole frame, in one buffer or several, has `length` bytes or more.
     fn holds(self, length: u32) -> bool;
     fn ingress(self) -> u32;
-    /// The device by which the packet came to this node, at egress; 0 if the packet was created
-    /// here.
-    fn came_by(self) -> u32;
-    /// The mark by which the packet was routed.
-    fn mark(self) -> u32;
-    /// Whether this node's program of another hook, or of another device, has redirected the packet
-    /// here; at egress.
-    fn is_redirected(self) -> bool;
-    /// The EtherType of the packet as the kernel knows it, memory order; TC only.
-    fn protocol(self) -> u16;
-    /// Whether the device took a VLAN tag out of the frame.
-    fn tagged(self) -> bool;
-    /// Whether such a tag names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
-    fn is_priority_tag(self) -> bool;
     /// Whether the frame is addressed to this machine, not flooded to it by a switch that has not
     /// learned the address.
     fn is_for_host(self) -> bool;
@@ -97,14 +88,32 @@ pub trait Packet: Copy {
                 lateout("r0") _, lateout("r3") _, lateout("r4") _, lateout("r5") _, options(nostack));
         }
     }
-    /// Sends the packet to a neighbour that the kernel resolves, and returns the verdict; TC only.
+}
+
+/// A packet in TC: what the kernel's socket buffer knows, and can do, beyond a frame.
+pub trait Skb: Packet {
+    /// The device by which the packet came to this node, at egress; 0 if the packet was created
+    /// here.
+    fn came_by(self) -> u32;
+    /// The mark by which the packet was routed.
+    fn mark(self) -> u32;
+    /// Whether this node's program of another hook, or of another device, has redirected the packet
+    /// here; at egress.
+    fn is_redirected(self) -> bool;
+    /// The EtherType of the packet as the kernel knows it, memory order.
+    fn protocol(self) -> u16;
+    /// Whether the device took a VLAN tag out of the frame.
+    fn tagged(self) -> bool;
+    /// Whether such a tag names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
+    fn is_priority_tag(self) -> bool;
+    /// Sends the packet to a neighbour that the kernel resolves, and returns the verdict.
     /// `neighbour` is the kernel's `struct bpf_redir_neigh`.
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32;
-    /// Adds differences to the transport checksum, complete or partial; TC only. Pointers into the
-    /// packet become invalid.
+    /// Adds differences to the transport checksum, complete or partial. Pointers into the packet
+    /// become invalid.
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool;
     /// Sends the packet by this node's route to its destination, which has to use this device, and
-    /// returns the verdict; TC only.
+    /// returns the verdict.
     fn send_routed(self, ifindex: u32) -> i32;
     /// Adds a difference to the sum over the frame, if a device has computed one.
     fn update_sum(self, delta: u16);

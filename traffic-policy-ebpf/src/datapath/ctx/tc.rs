@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::abi::{Piece, hook};
 
-use super::{BY_FRAGMENTS, Packet};
+use super::{BY_FRAGMENTS, Packet, Skb};
 use crate::datapath::{
     flow::table,
     maps::{L3_TAIL_CALLS, TC_TAIL_CALLS, Table},
@@ -58,17 +58,17 @@ const MARK_MANGLED_0: u64 = 1 << 5;
 /// A packet with `L2` bytes before its IP header, in a program for SCTP or in one for the other
 /// protocols.
 #[derive(Clone, Copy)]
-pub struct Skb<const L2: usize, const SCTP: bool> {
+pub struct SkBuff<const L2: usize, const SCTP: bool> {
     skb: *mut __sk_buff,
 }
 
 /// A packet of a device with Ethernet.
-pub type Tc<const SCTP: bool = false> = Skb<ETHERNET, SCTP>;
+pub type Tc<const SCTP: bool = false> = SkBuff<ETHERNET, SCTP>;
 /// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP
 /// header.
-pub type TcL3<const SCTP: bool = false> = Skb<0, SCTP>;
+pub type TcL3<const SCTP: bool = false> = SkBuff<0, SCTP>;
 
-impl<const L2: usize, const SCTP: bool> Skb<L2, SCTP> {
+impl<const L2: usize, const SCTP: bool> SkBuff<L2, SCTP> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
@@ -134,7 +134,9 @@ impl TcL3 {
     }
 }
 
-impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
+impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
+    type Skb = Self;
+
     const TC: bool = true;
     const SCTP: bool = SCTP;
     const L2: usize = L2;
@@ -142,6 +144,10 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     const DROP: i32 = TC_SHOT;
     const HOOK: u32 = hook::INGRESS;
 
+    #[inline(always)]
+    fn skb(self) -> Option<Self> {
+        Some(self)
+    }
     #[inline(always)]
     fn raw(self) -> *mut c_void {
         self.skb.cast()
@@ -187,31 +193,6 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
         get!((self.skb).ifindex)
     }
     #[inline(always)]
-    fn came_by(self) -> u32 {
-        // SAFETY: the pointer is the context that the kernel passed.
-        unsafe { (*self.skb).ingress_ifindex }
-    }
-    #[inline(always)]
-    fn mark(self) -> u32 {
-        get!((self.skb).mark)
-    }
-    #[inline(always)]
-    fn is_redirected(self) -> bool {
-        get!((self.skb).tc_index) == redirected() as u32
-    }
-    #[inline(always)]
-    fn protocol(self) -> u16 {
-        get!((self.skb).protocol) as u16
-    }
-    #[inline(always)]
-    fn tagged(self) -> bool {
-        get!((self.skb).vlan_present) != 0
-    }
-    #[inline(always)]
-    fn is_priority_tag(self) -> bool {
-        get!((self.skb).vlan_tci) & VLAN == 0
-    }
-    #[inline(always)]
     fn is_for_host(self) -> bool {
         get!((self.skb).pkt_type) == PACKET_HOST
     }
@@ -239,6 +220,34 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
     fn jumps() -> Table {
         if L2 == 0 { Table::of(&raw const L3_TAIL_CALLS) } else { Table::of(&raw const TC_TAIL_CALLS) }
     }
+}
+
+impl<const L2: usize, const SCTP: bool> Skb for SkBuff<L2, SCTP> {
+    #[inline(always)]
+    fn came_by(self) -> u32 {
+        // SAFETY: the pointer is the context that the kernel passed.
+        unsafe { (*self.skb).ingress_ifindex }
+    }
+    #[inline(always)]
+    fn mark(self) -> u32 {
+        get!((self.skb).mark)
+    }
+    #[inline(always)]
+    fn is_redirected(self) -> bool {
+        get!((self.skb).tc_index) == redirected() as u32
+    }
+    #[inline(always)]
+    fn protocol(self) -> u16 {
+        get!((self.skb).protocol) as u16
+    }
+    #[inline(always)]
+    fn tagged(self) -> bool {
+        get!((self.skb).vlan_present) != 0
+    }
+    #[inline(always)]
+    fn is_priority_tag(self) -> bool {
+        get!((self.skb).vlan_tci) & VLAN == 0
+    }
     #[inline(always)]
     fn send_to(self, ifindex: u32, neighbour: *mut [u32; 5]) -> i32 {
         self.note_redirected();
@@ -257,7 +266,7 @@ impl<const L2: usize, const SCTP: bool> Packet for Skb<L2, SCTP> {
         // On a device that sums whole packets (CHECKSUM_COMPLETE), the addresses of IPv6 and this
         // checksum cancel out.
         let family = if v6 { CHECKSUM_IPV6.load() } else { 0 };
-        // SAFETY: as above.
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe {
             // Size 0: the last number is a difference. The address part belongs to the pseudo
             // header, which is all that a partial checksum covers.

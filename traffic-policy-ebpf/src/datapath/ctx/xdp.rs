@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::abi::{DeviceInfo, hook};
 
-use super::Packet;
+use super::{Packet, tc::Tc};
 use crate::datapath::{
     maps::{DEVICES, Table, XDP_TAIL_CALLS},
     parse::ETHERNET,
@@ -42,6 +42,8 @@ impl<const SCTP: bool> Xdp<SCTP> {
 }
 
 impl<const SCTP: bool> Packet for Xdp<SCTP> {
+    type Skb = Tc<SCTP>;
+
     const TC: bool = false;
     const SCTP: bool = SCTP;
     const L2: usize = ETHERNET;
@@ -49,6 +51,10 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     const DROP: i32 = XDP_DROP;
     const HOOK: u32 = hook::XDP;
 
+    #[inline(always)]
+    fn skb(self) -> Option<Tc<SCTP>> {
+        None
+    }
     #[inline(always)]
     fn raw(self) -> *mut c_void {
         self.md.cast()
@@ -79,30 +85,6 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     #[inline(always)]
     fn ingress(self) -> u32 {
         self.ingress
-    }
-    #[inline(always)]
-    fn came_by(self) -> u32 {
-        0
-    }
-    #[inline(always)]
-    fn mark(self) -> u32 {
-        0
-    }
-    #[inline(always)]
-    fn is_redirected(self) -> bool {
-        false
-    }
-    #[inline(always)]
-    fn protocol(self) -> u16 {
-        0
-    }
-    #[inline(always)]
-    fn tagged(self) -> bool {
-        false
-    }
-    #[inline(always)]
-    fn is_priority_tag(self) -> bool {
-        false
     }
     #[inline(always)]
     fn is_for_host(self) -> bool {
@@ -150,18 +132,4 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     fn jumps() -> Table {
         Table::of(&raw const XDP_TAIL_CALLS)
     }
-    #[inline(always)]
-    fn send_to(self, _: u32, _: *mut [u32; 5]) -> i32 {
-        XDP_DROP
-    }
-    #[inline(always)]
-    fn fix_checksum(self, _: u32, _: u16, _: u16, _: bool, _: bool) -> bool {
-        false
-    }
-    #[inline(always)]
-    fn send_routed(self, _: u32) -> i32 {
-        XDP_DROP
-    }
-    #[inline(always)]
-    fn update_sum(self, _: u16) {}
 }

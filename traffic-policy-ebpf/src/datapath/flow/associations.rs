@@ -2,13 +2,13 @@
 //! tags and states.
 //!
 //! Only an INIT begins a flow. An INIT on an assured flow may be forged, so it changes nothing
-//! until the endpoint has accepted it: its initiate tag is kept in `mac_tail`, which the flow's
+//! until the endpoint has accepted it: its initiate tag is kept in `tail`, which the flow's
 //! place in the queue no longer needs. A COOKIE ACK with that tag proves that the client has
 //! restarted and that the endpoint has accepted the restart (RFC 9260 section 5.2). The endpoint's
 //! new tag is then taken from the client's next packet.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow},
+    abi::{Address, Flow, Tail},
     outcome::Outcome,
     sctp::{self, Head, Tags, chunk, tags},
     tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
@@ -20,8 +20,8 @@ use crate::datapath::{
     ctx::Packet,
     family::Family,
     flow::{
-        recycle::CLAIMED,
-        state::{self, Transition},
+        claim::CLAIMED,
+        pair::{self, Transition},
     },
     parse::Parsed,
 };
@@ -49,7 +49,7 @@ pub fn request<P: Packet, F: Family>(
             return Transition::Leave(Outcome::DroppedTableFull);
         }
         if (state | get!(reply.state)) & RST != 0 || state & (GONE | ASSURED) == GONE {
-            return state::again::<P, F>(parsed, entry);
+            return pair::again::<P, F>(parsed, entry);
         }
         let tag = parsed.initiate_tag(packet);
         if state & ASSURED == 0 {
@@ -60,9 +60,9 @@ pub fn request<P: Packet, F: Family>(
             };
         }
         if is_quiet(entry, reply, sctp::SILENCE * clock::hz()) {
-            return state::again::<P, F>(parsed, entry);
+            return pair::again::<P, F>(parsed, entry);
         }
-        set!(entry.mac_tail = tag.to_ne_bytes());
+        set!(entry.tail = Tail::of_initiate_tag(tag));
         return Transition::Ignore(entry);
     }
     // A packet that ends an association is not used here: a forged one would end the flow.
@@ -76,7 +76,7 @@ pub fn request<P: Packet, F: Family>(
     }
     note(entry, &head);
     if (state | get!(entry.state)) & (ASSURED | RST) == 0 {
-        state::assure::<F>(&parsed.tuple, entry, reply);
+        pair::assure::<F>(&parsed.tuple, entry, reply);
     }
     Transition::Keep(entry)
 }
@@ -88,10 +88,10 @@ pub fn reply<P: Packet, F: Family>(
     parsed: &Parsed<F>,
     entry: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
-    let Some(key) = state::counterpart_key::<F>(entry, parsed.tuple.protocol) else {
+    let Some(key) = pair::counterpart_key::<F>(entry, parsed.tuple.protocol) else {
         return Transition::Leave(Outcome::DroppedInternalError);
     };
-    let request = state::counterpart(parsed, key);
+    let request = pair::counterpart(parsed, key);
     if request.is_null() {
         return Transition::Leave(Outcome::PassedStaleFlow);
     }
@@ -122,7 +122,7 @@ pub fn reply<P: Packet, F: Family>(
     } else if head.kind == chunk::COOKIE_ACK {
         let client = sctp::carried(get!(entry.numbers));
         set!(entry.state |= ANSWERED);
-        state::assure::<F>(key, request, entry);
+        pair::assure::<F>(key, request, entry);
         begin(entry, request, client);
     }
     Transition::Keep(entry)
@@ -149,11 +149,11 @@ fn replace<A: Address>(entry: *mut Flow<A>, read: Tags, by: Tags) {
 /// flow. Notes the new association if it does.
 #[inline(always)]
 fn accepts_restart<A: Address>(entry: *mut Flow<A>, request: *mut Flow<A>, head: &Head) -> bool {
-    let client = u32::from_ne_bytes(get!(request.mac_tail));
+    let client = get!(request.tail).initiate_tag();
     if get!(request.state) & ASSURED == 0 || client == 0 || head.tag != client {
         return false;
     }
-    set!(request.mac_tail = [0; 4]);
+    set!(request.tail = Tail::NONE);
     begin(entry, request, client);
     set!(request.state &= !(RST | FIN));
     set!(entry.state &= !(RST | FIN));

@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
     tcp::{ANSWERED, ASSURED},
 };
 
-use crate::datapath::{barrier::compare_exchange, clock, flow::recycle::CLAIMED};
+use crate::datapath::{barrier::compare_exchange, clock, flow::claim::CLAIMED};
 
 /// The seconds after the first datagram after which a datagram of either side, once there was an
 /// answer, makes the flow a stream: as conntrack's `stream_ts`.

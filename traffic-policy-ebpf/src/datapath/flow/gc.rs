@@ -10,11 +10,10 @@ use core::ptr;
 use aya_ebpf::{bindings::seq_file, cty::c_void, helpers::bpf_seq_write};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Flow, FlowKey, PROTOCOL_SCTP, PROTOCOL_UDP, SocketKey, Sweep, TranslatedSocket,
-        Tuple, kind, mark,
+        Address, EndpointKey, Flow, FlowKey, PROTOCOL_UDP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
+        mark,
     },
-    sctp,
-    tcp::{ASSURED, GONE, MARKED, RST, Timeouts, class},
+    tcp::{ASSURED, GONE, MARKED, RST, class},
 };
 
 use crate::datapath::{
@@ -22,7 +21,7 @@ use crate::datapath::{
     clock, counters,
     family::Family,
     flow::{
-        recycle,
+        directory,
         table::{self, FlowTable},
         unassured,
     },
@@ -41,15 +40,6 @@ fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
         service: request.service,
     };
     Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some()
-}
-
-/// Returns the time-out of a flow whose entries have these states, in jiffies.
-#[inline(always)]
-pub fn timeout(timeouts: &Timeouts, protocol: u32, request: u8, reply: u8) -> u32 {
-    if protocol == PROTOCOL_SCTP {
-        return sctp::timeout(timeouts, clock::hz(), request, reply);
-    }
-    timeouts.of(protocol != PROTOCOL_UDP, request, reply)
 }
 
 /// The counter of a protocol's unassured flows.
@@ -212,7 +202,7 @@ fn request<F: Family>(
     if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
         set!(entry.state |= GONE);
     }
-    if quiet_for <= timeout(&timeouts, tuple.protocol, state, reply_state) {
+    if quiet_for <= super::timeout(&timeouts, tuple.protocol, state, reply_state) {
         if surplus.is_null() || load(surplus) == 0 {
             return;
         }
@@ -236,15 +226,15 @@ fn request<F: Family>(
     if !reply.is_null() {
         counters::end(reply.cast_const());
     }
-    let place = opaque(flow.ifindex.into()) as u32;
-    recycle::leave_place::<F>(&place);
+    let place = opaque(flow.device_or_place.place().into()) as u32;
+    directory::leave_place::<F>(&place);
     FlowTable::<F>::new().remove(tuple);
     if !reply.is_null() {
         FlowTable::<F>::new().remove(&reply_key);
     }
     set!(sweep.deleted += 1);
     if flow.state & ASSURED == 0 {
-        let place = u32::from_ne_bytes(flow.mac_tail).wrapping_sub(1);
+        let place = flow.tail.queue_place();
         unassured::leave_place::<F>(&(opaque(place.into()) as u32), tuple);
         let count = counted(sweep, tuple.protocol);
         store(count, load(count) - 1);

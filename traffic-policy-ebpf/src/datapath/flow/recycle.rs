@@ -1,10 +1,8 @@
 //! Removal of finished flows by the packet path itself: for the source port that one of them still
 //! holds, and for room in a full table, so that a stopped or slow agent does no lasting harm.
 //!
-//! Room is found through a directory, an array with twice as many places as a table has room for
-//! flows. Each flow of the main table takes a free place when it is created, and returns it when it
-//! is removed. After an entry has found no room, each new flow of the next seconds looks at the
-//! flows of some places, in an order that all CPUs share.
+//! After an entry has found no room, each new flow of the next seconds looks at the flows of some
+//! places of the [`directory`], in an order that all CPUs share.
 
 use core::ptr;
 
@@ -15,11 +13,12 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::{compare_exchange, exchange, fetch_add, opaque},
+    barrier::{fetch_add, opaque},
     clock, counters,
     family::{Family, V4, V6},
     flow::{
-        gc,
+        claim::{CLAIMED, claim, give_back},
+        directory,
         table::{self, FlowTable},
     },
     maps::{GC_PASS, TABLE_USAGE},
@@ -44,60 +43,6 @@ const AFTER_SYN: u32 = 10;
 /// as full.
 const LOOKS: u32 = 16;
 const FULL_FOR: u32 = 1024;
-/// The places tried for a new flow. At most half of them are taken, so one flow of 256 gets none.
-const TRIES: u32 = 8;
-
-/// Returns a free place of the directory, 0 if none was found. `spread` chooses the places to try
-/// after the next one.
-#[inline(always)]
-pub fn place<F: Family>(spread: u32) -> u32 {
-    let Some(scratch) = F::scratch() else { return 0 };
-    let last = F::directory_last();
-    let at = place!(mut scratch.directory_at);
-    store(at, (load(at) + 1) & last);
-    let mut turn = 0;
-    while turn < TRIES {
-        let free = match F::directory().lookup::<u32, Tuple<F::Address>>(borrow(at)) {
-            Some(held) => get!(held.protocol) == 0,
-            None => false,
-        };
-        if free && load(at) != 0 {
-            return load(at);
-        }
-        turn += 1;
-        store(at, (load(at) + spread.wrapping_mul(2 * turn + 1)) & last);
-    }
-    0
-}
-
-/// Notes a flow at its place.
-#[inline(always)]
-pub fn enter<F: Family>(place: u32, tuple: &Tuple<F::Address>) {
-    let Some(scratch) = F::scratch() else { return };
-    set!(scratch.directory_look = place);
-    if place != 0
-        && let Some(held) =
-            F::directory().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.directory_look)))
-    {
-        store(held, *tuple);
-    }
-}
-
-/// Returns the place of a request entry to the directory.
-#[inline(always)]
-pub fn leave<F: Family>(request: *const Flow<F::Address>) {
-    // The key lies in the entry: the stack of a callback has no room for it.
-    leave_place::<F>(borrow(place!(const request.ifindex)));
-}
-
-/// Returns a place as [`leave`] does. `place` lies on the stack or in a map: before Linux 6.2 an
-/// iterator's element cannot be a key.
-#[inline(always)]
-pub fn leave_place<F: Family>(place: &u32) {
-    if let Some(held) = F::directory().lookup::<u32, Tuple<F::Address>>(place) {
-        set!(held.protocol = 0);
-    }
-}
 
 /// Notes that an entry has found no room in the main table.
 #[inline(always)]
@@ -171,7 +116,7 @@ fn look<F: Family>() -> i64 {
         return 0;
     }
     let states = (get!(request.state), get!(reply.state));
-    let mut limit = gc::timeout(&get!(sweep.timeouts), protocol, states.0, states.1);
+    let mut limit = super::timeout(&get!(sweep.timeouts), protocol, states.0, states.1);
     // The same time as for its port, and as `tcp_can_early_drop` of conntrack.
     let after_end = AFTER_FIN * clock::hz();
     if after_end < limit
@@ -316,23 +261,6 @@ pub fn take_over<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     true
 }
 
-/// The numbers of an entry that a CPU is taking over, removing or overwriting. (A connection has
-/// these numbers once in 2^64.)
-pub const CLAIMED: u64 = u64::MAX;
-
-/// Claims an entry and returns its numbers: [`CLAIMED`] if another CPU was first, which may have
-/// put its own flow there by now.
-#[inline(always)]
-pub fn claim<A: Address>(entry: *mut Flow<A>) -> u64 {
-    exchange(place!(mut entry.numbers), CLAIMED)
-}
-
-/// Reverts a claim. An entry that was reused since, or assured, has numbers of its own, which stay.
-#[inline(always)]
-pub fn give_back<A: Address>(entry: *mut Flow<A>, former: u64) {
-    compare_exchange(place!(mut entry.numbers), CLAIMED, former);
-}
-
 /// Writes the key of an entry's counterpart, field by field: the stack of a callback has no room
 /// for a tuple.
 #[inline(always)]
@@ -362,7 +290,7 @@ pub fn remove<F: Family>(
 ) {
     set!(request.state |= MARKED);
     set!(reply.state |= MARKED);
-    leave::<F>(request);
+    directory::leave::<F>(request);
     counters::end(request.cast_const());
     counters::end(reply.cast_const());
     let table = FlowTable::<F>::new();

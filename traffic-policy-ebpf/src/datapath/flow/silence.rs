@@ -2,7 +2,7 @@
 //! knows that connection any more.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow},
+    abi::{Address, Flow, Tail},
     tcp::{
         ANSWERED, FIN, flag,
         numbers::{self, Segment},
@@ -48,8 +48,7 @@ pub fn is_attempt<A: Address>(entry: *mut Flow<A>, reply: *mut Flow<A>, syn: &Se
 #[inline(always)]
 fn unanswered_for<A: Address>(request: *const Flow<A>, reply: *const Flow<A>) -> Option<u32> {
     let now = clock::jiffies();
-    let (asked, request_last, reply_last) =
-        (u32::from_ne_bytes(get!(request.mac_tail)), get!(request.last), get!(reply.last));
+    let (asked, request_last, reply_last) = (get!(request.tail).syn(), get!(request.last), get!(reply.last));
     let since = now.wrapping_sub(asked);
     if asked == 0 || now.wrapping_sub(request_last) < since || now.wrapping_sub(reply_last) < since {
         return None;
@@ -65,7 +64,7 @@ pub fn after_syn<A: Address>(request: *mut Flow<A>, reply: *const Flow<A>) -> bo
         Some(time) => is_silence(time),
         None => {
             // Never 0, which means that no SYN came.
-            set!(request.mac_tail = (clock::jiffies() | 1).to_ne_bytes());
+            set!(request.tail = Tail::of_syn(clock::jiffies() | 1));
             false
         }
     }

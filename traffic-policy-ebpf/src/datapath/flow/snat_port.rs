@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Flow, Fold, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch, Slot,
-        TableUsage, Tuple, kind, step,
+        Address, DeviceOrPlace, Flow, Fold, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch, Ports,
+        Scratch, Slot, TableUsage, Tail, Tuple, kind, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -21,12 +21,12 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     flow::{
-        recycle,
+        directory, recycle,
         table::{self, FlowTable},
         unassured,
     },
     maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS},
-    own_ports,
+    own,
     parse::Parsed,
     trace,
     value::{borrow, load, load_once, store, store_once},
@@ -129,8 +129,8 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             packets: Packets::default(),
             bytes: self.opening(),
             numbers: self.numbers(false),
-            ifindex: self.packet.ingress(),
-            mac_tail,
+            device_or_place: DeviceOrPlace::of_device(self.packet.ingress()),
+            tail: Tail::of_mac(mac_tail),
         }
     }
 
@@ -180,8 +180,8 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             packets: Packets::of((self.place == NEW) as u64).with_scale(self.scale()),
             bytes: if self.place == NEW { self.parsed.length as u64 } else { 0 },
             numbers: self.numbers(true),
-            ifindex: self.place,
-            mac_tail: [0; 4],
+            device_or_place: DeviceOrPlace::of_place(self.place),
+            tail: Tail::NONE,
         }
     }
 }
@@ -197,7 +197,7 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
     insert_reply::<F>(scratch, usage)?;
     // Not earlier: a flow that gets no port must not push out another.
     let place = unassured::take_place::<F>(scratch, usage, get!(scratch.key.protocol));
-    set!(scratch.request.mac_tail = (place + 1).to_ne_bytes());
+    set!(scratch.request.tail = Tail::of_queue_place(place));
     let ports = get!(scratch.port_search.ports);
     trace::note(step::PORT, ports.source().to_host() as u32, [0; 2]);
     set!(scratch.request.ports = ports);
@@ -308,7 +308,7 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(old.bytes = get!(scratch.reply.bytes));
     set!(old.service = get!(scratch.reply.service));
     // The client may be behind another device now.
-    set!(old.ifindex = get!(scratch.reply.ifindex));
+    set!(old.device_or_place = get!(scratch.reply.device_or_place));
     table::set_next_hop(old, 0, 0);
     // Its numbers stay: `tcp::numbers::unassured`. An exception are those of a connection that was
     // reset before it was assured: the endpoint does not know that connection.
@@ -327,13 +327,13 @@ fn insert_request<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
     let (tuple, key) = (borrow(place!(const scratch.opening)), borrow(place!(const scratch.key)));
     let (request, room) = (place!(mut scratch.request), place!(mut scratch.flow_key));
-    let place = recycle::place::<F>(get!(scratch.port_search.spread));
-    set!(request.ifindex = place);
+    let place = directory::place::<F>(get!(scratch.port_search.spread));
+    set!(request.device_or_place = DeviceOrPlace::of_place(place));
     let table = FlowTable::<F>::new();
     let inserted = table.insert_in(tuple, room, request.cast_const(), NOEXIST);
     if inserted == 0 {
         unassured::enter::<F>(scratch, tuple);
-        recycle::enter::<F>(place, tuple);
+        directory::enter::<F>(place, tuple);
         return 0;
     }
     // Another CPU was first, or the table is full. Our reply entry belongs to no other flow, unless
@@ -394,7 +394,7 @@ fn name_port<A: Address>(scratch: *mut Scratch<A>, port: Port) {
 fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     let room = place!(mut scratch.flow_key);
     let (key, reply) = (borrow(place!(const scratch.key)), place!(const scratch.reply));
-    if own_ports::holds::<F>(key, get!(scratch.port_search.now)) {
+    if own::holds::<F>(key, get!(scratch.port_search.now)) {
         return EXISTS;
     }
     FlowTable::<F>::new().insert_in(key, room, reply, NOEXIST)

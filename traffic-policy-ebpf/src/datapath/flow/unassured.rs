@@ -21,7 +21,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, PROTOCOL_UDP, Scratch, TableUsage, Tuple, kind},
+    abi::{Address, Flow, PROTOCOL_UDP, Scratch, TableUsage, Tail, Tuple, kind},
     tcp::ASSURED,
 };
 
@@ -30,8 +30,8 @@ use crate::datapath::{
     counters,
     family::{Family, V4, V6},
     flow::{
-        datagrams,
-        recycle::{self, CLAIMED},
+        claim::{CLAIMED, claim, give_back},
+        datagrams, directory, recycle,
         table::{self, FlowTable},
     },
     maps::TABLE_USAGE,
@@ -127,8 +127,7 @@ impl Queue {
 /// Notes a flow that has been created at its place.
 #[inline(always)]
 pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Address>) {
-    // The request entry stores the place plus 1.
-    set!(scratch.unassured_look = u32::from_ne_bytes(get!(scratch.request.mac_tail)).wrapping_sub(1));
+    set!(scratch.unassured_look = get!(scratch.request.tail).queue_place());
     if let Some(held) =
         F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look)))
     {
@@ -142,8 +141,8 @@ pub fn enter<F: Family>(scratch: *mut Scratch<F::Address>, tuple: &Tuple<F::Addr
 pub fn leave<F: Family>(request: *mut Flow<F::Address>, tuple: &Tuple<F::Address>) {
     let Some(scratch) = F::scratch() else { return };
     // The stack of a callback has no room for a key.
-    set!(scratch.unassured_look = u32::from_ne_bytes(get!(request.mac_tail)).wrapping_sub(1));
-    set!(request.mac_tail = [0; 4]);
+    set!(scratch.unassured_look = get!(request.tail).queue_place());
+    set!(request.tail = Tail::NONE);
     leave_place::<F>(borrow(place!(const scratch.unassured_look)), tuple);
 }
 
@@ -233,21 +232,21 @@ fn let_go<F: Family>(spares: u64) -> i32 {
         set!(held.protocol = PROTOCOL_UDP);
         return SPARED;
     }
-    let former = recycle::claim(request);
+    let former = claim(request);
     if former == CLAIMED {
         return 0;
     }
     // The flow may have been assured, or removed and its element reused by another flow, which may
     // have taken this very place.
     if table.find_in(borrow(request_key), room) != request || !is_at(request, load(place)) {
-        recycle::give_back(request, former);
+        give_back(request, former);
         return 0;
     }
     recycle::name_counterpart(request, get!(request_key.protocol), reply_key);
     let reply = table.find_in(borrow(reply_key), room);
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         // Its reply entry has been removed, or belongs to another flow.
-        recycle::leave::<F>(request);
+        directory::leave::<F>(request);
         counters::end(request.cast_const());
         table.remove_in(borrow(request_key), room);
     } else {
@@ -261,5 +260,5 @@ fn let_go<F: Family>(spares: u64) -> i32 {
 fn is_at<A: Address>(request: *const Flow<A>, place: u32) -> bool {
     matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)
         && get!(request.state) & ASSURED == 0
-        && u32::from_ne_bytes(get!(request.mac_tail)) == place.wrapping_add(1)
+        && get!(request.tail) == Tail::of_queue_place(place)
 }

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
     hash,
 };
 
-use crate::datapath::{ctx::Packet, family::Family, forward::nexthop::Current};
+use crate::datapath::{ctx::Packet, family::Family, forward::Current};
 
 /// Returns the place of a client in the cache of this CPU. Never `None`, but the verifier does not
 /// know that.

@@ -16,9 +16,9 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    ctx::Packet,
+    ctx::{Packet, Skb as _},
     family::Family,
-    flow::{state, table::FlowTable},
+    flow::{pair, table::FlowTable},
     forward::{self, Rewrite, Translatable},
     maps::ANY,
     parse::{Parsed, variable::VariableHeaders},
@@ -146,16 +146,18 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Later<F> {
     }
     #[inline(always)]
     fn account(&self, entry: *mut Flow<F::Address>, now: u32) {
-        state::begin_count(entry);
+        pair::begin_count(entry);
         forward::account::<F>(entry, self.parsed.length, now);
     }
     #[inline(always)]
     fn translate(&self, packet: P, entry: *const Flow<F::Address>, step: bool) -> bool {
         F::addresses(&self.parsed, entry, step);
-        if F::V6 {
+        if let Some(skb) = packet.skb()
+            && F::V6
+        {
             // Nothing in this packet compensates for the new addresses: the checksum of the
             // datagram is in the first fragment.
-            packet.update_sum(get!(entry.address_delta));
+            skb.update_sum(get!(entry.address_delta));
         }
         true
     }

@@ -9,25 +9,76 @@ pub mod icmp;
 pub mod nexthop;
 pub mod reply_way;
 pub mod sctp;
-pub mod stored_hop;
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch, kind},
+    abi::{
+        Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch,
+        kind,
+    },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
 };
 
 use crate::datapath::{
-    ctx::Packet,
+    ctx::{Packet, Skb as _},
     family::{Family, V4, V6},
-    forward::nexthop::Forwarding,
-    maps::{DEVICES, Table},
-    parse::{self, Parse, Parsed},
+    maps::{CONFIG, DEVICES, NEXTHOPS, Table},
+    parse::{self, Parse, Parsed, fixed},
     value::load,
     verdict::Decision,
     words::{load16, load64, store8, store16, store32, store64},
 };
 
+/// The epoch and age that stored hops are compared with.
+pub struct Current {
+    /// The route epoch.
+    pub route: u16,
+    hop_epoch: u32,
+    max_age: u32,
+}
+
+impl Current {
+    #[inline(always)]
+    pub fn load() -> Option<Self> {
+        let config = CONFIG.get_ptr(0)?;
+        let (route, hop_epoch, max_age) =
+            (get!(config.route) as u16, get!(config.hop_epoch), get!(config.hop_max_age));
+        Some(Self { route, hop_epoch, max_age })
+    }
+
+    /// Returns a stored hop, if it may be used without a FIB look-up.
+    #[inline(always)]
+    pub fn hop(&self, epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
+        if epoch != self.route {
+            return None;
+        }
+        let hop = NEXTHOPS.get_ptr(hop as u32)?;
+        let (epoch, resolved) = (get!(hop.epoch), get!(hop.resolved));
+        let fresh = epoch == self.hop_epoch && self.is_young(resolved, now);
+        if fresh { Some(hop) } else { None }
+    }
+
+    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of
+    /// jiffies.
+    #[inline(always)]
+    pub fn is_young(&self, then: u32, now: u32) -> bool {
+        now.wrapping_sub(then) < self.max_age
+    }
+}
+
+/// A flow entry by which a packet can be forwarded, and its next hop.
+pub struct Forwarding<A: Address> {
+    pub entry: *mut Flow<A>,
+    /// The next hop; null for an entry that the stack delivers, and where the neighbour is not
+    /// resolved.
+    pub hop: *const Hop,
+    /// The device towards a neighbour that is not resolved; TC lets the kernel resolve it. 0: none.
+    /// A number, because an empty `Option` leaves a register that the verifier has never seen
+    /// written.
+    pub unresolved: u32,
+}
+
+/// What a flow's entry translates: a whole packet, a later fragment, an ICMP error.
 pub trait Translatable<P: Packet, F: Rewrite> {
     /// The outcome of a packet that was translated by an entry of this kind.
     fn outcome(kind: u8) -> Outcome;
@@ -129,7 +180,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     if translatable.ttl() <= 1 {
         return translatable.ttl_exceeded().into();
     }
-    if P::TC && forwarding.unresolved != 0 {
+    if let Some(skb) = packet.skb()
+        && forwarding.unresolved != 0
+    {
         let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
         let (mtu, flags) = unresolved::<F>(forwarding.unresolved, scratch);
         if translatable.wire_length(packet) > mtu {
@@ -141,9 +194,9 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         }
         let ifindex = forwarding.unresolved;
         if flags & HOP_NO_ETHERNET != 0 {
-            return Decision::sent(outcome, packet.send_routed(ifindex));
+            return Decision::sent(outcome, skb.send_routed(ifindex));
         }
-        return Decision::sent(outcome, packet.send_to(ifindex, place!(mut scratch.neighbour)));
+        return Decision::sent(outcome, skb.send_to(ifindex, place!(mut scratch.neighbour)));
     }
     let hop = forwarding.hop;
     if hop.is_null() {
@@ -164,8 +217,10 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     if !translatable.translate(packet, entry, true) {
         return Outcome::DroppedInternalError.into();
     }
-    if P::TC && flags & HOP_ROUTED != 0 {
-        return Decision::sent(outcome, packet.send_routed(ifindex));
+    if let Some(skb) = packet.skb()
+        && flags & HOP_ROUTED != 0
+    {
+        return Decision::sent(outcome, skb.send_routed(ifindex));
     }
     Decision::sent(outcome, packet.send(ifindex))
 }
@@ -181,7 +236,7 @@ pub fn is_too_scattered<P: Packet, F: Rewrite>(
 ) -> bool {
     let hop = forwarding.hop;
     !P::TC
-        && !parse::in_first_buffer(packet, parsed.length)
+        && !fixed::in_first_buffer(packet, parsed.length)
         && !hop.is_null()
         && get!(hop.ifindex) != packet.ingress()
 }
@@ -262,9 +317,9 @@ fn translate<P: Packet, F: Rewrite>(
         return sctp::translate(packet, parsed, flow);
     }
     store32::<0>(parsed.l4, get!(flow.ports).wire());
-    if P::TC {
+    if let Some(skb) = packet.skb() {
         let offset = P::L2 as u32 + parsed.l4_offset + if parsed.is_tcp() { 16 } else { 6 };
-        return packet.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
+        return skb.fix_checksum(offset, address_delta, port_delta, !parsed.is_tcp(), F::V6);
     }
     let delta = checksum::add(address_delta, port_delta);
     if parsed.is_tcp() {

@@ -6,7 +6,7 @@ use core::ptr;
 use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, HopKey,
+        DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey,
         RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
     },
     outcome::Outcome,
@@ -14,13 +14,13 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::full_fence,
+    barrier::{fetch_add, full_fence},
     ctx::Packet,
     family::Family,
     flow::table,
-    forward::{client_hop, stored_hop},
-    maps::{CONFIG, DEVICES, NEXTHOPS, Table},
-    value::{after, borrow, load, load_once, load_unaligned, store, store_unaligned},
+    forward::{Current, Forwarding, client_hop},
+    maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
+    value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
     verdict::Decision,
 };
 
@@ -77,43 +77,6 @@ pub struct Via<A> {
     pub source: A,
 }
 
-/// The epoch and age that stored hops are compared with.
-pub struct Current {
-    /// The route epoch.
-    pub route: u16,
-    hop_epoch: u32,
-    max_age: u32,
-}
-
-impl Current {
-    #[inline(always)]
-    pub fn load() -> Option<Self> {
-        let config = CONFIG.get_ptr(0)?;
-        let (route, hop_epoch, max_age) =
-            (get!(config.route) as u16, get!(config.hop_epoch), get!(config.hop_max_age));
-        Some(Self { route, hop_epoch, max_age })
-    }
-
-    /// Returns a stored hop, if it may be used without a FIB look-up.
-    #[inline(always)]
-    pub fn hop(&self, epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
-        if epoch != self.route {
-            return None;
-        }
-        let hop = NEXTHOPS.get_ptr(hop as u32)?;
-        let (epoch, resolved) = (get!(hop.epoch), get!(hop.resolved));
-        let fresh = epoch == self.hop_epoch && self.is_young(resolved, now);
-        if fresh { Some(hop) } else { None }
-    }
-
-    /// Whether an answer that the FIB gave at `then` may still be used. Both times: low half of
-    /// jiffies.
-    #[inline(always)]
-    pub fn is_young(&self, then: u32, now: u32) -> bool {
-        now.wrapping_sub(then) < self.max_age
-    }
-}
-
 /// Returns a stored hop as [`Current::hop`] does.
 #[inline(always)]
 fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
@@ -124,18 +87,6 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 #[inline(always)]
 fn epoch() -> u16 {
     CONFIG.get_ptr(0).map_or(0, |config| (get!(config.route) as u16))
-}
-
-/// A flow entry by which a packet can be forwarded, and its next hop.
-pub struct Forwarding<A: Address> {
-    pub entry: *mut Flow<A>,
-    /// The next hop; null for an entry that the stack delivers, and where the neighbour is not
-    /// resolved.
-    pub hop: *const Hop,
-    /// The device towards a neighbour that is not resolved; TC lets the kernel resolve it. 0: none.
-    /// A number, because an empty `Option` leaves a register that the verifier has never seen
-    /// written.
-    pub unresolved: u32,
 }
 
 /// Returns the route to this slot's endpoint: the slot's last answer while that is fresh, otherwise
@@ -257,7 +208,8 @@ pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool
 /// Builds the hop for a reply without a route to the client: back to where the request came from.
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
-    let (ifindex, head, tail) = (get!(entry.ifindex), get!(entry.mac_head), get!(entry.mac_tail));
+    let (ifindex, head, tail) =
+        (get!(entry.device_or_place).device(), get!(entry.mac_head), get!(entry.tail).mac());
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };
@@ -369,7 +321,7 @@ pub fn resolve<F: Family>(
     };
     let mtu = mtu.min(get!(scratch.route_mtu) as u16);
     let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
-    let index = stored_hop::index(&key);
+    let index = hop_index(&key);
     if let Some(hop) = NEXTHOPS.get_ptr_mut(index).filter(|_| index != 0) {
         let macs = after::<[u8; 6]>(base, SOURCE_MAC);
         let (source, to) = (load(macs), load(macs.wrapping_add(1)));
@@ -384,10 +336,75 @@ pub fn resolve<F: Family>(
             resolved: now,
             flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED),
         };
-        stored_hop::write(hop, &found, config, own);
+        write_hop(hop, &found, config, own);
         via.hop = index as u16;
     }
     Route::Via(via)
+}
+
+/// Writes a hop. A reader that learns its index afterwards sees all of it: the fence is the
+/// writer's, and a reader needs none, because the address of its load depends on the index.
+///
+/// Two CPUs may write at once, and the slower one may have the older answer of the FIB: its MAC
+/// must not stay under the other's epoch. Each looks once more behind the fence, and one of them
+/// sees that the other has written, or that the epoch was raised; then the hop is invalidated, and
+/// is resolved again.
+///
+/// A hop that already holds the same values, because another CPU has just written it, is not
+/// written again: its cache line stays shared by all CPUs whose packets use it.
+#[inline(always)]
+fn write_hop(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
+    if load_once(place!(const hop.resolved)) == found.resolved
+        && load_once(place!(const hop.epoch)) == found.epoch
+        && load_once(place!(const hop.macs)) == found.macs
+        && load_once(place!(const hop.source_mac_tail)) == found.source_mac_tail
+        && load_once(place!(const hop.ifindex)) == found.ifindex
+        && load_once(place!(const hop.mtu)) == found.mtu
+        && load_once(place!(const hop.flags)) == found.flags
+    {
+        return;
+    }
+    store_once(place!(mut hop.macs), found.macs);
+    store_once(place!(mut hop.source_mac_tail), found.source_mac_tail);
+    store_once(place!(mut hop.ifindex), found.ifindex);
+    store_once(place!(mut hop.mtu), found.mtu);
+    store_once(place!(mut hop.flags), found.flags);
+    store_once(place!(mut hop.resolved), found.resolved);
+    store_once(place!(mut hop.epoch), found.epoch);
+    full_fence(own);
+    let macs = load_once(place!(const hop.macs)) ^ found.macs;
+    let epoch = load_once(place!(const config.hop_epoch)) ^ found.epoch;
+    if macs | epoch as u64 != 0 {
+        // An epoch that is neither the current one, nor one that is used soon.
+        store_once(place!(mut hop.epoch), found.epoch.wrapping_sub(1));
+    }
+}
+
+/// Returns the index of a hop: its own if it has one, otherwise the next free one of the
+/// generation; 0 if there is none.
+#[inline(always)]
+fn hop_index(key: &HopKey) -> u32 {
+    let table = Table::of(&raw const NEXTHOP_IDS);
+    if let Some(index) = table.lookup::<HopKey, u32>(key) {
+        return load(index);
+    }
+    let Some(usage) = TABLE_USAGE.get_ptr_mut(0) else { return 0 };
+    let generation = (key.generation & 1) as u32;
+    let counter = if generation == 0 { place!(mut usage.hops[0]) } else { place!(mut usage.hops[1]) };
+    // Index 0 of the first generation means "none".
+    if load(counter) >= HOPS_PER_GENERATION as u64 - 1 {
+        return 0;
+    }
+    let next = fetch_add(counter, 1);
+    if next >= HOPS_PER_GENERATION as u64 - 1 {
+        return 0;
+    }
+    let index = generation * HOPS_PER_GENERATION + next as u32 + 1;
+    if table.insert(key, &index, NOEXIST) == 0 {
+        return index;
+    }
+    // Another CPU was first.
+    table.lookup::<HopKey, u32>(key).map_or(0, |index| load(index))
 }
 
 /// Writes the MTU in bytes of the route to the address in scratch memory, as the route itself names

@@ -3,14 +3,17 @@
 
 use core::ptr;
 
-use traffic_policy_ebpf::abi::{DeviceInfo, Flow, Hop};
+use traffic_policy_ebpf::abi::{DeviceInfo, DeviceOrPlace, Flow, Hop};
 
 use crate::datapath::{
     clock,
-    ctx::Packet,
+    ctx::Skb,
     family::Family,
     flow::table,
-    forward::nexthop::{self, Current, Route},
+    forward::{
+        Current,
+        nexthop::{self, Route},
+    },
     maps::{DEVICES, NEXTHOPS, Table},
 };
 
@@ -23,7 +26,7 @@ const LOOPBACK: u32 = 1;
 /// answer is kept in the entry: hop 0 means that the packet leaves by the right device, and is also
 /// used in every doubtful case.
 #[inline(always)]
-pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> ReplyWay {
+pub fn find<P: Skb, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> ReplyWay {
     let leaves_by = packet.ingress();
     let Some(current) = Current::load() else { return ReplyWay::AS_ROUTED };
     let (index, epoch) = table::next_hop(entry);
@@ -55,9 +58,9 @@ pub fn find<P: Packet, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Re
     }
     // The device is a member of a bond, which XDP knows by its own index: its packets leave by the
     // bond, and must not be looked up again.
-    let came_by = get!(entry.ifindex);
+    let came_by = get!(entry.device_or_place).device();
     if Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_none() {
-        set!(entry.ifindex = leaves_by);
+        set!(entry.device_or_place = DeviceOrPlace::of_device(leaves_by));
     }
     // The epoch from before the look-up.
     table::set_next_hop(entry, 0, current.route);

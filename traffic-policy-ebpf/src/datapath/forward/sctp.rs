@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
 
 use super::{Rewrite, fragment};
 use crate::datapath::{
-    ctx::Packet,
+    ctx::{Packet, Skb as _},
     parse::Parsed,
     words::{load32, store32},
 };
@@ -66,6 +66,8 @@ pub fn translate<P: Packet, F: Rewrite>(
         }
     }
     // The update for a device that has summed up the frame (CHECKSUM_COMPLETE).
-    packet.update_sum(delta);
+    if let Some(skb) = packet.skb() {
+        skb.update_sum(delta);
+    }
     true
 }

@@ -1,10 +1,15 @@
 //! The frontend look-up, the policy's list of endpoints, and the endpoint of a new connection, for
-//! packets and sockets alike.
+//! packets and sockets alike; for packets also martian sources, which no packet from outside can
+//! have: no flow is created for them, and they get no answer.
+//!
+//! The kernel drops such packets as martian, but a redirected packet skips its routing. A reply to
+//! a source that is a frontend would come back the same way, and be a request again: one datagram
+//! to an endpoint that echoes would loop for ever.
 
 use traffic_policy_ebpf::{
     abi::{
-        AffinityLookup, Frontend, FrontendKey, NO_SERVICE, Port, ServiceCidrQuery, SourceQuery, frontend,
-        frontend_kind, list, scope, step,
+        Address, AffinityLookup, Frontend, FrontendKey, LocalNode, NO_SERVICE, Port, ServiceCidrQuery,
+        SourceQuery, frontend, frontend_kind, list, scope, source_check, step,
     },
     hash,
     outcome::Outcome,
@@ -12,9 +17,14 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
+    ctx::Packet,
     family::Family,
+    forward::nexthop,
     lb::{Client, List, Refusal, Target, affinity},
-    trace,
+    maps::LOCAL_NODE,
+    parse::Parsed,
+    prefilter, trace,
+    value::load,
 };
 
 /// Returns the frontend of a target, or null.
@@ -123,4 +133,54 @@ pub fn slot<F: Family>(
     let index = list.range.base + offset;
     trace::note(step::SLOT, index, [0; 2]);
     index
+}
+
+/// Whether `--source-check` forbids the source of a packet that may create a flow.
+#[inline(always)]
+pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
+    let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
+    let check = get!(node.source_check);
+    if check == source_check::OFF {
+        return false;
+    }
+    let source = parsed.tuple.source;
+    source.is_no_source()
+        || is_pod::<F>(node, source)
+        || is_node::<F>(node, &parsed.tuple.source)
+        || is_frontend(parsed)
+        || check == source_check::STRICT && !nexthop::is_way_back::<P, F>(packet, source)
+}
+
+/// Whether an address belongs to one of this node's pods: programs are attached to uplinks, by
+/// which packets of pods do not arrive.
+#[inline(always)]
+fn is_pod<F: Family>(node: *const LocalNode, address: F::Address) -> bool {
+    let ([a, b], [head, tail], [mask, tail_mask]) =
+        (address.wide().wire(), get!(node.pods[F::INDEX]).wire(), get!(node.pod_masks[F::INDEX]).wire());
+    mask != 0 && (a ^ head) & mask | (b ^ tail) & tail_mask == 0
+}
+
+/// Whether an address is the node's own. One bit excludes nearly all others, without the hash
+/// table.
+#[inline(always)]
+fn is_node<F: Family>(node: *const LocalNode, address: &F::Address) -> bool {
+    let (word, bit) = LocalNode::address_bit(*address);
+    let words = place!(const node.address_bits[F::INDEX]).cast::<u64>();
+    load(words.wrapping_add(word)) & bit != 0 && F::node_addresses().lookup::<_, u32>(address).is_some()
+}
+
+/// Whether a packet comes from an address and port of a Service. The address alone proves nothing:
+/// load balancers' addresses and external IPs may belong to other nodes, which send packets of
+/// their own.
+#[inline(always)]
+fn is_frontend<F: Family>(parsed: &Parsed<F>) -> bool {
+    let port = parsed.tuple.ports.source();
+    prefilter::may_be_service::<F>(parsed.tuple.source, port)
+        && !frontend::<F>(&Target {
+            address: parsed.tuple.source,
+            port,
+            protocol: parsed.tuple.protocol as u16,
+            scope: scope::ADDRESS,
+        })
+        .is_null()
 }

@@ -1,14 +1,16 @@
 //! Headers where nearly all packets have them: IPv4 without options, IPv6 without extension
-//! headers. Every offset is a constant of the program.
+//! headers. Every offset is a constant of the program. Also the lengths, of which all headers must
+//! say the same.
 
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     outcome::Outcome,
+    sctp,
 };
 
 use crate::datapath::{
     ctx::Packet,
-    family::{V4, V6},
+    family::{Family, V4, V6},
     parse::{self, Parse, Parsed},
     words::{load8, load16, load32, load64},
 };
@@ -142,4 +144,61 @@ fn short4(ip: usize, end: usize) -> Outcome {
         (PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP, 0) => Outcome::PassedMalformed,
         _ => Outcome::PassedUnsupportedProtocol,
     }
+}
+
+/// Checks that the lengths in the headers agree with each other and with the frame: the IP lengths,
+/// and the data offset of TCP. The whole fixed TCP header must be readable.
+#[inline(always)]
+pub fn finish<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> Result<(), Outcome> {
+    let fits = lengths_agree(packet, parsed, |length| packet.holds(length));
+    if fits { Ok(()) } else { Err(Outcome::PassedMalformed) }
+}
+
+/// Checks that an IP packet of `length` bytes lies in the first buffer of its frame. It serves rare
+/// packets: XDP leaves those in several buffers to TC.
+///
+/// # Errors
+/// The outcome of passing.
+#[inline(always)]
+pub fn in_one_buffer<P: Packet>(packet: P, length: u32) -> Result<(), Outcome> {
+    if in_first_buffer(packet, length) {
+        return Ok(());
+    }
+    Err(if !P::TC && packet.holds(P::L2 as u32 + length) {
+        Outcome::PassedToTc
+    } else {
+        Outcome::PassedMalformed
+    })
+}
+
+/// Whether the lengths agree as in [`finish`], and the IP packet lies in the first buffer of its
+/// frame.
+#[inline(always)]
+pub fn is_whole<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
+    lengths_agree(packet, parsed, |length| length <= packet.length())
+}
+
+/// Whether an IP packet of `length` bytes ends in the first buffer of its frame.
+#[inline(always)]
+pub fn in_first_buffer<P: Packet>(packet: P, length: u32) -> bool {
+    length <= packet.length() - P::L2 as u32
+}
+
+#[inline(always)]
+fn lengths_agree<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>, holds: impl Fn(u32) -> bool) -> bool {
+    let header = if parsed.is_tcp() {
+        load8::<12>(parsed.l4) as u32 >> 4 << 2
+    } else if parsed.is_sctp::<P>() {
+        sctp::WITH_CHUNK
+    } else {
+        8
+    };
+    if parsed.is_tcp() && header < 20 {
+        return false;
+    }
+    let least = parsed.l4_offset + header;
+    // The length field of an aggregate of more than 65,535 bytes is 0 (BIG TCP, RFC 2675 for IPv6):
+    // only TC sees one.
+    let jumbo = P::TC && packet.segment() != 0;
+    jumbo || parsed.length >= least && holds(P::L2 as u32 + parsed.length)
 }

@@ -9,7 +9,7 @@ use crate::datapath::{
     barrier::opaque,
     ctx::Packet,
     family::{Family, V4, V6},
-    parse::{self, Parse, ipv6_ext},
+    parse::{self, Parse, fixed, ipv6_ext},
     words::{load8, load16, load32, load64},
 };
 
@@ -62,7 +62,7 @@ impl ParseIcmpError for V4 {
         if !matches!(first, 0x45..=0x4f) {
             return Err(Outcome::PassedMalformed);
         }
-        parse::in_one_buffer(packet, length)?;
+        fixed::in_one_buffer(packet, length)?;
         let icmp = ip + header;
         let quoted = icmp + ICMP;
         if quoted + 20 > end {
@@ -109,7 +109,7 @@ impl ParseIcmpError for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        parse::in_one_buffer(packet, length)?;
+        fixed::in_one_buffer(packet, length)?;
         if load8::<0>(quoted) >> 4 != 6 {
             return Err(Outcome::PassedIcmpNoFlow);
         }

@@ -10,7 +10,7 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     parse::{
-        self, Parse, Parsed,
+        self, Parse, Parsed, fixed,
         ipv6_ext::{self, MORE, OFFSET},
     },
     words::{load8, load16, load32},
@@ -66,7 +66,7 @@ impl ParseVariable for V4 {
         if length <= header as u32 {
             return Err(Outcome::PassedMalformed);
         }
-        parse::in_one_buffer(packet, length)?;
+        fixed::in_one_buffer(packet, length)?;
         // The fields of RFC 791 section 3.1 in the positions of those of IPv6.
         let word = u16::from_be(load16::<6>(ip)) as u32;
         let fragment = (word & 0x1fff) << 3 | (word >> 13) & MORE;
@@ -147,7 +147,7 @@ impl ParseVariable for V6 {
             return Err(Outcome::PassedMalformed);
         }
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        parse::in_one_buffer(packet, length)?;
+        fixed::in_one_buffer(packet, length)?;
         let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
         let later = opaque((walked.fragment & OFFSET != 0) as u64);
         if later == 0 && l4 + 8 > end {

@@ -13,7 +13,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::opaque,
     clock, counters,
-    ctx::Packet,
+    ctx::{Packet, Skb as _},
     events::{self, NewEvent},
     family::Family,
     flow::table::FlowTable,
@@ -186,12 +186,12 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
 #[inline(always)]
 fn send_back<P: Packet>(packet: P, leaving: u32) -> i32 {
     let ifindex = packet.ingress();
-    if P::TC
+    if let Some(skb) = packet.skb()
         && leaving == 0
         && let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex)
         && get!(device.flags) & HOP_ROUTED != 0
     {
-        return packet.send_routed(ifindex);
+        return skb.send_routed(ifindex);
     }
     packet.send_or_receive(ifindex, leaving)
 }
