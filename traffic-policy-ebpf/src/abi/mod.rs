@@ -57,7 +57,7 @@ pub use self::{
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
-    scratch::{AffinityLookup, ExtensionWalk, PortSearch, Scratch},
+    scratch::{AffinityLookup, ExtensionWalk, FibQuery, PortSearch, Scratch, Via},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{SocketKey, TranslatedSocket},
@@ -68,7 +68,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

@@ -2,8 +2,8 @@
 //! the stack.
 
 use super::{
-    Address, Affinity, AffinityKey, ClientHops, Flow, FlowKey, Fragment, FragmentKey, Hop, Port, Ports,
-    RouteQuery, Tuple,
+    Address, Affinity, AffinityKey, ClientHops, Flow, FlowKey, Fragment, FragmentKey, Hop, HopKey, Port,
+    Ports, RouteQuery, Tuple,
 };
 
 /// Per-CPU scratch space: state that one program hands to the next, and structures too large for
@@ -13,8 +13,12 @@ use super::{
 pub struct Scratch<A: Address> {
     pub request: Flow<A>,
     pub reply: Flow<A>,
-    /// The kernel's `struct bpf_fib_lookup`.
+    /// The kernel's `struct bpf_fib_lookup`, what is asked for by it, and the route that was found.
     pub fib: [u64; 8],
+    pub fib_query: FibQuery<A>,
+    pub via: Via<A>,
+    /// The key of the next hop that was found.
+    pub hop_key: HopKey,
     /// The kernel's `struct bpf_redir_neigh`: family, address.
     pub neighbour: [u32; 5],
     /// The outcome that the program of `reject` answers or counts.
@@ -68,6 +72,41 @@ pub struct Scratch<A: Address> {
     pub flow_key: FlowKey<A>,
     /// The next hops of the clients that had replies on this CPU.
     pub client_hops: ClientHops<A>,
+}
+
+/// A query of the FIB.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FibQuery<A> {
+    /// Zero: this node's own address, to be chosen by the route.
+    pub source: A,
+    pub destination: A,
+    /// The device by which the packet came.
+    pub ingress: u32,
+    /// The packet's mark; 0 asks without one.
+    pub mark: u32,
+    /// The current time: low half of jiffies.
+    pub now: u32,
+    /// Padding.
+    pub zero: u32,
+}
+
+/// A route out of this node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Via<A> {
+    /// The address of this node that the kernel would use.
+    pub source: A,
+    pub ifindex: u32,
+    /// The index into `tp_nexthops`; 0 if all are in use or the neighbour is not resolved.
+    pub hop: u16,
+    /// The route epoch of the FIB look-up.
+    pub epoch: u16,
+    /// 1 if a program is attached to the device. Otherwise the destination is behind this node: a
+    /// pod.
+    pub attached: u32,
+    /// Padding.
+    pub zero: u32,
 }
 
 /// The result of the walk over IPv6 extension headers.

@@ -162,7 +162,7 @@ fn list<P: Packet, F: Family>(
             return Err(Outcome::PassedNotService.into());
         }
         _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
-        _ if select::is_martian(packet, parsed) => {
+        _ if select::is_martian::<P, F>(packet) => {
             return Err(Outcome::DroppedMartianSource.into());
         }
         // The same as in kube-proxy, which refuses packets that conntrack calls new. Otherwise
@@ -218,6 +218,7 @@ fn create<P: Packet, F: Family>(
     else {
         return Err(Outcome::DroppedInternalError.into());
     };
+    set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     // This check comes before that of the source: a peer may answer from a port that is a

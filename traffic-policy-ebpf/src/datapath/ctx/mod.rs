@@ -24,6 +24,8 @@ pub const BY_FRAGMENTS: u32 = 0xffff;
 pub trait Packet: Copy {
     /// The packet as TC has it.
     type Skb: Skb;
+    /// The kernel's structure.
+    type Context;
 
     const TC: bool;
     /// Whether the program is one for SCTP: such programs see SCTP packets only, and the others see
@@ -38,6 +40,8 @@ pub trait Packet: Copy {
 
     /// Returns the packet as TC has it; `None` in XDP.
     fn skb(self) -> Option<Self::Skb>;
+    /// Returns the packet of a context that the kernel or [`Self::raw`] has given.
+    fn of(context: *mut Self::Context) -> Self;
     fn raw(self) -> *mut c_void;
     /// The first byte of the frame: the Ethernet header, where there is one.
     fn data(self) -> usize;

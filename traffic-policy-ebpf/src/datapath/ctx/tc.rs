@@ -136,6 +136,7 @@ impl TcL3 {
 
 impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
     type Skb = Self;
+    type Context = __sk_buff;
 
     const TC: bool = true;
     const SCTP: bool = SCTP;
@@ -147,6 +148,10 @@ impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
     #[inline(always)]
     fn skb(self) -> Option<Self> {
         Some(self)
+    }
+    #[inline(always)]
+    fn of(context: *mut __sk_buff) -> Self {
+        Self::new(context)
     }
     #[inline(always)]
     fn raw(self) -> *mut c_void {

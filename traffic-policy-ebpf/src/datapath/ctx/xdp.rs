@@ -43,6 +43,7 @@ impl<const SCTP: bool> Xdp<SCTP> {
 
 impl<const SCTP: bool> Packet for Xdp<SCTP> {
     type Skb = Tc<SCTP>;
+    type Context = xdp_md;
 
     const TC: bool = false;
     const SCTP: bool = SCTP;
@@ -54,6 +55,10 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
     #[inline(always)]
     fn skb(self) -> Option<Tc<SCTP>> {
         None
+    }
+    #[inline(always)]
+    fn of(context: *mut xdp_md) -> Self {
+        Self::new(context)
     }
     #[inline(always)]
     fn raw(self) -> *mut c_void {

@@ -87,7 +87,6 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 spread: hash as u32,
             }
         );
-        set!(scratch.opening = *tuple);
         set!(
             scratch.key = Tuple {
                 source: self.slot.address,

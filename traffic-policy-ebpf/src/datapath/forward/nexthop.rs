@@ -3,11 +3,16 @@
 
 use core::ptr;
 
-use aya_ebpf::{Global, bindings::bpf_fib_lookup as FibParameters, cty::c_void, helpers::bpf_fib_lookup};
+use aya_ebpf::{
+    Global,
+    bindings::{__sk_buff, bpf_fib_lookup as FibParameters, xdp_md},
+    helpers::bpf_fib_lookup,
+};
 use traffic_policy_ebpf::{
     abi::{
-        DeviceInfo, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop, HopKey,
-        RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, WideAddress, kind,
+        DeviceInfo, FibQuery, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION,
+        Hop, HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
+        kind,
     },
     outcome::Outcome,
     tcp::BY_TC,
@@ -16,7 +21,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     barrier::{fetch_add, full_fence},
     ctx::Packet,
-    family::Family,
+    family::{Family, V4, V6},
     flow::table,
     forward::{Current, Forwarding, client_hop},
     maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
@@ -63,20 +68,6 @@ pub enum Route<A> {
     Failed(Outcome),
 }
 
-/// A route out of this node.
-pub struct Via<A> {
-    /// The index into `tp_nexthops`; 0 if all are in use or the neighbour is not resolved.
-    pub hop: u16,
-    /// The route epoch of the FIB look-up.
-    pub epoch: u16,
-    pub ifindex: u32,
-    /// Whether a program is attached to the device. Otherwise the destination is behind this node:
-    /// a pod.
-    pub attached: bool,
-    /// The address of this node that the kernel would use.
-    pub source: A,
-}
-
 /// Returns a stored hop as [`Current::hop`] does.
 #[inline(always)]
 fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
@@ -117,30 +108,36 @@ pub fn to_endpoint<P: Packet, F: Family>(
                 return Route::Local;
             }
             if fresh(epoch, hop, now).is_some() {
-                return Route::Via(Via { hop, epoch, ifindex: 0, attached: true, source: stored.source });
+                return Route::Via(Via {
+                    hop,
+                    epoch,
+                    ifindex: 0,
+                    attached: 1,
+                    zero: 0,
+                    source: stored.source,
+                });
             }
         }
     }
-    let via = match resolve::<F>(packet.raw(), packet.ingress(), 0, F::Address::default(), slot.address, now)
-    {
+    let via = match resolve::<P, F>(packet, packet.ingress(), 0, F::Address::default(), slot.address, now) {
         // The FIB answers the same for the node's own addresses and for a destination without a
         // route; slots of the former are marked.
         Route::Local => return Route::Failed(Outcome::DroppedNoRoute),
         Route::Failed(outcome) => return Route::Failed(outcome),
         Route::Via(via) => via,
     };
-    if !via.attached && slot.flags & SLOT_REMOTE != 0 {
+    if via.attached == 0 && slot.flags & SLOT_REMOTE != 0 {
         return Route::Failed(Outcome::DroppedUnattachedDevice);
     }
     if let Some(stored) = stored {
         let (hop, source) =
-            if via.attached { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
+            if via.attached != 0 { (via.hop, via.source) } else { (HOP_LOCAL, F::Address::default()) };
         if hop != 0 {
             store(stored, SlotRoute::new(source, epoch, hop));
         }
     }
     // A device to which no program is attached leads to a pod.
-    if via.attached { Route::Via(via) } else { Route::Local }
+    if via.attached != 0 { Route::Via(via) } else { Route::Local }
 }
 
 /// Returns the next hop of an entry's packets, resolved anew if it is stale.
@@ -168,7 +165,7 @@ pub fn resolve_egress<P: Packet, F: Family>(
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
     let (source, destination) = (get!(entry.source), get!(entry.destination));
-    match resolve::<F>(packet.raw(), packet.ingress(), 0, source, destination, now) {
+    match resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
                 return Err(Outcome::DroppedNoRoute.into());
@@ -228,23 +225,56 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
 /// Queries the FIB for the route from `source` (zero: not known yet) to `destination`, for a packet
 /// with `mark` or, if that is 0, without a mark.
 #[inline(always)]
-pub fn resolve<F: Family>(
-    context: *mut c_void,
+pub fn resolve<P: Packet, F: Family>(
+    packet: P,
     ingress: u32,
     mark: u32,
     source: F::Address,
     destination: F::Address,
     now: u32,
 ) -> Route<F::Address> {
-    let Some(config) = CONFIG.get_ptr(0) else { return Route::Failed(Outcome::DroppedNoRoute) };
+    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
+    set!(scratch.fib_query = FibQuery { source, destination, ingress, mark, now, zero: 0 });
+    let context = packet.raw();
+    let found = match (P::TC, F::V6) {
+        (false, false) => ask_fib_xdp4(context.cast()),
+        (false, true) => ask_fib_xdp6(context.cast()),
+        (true, false) => ask_fib_tc4(context.cast()),
+        (true, true) => ask_fib_tc6(context.cast()),
+    };
+    match found {
+        VIA => Route::Via(get!(scratch.via)),
+        LOCAL => Route::Local,
+        FORWARDING_OFF => Route::Failed(Outcome::DroppedForwardingDisabled),
+        _ => Route::Failed(Outcome::DroppedNoRoute),
+    }
+}
+
+/// Results of [`ask_fib`].
+const VIA: i32 = 0;
+const LOCAL: i32 = 1;
+const FORWARDING_OFF: i32 = 2;
+const NO_ROUTE: i32 = 3;
+
+global_functions! {
+    ask_fib_xdp4 => ask_fib::<xdp_md, V4>, context: *mut xdp_md;
+    ask_fib_xdp6 => ask_fib::<xdp_md, V6>, context: *mut xdp_md;
+    ask_fib_tc4 => ask_fib::<__sk_buff, V4>, context: *mut __sk_buff;
+    ask_fib_tc6 => ask_fib::<__sk_buff, V6>, context: *mut __sk_buff;
+}
+
+/// Queries the FIB as `Scratch::fib_query` says, and leaves the route in `Scratch::via`.
+#[inline(always)]
+fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
+    let (Some(config), Some(scratch)) = (CONFIG.get_ptr(0), F::scratch()) else { return NO_ROUTE };
+    let FibQuery { source, destination, ingress, mark, now, .. } = get!(scratch.fib_query);
     // Read once: the hop belongs to the generation and epoch at the time of the FIB look-up.
     let (route, hop_epoch) =
         (load_once(place!(const config.route)), load_once(place!(const config.hop_epoch)));
 
     if ASSUME_ROUTES.load() != 0 {
-        return assumed::<F>(ingress, route as u16);
+        return assumed::<F>(scratch, ingress, route as u16);
     }
-    let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
     let fib = place!(mut scratch.fib).cast::<FibParameters>();
     let base = fib.cast::<u8>();
     let own = place!(mut scratch.fib).cast::<u64>();
@@ -264,16 +294,15 @@ pub fn resolve<F: Family>(
         store(after(base, MARK), mark);
     }
     // SAFETY: a helper of the kernel: the verifier checks its arguments.
-    let mut ret = unsafe { bpf_fib_lookup(context, fib, size_of::<FibParameters>() as i32, flags) };
+    let mut ret = unsafe { bpf_fib_lookup(context.cast(), fib, size_of::<FibParameters>() as i32, flags) };
     match ret {
         RET_SUCCESS | RET_NO_NEIGHBOUR => {}
-        RET_NOT_FORWARDED => return Route::Local,
-        RET_FORWARDING_OFF => return Route::Failed(Outcome::DroppedForwardingDisabled),
-        _ => return Route::Failed(Outcome::DroppedNoRoute),
+        RET_NOT_FORWARDED => return LOCAL,
+        RET_FORWARDING_OFF => return FORWARDING_OFF,
+        _ => return NO_ROUTE,
     }
     ask_route_mtu::<F>(config, scratch);
-    let ifindex = get!(fib.ifindex);
-    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
+    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(borrow(place!(const fib.ifindex)));
     if let Some(device) = device
         && get!(device.flags) & HOP_NO_ETHERNET != 0
     {
@@ -286,42 +315,48 @@ pub fn resolve<F: Family>(
         set!(fib.family = F::AF as u8);
         ret = RET_SUCCESS;
     }
-    let wide = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
+    let (key, via) = (place!(mut scratch.hop_key), place!(mut scratch.via));
     // An IPv4 route may use an IPv6 gateway (RFC 8950): the family field tells which.
-    let family = get!(fib.family) as u16;
-    let gateway = if family == 2 { [wide[0] & 0xffff_ffff, 0] } else { wide };
-    let [a, b] = gateway;
-    let gateway = WideAddress::from_wire(gateway);
-    set!(scratch.neighbour = [family as u32, a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]);
-    let mut via = Via {
-        hop: 0,
-        epoch: route as u16,
-        ifindex,
-        attached: device.is_some(),
-        source: F::narrow(load_unaligned::<WideAddress>(after(base, SOURCE))),
-    };
+    let family = get!(fib.family);
+    let [a, mut b] = load_unaligned::<[u64; 2]>(after(base, DESTINATION));
+    let a = if family == 2 { a & 0xffff_ffff } else { a };
+    if family == 2 {
+        b = 0;
+    }
+    set!(key.gateway = WideAddress::from_wire([a, b]));
+    set!(scratch.neighbour[0] = family as u32);
+    set!(scratch.neighbour[1] = a as u32);
+    set!(scratch.neighbour[2] = (a >> 32) as u32);
+    set!(scratch.neighbour[3] = b as u32);
+    set!(scratch.neighbour[4] = (b >> 32) as u32);
+    let ifindex = get!(fib.ifindex);
+    set!(via.hop = 0);
+    set!(via.epoch = route as u16);
+    set!(via.ifindex = ifindex);
+    set!(via.attached = device.is_some() as u32);
+    set!(via.source = F::narrow(load_unaligned::<WideAddress>(after(base, SOURCE))));
     let flags = device.map_or(0, |device| get!(device.flags));
     if FIB_SOURCE.load() == 0
         && source == F::Address::default()
         && let Some(device) = device
     {
-        let addresses = get!(device.addresses);
-        via.source = F::narrow(WideAddress::from_wire(if F::V6 {
-            [addresses[1], addresses[2]]
-        } else {
-            [addresses[0], 0]
-        }));
+        let own = place!(const device.addresses).cast::<u64>();
+        let own = if F::V6 { [load(own.wrapping_add(1)), load(own.wrapping_add(2))] } else { [load(own), 0] };
+        set!(via.source = F::narrow(WideAddress::from_wire(own)));
     }
     if ret == RET_NO_NEIGHBOUR {
-        return Route::Via(via);
+        return VIA;
     }
     let mtu = match get!(fib.__bindgen_anon_1.mtu_result) {
         0 => 0xffff,
         mtu => mtu,
     };
     let mtu = mtu.min(get!(scratch.route_mtu) as u16);
-    let key = HopKey { gateway, ifindex, family: family as u8, generation: (route >> 16) as u8, mtu };
-    let index = hop_index(&key);
+    set!(key.ifindex = ifindex);
+    set!(key.family = family);
+    set!(key.generation = (route >> 16) as u8);
+    set!(key.mtu = mtu);
+    let index = hop_index(borrow(place!(const scratch.hop_key)));
     if let Some(hop) = NEXTHOPS.get_ptr_mut(index).filter(|_| index != 0) {
         let macs = after::<[u8; 6]>(base, SOURCE_MAC);
         let (source, to) = (load(macs), load(macs.wrapping_add(1)));
@@ -337,9 +372,9 @@ pub fn resolve<F: Family>(
             flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED),
         };
         write_hop(hop, &found, config, own);
-        via.hop = index as u16;
+        set!(via.hop = index as u16);
     }
-    Route::Via(via)
+    VIA
 }
 
 /// Writes a hop. A reader that learns its index afterwards sees all of it: the fence is the
@@ -431,13 +466,15 @@ fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<
     }
 }
 
-/// Returns the route where routes are assumed, with the device's own address as the source.
+/// Leaves the route in `Scratch::via` where routes are assumed, with the device's own address as the
+/// source.
 #[inline(always)]
-fn assumed<F: Family>(ingress: u32, epoch: u16) -> Route<F::Address> {
+fn assumed<F: Family>(scratch: *mut Scratch<F::Address>, ingress: u32, epoch: u16) -> i32 {
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ingress) else {
-        return Route::Failed(Outcome::DroppedNoRoute);
+        return NO_ROUTE;
     };
     let [v4, v6_head, v6_tail] = get!(device.addresses);
     let source = F::narrow(WideAddress::from_wire(if F::V6 { [v6_head, v6_tail] } else { [v4, 0] }));
-    Route::Via(Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: true, source })
+    set!(scratch.via = Via { hop: ASSUMED_HOP, epoch, ifindex: ingress, attached: 1, source, zero: 0 });
+    VIA
 }

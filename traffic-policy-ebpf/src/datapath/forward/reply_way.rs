@@ -45,8 +45,8 @@ pub fn find<P: Skb, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Reply
     }
     let ingress = if came_by == 0 { LOOPBACK } else { came_by };
     let (source, destination) = (get!(entry.source), get!(entry.destination));
-    if let Route::Via(via) = nexthop::resolve::<F>(packet.raw(), ingress, mark, source, destination, now)
-        && via.attached
+    if let Route::Via(via) = nexthop::resolve::<P, F>(packet, ingress, mark, source, destination, now)
+        && via.attached != 0
         && via.ifindex != leaves_by
     {
         let mut way = ReplyWay { hop: ptr::null(), ifindex: via.ifindex };

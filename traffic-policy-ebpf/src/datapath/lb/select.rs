@@ -6,10 +6,11 @@
 //! a source that is a frontend would come back the same way, and be a request again: one datagram
 //! to an endpoint that echoes would loop for ever.
 
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
         Address, AffinityLookup, Frontend, FrontendKey, LocalNode, NO_SERVICE, Port, ServiceCidrQuery,
-        SourceQuery, frontend, frontend_kind, list, scope, source_check, step,
+        SourceQuery, Tuple, frontend, frontend_kind, list, scope, source_check, step,
     },
     hash,
     outcome::Outcome,
@@ -17,14 +18,13 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    ctx::Packet,
-    family::Family,
+    ctx::{Packet, tc::Tc, xdp::Xdp},
+    family::{Family, V4, V6},
     forward::nexthop,
     lb::{Client, List, Refusal, Target, affinity},
     maps::LOCAL_NODE,
-    parse::Parsed,
     prefilter, trace,
-    value::load,
+    value::{borrow, load},
 };
 
 /// Returns the frontend of a target, or null.
@@ -135,20 +135,41 @@ pub fn slot<F: Family>(
     index
 }
 
-/// Whether `--source-check` forbids the source of a packet that may create a flow.
+/// Whether `--source-check` forbids the source of a packet that may create a flow. Its tuple is
+/// `Scratch::opening`.
 #[inline(always)]
-pub fn is_martian<P: Packet, F: Family>(packet: P, parsed: &Parsed<F>) -> bool {
-    let Some(node) = LOCAL_NODE.get_ptr(0) else { return false };
+pub fn is_martian<P: Packet, F: Family>(packet: P) -> bool {
+    let context = packet.raw();
+    0 != match (P::TC, F::V6) {
+        (false, false) => martian_xdp4(context.cast()),
+        (false, true) => martian_xdp6(context.cast()),
+        (true, false) => martian_tc4(context.cast()),
+        (true, true) => martian_tc6(context.cast()),
+    }
+}
+
+global_functions! {
+    martian_xdp4 => judge_source::<Xdp, V4>, context: *mut xdp_md;
+    martian_xdp6 => judge_source::<Xdp, V6>, context: *mut xdp_md;
+    martian_tc4 => judge_source::<Tc, V4>, context: *mut __sk_buff;
+    martian_tc6 => judge_source::<Tc, V6>, context: *mut __sk_buff;
+}
+
+/// Judges the source of `Scratch::opening`: 1 if it is martian.
+#[inline(always)]
+fn judge_source<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
+    let (Some(node), Some(scratch)) = (LOCAL_NODE.get_ptr(0), F::scratch()) else { return 0 };
+    let tuple = borrow(place!(const scratch.opening));
     let check = get!(node.source_check);
     if check == source_check::OFF {
-        return false;
+        return 0;
     }
-    let source = parsed.tuple.source;
-    source.is_no_source()
-        || is_pod::<F>(node, source)
-        || is_node::<F>(node, &parsed.tuple.source)
-        || is_frontend(parsed)
-        || check == source_check::STRICT && !nexthop::is_way_back::<P, F>(packet, source)
+    let martian = tuple.source.is_no_source()
+        || is_pod::<F>(node, tuple.source)
+        || is_node::<F>(node, &tuple.source)
+        || is_frontend::<F>(tuple)
+        || check == source_check::STRICT && !nexthop::is_way_back::<P, F>(P::of(context), tuple.source);
+    martian as i32
 }
 
 /// Whether an address belongs to one of this node's pods: programs are attached to uplinks, by
@@ -173,13 +194,13 @@ fn is_node<F: Family>(node: *const LocalNode, address: &F::Address) -> bool {
 /// load balancers' addresses and external IPs may belong to other nodes, which send packets of
 /// their own.
 #[inline(always)]
-fn is_frontend<F: Family>(parsed: &Parsed<F>) -> bool {
-    let port = parsed.tuple.ports.source();
-    prefilter::may_be_service::<F>(parsed.tuple.source, port)
+fn is_frontend<F: Family>(tuple: &Tuple<F::Address>) -> bool {
+    let port = tuple.ports.source();
+    prefilter::may_be_service::<F>(tuple.source, port)
         && !frontend::<F>(&Target {
-            address: parsed.tuple.source,
+            address: tuple.source,
             port,
-            protocol: parsed.tuple.protocol as u16,
+            protocol: tuple.protocol as u16,
             scope: scope::ADDRESS,
         })
         .is_null()
