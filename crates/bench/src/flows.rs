@@ -1,12 +1,12 @@
 //! Flows opened by their packets: a client's request, the answer of the chosen endpoint, and an
 //! assured state.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use aya::{
     Pod,
-    maps::{Array, HashMap, Map, MapData},
+    maps::{HashMap, MapData},
 };
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_dataplane::{FromWire, ToWire};
@@ -14,14 +14,14 @@ use traffic_policy_ebpf::{
     abi::{self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     checksum,
     outcome::Outcome,
-    tcp::ASSURED,
 };
 
 use super::{
     feeder::{Feeder, Hook},
-    fixture::{Addresses, V4, V6},
+    fixture::{Addresses, V4, V6, later},
     frame::{Content, Frame, forwarded, frame},
     loaded::{Loaded, NODE_PORT, TARGET_PORT},
+    places::Places,
     service,
 };
 
@@ -54,14 +54,6 @@ pub struct Flow {
     pub protocol: Protocol,
     pub endpoint: SocketAddr,
     pub node: SocketAddr,
-}
-
-/// Returns the address that is `number` after this one.
-pub fn later(address: IpAddr, number: u32) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) + number).into(),
-        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) + u128::from(number)).into(),
-    }
 }
 
 /// Returns flows that do not exist yet.
@@ -225,35 +217,13 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 /// A table of flows.
 pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-/// The directory of flows that may be over, and the queues of unassured flows, for one family.
-pub struct Places<A: Address> {
-    directory: Array<MapData, Tuple<A>>,
-    unassured: Array<MapData, Tuple<A>>,
-}
-
-impl<A: Address> Places<A> {
-    /// Opens both maps.
-    ///
-    /// # Errors
-    /// One of the maps is no array of tuples.
-    pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
-        Ok(Self { directory: directory.try_into()?, unassured: unassured.try_into()? })
-    }
-}
-
 fn remove_from<A: FromIp>(table: &mut Table<A>, places: &mut Places<A>, flow: &Flow) -> Result<()>
 where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
     let request = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
-    if request.ifindex != 0 {
-        places.directory.set(request.ifindex, Tuple::default(), 0)?;
-    }
-    // An assured flow has returned its place, and stores other data there.
-    if request.state & ASSURED == 0 {
-        places.unassured.set(u32::from_ne_bytes(request.mac_tail) - 1, Tuple::default(), 0)?;
-    }
+    places.take_back(&request)?;
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
         table.remove(&FlowKey::of(&key)).context("a flow is missing")?;
     }

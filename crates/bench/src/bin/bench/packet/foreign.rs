@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use anyhow::Result;
 use traffic_policy_bench::{
     BenchNode, Content, Expected, Frame, Hook, Loaded, Protocol, Setup,
-    fixture::V4,
-    flows::{flows, later, open},
+    fixture::{V4, later},
+    flows::{flows, open},
     frame::frame,
     loaded::{NODE_PORT, POOL_PORT, TARGET_PORT, pod_sharing},
 };

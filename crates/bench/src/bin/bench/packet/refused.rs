@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use traffic_policy_bench::{
     BenchNode, Content, Expected, Frame, Hook, Loaded, Setup,
-    fixture::{MAC, ROUTER_MAC, V4, V6},
-    flows::later,
+    fixture::{MAC, ROUTER_MAC, V4, V6, later},
     frame::{frame, unpacked},
     loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
 };

@@ -1,0 +1,45 @@
+//! Places of flows, which the packet path hands out and the garbage collection takes back.
+
+use anyhow::Result;
+use aya::{
+    Pod,
+    maps::{Array, Map, MapData},
+};
+use traffic_policy_ebpf::{
+    abi::{Address, Flow, Tuple},
+    tcp::ASSURED,
+};
+
+/// The directory of flows that may be over, and the queues of unassured flows, for one family.
+pub struct Places<A: Address> {
+    directory: Array<MapData, Tuple<A>>,
+    unassured: Array<MapData, Tuple<A>>,
+}
+
+impl<A: Address> Places<A> {
+    /// Opens both maps.
+    ///
+    /// # Errors
+    /// One of the maps is no array of tuples.
+    pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
+        Ok(Self { directory: directory.try_into()?, unassured: unassured.try_into()? })
+    }
+
+    /// Takes back the places of a flow, given its entry for requests.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn take_back(&mut self, request: &Flow<A>) -> Result<()>
+    where
+        Tuple<A>: Pod,
+    {
+        if request.ifindex != 0 {
+            self.directory.set(request.ifindex, Tuple::default(), 0)?;
+        }
+        // An assured flow has returned its place, and stores other data there.
+        if request.state & ASSURED == 0 {
+            self.unassured.set(u32::from_ne_bytes(request.mac_tail) - 1, Tuple::default(), 0)?;
+        }
+        Ok(())
+    }
+}
