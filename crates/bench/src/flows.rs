@@ -37,6 +37,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+
     fn number(self) -> u32 {
         match self {
             Self::Tcp => PROTOCOL_TCP,
@@ -113,6 +120,14 @@ impl Kind {
         }
     }
 
+    /// Returns the name of the direction.
+    pub fn way(self) -> &'static str {
+        match self {
+            Self::Opening | Self::Request => "request",
+            Self::Answer | Self::Reply => "reply",
+        }
+    }
+
     /// Returns the expected outcome of such packets.
     pub fn outcome(self) -> Outcome {
         match self {
@@ -149,25 +164,26 @@ pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
     }
 }
 
-/// Opens flows by their packets.
+/// Returns the same flows as [`flows`], opened by their packets in XDP.
 ///
 /// # Errors
 /// A packet is not forwarded.
-pub fn open(loaded: &mut Loaded, hook: Hook, flows: &mut [Flow]) -> Result<()> {
+pub fn open(loaded: &mut Loaded, ipv6: bool, protocol: Protocol, number: u32) -> Result<Vec<Flow>> {
+    let mut flows = flows(ipv6, protocol, number);
     for batch in flows.chunks_mut(BATCH) {
-        send(loaded, hook, batch, Kind::Opening).context("opening flows")?;
+        send(loaded, batch, Kind::Opening).context("opening flows")?;
         learn(loaded, batch)?;
-        send(loaded, hook, batch, Kind::Answer).context("answering")?;
-        send(loaded, hook, batch, Kind::Request).context("confirming flows")?;
+        send(loaded, batch, Kind::Answer).context("answering")?;
+        send(loaded, batch, Kind::Request).context("confirming flows")?;
     }
     loaded.feeder.clear();
-    Ok(())
+    Ok(flows)
 }
 
-fn send(loaded: &mut Loaded, hook: Hook, flows: &[Flow], kind: Kind) -> Result<()> {
+fn send(loaded: &mut Loaded, flows: &[Flow], kind: Kind) -> Result<()> {
     loaded.feeder.clear();
     let window = loaded.feeder.place(&frames(flows, kind)?)?;
-    loaded.run_to(hook, window, window.len, kind.outcome()).map(drop)
+    loaded.run_to(Hook::Xdp, window, window.len, kind.outcome()).map(drop)
 }
 
 /// Reads the chosen endpoints from the tables, and verifies that they belong to the Service.

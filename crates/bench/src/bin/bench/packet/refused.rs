@@ -12,7 +12,7 @@ use traffic_policy_bench::{
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
-use super::{Packets, alone};
+use super::{Packets, alone, family};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -42,7 +42,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     pub(super) fn name(self) -> String {
-        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let family = family(self.ipv6);
         let packet = match self.content {
             Content::Syn => "SYN",
             Content::Datagram => "UDP",
