@@ -1,5 +1,5 @@
-//! `cargo xtask test`: all checks, continued after a failure: lints, the build, tests that need the
-//! machine for themselves, all others from one queue, and at last the emulated machines.
+//! `cargo xtask test` runs all checks, and continues after a failure: lints, the build, tests that
+//! need the machine for themselves, all others from one queue, and at last the emulated machines.
 
 mod cost;
 mod plan;
