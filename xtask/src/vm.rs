@@ -3,18 +3,17 @@
 
 pub(crate) mod arch;
 pub(crate) mod archive;
-mod ask;
-mod budgets;
 mod climb;
 mod count;
 mod cpio;
+mod disk;
 mod job;
 mod kernel;
 mod lab;
 mod ladder;
 mod machine;
+mod records;
 mod root;
-mod rows;
 mod selection;
 mod series;
 mod shell;
@@ -54,16 +53,11 @@ enum Verb {
     Count(count::Options),
     /// Run three machines as nodes, connected by their network cards, and a client outside
     Lab(lab::Options),
-    #[command(hide = true)]
-    Ask { url: String },
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if !matches!(options.verb, Verb::Ask { .. }) {
-        setup::ensure()?;
-    }
+    setup::ensure()?;
     match &options.verb {
-        Verb::Ask { url } => ask::run(url),
         Verb::Test(options) => ladder::run(options),
         Verb::Shell(options) => shell::run(options),
         Verb::Count(options) => count::run(options),

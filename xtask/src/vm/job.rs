@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Built, budgets, machine, rows, wires};
+use super::{Built, machine, records, wires};
 
 /// The beginning of the line before a program's output.
 const BEGIN: &str = "@@ begin ";
@@ -97,7 +97,7 @@ pub(super) fn environment(built: &Built) -> String {
     if !built.arch.has_kvm() {
         text += &format!("export TRAFFIC_POLICY_TEST_PACE={EMULATED_PACE}\n");
     }
-    for variable in [budgets::VARIABLE, rows::VARIABLE] {
+    for variable in records::VARIABLES {
         if std::env::var_os(variable).is_some() {
             text += &format!("export {variable}=1\n");
         }
