@@ -27,7 +27,7 @@ pub(super) struct Climb<'a> {
     pub(super) workshop: &'a Workshop,
     pub(super) root: &'a Root,
     pub(super) built: &'a Built,
-    pub(super) runs: &'a [Run<'a>],
+    pub(super) runs: &'a [Run],
     /// The number of processors of each machine.
     pub(super) processors: u32,
 }
@@ -140,7 +140,7 @@ impl Climb<'_> {
 }
 
 /// Runs a machine. Returns its results, and whether it completed its job.
-fn follow(machine: &Machine<'_>, name: Series, runs: &[Run<'_>], started: Instant) -> (Results, Result<()>) {
+fn follow(machine: &Machine<'_>, name: Series, runs: &[Run], started: Instant) -> (Results, Result<()>) {
     let mut results = Results::new();
     let mut begun = Instant::now();
     let mut recorder = Recorder::default();

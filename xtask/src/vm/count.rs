@@ -36,14 +36,14 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let workshop = options.choice.workshop(&[Wanted::Newest])?;
     let built = Built::all(workshop.arch)?;
-    let root = workshop.root(&built, [built.bench.as_path()])?;
+    let root = workshop.root(&built, [built.program("bench")])?;
     let kernel = workshop.kernels.first().context("no kernel was named")?;
     let mut arguments: Vec<_> = ["--instructions", "--output", "/run/bench"].map(str::to_owned).into();
     match options.names.as_slice() {
         [] => arguments.extend(DEFAULT.map(str::to_owned)),
         names => arguments.extend_from_slice(names),
     }
-    let run = Run { name: "bench".to_owned(), program: &built.bench, arguments, selected: None };
+    let run = Run { name: "bench".to_owned(), program: built.program("bench"), arguments, selected: None };
     let job = job::script(&built, &[run]);
     let machine = Machine {
         // A second one would only wait.

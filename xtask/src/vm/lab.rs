@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::{
-    Built, Choice, Workshop, job,
+    AGENT, Built, Choice, Workshop, job,
     machine::Machine,
     root::Root,
     series::Wanted,
@@ -199,7 +199,7 @@ impl Lab {
         let words = [
             "env".to_owned(),
             format!("POWER_OFF=kill -9 {last}"),
-            format!("TRAFFIC_POLICY_AGENT={}", built.agent.display()),
+            format!("TRAFFIC_POLICY_AGENT={}", built.program(AGENT).display()),
         ];
         words.into_iter().chain(emulated).collect()
     }
@@ -296,7 +296,7 @@ fn client(wires: &Wires, name: &str) -> Result<Namespace> {
 
 fn node_job(built: &Built, number: usize, attach: &str) -> String {
     let pods = PODS.map(|pods| pods.to_string()).join(" ");
-    let lab = job::quoted(&built.lab.display().to_string());
+    let lab = job::quoted(&built.program("lab").display().to_string());
     format!(
         "{}cat >/run/manifests.sh <<'@@ end'\n{}@@ end\n\
          NUMBER={number} NODES={} PODS='{pods}' DEVICE=eth0 ROUTER4=172.18.0.1 ROUTER6=fd00:172:18::1 ATTACH={attach} \
