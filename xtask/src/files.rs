@@ -24,10 +24,12 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
     }
 }
 
+/// Makes a folder and those above it, unless they exist.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("{} cannot be made", path.display()))
 }
 
+/// Copies a file to a place whose folder may not exist yet.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     if let Some(folder) = to.parent() {
         make_folder(folder)?;
@@ -37,6 +39,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
         .map(drop)
 }
 
+/// Copies a folder with its content.
 pub(crate) fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     make_folder(to)?;
     for entry in fs::read_dir(from)? {
