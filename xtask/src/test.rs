@@ -103,7 +103,8 @@ fn everything(stages: &mut Stages) -> Result<()> {
         &[("unit, packet, model and namespace tests", &others)],
         &[("documentation tests", &documentation_tests)],
     ]);
-    // Not in parallel with others: an emulated kernel then answers no netlink request in ten seconds.
+    // These do not run beside others, where an emulated kernel answers no netlink request in ten
+    // seconds.
     stages.one("Linux 6.1 and the newest, emulated", other_kernels);
     Ok(())
 }

@@ -177,8 +177,8 @@ impl Workshop {
 
 /// The agent.
 const AGENT: &str = "traffic-policy-agent";
-/// The programs that each root disk has: the agent, the plugin of kubectl, which tests expect in the
-/// agent's folder, the program that tests of sockets start, the demo and the lab.
+/// The programs that each root disk has: the agent, the plugin of kubectl, which tests expect in
+/// the agent's folder, the program that tests of sockets start, the demo and the lab.
 const PROGRAMS: [&str; 5] = [AGENT, "kubectl-traffic_policy", "caller", "demo", "lab"];
 
 /// The programs of this workspace for one architecture.

@@ -4,8 +4,8 @@
 //! each platform. So engines that select a manifest by name and those that select by platform find
 //! the same.
 //!
-//! The archive is packed here and not by a tool. `buildah` (with nine packages of Debian) needs root
-//! or a user namespace and a storage of its own, and writes its own history into the configuration;
+//! The archive is packed here and not by a tool. `buildah` (nine packages of Debian) needs root or
+//! a user namespace and a storage of its own, and writes its own history into the configuration;
 //! its archives carry the annotation for podman alone. Builders as those of the crate `oci-spec`
 //! take the place of each object below, in no fewer lines, and pack nothing: `tar` and `flate2` do.
 

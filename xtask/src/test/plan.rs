@@ -1,5 +1,5 @@
-//! The assignment of tests to processes, the order of these, and the tests that have the machine for
-//! themselves.
+//! The assignment of tests to processes, the order of these, and the tests that have the machine
+//! for themselves.
 
 use super::{
     cost::{Known, test_name},
@@ -15,8 +15,8 @@ const ALONE: [&str; 5] = [
     "sockets::cost::of_connect",
     "speed",
 ];
-/// The suites of which one process loads or computes something for all of its tests. Each is divided
-/// among few processes, as unit tests are, most of which take less time than a process.
+/// The suites of which one process loads or computes something for all of its tests. Each is
+/// divided among few processes, as unit tests are, most of which take less time than a process.
 const TOGETHER: [&str; 2] = ["budgets", "packets"];
 /// The assumed time of a test that no earlier run has timed.
 const SECONDS: f64 = 10.0;
@@ -41,8 +41,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Returns the jobs of these tests: first those that run alone, then the others, the longest first, so that
-/// none begins late and keeps one processor busy at the end.
+/// Returns the jobs of these tests: first those that run alone, then the others, the longest first,
+/// so that none begins late and keeps one processor busy at the end.
 pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in tests {

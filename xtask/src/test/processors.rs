@@ -50,8 +50,8 @@ impl Processors {
         Self { looked: Instant::now(), before: Ticks::now() }
     }
 
-    /// Whether they have idled enough since the last look. Two looks are at least a second apart, so
-    /// that the second one sees what was started after the first.
+    /// Whether they have idled enough since the last look. Two looks are at least a second apart,
+    /// so that the second one sees what was started after the first.
     pub(super) fn have_room(&mut self) -> bool {
         if self.looked.elapsed() < LOOK {
             return false;
