@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use traffic_policy_bench::{
     BenchNode, Case, Hook, Kind, Loaded, Protocol, Setup, Subject,
-    flows::{flows, frames, mirror, open, supposed},
+    flows::{frames, mirror, open, supposed},
     turns,
 };
 
@@ -52,8 +52,7 @@ fn least(ipv6: bool, hook: Hook, budget: f64) -> Result<Option<(Kind, f64)>> {
     let fixture = BenchNode::build().context("the fixture cannot be built: this test needs root")?;
     fixture.run(|| {
         let mut loaded = Loaded::new(&fixture, Setup::default())?;
-        let mut own = flows(ipv6, Protocol::Tcp, FLOWS);
-        open(&mut loaded, Hook::Xdp, &mut own)?;
+        let own = open(&mut loaded, ipv6, Protocol::Tcp, FLOWS)?;
         let floors = supposed(FLOWS, loaded.setup.endpoints);
         mirror(&mut loaded.feeder, &floors)?;
         for kind in [Kind::Request, Kind::Reply] {

@@ -9,7 +9,7 @@ use std::{
     process::{Command, ExitCode, ExitStatus},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// Returns the root of the workspace.
 pub(crate) fn root() -> &'static Path {
@@ -75,9 +75,25 @@ pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
 
 /// Runs a command like [`status`], and returns its exit code for this program to exit with.
 pub(crate) fn exit_code(command: &mut Command) -> Result<ExitCode> {
-    let status = status(command)?;
+    Ok(code_of(status(command)?))
+}
+
+/// Returns the exit code of a program that has ended; that of a failure if a signal ended it.
+pub(crate) fn code_of(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+    code.map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Runs a program silently; its output is shown if it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().with_context(|| format!("{name} cannot be started"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+    bail!("{name}: {}: {}", output.status, lines[lines.len().saturating_sub(5)..].join("\n"));
 }
 
 /// Whether this process has all privileges.

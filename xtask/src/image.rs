@@ -9,18 +9,13 @@ mod sbom;
 mod unwind;
 mod verify;
 
-use std::{
-    collections::BTreeSet,
-    fmt, fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{collections::BTreeSet, fmt, fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 
 use self::{archive::Platform, layer::Layer, place::Place};
-use crate::{setup, vm::arch::Arch};
+use crate::{files, setup, vm::arch::Arch};
 
 /// The size limit of the archive in bytes: nodes pull it, and test clusters load it again and
 /// again.
@@ -123,35 +118,22 @@ fn make(place: &Place, archs: &[Arch], name: &str, commit_time: &str) -> Result<
         parts.extend(linked);
         // Next to the archive, for a Containerfile and for users who need the program alone.
         let own = folder.join(arch.to_string());
-        fs::create_dir_all(&own).with_context(|| format!("{} cannot be made", own.display()))?;
         let program = fs::read(&built).with_context(|| format!("{} cannot be read", built.display()))?;
         let beside = own.join(layer::PROGRAM);
         // The file is replaced, because a container may run the old one.
-        fs::remove_file(&beside).or_else(ignore_missing)?;
-        fs::copy(&built, &beside).with_context(|| format!("{} cannot be written", beside.display()))?;
+        files::remove(&beside)?;
+        files::copy(&built, &beside)?;
         platforms.push(Platform { architecture: arch.oci(), layer: Layer::of(&program)? });
     }
     let packed = archive::pack(name, &platforms)?;
     let size = packed.bytes.len() as u64;
     ensure!(size <= LIMIT, "the archive has {size} bytes, more than the {LIMIT} that it may have");
     let [archive, sbom] = ["traffic-policy.tar", "traffic-policy.spdx.json"].map(|name| folder.join(name));
-    write(&archive, &packed.bytes)?;
-    write(&sbom, &sbom::list(&place.sources, archs, parts, commit_time)?)?;
+    files::write(&archive, &packed.bytes)?;
+    files::write(&sbom, &sbom::list(&place.sources, archs, parts, commit_time)?)?;
     let sizes = platforms.iter().map(|platform| platform.layer.program);
     let programs = archs.iter().copied().zip(sizes).collect();
     Ok(Made { archive, sbom, name: name.to_owned(), digest: packed.digest, programs, size })
-}
-
-/// Writes a file atomically.
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let unfinished = path.with_extension("unfinished");
-    fs::write(&unfinished, bytes)
-        .and_then(|()| fs::rename(&unfinished, path))
-        .with_context(|| format!("{} cannot be written", path.display()))
-}
-
-fn ignore_missing(error: std::io::Error) -> std::io::Result<()> {
-    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// Returns a name with a tag. It must include a registry (or `localhost`), because engines complete

@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod cargo;
+mod files;
 mod image;
 mod lab;
 mod lint;

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: all checks, continued after a failure: lints, the build, tests that need the
-//! machine for themselves, all others from one queue, and at last the emulated machines.
+//! `cargo xtask test` runs all checks, and continues after a failure: lints, the build, tests that
+//! need the machine for themselves, all others from one queue, and at last the emulated machines.
 
 mod cost;
 mod plan;
@@ -103,7 +103,8 @@ fn everything(stages: &mut Stages) -> Result<()> {
         &[("unit, packet, model and namespace tests", &others)],
         &[("documentation tests", &documentation_tests)],
     ]);
-    // Not in parallel with others: an emulated kernel then answers no netlink request in ten seconds.
+    // These do not run beside others, where an emulated kernel answers no netlink request in ten
+    // seconds.
     stages.one("Linux 6.1 and the newest, emulated", other_kernels);
     Ok(())
 }

@@ -3,18 +3,17 @@
 
 pub(crate) mod arch;
 pub(crate) mod archive;
-mod ask;
-mod budgets;
 mod climb;
 mod count;
 mod cpio;
+mod disk;
 mod job;
 mod kernel;
 mod lab;
 mod ladder;
 mod machine;
+mod records;
 mod root;
-mod rows;
 mod selection;
 mod series;
 mod shell;
@@ -54,16 +53,11 @@ enum Verb {
     Count(count::Options),
     /// Run three machines as nodes, connected by their network cards, and a client outside
     Lab(lab::Options),
-    #[command(hide = true)]
-    Ask { url: String },
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    if !matches!(options.verb, Verb::Ask { .. }) {
-        setup::ensure()?;
-    }
+    setup::ensure()?;
     match &options.verb {
-        Verb::Ask { url } => ask::run(url),
         Verb::Test(options) => ladder::run(options),
         Verb::Shell(options) => shell::run(options),
         Verb::Count(options) => count::run(options),
@@ -157,16 +151,10 @@ impl Workshop {
     ///
     /// # Errors
     /// A file cannot be copied.
-    fn root<'a>(&self, built: &Built, programs: impl IntoIterator<Item = &'a Path>) -> Result<Root> {
+    fn root(&self, built: &Built, programs: impl IntoIterator<Item = PathBuf>) -> Result<Root> {
         println!("vm: making the root disk …");
-        let mut programs: Vec<PathBuf> = programs.into_iter().map(Path::to_owned).collect();
-        programs.extend([
-            built.agent.clone(),
-            built.plugin.clone(),
-            built.demo.clone(),
-            built.caller.clone(),
-            built.lab.clone(),
-        ]);
+        let mut programs: Vec<PathBuf> = programs.into_iter().collect();
+        programs.extend(PROGRAMS.map(|name| built.program(name)));
         programs.sort();
         programs.dedup();
         // The page contains a table with which the suite cni compares.
@@ -181,23 +169,23 @@ impl Workshop {
     /// The build failed, or a file cannot be copied.
     fn root_with_all(&self) -> Result<(Root, Built)> {
         let built = Built::all(self.arch)?;
-        let suites = built.suites.iter().map(|(_, path)| path.as_path());
-        let root = self.root(&built, suites.chain([built.bench.as_path()]))?;
+        let suites = built.suites.iter().map(|(_, path)| path.clone());
+        let root = self.root(&built, suites.chain([built.program("bench")]))?;
         Ok((root, built))
     }
 }
 
+/// The agent.
+const AGENT: &str = "traffic-policy-agent";
+/// The programs that each root disk has: the agent, the plugin of kubectl, which tests expect in
+/// the agent's folder, the program that tests of sockets start, the demo and the lab.
+const PROGRAMS: [&str; 5] = [AGENT, "kubectl-traffic_policy", "caller", "demo", "lab"];
+
 /// The programs of this workspace for one architecture.
 struct Built {
     arch: Arch,
-    agent: PathBuf,
-    /// The plugin of kubectl, which tests expect in the agent's folder.
-    plugin: PathBuf,
-    bench: PathBuf,
-    demo: PathBuf,
-    lab: PathBuf,
-    /// The program that tests of sockets start.
-    caller: PathBuf,
+    /// The folder of the programs that are no tests.
+    folder: PathBuf,
     /// The test programs by their names.
     suites: Vec<(String, PathBuf)>,
 }
@@ -208,18 +196,12 @@ impl Built {
         setup::ensure_for(target)?;
         println!("vm: building the agent and the tests …");
         let suites = build::test_programs(target)?;
-        let folder = build::folder(target, false)?;
-        let program = |name: &str| folder.join(name);
-        Ok(Self {
-            arch,
-            agent: program("traffic-policy-agent"),
-            plugin: program("kubectl-traffic_policy"),
-            bench: program("bench"),
-            demo: program("demo"),
-            lab: program("lab"),
-            caller: program("caller"),
-            suites,
-        })
+        Ok(Self { arch, folder: build::folder(target, false)?, suites })
+    }
+
+    /// Returns the path of a program that is no test.
+    fn program(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
     }
 
     /// Returns the folder in which tests are started, the same as with cargo.

@@ -118,6 +118,14 @@ impl BenchNode {
     }
 }
 
+/// Returns the address that is `number` after this one.
+pub fn later(address: IpAddr, number: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) + number).into(),
+        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) + u128::from(number)).into(),
+    }
+}
+
 /// Returns the base address of the /16 or /64 that contains an address.
 fn network(address: IpAddr) -> IpAddr {
     match address {

@@ -1,12 +1,12 @@
 //! Flows opened by their packets: a client's request, the answer of the chosen endpoint, and an
 //! assured state.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use aya::{
     Pod,
-    maps::{Array, HashMap, Map, MapData},
+    maps::{HashMap, MapData},
 };
 use traffic_policy_bench_ebpf::FloorFlow;
 use traffic_policy_dataplane::{FromWire, ToWire};
@@ -14,14 +14,14 @@ use traffic_policy_ebpf::{
     abi::{self, Address, Address4, Address6, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple},
     checksum,
     outcome::Outcome,
-    tcp::ASSURED,
 };
 
 use super::{
     feeder::{Feeder, Hook},
-    fixture::{Addresses, V4, V6},
+    fixture::{Addresses, V4, V6, later},
     frame::{Content, Frame, forwarded, frame},
     loaded::{Loaded, NODE_PORT, TARGET_PORT},
+    places::Places,
     service,
 };
 
@@ -37,6 +37,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+
     fn number(self) -> u32 {
         match self {
             Self::Tcp => PROTOCOL_TCP,
@@ -54,14 +61,6 @@ pub struct Flow {
     pub protocol: Protocol,
     pub endpoint: SocketAddr,
     pub node: SocketAddr,
-}
-
-/// Returns the address that is `number` after this one.
-pub fn later(address: IpAddr, number: u32) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) + number).into(),
-        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) + u128::from(number)).into(),
-    }
 }
 
 /// Returns flows that do not exist yet.
@@ -121,6 +120,14 @@ impl Kind {
         }
     }
 
+    /// Returns the name of the direction.
+    pub fn way(self) -> &'static str {
+        match self {
+            Self::Opening | Self::Request => "request",
+            Self::Answer | Self::Reply => "reply",
+        }
+    }
+
     /// Returns the expected outcome of such packets.
     pub fn outcome(self) -> Outcome {
         match self {
@@ -157,25 +164,26 @@ pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
     }
 }
 
-/// Opens flows by their packets.
+/// Returns the same flows as [`flows`], opened by their packets in XDP.
 ///
 /// # Errors
 /// A packet is not forwarded.
-pub fn open(loaded: &mut Loaded, hook: Hook, flows: &mut [Flow]) -> Result<()> {
+pub fn open(loaded: &mut Loaded, ipv6: bool, protocol: Protocol, number: u32) -> Result<Vec<Flow>> {
+    let mut flows = flows(ipv6, protocol, number);
     for batch in flows.chunks_mut(BATCH) {
-        send(loaded, hook, batch, Kind::Opening).context("opening flows")?;
+        send(loaded, batch, Kind::Opening).context("opening flows")?;
         learn(loaded, batch)?;
-        send(loaded, hook, batch, Kind::Answer).context("answering")?;
-        send(loaded, hook, batch, Kind::Request).context("confirming flows")?;
+        send(loaded, batch, Kind::Answer).context("answering")?;
+        send(loaded, batch, Kind::Request).context("confirming flows")?;
     }
     loaded.feeder.clear();
-    Ok(())
+    Ok(flows)
 }
 
-fn send(loaded: &mut Loaded, hook: Hook, flows: &[Flow], kind: Kind) -> Result<()> {
+fn send(loaded: &mut Loaded, flows: &[Flow], kind: Kind) -> Result<()> {
     loaded.feeder.clear();
     let window = loaded.feeder.place(&frames(flows, kind)?)?;
-    loaded.run_to(hook, window, window.len, kind.outcome()).map(drop)
+    loaded.run_to(Hook::Xdp, window, window.len, kind.outcome()).map(drop)
 }
 
 /// Reads the chosen endpoints from the tables, and verifies that they belong to the Service.
@@ -225,36 +233,13 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 /// A table of flows.
 pub type Table<A> = HashMap<MapData, FlowKey<A>, abi::Flow<A>>;
 
-/// The directory of flows that may be over, and the queues of unassured flows, for one family.
-pub struct Places<A: Address> {
-    directory: Array<MapData, Tuple<A>>,
-    unassured: Array<MapData, Tuple<A>>,
-}
-
-impl<A: Address> Places<A> {
-    /// Opens both maps.
-    ///
-    /// # Errors
-    /// One of the maps is no array of tuples.
-    pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
-        Ok(Self { directory: directory.try_into()?, unassured: unassured.try_into()? })
-    }
-}
-
 fn remove_from<A: FromIp>(table: &mut Table<A>, places: &mut Places<A>, flow: &Flow) -> Result<()>
 where
     Tuple<A>: Pod,
     abi::Flow<A>: Pod,
 {
     let request = table.get(&FlowKey::of(&request_key::<A>(flow)?), 0).context("a flow is missing")?;
-    let place = request.device_or_place.place();
-    if place != 0 {
-        places.directory.set(place, Tuple::default(), 0)?;
-    }
-    // An assured flow has returned its place, and stores other data there.
-    if request.state & ASSURED == 0 {
-        places.unassured.set(request.tail.queue_place(), Tuple::default(), 0)?;
-    }
+    places.take_back(&request)?;
     for key in [request_key::<A>(flow)?, reply_key::<A>(flow)?] {
         table.remove(&FlowKey::of(&key)).context("a flow is missing")?;
     }

@@ -9,6 +9,7 @@ pub mod flows;
 pub mod frame;
 pub mod loaded;
 pub mod object;
+mod places;
 mod service;
 pub mod turns;
 

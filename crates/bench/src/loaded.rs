@@ -19,8 +19,8 @@ use traffic_policy_ebpf::{
 
 use super::{
     feeder::{Feeder, Hook, Room, Took, Window, fd},
-    fixture::BenchNode,
-    flows::{Places, later},
+    fixture::{BenchNode, later},
+    places::Places,
     service,
 };
 

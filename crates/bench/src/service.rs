@@ -18,8 +18,7 @@ use traffic_policy_ebpf::abi::{
 
 use super::{
     feeder::Feeder,
-    fixture::{Addresses, MAC, ROUTER_MAC, V4, V6},
-    flows::later,
+    fixture::{Addresses, MAC, ROUTER_MAC, V4, V6, later},
 };
 
 pub(super) const NODE_PORT: u16 = 30_080;

@@ -29,9 +29,10 @@ use std::path::PathBuf;
 pub use self::build::LabBuilder;
 pub use self::cni::Cni;
 pub use self::folder::{Folder, remove_leftovers};
-pub use self::plan::{Addresses, Family};
+pub use self::plan::Addresses;
 use anyhow::Result;
 
+pub use crate::family::Family;
 use crate::netlink::{self, Netlink};
 use crate::netns::{Namespace, Owned};
 

@@ -39,6 +39,7 @@ pub mod control_plane;
 pub mod counters;
 pub mod explain;
 pub mod exposition;
+mod family;
 pub mod flood;
 pub mod harness;
 pub mod image;

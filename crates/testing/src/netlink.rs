@@ -22,7 +22,7 @@ use rtnetlink::{
     LinkVxlan, RouteMessageBuilder, new_connection,
 };
 
-use crate::lab::Family;
+use crate::family::Family;
 use crate::netns::Namespace;
 
 pub type Mac = [u8; 6];

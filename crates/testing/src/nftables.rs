@@ -1,13 +1,7 @@
 //! Tables and base chains of nftables, made in a namespace without `nft`.
 
-use std::io;
-use std::os::fd::AsRawFd;
-
-use anyhow::{Context, Result, bail};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
-};
-use traffic_policy_dataplane::node::netlink::{attribute, message};
+use anyhow::{Context, Result};
+use traffic_policy_dataplane::node::netlink::{Connection, attribute, protocols::NETLINK_NETFILTER};
 
 use crate::netns::Namespace;
 
@@ -30,12 +24,8 @@ pub struct Chain<'a> {
 }
 
 // linux/netlink.h, linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
 const CREATE: u16 = 0x400;
 const NESTED: u16 = 0x8000;
-const BATCH_BEGIN: u16 = 16;
-const BATCH_END: u16 = 17;
 const SUBSYSTEM: u16 = 10;
 const NEWTABLE: u16 = SUBSYSTEM << 8;
 const DELTABLE: u16 = SUBSYSTEM << 8 | 2;
@@ -70,29 +60,8 @@ impl Namespace {
             .with_context(|| format!("deleting the nftables table {name}"))
     }
 
-    fn transaction(&self, messages: &[Vec<u8>]) -> Result<()> {
-        self.run(|| {
-            let socket = socket(
-                AddressFamily::Netlink,
-                SockType::Raw,
-                SockFlag::SOCK_CLOEXEC,
-                SockProtocol::NetlinkNetFilter,
-            )?;
-            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-            let batch = [bare(BATCH_BEGIN), messages.concat(), bare(BATCH_END)].concat();
-            send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
-            for _ in messages {
-                let mut answer = [0; 1024];
-                let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-                // The header is followed by the error code of an acknowledgement.
-                let Some(code) = answer[..length].get(16..20) else { bail!("an answer was cut short") };
-                match i32::from_ne_bytes(code.try_into()?) {
-                    0 => {}
-                    code => return Err(io::Error::from_raw_os_error(-code).into()),
-                }
-            }
-            Ok(())
-        })
+    fn transaction(&self, requests: &[(u16, u16, Vec<u8>)]) -> Result<()> {
+        self.run(|| Ok(Connection::open(NETLINK_NETFILTER)?.transaction(SUBSYSTEM, requests)?))
     }
 }
 
@@ -100,11 +69,6 @@ fn text(kind: u16, text: &str) -> Vec<u8> {
     attribute(kind, &[text.as_bytes(), &[0]].concat())
 }
 
-fn request(kind: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
-    message(kind, REQUEST | ACK | CREATE, 0, &[&[family as u8, 0, 0, 0], attributes].concat())
-}
-
-/// The messages that begin and end a transaction name the subsystem, in network byte order.
-fn bare(kind: u16) -> Vec<u8> {
-    message(kind, REQUEST, 0, &[&[0, 0], SUBSYSTEM.to_be_bytes().as_slice()].concat())
+fn request(kind: u16, family: Family, attributes: &[u8]) -> (u16, u16, Vec<u8>) {
+    (kind, CREATE, [&[family as u8, 0, 0, 0], attributes].concat())
 }

@@ -1,27 +1,12 @@
 //! Connections to a ClusterIP from a pod and from the node itself, to endpoints on this node and on
 //! others.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::matrix::PODS;
-use traffic_policy_testing::object::Service;
 
 use crate::caller::{Caller, Kind};
-use crate::testbed::Testbed;
-
-pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
-
-fn cluster_ip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [10, 96, 0, 10].into(),
-        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x10].into(),
-    }
-}
-
-pub fn with_cluster_ips(service: Service) -> Service {
-    service.cluster_ip(cluster_ip(Family::V4)).cluster_ip(cluster_ip(Family::V6))
-}
+use crate::testbed::{Testbed, cluster_ip};
 
 /// Sends requests from node-1 and from its pod until each pod has answered; returns how many of the
 /// four combinations succeeded.

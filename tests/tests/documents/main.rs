@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod balancers;
+mod circles;
 mod cli;
 mod glossary;
 mod journeys;
@@ -21,6 +22,7 @@ mod skips;
 mod walls;
 mod width;
 mod words;
+mod workspace;
 
 /// The largest number of lines of the README.
 const README_LINES: usize = 150;

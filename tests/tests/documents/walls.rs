@@ -1,15 +1,14 @@
 //! Boundaries between the crates, from `cargo metadata`: the permitted dependencies, the order of
 //! the crates, and the share that each has of the code.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    env,
-    process::Command,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::page;
+use crate::{
+    page,
+    workspace::{metadata, own_packages, text},
+};
 
 /// Crates of this workspace from bottom to top: each depends only on those before it.
 const ORDER: [&str; 12] = [
@@ -56,25 +55,9 @@ const KNOW: [(&str, &[&str]); 4] = [
 /// The largest share of one crate, in percent of all lines of Rust outside of tests.
 const LARGEST: usize = 20;
 
-fn metadata() -> Value {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // Dependencies for other machines were never fetched here.
-    let platform = format!("{}-unknown-linux-gnu", env::consts::ARCH);
-    let mut command = Command::new(cargo);
-    command.args(["metadata", "--format-version", "1", "--offline", "--filter-platform", &platform]);
-    let output = command.current_dir(page::root()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap()
-}
-
 /// The crates of this workspace, and the names of their dependencies of any kind.
 fn crates(metadata: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
-    let own = metadata["packages"].as_array().unwrap().iter().filter(|package| package["source"].is_null());
-    let named = own.map(|package| {
+    let named = own_packages(metadata).map(|package| {
         let on = package["dependencies"].as_array().unwrap().iter().map(|on| text(&on["name"]));
         (text(&package["name"]), on.collect())
     });

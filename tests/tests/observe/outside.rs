@@ -74,8 +74,7 @@ fn inside() -> Result<f64> {
     let fixture = BenchNode::build()?;
     fixture.run(|| {
         let mut loaded = Loaded::new(&fixture, Setup::default())?;
-        let mut own = flows::flows(false, Protocol::Tcp, FLOWS.into());
-        flows::open(&mut loaded, Hook::Xdp, &mut own)?;
+        let own = flows::open(&mut loaded, false, Protocol::Tcp, FLOWS.into())?;
         mirror(&mut loaded.feeder, &own)?;
         let window = loaded.feeder.place(&flows::frames(&own, Kind::Request)?)?;
         let case = |subject| Case::open(subject, window, &own[0], Kind::Request);

@@ -1,13 +1,10 @@
 //! A folder with the project's sources, and the place where cargo builds them: `--verify` has two.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::{build, cargo, vm::arch::Arch};
+use crate::{build, cargo, files, vm::arch::Arch};
 
 #[derive(Debug)]
 pub(super) struct Place {
@@ -25,7 +22,7 @@ impl Place {
     /// Returns the folder of images and of the files they are built from.
     pub(super) fn images(&self) -> Result<PathBuf> {
         let folder = self.target.join("image");
-        fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+        files::make_folder(&folder)?;
         Ok(folder)
     }
 

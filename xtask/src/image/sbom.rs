@@ -3,6 +3,11 @@
 //! It lists the crates that cargo resolves for the agent alone, without macros and build scripts;
 //! those of the packet path, which the agent contains as an object; and the parts that are not
 //! crates: std, the unwinder, the C library.
+//!
+//! `cargo-cyclonedx` would replace the call of `cargo tree` alone: it writes CycloneDX instead of
+//! SPDX, one document for each package and target, with macros among the crates. The packet path,
+//! which is of another target, and the parts that are not crates would have to be merged into it
+//! here.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 

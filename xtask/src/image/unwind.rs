@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{toolchain, vm};
+use crate::{cargo, files, toolchain};
 
 /// The sources other than `libunwind.cpp`, which is C++ and needs other flags.
 const SOURCES: [&str; 5] = [
@@ -43,7 +43,7 @@ pub(super) fn library(sysroot: &Path, compiler: &Compiler, folder: &Path) -> Res
         sources.display(),
         toolchain::VARIABLE
     );
-    fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+    files::make_folder(folder)?;
     let mut objects: Vec<PathBuf> = Vec::new();
     for source in SOURCES.into_iter().chain(["libunwind.cpp"]) {
         let object = folder.join(source).with_extension("o");
@@ -59,12 +59,12 @@ pub(super) fn library(sysroot: &Path, compiler: &Compiler, folder: &Path) -> Res
         }
         command.arg("-I").arg(sources.join("include")).args(&compiler.headers);
         command.arg(sources.join("src").join(source)).arg("-o").arg(&object);
-        vm::archive::run(&mut command).with_context(|| format!("compiling libunwind's {source} failed"))?;
+        cargo::quietly(&mut command).with_context(|| format!("compiling libunwind's {source} failed"))?;
         objects.push(object);
     }
     // The letter D omits times and owners.
     let unfinished = folder.join("libunwind.unfinished");
     let mut command = Command::new(format!("{}-ar", compiler.gnu));
-    vm::archive::run(command.arg("rcsD").arg(&unfinished).args(&objects))?;
+    cargo::quietly(command.arg("rcsD").arg(&unfinished).args(&objects))?;
     fs::rename(&unfinished, &library).with_context(|| format!("{} cannot be written", library.display()))
 }

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{Made, place::Place};
-use crate::{cargo, vm};
+use crate::{cargo, files};
 
 /// A copy of the sources in another folder, made before the first build, so that edits during the
 /// builds have no effect.
@@ -30,7 +30,7 @@ impl Copied {
     pub(super) fn take() -> Result<Self> {
         let folder = env::temp_dir().join(format!("traffic-policy-image-{}", std::process::id()));
         for file in sources(cargo::root())? {
-            copy(&file, &folder)?;
+            files::copy(&cargo::root().join(&file), &folder.join(&file))?;
         }
         Ok(Self { place: Place { target: folder.join("target"), sources: folder } })
     }
@@ -50,9 +50,8 @@ impl Copied {
         let start = Instant::now();
         for (arch, _) in &made.programs {
             let [from, to] = [first, &self.place].map(|place| place.musl(*arch));
-            let parent = to.parent().unwrap_or(&to);
-            fs::create_dir_all(parent).with_context(|| format!("{} cannot be made", parent.display()))?;
-            vm::archive::run(Command::new("cp").arg("--archive").arg(from).arg(&to))?;
+            files::make_folder(to.parent().unwrap_or(&to))?;
+            cargo::quietly(Command::new("cp").arg("--archive").arg(from).arg(&to))?;
         }
         let again = make().with_context(|| format!("the build in {} failed", folder.display()))?;
         for (first, second) in [(&made.archive, &again.archive), (&made.sbom, &again.sbom)] {
@@ -61,7 +60,7 @@ impl Copied {
                 bail!("{first} and {second} differ {difference}: the build is not reproducible");
             }
         }
-        fs::remove_dir_all(folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+        files::remove(folder)?;
         let seconds = start.elapsed().as_secs();
         println!("the same bytes from both folders, archive and SBOM (the second build took {seconds} s)");
         Ok(())
@@ -78,14 +77,6 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>> {
     let files = listed.split_terminator('\0').map(PathBuf::from);
     // git also lists a file that was deleted without a commit.
     Ok(files.filter(|file| root.join(file).is_file()).collect())
-}
-
-fn copy(file: &Path, folder: &Path) -> Result<()> {
-    let to = folder.join(file);
-    let parent = to.parent().unwrap_or(folder);
-    fs::create_dir_all(parent).with_context(|| format!("{} cannot be made", parent.display()))?;
-    fs::copy(cargo::root().join(file), &to).with_context(|| format!("{} cannot be written", to.display()))?;
-    Ok(())
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

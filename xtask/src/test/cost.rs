@@ -1,4 +1,5 @@
-//! Cost of stages, suites and tests: shown beside that of earlier runs, and kept for later ones.
+//! The cost of stages, suites and tests, which is printed beside that of earlier runs and kept for
+//! later ones.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +15,16 @@ use anyhow::{Context, Result};
 
 use crate::{build, cargo};
 
-/// Below cargo's target folder: a line for each stage and suite of each run.
+/// The file, in cargo's target folder, with a line for each stage and suite of each run.
 const HISTORY: &str = "test-costs.tsv";
-/// Beside it: a line for each test, with its time in the last run that it was in.
+/// The file beside it with a line for each test: its time in the last run that included it.
 const TESTS: &str = "test-times.tsv";
-/// Tests that are shown.
+/// The number of the slowest tests that are listed.
 const SLOWEST: usize = 20;
-/// Earlier runs that are shown, and whose median is.
+/// The number of earlier runs that are shown, together with their median.
 const RUNS: usize = 5;
 
-/// One test, or the part of a process that ended before its tests did.
+/// The cost of one test.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cost {
     pub(crate) suite: String,
@@ -32,17 +33,17 @@ pub(crate) struct Cost {
     pub(crate) passed: bool,
 }
 
-/// As `cargo xtask test` takes it.
+/// Returns the name of a test as `cargo xtask test` takes it.
 pub(super) fn test_name(suite: &str, test: &str) -> String {
     format!("{suite}::{test}")
 }
 
-/// Seconds of tests in earlier runs.
+/// The times of tests in earlier runs, in seconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known(BTreeMap<String, f64>);
 
 impl Known {
-    /// Of the last run; empty before the first one.
+    /// Reads the times that earlier runs have left; there are none before the first one.
     pub(super) fn read() -> Self {
         Self::parse(&file(TESTS).and_then(|path| Ok(fs::read_to_string(path)?)).unwrap_or_default())
     }
@@ -67,15 +68,15 @@ impl Known {
     }
 }
 
-/// A stage or a suite in one run.
+/// The cost of a stage or a suite in one run.
 #[derive(Clone, Debug, PartialEq)]
 struct Row {
-    /// When the run ended, UTC.
+    /// The time at which the run ended, in UTC.
     time: String,
     commit: String,
     name: String,
     seconds: f64,
-    /// Tests; of a stage 1 or 0.
+    /// The number of tests that passed; of a stage, 1 if it succeeded.
     passed: u64,
 }
 
@@ -97,7 +98,8 @@ impl Row {
     }
 }
 
-/// Shows what a run has cost beside the last ones, and keeps it. `stages`: name, success, time.
+/// Prints the cost of a run beside that of the last ones, and keeps it. Each stage has a name, its
+/// success and its duration.
 ///
 /// # Errors
 /// The files below the target folder cannot be written.
@@ -127,7 +129,7 @@ fn file(name: &str) -> Result<PathBuf> {
     Ok(build::target_folder().context("where the target folder is")?.join(name))
 }
 
-/// Of each stage, and of each suite the sum of its tests.
+/// Returns a row for each stage, and one for each suite with the sum of its tests.
 fn rows(time: &str, commit: &str, stages: &[(String, bool, Duration)], tests: &[Cost]) -> Vec<Row> {
     let row = |name: &str, seconds: f64, passed: u64| Row {
         time: time.to_owned(),
@@ -152,8 +154,8 @@ fn rows(time: &str, commit: &str, stages: &[(String, bool, Duration)], tests: &[
     rows
 }
 
-/// Rows of this run, beside those of the same name in the last ones. A run of another number of
-/// tests is no measure.
+/// Formats the rows of this run, each beside those of the same name in the last runs. A run of
+/// another number of tests is no measure.
 fn table(rows: &[Row], before: &[Row]) -> String {
     let mut text = "\n=== cost, in seconds: now, the median of the last runs, and those (of a suite the sum of its tests)\n"
         .to_owned();

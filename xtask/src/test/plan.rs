@@ -1,13 +1,13 @@
-//! What of the tests runs in which process, which come first, and which have the machine for
-//! themselves.
+//! The assignment of tests to processes, the order of these, and the tests that have the machine
+//! for themselves.
 
 use super::{
     cost::{Known, test_name},
     program::Program,
 };
 
-/// Measure loss, or time against a bound: a machine that is busy with other tests looks like a
-/// network that loses packets. Suites, or tests.
+/// The suites, or single tests, that measure loss, or time against a bound: a machine that is busy
+/// with other tests looks to them like a network that loses packets.
 const ALONE: [&str; 5] = [
     "lab::remains::a_lab_comes_up_fast_and_goes_completely",
     "loss",
@@ -15,14 +15,14 @@ const ALONE: [&str; 5] = [
     "sockets::cost::of_connect",
     "speed",
 ];
-/// One process loads or computes something for all of its tests. Each is cut into few processes, as
-/// unit tests are, of which most take less time than a process.
+/// The suites of which one process loads or computes something for all of its tests. Each is
+/// divided among few processes, as unit tests are, most of which take less time than a process.
 const TOGETHER: [&str; 2] = ["budgets", "packets"];
-/// Where it is not known from an earlier run.
+/// The assumed time of a test that no earlier run has timed.
 const SECONDS: f64 = 10.0;
-/// Of a test that shares its process.
+/// The same for a test that shares its process with others.
 const SECONDS_TOGETHER: f64 = 0.5;
-/// Tests of a process that are worth a second process.
+/// The number of tests that are worth a process of their own.
 const SHARE: usize = 40;
 
 /// One process with tests of one program.
@@ -30,7 +30,7 @@ const SHARE: usize = 40;
 pub(super) struct Job<'a> {
     pub(super) program: &'a Program,
     pub(super) tests: Vec<String>,
-    /// Nothing else runs meanwhile.
+    /// Whether nothing else runs at the same time.
     pub(super) alone: bool,
     seconds: f64,
 }
@@ -41,8 +41,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The jobs of these tests: first those that run alone, then the others, the longest first, so that
-/// none begins late and keeps one processor busy at the end.
+/// Returns the jobs of these tests: first those that run alone, then the others, the longest first,
+/// so that none begins late and keeps one processor busy at the end.
 pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
     for (program, tests) in tests {
@@ -59,7 +59,7 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
             (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
         for (seconds, test) in timed {
             // The processes of a suite take about as long as each other. None is left without a
-            // test: without a name a test program runs all that it has.
+            // test, because a test program that is given no name runs all that it has.
             let less = |a: &&mut Job<'_>, b: &&mut Job<'_>| {
                 a.seconds.total_cmp(&b.seconds).then(a.tests.len().cmp(&b.tests.len()))
             };
@@ -97,7 +97,7 @@ mod tests {
             ("speed", "t0", true),
             ("loss", "t0", true),
             ("policy", "t1", false),
-            // Not known.
+            // No earlier run has timed it.
             ("policy", "t2", false),
             ("policy", "t0", false),
         ];
@@ -108,7 +108,7 @@ mod tests {
     fn processes_of_a_suite_take_about_as_long_as_each_other() {
         let known = Known::of(&[("packets::t7", 20.0), ("packets::t8", 10.0)]);
         let jobs = planned(&[("packets", 45)], &known);
-        // 43 tests of half a second, and two that are known.
+        // 43 tests of half a second, and two of known times.
         let numbers: Vec<usize> = jobs.iter().map(|(_, tests, _)| tests.len()).collect();
         assert_eq!(numbers.iter().sum::<usize>(), 45);
         let with = |test: &str| jobs.iter().position(|(_, tests, _)| tests.iter().any(|name| name == test));
@@ -116,7 +116,7 @@ mod tests {
         assert!(jobs[with("t7").unwrap()].1.len() < jobs[with("t8").unwrap()].1.len(), "{numbers:?}");
     }
 
-    /// One that has another name now would run beside others.
+    /// A test that was renamed would run beside others.
     #[test]
     fn what_runs_alone_exists() {
         for name in ALONE {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn each_test_is_in_one_process() {
-        // As short as the file of times can say.
+        // The file of times has two decimals: shorter times are read as zero.
         let known = Known::of(&[("policy::t1", 0.0), ("policy::t2", 0.0), ("policy::t3", 0.0)]);
         let jobs = planned(&[("packets", 200), ("budgets", 5), ("policy", 4)], &known);
         assert!(jobs.iter().all(|(_, tests, _)| !tests.is_empty()), "{jobs:?}");

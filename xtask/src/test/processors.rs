@@ -1,16 +1,18 @@
-//! Idle time of this machine's processors, by which the queue starts more tests than its slots.
+//! The idle time of this machine's processors: while they idle, the queue starts more tests than it
+//! has slots.
 
 use std::{
     fs,
     time::{Duration, Instant},
 };
 
-/// Between two looks: the clock of `/proc/stat` ticks a hundred times a second.
+/// The time between two looks, in which the clock of `/proc/stat` ticks a hundred times.
 const LOOK: Duration = Duration::from_secs(1);
-/// Share of idle time above which another test has room: it would have half a processor of two.
+/// The share of idle time above which another test has room: of two processors, it would have half
+/// of one.
 const ROOM: f64 = 0.25;
 
-/// Sums over all processors since the boot, in ticks: idle, and all.
+/// The time that all processors together have spent since the boot, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ticks {
     idle: u64,
@@ -22,22 +24,22 @@ impl Ticks {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first
-    /// two.
+    /// Parses the line of all processors, see proc_stat(5): user, nice, system, idle, iowait, irq,
+    /// softirq, steal. The time of guests is part of the first two.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
         Some(Self { idle: ticks.get(3)? + ticks.get(4)?, all: ticks.iter().sum() })
     }
 
-    /// From 0 to 1.
+    /// Returns the share of idle time since an earlier look, from 0 to 1.
     fn idle_since(self, earlier: Self) -> f64 {
         let all = self.all.saturating_sub(earlier.all).max(1);
         self.idle.saturating_sub(earlier.idle) as f64 / all as f64
     }
 }
 
-/// Looks at the processors once in a while.
+/// The last look at the processors.
 pub(super) struct Processors {
     looked: Instant,
     before: Option<Ticks>,
@@ -48,8 +50,8 @@ impl Processors {
         Self { looked: Instant::now(), before: Ticks::now() }
     }
 
-    /// Whether they have idled enough since the last look; never twice within a second, so that
-    /// what was started is seen.
+    /// Whether they have idled enough since the last look. Two looks are at least a second apart,
+    /// so that the second one sees what was started after the first.
     pub(super) fn have_room(&mut self) -> bool {
         if self.looked.elapsed() < LOOK {
             return false;

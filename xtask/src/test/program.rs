@@ -1,4 +1,4 @@
-//! Test programs as cargo has built them, and the tests in each.
+//! The test programs that cargo builds, and the tests in each.
 
 use std::{
     ffi::OsString,
@@ -18,12 +18,12 @@ const SUITES: &str = "traffic-policy-tests";
 /// A test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Program {
-    /// Name of the suite; of unit tests `unit-` and their package's name.
+    /// The name of the suite; for unit tests, `unit-` and the name of their package.
     pub(super) suite: String,
-    /// Its tests need neither root nor a BPF toolchain.
+    /// Whether its tests need neither root nor a BPF toolchain.
     pub(super) unit: bool,
     path: PathBuf,
-    /// Root of the package: where cargo starts its tests.
+    /// The root of the package, in which cargo starts its tests.
     folder: PathBuf,
     privileged: bool,
 }
@@ -32,7 +32,7 @@ impl Program {
     /// Builds all test programs of the workspace.
     ///
     /// # Errors
-    /// The build failed; the compiler has said why.
+    /// The build failed; the compiler has printed the reason.
     pub(super) fn all() -> Result<Vec<Self>> {
         let mut command = cargo::cargo();
         command.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-run", "--quiet"]);
@@ -50,7 +50,7 @@ impl Program {
         Ok(found)
     }
 
-    /// The test program that one of cargo's messages is about.
+    /// Returns the test program that one of cargo's messages is about.
     fn of_message(line: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(line).ok()?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -87,17 +87,17 @@ impl Program {
         }
     }
 
-    /// Its tests write into the folder when they begin and end.
+    /// Returns a program whose tests write into the folder when they begin and end.
     #[cfg(test)]
     pub(super) fn stand_in(folder: &Path) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/test/stand_in.sh");
         Self { path, folder: folder.to_owned(), ..Self::named("stand-in") }
     }
 
-    /// Names of its tests, also of those that are marked `ignore`.
+    /// Returns the names of its tests, including those that are marked `ignore`.
     ///
     /// # Errors
-    /// It cannot be started, or fails.
+    /// The program cannot be started, or fails.
     pub(super) fn tests(&self) -> Result<Vec<String>> {
         let output = Command::new(&self.path).args(["--list", "--format", "terse"]).output();
         let output = output.with_context(|| format!("{} cannot be started", self.path.display()))?;
@@ -108,10 +108,11 @@ impl Program {
         Ok(names.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
-    /// Runs these of its tests, one after the other, as root if they need it.
+    /// Returns the command that runs these of its tests, one after the other, as root if they need
+    /// it.
     ///
     /// # Errors
-    /// They need root, and there is no sudo.
+    /// The tests need root, and there is no sudo.
     pub(super) fn command(&self, tests: &[String], variables: &[(&str, PathBuf)]) -> Result<Command> {
         let mut command = if self.privileged {
             cargo::privileged(&self.path)
@@ -119,8 +120,8 @@ impl Program {
         } else {
             Command::new(&self.path)
         };
-        // Several run one after the other, on the main thread. One alone has a thread of its own,
-        // as tests have in general.
+        // Several tests run one after the other on the main thread. A single one gets a thread of
+        // its own, as tests have in general.
         let threads = if tests.len() > 1 { "--test-threads=1" } else { "--test-threads=2" };
         command.args([threads, "--exact"]).args(tests).current_dir(&self.folder);
         command.env("CARGO_MANIFEST_DIR", &self.folder);
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(of(&parser), Some(("parser".to_owned(), true, false)));
         let agent = message("agent#traffic-policy-agent@0.1.0", "lib", "traffic_policy_agent", true);
         assert_eq!(of(&agent), Some(("unit-agent".to_owned(), true, false)));
-        // The folder's name, which is the package's.
+        // The package is named like its folder.
         assert_eq!(
             of(&message("tests#0.1.0", "bin", "tests", true)),
             Some(("unit-tests".to_owned(), true, false))

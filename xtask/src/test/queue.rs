@@ -1,4 +1,4 @@
-//! Runs jobs, so many at a time, and shows what each says when it has ended.
+//! The queue runs a number of jobs at a time, and prints the output of each when it has ended.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -18,27 +18,28 @@ use super::{
 };
 use crate::tally::Tally;
 
-/// A job that takes longer is named, so that one sees what hangs.
+/// The time after which a running job is named, so that one sees which one hangs.
 const LONG: Duration = Duration::from_secs(120);
-/// So often the queue looks at what runs, at least.
+/// The longest time between two looks of the queue at the running jobs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Jobs that run at once.
+/// The numbers of jobs that run at once.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slots {
+    /// The number while the processors are busy.
     pub(super) always: usize,
-    /// While processors are idle.
+    /// The number while they are idle.
     pub(super) most: usize,
 }
 
-/// Runs the jobs in their order, as many at a time as there are slots, of those that run alone one;
-/// whether all passed.
+/// Runs the jobs in their order, as many at a time as there are slots, and those that run alone one
+/// at a time. Returns whether all passed.
 pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)], tally: &mut Tally) -> bool {
     let before = tally.failed;
     thread::scope(|scope| {
         let (send, ended) = mpsc::channel();
         let mut waiting = jobs.iter().enumerate().peekable();
-        // Number, start, whether it was said that it takes long.
+        // Each is a job's number, its start, and whether it was named because it takes long.
         let mut running: Vec<(usize, Instant, bool)> = Vec::new();
         let mut processors = Processors::look();
         loop {
@@ -62,7 +63,7 @@ pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)],
                     ran.conclude(&jobs[number], tally);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // Not while there is `send`.
+                // The channel stays open as long as `send` exists.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             for (number, started, said) in &mut running {
@@ -77,12 +78,12 @@ pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)],
     tally.failed == before
 }
 
-/// Lines of a process that has ended, with the times at which they came.
+/// The lines of a process that has ended, with the times at which they came.
 struct Ran {
     output: Vec<(Instant, String)>,
     errors: Vec<(Instant, String)>,
     started: Instant,
-    /// How it ended, if not well.
+    /// The reason why the process failed, if it did.
     wrong: Option<String>,
 }
 
@@ -110,7 +111,7 @@ impl Ran {
         Ok(())
     }
 
-    /// Counts its tests and shows them; of a job that failed all that it has said.
+    /// Counts the job's tests and prints their results, and, if the job failed, all of its output.
     fn conclude(self, job: &Job<'_>, tally: &mut Tally) {
         let Self { output, errors, started, wrong } = self;
         let suite = &job.program.suite;
@@ -135,7 +136,8 @@ impl Ran {
         });
         let missing: Vec<&str> = missing.map(String::as_str).collect();
         if own.failed == 0 && (wrong.is_some() || !missing.is_empty()) {
-            // It was killed, could not be started, or knows nothing of a test that it has listed.
+            // The process was killed or could not be started, or does not know a test that it has
+            // listed.
             own.failed += 1;
             let wrong = wrong.as_deref().unwrap_or("no result");
             own.failures.push(format!("{}: {wrong}", missing.first().unwrap_or(&"after its tests")));
@@ -160,8 +162,8 @@ fn lines(from: Option<impl Read>) -> Vec<(Instant, String)> {
     lines
 }
 
-/// Name and result of a test, of a line of the harness: `test a::b - should panic ... ok`, `test a
-/// ... ignored, why`.
+/// Parses the name and the result of a test from a line of the harness: `test a::b - should panic
+/// ... ok`, `test a ... ignored, why`.
 fn result(line: &str) -> Option<(&str, &str)> {
     let (name, word) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let word = word.split(',').next().unwrap_or(word);
@@ -176,7 +178,8 @@ mod tests {
     use super::*;
     use crate::test::program::Program;
 
-    /// Runs jobs of a stand-in; what it has counted, and the most that ran at the same time.
+    /// Runs jobs of a stand-in. Returns what was counted, and the largest number of tests that ran
+    /// at the same time.
     fn run_all(name: &str, jobs: &[(&[&str], bool)], slots: usize) -> (Tally, usize) {
         let slots = Slots { always: slots, most: slots };
         let folder = std::env::temp_dir().join(format!("xtask-queue-{name}-{}", std::process::id()));

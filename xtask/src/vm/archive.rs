@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use super::arch::Arch;
-use crate::cargo;
+use crate::{cargo, files};
 
 /// The variable that sets the archive on machines whose own apt has other sources.
 pub(super) const VARIABLE: &str = "TRAFFIC_POLICY_DEBIAN_ARCHIVE";
@@ -57,14 +57,14 @@ impl Archive {
     fn refresh(&self, lists: &Path) -> Result<()> {
         println!("vm: reading the lists of Debian's packages for {} (about 20 s) …", self.arch);
         for folder in [lists.join("partial"), self.folder.join("cache/archives/partial")] {
-            fs::create_dir_all(&folder).with_context(|| format!("{} cannot be made", folder.display()))?;
+            files::make_folder(&folder)?;
         }
         let site = site()?;
         let arch = self.arch.debian();
         let lines =
             SUITES.map(|suite| format!("deb [arch={arch} signed-by={KEYRING}] {site} {suite} main\n"));
         fs::write(self.folder.join("sources.list"), lines.concat())?;
-        run(self.apt("apt-get").arg("update"))?;
+        cargo::quietly(self.apt("apt-get").arg("update"))?;
         fs::write(self.stamp(), "")?;
         Ok(())
     }
@@ -117,25 +117,16 @@ impl Archive {
     /// A package cannot be fetched.
     pub(crate) fn unpack(&self, packages: &[String], to: &Path) -> Result<()> {
         let cache = self.folder.join("packages");
-        fs::create_dir_all(&cache)?;
-        let download =
-            |archive: &Self| run(archive.apt("apt-get").arg("download").args(packages).current_dir(&cache));
-        if download(self).is_err() {
+        files::remove(&cache)?;
+        files::make_folder(&cache)?;
+        let mut download = self.apt("apt-get");
+        download.arg("download").args(packages).current_dir(&cache);
+        if cargo::quietly(&mut download).is_err() {
             // A newer version has replaced it since the lists were read.
             self.refresh(&self.folder.join("lists"))?;
-            download(self)?;
+            cargo::quietly(&mut download)?;
         }
-        let result = self.unpack_downloaded(&cache, to);
-        fs::remove_dir_all(&cache)?;
-        result
-    }
-
-    fn unpack_downloaded(&self, cache: &Path, to: &Path) -> Result<()> {
-        fs::create_dir_all(to)?;
-        for entry in fs::read_dir(cache)? {
-            run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(to))?;
-        }
-        Ok(())
+        extract(&cache, to)
     }
 
     /// Unpacks packages and all of their dependencies.
@@ -143,18 +134,22 @@ impl Archive {
     /// # Errors
     /// A package cannot be fetched.
     pub(super) fn unpack_closure(&self, packages: &[&str], to: &Path) -> Result<()> {
-        let archives = self.folder.join("cache/archives");
-        run(self.apt("apt-get").args(["install", "--yes", "--download-only"]).args(packages))?;
-        fs::create_dir_all(to)?;
-        for entry in fs::read_dir(&archives)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "deb") {
-                run(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(to))?;
-                fs::remove_file(path)?;
-            }
-        }
-        Ok(())
+        cargo::quietly(self.apt("apt-get").args(["install", "--yes", "--download-only"]).args(packages))?;
+        extract(&self.folder.join("cache/archives"), to)
     }
+}
+
+/// Extracts the packages of a folder, and removes them from it.
+fn extract(from: &Path, to: &Path) -> Result<()> {
+    files::make_folder(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "deb") {
+            cargo::quietly(Command::new("dpkg-deb").arg("--extract").arg(&path).arg(to))?;
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// The names of packages that another one depends on.
@@ -211,18 +206,6 @@ fn debian_site(lines: &str) -> Option<String> {
     let of_debian = lines.lines().filter_map(|line| line.strip_prefix("Debian "));
     let mut sites = of_debian.filter_map(|line| line.split_once(' '));
     sites.find(|(codename, _)| !codename.ends_with("-security")).map(|(_, site)| site.trim().to_owned())
-}
-
-/// Runs a program silently; its output is shown if it fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("{name} cannot be started"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
-    bail!("{name}: {}: {}", output.status, lines[lines.len().saturating_sub(5)..].join("\n"));
 }
 
 #[cfg(test)]

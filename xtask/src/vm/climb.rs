@@ -10,12 +10,11 @@ use anyhow::Result;
 
 use super::{
     Built, Workshop,
-    budgets::Recorder,
     job::{self, Mark, Run},
     kernel::Kernel,
-    machine::{Clock, Machine},
+    machine::Machine,
+    records::Recorder,
     root::Root,
-    rows,
     selection::DRIVERS,
     series::Series,
     wires::{self, Wires},
@@ -28,15 +27,18 @@ pub(super) struct Climb<'a> {
     pub(super) workshop: &'a Workshop,
     pub(super) root: &'a Root,
     pub(super) built: &'a Built,
-    pub(super) runs: &'a [Run<'a>],
+    pub(super) runs: &'a [Run],
     /// The number of processors of each machine.
     pub(super) processors: u32,
 }
 
+/// The outcome of each suite, in the order in which they ran.
+type Results = Vec<(String, Outcome)>;
+
 /// The results of one kernel.
 pub(super) struct Rung {
     pub(super) kernel: String,
-    pub(super) results: Vec<(String, Outcome)>,
+    pub(super) results: Results,
     pub(super) took: Duration,
 }
 
@@ -90,22 +92,17 @@ impl Climb<'_> {
     fn rung(&self, kernel: &Kernel) -> Rung {
         let started = Instant::now();
         println!("\n=== Linux {} ({}): booting", kernel.release, self.workshop.arch);
-        match self.run_all(kernel, started) {
-            Ok(results) => {
-                let rung = Rung { kernel: kernel.release.clone(), results, took: started.elapsed() };
-                for (suite, outcome) in &rung.results {
-                    println!("=== Linux {}: {suite}: {}", kernel.release, outcome.cell());
-                }
-                rung
-            }
-            Err(error) => {
-                println!("Error: {error:#}");
-                Rung { kernel: kernel.release.clone(), results: Vec::new(), took: started.elapsed() }
-            }
+        let results = self.run_all(kernel, started).unwrap_or_else(|error| {
+            println!("Error: {error:#}");
+            Vec::new()
+        });
+        for (suite, outcome) in &results {
+            println!("=== Linux {}: {suite}: {}", kernel.release, outcome.cell());
         }
+        Rung { kernel: kernel.release.clone(), results, took: started.elapsed() }
     }
 
-    fn run_all(&self, kernel: &Kernel, started: Instant) -> Result<Vec<(String, Outcome)>> {
+    fn run_all(&self, kernel: &Kernel, started: Instant) -> Result<Results> {
         let Self { workshop, root, built, runs, processors } = *self;
         let name = kernel.series;
         let wires = if runs.iter().any(|run| run.name == DRIVERS) {
@@ -113,30 +110,20 @@ impl Climb<'_> {
         } else {
             None
         };
+        let purpose = format!("{}-{}", workshop.arch, kernel.release);
         let machine = Machine {
-            arch: workshop.arch,
-            kernel,
-            root,
             processors,
-            clock: Clock::Host,
-            job: job::script(built, runs),
             devices: wires.iter().flat_map(|wires| Wires::arguments(wires.cards())).collect(),
             netns: wires.as_ref().map(|wires| wires.netns.0.clone()),
-            folder: workshop.folder.join(format!(
-                "runs/{}-{}-{}",
-                workshop.arch,
-                kernel.release,
-                std::process::id()
-            )),
+            ..Machine::new(workshop, kernel, root, job::script(built, runs), &purpose)
         };
-        let mut run = follow(&machine, name, runs, started);
-        if let Err(error) = &run.ended {
+        let (mut results, mut ended) = follow(&machine, name, runs, started);
+        if let Err(error) = &ended {
             // An emulated processor fails occasionally; a failure that this project's programs
             // cause in a kernel happens again the next time.
             println!("[{name}] Error: {error:#}\n[{name}] once more, in a new machine …");
-            run = follow(&machine, name, runs, started);
+            (results, ended) = follow(&machine, name, runs, started);
         }
-        let Followed { mut results, ended } = run;
         if let Err(error) = ended {
             println!("[{name}] Error: {error:#}");
             let mut tally = Tally::default();
@@ -152,14 +139,9 @@ impl Climb<'_> {
     }
 }
 
-/// The results of a machine, and whether it completed its job.
-struct Followed {
-    results: Vec<(String, Outcome)>,
-    ended: Result<()>,
-}
-
-fn follow(machine: &Machine<'_>, name: Series, runs: &[Run<'_>], started: Instant) -> Followed {
-    let mut results: Vec<(String, Outcome)> = Vec::new();
+/// Runs a machine. Returns its results, and whether it completed its job.
+fn follow(machine: &Machine<'_>, name: Series, runs: &[Run], started: Instant) -> (Results, Result<()>) {
+    let mut results = Results::new();
     let mut begun = Instant::now();
     let mut recorder = Recorder::default();
     let ended = machine.run(|line| match job::mark(line) {
@@ -182,12 +164,12 @@ fn follow(machine: &Machine<'_>, name: Series, runs: &[Run<'_>], started: Instan
             if let Some((_, outcome)) = results.last_mut() {
                 outcome.tally.note(text);
             }
-            if let Err(error) = recorder.follow(text).and_then(|()| rows::follow(text)) {
+            if let Err(error) = recorder.follow(text) {
                 println!("Error: {error:#}");
             }
         }
     });
-    Followed { results, ended }
+    (results, ended)
 }
 
 /// Whether a line of a test program only reports that none of its tests was selected.

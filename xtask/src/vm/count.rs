@@ -12,6 +12,7 @@ use super::{
     machine::{Clock, Machine},
     series::Wanted,
 };
+use crate::files;
 
 /// A row or more of each part, with tables that an emulated processor fills quickly.
 const DEFAULT: [&str; 5] = [
@@ -35,27 +36,20 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let workshop = options.choice.workshop(&[Wanted::Newest])?;
     let built = Built::all(workshop.arch)?;
-    let root = workshop.root(&built, [built.bench.as_path()])?;
+    let root = workshop.root(&built, [built.program("bench")])?;
     let kernel = workshop.kernels.first().context("no kernel was named")?;
     let mut arguments: Vec<_> = ["--instructions", "--output", "/run/bench"].map(str::to_owned).into();
     match options.names.as_slice() {
         [] => arguments.extend(DEFAULT.map(str::to_owned)),
         names => arguments.extend_from_slice(names),
     }
-    let run = Run { name: "bench".to_owned(), program: &built.bench, arguments, selected: None };
+    let run = Run { name: "bench".to_owned(), program: built.program("bench"), arguments, selected: None };
     let job = job::script(&built, &[run]);
-    let folder = workshop.folder.join(format!("runs/count-{}", std::process::id()));
     let machine = Machine {
-        arch: workshop.arch,
-        kernel,
-        root: &root,
         // A second one would only wait.
         processors: 1,
         clock: Clock::Instructions,
-        job,
-        devices: Vec::new(),
-        netns: None,
-        folder: folder.clone(),
+        ..Machine::new(&workshop, kernel, &root, job, "count")
     };
     println!("vm: counting on Linux {}, some minutes …", kernel.release);
     let mut code = None;
@@ -65,7 +59,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         Mark::End(number) => code = Some(number),
         Mark::Output(text) => println!("{text}"),
     })?;
-    std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+    files::remove(&machine.folder)?;
     match code {
         Some(0) => Ok(ExitCode::SUCCESS),
         Some(_) => Ok(ExitCode::FAILURE),

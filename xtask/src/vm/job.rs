@@ -1,9 +1,9 @@
 //! Jobs: shell scripts that a machine's first process runs, and the marks by which the host follows
 //! them on the console.
 
-use std::path::Path;
+use std::path::PathBuf;
 
-use super::{Built, budgets, machine, rows, wires};
+use super::{AGENT, Built, machine, records, wires};
 
 /// The beginning of the line before a program's output.
 const BEGIN: &str = "@@ begin ";
@@ -21,9 +21,9 @@ const SYSTEMD_VARIABLE: &str = "TRAFFIC_POLICY_SYSTEMD";
 
 /// A program to run in a machine.
 #[derive(Clone, Debug)]
-pub(super) struct Run<'a> {
+pub(super) struct Run {
     pub(super) name: String,
-    pub(super) program: &'a Path,
+    pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
     /// The minimum number of tests that it must run, if they are selected by name.
     pub(super) selected: Option<u64>,
@@ -49,7 +49,7 @@ pub(super) fn mark(line: &str) -> Mark<'_> {
 
 /// Returns a script that runs programs one after the other; as a service of systemd if the suite
 /// that needs it is among them.
-pub(super) fn script(built: &Built, runs: &[Run<'_>]) -> String {
+pub(super) fn script(built: &Built, runs: &[Run]) -> String {
     let programs = programs(built, runs);
     if runs.iter().any(|run| run.name == SYSTEMD) { under_systemd(&programs) } else { programs }
 }
@@ -76,7 +76,7 @@ fn under_systemd(programs: &str) -> String {
 /// The PATH of the first process.
 const PROGRAMS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/applets";
 
-fn programs(built: &Built, runs: &[Run<'_>]) -> String {
+fn programs(built: &Built, runs: &[Run]) -> String {
     let mut text = environment(built);
     for Run { name, program, arguments, .. } in runs {
         let words: Vec<_> = arguments.iter().map(|word| quoted(word)).collect();
@@ -89,7 +89,7 @@ fn programs(built: &Built, runs: &[Run<'_>]) -> String {
 /// Returns the environment that tests have on the host.
 pub(super) fn environment(built: &Built) -> String {
     let folder = quoted(&Built::working_folder().display().to_string());
-    let agent = quoted(&built.agent.display().to_string());
+    let agent = quoted(&built.program(AGENT).display().to_string());
     let wires = quoted(&wires::description());
     let mut text = format!(
         "cd {folder}\nexport TRAFFIC_POLICY_AGENT={agent} TRAFFIC_POLICY_WIRES={wires} RUST_BACKTRACE=1\n"
@@ -97,7 +97,7 @@ pub(super) fn environment(built: &Built) -> String {
     if !built.arch.has_kvm() {
         text += &format!("export TRAFFIC_POLICY_TEST_PACE={EMULATED_PACE}\n");
     }
-    for variable in [budgets::VARIABLE, rows::VARIABLE] {
+    for variable in records::VARIABLES {
         if std::env::var_os(variable).is_some() {
             text += &format!("export {variable}=1\n");
         }

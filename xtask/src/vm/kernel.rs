@@ -2,7 +2,6 @@
 //! that mounts the root disk.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -12,10 +11,11 @@ use anyhow::{Context, Result};
 
 use super::{
     arch::Arch,
-    archive::{Archive, run},
-    cpio,
+    archive::Archive,
+    cpio, disk,
     series::{Release, Series},
 };
+use crate::{cargo, files};
 
 /// The modules that are needed to read the root disk, in the order in which they are loaded.
 const EARLY: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "virtio_rng"];
@@ -51,10 +51,7 @@ impl Kernel {
             return Ok(kernel);
         }
         println!("vm: fetching Linux {name} (some 40 MB) …");
-        match fs::remove_dir_all(&folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        files::remove(&folder)?;
         let unpacked = folder.join("unpacked");
         let mut packages = vec![release.package.clone()];
         // Newer kernels consist of several packages.
@@ -75,9 +72,9 @@ impl Kernel {
         let base = folder.join("base");
         fs::create_dir_all(base.join("lib"))?;
         fs::rename(modules, base.join("lib/modules"))?;
-        run(Command::new("/usr/sbin/depmod").arg("-b").arg(&base).arg(name))?;
-        image(&base.join("lib/modules"), &kernel.modules_image, 16)?;
-        initrd(&base.join("lib/modules").join(name), arch, archive, &folder, &kernel.initrd)?;
+        cargo::quietly(Command::new("/usr/sbin/depmod").arg("-b").arg(&base).arg(name))?;
+        disk::make(&base.join("lib/modules"), &kernel.modules_image, 16)?;
+        initrd(&base, name, archive, &folder, &kernel.initrd)?;
         fs::remove_dir_all(unpacked)?;
         fs::remove_dir_all(base)?;
         Ok(kernel)
@@ -89,26 +86,9 @@ pub(super) fn is_part(package: &str) -> bool {
     ["linux-binary-", "linux-modules-"].iter().any(|part| package.starts_with(part))
 }
 
-/// Makes a disk with the content of a folder, and `free` free mebibytes.
-pub(super) fn image(folder: &Path, file: &Path, free: u64) -> Result<()> {
-    let size = Command::new("du").args(["--summarize", "--block-size=1M"]).arg(folder).output()?;
-    let size = String::from_utf8_lossy(&size.stdout);
-    let size: u64 = size.split_whitespace().next().and_then(|size| size.parse().ok()).context("du failed")?;
-    // The file system itself needs room, too.
-    let size = size + size / 8 + free;
-    let part = file.with_extension("part");
-    match fs::remove_file(&part) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    let mut command = Command::new("/usr/sbin/mke2fs");
-    command.args(["-q", "-t", "ext4", "-O", "^has_journal", "-E", "root_owner=0:0", "-d"]);
-    run(command.arg(folder).arg(&part).arg(format!("{size}M")))?;
-    fs::rename(part, file).with_context(|| format!("{} cannot be put in place", file.display()))
-}
-
-/// Makes an initrd of busybox, the early modules, and the script that mounts the root disk.
-fn initrd(modules: &Path, arch: Arch, archive: &Archive, folder: &Path, to: &Path) -> Result<()> {
+/// Makes an initrd of busybox, the early modules of a release with all that they depend on, and the
+/// script that mounts the root disk. `root` is the folder above `lib/modules`.
+fn initrd(root: &Path, release: &str, archive: &Archive, folder: &Path, to: &Path) -> Result<()> {
     let base = folder.join("early");
     for name in ["bin", "dev", "proc", "root", "modules"] {
         fs::create_dir_all(base.join(name))?;
@@ -119,79 +99,36 @@ fn initrd(modules: &Path, arch: Arch, archive: &Archive, folder: &Path, to: &Pat
     let program = program.into_iter().find(|path| path.exists()).context("there is no busybox")?;
     fs::rename(program, base.join("bin/busybox"))?;
     fs::remove_dir_all(busybox)?;
-    super::root::script(&base.join("init"), include_str!("guest/initrd.sh"))?;
-    let depends = fs::read_to_string(modules.join("modules.dep"))
-        .with_context(|| format!("{arch} modules have no list of what they depend on"))?;
-    let mut order = String::new();
-    let mut names = vec!["bin", "bin/busybox", "dev", "proc", "root", "init", "modules", "modules/order"];
-    let paths = loading_order(&depends, &EARLY);
-    let mut files = Vec::new();
-    for path in &paths {
-        let name =
-            Path::new(path).file_name().and_then(|name| name.to_str()).context("a module has no name")?;
-        let from = modules.join(path);
-        let name = match name.strip_suffix(".xz") {
-            Some(plain) => {
-                let packed = Command::new("xz").args(["--decompress", "--stdout"]).arg(&from).output()?;
-                fs::write(base.join("modules").join(plain), packed.stdout)?;
-                plain
-            }
-            None => {
-                fs::copy(&from, base.join("modules").join(name))?;
-                name
-            }
-        };
-        order.push_str(name);
-        order.push('\n');
-        files.push(format!("modules/{name}"));
+    disk::script(&base.join("init"), include_str!("guest/initrd.sh"))?;
+    let mut probe = Command::new("/usr/sbin/modprobe");
+    probe.args(["--show-depends", "--all", "--config", "/dev/null", "--dirname"]).arg(root);
+    let listed = probe.args(["--set-version", release]).args(EARLY).output();
+    let listed = listed.context("modprobe cannot be started")?.stdout;
+    let mut modules: Vec<String> = Vec::new();
+    // Lines of modules that are built into the kernel begin with another word.
+    for line in String::from_utf8_lossy(&listed).lines().filter_map(|line| line.strip_prefix("insmod ")) {
+        let path = Path::new(line.trim_end());
+        let name = path.file_name().and_then(|name| name.to_str()).context("a module has no name")?;
+        let plain = name.trim_end_matches(".xz");
+        if modules.iter().any(|known| known == plain) {
+            continue;
+        }
+        let to = base.join("modules").join(plain);
+        if plain == name {
+            files::copy(path, &to)?;
+        } else {
+            let packed = Command::new("xz").args(["--decompress", "--stdout"]).arg(path).output()?;
+            fs::write(to, packed.stdout)?;
+        }
+        modules.push(plain.to_owned());
     }
-    fs::write(base.join("modules/order"), order)?;
-    names.extend(files.iter().map(String::as_str));
-    let archive = cpio::archive(&base, &names)?;
+    fs::write(base.join("modules/order"), modules.join("\n") + "\n")?;
+    let files = ["bin", "bin/busybox", "dev", "proc", "root", "init", "modules", "modules/order"];
+    let modules = modules.iter().map(|module| format!("modules/{module}"));
+    let files: Vec<_> = files.map(str::to_owned).into_iter().chain(modules).collect();
+    let archive = cpio::archive(&base, &files)?;
     let part = to.with_extension("part");
     fs::write(&part, archive)?;
     fs::remove_dir_all(base)?;
     Ok(fs::rename(part, to)?)
-}
-
-/// Returns the paths of modules and their dependencies, each after those it needs. `depends` has
-/// the format of `modules.dep`; a module that is missing there is built into the kernel.
-fn loading_order(depends: &str, wanted: &[&str]) -> Vec<String> {
-    let mut order = Vec::new();
-    let mut seen = BTreeSet::new();
-    for name in wanted {
-        let line = depends.lines().find(|line| {
-            let path = line.split(':').next().unwrap_or_default();
-            let file = path.rsplit('/').next().unwrap_or_default();
-            file.split('.').next().is_some_and(|stem| stem.replace('-', "_") == *name)
-        });
-        let Some((path, needs)) = line.and_then(|line| line.split_once(':')) else { continue };
-        // The dependency that is named last is needed first.
-        for path in needs.split_whitespace().rev().chain([path]) {
-            if seen.insert(path.to_owned()) {
-                order.push(path.to_owned());
-            }
-        }
-    }
-    order
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_module_after_what_it_needs() {
-        let depends = "kernel/a/virtio_blk.ko.xz: kernel/v/virtio_ring.ko.xz kernel/v/virtio.ko.xz\nkernel/v/virtio.ko.xz:\nkernel/v/virtio_ring.ko.xz: kernel/v/virtio.ko.xz\nkernel/v/virtio-rng.ko: kernel/v/virtio.ko.xz\n";
-        let order = loading_order(depends, &["virtio_pci", "virtio_blk", "virtio_rng"]);
-        assert_eq!(
-            order,
-            [
-                "kernel/v/virtio.ko.xz",
-                "kernel/v/virtio_ring.ko.xz",
-                "kernel/a/virtio_blk.ko.xz",
-                "kernel/v/virtio-rng.ko"
-            ]
-        );
-    }
 }

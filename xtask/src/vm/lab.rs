@@ -8,6 +8,7 @@
 //! ```
 
 use std::{
+    ffi::OsStr,
     fs::File,
     path::PathBuf,
     process::{Child, Command, ExitCode, Stdio},
@@ -19,13 +20,13 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::{
-    Built, Choice, Workshop, ask, job,
-    machine::{Clock, Machine, PROCESSORS},
+    AGENT, Built, Choice, Workshop, job,
+    machine::Machine,
     root::Root,
     series::Wanted,
     wires::{Card, Namespace, Offloads, Wires, ip},
 };
-use crate::cargo;
+use crate::{cargo, setup::programs};
 
 /// The number of pods of each node.
 const PODS: [u8; 3] = [1, 2, 0];
@@ -34,6 +35,10 @@ const PODS: [u8; 3] = [1, 2, 0];
 const QUEUES: u32 = 4;
 /// The time limit for a node to become ready; an emulated one takes about a minute.
 const PATIENCE: Duration = Duration::from_secs(400);
+
+/// The time limit of a request in seconds: longer than the retransmission of a lost SYN and the
+/// answer of an emulated machine take.
+const LIMIT: &str = "6";
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -49,6 +54,9 @@ pub(super) struct Options {
 }
 
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
+    if !programs::prepare(&[("curl", "curl")], "there is no client").is_empty() {
+        bail!("the client needs curl");
+    }
     let workshop = options.choice.workshop(&[Wanted::Newest])?;
     let (root, built) = workshop.root_with_all()?;
     let lab = Lab::up(&workshop, &root, &built, &options.attach)?;
@@ -58,10 +66,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         let mut command = lab.client_command(&[lab.told(&built), options.command.clone()].concat())?;
         let status = cargo::status(&mut command)?;
         ensure!(asked, "the nodes did not answer as the policies say");
-        return Ok(status
-            .code()
-            .and_then(|code| u8::try_from(code).ok())
-            .map_or(ExitCode::FAILURE, ExitCode::from));
+        return Ok(cargo::code_of(status));
     }
     lab.explain();
     let mut line = String::new();
@@ -97,17 +102,12 @@ impl Lab {
         let mut lab = Self { nodes: Vec::new(), client, wires, folder, started };
         for number in 1..=PODS.len() {
             println!("vm: node-{number} boots Linux {} …", kernel.release);
-            let folder = lab.folder.join(format!("node-{number}"));
+            let job = node_job(built, number, attach);
             let machine = Machine {
-                arch: workshop.arch,
-                kernel,
-                root,
-                processors: PROCESSORS,
-                clock: Clock::Host,
-                job: node_job(built, number, attach),
                 devices: Wires::arguments(lab.wires.cards().get(number - 1)),
                 netns: Some(lab.wires.netns.0.clone()),
-                folder: folder.clone(),
+                folder: lab.folder.join(format!("node-{number}")),
+                ..Machine::new(workshop, kernel, root, job, "lab")
             };
             lab.nodes.push(Node::start(&machine)?);
         }
@@ -119,7 +119,7 @@ impl Lab {
         for (number, node) in (1..).zip(&self.nodes) {
             let url = format!("{}:10256/healthz", address(number));
             loop {
-                if self.get(&url).is_ok_and(|answer| answer.status == 200) {
+                if self.get(&url).is_ok_and(|(status, _)| status == 200) {
                     println!("vm: node-{number} is ready ({:.0} s)", self.started.elapsed().as_secs_f32());
                     break;
                 }
@@ -145,7 +145,7 @@ impl Lab {
                     .collect();
                 right &= pods == expected;
                 let health = if policy == "Local" {
-                    let status = self.get(&format!("{}:32081/", address(number)))?.status;
+                    let (status, _) = self.get(&format!("{}:32081/", address(number)))?;
                     right &= status == if PODS[number - 1] > 0 { 200 } else { 503 };
                     status.to_string()
                 } else {
@@ -163,26 +163,29 @@ impl Lab {
         let mut pods = std::collections::BTreeSet::new();
         // With three endpoints, one is never chosen in one of 10^5 runs.
         for _ in 0..32 {
-            let Ok(answer) = self.get(&format!("{}:{port}/", address(number))) else { break };
-            let name = answer.body.split("\"pod\":\"").nth(1).and_then(|rest| rest.split('"').next());
+            let Ok((_, body)) = self.get(&format!("{}:{port}/", address(number))) else { break };
+            let name = body.split("\"pod\":\"").nth(1).and_then(|rest| rest.split('"').next());
             pods.extend(name.map(str::to_owned));
         }
         pods.into_iter().collect()
     }
 
-    /// Sends an HTTP request as the client.
-    fn get(&self, url: &str) -> Result<ask::Answer> {
-        // The path itself may be that of a later build by now.
-        let own = format!("/proc/{}/exe", std::process::id());
-        let mut command = self.client_command(&[own, "vm".into(), "ask".into(), url.into()])?;
+    /// Sends an HTTP request as the client. Returns status and body; pods answer with a bare line,
+    /// which has no status.
+    fn get(&self, url: &str) -> Result<(u16, String)> {
+        let words = ["curl", "--silent", "--show-error", "--http0.9", "--max-time", LIMIT];
+        let words = [&words[..], &["--write-out", "\n%{http_code}", url]].concat();
+        let mut command = self.client_command(&words)?;
         let output = command.output().context("nsenter cannot be started")?;
         if !output.status.success() {
             bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
         }
-        ask::Answer::parse(&String::from_utf8_lossy(&output.stdout))
+        let said = String::from_utf8_lossy(&output.stdout);
+        let (body, status) = said.rsplit_once('\n').context("curl reports no status")?;
+        Ok((status.parse()?, body.to_owned()))
     }
 
-    fn client_command(&self, words: &[String]) -> Result<Command> {
+    fn client_command(&self, words: &[impl AsRef<OsStr>]) -> Result<Command> {
         let mut command = cargo::privileged("nsenter").context("neither root nor sudo")?;
         command.arg(format!("--net=/run/netns/{}", self.client.0)).args(words);
         Ok(command)
@@ -196,7 +199,7 @@ impl Lab {
         let words = [
             "env".to_owned(),
             format!("POWER_OFF=kill -9 {last}"),
-            format!("TRAFFIC_POLICY_AGENT={}", built.agent.display()),
+            format!("TRAFFIC_POLICY_AGENT={}", built.program(AGENT).display()),
         ];
         words.into_iter().chain(emulated).collect()
     }
@@ -226,9 +229,7 @@ impl Node {
         let qemu = command.spawn().context("qemu cannot be started")?;
         Ok(Self { qemu, console })
     }
-}
 
-impl Node {
     /// Returns the last lines of the console, which contains the agent's log.
     fn last_said(&self) -> String {
         let said = std::fs::read(&self.console).unwrap_or_default();
@@ -289,13 +290,13 @@ fn client(wires: &Wires, name: &str) -> Result<Namespace> {
     let mut command = cargo::privileged("nsenter").context("neither root nor sudo")?;
     command.arg(format!("--net=/run/netns/{}", wires.netns.0));
     let sysctls = ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"];
-    super::archive::run(command.args(["sysctl", "-qw"]).args(sysctls))?;
+    cargo::quietly(command.args(["sysctl", "-qw"]).args(sysctls))?;
     Ok(client)
 }
 
 fn node_job(built: &Built, number: usize, attach: &str) -> String {
     let pods = PODS.map(|pods| pods.to_string()).join(" ");
-    let lab = job::quoted(&built.lab.display().to_string());
+    let lab = job::quoted(&built.program("lab").display().to_string());
     format!(
         "{}cat >/run/manifests.sh <<'@@ end'\n{}@@ end\n\
          NUMBER={number} NODES={} PODS='{pods}' DEVICE=eth0 ROUTER4=172.18.0.1 ROUTER6=fd00:172:18::1 ATTACH={attach} \

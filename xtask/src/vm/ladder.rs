@@ -53,7 +53,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
             filters.split(',').count(),
         ),
     };
-    let root = workshop.root(&built, runs.iter().map(|run| run.program))?;
+    let root = workshop.root(&built, runs.iter().map(|run| run.program.clone()))?;
     let climb =
         Climb { workshop: &workshop, root: &root, built: &built, runs: &runs, processors: PROCESSORS };
     // The table is printed after each kernel, so that it is available when the command is stopped
@@ -89,7 +89,7 @@ impl Smoke {
         // These kernels have SCTP, unlike those of many hosts.
         policy.iter_mut().for_each(|run| run.arguments.push("sctp_sockets::live_by_tc".to_owned()));
         runs.extend(policy);
-        let root = self.0.root(&built, runs.iter().map(|run| run.program))?;
+        let root = self.0.root(&built, runs.iter().map(|run| run.program.clone()))?;
         let climb = Climb { workshop: &self.0, root: &root, built: &built, runs: &runs, processors: 1 };
         let ladder = Ladder(climb.side_by_side());
         println!("\n{}", table(&ladder.0));
@@ -100,7 +100,7 @@ impl Smoke {
 
 /// Returns the suites of the ladder; where processors are emulated only the tests that represent
 /// them, unless `whole` is set.
-fn of_the_ladder(built: &Built, whole: bool) -> Vec<Run<'_>> {
+fn of_the_ladder(built: &Built, whole: bool) -> Vec<Run> {
     let selected = !whole && !built.arch.has_kvm();
     if selected {
         print!("{}", selection::announcement());
@@ -120,13 +120,13 @@ fn of_the_ladder(built: &Built, whole: bool) -> Vec<Run<'_>> {
 }
 
 /// Returns suites by their names, each with the tests that match.
-fn suites<'a>(built: &'a Built, names: &[&str], filter: Option<&str>) -> Vec<Run<'a>> {
+fn suites(built: &Built, names: &[&str], filter: Option<&str>) -> Vec<Run> {
     let found = names.iter().filter_map(|name| {
         if *name == DEMO {
-            let (name, program) = (DEMO.to_owned(), built.demo.as_path());
+            let (name, program) = (DEMO.to_owned(), built.program(DEMO));
             return Some(Run { name, program, arguments: Vec::new(), selected: None });
         }
-        let (_, program) = built.suites.iter().find(|(known, _)| known == name)?;
+        let (_, program) = built.suites.iter().find(|(known, _)| known == name)?.clone();
         let mut arguments = vec![format!("--test-threads={THREADS}")];
         arguments.extend(filter.map(str::to_owned));
         Some(Run { name: (*name).to_owned(), program, arguments, selected: None })
@@ -136,7 +136,7 @@ fn suites<'a>(built: &'a Built, names: &[&str], filter: Option<&str>) -> Vec<Run
 
 /// Returns the suites whose name contains `filter`; if there are none, matching tests of all
 /// suites. `SUITE::TEST` selects tests of one suite, with all of their output.
-fn matching<'a>(built: &'a Built, filter: &str) -> Vec<Run<'a>> {
+fn matching(built: &Built, filter: &str) -> Vec<Run> {
     if let Some((suite, test)) = filter.split_once("::")
         && built.suites.iter().any(|(name, _)| name == suite)
     {

@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{arch::Arch, kernel::Kernel, root::Root};
-use crate::cargo;
+use super::{Workshop, arch::Arch, kernel::Kernel, root::Root};
+use crate::{cargo, files};
 
 /// The memory in mebibytes: enough for the largest suite and its page cache.
 const MEMORY: u32 = 4096;
@@ -48,6 +48,30 @@ pub(super) struct Machine<'a> {
     pub(super) folder: PathBuf,
 }
 
+impl<'a> Machine<'a> {
+    /// Describes a machine without network devices that has the host for itself. Its folder is
+    /// named by its purpose and this process.
+    pub(super) fn new(
+        workshop: &'a Workshop,
+        kernel: &'a Kernel,
+        root: &'a Root,
+        job: String,
+        purpose: &str,
+    ) -> Self {
+        Self {
+            arch: workshop.arch,
+            kernel,
+            root,
+            processors: PROCESSORS,
+            clock: Clock::Host,
+            job,
+            devices: Vec::new(),
+            netns: None,
+            folder: workshop.folder.join(format!("runs/{purpose}-{}", std::process::id())),
+        }
+    }
+}
+
 impl Machine<'_> {
     /// Writes the initial RAM disk with the job in it, and returns the command that starts the
     /// machine.
@@ -55,8 +79,7 @@ impl Machine<'_> {
     /// # Errors
     /// A file cannot be written.
     pub(super) fn command(&self) -> Result<Command> {
-        fs::create_dir_all(&self.folder)
-            .with_context(|| format!("{} cannot be made", self.folder.display()))?;
+        files::make_folder(&self.folder)?;
         let initrd = self.initrd()?;
         let qemu = self.arch.qemu();
         let mut command = match &self.netns {

@@ -5,15 +5,15 @@
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result, bail};
 
-use super::{arch::Arch, archive::Archive, kernel};
-use crate::cargo;
+use super::{arch::Arch, archive::Archive, disk};
+use crate::{cargo, files};
 
 /// Programs of which tests and people need the real ones; all others are busybox's.
 const PROGRAMS: [&str; 15] = [
@@ -83,10 +83,7 @@ impl Root {
         let system = if content.systemd {
             debian(&base, archive, &[&PACKAGES[..], &SYSTEMD].concat())
         } else if Arch::of_host() == Some(arch) {
-            match fs::remove_dir_all(&base) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
+            files::remove(&base)?;
             running_system(&base, &content.programs)
         } else {
             debian(&base, archive, &PACKAGES)
@@ -98,11 +95,10 @@ impl Root {
                 .with_context(|| format!("{} cannot be copied", program.display()))?;
         }
         for data in &content.data {
-            copy_folder(data, &inside(&base, data))
-                .with_context(|| format!("{} cannot be copied", data.display()))?;
+            files::copy_folder(data, &inside(&base, data))?;
         }
         let image = folder.join(format!("{name}.ext4"));
-        kernel::image(&base, &image, FREE)?;
+        disk::make(&base, &image, FREE)?;
         Ok(Self { image })
     }
 }
@@ -122,12 +118,7 @@ fn skeleton(base: &Path) -> Result<()> {
     )?;
     fs::write(base.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
     fs::write(base.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n")?;
-    script(&base.join("sbin/first"), include_str!("guest/first.sh"))
-}
-
-pub(super) fn script(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text)?;
-    Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
+    disk::script(&base.join("sbin/first"), include_str!("guest/first.sh"))
 }
 
 /// Copies programs of the machine that runs this, and the libraries of those and of the programs
@@ -146,23 +137,23 @@ fn running_system(base: &Path, built: &[PathBuf]) -> Result<()> {
         };
         let real = fs::canonicalize(&path)?;
         libraries.extend(loaded_libraries(&real));
-        copy(&real, &base.join("usr/bin").join(name))?;
+        files::copy(&real, &base.join("usr/bin").join(name))?;
     }
     symlink("usr/bin", base.join("bin"))?;
     symlink("bin", base.join("usr/sbin"))?;
     // The kernel expects modprobe at this path.
     symlink("../usr/bin/modprobe", base.join("sbin/modprobe"))?;
     for library in libraries {
-        copy(&library, &inside(base, &library))?;
+        files::copy(&library, &inside(base, &library))?;
     }
     let extensions = extensions();
     let files = ["etc/ssl/openssl.cnf", "etc/iproute2", "usr/share/iproute2"].into_iter();
     for name in files.chain(extensions.as_deref()) {
         let from = Path::new("/").join(name);
         if from.is_dir() {
-            copy_folder(&from, &base.join(name))?;
+            files::copy_folder(&from, &base.join(name))?;
         } else if from.exists() {
-            copy(&from, &base.join(name))?;
+            files::copy(&from, &base.join(name))?;
         }
     }
     Ok(())
@@ -210,28 +201,6 @@ fn debian(base: &Path, archive: &Archive, packages: &[&str]) -> Result<()> {
     Ok(fs::write(list, wanted)?)
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    fs::copy(from, to).with_context(|| format!("{} cannot be copied", from.display()))?;
-    Ok(())
-}
-
-fn copy_folder(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_folder(&entry.path(), &to)?;
-        } else {
-            copy(&entry.path(), &to)?;
-        }
-    }
-    Ok(())
-}
-
 /// Copies a program without debug information, which is nine tenths of a test program.
 fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
     let newer = |a: &Path, b: &Path| {
@@ -241,7 +210,7 @@ fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
         return Ok(());
     }
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder)?;
+        files::make_folder(folder)?;
     }
     let own = Arch::of_host() == Some(arch);
     let prefix = if own { String::new() } else { format!("{arch}-linux-gnu-") };
@@ -249,6 +218,6 @@ fn copy_stripped(from: &Path, to: &Path, arch: Arch) -> Result<()> {
     match strip {
         Ok(status) if status.success() => Ok(()),
         // An unstripped program is large, but works as well.
-        _ => copy(from, to),
+        _ => files::copy(from, to),
     }
 }

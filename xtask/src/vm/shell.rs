@@ -5,12 +5,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{
-    Choice, job,
-    machine::{Clock, Machine, PROCESSORS},
-    series::Wanted,
-};
-use crate::cargo;
+use super::{Choice, job, machine::Machine, series::Wanted};
+use crate::{cargo, files};
 
 #[derive(Args)]
 pub(super) struct Options {
@@ -38,22 +34,11 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
         let words: Vec<_> = options.command.iter().map(|word| job::quoted(word)).collect();
         job += &format!("{}\n", words.join(" "));
     }
-    let folder = workshop.folder.join(format!("runs/shell-{}", std::process::id()));
-    let machine = Machine {
-        arch: workshop.arch,
-        kernel,
-        root: &root,
-        processors: PROCESSORS,
-        clock: Clock::Host,
-        job,
-        devices: Vec::new(),
-        netns: None,
-        folder: folder.clone(),
-    };
+    let machine = Machine::new(&workshop, kernel, &root, job, "shell");
     let mut command = machine.command()?;
     // Keys such as Ctrl-C are passed to the machine.
     command.args(["-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"]);
     let code = cargo::exit_code(&mut command);
-    std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+    files::remove(&machine.folder)?;
     code
 }

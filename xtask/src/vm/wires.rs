@@ -5,7 +5,6 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::archive::run;
 use crate::cargo;
 
 /// The number of queue pairs of a card that is not under test: as many as a driver with two
@@ -178,7 +177,7 @@ impl Wires {
 
 pub(super) fn ip(arguments: &[&str]) -> Result<()> {
     let mut command: Command = cargo::privileged("ip").context("neither root nor sudo")?;
-    run(command.args(arguments)).with_context(|| format!("ip {}", arguments.join(" ")))
+    cargo::quietly(command.args(arguments)).with_context(|| format!("ip {}", arguments.join(" ")))
 }
 
 #[cfg(test)]

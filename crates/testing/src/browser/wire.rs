@@ -1,4 +1,9 @@
 //! A browser process and its messages: JSON, each terminated by a zero byte.
+//!
+//! A crate that drives browsers would replace this file alone, and bring some 55 other crates:
+//! `headless_chrome` and `chromiumoxide` compile types for the whole protocol, and connect by a TCP
+//! port and WebSocket, where a pipe suffices. `fantoccini` needs chromedriver besides, and its
+//! protocol, WebDriver, has no accessibility tree.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 
-use super::plan::{Addresses, Family};
+use super::plan::Addresses;
+use crate::family::Family;
 use crate::netlink::Netlink;
 use crate::netns::Namespace;
 

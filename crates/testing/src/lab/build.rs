@@ -1,8 +1,6 @@
 //! Construction of a lab: namespaces, devices, addresses and routes, in an order that needs no
 //! waiting.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use anyhow::{Context, Result, bail, ensure};
 
 use super::addressing::{add_addresses, add_routes, default_route};
@@ -129,7 +127,7 @@ impl LabBuilder {
         folder::remove_leftovers().context("removing what dead labs left")?;
         let id = match &self.persistent {
             Some(name) => persistent::id(name)?,
-            None => unused_id(),
+            None => folder::unused_id(),
         };
         let folder = Folder::create(&id)?;
         let make = |role: &str| self.namespace(&format!("{id}-{role}"));
@@ -404,10 +402,4 @@ fn forward(namespace: &Namespace) -> Result<()> {
         ("net.ipv6.conf.default.forwarding", "1"),
         ("net.ipv6.conf.all.forwarding", "1"),
     ])
-}
-
-/// An id that names the process, so that its leftovers are recognised once it is dead.
-pub(super) fn unused_id() -> String {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }

@@ -14,8 +14,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::plan::{Addresses, Family};
+use super::plan::Addresses;
 use super::{Node, Pod};
+use crate::family::Family;
 use crate::netlink::Mac;
 use crate::netns::Namespace;
 
@@ -275,7 +276,7 @@ fn both(line: impl Fn(Family) -> String) -> String {
 /// Whether the kernel supports devices of a type, for which it may load a module; tried in a
 /// namespace of its own.
 fn makes_devices(kind: &str) -> Result<bool> {
-    let namespace = Namespace::create(&format!("{}-probe", super::build::unused_id()))?;
+    let namespace = Namespace::create(&format!("{}-probe", super::folder::unused_id()))?;
     let mut command = Command::new("ip");
     command.args(["link", "add", "probe", "type", kind]);
     if kind == "ipip" {

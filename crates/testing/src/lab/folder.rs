@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -64,6 +65,12 @@ impl Drop for Folder {
             eprintln!("{error:#}");
         }
     }
+}
+
+/// An id that names the process, so that its leftovers are recognised once it is dead.
+pub(super) fn unused_id() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("tp-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// The folder of a persistent lab, whether or not it exists.

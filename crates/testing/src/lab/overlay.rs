@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::Node;
-use super::plan::Family;
+use crate::family::Family;
 
 /// The inner MTU: 1500 less an outer IPv4, UDP and VXLAN header and an inner Ethernet header.
 pub(super) const MTU: u32 = 1450;

@@ -4,17 +4,12 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::family::Family;
 use crate::netlink::Mac;
 
 /// The prefix lengths of the plan: every IPv4 network is a /24, every IPv6 network a /64.
 pub const PREFIX_V4: u8 = 24;
 pub const PREFIX_V6: u8 = 64;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    V4,
-    V6,
-}
 
 /// One address of each family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,8 +19,6 @@ pub struct Addresses {
 }
 
 impl Family {
-    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
-
     /// The length of a network prefix of the plan, in bits.
     pub fn prefix(self) -> u8 {
         match self {

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::slice::{self, Backend};
 use crate::lab::Family;
 
 /// An `externalTrafficPolicy` or `internalTrafficPolicy`.
@@ -216,10 +215,5 @@ impl Service {
             object["status"] = json!({"loadBalancer": {"ingress": ingress}});
         }
         object
-    }
-
-    /// Returns one EndpointSlice for each family.
-    pub fn slices(&self, backends: &[Backend]) -> Vec<Value> {
-        self.families.iter().map(|family| slice::object(self, *family, backends)).collect()
     }
 }

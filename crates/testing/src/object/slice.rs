@@ -74,7 +74,14 @@ impl Backend {
     }
 }
 
-pub(super) fn object(service: &Service, family: Family, backends: &[Backend]) -> Value {
+impl Service {
+    /// Returns one EndpointSlice for each family.
+    pub fn slices(&self, backends: &[Backend]) -> Vec<Value> {
+        self.families.iter().map(|family| object(self, *family, backends)).collect()
+    }
+}
+
+fn object(service: &Service, family: Family, backends: &[Backend]) -> Value {
     let (suffix, address_type) = match family {
         Family::V4 => ("v4", "IPv4"),
         Family::V6 => ("v6", "IPv6"),

@@ -38,6 +38,11 @@ fn over_loads<T, R, const N: usize>(
     Ok(all)
 }
 
+/// Returns the name of an address family.
+fn family(ipv6: bool) -> &'static str {
+    if ipv6 { "IPv6" } else { "IPv4" }
+}
+
 /// The packets of a row, none of which affects the fate of the next.
 struct Packets {
     frames: Vec<Frame>,

@@ -8,6 +8,7 @@ mod page;
 mod plot;
 mod row;
 mod table;
+mod unit;
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use self::noise::Clock;
 pub(crate) use self::{
     compare::compare,
-    row::{Goal, Row, Unit},
+    row::{Goal, Row},
+    unit::Unit,
 };
 use super::{Effort, selection::Selection};
 

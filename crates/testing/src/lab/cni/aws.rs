@@ -7,7 +7,7 @@
 //! (a pod's device and routes)
 
 use super::{Layout, alone, both, cluster_pods, written};
-use crate::lab::plan::Family;
+use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 

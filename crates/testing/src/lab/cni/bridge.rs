@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use super::{Layout, both, written};
-use crate::lab::plan::Family;
+use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 

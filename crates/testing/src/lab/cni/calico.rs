@@ -10,7 +10,7 @@
 //! 4789), <https://docs.tigera.io/calico/latest/reference/faq> (169.254.1.1, ee:ee:ee:ee:ee:ee)
 
 use super::{Forwarding, Layout, Setting, alone, both, cluster_pods, flannel};
-use crate::lab::plan::Family;
+use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use anyhow::Result;
 
 use super::{Forwarding, Layout, both, bridge, cluster_pods, written};
-use crate::lab::plan::Family;
+use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 use crate::wireguard::{self, Peer};

@@ -6,7 +6,7 @@
 //! <https://github.com/containernetworking/plugins/blob/main/plugins/main/ptp/ptp.go>
 
 use super::{Layout, alone, both, bridge};
-use crate::lab::plan::Family;
+use crate::family::Family;
 use crate::lab::{Node, Pod};
 use crate::netlink::Mac;
 

@@ -5,13 +5,13 @@ use std::{collections::BTreeMap, fs};
 use anyhow::Result;
 use traffic_policy_bench::{
     BenchNode, Case, Feeder, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
-    flows::{flows, frames, mirror, open, supposed},
+    flows::{frames, mirror, open, supposed},
     turns,
 };
 use traffic_policy_bench_ebpf::FRAME_LENGTH;
 use traffic_policy_dataplane::MapSizes;
 
-use super::over_loads;
+use super::{family, over_loads};
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
@@ -99,9 +99,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     fn name(self) -> String {
-        let way = if self.kind == Kind::Reply { "reply" } else { "request" };
-        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
-        let protocol = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
+        let (way, family, protocol) = (self.kind.way(), family(self.ipv6), self.protocol.name());
         format!("{way}, {family} {protocol}, {}, {}", self.hook.name(), self.size.name(self.ipv6))
     }
 
@@ -219,8 +217,7 @@ struct Table {
 impl Table {
     fn open(fixture: &BenchNode, size: Size, ipv6: bool, protocol: Protocol, seed: u64) -> Result<Self> {
         let mut loaded = Loaded::new(fixture, setup(size, ipv6))?;
-        let mut ours = flows(ipv6, protocol, size.flows());
-        open(&mut loaded, Hook::Xdp, &mut ours)?;
+        let ours = open(&mut loaded, ipv6, protocol, size.flows())?;
         let floor = if !ipv6 && protocol == Protocol::Tcp {
             ours.clone()
         } else {

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::SocketAddr};
 use anyhow::Result;
 use traffic_policy_bench::{
     BenchNode, Content, Expected, Frame, Hook, Loaded, Protocol, Setup,
-    fixture::V4,
-    flows::{flows, later, open},
+    fixture::{V4, later},
+    flows::open,
     frame::frame,
     loaded::{NODE_PORT, POOL_PORT, TARGET_PORT, pod_sharing},
 };
@@ -192,6 +192,6 @@ pub(super) fn measure(plan: &Plan, fixture: &BenchNode, effort: Effort, report: 
 fn load(fixture: &BenchNode) -> Result<Loaded> {
     let mut loaded = Loaded::new(fixture, Setup::default())?;
     loaded.add_cluster_ips(CLUSTER_IPS)?;
-    open(&mut loaded, Hook::Xdp, &mut flows(false, Protocol::Tcp, SENDERS))?;
+    open(&mut loaded, false, Protocol::Tcp, SENDERS)?;
     Ok(loaded)
 }

@@ -16,6 +16,7 @@ use traffic_policy_ebpf::{
 };
 use traffic_policy_testing::packet::difference;
 
+use super::family;
 use crate::{
     Effort,
     report::{Goal, Report, Row, Unit},
@@ -83,8 +84,7 @@ const ALL_FIB: &str = "the same, beside a floor that asks the FIB";
 
 impl Wanted {
     fn name(self, part: &str) -> String {
-        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
-        let protocol = if self.protocol == Protocol::Tcp { "TCP" } else { "UDP" };
+        let (family, protocol) = (family(self.ipv6), self.protocol.name());
         format!("{}, {family} {protocol}, {}: {part}", self.state.name(), self.hook.name())
     }
 

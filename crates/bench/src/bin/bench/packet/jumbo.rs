@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use traffic_policy_bench::{
     BenchNode, Case, Expected, Flow, Hook, Kind, Loaded, Protocol, Subject,
-    flows::{expected, flows, frames, mirror, open},
+    flows::{expected, frames, mirror, open},
     frame::{lengthened, packed, unpacked},
     turns,
 };
@@ -79,8 +79,7 @@ impl Table {
             loaded.tables.devices.get(&fixture.ifindex, 0).context("the uplink is not described")?;
         device.mtu = MTU;
         loaded.tables.devices.insert(fixture.ifindex, device, 0)?;
-        let mut flows = flows(false, Protocol::Tcp, SIZE.flows());
-        open(&mut loaded, Hook::Xdp, &mut flows)?;
+        let flows = open(&mut loaded, false, Protocol::Tcp, SIZE.flows())?;
         mirror(&mut loaded.feeder, &flows)?;
         Ok(Self { loaded, flows })
     }

@@ -5,15 +5,14 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use traffic_policy_bench::{
     BenchNode, Content, Expected, Frame, Hook, Loaded, Setup,
-    fixture::{MAC, ROUTER_MAC, V4, V6},
-    flows::later,
+    fixture::{MAC, ROUTER_MAC, V4, V6, later},
     frame::{frame, unpacked},
     loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
-use super::{Packets, alone};
+use super::{Packets, alone, family};
 use crate::{
     Effort,
     report::{Report, Row, Unit},
@@ -43,7 +42,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     pub(super) fn name(self) -> String {
-        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        let family = family(self.ipv6);
         let packet = match self.content {
             Content::Syn => "SYN",
             Content::Datagram => "UDP",

@@ -5,7 +5,7 @@
 
 use anyhow::{Result, ensure};
 use traffic_policy_bench::{
-    BenchNode, Companion, Content, Flow, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
+    BenchNode, Companion, Content, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
     companion::other_cpu,
     flows::{flows, frames, open},
 };
@@ -48,8 +48,8 @@ impl Wanted {
         let apart = if self.apart { ", in maps of its own" } else { "" };
         match self.work {
             Work::Established(kind) => {
-                let way = if kind == Kind::Reply { "reply" } else { "request" };
-                format!("{way}, IPv4 TCP, {}, beside a flood of new flows{apart}", self.hook.name())
+                let (way, hook) = (kind.way(), self.hook.name());
+                format!("{way}, IPv4 TCP, {hook}, beside a flood of new flows{apart}")
             }
             Work::Refused(..) => format!("{}, on both{apart}", self.refused().name()),
         }
@@ -157,26 +157,22 @@ impl Pair {
         let sizes = MapSizes { unassured: PLACES, ..MapSizes::default() };
         let room = Room { frames: FLOOD, ..Room::default() };
         let setup = Setup { sizes, room, ..Setup::default() };
-        let refuses = matches!(row.work, Work::Refused(..));
+        let prepare = |loaded: &mut Loaded| {
+            if matches!(row.work, Work::Refused(..)) {
+                refused::prepare(loaded);
+            }
+        };
         let mut loaded = Loaded::new(fixture, setup)?;
-        if refuses {
-            refused::prepare(&mut loaded);
-        }
+        prepare(&mut loaded);
         let mut companion = if row.apart {
-            let prepare = |loaded: &mut Loaded| {
-                if refuses {
-                    refused::prepare(loaded);
-                }
-            };
             Companion::apart(fixture, setup, row.hook, prepare)?
         } else {
             Companion::sharing(&loaded, fixture, row.hook)?
         };
         let windows = if let Work::Established(kind) = row.work {
-            let mut all = flows(false, Protocol::Tcp, OPEN + FLOOD);
-            let new: Vec<Flow> = all.split_off(OPEN as usize);
-            open(&mut loaded, Hook::Xdp, &mut all)?;
-            let own = loaded.feeder.place(&frames(&all, kind)?)?;
+            let open = open(&mut loaded, false, Protocol::Tcp, OPEN)?;
+            let new = flows(false, Protocol::Tcp, OPEN + FLOOD).split_off(OPEN as usize);
+            let own = loaded.feeder.place(&frames(&open, kind)?)?;
             [own, companion.feeder().place(&frames(&new, Kind::Opening)?)?]
         } else {
             companion.feeder().restore_lengths(true);

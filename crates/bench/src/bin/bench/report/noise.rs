@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fs, thread, time::Duration};
 
-use super::Unit;
+use super::unit::Unit;
 
 /// Fraction of a row's time that a hypervisor may give to other guests.
 pub(crate) const MOST_STOLEN: f64 = 0.02;

@@ -4,47 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::noise;
-
-/// Unit of a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Unit {
-    /// Nanoseconds per packet.
-    Nanoseconds,
-    /// Millions of packets per second that arrived.
-    Mpps,
-    Microseconds,
-    Milliseconds,
-    PerSecond,
-    /// Percent of one CPU.
-    Percent,
-    Megabytes,
-    Bytes,
-    Packets,
-    /// Number of connections or requests.
-    Count,
-    /// Instructions per packet.
-    Instructions,
-}
-
-impl Unit {
-    pub(crate) fn symbol(self) -> &'static str {
-        match self {
-            Self::Nanoseconds => "ns",
-            Self::Mpps => "Mpps",
-            Self::Microseconds => "µs",
-            Self::Milliseconds => "ms",
-            Self::PerSecond => "/s",
-            Self::Percent => "%",
-            Self::Megabytes => "MB",
-            Self::Bytes => "B",
-            Self::Packets => "packets",
-            Self::Count => "",
-            Self::Instructions => "instr",
-        }
-    }
-}
+use super::{noise, unit::Unit};
 
 /// The runs of one program: their median, and their quartiles as the spread.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
