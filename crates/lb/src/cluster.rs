@@ -74,9 +74,7 @@ impl Cluster {
     }
 
     fn is_exposed(&self, name: &ServiceName) -> bool {
-        let ports = &self.index.desired().ports;
-        let first = super::judge::first_key(name);
-        let mut own = ports.range(first..).take_while(|(key, _)| key.service == *name);
+        let mut own = self.index.desired().ports_of(name);
         own.any(|(_, port)| port.frontends.iter().any(|frontend| is_external(frontend.kind)))
     }
 

@@ -5,8 +5,8 @@ mod standpoint;
 use std::collections::{BTreeMap, BTreeSet};
 
 use traffic_policy_cluster::model::{
-    Everywhere, Frontend, HealthReach, ListId, Policy, Protocol, Reach, ServiceName, ServicePort,
-    ServicePortKey, object::Readiness, object::Service,
+    Everywhere, Frontend, HealthReach, ListId, Policy, Reach, ServiceName, ServicePort, ServicePortKey,
+    object::Readiness, object::Service,
 };
 
 use super::{
@@ -32,19 +32,10 @@ pub struct Judge<'a> {
     overrides: Overrides,
 }
 
-/// Returns a key that does not sort after any key of this Service.
-pub(super) fn first_key(name: &ServiceName) -> ServicePortKey {
-    ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
-}
-
 impl<'a> Judge<'a> {
     #[must_use]
     pub fn new(cluster: &'a Cluster, named: Option<&'static Balancer>, overrides: Overrides) -> Self {
         Self { cluster, nodes: cluster.nodes(), named, overrides }
-    }
-
-    pub(super) fn cluster(&self) -> &'a Cluster {
-        self.cluster
     }
 
     /// The number of Nodes.
@@ -56,16 +47,7 @@ impl<'a> Judge<'a> {
     /// Returns the names of the nodes of a row, at most `most`.
     #[must_use]
     pub fn names(&self, port: &PortJudgement<'a>, row: &Row<'a>, most: usize) -> Vec<&'a str> {
-        match row.who {
-            Who::Node(name) => vec![name],
-            Who::Others(class) => {
-                let special = port.rows.iter().filter_map(|row| match row.who {
-                    Who::Node(name) => Some(name),
-                    Who::Others(_) => None,
-                });
-                self.nodes.names(class, &special.collect(), most)
-            }
-        }
+        port.names(&self.nodes, row, most)
     }
 
     /// Returns the balancer in front of a Service, and the evidence for it.
@@ -118,7 +100,7 @@ impl<'a> Judge<'a> {
         let service = reach.service;
         let mut judgement =
             Judgement { service, policy, balancer, why_balancer, ports, findings: Vec::new(), work };
-        judgement.findings = rules::findings(self, &judgement, index.warnings_of(name));
+        judgement.findings = rules::findings(self.cluster, &self.nodes, &judgement, index.warnings_of(name));
         Some(judgement)
     }
 }

@@ -4,30 +4,30 @@ mod checks;
 
 use std::time::Duration;
 
-use traffic_policy_cluster::model::Policy;
+use traffic_policy_cluster::model::{DEFAULT_DRAIN, Policy};
 
 use super::{
     balancer::{Ask, Weights},
+    cluster::Cluster,
     finding::{Finding, Level},
     fix,
-    judge::Judge,
+    nodes::Nodes,
     verdict::{Fate, Judgement, Membership, PortJudgement, Row, as_f64},
 };
 
-/// The default of `run --drain`.
-pub(super) const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 /// The factor over the mean from which a pod's larger share is worth a finding.
 const UNEVEN: f64 = 1.25;
 const VERY_UNEVEN: f64 = 1.5;
 
 pub(super) fn findings<'a>(
-    judge: &Judge<'a>,
+    cluster: &Cluster,
+    nodes: &Nodes<'a>,
     judgement: &Judgement<'a>,
     warnings: impl Iterator<Item = impl AsRef<str>>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (at, port) in judgement.ports.iter().enumerate() {
-        let case = Case { judge, judgement, port };
+        let case = Case { cluster, nodes, judgement, port };
         let found = [
             case.nobody(),
             case.answers_nothing(),
@@ -49,7 +49,7 @@ pub(super) fn findings<'a>(
         }
     }
     if let Some(port) = judgement.ports.first() {
-        let case = Case { judge, judgement, port };
+        let case = Case { cluster, nodes, judgement, port };
         findings.extend(case.drain());
         findings.extend(case.no_health_port());
         findings.extend(case.one_node_at_a_time());
@@ -68,7 +68,8 @@ pub(super) fn findings<'a>(
 
 /// A Service port, and what is known about its surroundings.
 struct Case<'c, 'a> {
-    judge: &'c Judge<'a>,
+    cluster: &'c Cluster,
+    nodes: &'c Nodes<'a>,
     judgement: &'c Judgement<'a>,
     port: &'c PortJudgement<'a>,
 }
@@ -86,7 +87,7 @@ impl<'a> Case<'_, 'a> {
         let mut names = Vec::new();
         for row in rows {
             if names.len() < MOST {
-                names.extend(self.judge.names(self.port, row, MOST - names.len()));
+                names.extend(self.port.names(self.nodes, row, MOST - names.len()));
             }
         }
         match (count, names.as_slice()) {
@@ -231,7 +232,7 @@ impl<'a> Case<'_, 'a> {
     fn on_one_node(&self) -> Option<Finding> {
         let ready = || self.port.pods.iter().filter(|pod| pod.ready);
         let node = ready().next()?.node?;
-        if self.judge.node_count() < 2 || ready().any(|pod| pod.node != Some(node)) {
+        if self.nodes.count() < 2 || ready().any(|pod| pod.node != Some(node)) {
             return None;
         }
         let name = self.name();

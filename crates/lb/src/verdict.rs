@@ -4,7 +4,11 @@ use std::net::SocketAddr;
 
 use traffic_policy_cluster::model::{Frontend, Policy, ServicePortKey, object::Service};
 
-use super::{balancer::Balancer, finding::Finding, nodes::Kind, nodes::Who};
+use super::{
+    balancer::Balancer,
+    finding::Finding,
+    nodes::{Kind, Nodes, Who},
+};
 
 /// The health check that a balancer makes on nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +119,21 @@ pub struct PortJudgement<'a> {
     pub lost: f64,
 }
 
-impl PortJudgement<'_> {
+impl<'a> PortJudgement<'a> {
+    /// Returns the names of the nodes of a row, at most `most`.
+    pub(super) fn names(&self, nodes: &Nodes<'a>, row: &Row<'a>, most: usize) -> Vec<&'a str> {
+        match row.who {
+            Who::Node(name) => vec![name],
+            Who::Others(class) => {
+                let special = self.rows.iter().filter_map(|row| match row.who {
+                    Who::Node(name) => Some(name),
+                    Who::Others(_) => None,
+                });
+                nodes.names(class, &special.collect(), most)
+            }
+        }
+    }
+
     /// Returns the largest share of a pod over the mean of all ready ones; `None` if no requests
     /// arrive.
     #[must_use]

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::Serialize;
-use traffic_policy_cluster::model::{Policy, ServiceName, health_port};
+use traffic_policy_cluster::model::{DEFAULT_DRAIN, Policy, ServiceName, health_port};
 
 use super::{
     balancer::{Ask, Balancer, Fact, unsure},
@@ -13,7 +13,6 @@ use super::{
     judge::Judge,
     nodes::Who,
     overrides::Overrides,
-    rules::DEFAULT_DRAIN,
     verdict::{Fate, Judgement, PortJudgement, as_f64},
 };
 

@@ -71,8 +71,23 @@ fn a_simulation_is_drawn() -> Result<()> {
         assert_eq!(row[1..], [number("ok"), number("lost"), number("cut")], "{second}");
     }
     assert!(document["total"]["lost"].as_u64().unwrap() > 0, "{}", document["total"]);
+    // What is said first is what became of the requests, not what a judgement of the start says.
+    let total = |kind: &str| document["total"][kind].as_u64().unwrap();
+    let all = total("ok") + total("lost") + total("cut");
+    let verdict = texts(&mut tab, ".verdict strong")?;
+    assert_eq!(verdict, [format!("{} of {} requests are lost", grouped(total("lost")), grouped(all))]);
+    let beside = texts(&mut tab, ".verdict span")?;
+    assert!(beside[0].contains("At the start: Every request reaches a pod"), "{beside:?}");
     let happened = texts(&mut tab, "ol li")?;
     assert!(happened.iter().any(|line| line.contains("externalTrafficPolicy Local")), "{happened:?}");
     assert!(!table(&mut tab, "Nodes of shop/web, http TCP IPv4")?.is_empty());
     Ok(())
+}
+
+/// Formats a number below a million as the page does: `12,345`.
+fn grouped(number: u64) -> String {
+    match (number / 1000, number % 1000) {
+        (0, rest) => rest.to_string(),
+        (thousands, rest) => format!("{thousands},{rest:03}"),
+    }
 }

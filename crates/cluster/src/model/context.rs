@@ -47,4 +47,15 @@ impl Context {
     pub(super) fn serves(&self, service: &Service, ipv6: bool) -> bool {
         if ipv6 { self.input.ipv6 && service.ipv6 } else { self.input.ipv4 && service.ipv4 }
     }
+
+    /// Returns the families that both this node and the Service support: IPv4 is `false`, IPv6
+    /// `true`.
+    pub(super) fn families(&self, service: &Service) -> impl Iterator<Item = bool> {
+        [false, true].into_iter().filter(|ipv6| self.serves(service, *ipv6))
+    }
+
+    /// Returns the number of ports of a Service, counted once for each family that is served.
+    pub(super) fn served_ports(&self, service: &Service) -> usize {
+        service.ports.len() * self.families(service).count()
+    }
 }

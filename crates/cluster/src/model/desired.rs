@@ -8,71 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::Excess;
-
-/// Namespace and name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServiceName {
-    pub namespace: String,
-    pub name: String,
-}
-
-impl fmt::Display for ServiceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// A transport protocol that the packet path translates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    Tcp,
-    Udp,
-    Sctp,
-}
-
-impl Protocol {
-    /// The protocol's name in a Service.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Sctp => "SCTP",
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// `externalTrafficPolicy` or `internalTrafficPolicy`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    Cluster,
-    Local,
-}
-
-/// One port of a Service, in one IP family: the unit that kube-proxy calls a service port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServicePortKey {
-    pub service: ServiceName,
-    /// `ports[].name`, empty for an unnamed port.
-    pub port: String,
-    pub protocol: Protocol,
-    pub ipv6: bool,
-}
-
-/// Formats as `namespace/name`, followed by a colon and the port's name if it has one.
-impl fmt::Display for ServicePortKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let colon = if self.port.is_empty() { "" } else { ":" };
-        write!(f, "{}{colon}{}", self.service, self.port)
-    }
-}
+use super::{Excess, Policy, Protocol, ServiceName, ServicePortKey};
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -178,6 +114,20 @@ pub struct Desired {
 }
 
 impl Desired {
+    /// Returns the ports of one Service, in the order of their keys.
+    pub fn ports_of<'a>(
+        &'a self,
+        service: &'a ServiceName,
+    ) -> impl Iterator<Item = (&'a ServicePortKey, &'a Arc<ServicePort>)> {
+        let first = ServicePortKey {
+            service: service.clone(),
+            port: String::new(),
+            protocol: Protocol::Tcp,
+            ipv6: false,
+        };
+        self.ports.range(first..).take_while(move |(key, _)| key.service == *service)
+    }
+
     /// Returns the Service ports with a frontend or an endpoint at one of these addresses: their
     /// map entries depend on whether the address is this node's.
     pub fn ports_at<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) -> Vec<ServicePortKey> {

@@ -3,6 +3,10 @@
 
 use std::time::Duration;
 
+/// The default of `run --drain`: the time for which nodes without an endpoint keep forwarding,
+/// unless the Service's annotation sets another.
+pub const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
+
 /// The external policy of a frontend, as a node last applied it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldPolicy {

@@ -14,12 +14,11 @@ use std::{
 use ipnet::IpNet;
 
 use super::{
-    Desired, Reach, ServiceName, ServicePortKey, Warning,
+    Desired, Excess, Reach, ServiceName, ServicePortKey, Warning,
     allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
     health_ports,
-    limits::Excess,
     object::{EndpointSlice, Node, Service, ServiceCidr},
     service_port::{self, Wanted},
     shares::Shares,
@@ -320,7 +319,7 @@ impl Index {
     /// Refuses a Service because other Services leave no room for it, unless it is refused already.
     fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
         if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
-            wanted.refuse(name, Excess::beside_others(service, &self.context));
+            wanted.refuse(name, Excess::beside_others(self.context.served_ports(service)));
         }
     }
 

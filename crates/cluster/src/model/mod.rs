@@ -8,13 +8,16 @@
 
 pub mod address;
 mod allocation;
+mod capacity;
 mod conflicts;
 mod context;
 mod desired;
 mod drain;
 mod duration;
 mod everywhere;
+mod excess;
 mod health_ports;
+mod identity;
 mod index;
 mod limits;
 pub mod object;
@@ -23,18 +26,22 @@ mod render;
 mod service_port;
 mod shares;
 mod slice_ports;
+mod source_ranges;
 mod topology;
 
+pub use capacity::Limits;
 pub use context::NodeInput;
 pub use desired::{
-    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, OTHER_PROTOCOLS, Policy,
-    Protocol, ServiceName, ServicePort, ServicePortKey, Warning,
+    Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, OTHER_PROTOCOLS,
+    ServicePort, Warning,
 };
-pub use drain::{HeldPolicy, drain_until};
+pub use drain::{DEFAULT_DRAIN, HeldPolicy, drain_until};
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};
+pub use excess::Excess;
 pub use health_ports::{HEALTH_PORT_ANNOTATION, HealthPortRules, health_port};
+pub use identity::{Protocol, ServiceName, ServicePortKey};
 pub use index::{Changes, Index, Indexed};
-pub use limits::{Excess, Limits};
+pub use object::Policy;
 pub use reach::{HealthReach, Reach};
 pub use render::render;

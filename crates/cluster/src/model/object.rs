@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Policy, Protocol, ServiceName};
+use super::{Protocol, ServiceName};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,13 @@ pub enum ServiceType {
     ClusterIp,
     NodePort,
     LoadBalancer,
+}
+
+/// `externalTrafficPolicy` or `internalTrafficPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Cluster,
+    Local,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,16 +6,16 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::IpNet;
-
 use super::{
-    FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServiceName, ServicePort,
+    Excess, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, Policy, ServiceName, ServicePort,
     ServicePortKey,
+    capacity::{Demand, Kind},
     context::Context,
     health_ports::{self, health_port},
-    limits::{Chosen, Demand, Excess, Kind, demand},
+    limits::{Chosen, demand},
     object::{EndpointSlice, Port, Service, ServiceType},
     slice_ports::SlicePorts,
+    source_ranges::source_ranges,
     topology::{Candidates, NodeTopology},
 };
 
@@ -72,10 +72,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         }
     }
     let mut local_endpoints = 0;
-    for ipv6 in [false, true] {
-        if !context.serves(service, ipv6) {
-            continue;
-        }
+    for ipv6 in context.families(service) {
         let mut ready_here = BTreeSet::new();
         let mut chosen = Chosen::default();
         let limits = &context.input.limits;
@@ -97,7 +94,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
             wanted.ports.push((Arc::new(key), Arc::new(served)));
         }
         if let Some((kind, numbers)) = chosen.excess(limits) {
-            let excess = Excess::alone(service, context, numbers, kind, ipv6);
+            let excess = Excess::alone(context.served_ports(service), numbers, kind, ipv6);
             wanted.demand = Demand::default();
             wanted.refuse(&service.name, excess);
             return wanted;
@@ -222,20 +219,4 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
         }
     }
     frontends
-}
-
-/// Returns the source ranges of one family. Ranges that admit this node also admit the load
-/// balancer addresses as sources: if the address is bound on the node, the node's own connections
-/// come from it.
-pub(super) fn source_ranges(service: &Service, ipv6: bool, context: &Context) -> Vec<IpNet> {
-    let family = |ip: &IpAddr| ip.is_ipv6() == ipv6;
-    let mut ranges: Vec<_> =
-        service.source_ranges.iter().filter(|range| family(&range.addr())).copied().collect();
-    let node_allowed = context.primary.iter().any(|ip| ranges.iter().any(|range| range.contains(ip)));
-    if node_allowed {
-        ranges.extend(service.load_balancer_ips.iter().filter(|ip| family(ip)).map(|ip| IpNet::from(*ip)));
-    }
-    ranges.sort();
-    ranges.dedup();
-    ranges
 }

@@ -9,10 +9,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Limits, ServiceName, limits::Demand};
-
-/// The total demand of all Services may be this many times what the maps take.
-pub(super) const TIMES: u64 = 2;
+use super::{
+    Limits, ServiceName,
+    capacity::{Demand, TIMES},
+};
 
 /// Creation time (seconds since 1970) and name, so that the oldest Services sort first.
 type Key = (i64, ServiceName);

@@ -122,7 +122,7 @@ impl Arguments {
         let asked =
             self.probe.probe.then(|| self.probe.execute(&cluster, &judge, &mut judgements)).transpose()?;
         let view = print::View { judge: &judge, why: self.why, all_nodes: self.all_nodes };
-        self.html.write_services(&view, &judgements)?;
+        self.html.write(|| document::page(&view, &judgements))?;
         match (self.output.output, &asked) {
             (Output::Json, None) => view::print_json(&document::Document::new(&view, &judgements))?,
             (Output::Json, Some(asked)) => {

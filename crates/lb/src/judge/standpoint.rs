@@ -3,13 +3,12 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use traffic_policy_cluster::model::{ListId, Policy, ServiceName, object::Readiness};
+use traffic_policy_cluster::model::{DEFAULT_DRAIN, ListId, Policy, ServiceName, object::Readiness};
 
 use super::{Behind, Judge, is_external};
 use crate::{
     balancer::Balancer,
     nodes::Who,
-    rules::DEFAULT_DRAIN,
     verdict::{Answer, Fate, Membership, Question},
 };
 

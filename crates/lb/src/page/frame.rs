@@ -1,5 +1,7 @@
 //! The frame of all pages of this project: head, style, escaping, dates.
 
+use jiff::Timestamp;
+
 const STYLE: &str = include_str!("base.css");
 /// The content security policy: scripts and styles of the page itself, and nothing from elsewhere,
 /// even if text were taken for markup.
@@ -34,23 +36,8 @@ pub fn head(title: &str, style: &str) -> String {
 /// Formats seconds since 1970 as RFC 3339.
 #[must_use]
 pub fn utc(seconds: u64) -> String {
-    let (mut year, mut days) = (1970, seconds / 86_400);
-    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+    let time = i64::try_from(seconds).ok().and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.unwrap_or(Timestamp::MAX).to_string()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-// What the page shows, by which parts it was given.
+// The content of the page, according to the parts that it was given.
 
 const MOST_WHOLE = 5;
 const judged = data("lb"), after = data("after"), change = data("what-if"), line = data("timeline");
@@ -9,7 +9,7 @@ if (change) {
   main.append(compared(change, judged, after));
 } else if (judged && judged.services.length <= MOST_WHOLE) {
   if (judged.services.length > 1) main.append(overview(judged, (service) => document.querySelector(`article[aria-label="${CSS.escape(keyOf(service))}"]`)?.scrollIntoView()));
-  main.append(...judged.services.map((service) => wholeService(service, judged.services.length > 1 ? 3 : 2)));
+  main.append(...judged.services.map((service) => wholeService(service, judged.services.length > 1 ? 3 : 2, line)));
   if (judged.services.length === 0) main.append(h("p", null, "No Service is reached from outside."));
 } else if (judged) {
   const chosen = h("div", { "aria-live": "polite" });

@@ -1,12 +1,20 @@
-// What is said of a Service beside its map: verdict, figures, tables and findings.
+// The text about a Service beside its map: verdict, figures, tables and findings.
 
-function verdict(service, port) {
+/// The outcome of requests to a port while nothing changes.
+function standing(port) {
   const taking = sum(port.rows, (row) => (row.traffic ? row.nodes : 0));
-  const worst = ["error", "warning", "note"].find((level) => service.findings.some((finding) => finding.level === level));
-  const bad = port.lost > NONE || taking === 0;
   const text = port.lost > NONE ? `${percent(port.lost)} of the requests are lost`
     : taking === 0 ? "No node gets traffic: no request reaches a pod" : "Every request reaches a pod";
-  return h("p", { class: `verdict ${bad || worst === "error" ? "error" : worst === "warning" ? "warning" : ""}` }, h("strong", null, text), h("span", null, tally(service) || "no findings"));
+  return { text, bad: port.lost > NONE || taking === 0 };
+}
+
+/// The verdict on a Service; after a simulation it is the outcome of all requests, and the judgement of the start stands beside it.
+function verdict(service, port, line) {
+  const worst = ["error", "warning", "note"].find((level) => service.findings.some((finding) => finding.level === level));
+  const now = standing(port);
+  const { text, bad } = line ? outcome(line) : now;
+  const found = tally(service) || "no findings";
+  return h("p", { class: `verdict ${bad || worst === "error" ? "error" : worst === "warning" ? "warning" : ""}` }, h("strong", null, text), h("span", null, line ? `At the start: ${now.text}; ${found}` : found));
 }
 
 function figures(port) {
@@ -87,13 +95,13 @@ function findings(service, level) {
 const portName = (port) => port.ports.map((key) => key.replaceAll("/", " ").trim()).join(", ");
 const reached = (port) => [...new Set(port.frontends.map((frontend) => frontend.replace(/^NodePort .*:/, "node port ").replace(/^\w+ (?=[\d[])/, "")))].join(", ");
 
-/// `level`: of its headings; its name stands above it already where that is 2.
-function wholeService(service, level) {
+/// `level` is that of the headings; at level 2 the page has the name above them. `line` is the time line of a simulation, if there is one.
+function wholeService(service, level, line) {
   const name = keyOf(service);
   const title = (what, port) => `${what} of ${name}, ${portName(port)}`;
-  const drawn = (port) => section(level, `Port ${portName(port)}`, h("p", { class: "facts" }, `Reached by ${reached(port)}`), figures(port), map(title("Map", port), service, port));
+  const drawn = (port) => section(level, `Port ${portName(port)}${line ? ", at the start" : ""}`, h("p", { class: "facts" }, `Reached by ${reached(port)}`), figures(port), map(title("Map", port), service, port));
   const tables = (port) => [nodeTable(title("Nodes", port), port), podTable(title("Pods", port), port)];
-  return h("article", { "aria-label": name }, level > 2 && h("h2", null, name), facts(service), verdict(service, service.ports[0]),
+  return h("article", { "aria-label": name }, level > 2 && h("h2", null, name), facts(service), verdict(service, service.ports[0], line),
     service.ports.map(drawn), findings(service, level), section(level, "Tables", service.ports.map(tables)));
 }
 
@@ -108,7 +116,7 @@ function ranked(document) {
   return rows.sort((a, b) => by("error")(a, b) || b.port.lost - a.port.lost || by("warning")(a, b) || natural(keyOf(a.service), keyOf(b.service)) || a.at - b.at);
 }
 
-/// All Services in one table, with a field that looks for names.
+/// All Services in one table, with a field that filters them by name.
 function overview(document, choose) {
   const rows = ranked(document);
   const link = ({ service, port, at }) => h("a", { href: `#${encodeURIComponent(keyOf(service))}`, on: { click: () => choose(service) } }, keyOf(service) + (at ? `: ${portName(port)}` : ""));

@@ -2,6 +2,8 @@
 
 const KINDS = [["lost", "lost"], ["cut", "cut"], ["ok", "answered"]];
 
+const totals = (line) => Object.fromEntries(KINDS.map(([kind]) => [kind, sum(line.seconds, (second) => second[kind])]));
+
 /// A round number of at least a fifth of `most`.
 function gridStep(most) {
   const power = 10 ** Math.floor(Math.log10(Math.max(1, most / 4)));
@@ -37,9 +39,18 @@ function chart(line, room) {
   return parts;
 }
 
+/// The outcome of all requests of a simulation.
+function outcome(line) {
+  const { ok, lost, cut } = totals(line);
+  if (lost + cut === 0) return { text: "Every request is answered", bad: false };
+  const [[first, how], ...more] = [[lost, "lost"], [cut, "cut"]].filter(([count]) => count > 0);
+  const text = `${number(first)} of ${many(ok + lost + cut, "request")} ${first === 1 ? "is" : "are"} ${how}`;
+  return { text: [text, ...more.map(([count, what]) => `${number(count)} ${count === 1 ? "is" : "are"} ${what}`)].join(", "), bad: true };
+}
+
 function timeline(line) {
-  const total = (kind) => sum(line.seconds, (second) => second[kind]);
-  const says = `${many(total("ok"), "request")} answered, ${number(total("lost"))} lost, ${number(total("cut"))} cut in ${number(line.seconds.length)} s`;
+  const all = totals(line);
+  const says = `${many(all.ok, "request")} answered, ${number(all.lost)} lost, ${number(all.cut)} cut in ${number(line.seconds.length)} s`;
   const svg = s("svg", { class: "time", role: "img", "aria-labelledby": "time-title", "aria-describedby": "time-text" });
   const holder = h("div", null, svg);
   let before = 0;
@@ -55,7 +66,7 @@ function timeline(line) {
     svg.setAttribute("height", 210);
     svg.replaceChildren(s("title", { id: "time-title" }, `Time line of ${line.title}`), s("desc", { id: "time-text" }, `${says}. The table below has each second.`), ...chart(line, room));
   };
-  const legend = [...KINDS].reverse().map(([kind, name]) => h("span", null, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), `${name}: ${number(total(kind))}`));
+  const legend = [...KINDS].reverse().map(([kind, name]) => h("span", null, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), `${name}: ${number(all[kind])}`));
   const rows = line.seconds.map((second, at) => ({ at, ...second }));
   const numbers = table("Requests of each second", [
     ["Second", ({ at }) => String(at)], ["Answered", ({ ok }) => number(ok), "number"], ["Lost", ({ lost }) => number(lost), "number"], ["Cut", ({ cut }) => number(cut), "number"],

@@ -43,7 +43,7 @@ impl Case<'_, '_> {
     }
 
     pub(super) fn health_port_yaml(&self) -> String {
-        health_port::fix(self.judge.cluster(), self.judgement.service, &self.judgement.balancer)
+        health_port::fix(self.cluster, self.judgement.service, &self.judgement.balancer)
     }
 
     /// Reports that the balancer is assumed to check the health port of an annotation, without

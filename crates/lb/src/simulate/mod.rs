@@ -11,18 +11,23 @@
 //! ```
 
 mod agents;
+mod effect;
 mod event;
 mod front;
 mod input;
 mod line;
+mod machines;
 mod queue;
 mod requests;
 mod run;
-mod steps;
+mod simulated;
+mod step;
 mod tally;
+mod version;
+mod world;
 
 pub use event::{Event, PodEvent, Timed};
 pub use input::{Learn, Load, Measured, SimulateError, Simulation};
 pub use line::{Moment, What};
-pub use run::Simulated;
+pub use simulated::Simulated;
 pub use tally::{Counts, Second, Why};

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::steps::Step;
+use super::step::Step;
 
 /// A future step. Steps of the same moment are executed in the order of the variants.
 #[derive(Debug)]

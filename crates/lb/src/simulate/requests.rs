@@ -1,19 +1,47 @@
-//! Requests in flight.
+//! Requests: when they are sent, and those in flight.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     agents::Missed,
-    queue::Next,
-    run::Run,
-    tally::{Became, Way, Why},
+    effect::Through,
+    input::{Load, Simulation},
+    tally::{Became, Tally, Way, Why},
 };
 
-impl Run<'_> {
-    /// Returns the time at which a request is sent.
-    fn moment(&self, number: u64) -> Option<Duration> {
-        let load = &self.input.load;
-        let at = match &self.input.measured.requests {
+/// All requests of a run.
+#[derive(Debug)]
+pub(super) struct Requests<'s> {
+    load: Load,
+    /// The measured times at which they are sent, instead of a rate.
+    measured: Option<&'s [Duration]>,
+    under_way: BTreeMap<u64, Way>,
+    tally: Tally,
+}
+
+impl<'s> Requests<'s> {
+    pub(super) fn new(input: &'s Simulation<'s>) -> Self {
+        Self {
+            load: input.load,
+            measured: input.measured.requests.as_deref(),
+            under_way: BTreeMap::new(),
+            tally: Tally::new(input.load.lasts),
+        }
+    }
+
+    /// Whether no request is in flight.
+    pub(super) fn are_over(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    pub(super) fn into_tally(self) -> Tally {
+        self.tally
+    }
+
+    /// Returns the time at which a request is sent; `None` after the last one.
+    pub(super) fn moment(&self, number: u64) -> Option<Duration> {
+        let load = &self.load;
+        let at = match self.measured {
             Some(moments) => *moments.get(usize::try_from(number).ok()?)?,
             None => {
                 let nanoseconds = u128::from(number) * 1_000_000_000 / u128::from(load.rate.max(1));
@@ -23,30 +51,29 @@ impl Run<'_> {
         (at < load.lasts && load.rate > 0).then_some(at)
     }
 
-    pub(super) fn send_next(&mut self, number: u64) {
-        if let Some(at) = self.moment(number) {
-            self.queue.push(at, Next::Request { number });
-        }
-    }
-
-    pub(super) fn request(&mut self, now: Duration, number: u64) {
-        self.send_next(number + 1);
+    /// Notes a request that is sent to a node, and the pod that takes it. Returns the time at which
+    /// it has its whole answer, if it is in flight until then.
+    pub(super) fn sent(
+        &mut self,
+        now: Duration,
+        number: u64,
+        node: Option<usize>,
+        delivered: Result<usize, Missed>,
+    ) -> Option<Duration> {
         let second = usize::try_from(now.as_secs()).unwrap_or(usize::MAX);
-        let node = self.choose(number);
-        let delivered = match node {
-            Some(node) => self.deliver(now, node),
-            None => Err(Missed { why: Why::NoNode, pod: None }),
-        };
         match delivered {
-            Err(Missed { why, pod }) => self.tally.count(Way { second, node, pod }, Became::Lost, Some(why)),
+            Err(Missed { why, pod }) => {
+                self.tally.count(Way { second, node, pod }, Became::Lost, Some(why));
+                None
+            }
             Ok(pod) => {
                 let way = Way { second, node, pod: Some(pod) };
-                if self.input.load.request.is_zero() {
+                if self.load.request.is_zero() {
                     self.tally.count(way, Became::Ok, None);
-                } else {
-                    self.under_way.insert(number, way);
-                    self.queue.push(now + self.input.load.request, Next::Done { number });
+                    return None;
                 }
+                self.under_way.insert(number, way);
+                Some(now + self.load.request)
             }
         }
     }
@@ -58,11 +85,15 @@ impl Run<'_> {
         }
     }
 
-    /// Cuts the requests in flight through a node or pod that no longer exists.
-    pub(super) fn cut(&mut self, why: Why, which: impl Fn(&Way) -> bool) {
+    /// Cuts the requests in flight through a node or pod that no longer exists, or no longer gets
+    /// requests.
+    pub(super) fn cut(&mut self, why: Why, through: &Through) {
         let tally = &mut self.tally;
         self.under_way.retain(|_, way| {
-            let is_cut = which(way);
+            let is_cut = match through {
+                Through::Node(node) => way.node == Some(*node),
+                Through::Pods(pods) => way.pod.is_some_and(|pod| pods.contains(&pod)),
+            };
             if is_cut {
                 tally.count(*way, Became::Cut, Some(why));
             }

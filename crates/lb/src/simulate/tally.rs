@@ -1,6 +1,6 @@
 //! Counts of requests by outcome: for each second, node and pod.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, ops::Add, time::Duration};
 
 use serde::Serialize;
 
@@ -21,12 +21,20 @@ impl Counts {
         self.ok + self.lost + self.cut
     }
 
-    pub(super) const fn add(&mut self, fate: Became) {
+    pub(super) const fn increment(&mut self, fate: Became) {
         match fate {
             Became::Ok => self.ok += 1,
             Became::Lost => self.lost += 1,
             Became::Cut => self.cut += 1,
         }
+    }
+}
+
+impl Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { ok: self.ok + other.ok, lost: self.lost + other.lost, cut: self.cut + other.cut }
     }
 }
 
@@ -88,12 +96,12 @@ impl Tally {
             *self.why.entry(why).or_default() += 1;
         }
         let Some(second) = self.seconds.get_mut(way.second) else { return };
-        second.all.add(became);
+        second.all.increment(became);
         if let Some(node) = way.node {
-            second.nodes.entry(node).or_default().add(became);
+            second.nodes.entry(node).or_default().increment(became);
         }
         if let Some(pod) = way.pod {
-            second.pods.entry(pod).or_default().add(became);
+            second.pods.entry(pod).or_default().increment(became);
         }
     }
 }

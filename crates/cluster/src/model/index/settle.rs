@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     super::{
-        Frontend, FrontendKind, Protocol, ServiceName, ServicePortKey, Warning, conflicts::Holder,
-        health_ports, service_port::Wanted,
+        Frontend, FrontendKind, ServiceName, ServicePortKey, Warning, conflicts::Holder, health_ports,
+        service_port::Wanted,
     },
     Changes, Index,
 };
@@ -20,13 +20,7 @@ impl Index {
         let wanted = self.wanted.get(name).unwrap_or(&nothing);
         let mut warnings = wanted.warnings.clone();
 
-        let mut gone: BTreeSet<_> = self
-            .desired
-            .ports
-            .range(first_key(name)..)
-            .map(|(key, _)| key.clone())
-            .take_while(|key| key.service == *name)
-            .collect();
+        let mut gone: BTreeSet<_> = self.desired.ports_of(name).map(|(key, _)| key.clone()).collect();
         let mut conflicts = 0;
         for (key, port) in &wanted.ports {
             let mut lost = BTreeSet::new();
@@ -96,11 +90,6 @@ impl Index {
             self.warnings.insert(name.clone(), warnings);
         }
     }
-}
-
-/// Returns a key that does not sort after any key of this Service.
-fn first_key(name: &ServiceName) -> ServicePortKey {
-    ServicePortKey { service: name.clone(), port: String::new(), protocol: Protocol::Tcp, ipv6: false }
 }
 
 fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &str) -> String {

@@ -2,17 +2,9 @@
 
 mod listing;
 mod outage;
+mod sink;
 
-use std::{
-    collections::BTreeSet,
-    fmt::Debug,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt::Debug, pin::pin, time::Duration};
 
 use futures::{Stream, StreamExt};
 use kube::{
@@ -24,26 +16,25 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-use self::listing::{Listing, is_too_large_version, refusal, start_delay};
+pub(super) use self::sink::Sink;
+use self::{
+    listing::{Listing, is_too_large_version, refusal, start_delay},
+    sink::Stopped,
+};
 use super::{
     deadline::WHOLE,
-    known_versions::KnownVersions,
     observe::{API_SERVER, chain},
 };
 use crate::{
     model::ServiceName,
     source::{
-        batch::{Batch, Change, Update},
+        batch::{Change, Update},
         chance::random,
         convert::FieldError,
-        events::{EventRecorder, ObjectEvent, Subject},
-        status::StatusWriter,
+        events::{ObjectEvent, Subject},
     },
 };
 
@@ -57,42 +48,9 @@ pub(super) struct Kind<K, T> {
     pub(super) update: fn(Change<T>) -> Update,
 }
 
-/// The destination of the events of one source's watches.
-#[derive(Clone)]
-pub(super) struct Sink {
-    pub(super) sender: mpsc::Sender<Batch>,
-    pub(super) status: StatusWriter,
-    pub(super) events: EventRecorder,
-    /// The number of first lists that are still outstanding.
-    pub(super) lists: Arc<AtomicUsize>,
-    /// The same as [`super::Kubernetes::relist_within`].
-    pub(super) relist_within: Duration,
-    /// The minimum versions of lists.
-    pub(super) known: KnownVersions,
-}
-
 /// The pause before a kind that the API server refuses is requested again, by each node of a
 /// cluster.
 const REFUSED: Duration = Duration::from_secs(600);
-
-/// The run loop is gone, and watches end.
-struct Stopped;
-
-impl Sink {
-    async fn send(&self, update: Update) -> Result<(), Stopped> {
-        self.status.sending();
-        self.sender.send(Batch(vec![update])).await.map_err(|_| Stopped)
-    }
-
-    /// Counts the first list of each kind.
-    async fn listed(&self) -> Result<(), Stopped> {
-        if self.lists.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.send(Update::Synced).await?;
-            self.status.synced();
-        }
-        Ok(())
-    }
-}
 
 /// The time limit of each event of a watch that begins with all objects, until the watch reports
 /// that they are complete: an API server that does not know such watches never does.

@@ -1,11 +1,13 @@
 //! Judgements as JSON.
 
+use anyhow::Result;
 use serde::Serialize;
 use traffic_policy_cluster::command::view;
 
 use super::{print, print::View};
 use crate::{
     Answer, Balancer, Check, Fact, Fate, Finding, Judgement, Level, Membership, PortJudgement, Row, Weights,
+    page::{Page, Part},
 };
 
 /// The number of node names in a row, unless all are requested.
@@ -107,6 +109,15 @@ struct Pod {
     node: Option<String>,
     ready: bool,
     share: f64,
+}
+
+/// Returns the page of `lb --html`.
+pub(super) fn page<'a>(view: &View<'_, 'a>, judgements: &[Judgement<'a>]) -> Result<Page> {
+    let title = match judgements {
+        [one] => one.service.name.to_string(),
+        more => format!("{} Services behind load balancers", more.len()),
+    };
+    Page::new(title).with(Part::Judged, &Document::new(view, judgements))
 }
 
 impl<'j> Document<'j> {

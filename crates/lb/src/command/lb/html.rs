@@ -5,11 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 
-use super::{document::Document, print::View, what_if::Compared};
-use crate::{
-    Judgement,
-    page::{self, Page, Part},
-};
+use crate::page::{self, Page};
 
 /// Arguments for a page in addition to the printed output.
 #[derive(Debug, Args)]
@@ -32,25 +28,5 @@ impl HtmlArguments {
             Some(path) => make()?.write(path),
             None => Ok(()),
         }
-    }
-
-    pub(super) fn write_services<'a>(&self, view: &View<'_, 'a>, judgements: &[Judgement<'a>]) -> Result<()> {
-        self.write(|| {
-            let title = match judgements {
-                [one] => one.service.name.to_string(),
-                more => format!("{} Services behind load balancers", more.len()),
-            };
-            Page::new(title).with(Part::Judged, &Document::new(view, judgements))
-        })
-    }
-
-    pub(super) fn write_change(&self, compared: &Compared<'_, '_>) -> Result<()> {
-        self.write(|| {
-            let [before, after] = compared.sides();
-            Page::new(format!("What if: {}", compared.name()))
-                .with(Part::Judged, &before)?
-                .with(Part::After, &after)?
-                .with(Part::WhatIf, &compared.document())
-        })
     }
 }

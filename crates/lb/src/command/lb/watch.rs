@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,

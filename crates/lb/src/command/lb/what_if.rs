@@ -12,7 +12,10 @@ use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
 use traffic_policy_cluster::model::Policy;
 
 use super::{BalancerArguments, SourceArguments, document, html, print};
-use crate::{Change, Cost, Fate, Judge, Judgement, NodeChange, PortJudgement, Row, Span, WhatIf, Who};
+use crate::{
+    Change, Cost, Fate, Judge, Judgement, NodeChange, PortJudgement, Row, Span, WhatIf, Who,
+    page::{Page, Part},
+};
 
 /// Show what a change would do to a Service: which nodes turn unhealthy (dark), what each pod gets,
 /// how many requests are lost and for how long, and what makes the change lossless. Nothing is
@@ -127,7 +130,7 @@ impl Arguments {
             cost: &cost,
             rate: self.rate,
         };
-        self.html.write_change(&compared)?;
+        self.html.write(|| compared.page())?;
         match self.output.output {
             Output::Json => view::print_json(&compared.document()),
             Output::Table => view::print(|out| compared.print(out)),
@@ -136,7 +139,7 @@ impl Arguments {
 }
 
 /// A Service before and after.
-pub(super) struct Compared<'c, 'a> {
+struct Compared<'c, 'a> {
     before: &'c Judge<'a>,
     after: &'c Judge<'a>,
     old: &'c Judgement<'a>,
@@ -172,7 +175,7 @@ struct PodDocument {
 }
 
 #[derive(Serialize)]
-pub(super) struct Document<'c> {
+struct Document<'c> {
     namespace: &'c str,
     name: &'c str,
     balancer: &'static str,
@@ -230,18 +233,22 @@ impl<'a> Compared<'_, 'a> {
     }
 
     /// Returns the documents of `lb` before and after the change.
-    pub(super) fn sides(&self) -> [document::Document<'_>; 2] {
+    fn sides(&self) -> [document::Document<'_>; 2] {
         [(self.before, self.old), (self.after, self.new)].map(|(judge, judgement)| {
             let view = print::View { judge, why: false, all_nodes: false };
             document::Document::new(&view, std::slice::from_ref(judgement))
         })
     }
 
-    pub(super) fn name(&self) -> String {
-        self.old.service.name.to_string()
+    fn page(&self) -> Result<Page> {
+        let [before, after] = self.sides();
+        Page::new(format!("What if: {}", self.old.service.name))
+            .with(Part::Judged, &before)?
+            .with(Part::After, &after)?
+            .with(Part::WhatIf, &self.document())
     }
 
-    pub(super) fn document(&self) -> Document<'_> {
+    fn document(&self) -> Document<'_> {
         Document {
             namespace: &self.old.service.name.namespace,
             name: &self.old.service.name.name,

@@ -1,12 +1,19 @@
 //! Watches on streams made by tests: pauses between lists that fail, and lists that trickle.
 
+use std::sync::{Arc, atomic::AtomicUsize};
+
 use futures::stream;
 use k8s_openapi::api::core::v1::Service;
 use kube::core::Status;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::source::{Stale, convert, status::StatusReader};
+use crate::source::{
+    Stale, convert,
+    events::EventRecorder,
+    kubernetes::known_versions::KnownVersions,
+    status::{StatusReader, StatusWriter},
+};
 
 type Event = watcher::Event<DeserializeGuard<Service>>;
 

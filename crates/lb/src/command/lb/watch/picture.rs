@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 use traffic_policy_cluster::{
     command::view,
     model::{Policy, ServiceName},

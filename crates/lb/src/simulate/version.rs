@@ -1,0 +1,12 @@
+//! Versions of the objects.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use crate::judge::Standpoint;
+
+/// The consequences of one version of the objects, and the pods by their addresses in it.
+#[derive(Debug)]
+pub(super) struct Version {
+    pub(super) standpoint: Standpoint,
+    pub(super) pods: HashMap<IpAddr, usize>,
+}
