@@ -1,5 +1,9 @@
 //! Notifications to systemd, as sd_notify(3) defines them: ready, alive, reloading, stopping. None
 //! is sent without `NOTIFY_SOCKET`.
+//!
+//! The crate `sd-notify` (0.5) would replace only how a message is spelt and sent, and it lacks what
+//! is needed here: it knows no socket in the abstract namespace (`@…`), and each message opens a
+//! socket that blocks, so that the run loop would wait for a slow systemd.
 
 use std::{
     env,
@@ -103,6 +107,7 @@ impl Notifier {
         }
     }
 
+    /// Notifies that the agent is about to exit.
     pub fn stopping(&self) {
         self.tell("STOPPING=1");
     }
@@ -142,7 +147,7 @@ impl Notifier {
 
 impl Shared {
     fn said(&self) -> MutexGuard<'_, Said> {
-        // A panic leaves single words.
+        // A thread that panics leaves each field whole.
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

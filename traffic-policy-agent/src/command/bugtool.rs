@@ -26,7 +26,7 @@ use super::{ask, run::MetricsAddress, view};
 /// It holds the output of `status`, `services`, `flows` and `check`, /metrics and /configz,
 /// devices, addresses, routes, rules and neighbours, and the last lines of a log. It contains
 /// addresses of clients and Services; tokens, keys and the content of kubeconfigs are left out.
-/// Where a part could not be read, the tar has the reason.
+/// For a part that could not be read, the tar has the reason.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Name of the tar: a file that does not exist yet, or `-` for standard output. Default:

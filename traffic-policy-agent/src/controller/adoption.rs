@@ -12,14 +12,13 @@ use tokio::{
     time,
 };
 use traffic_policy_dataplane::{
-    Adopted,
+    Adopted, ConnectionAdoption,
     node::{
         conntrack::{self, Connection},
         ipvs, kept_nat,
     },
 };
 
-use super::PacketPath;
 use crate::check;
 
 /// Ratio of the pause after a read of conntrack to the time that the read took.
@@ -80,7 +79,11 @@ impl Adoption {
 
     /// Adopts, if that is wanted and not done; `beat` is called meanwhile. Returns whether the maps
     /// are to be written again.
-    pub(super) async fn adopt(&mut self, path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> bool {
+    pub(super) async fn adopt(
+        &mut self,
+        path: &mut impl ConnectionAdoption,
+        beat: &(dyn Fn() + Sync),
+    ) -> bool {
         if !std::mem::take(&mut self.wanted) {
             return false;
         }
@@ -96,7 +99,11 @@ impl Adoption {
         path.end_adopting()
     }
 
-    async fn enter_all(&mut self, path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
+    async fn enter_all(
+        &mut self,
+        path: &mut impl ConnectionAdoption,
+        beat: &(dyn Fn() + Sync),
+    ) -> Result<Adopted> {
         let (connections, _) = begin().await.context("conntrack was not read to its end")?;
         path.adopt_connections(connections.context("conntrack cannot be read")?);
         let adopted = finish(path, beat).await?;
@@ -133,7 +140,7 @@ impl Adoption {
     }
 
     /// Begins to follow the connections that were read.
-    pub(super) fn follow(&mut self, read: Option<Read>, path: &mut impl PacketPath) {
+    pub(super) fn follow(&mut self, read: Option<Read>, path: &mut impl ConnectionAdoption) {
         let Some((connections, took)) = read else { return };
         self.next = Instant::now() + took * SHARE;
         match connections {
@@ -156,7 +163,7 @@ impl Adoption {
 
     /// Follows connections for a moment, and then yields the CPU: there may be half a million of
     /// them.
-    pub(super) fn follow_on(&mut self, path: &mut impl PacketPath) {
+    pub(super) fn follow_on(&mut self, path: &mut impl ConnectionAdoption) {
         let start = Instant::now();
         while self.following && start.elapsed() < FOR {
             let followed = match path.adopt_on() {
@@ -184,7 +191,7 @@ impl Adoption {
 }
 
 /// Continues until all connections are adopted.
-pub(super) async fn finish(path: &mut impl PacketPath, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
+pub(super) async fn finish(path: &mut impl ConnectionAdoption, beat: &(dyn Fn() + Sync)) -> Result<Adopted> {
     loop {
         beat();
         if let Some(adopted) = path.adopt_on()? {

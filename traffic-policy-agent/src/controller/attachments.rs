@@ -6,11 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::Result;
 use traffic_policy_cluster::source::{ObjectEvent, Subject};
 use traffic_policy_dataplane::{
-    Lost,
+    CgroupPrograms, DevicePrograms, Lost,
     node::{Filter, Network},
 };
-
-use super::PacketPath;
 
 /// Programs that were detached by others, and failures to attach them again.
 #[derive(Debug, Default)]
@@ -31,7 +29,7 @@ const CGROUP: u32 = 0;
 impl Attachments {
     /// Looks for detached programs. Devices that lack any become unsettled and are attached to by
     /// the next rescan. Returns whether there are any.
-    pub(super) async fn look(&mut self, path: &mut impl PacketPath, network: &Network) -> bool {
+    pub(super) async fn look(&mut self, path: &mut impl DevicePrograms, network: &Network) -> bool {
         let mut lost = path.lost();
         if let Some(filters) = path.filters() {
             lost.extend(lost_filters(path, network, filters).await);
@@ -57,7 +55,7 @@ impl Attachments {
     }
 
     /// Attaches the programs of the cgroup again, if they were detached.
-    pub(super) fn restore_cgroup(&mut self, path: &mut impl PacketPath) {
+    pub(super) fn restore_cgroup(&mut self, path: &mut impl CgroupPrograms) {
         let calls = match path.lost_calls() {
             Ok(calls) => calls,
             Err(error) => {
@@ -144,7 +142,7 @@ impl Attachments {
 }
 
 /// Returns the devices that lack a filter, on a kernel where TC programs have no links.
-async fn lost_filters(path: &impl PacketPath, network: &Network, ours: (u16, u32)) -> Vec<Lost> {
+async fn lost_filters(path: &impl DevicePrograms, network: &Network, ours: (u16, u32)) -> Vec<Lost> {
     let mut lost = Vec::new();
     for (interface, _) in path.attached() {
         let filters: Result<Vec<Filter>> =

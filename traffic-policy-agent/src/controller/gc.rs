@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-
-use super::PacketPath;
+use traffic_policy_dataplane::FlowSweeps;
 
 /// Length of a piece of a sweep; [`SWEEP_AGAIN`] is the pause after it.
 const SWEEP_FOR: Duration = Duration::from_micros(500);
@@ -27,7 +26,7 @@ impl SweepPacer {
 
     /// Sweeps for a moment, and then yields the CPU, which may be the only one available. Returns
     /// whether a periodic sweep has ended.
-    pub(super) fn sweep_on(&mut self, path: &mut impl PacketPath) -> bool {
+    pub(super) fn sweep_on(&mut self, path: &mut impl FlowSweeps) -> bool {
         let start = Instant::now();
         let mut ended = false;
         while path.is_sweeping() && start.elapsed() < SWEEP_FOR {

@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use traffic_policy_cluster::source::Source;
+use traffic_policy_dataplane::PacketPath;
 
-use super::{Controller, packet_path::PacketPath};
+use super::Controller;
 
 /// Reason that probes report while `others_serve` holds.
 const OTHERS_SERVE: &str = "programs of another layout version serve as its agent left them, until this version's can take their places";
@@ -39,9 +40,11 @@ impl<P: PacketPath> Controller<P> {
         self.report_status(source);
         self.adoption.look().await;
         self.network.keep_neighbours(&self.path).await;
-        let told = self.network.tell_unattached(&self.path, || self.services.remote_endpoints()).await;
-        if let Err(error) = told {
-            tracing::warn!("{error:#}");
+        let (network, devices) = (self.network.netlink(), &self.settings.devices);
+        let endpoints = || self.services.remote_endpoints();
+        match self.unattached.look(network, &self.path, devices, endpoints).await {
+            Ok(events) => events.into_iter().for_each(|event| source.events().post(event)),
+            Err(error) => tracing::warn!("{error:#}"),
         }
     }
 

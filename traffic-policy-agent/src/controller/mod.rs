@@ -12,7 +12,6 @@ mod listening;
 mod maintenance;
 mod network;
 mod node_port_addresses;
-mod packet_path;
 mod reload;
 mod service_sync;
 mod sockets;
@@ -32,14 +31,14 @@ use tokio::{
 };
 use traffic_policy_cluster::source::{Kubernetes, Manifests, Source};
 use traffic_policy_dataplane::{
-    Changed, Config, Dataplane,
+    Changed, Config, Dataplane, PacketPath,
     inspect::service_count_reader,
     node::{self, Event, Events, Network, socket_ender::SocketEnder},
 };
 
 use self::{
-    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, packet_path::PacketPath,
-    service_sync::ServiceSync, stop::Stop, timing::Timing,
+    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync, stop::Stop,
+    timing::Timing, unattached::Unattached,
 };
 pub use self::{
     node_port_addresses::NodePortAddresses,
@@ -141,6 +140,7 @@ struct Controller<P> {
     timing: Timing,
     path: P,
     network: NodeNetwork,
+    unattached: Unattached,
     services: ServiceSync,
     pacer: SweepPacer,
     health: ProxyHealth,
@@ -167,6 +167,7 @@ impl<P: PacketPath> Controller<P> {
     ) -> Self {
         Self {
             network: NodeNetwork::new(network, settings.devices.clone(), settings.dataplane.mode),
+            unattached: Unattached::default(),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
@@ -197,7 +198,7 @@ impl<P: PacketPath> Controller<P> {
             self.report_detached();
         } else {
             if self.network.find_devices(&mut self.path, &self.services.primary(), true).await? {
-                self.path.raise(Changed::Routes)?;
+                self.path.raise(Changed::Routes);
             }
             self.path.attach_cgroup()?;
             self.network.compare(&mut self.path).await?;
@@ -418,7 +419,7 @@ impl<P: PacketPath> Controller<P> {
     }
 
     async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {
-        self.needs_write |= self.network.changed(first, events, &mut self.path).await?;
+        self.needs_write |= self.network.changed(first, events, &mut self.path).await;
         if self.network.needs_rescan() || self.needs_write {
             self.rescan(source).await?;
         }

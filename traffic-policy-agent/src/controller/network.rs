@@ -11,13 +11,13 @@ use anyhow::Result;
 use tokio::time::Instant;
 use traffic_policy_cluster::source::{ObjectEvent, Subject};
 use traffic_policy_dataplane::{
-    Attached, Changed, Interface, Mode,
+    Attached, Changed, DevicePrograms, Interface, Mode, NextHops, PacketPath,
     node::{
         self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route, RouteMtus,
     },
 };
 
-use super::{PacketPath, attachments::Attachments, unattached::Unattached};
+use super::attachments::Attachments;
 use crate::check;
 
 /// Delay before a device that is no longer wanted is detached from: a default route is absent for a
@@ -28,9 +28,9 @@ const NET_DEBOUNCE: Duration = Duration::from_millis(10);
 
 /// Devices, addresses, routes and neighbours of this node, as far as packets depend on them.
 pub(super) struct NodeNetwork {
-    pub(super) network: Network,
+    network: Network,
     /// Value of `--device`; if empty, devices are found by routes and addresses.
-    pub(super) named: Vec<String>,
+    named: Vec<String>,
     neighbours: NeighbourManager,
     addresses: Vec<Address>,
     /// Named devices that do not exist at present.
@@ -56,9 +56,8 @@ pub(super) struct NodeNetwork {
     /// Devices on a wire that are served without XDP in the driver although `auto` prefers it, and
     /// that have been reported.
     fell_back: BTreeSet<u32>,
-    pub(super) unattached: Unattached,
     /// Events of the Node that have not been posted yet.
-    pub(super) events: Vec<ObjectEvent>,
+    events: Vec<ObjectEvent>,
     /// The function [`check::strips_vlans`]; tests replace it.
     strips_vlans: fn(u32) -> bool,
 }
@@ -81,7 +80,6 @@ impl NodeNetwork {
             unwanted: BTreeMap::new(),
             mode,
             fell_back: BTreeSet::new(),
-            unattached: Unattached::default(),
             events: Vec::new(),
             strips_vlans: check::strips_vlans,
         }
@@ -93,7 +91,12 @@ impl NodeNetwork {
         Self { strips_vlans, ..self }
     }
 
-    /// Addresses of this node's devices, as last read.
+    /// Returns the connection to the kernel's netlink.
+    pub(super) fn netlink(&self) -> &Network {
+        &self.network
+    }
+
+    /// Returns the addresses of this node's devices, as last read.
     pub(super) fn addresses(&self) -> &[Address] {
         &self.addresses
     }
@@ -174,8 +177,8 @@ impl NodeNetwork {
         &mut self,
         first: Event,
         events: &mut Events,
-        path: &mut impl PacketPath,
-    ) -> Result<bool> {
+        path: &mut impl NextHops,
+    ) -> bool {
         let mut burst = vec![first];
         let end = Instant::now() + NET_DEBOUNCE;
         while let Ok(Some(event)) = tokio::time::timeout_at(end, events.next()).await {
@@ -202,18 +205,18 @@ impl NodeNetwork {
         // once.
         if routes {
             self.routes_changed = Some(Instant::now());
-            path.raise(Changed::Routes)?;
+            path.raise(Changed::Routes);
         } else if neighbours {
-            path.raise(Changed::Neighbours)?;
+            path.raise(Changed::Neighbours);
         }
-        Ok(addresses)
+        addresses
     }
 
     /// Reads addresses and devices again. `primary` holds the addresses of the Node object.
     pub(super) async fn rescan(&mut self, path: &mut impl PacketPath, primary: &[IpAddr]) -> Result<()> {
         self.refresh().await?;
         if self.find_devices(path, primary, false).await? {
-            path.raise(Changed::Routes)?;
+            path.raise(Changed::Routes);
         }
         Ok(())
     }
@@ -225,7 +228,7 @@ impl NodeNetwork {
 
     /// Notes the fingerprint of routes once they have not changed for `settled`: a node may have
     /// many routes.
-    pub(super) async fn note_routes(&mut self, path: &mut impl PacketPath, settled: Duration) {
+    pub(super) async fn note_routes(&mut self, path: &mut impl NextHops, settled: Duration) {
         if self.routes_changed.take_if(|changed| changed.elapsed() >= settled).is_some() {
             match self.network.fingerprint().await {
                 Ok(fingerprint) => path.note_network(fingerprint),
@@ -235,7 +238,7 @@ impl NodeNetwork {
     }
 
     /// Keeps the neighbour entries resolved to which packets are sent.
-    pub(super) async fn keep_neighbours(&mut self, path: &impl PacketPath) {
+    pub(super) async fn keep_neighbours(&mut self, path: &impl NextHops) {
         match path.next_hops() {
             Ok(hops) => {
                 self.neighbours.keep(&self.network, hops.iter().map(|hop| (hop.ifindex, hop.gateway))).await;
@@ -268,7 +271,7 @@ impl NodeNetwork {
 
     /// Passes the MTUs of routes to the packet path. Returns whether stored next hops may have
     /// others.
-    fn follow_route_mtus(&mut self, path: &mut impl PacketPath, mtus: &RouteMtus) -> Result<bool> {
+    fn follow_route_mtus(&mut self, path: &mut impl NextHops, mtus: &RouteMtus) -> Result<bool> {
         self.has_route_mtus = !mtus.is_empty();
         path.set_route_mtus(mtus)
     }
@@ -276,7 +279,7 @@ impl NodeNetwork {
     /// Does the work of [`Self::find_devices`] with these devices and routes of the node.
     pub(super) fn follow_devices(
         &mut self,
-        path: &mut impl PacketPath,
+        path: &mut impl DevicePrograms,
         links: &[Link],
         routes: &[Route],
         primary: &[IpAddr],
@@ -366,7 +369,7 @@ impl NodeNetwork {
 
     /// Returns attached devices that have not been wanted for a while. While no device is wanted,
     /// all stay, because the routes are being changed.
-    fn let_go(&mut self, path: &impl PacketPath, wanted: &[&Link]) -> Vec<(u32, String)> {
+    fn let_go(&mut self, path: &impl DevicePrograms, wanted: &[&Link]) -> Vec<(u32, String)> {
         // A named device that has been renamed is still the named one.
         let is_wanted = |ifindex| {
             wanted.is_empty() || !self.named.is_empty() || wanted.iter().any(|link| link.index == ifindex)
@@ -425,8 +428,8 @@ impl NodeNetwork {
 
     /// Compares the network after a time without an agent: routes may lead elsewhere by now, and a
     /// next hop may have another MAC address.
-    pub(super) async fn compare(&mut self, path: &mut impl PacketPath) -> Result<()> {
-        if path.compare_network(self.network.fingerprint().await?)? {
+    pub(super) async fn compare(&mut self, path: &mut impl NextHops) -> Result<()> {
+        if path.compare_network(self.network.fingerprint().await?) {
             tracing::debug!("routes are not those that the next hops were found by");
         }
         let hops = path.next_hops()?;
@@ -437,7 +440,7 @@ impl NodeNetwork {
             fixed: false,
         });
         if self.neighbours.learn(&self.network, hops).await? {
-            path.raise(Changed::Neighbours)?;
+            path.raise(Changed::Neighbours);
         }
         Ok(())
     }

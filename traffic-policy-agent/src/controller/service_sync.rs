@@ -14,12 +14,13 @@ use traffic_policy_cluster::{
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
+    CgroupPrograms, DevicePrograms, Figures, FlowSweeps, PacketPath,
     node::{self, Address, socket_ender::SocketEnder},
     release_memory,
 };
 
 use super::{
-    NodePortAddresses, PacketPath, Settings,
+    NodePortAddresses, Settings,
     drains::Drains,
     health_ports::HealthPorts,
     left_out::{LogLimit, Shortage},
@@ -260,7 +261,7 @@ impl ServiceSync {
     }
 
     /// Ends UDP sockets of removed endpoints: see [`sockets::end_sockets`].
-    pub(super) fn end_sockets(&self, path: &impl PacketPath) {
+    pub(super) fn end_sockets(&self, path: &(impl CgroupPrograms + FlowSweeps)) {
         if let Some(ender) = &self.socket_ender {
             sockets::end_sockets(path, ender, &self.ending);
         }
@@ -268,7 +269,7 @@ impl ServiceSync {
 
     /// Hands the values to scrapes: after each sweep, which is often enough for all of them and
     /// known to end soon.
-    pub(super) fn observe(&mut self, path: &impl PacketPath, events: &EventRecorder) {
+    pub(super) fn observe(&mut self, path: &(impl DevicePrograms + Figures), events: &EventRecorder) {
         let usage = path.usage();
         self.drains.update(&usage.draining, events);
         let desired = self.index.desired();

@@ -6,15 +6,15 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_dataplane::{
-    GoneEndpoint,
+    CgroupPrograms, FlowSweeps, GoneEndpoint, NodeDescription, ReadConnected,
     node::{socket_ender::SocketEnder, sockets::Destroyed},
 };
 
-use super::{PacketPath, flight::Flight, packet_path::ReadConnected};
+use super::flight::Flight;
 
 /// Passes the node's own addresses and pod ranges to the programs on the cgroup, before frontends
 /// are written whose source ranges they are compared with.
-pub(super) fn describe_node(path: &mut impl PacketPath, primary: &[IpAddr], pods: &[IpNet]) {
+pub(super) fn describe_node(path: &mut impl NodeDescription, primary: &[IpAddr], pods: &[IpNet]) {
     if let Err(error) = path.describe_node(primary, pods) {
         tracing::warn!("source ranges are compared with old addresses of the node: {error:#}");
     }
@@ -28,7 +28,11 @@ pub(super) type EndingSockets = Flight<(ReadConnected, BTreeSet<GoneEndpoint>)>;
 /// error and connects again. It is called after the maps were written, when no new socket connects
 /// there any more, and once more before the sweep forgets the endpoints: a call that was under way
 /// may have noted its socket late.
-pub(super) fn end_sockets(path: &impl PacketPath, ender: &SocketEnder, ending: &EndingSockets) {
+pub(super) fn end_sockets(
+    path: &(impl CgroupPrograms + FlowSweeps),
+    ender: &SocketEnder,
+    ending: &EndingSockets,
+) {
     let Some(cgroup) = path.cgroup() else { return };
     let endpoints = path.gone_udp();
     if endpoints.is_empty() {

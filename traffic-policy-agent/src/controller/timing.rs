@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timing {
     /// Changes within this time are written together; the first one is written at once. For long
-    /// lists the delay is longer: see [`super::PacketPath::pause`].
+    /// lists the delay is longer: see [`traffic_policy_dataplane::ServiceMaps::pause`].
     pub debounce: Duration,
     /// Interval between periodic sweeps.
     pub sweep: Duration,

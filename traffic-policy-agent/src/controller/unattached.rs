@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::Result;
 use traffic_policy_cluster::source::{ObjectEvent, Subject};
-
-use super::{PacketPath, network::NodeNetwork};
+use traffic_policy_dataplane::{DevicePrograms, Figures, node::Network};
 
 /// Number of endpoints whose routes are requested in one piece: one request to the kernel each.
 const ASKED: usize = 1000;
@@ -30,6 +29,45 @@ pub(super) struct Unattached {
 }
 
 impl Unattached {
+    /// Looks up where endpoints of other nodes are, if packets to some of them have been refused
+    /// since the last time, and reports each device once: in the log, and by the Events that it
+    /// returns. Without refusals nothing is looked up: a node may have very many endpoints.
+    /// `named`: the value of `--device`.
+    ///
+    /// # Errors
+    /// The map of counters cannot be read, or the dump of devices (RTM_GETLINK) fails.
+    pub(super) async fn look(
+        &mut self,
+        network: &Network,
+        path: &(impl DevicePrograms + Figures),
+        named: &[String],
+        endpoints: impl FnOnce() -> BTreeSet<IpAddr>,
+    ) -> Result<Vec<ObjectEvent>> {
+        let piece = self.piece(path.refused_unattached()?, endpoints);
+        let mut behind: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
+        for endpoint in &piece {
+            if let Some(device) = network.device_towards(*endpoint).await {
+                behind.entry(device).or_default().push(*endpoint);
+            }
+        }
+        for (interface, _) in path.attached() {
+            behind.remove(&interface.ifindex);
+        }
+        let mut found = BTreeMap::new();
+        if !behind.is_empty() {
+            let links = network.links().await?;
+            for link in links.into_iter().filter(|link| !link.loopback) {
+                found.extend(behind.remove(&link.index).map(|endpoints| (link.name, endpoints)));
+            }
+        }
+        let report = |(device, endpoints): (String, Vec<IpAddr>)| {
+            let message = sentence(&device, &endpoints, named);
+            tracing::warn!("{message}");
+            ObjectEvent::warning(Subject::Node, "UnattachedDevice", "Attach", message)
+        };
+        Ok(self.found(&piece, found, Instant::now()).into_iter().map(report).collect())
+    }
+
     /// Returns the endpoints to be looked up now; none, unless packets have been refused since the
     /// last round began.
     fn piece(&mut self, refused: u64, endpoints: impl FnOnce() -> BTreeSet<IpAddr>) -> Vec<IpAddr> {
@@ -54,41 +92,7 @@ impl Unattached {
     }
 }
 
-impl NodeNetwork {
-    /// Looks up where endpoints of other nodes are, if packets to some of them have been refused
-    /// since the last time, and reports each device once. Without refusals nothing is looked up: a
-    /// node may have very many endpoints.
-    pub(super) async fn tell_unattached(
-        &mut self,
-        path: &impl PacketPath,
-        endpoints: impl FnOnce() -> BTreeSet<IpAddr>,
-    ) -> Result<()> {
-        let piece = self.unattached.piece(path.refused_unattached()?, endpoints);
-        let mut behind: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-        for endpoint in &piece {
-            if let Some(device) = self.network.device_towards(*endpoint).await {
-                behind.entry(device).or_default().push(*endpoint);
-            }
-        }
-        for (interface, _) in path.attached() {
-            behind.remove(&interface.ifindex);
-        }
-        let mut named = BTreeMap::new();
-        if !behind.is_empty() {
-            let links = self.network.links().await?;
-            for link in links.into_iter().filter(|link| !link.loopback) {
-                named.extend(behind.remove(&link.index).map(|endpoints| (link.name, endpoints)));
-            }
-        }
-        for (device, endpoints) in self.unattached.found(&piece, named, Instant::now()) {
-            let message = sentence(&device, &endpoints, &self.named);
-            tracing::warn!("{message}");
-            self.events.push(ObjectEvent::warning(Subject::Node, "UnattachedDevice", "Attach", message));
-        }
-        Ok(())
-    }
-}
-
+/// Returns the report of a device: what is refused, why, and the remedy.
 fn sentence(device: &str, endpoints: &[IpAddr], named: &[String]) -> String {
     let some: Vec<_> = endpoints.iter().take(3).map(ToString::to_string).collect();
     let more = match endpoints.len().saturating_sub(some.len()) {

@@ -63,7 +63,10 @@ pub use self::{
     socket::{SocketKey, TranslatedSocket},
     sweep::{Sweep, mark},
     table_usage::{NO_PORT_PLACES, TableUsage},
-    trace::{PacketTrace, SocketQuestion, TRACE_STEPS, TraceStep, list, step},
+    trace::{
+        AffinityMatch, FilterMatch, ListKind, PacketTrace, RangeMatch, RouteKind, SocketQuestion,
+        TRACE_STEPS, TraceStep, step,
+    },
     tuple::{PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, Tuple},
 };
 

@@ -2,6 +2,8 @@
 //! Most packets of a node do not: they belong to its pods, often on ports that Services use, too
 //! (80, 443). So it checks addresses.
 
+/// The result of the prefilter for a packet.
+pub use traffic_policy_ebpf::abi::FilterMatch as Match;
 use traffic_policy_ebpf::{
     abi::{
         Address, CIDRS, Port, Prefilter, ServiceBits, Tuple,
@@ -11,21 +13,6 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
-
-/// The result of the prefilter for a packet. The numbers are those of
-/// [`step::FILTER`][traffic_policy_ebpf::abi::step::FILTER].
-#[derive(Clone, Copy)]
-pub enum Match {
-    No,
-    /// The packet may be a reply: its port is one of the SNAT port range, at an address that may be
-    /// this node's.
-    SnatPort,
-    /// The packet may be for an address of this node, and a frontend there has its port.
-    NodePort,
-    /// The packet's destination may be a ClusterIP, or the address of another frontend that is not
-    /// on this node's addresses.
-    Service,
-}
 
 #[inline(always)]
 pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, Slot, frontend, kind, step},
+    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step},
     hash,
     outcome::Outcome,
     tcp::flag,
@@ -238,7 +238,7 @@ fn create<P: Packet, F: Family>(
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => {
-            trace::note(step::ROUTE, 3, [0; 2]);
+            trace::note(step::ROUTE, RouteKind::None as u32, [0; 2]);
             return Err(Decision::refused(outcome, list.service));
         }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
@@ -250,7 +250,8 @@ fn create<P: Packet, F: Family>(
             (false, via.source, 0, 0, via.ifindex)
         }
     };
-    trace::note(step::ROUTE, if local { 0 } else { 1 + (hop == 0) as u32 }, source.wide().wire());
+    let way = if local { RouteKind::Local as u32 } else { RouteKind::NextHop as u32 + (hop == 0) as u32 };
+    trace::note(step::ROUTE, way, source.wide().wire());
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }

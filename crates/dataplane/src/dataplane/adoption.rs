@@ -24,7 +24,7 @@ use traffic_policy_ebpf::abi::{
 use self::table::Tables;
 use super::{
     Dataplane,
-    bpf::pins,
+    bpf::pins::{self, Pins},
     maps::{
         keys::{self, FromWire, FrontendId, GoneEndpoint},
         mmap::{config, heartbeat},
@@ -77,6 +77,29 @@ impl Adopted {
     }
 }
 
+/// The adoption of connections that an earlier proxy has begun.
+pub trait ConnectionAdoption {
+    /// Marks the next sync as the first one, which [`Self::adopt_connections`] follows: until then
+    /// the stack gets every packet that has no flow and opens none. Nothing changes if the maps
+    /// hold an earlier agent's frontends: they hold its flows, too.
+    fn begin_adopting(&mut self);
+
+    /// Starts a pass in which [`Self::adopt_on`] enters connections that conntrack translates for
+    /// our frontends, and removes entered ones that have since ended or vanished.
+    fn adopt_connections(&mut self, connections: Vec<Connection>);
+
+    /// Processes one piece of the pass, in fractions of a millisecond. Returns the result when the
+    /// pass is complete.
+    ///
+    /// # Errors
+    /// A bpf(2) call on the flow tables fails. The rest of the pass is abandoned.
+    fn adopt_on(&mut self) -> Result<Option<Adopted>>;
+
+    /// Makes the next sync write frontends without [`Self::begin_adopting`]'s mark. Returns whether
+    /// there is anything to write.
+    fn end_adopting(&mut self) -> bool;
+}
+
 /// The key of a request entry: protocol, client, frontend.
 type RequestId = (Protocol, SocketAddr, SocketAddr);
 
@@ -96,7 +119,7 @@ pub(super) struct Adoption {
     pending: bool,
     /// The adopted connections; `None` if the table has not been read.
     known: Option<HashMap<RequestId, Connection>>,
-    /// The state of [`Dataplane::adopt_on`].
+    /// The state of [`ConnectionAdoption::adopt_on`].
     pass: Option<Pass>,
 }
 
@@ -122,30 +145,20 @@ impl Adoption {
     }
 }
 
-impl Dataplane {
-    /// Marks the next sync as the first one, which [`Self::adopt_connections`] follows: until then
-    /// the stack gets every packet that has no flow and opens none. Nothing changes if the maps
-    /// hold an earlier agent's frontends: they hold its flows, too.
-    pub fn begin_adopting(&mut self) {
+impl ConnectionAdoption for Dataplane {
+    fn begin_adopting(&mut self) {
         self.adoption.pending = self.planner.frontends().is_empty();
     }
 
-    /// Starts a pass in which [`Self::adopt_on`] enters connections that conntrack translates for
-    /// our frontends, and removes entered ones that have since ended or vanished.
-    pub fn adopt_connections(&mut self, connections: Vec<Connection>) {
+    fn adopt_connections(&mut self, connections: Vec<Connection>) {
         self.adoption.pass = Some(Pass { connections, ..Pass::default() });
     }
 
-    /// Processes one piece of the pass, in fractions of a millisecond; returns the result when the
-    /// pass is complete.
-    ///
-    /// # Errors
-    /// The maps cannot be read or written. The rest of the pass is abandoned.
-    pub fn adopt_on(&mut self) -> Result<Option<Adopted>> {
+    fn adopt_on(&mut self) -> Result<Option<Adopted>> {
         let Some(mut pass) = self.adoption.pass.take() else { return Ok(Some(Adopted::default())) };
         let mut known = match self.adoption.known.take() {
             Some(known) => known,
-            None => self.left()?,
+            None => left(self.pins.as_ref())?,
         };
         let last = self.maps.heartbeat.load(heartbeat::jiffies);
         let planner = &self.planner;
@@ -182,24 +195,22 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// Makes the next sync write frontends without [`Self::begin_adopting`]'s mark; returns whether
-    /// there is anything to write.
-    pub fn end_adopting(&mut self) -> bool {
+    fn end_adopting(&mut self) -> bool {
         let pending = std::mem::take(&mut self.adoption.pending);
         self.stale |= pending;
         pending
     }
+}
 
-    /// Returns the adopted connections that the flow tables hold.
-    fn left(&self) -> Result<HashMap<RequestId, Connection>> {
-        let mut left = HashMap::new();
-        if let Some(pins) = &self.pins {
-            let folder = pins.maps();
-            left_of_family::<Address4>(&folder, "tp_flows4", &mut left)?;
-            left_of_family::<Address6>(&folder, "tp_flows6", &mut left)?;
-        }
-        Ok(left)
+/// Returns the adopted connections that pinned flow tables hold.
+fn left(pins: Option<&Pins>) -> Result<HashMap<RequestId, Connection>> {
+    let mut left = HashMap::new();
+    if let Some(pins) = pins {
+        let folder = pins.maps();
+        left_of_family::<Address4>(&folder, "tp_flows4", &mut left)?;
+        left_of_family::<Address6>(&folder, "tp_flows6", &mut left)?;
     }
+    Ok(left)
 }
 
 /// Returns the multipliers with which programs whose maps are pinned in `folder` fold IPv6 keys.
@@ -240,7 +251,7 @@ where
 /// Enters connections into the flow tables that an agent has pinned below `root`.
 ///
 /// # Errors
-/// The maps cannot be read or written.
+/// There are no such pins, or a bpf(2) call on one of the maps fails.
 pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> {
     let folder = pins::maps_below(root);
     let mut frontends = HashMap::new();

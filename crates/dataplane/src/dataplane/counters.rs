@@ -15,6 +15,9 @@ use super::Dataplane;
 pub type Counter = (&'static str, Outcome, u64);
 
 /// Returns every counter of every hook, including those that are zero.
+///
+/// # Errors
+/// A bpf(2) lookup in `tp_counters` fails.
 pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Counter>> {
     let hooks = [
         (hook::XDP, "xdp"),
@@ -33,15 +36,12 @@ pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Cou
 }
 
 impl Dataplane {
-    /// Returns the number of packets that were refused because an endpoint of another node is
-    /// behind a device without programs.
-    ///
-    /// # Errors
-    /// The map cannot be read.
-    pub fn refused_unattached(&self) -> Result<u64> {
-        let counters = all(&self.maps.counters)?;
-        let refused = counters.iter().filter(|(_, outcome, _)| *outcome == Outcome::DroppedUnattachedDevice);
-        Ok(refused.map(|(_, _, packets)| packets).sum())
+    /// Returns a reader of the packet path's counters that may be called at any time and from any
+    /// thread. Counters that are zero are included, so that the first packet of a kind is seen as
+    /// growth.
+    pub fn counter_reader(&self) -> impl Fn() -> Result<Vec<Counter>> + Send + Sync + 'static {
+        let map = self.maps.counters.clone();
+        move || all(&map)
     }
 }
 

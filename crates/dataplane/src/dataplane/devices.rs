@@ -6,18 +6,54 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use aya::Ebpf;
 use traffic_policy_ebpf::abi::{DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP};
 
 use super::{
+    Dataplane,
     bpf::{
         attach::{Attached, Interface, Mode, clsact, device, drivers},
         introspect, pins,
     },
     kernel::Kernel,
     maps::{Maps, keys::SetAddresses, reader::Reader},
-    nexthop::{self, Changed},
+    nexthop::{Changed, NextHops},
+    rivals,
 };
+
+/// The programs on devices.
+pub trait DevicePrograms {
+    /// Attaches the programs to a device.
+    ///
+    /// # Errors
+    /// Programs of another agent are on the device, the kernel or the device's driver refuses them
+    /// in the mode that was asked for (see [`Mode`]), or their links cannot be pinned. A device
+    /// that was attached to before is served by TC from then on.
+    fn attach(&mut self, interface: &Interface) -> Result<Attached>;
+
+    /// Forgets a device that is gone, or no longer wanted.
+    ///
+    /// # Errors
+    /// The pin of a link cannot be removed.
+    fn detach(&mut self, ifindex: u32) -> Result<()>;
+
+    /// Whether the programs are attached to a device as it is now, and in the configured mode.
+    fn is_settled(&self, interface: &Interface) -> bool;
+
+    /// Marks a device whose programs must be attached again, because other processes have detached
+    /// them.
+    fn unsettle(&mut self, ifindex: u32);
+
+    /// Returns the devices with the attach mode of each.
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)>;
+
+    /// Returns the devices whose links lack programs because other processes have detached them.
+    /// Filters of a clsact qdisc have no link: see [`Self::filters`].
+    fn lost(&self) -> Vec<Lost>;
+
+    /// Returns the priority and handle of the filters that TC programs are on this kernel; `None`
+    /// if they have links.
+    fn filters(&self) -> Option<(u16, u32)>;
+}
 
 /// The devices that this agent has attached to.
 #[derive(Debug)]
@@ -44,35 +80,6 @@ impl Devices {
         Self { attached: BTreeMap::new(), mode, kernel, links, unsettled: BTreeSet::new() }
     }
 
-    /// Attaches the programs to a device.
-    ///
-    /// # Errors
-    /// See [`Mode`]. A device that was attached to before is served by TC from then on.
-    pub fn attach(&mut self, object: &mut Ebpf, maps: &mut Maps, interface: &Interface) -> Result<Attached> {
-        let links = self.links(interface);
-        if maps.devices.get(&interface.ifindex, 0).is_err() {
-            // Endpoints behind the device were treated as pods of this node so far.
-            nexthop::raise(maps, Changed::Routes)?;
-        }
-        // The device is announced before its first packet can arrive, so that it is not mistaken
-        // for a pod's device.
-        describe(maps, interface, None)?;
-        if self.outgrew_xdp(interface) {
-            // Setting the same program again does nothing in the kernel: it would not call the
-            // driver. virtio_net, for one, continues silently and drops frames longer than a page.
-            links.detach_xdp()?;
-        }
-        let attached = links.attach(object, self.mode, interface.wire, self.kernel);
-        if attached.is_err() {
-            self.without_xdp(maps, interface)?;
-        }
-        let attached = attached?;
-        describe(maps, interface, Some(attached))?;
-        self.attached.insert(interface.ifindex, (interface.clone(), attached));
-        self.unsettled.remove(&interface.ifindex);
-        Ok(attached)
-    }
-
     /// Whether the MTU of a device with XDP in the driver has grown beyond the one with which the
     /// driver is known to accept the programs.
     fn outgrew_xdp(&self, interface: &Interface) -> bool {
@@ -87,43 +94,10 @@ impl Devices {
         })
     }
 
-    /// Handles a failed attempt: XDP must not send frames to a device that may have lost its
-    /// program.
-    fn without_xdp(&mut self, maps: &mut Maps, interface: &Interface) -> Result<()> {
-        let Some((_, attached)) = self.attached.get_mut(&interface.ifindex) else {
-            // Its packets do not pass our programs, so nothing may rely on the device.
-            let _ = maps.devices.remove(&interface.ifindex);
-            return Ok(());
-        };
-        if *attached == Attached::Tc {
-            return Ok(());
-        }
-        *attached = Attached::Tc;
-        describe(maps, interface, Some(Attached::Tc))?;
-        nexthop::raise(maps, Changed::Routes)
-    }
-
-    /// Forgets a device that is gone, or no longer wanted.
-    ///
-    /// # Errors
-    /// A pin cannot be removed.
-    pub fn detach(&mut self, maps: &mut Maps, ifindex: u32) -> Result<()> {
-        self.unsettled.remove(&ifindex);
-        if let Some((interface, _)) = self.attached.remove(&ifindex) {
-            self.links(&interface).detach()?;
-        }
-        if !self.kernel.has_tcx() {
-            clsact::detach(ifindex);
-        }
-        // It may never have been described.
-        let _ = maps.devices.remove(&ifindex);
-        Ok(())
-    }
-
     /// Forgets devices that an earlier agent attached to and that are not attached to now.
     ///
     /// # Errors
-    /// A pin cannot be removed.
+    /// The pin of a link, or the device's entry in the map, cannot be removed.
     pub fn forget_others(&self, maps: &mut Maps) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(links) = &self.links {
@@ -157,46 +131,104 @@ impl Devices {
         }
     }
 
-    /// Whether the programs are attached to a device as it is now, and in the configured mode.
-    pub fn is_settled(&self, interface: &Interface) -> bool {
-        self.attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
-            let lost_xdp = *attached == Attached::Tc && interface.ethernet && self.mode.is_xdp();
-            held == interface && !lost_xdp && !self.unsettled.contains(&interface.ifindex)
+    fn links(&self, interface: &Interface) -> device::Links {
+        device::Links::new(self.links.as_deref().unwrap_or(Path::new("/nonexistent")), interface)
+    }
+}
+
+impl DevicePrograms for Dataplane {
+    fn attach(&mut self, interface: &Interface) -> Result<Attached> {
+        if let Some(root) = &self.config.pins {
+            rivals::refuse(root, &interface.name, interface.ifindex)?;
+        }
+        let links = self.devices.links(interface);
+        if self.maps.devices.get(&interface.ifindex, 0).is_err() {
+            // Endpoints behind the device were treated as pods of this node so far.
+            self.raise(Changed::Routes);
+        }
+        // The device is announced before its first packet can arrive, so that it is not mistaken
+        // for a pod's device.
+        describe(&mut self.maps, interface, None)?;
+        if self.devices.outgrew_xdp(interface) {
+            // Setting the same program again does nothing in the kernel: it would not call the
+            // driver. virtio_net, for one, continues silently and drops frames longer than a page.
+            links.detach_xdp()?;
+        }
+        let Devices { mode, kernel, .. } = self.devices;
+        let attached = links.attach(&mut self.object, mode, interface.wire, kernel);
+        if attached.is_err() {
+            self.without_xdp(interface)?;
+        }
+        let attached = attached?;
+        describe(&mut self.maps, interface, Some(attached))?;
+        self.devices.attached.insert(interface.ifindex, (interface.clone(), attached));
+        self.devices.unsettled.remove(&interface.ifindex);
+        Ok(attached)
+    }
+
+    fn detach(&mut self, ifindex: u32) -> Result<()> {
+        self.devices.unsettled.remove(&ifindex);
+        if let Some((interface, _)) = self.devices.attached.remove(&ifindex) {
+            self.devices.links(&interface).detach()?;
+        }
+        if !self.devices.kernel.has_tcx() {
+            clsact::detach(ifindex);
+        }
+        // It may never have been described.
+        let _ = self.maps.devices.remove(&ifindex);
+        Ok(())
+    }
+
+    fn is_settled(&self, interface: &Interface) -> bool {
+        let Devices { attached, mode, unsettled, .. } = &self.devices;
+        attached.get(&interface.ifindex).is_some_and(|(held, attached)| {
+            let lost_xdp = *attached == Attached::Tc && interface.ethernet && mode.is_xdp();
+            held == interface && !lost_xdp && !unsettled.contains(&interface.ifindex)
         })
     }
 
-    /// Returns the devices whose links lack programs because other processes have detached them.
-    /// Filters of a clsact qdisc have no link: see [`Self::filters`].
-    pub fn lost(&self, object: &Ebpf) -> Vec<Lost> {
-        if self.links.is_none() {
+    fn unsettle(&mut self, ifindex: u32) {
+        self.devices.unsettled.insert(ifindex);
+    }
+
+    fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
+        self.devices.attached.values().map(|(interface, attached)| (interface, *attached))
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        let devices = &self.devices;
+        if devices.links.is_none() {
             return Vec::new();
         }
-        let lost = self.attached.values().map(|(interface, attached)| Lost {
+        let lost = devices.attached.values().map(|(interface, attached)| Lost {
             ifindex: interface.ifindex,
             name: interface.name.clone(),
-            places: self.links(interface).lost(object, *attached, self.kernel),
+            places: devices.links(interface).lost(&self.object, *attached, devices.kernel),
         });
         lost.filter(|lost| !lost.places.is_empty()).collect()
     }
 
-    /// Returns the priority and handle of the filters that TC programs are on this kernel; `None`
-    /// if they have links.
-    pub fn filters(&self) -> Option<(u16, u32)> {
-        (!self.kernel.has_tcx()).then_some((clsact::PRIORITY, clsact::HANDLE))
+    fn filters(&self) -> Option<(u16, u32)> {
+        (!self.devices.kernel.has_tcx()).then_some((clsact::PRIORITY, clsact::HANDLE))
     }
+}
 
-    /// Marks a device whose programs must be attached again.
-    pub fn unsettle(&mut self, ifindex: u32) {
-        self.unsettled.insert(ifindex);
-    }
-
-    /// Returns the devices with the attach mode of each.
-    pub fn attached(&self) -> impl ExactSizeIterator<Item = (&Interface, Attached)> {
-        self.attached.values().map(|(interface, attached)| (interface, *attached))
-    }
-
-    fn links(&self, interface: &Interface) -> device::Links {
-        device::Links::new(self.links.as_deref().unwrap_or(Path::new("/nonexistent")), interface)
+impl Dataplane {
+    /// Handles a failed attempt: XDP must not send frames to a device that may have lost its
+    /// program.
+    fn without_xdp(&mut self, interface: &Interface) -> Result<()> {
+        let Some((_, attached)) = self.devices.attached.get_mut(&interface.ifindex) else {
+            // Its packets do not pass our programs, so nothing may rely on the device.
+            let _ = self.maps.devices.remove(&interface.ifindex);
+            return Ok(());
+        };
+        if *attached == Attached::Tc {
+            return Ok(());
+        }
+        *attached = Attached::Tc;
+        describe(&mut self.maps, interface, Some(Attached::Tc))?;
+        self.raise(Changed::Routes);
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use anyhow::Result;
 use aya::Ebpf;
 
 use super::{
+    Dataplane,
     bpf::test_run,
     clock,
     maps::{
@@ -55,18 +56,20 @@ pub fn begin(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
     beat(maps, object)
 }
 
-/// Records the address of `/healthz` and `/status`.
-pub fn address(maps: &mut Maps, address: SocketAddr) {
-    let words = &mut maps.heartbeat;
-    words.store(heartbeat::address, wide(address.ip()));
-    words.store(heartbeat::ipv6, u32::from(address.is_ipv6()));
-    words.store(heartbeat::port, address.port().into());
+impl Dataplane {
+    /// Records the address of `/healthz` and `/status`, which `status` queries.
+    pub fn report_address(&mut self, address: SocketAddr) {
+        let words = &mut self.maps.heartbeat;
+        words.store(heartbeat::address, wide(address.ip()));
+        words.store(heartbeat::ipv6, u32::from(address.is_ipv6()));
+        words.store(heartbeat::port, address.port().into());
+    }
 }
 
 /// Records a sign of life, with which idle times in jiffies can be converted to another clock.
 ///
 /// # Errors
-/// The kernel refuses to report the time.
+/// The kernel does not run `tp_clock` (BPF_PROG_TEST_RUN).
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
     let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
     maps.heartbeat.store(heartbeat::jiffies, jiffies);
@@ -78,7 +81,7 @@ pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
 /// Records that the maps hold the desired state.
 ///
 /// # Errors
-/// None on Linux.
+/// clock_gettime(2) knows no CLOCK_MONOTONIC, which does not happen on Linux.
 pub fn synced(maps: &mut Maps) -> Result<()> {
     maps.heartbeat.store(heartbeat::synced, clock::monotonic()?);
     maps.heartbeat.store(heartbeat::failing, 0);
@@ -88,7 +91,7 @@ pub fn synced(maps: &mut Maps) -> Result<()> {
 /// Records that writing the maps failed.
 ///
 /// # Errors
-/// None on Linux.
+/// clock_gettime(2) knows no CLOCK_MONOTONIC, which does not happen on Linux.
 pub fn failing(maps: &mut Maps) -> Result<()> {
     if maps.heartbeat.load(heartbeat::failing) == 0 {
         maps.heartbeat.store(heartbeat::failing, clock::monotonic()?);

@@ -14,11 +14,44 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use traffic_policy_ebpf::abi::{HOP_NO_ETHERNET, HOPS_PER_GENERATION, HopKey};
 
-use super::maps::{
-    Maps,
-    keys::from_wide,
-    mmap::{config, used_hops},
+use super::{
+    Dataplane,
+    maps::{
+        Maps,
+        keys::from_wide,
+        mmap::{config, used_hops},
+    },
+    route_mtus,
 };
+use crate::node::RouteMtus;
+
+/// The next hops that the packet path has stored, and the routes that they were found by.
+pub trait NextHops {
+    /// Raises the epoch, because stored routes or neighbours may be wrong: stored next hops are
+    /// resolved again before they are used.
+    fn raise(&mut self, changed: Changed);
+
+    /// Compares the fingerprint of the node's routes with the one that stored next hops belong to.
+    /// If they differ, no agent was watching when the routes changed, and the epoch is raised.
+    /// Returns whether they differ.
+    fn compare_network(&mut self, fingerprint: u32) -> bool;
+
+    /// Stores the fingerprint of the routes that [`Self::raise`] was called for.
+    fn note_network(&mut self, fingerprint: u32);
+
+    /// Returns the next hops in use that have a MAC address.
+    ///
+    /// # Errors
+    /// A bpf(2) lookup in `tp_nexthop_ids` or `tp_nexthops` fails.
+    fn next_hops(&self) -> Result<Vec<NextHop>>;
+
+    /// Writes the MTUs of routes. Returns whether they changed: in that case stored next hops may
+    /// be wrong.
+    ///
+    /// # Errors
+    /// `tp_route_mtus4` or `tp_route_mtus6` cannot be read or written.
+    fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool>;
+}
 
 /// The kinds of change that may invalidate next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,24 +71,76 @@ pub struct NextHop {
     pub mac: [u8; 6],
 }
 
-/// Raises the epoch: stored next hops are resolved again before they are used.
-///
-/// # Errors
-/// The hops cannot be emptied.
-pub fn raise(maps: &mut Maps, changed: Changed) -> Result<()> {
-    if changed == Changed::Routes {
-        let route = route(maps);
-        set_route(maps, route >> 16, next_epoch(route));
+impl NextHops for Dataplane {
+    fn raise(&mut self, changed: Changed) {
+        let maps = &mut self.maps;
+        if changed == Changed::Routes {
+            let route = route(maps);
+            set_route(maps, route >> 16, next_epoch(route));
+        }
+        let epoch = maps.config.load(config::hop_epoch);
+        maps.config.store(config::hop_epoch, epoch.wrapping_add(1).max(1));
     }
-    let epoch = maps.config.load(config::hop_epoch);
-    maps.config.store(config::hop_epoch, epoch.wrapping_add(1).max(1));
-    Ok(())
+
+    fn compare_network(&mut self, fingerprint: u32) -> bool {
+        let changed = self.maps.config.load(config::network) != fingerprint;
+        if changed {
+            self.raise(Changed::Routes);
+            self.note_network(fingerprint);
+        }
+        changed
+    }
+
+    fn note_network(&mut self, fingerprint: u32) {
+        self.maps.config.store(config::network, fingerprint);
+    }
+
+    fn next_hops(&self) -> Result<Vec<NextHop>> {
+        let maps = &self.maps;
+        let generation = (route(maps) >> 16) as u8;
+        let mut hops = Vec::new();
+        for entry in &maps.hop_index {
+            let (key, index) = entry.context("reading the hops failed")?;
+            if key.generation != generation {
+                continue;
+            }
+            let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
+            let hop = maps.hops.get(&index, 0).context("reading a hop failed")?;
+            if hop.flags & HOP_NO_ETHERNET != 0 {
+                continue;
+            }
+            let bytes = hop.macs.to_ne_bytes();
+            let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];
+            hops.push(NextHop { ifindex: key.ifindex, gateway, mac });
+        }
+        hops.sort_unstable();
+        Ok(hops)
+    }
+
+    fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool> {
+        if self.route_mtus.as_ref() == Some(mtus) {
+            return Ok(false);
+        }
+        let room = self.maps.room.route_mtus;
+        let said = self.route_mtus.take().is_some_and(|known| known.fitting(room).1 > 0);
+        let (fitting, left_out) = mtus.fitting(room);
+        let differed = route_mtus::write(&mut self.maps, &fitting)?;
+        self.route_mtus = Some(mtus.clone());
+        if left_out > 0 && !said {
+            tracing::warn!(
+                "the main routing table has {} prefixes whose MTUs differ from those around them, and {left_out} find no room in \
+                 tp_route_mtus4 and tp_route_mtus6: packets there are judged by the MTU of the prefix around",
+                mtus.0.len()
+            );
+        }
+        Ok(differed)
+    }
 }
 
 /// Moves to the other generation when the current one is nearly full.
 ///
 /// # Errors
-/// The hops cannot be emptied.
+/// An entry of `tp_nexthop_ids` cannot be removed.
 pub fn renew(maps: &mut Maps) -> Result<()> {
     let route = route(maps);
     let generation = route >> 16 & 1;
@@ -79,29 +164,9 @@ pub fn renew(maps: &mut Maps) -> Result<()> {
     Ok(())
 }
 
-/// Returns the hops of the current generation that have a MAC address.
-///
-/// # Errors
-/// The maps cannot be read.
-pub fn list(maps: &Maps) -> Result<Vec<NextHop>> {
-    let generation = (route(maps) >> 16) as u8;
-    let mut hops = Vec::new();
-    for entry in &maps.hop_index {
-        let (key, index) = entry.context("reading the hops failed")?;
-        if key.generation != generation {
-            continue;
-        }
-        let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
-        let hop = maps.hops.get(&index, 0).context("reading a hop failed")?;
-        if hop.flags & HOP_NO_ETHERNET != 0 {
-            continue;
-        }
-        let bytes = hop.macs.to_ne_bytes();
-        let mac = [bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]];
-        hops.push(NextHop { ifindex: key.ifindex, gateway, mac });
-    }
-    hops.sort_unstable();
-    Ok(hops)
+/// Whether the route epoch has ever been raised.
+pub fn has_epoch(maps: &Maps) -> bool {
+    route(maps) & 0xffff != 0
 }
 
 fn route(maps: &Maps) -> u32 {

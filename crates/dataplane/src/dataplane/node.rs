@@ -26,27 +26,43 @@ use super::{
     },
 };
 
-/// Writes the addresses that sockets without an address will probably use: the node's primary
-/// addresses, and for pods the first address of their ranges.
-///
-/// # Errors
-/// The kernel refuses.
-pub fn describe(maps: &mut Maps, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
-    let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
-    let pod_bits = [false, true].map(|ipv6| {
-        let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
-        range.map_or(0, |range| u32::from(range.prefix_len()))
-    });
-    let pod_masks = [false, true].map(|ipv6| {
-        let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
-        range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
-    });
-    prefilter::set_primary(&mut maps.prefilter, primary);
-    put(maps, |node| LocalNode { primary: first(primary), pods: first(&pods), pod_bits, pod_masks, ..node })
+/// The description of the node.
+pub trait NodeDescription {
+    /// Writes the addresses that sockets without an address will probably use: the node's primary
+    /// addresses, and for pods the first address of their ranges.
+    ///
+    /// # Errors
+    /// A bpf(2) lookup or update in `tp_local_node` fails.
+    fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
+}
+
+impl NodeDescription for Dataplane {
+    fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()> {
+        let pods: Vec<IpAddr> = pod_ranges.iter().map(IpNet::network).collect();
+        let pod_bits = [false, true].map(|ipv6| {
+            let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
+            range.map_or(0, |range| u32::from(range.prefix_len()))
+        });
+        let pod_masks = [false, true].map(|ipv6| {
+            let range = pod_ranges.iter().find(|range| range.addr().is_ipv6() == ipv6);
+            range.map_or(WideAddress::UNSPECIFIED, |range| wide(range.netmask()))
+        });
+        prefilter::set_primary(&mut self.maps.prefilter, primary);
+        put(&mut self.maps, |node| LocalNode {
+            primary: first(primary),
+            pods: first(&pods),
+            pod_bits,
+            pod_masks,
+            ..node
+        })
+    }
 }
 
 /// Writes the node's network namespace, which is that of this process, and the sources that new
 /// flows may have.
+///
+/// # Errors
+/// The namespace has no cookie (SO_NETNS_COOKIE), or `tp_local_node` cannot be read or written.
 pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     let netns = kernel::netns_cookie()?;
     put(maps, |node| LocalNode { netns, source_check: check.number(), ..node })

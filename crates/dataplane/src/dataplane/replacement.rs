@@ -9,9 +9,41 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::{
-    bpf::pins::{self, Pins},
+    Dataplane,
+    bpf::{frags, pins},
+    devices::pinned_devices,
     maps::reader::Reader,
 };
+
+/// The takeover from earlier agents, of this layout version and of others.
+pub trait Replacement {
+    /// Whether programs of another layout version serve until [`Self::adopt`].
+    fn is_replacing(&self) -> bool;
+
+    /// Whether another layout version has left programs or maps that [`Self::drop_replaced`] has
+    /// not removed.
+    fn has_others(&self) -> bool;
+
+    /// Takes over the links of another layout version: attaching then replaces its programs with
+    /// those of this version.
+    ///
+    /// # Errors
+    /// A pin cannot be moved (rename(2) on the BPF file system).
+    fn adopt(&mut self) -> Result<()>;
+
+    /// Removes what another layout version has left, whose links have other programs by now.
+    ///
+    /// # Errors
+    /// A folder of pins cannot be removed.
+    fn drop_replaced(&mut self) -> Result<Replaced>;
+
+    /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to
+    /// now.
+    ///
+    /// # Errors
+    /// A pin, or an entry of `tp_devices`, cannot be removed.
+    fn forget_others(&mut self) -> Result<()>;
+}
 
 /// The result and cost of a replacement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,16 +54,41 @@ pub struct Replaced {
     pub flows: u64,
 }
 
-/// Removes what another version left, whose links have other programs by now.
-///
-/// # Errors
-/// A folder cannot be removed.
-pub fn finish(pins: &mut Pins) -> Result<Replaced> {
-    let name = |folder: &PathBuf| folder.file_name().map(|name| name.to_string_lossy().into_owned());
-    let versions = pins.others().iter().filter_map(name).collect();
-    let flows = pins.others().iter().map(|folder| flows(&pins::maps_of(folder))).sum();
-    pins.drop_others()?;
-    Ok(Replaced { versions, flows })
+impl Replacement for Dataplane {
+    fn is_replacing(&self) -> bool {
+        !self.adopted && self.has_others()
+    }
+
+    fn has_others(&self) -> bool {
+        self.pins.as_ref().is_some_and(|pins| !pins.others().is_empty())
+    }
+
+    fn adopt(&mut self) -> Result<()> {
+        if let Some(pins) = &self.pins {
+            pins.adopt()?;
+        }
+        self.adopted = true;
+        Ok(())
+    }
+
+    fn drop_replaced(&mut self) -> Result<Replaced> {
+        let Some(pins) = &mut self.pins else { return Ok(Replaced::default()) };
+        // Filters do not disappear with a folder of pins, and its maps list their devices.
+        self.devices.detach_filters_of_others(pinned_devices(pins.root()));
+        let name = |folder: &PathBuf| folder.file_name().map(|name| name.to_string_lossy().into_owned());
+        let versions = pins.others().iter().filter_map(name).collect();
+        let flows = pins.others().iter().map(|folder| flows(&pins::maps_of(folder))).sum();
+        pins.drop_others()?;
+        Ok(Replaced { versions, flows })
+    }
+
+    fn forget_others(&mut self) -> Result<()> {
+        self.devices.forget_others(&mut self.maps)?;
+        if let Some(pins) = &self.pins {
+            frags::forget_other_kind(&pins.maps(), self.config.mode)?;
+        }
+        self.sockets.forget_others()
+    }
 }
 
 /// Returns the number of flows in tables of any layout: a flow has two entries.

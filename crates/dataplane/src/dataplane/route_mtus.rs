@@ -13,43 +13,18 @@ use aya::{
 use ipnet::IpNet;
 use traffic_policy_ebpf::abi::RoutePrefix;
 
-use super::{
-    Dataplane,
-    maps::{
-        Maps,
-        keys::{from_words, to_words},
-        mmap::config,
-    },
+use super::maps::{
+    Maps,
+    keys::{from_words, to_words},
+    mmap::config,
 };
 use crate::node::RouteMtus;
 
-impl Dataplane {
-    /// Writes the MTUs of routes; returns whether they changed. In that case stored next hops may
-    /// be wrong.
-    ///
-    /// # Errors
-    /// The maps cannot be read or written.
-    pub fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool> {
-        if self.route_mtus.as_ref() == Some(mtus) {
-            return Ok(false);
-        }
-        let said = self.route_mtus.take().is_some_and(|known| known.fitting(self.maps.room.route_mtus).1 > 0);
-        let (fitting, left_out) = mtus.fitting(self.maps.room.route_mtus);
-        let differed = write(&mut self.maps, &fitting)?;
-        self.route_mtus = Some(mtus.clone());
-        if left_out > 0 && !said {
-            tracing::warn!(
-                "the main routing table has {} prefixes whose MTUs differ from those around them, and {left_out} find no room in \
-                 tp_route_mtus4 and tp_route_mtus6: packets there are judged by the MTU of the prefix around",
-                mtus.0.len()
-            );
-        }
-        Ok(differed)
-    }
-}
-
 /// Writes the MTUs; returns whether the maps held others.
-fn write(maps: &mut Maps, wanted: &RouteMtus) -> Result<bool> {
+///
+/// # Errors
+/// One of the two maps cannot be read or written.
+pub fn write(maps: &mut Maps, wanted: &RouteMtus) -> Result<bool> {
     let (mut four, mut six) = (wanted.0.clone(), wanted.0.clone());
     four.retain(|prefix, _| prefix.addr().is_ipv4());
     six.retain(|prefix, _| prefix.addr().is_ipv6());

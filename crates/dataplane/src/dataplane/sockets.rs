@@ -8,44 +8,66 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use aya::{
-    Ebpf,
-    maps::{HashMap, Map, MapData},
-};
+use aya::maps::{HashMap, Map, MapData};
 use traffic_policy_cluster::model::Protocol;
 use traffic_policy_ebpf::abi::{SocketKey, TranslatedSocket};
 
 use super::{
+    Dataplane,
     bpf::{attach::cgroup, pins::Pins},
     maps::keys::{GoneEndpoint, from_wide},
 };
 
-/// The UDP sockets that were connected to endpoints, for reading in a separate thread: the table
-/// may be long.
-pub struct ConnectedUdp(HashMap<MapData, SocketKey, TranslatedSocket>);
+/// Reads the table of connected UDP sockets, in another thread: the table may be long. Returns the
+/// sockets connected to these endpoints, by cookie, except for those that another Service connected
+/// to one of them. A socket that was connected to several of them in turn is in several maps, once
+/// in each. The error is that of a bpf(2) lookup.
+pub type ReadConnected =
+    Box<dyn Fn(&BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
 
-impl ConnectedUdp {
-    /// Returns the sockets connected to these endpoints, by cookie, except for those that another
-    /// Service connected to one of them. A socket that was connected to several of them in turn is
-    /// in several maps, once in each.
+/// The programs on the cgroup of `--cgroup`, which handle calls of its processes' sockets.
+pub trait CgroupPrograms {
+    /// Attaches the programs; does nothing without a cgroup.
     ///
     /// # Errors
-    /// The table cannot be read.
-    pub fn of(&self, endpoints: &BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
-        let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
-        for entry in &self.0 {
-            let (key, socket) = entry.context("reading the table of sockets failed")?;
-            let (endpoint, protocol) = (peer(&key), Protocol::Udp);
-            if !endpoints.contains(&GoneEndpoint { service: socket.service, endpoint, protocol }) {
-                continue;
-            }
-            match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {
-                Some(map) => drop(map.insert(key.cookie, endpoint)),
-                None => found.push(BTreeMap::from([(key.cookie, endpoint)])),
-            }
+    /// There is no place for pins, the kernel refuses a program (BPF_LINK_CREATE), or its link
+    /// cannot be pinned.
+    fn attach_cgroup(&mut self) -> Result<()>;
+
+    /// Returns the calls of the cgroup's processes whose programs were detached.
+    ///
+    /// # Errors
+    /// The cgroup is gone.
+    fn lost_calls(&self) -> Result<Vec<&'static str>>;
+
+    /// Returns the cgroup whose connections are translated.
+    fn cgroup(&self) -> Option<&Path>;
+
+    /// Returns a reader of the table of connected UDP sockets.
+    ///
+    /// # Errors
+    /// The table is not pinned, or no file descriptor is available.
+    fn connected_udp(&self) -> Result<ReadConnected>;
+}
+
+/// Returns the sockets of `table` that a [`ReadConnected`] looks for.
+fn connected(
+    table: &HashMap<MapData, SocketKey, TranslatedSocket>,
+    endpoints: &BTreeSet<GoneEndpoint>,
+) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
+    let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
+    for entry in table {
+        let (key, socket) = entry.context("reading the table of sockets failed")?;
+        let (endpoint, protocol) = (peer(&key), Protocol::Udp);
+        if !endpoints.contains(&GoneEndpoint { service: socket.service, endpoint, protocol }) {
+            continue;
         }
-        Ok(found)
+        match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {
+            Some(map) => drop(map.insert(key.cookie, endpoint)),
+            None => found.push(BTreeMap::from([(key.cookie, endpoint)])),
+        }
     }
+    Ok(found)
 }
 
 /// Returns the peer of an entry. IPv4-mapped addresses are IPv4 in the table.
@@ -74,56 +96,47 @@ impl Sockets {
         Self { cgroup, pins }
     }
 
-    /// Attaches the programs to the cgroup.
-    ///
-    /// # Errors
-    /// The programs cannot be attached.
-    pub fn attach(&self, object: &mut Ebpf) -> Result<()> {
-        let Some(folder) = &self.cgroup else { return Ok(()) };
-        let pins = self.pins.as_ref().context("programs on a cgroup need a place for their pins")?;
-        cgroup::attach(object, &pins.links, folder)?;
-        tracing::info!(cgroup = %folder.display(), "serving connections of its processes");
-        Ok(())
-    }
-
-    /// Returns the calls of processes in the cgroup that are no longer handled, because their
-    /// programs were detached.
-    ///
-    /// # Errors
-    /// The cgroup is gone.
-    pub fn lost(&self, object: &Ebpf) -> Result<Vec<&'static str>> {
-        match (&self.cgroup, &self.pins) {
-            (Some(folder), Some(pins)) => cgroup::lost(object, &pins.links, folder),
-            _ => Ok(Vec::new()),
-        }
-    }
-
     /// Removes the links of an earlier agent to other cgroups.
     ///
     /// # Errors
-    /// A pin cannot be removed.
+    /// The pin of a link cannot be removed.
     pub fn forget_others(&self) -> Result<()> {
         match &self.pins {
             Some(pins) => cgroup::retain(&pins.links, self.cgroup.as_deref()),
             None => Ok(()),
         }
     }
+}
 
-    /// Returns the cgroup whose connections are translated.
-    pub fn cgroup(&self) -> Option<&Path> {
-        self.cgroup.as_deref()
+impl CgroupPrograms for Dataplane {
+    fn attach_cgroup(&mut self) -> Result<()> {
+        let Sockets { cgroup: Some(folder), pins } = &self.sockets else { return Ok(()) };
+        let pins = pins.as_ref().context("programs on a cgroup need a place for their pins")?;
+        cgroup::attach(&mut self.object, &pins.links, folder)?;
+        tracing::info!(cgroup = %folder.display(), "serving connections of its processes");
+        Ok(())
     }
 
-    /// Returns the table of connected UDP sockets, for a reader in another thread.
-    ///
-    /// # Errors
-    /// No file descriptor is available.
-    pub fn connected_udp(&self) -> Result<ConnectedUdp> {
+    fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        match &self.sockets {
+            Sockets { cgroup: Some(folder), pins: Some(pins) } => {
+                cgroup::lost(&self.object, &pins.links, folder)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn cgroup(&self) -> Option<&Path> {
+        self.sockets.cgroup.as_deref()
+    }
+
+    fn connected_udp(&self) -> Result<ReadConnected> {
         let open = || -> Result<_> {
-            let pins = self.pins.as_ref().context("it is not pinned")?;
+            let pins = self.sockets.pins.as_ref().context("it is not pinned")?;
             let data = MapData::from_pin(pins.maps.join("tp_conn_udp"))?;
             Ok(HashMap::try_from(Map::LruHashMap(data))?)
         };
-        open().map(ConnectedUdp).context("opening the table of sockets failed")
+        let table = open().context("opening the table of sockets failed")?;
+        Ok(Box::new(move |endpoints| connected(&table, endpoints)))
     }
 }

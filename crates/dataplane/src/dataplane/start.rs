@@ -20,9 +20,10 @@ use super::{
     gc::Gc,
     heartbeat,
     maps::mmap::{config, table_usage},
-    nexthop, node,
+    nexthop::{self, NextHops},
+    node,
     sockets::Sockets,
-    sync::{apply, plan::Planner, snat_ports},
+    sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
 
 /// The time after which a hop is resolved again, whether or not there is an agent and whatever it
@@ -48,7 +49,10 @@ impl Dataplane {
         let sockets = Sockets::new(cgroup, pins.as_ref());
         match Self::load(config, kernel, pins.as_ref(), sockets) {
             Ok(mut dataplane) => {
-                snat_ports::apply(&mut dataplane.maps, ports);
+                if !nexthop::has_epoch(&dataplane.maps) {
+                    dataplane.raise(Changed::Routes);
+                }
+                dataplane.use_pool(ports);
                 dataplane.pins = pins;
                 Ok(dataplane)
             }
@@ -139,9 +143,6 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, seed: u64) -> Result<()
     let words = &mut maps.config;
     words.store(config::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
     words.store(config::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
-    if words.load(config::route) & 0xffff == 0 {
-        nexthop::raise(maps, Changed::Routes)?;
-    }
     Ok(())
 }
 

@@ -2,18 +2,29 @@
 
 use std::time::SystemTime;
 
+use anyhow::Result;
 use traffic_policy_cluster::model::ServicePortKey;
-use traffic_policy_ebpf::abi::HOPS_PER_GENERATION;
+use traffic_policy_ebpf::{abi::HOPS_PER_GENERATION, outcome::Outcome};
 
 use super::{
-    clock,
-    gc::{Gc, sweeper::Found},
-    maps::{
-        Maps,
-        mmap::{config, used_hops},
-    },
-    sync::plan::Planner,
+    Dataplane, clock, counters,
+    devices::DevicePrograms,
+    gc::sweeper::Found,
+    maps::mmap::{config, used_hops},
 };
+
+/// The figures of the packet path.
+pub trait Figures {
+    /// Returns the usage of the maps, for which only a few words of them are read.
+    fn usage(&self) -> DataplaneUsage;
+
+    /// Returns the number of packets that were refused because an endpoint of another node is
+    /// behind a device without programs.
+    ///
+    /// # Errors
+    /// A bpf(2) lookup in `tp_counters` fails.
+    fn refused_unattached(&self) -> Result<u64>;
+}
 
 /// The usage of one map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +51,9 @@ pub struct DataplaneUsage {
     pub draining: Vec<(ServicePortKey, SystemTime)>,
 }
 
-impl DataplaneUsage {
-    /// Collects known figures: only a few words of the maps are read.
-    pub fn read(maps: &Maps, planner: &Planner, gc: &Gc, devices: usize) -> Self {
+impl Figures for Dataplane {
+    fn usage(&self) -> DataplaneUsage {
+        let Self { maps, planner, gc, .. } = self;
         let usage = planner.usage();
         let room = &maps.room;
         let mut entries = Vec::new();
@@ -64,7 +75,7 @@ impl DataplaneUsage {
             [
                 ("services", usage.services, room.services),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
-                ("devices", devices as u64, room.devices),
+                ("devices", self.attached().count() as u64, room.devices),
                 ("gone-endpoints", gc.gone().len() as u64, room.gone),
             ]
             .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
@@ -73,12 +84,17 @@ impl DataplaneUsage {
         let monotonic = clock::monotonic().unwrap_or(u64::MAX);
         let now = SystemTime::now();
         let draining = planner.draining(monotonic);
-        Self {
+        DataplaneUsage {
             maps: entries,
             found: gc.found(),
             full: gc.episodes(),
             snat_ports: maps.config.load(config::pool_len),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
+    }
+    fn refused_unattached(&self) -> Result<u64> {
+        let counters = counters::all(&self.maps.counters)?;
+        let refused = counters.iter().filter(|(_, outcome, _)| *outcome == Outcome::DroppedUnattachedDevice);
+        Ok(refused.map(|(_, _, packets)| packets).sum())
     }
 }

@@ -46,7 +46,7 @@ pub fn is_pass(program: u32) -> bool {
 /// Returns the devices of this network namespace with the program.
 ///
 /// # Errors
-/// The kernel does not list its devices.
+/// The dump of devices (RTM_GETLINK) fails.
 pub fn devices() -> io::Result<Vec<String>> {
     let ours = |end: &End| end.xdp.is_some_and(|xdp| is_pass(xdp.id));
     Ok(End::all()?.into_iter().filter(ours).map(|end| end.name).collect())
@@ -75,12 +75,19 @@ pub fn attach(names: &[String]) -> Result<Vec<Done>> {
     Ok(done)
 }
 
-/// Detaches the program from devices, unless the check of one of them fails.
+/// Detaches the program from devices, unless the check of one of them fails. A device that fails
+/// later does not keep the others from being tried.
 ///
 /// # Errors
-/// See [`attach`].
+/// The error of the first device that failed: it names the device, the cause and the remedy.
 pub fn detach(names: &[String]) -> Result<Vec<Done>> {
-    veths(names)?.iter().map(detach_one).collect()
+    each(&veths(names)?, detach_one)
+}
+
+/// Does the work for every device, and returns the first error, if there was one.
+fn each(ends: &[End], work: impl FnMut(&End) -> Result<Done>) -> Result<Vec<Done>> {
+    let results: Vec<_> = ends.iter().map(work).collect();
+    results.into_iter().collect()
 }
 
 /// Returns the devices, after checks that precede any change.
@@ -272,6 +279,31 @@ mod tests {
             let said = refusal(&end, &io::Error::from_raw_os_error(number)).to_string();
             assert!(said.contains(word), "{number}: {said}");
         }
+    }
+
+    #[test]
+    fn a_device_that_fails_does_not_keep_the_others() {
+        let lo = End::of(if_nametoindex("lo").unwrap()).unwrap();
+        let ends = ["veth1", "veth2", "veth3"].map(|name| {
+            let mut end = lo.clone();
+            end.name = name.to_owned();
+            end
+        });
+        let mut tried = Vec::new();
+        let failing = |end: &End| {
+            tried.push(end.name.clone());
+            if end.name == "veth3" {
+                return Ok(Done {
+                    device: end.name.clone(),
+                    changed: true,
+                    offload: false,
+                    still_served: false,
+                });
+            }
+            Err(anyhow!("{} refuses", end.name))
+        };
+        assert_eq!(each(&ends, failing).unwrap_err().to_string(), "veth1 refuses");
+        assert_eq!(tried, ["veth1", "veth2", "veth3"]);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use traffic_policy_cluster::model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
 use traffic_policy_ebpf::{
-    abi::{TraceStep, WideAddress, frontend, frontend_kind as kind_number, list, step},
+    abi::{
+        AffinityMatch, FilterMatch, ListKind, RangeMatch, RouteKind, TraceStep, WideAddress, frontend,
+        frontend_kind as kind_number, step,
+    },
     outcome::Outcome,
 };
 
@@ -47,11 +50,11 @@ impl Describer<'_> {
     pub fn describe(&self, step: &TraceStep) -> Option<String> {
         let Flow { destination, transport, .. } = self.flow;
         Some(match step.kind {
-            step::FILTER => match step.value {
-                0 => format!("filter: no Service is at {destination}, the packet goes no further"),
-                1 => format!("filter: port {} may be one that replies come back to", destination.port()),
-                2 => format!("filter: a Service has port {}", destination.port()),
-                _ => format!("filter: {} may be an address of a Service", destination.ip()),
+            step::FILTER => match FilterMatch::numbered(step.value)? {
+                FilterMatch::No => format!("filter: no Service is at {destination}, the packet goes no further"),
+                FilterMatch::SnatPort => format!("filter: port {} may be one that replies come back to", destination.port()),
+                FilterMatch::NodePort => format!("filter: a Service has port {}", destination.port()),
+                FilterMatch::Service => format!("filter: {} may be an address of a Service", destination.ip()),
             },
             step::FRONTEND => {
                 let service = self
@@ -61,13 +64,13 @@ impl Describer<'_> {
                     .map_or("a Service".to_owned(), |key| format!("Service {key}"));
                 format!("frontend: {destination}/{transport} is {} of {service}", kind(step.words[0] as u32))
             }
-            step::NO_FRONTEND => match step.value {
-                number if number == Outcome::RejectedUnknownPort as u32 => format!(
+            step::NO_FRONTEND => match Outcome::numbered(step.value) {
+                Some(Outcome::RejectedUnknownPort) => format!(
                     "frontend: {} is a ClusterIP, but its Service has no port {}/{transport}",
                     destination.ip(),
                     destination.port()
                 ),
-                number if number == Outcome::DroppedUnallocatedClusterIp as u32 => {
+                Some(Outcome::DroppedUnallocatedClusterIp) => {
                     format!(
                         "frontend: {} is in the range of ClusterIPs, and no Service has it",
                         destination.ip()
@@ -82,19 +85,24 @@ impl Describer<'_> {
                 } else {
                     "; a socket that is not bound to an address is judged by the node's primary address, in a pod by the range of pods"
                 };
-                let within = if step.value == 1 { "within" } else { "in none of" };
+                let within = match RangeMatch::numbered(step.value)? {
+                    RangeMatch::Within => "within",
+                    RangeMatch::Outside => "in none of",
+                };
                 format!("source: {source} is {within} loadBalancerSourceRanges{assumed}")
             }
-            step::LIST => self.list(step),
-            step::AFFINITY if step.value == 1 => {
-                "affinity: the client has an endpoint already, and that still serves".to_owned()
-            }
-            step::AFFINITY if self.from == From::Pod => {
-                "affinity: a pod that has an endpoint already keeps it; which pod asks is not known, so this one chooses anew".to_owned()
-            }
-            step::AFFINITY => {
-                "affinity: the client has no endpoint yet; it keeps the one it gets now".to_owned()
-            }
+            step::LIST => self.list(ListKind::numbered(step.value)?),
+            step::AFFINITY => match (AffinityMatch::numbered(step.value)?, self.from) {
+                (AffinityMatch::Kept, _) => {
+                    "affinity: the client has an endpoint already, and that still serves".to_owned()
+                }
+                (AffinityMatch::New, From::Pod) => {
+                    "affinity: a pod that has an endpoint already keeps it; which pod asks is not known, so this one chooses anew".to_owned()
+                }
+                (AffinityMatch::New, From::External | From::Node) => {
+                    "affinity: the client has no endpoint yet; it keeps the one it gets now".to_owned()
+                }
+            },
             step::SLOT => {
                 let chosen = self.facts.chosen?;
                 let place = if chosen.local { "on this node" } else { "not known to be on this node" };
@@ -107,12 +115,12 @@ impl Describer<'_> {
             }
             step::ROUTE => {
                 let source = from_wide(WideAddress::from_wire(step.words), destination.is_ipv6());
-                match step.value {
-                    0 => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
-                    1 if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
-                    1 => format!("route: to another node by a known next hop; the source becomes {source}, so that the reply comes back here"),
-                    2 => format!("route: to another node, whose neighbour the kernel resolves; the source becomes {source}"),
-                    _ => "route: there is none that can be used".to_owned(),
+                match RouteKind::numbered(step.value)? {
+                    RouteKind::Local => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
+                    RouteKind::NextHop if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
+                    RouteKind::NextHop => format!("route: to another node by a known next hop; the source becomes {source}, so that the reply comes back here"),
+                    RouteKind::Unresolved => format!("route: to another node, whose neighbour the kernel resolves; the source becomes {source}"),
+                    RouteKind::None => "route: there is none that can be used".to_owned(),
                 }
             }
             step::OWN_LOOPBACK => format!("loopback: {} leads to the pod itself", destination.ip()),
@@ -123,7 +131,7 @@ impl Describer<'_> {
         })
     }
 
-    fn list(&self, step: &TraceStep) -> String {
+    fn list(&self, kind: ListKind) -> String {
         let internal = frontend::kind(self.facts.flags) == kind_number::CLUSTER_IP;
         let policy = if internal { "internalTrafficPolicy" } else { "externalTrafficPolicy" };
         let count = self.facts.candidates.len();
@@ -132,23 +140,25 @@ impl Describer<'_> {
             1 => "1 endpoint".to_owned(),
             many => format!("{many} endpoints"),
         };
-        match step.value {
-            list::CLUSTER if self.facts.falls_back && self.from == From::External => format!(
+        match kind {
+            ListKind::Cluster if self.facts.falls_back && self.from == From::External => format!(
                 "policy: {policy} is Local and no endpoint is on this node, but the annotation {FALLBACK_ANNOTATION} lets it forward as under \
                  Cluster: {endpoints} to choose from"
             ),
-            list::CLUSTER if !self.facts.falls_back => {
+            ListKind::Cluster if !self.facts.falls_back => {
                 format!("policy: {policy} is Cluster, {endpoints} to choose from")
             }
-            list::LOCAL => format!("policy: {policy} is Local, {endpoints} on this node"),
-            list::DRAINING => format!(
+            ListKind::Local => format!("policy: {policy} is Local, {endpoints} on this node"),
+            ListKind::Draining => format!(
                 "policy: {policy} turned Local a moment ago, and load balancers may not know yet: {endpoints} elsewhere"
             ),
-            list::INTERNAL | list::CLUSTER => format!(
+            ListKind::Internal | ListKind::Cluster => format!(
                 "policy: {policy} is Local, which is for clients outside this node; from inside {endpoints} to choose from"
             ),
-            list::NONE_ANYWHERE => format!("policy: {policy} is Local, but there is no endpoint anywhere"),
-            _ => format!("policy: {policy} is Local, there are endpoints, and none of them is on this node"),
+            ListKind::NoneAnywhere => format!("policy: {policy} is Local, but there is no endpoint anywhere"),
+            ListKind::NoneHere => {
+                format!("policy: {policy} is Local, there are endpoints, and none of them is on this node")
+            }
         }
     }
 

@@ -18,6 +18,7 @@ mod policy_routing;
 mod ports;
 mod refusal;
 mod route_mtus;
+mod sock_diag;
 pub mod socket_ender;
 pub mod sockets;
 pub mod veth;

@@ -5,19 +5,13 @@ use std::{collections::BTreeSet, fs, io};
 use anyhow::{Context, Result};
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 
-use super::netlink::Connection;
-
-// linux/sock_diag.h, linux/inet_diag.h
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const FAMILIES: [libc::c_int; 2] = [libc::AF_INET, libc::AF_INET6];
-const PROTOCOLS: [libc::c_int; 2] = [libc::IPPROTO_TCP, libc::IPPROTO_UDP];
-/// The bits of all states.
-const ALL_STATES: u32 = u32::MAX;
-/// `struct inet_diag_sockid`.
-const ID: usize = 48;
-/// The offset of a socket's own port in `struct inet_diag_msg`: after family, state, timer and
-/// retransmissions.
-const SOURCE_PORT: usize = 4;
+use super::{
+    netlink::Connection,
+    sock_diag::{
+        AF_INET, AF_INET6, IPPROTO_TCP, IPPROTO_UDP, SOCK_DIAG_BY_FAMILY, SocketId, StateFlags, request,
+        socket_id,
+    },
+};
 
 /// Returns the local ports, from sock_diag or, if the kernel has none, from the text of /proc. It
 /// blocks: a node may have hundreds of thousands of sockets.
@@ -34,23 +28,19 @@ pub fn bound_ports() -> Result<BTreeSet<u16>> {
 fn by_diag() -> io::Result<BTreeSet<u16>> {
     let mut diag = Connection::open(NETLINK_SOCK_DIAG)?;
     let mut ports = BTreeSet::new();
-    for family in FAMILIES {
-        for protocol in PROTOCOLS {
-            // `struct inet_diag_req_v2`.
-            let mut request = vec![family as u8, protocol as u8, 0, 0];
-            request.extend(ALL_STATES.to_ne_bytes());
-            request.extend([0; ID]);
+    // Newer kernels have states that the library has no names for, such as that of a bound socket
+    // that is neither connected nor listening.
+    let all = StateFlags::from_bits_retain(u32::MAX);
+    for family in [AF_INET, AF_INET6] {
+        for protocol in [IPPROTO_TCP, IPPROTO_UDP] {
+            let request = request(family, protocol, all.clone(), SocketId::new_v4());
             let sockets = diag.dump(SOCK_DIAG_BY_FAMILY, &request)?;
-            ports.extend(sockets.iter().filter_map(|socket| port(&socket.payload)));
+            ports.extend(sockets.iter().filter_map(|socket| Some(socket_id(&socket.payload)?.source_port)));
         }
     }
+    // The port of sockets that were never bound.
+    ports.remove(&0);
     Ok(ports)
-}
-
-/// Returns the port of a socket; `None` for port 0, which means that the socket was never bound.
-fn port(message: &[u8]) -> Option<u16> {
-    let port = u16::from_be_bytes(*message.get(SOURCE_PORT..)?.first_chunk()?);
-    (port != 0).then_some(port)
 }
 
 fn by_proc() -> Result<BTreeSet<u16>> {

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, ErrorKind},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     os::unix::fs::MetadataExt,
     path::Path,
     thread,
@@ -20,7 +20,13 @@ use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use nix::sched::{CloneFlags, setns};
 use serde::{Deserialize, Serialize};
 
-use super::netlink::Connection;
+use super::{
+    netlink::Connection,
+    sock_diag::{
+        self, AF_INET, AF_INET6, IPPROTO_UDP, SOCK_DESTROY, SOCK_DIAG_BY_FAMILY, SocketId, StateFlags,
+        socket_id,
+    },
+};
 
 /// The result for sockets that were to be destroyed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,12 +71,12 @@ pub fn supported() -> bool {
     let Ok(mut diag) = Connection::open(NETLINK_SOCK_DIAG) else { return false };
     // Without the UDP handler this fails with ENOENT, which the second request could not
     // distinguish from "no such socket".
-    if diag.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, CONNECTED, &[0; ID])).is_err() {
+    if diag.dump(SOCK_DIAG_BY_FAMILY, &request(AF_INET, SocketId::new_v4())).is_err() {
         return false;
     }
     // No socket is connected from port 0 to port 0, so a kernel with support answers that there is
     // no such socket.
-    let answer = diag.request(SOCK_DESTROY, 0, &request(AF_INET, CONNECTED, &[0; ID]));
+    let answer = diag.request(SOCK_DESTROY, 0, &request(AF_INET, SocketId::new_v4()));
     !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP))
 }
 
@@ -170,32 +176,31 @@ fn destroy_in(
         .context("it cannot be entered (the agent needs CAP_SYS_ADMIN for it)")?;
     let mut diag = Connection::open(NETLINK_SOCK_DIAG).context("this kernel has no sock_diag")?;
     for family in [AF_INET, AF_INET6] {
-        let sockets = match diag.dump(SOCK_DIAG_BY_FAMILY, &request(family, CONNECTED, &[0; ID])) {
+        let sockets = match diag.dump(SOCK_DIAG_BY_FAMILY, &request(family, SocketId::new_v4())) {
             Ok(sockets) => sockets,
             Err(error) if is(&error, libc::ENOENT) => {
                 return Err(anyhow!("this kernel lists no UDP sockets: it lacks CONFIG_INET_UDP_DIAG"));
             }
             Err(error) => return Err(error).context("they cannot be listed"),
         };
-        for socket in sockets.iter().filter_map(|message| Connected::parse(&message.payload)) {
-            if cookies.get(&socket.cookie).map(canonical) != Some(socket.peer) {
+        for socket in sockets.iter().filter_map(|message| socket_id(&message.payload)) {
+            let (peer, cookie) = (peer(&socket), cookie(&socket));
+            if cookies.get(&cookie).map(canonical) != Some(peer) {
                 continue;
             }
-            match diag.request(SOCK_DESTROY, 0, &request(family, CONNECTED, &socket.id)) {
+            match diag.request(SOCK_DESTROY, 0, &request(family, socket)) {
                 Ok(_) => {
-                    destroyed.cookies.insert(socket.cookie);
+                    destroyed.cookies.insert(cookie);
                 }
                 // The socket was closed between the two requests.
                 Err(error) if is(&error, libc::ENOENT) => {}
                 Err(error) if is(&error, libc::EOPNOTSUPP) => {
                     return Err(anyhow!(
-                        "this kernel destroys no sockets: it lacks CONFIG_INET_DIAG_DESTROY, so those connected to {} stay",
-                        socket.peer
+                        "this kernel destroys no sockets: it lacks CONFIG_INET_DIAG_DESTROY, so those connected to {peer} stay"
                     ));
                 }
                 Err(error) => destroyed.failures.push(format!(
-                    "the UDP socket connected to {} with cookie {} cannot be destroyed: {error}",
-                    socket.peer, socket.cookie
+                    "the UDP socket connected to {peer} with cookie {cookie} cannot be destroyed: {error}"
                 )),
             }
         }
@@ -203,49 +208,20 @@ fn destroy_in(
     Ok(())
 }
 
-// linux/sock_diag.h, linux/inet_diag.h
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const SOCK_DESTROY: u16 = 21;
-const AF_INET: u8 = libc::AF_INET as u8;
-const AF_INET6: u8 = libc::AF_INET6 as u8;
-/// The bit of the state of connected sockets. UDP has two states, with TCP's names: ESTABLISHED
-/// means connected.
-const CONNECTED: u32 = 1 << 1;
-/// `struct inet_diag_sockid`: ports and addresses in network byte order, interface, cookie.
-const ID: usize = 48;
-
-/// `struct inet_diag_req_v2`.
-fn request(family: u8, states: u32, id: &[u8; ID]) -> Vec<u8> {
-    let mut bytes = vec![family, libc::IPPROTO_UDP as u8, 0, 0];
-    bytes.extend(states.to_ne_bytes());
-    bytes.extend(id);
-    bytes
+/// Returns a request about connected UDP sockets, or about the one with this id. UDP has two states,
+/// with TCP's names: ESTABLISHED means connected.
+fn request(family: u8, id: SocketId) -> Vec<u8> {
+    sock_diag::request(family, IPPROTO_UDP, StateFlags::ESTABLISHED, id)
 }
 
-/// A connected socket, from `struct inet_diag_msg`.
-struct Connected {
-    id: [u8; ID],
-    peer: SocketAddr,
-    cookie: u64,
+fn peer(socket: &SocketId) -> SocketAddr {
+    canonical(&SocketAddr::new(socket.destination_address, socket.destination_port))
 }
 
-impl Connected {
-    fn parse(message: &[u8]) -> Option<Self> {
-        let family = *message.first()?;
-        // The socket's id follows family, state, timer and retransmissions.
-        let id: [u8; ID] = *message.get(4..)?.first_chunk()?;
-        let port = u16::from_be_bytes([id[2], id[3]]);
-        let destination = id.get(20..36)?;
-        let address = if family == AF_INET {
-            IpAddr::V4(Ipv4Addr::from(*destination.first_chunk::<4>()?))
-        } else {
-            IpAddr::V6(Ipv6Addr::from(*destination.first_chunk::<16>()?))
-        };
-        // The cookie consists of two words, the low one first, each in native byte order.
-        let word = |at: usize| id.get(at..)?.first_chunk().map(|word| u64::from(u32::from_ne_bytes(*word)));
-        let cookie = word(40)? | word(44)? << 32;
-        Some(Self { id, peer: canonical(&SocketAddr::new(address, port)), cookie })
-    }
+/// Returns the cookie, which consists of two words, the low one first, each in native byte order.
+fn cookie(socket: &SocketId) -> u64 {
+    let [a, b, c, d, rest @ ..] = socket.cookie;
+    u64::from(u32::from_ne_bytes([a, b, c, d])) | u64::from(u32::from_ne_bytes(rest)) << 32
 }
 
 /// Returns an address in canonical form: an IPv4-mapped address becomes the IPv4 address; scope and
@@ -256,6 +232,8 @@ fn canonical(address: &SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[test]
@@ -268,10 +246,12 @@ mod tests {
         message.extend(7u32.to_ne_bytes());
         message.extend(1u32.to_ne_bytes());
         message.extend([0; 20]);
-        let socket = Connected::parse(&message).unwrap();
-        assert_eq!(socket.peer, "192.0.2.1:53".parse().unwrap());
-        assert_eq!(socket.cookie, (1 << 32) + 7);
-        assert!(Connected::parse(&message[..51]).is_none());
+        let socket = socket_id(&message).unwrap();
+        assert_eq!(peer(&socket), "192.0.2.1:53".parse().unwrap());
+        assert_eq!(cookie(&socket), (1 << 32) + 7);
+        // The request for it names it as the reply did.
+        assert_eq!(request(AF_INET6, socket)[8..], message[4..52]);
+        assert!(socket_id(&message[..51]).is_none());
     }
 
     #[test]

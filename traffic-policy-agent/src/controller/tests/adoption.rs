@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::node::conntrack::Connection;
+use traffic_policy_dataplane::{ConnectionAdoption, node::conntrack::Connection};
 
 use super::{super::adoption::finish, *};
 

@@ -16,12 +16,13 @@ use tokio::{
 };
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
 use traffic_policy_dataplane::{
-    Adopted, Attached, Changed, DataplaneUsage, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost,
-    NextHop, Pool, Replaced, Written,
+    Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
+    FlowSweeps, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
+    Pool, ReadConnected, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
-use super::super::{packet_path::ReadConnected, *};
+use super::super::*;
 
 /// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]
@@ -52,8 +53,8 @@ pub(super) struct Asked {
     pub others: bool,
     /// Whether their links were taken over.
     pub adopted: bool,
-    /// Number of comparisons of routes that are yet to fail.
-    pub failing_routes: usize,
+    /// Number of reads of the next hops that are yet to fail.
+    pub failing_hops: usize,
     /// Whether the links of another version had been taken over, for each call that forgets
     /// unattached devices.
     pub forgotten: Vec<bool>,
@@ -89,7 +90,7 @@ impl Fake {
     }
 }
 
-impl PacketPath for Fake {
+impl ServiceMaps for Fake {
     fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
         let mut asked = self.asked();
         asked.service_cidrs.clone_from(&desired.service_cidrs);
@@ -105,22 +106,26 @@ impl PacketPath for Fake {
         Ok(Written { elements: changes.ports.len(), left_out })
     }
 
-    fn pause(&self) -> Duration {
-        self.asked().pause
-    }
-
     fn compares_all(&self) -> bool {
         self.asked().syncs.is_empty()
+    }
+
+    fn pause(&self) -> Duration {
+        self.asked().pause
     }
 
     fn limits(&self) -> Limits {
         Limits::default()
     }
+}
 
+impl NodeDescription for Fake {
     fn describe_node(&mut self, _: &[IpAddr], _: &[IpNet]) -> Result<()> {
         Ok(())
     }
+}
 
+impl SnatPorts for Fake {
     fn pool(&self) -> Pool {
         Pool::default()
     }
@@ -128,7 +133,9 @@ impl PacketPath for Fake {
     fn use_pool(&mut self, ports: Vec<u16>) {
         self.asked().refreshed += usize::from(!ports.is_empty());
     }
+}
 
+impl FlowSweeps for Fake {
     fn set_idle_times(&mut self, idle: IdleTimes) {
         self.asked().idle.push(idle);
     }
@@ -158,6 +165,12 @@ impl PacketPath for Fake {
         Ok(asked.pieces == 0)
     }
 
+    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+        self.asked().gone.clone()
+    }
+}
+
+impl Replacement for Fake {
     fn is_replacing(&self) -> bool {
         let asked = self.asked();
         asked.others && !asked.adopted
@@ -179,6 +192,15 @@ impl PacketPath for Fake {
         Ok(Replaced::default())
     }
 
+    fn forget_others(&mut self) -> Result<()> {
+        let mut asked = self.asked();
+        let adopted = asked.adopted;
+        asked.forgotten.push(adopted);
+        Ok(())
+    }
+}
+
+impl ConnectionAdoption for Fake {
     fn begin_adopting(&mut self) {}
 
     fn adopt_connections(&mut self, connections: Vec<Connection>) {
@@ -196,7 +218,9 @@ impl PacketPath for Fake {
     fn end_adopting(&mut self) -> bool {
         false
     }
+}
 
+impl DevicePrograms for Fake {
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         self.attached.retain(|held| held.ifindex != interface.ifindex);
         self.attached.push(interface.clone());
@@ -211,17 +235,12 @@ impl PacketPath for Fake {
         Ok(())
     }
 
-    fn forget_others(&mut self) -> Result<()> {
-        let mut asked = self.asked();
-        let adopted = asked.adopted;
-        asked.forgotten.push(adopted);
-        Ok(())
-    }
-
     fn is_settled(&self, interface: &Interface) -> bool {
         let lost = self.asked().lost.iter().any(|lost| lost.ifindex == interface.ifindex);
         !lost && self.attached.contains(interface)
     }
+
+    fn unsettle(&mut self, _: u32) {}
 
     fn attached(&self) -> impl Iterator<Item = (&Interface, Attached)> {
         self.attached.iter().map(|interface| (interface, Attached::Tc))
@@ -234,17 +253,9 @@ impl PacketPath for Fake {
     fn filters(&self) -> Option<(u16, u32)> {
         None
     }
+}
 
-    fn unsettle(&mut self, _: u32) {}
-
-    fn lost_calls(&self) -> Result<Vec<&'static str>> {
-        let asked = self.asked();
-        if asked.blind {
-            bail!("too many open files");
-        }
-        Ok(asked.lost_calls.clone())
-    }
-
+impl CgroupPrograms for Fake {
     fn attach_cgroup(&mut self) -> Result<()> {
         let mut asked = self.asked();
         if asked.refusing {
@@ -254,12 +265,16 @@ impl PacketPath for Fake {
         Ok(())
     }
 
-    fn cgroup(&self) -> Option<&Path> {
-        Some(Path::new("/sys/fs/cgroup"))
+    fn lost_calls(&self) -> Result<Vec<&'static str>> {
+        let asked = self.asked();
+        if asked.blind {
+            bail!("too many open files");
+        }
+        Ok(asked.lost_calls.clone())
     }
 
-    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        self.asked().gone.clone()
+    fn cgroup(&self) -> Option<&Path> {
+        Some(Path::new("/sys/fs/cgroup"))
     }
 
     fn connected_udp(&self) -> Result<ReadConnected> {
@@ -273,36 +288,38 @@ impl PacketPath for Fake {
             Ok(Vec::new())
         }))
     }
+}
 
-    fn set_route_mtus(&mut self, _: &RouteMtus) -> Result<bool> {
-        Ok(false)
-    }
+impl NextHops for Fake {
+    fn raise(&mut self, _: Changed) {}
 
-    fn raise(&mut self, _: Changed) -> Result<()> {
-        Ok(())
-    }
-
-    fn compare_network(&mut self, _: u32) -> Result<bool> {
-        let mut asked = self.asked();
-        if asked.failing_routes > 0 {
-            asked.failing_routes -= 1;
-            bail!("the maps cannot be written");
-        }
-        Ok(false)
+    fn compare_network(&mut self, _: u32) -> bool {
+        false
     }
 
     fn note_network(&mut self, _: u32) {}
 
     fn next_hops(&self) -> Result<Vec<NextHop>> {
+        let mut asked = self.asked();
+        if asked.failing_hops > 0 {
+            asked.failing_hops -= 1;
+            bail!("the maps cannot be read");
+        }
         Ok(Vec::new())
+    }
+
+    fn set_route_mtus(&mut self, _: &RouteMtus) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+impl Figures for Fake {
+    fn usage(&self) -> DataplaneUsage {
+        DataplaneUsage::default()
     }
 
     fn refused_unattached(&self) -> Result<u64> {
         Ok(0)
-    }
-
-    fn usage(&self) -> DataplaneUsage {
-        DataplaneUsage::default()
     }
 }
 

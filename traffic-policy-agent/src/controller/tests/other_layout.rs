@@ -3,11 +3,11 @@
 
 use super::{QUICK, answers, fake::Running, free_port, status, write};
 
-async fn replacing(devices: &[&str], failing_routes: usize) -> Running {
+async fn replacing(devices: &[&str], failing_hops: usize) -> Running {
     Running::start_on(devices, QUICK, |folder, fake| {
         write(folder, "web", "Cluster", 0, "here");
         let mut asked = fake.asked();
-        (asked.others, asked.failing_routes) = (true, failing_routes);
+        (asked.others, asked.failing_hops) = (true, failing_hops);
     })
     .await
 }
@@ -26,7 +26,7 @@ async fn what_fails_on_the_way_is_tried_again() {
     let running = replacing(&[], 3).await;
     running.until("replaced", |asked| asked.dropped > 0).await;
     let asked = running.fake.asked();
-    assert_eq!((asked.failing_routes, &asked.forgotten[..], asked.dropped), (0, &[true][..], 1));
+    assert_eq!((asked.failing_hops, &asked.forgotten[..], asked.dropped), (0, &[true][..], 1));
 }
 
 /// No program can be attached to lo. The other version's programs are the only ones of the device

@@ -1,7 +1,7 @@
 //! Programs that others detach are attached again, or the node reports that they are missing.
 
 use traffic_policy_dataplane::{
-    Lost, Mode,
+    DevicePrograms, Lost, Mode,
     node::{Header, Link},
 };
 

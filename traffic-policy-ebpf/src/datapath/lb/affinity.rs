@@ -1,7 +1,8 @@
 //! Session affinity: the endpoint that a client used last, and the search for it in a list.
 
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, Port, Slot, client, step,
+    Address, Address4, Address6, Affinity, AffinityKey, AffinityLookup, AffinityMatch, Port, Slot, client,
+    step,
 };
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
@@ -47,7 +48,7 @@ pub fn endpoint_of_client<F: Family>(
     // Time-outs are whole seconds, and CPUs contend for memory that is written for every connection
     // and every datagram of an unconnected socket.
     if offset != NONE && now.wrapping_sub(get!(lookup.value.used)) < NANOSECONDS_PER_SECOND {
-        trace::note(step::AFFINITY, 1, [0; 2]);
+        trace::note(step::AFFINITY, AffinityMatch::Kept as u32, [0; 2]);
         return offset;
     }
     if offset == NONE {
@@ -57,7 +58,7 @@ pub fn endpoint_of_client<F: Family>(
         offset = had::<F>(lookup);
         set!(lookup.key.list = list.local as u16);
     }
-    trace::note(step::AFFINITY, (offset != NONE) as u32, [0; 2]);
+    trace::note(step::AFFINITY, AffinityMatch::of(offset != NONE) as u32, [0; 2]);
     if offset == NONE {
         offset = fresh;
     }

@@ -9,8 +9,8 @@
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
-        Address, AffinityLookup, Frontend, FrontendKey, LocalNode, NO_SERVICE, Port, ServiceCidrQuery,
-        SourceQuery, Tuple, frontend, frontend_kind, list, scope, source_check, step,
+        Address, AffinityLookup, Frontend, FrontendKey, ListKind, LocalNode, NO_SERVICE, Port, RangeMatch,
+        ServiceCidrQuery, SourceQuery, Tuple, frontend, frontend_kind, scope, source_check, step,
     },
     hash,
     outcome::Outcome,
@@ -71,36 +71,36 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
         let bits = 32 + size_of::<F::Address>() as u32 * 8;
         let query = SourceQuery { bits, service, address: client.source };
         let within = F::sources().lookup::<_, u32>(&query).is_some();
-        trace::note(step::SOURCE_RANGE, within as u32, [0; 2]);
+        trace::note(step::SOURCE_RANGE, RangeMatch::of(within) as u32, [0; 2]);
         if !within {
             return refuse(Outcome::DroppedSourceRange);
         }
     }
     let mut range = get!(found.cluster);
-    let mut why = list::CLUSTER;
+    let mut why = ListKind::Cluster as u32;
     if flags & frontend::LOCAL != 0 {
         // The policy of a ClusterIP is the internal one, which applies to all clients; the policy
         // of other frontends applies to packets from outside.
         if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
-            why = list::INTERNAL;
+            why = ListKind::Internal as u32;
         } else if flags & frontend::HAS_ENDPOINTS == 0 {
-            why = list::NONE_ANYWHERE;
+            why = ListKind::NoneAnywhere as u32;
         } else {
             let here = get!(found.local);
             let until = get!(found.drain_until);
             if here.len != 0 {
                 range = here;
-                why = list::LOCAL;
+                why = ListKind::Local as u32;
             } else if until == 0 || until <= clock::nanoseconds() {
-                trace::note(step::LIST, list::NONE_HERE, [0; 2]);
+                trace::note(step::LIST, ListKind::NoneHere as u32, [0; 2]);
                 return refuse(Outcome::DroppedNoLocalEndpoint);
             } else {
-                why = list::DRAINING;
+                why = ListKind::Draining as u32;
             }
         }
     }
     trace::note(step::LIST, why, [range.base as u64, range.len as u64]);
-    let local = why == list::LOCAL;
+    let local = why == ListKind::Local as u32;
     Ok(List { frontend: found, service, range, local })
 }
 

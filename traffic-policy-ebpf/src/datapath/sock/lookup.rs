@@ -121,7 +121,7 @@ pub fn decide<F: Family>(
 ) -> Translation<F::Address> {
     let mut translation = Translation::none();
     if !prefilter::may_be_service::<F>(query.destination, query.port) {
-        trace::note(step::FILTER, 0, [0; 2]);
+        trace::note(step::FILTER, prefilter::Match::No as u32, [0; 2]);
         return translation;
     }
     let mut target = Target {

@@ -112,7 +112,7 @@ impl MapSizes {
     /// maps keep theirs.
     ///
     /// # Errors
-    /// A map is missing, or the kernel refuses the query.
+    /// A map is missing, or its description cannot be read (BPF_OBJ_GET_INFO_BY_FD).
     pub fn in_effect(object: &Ebpf) -> Result<Vec<(&'static str, u32)>> {
         let size = |(flag, map, _)| Ok((flag, maps::size(object, map)?));
         Self::DEFAULT.named().into_iter().map(size).collect()
@@ -127,7 +127,8 @@ impl MapSizes {
     /// Returns the size of a map on a machine with `cpus` possible CPUs. Before Linux 6.16 each of
     /// them reserves 128 elements of an LRU map for itself; if none is left over, a CPU's next
     /// insertion evicts its last one. Such maps therefore get room for twice as many, unless
-    /// another size was configured.
+    /// another size than the default was configured. A default that was configured explicitly
+    /// cannot be told from one that was not, and grows, too: what was asked for fits in any case.
     fn on(&self, map: &str, cpus: u32) -> Option<u32> {
         const EVICTING: [&str; 7] = [
             "tp_affinity",
@@ -139,8 +140,8 @@ impl MapSizes {
             "tp_own_sent6",
         ];
         let size = self.of(map)?;
-        let asked_for = Some(size) != Self::DEFAULT.of(map);
-        Some(if asked_for || !EVICTING.contains(&map) { size } else { size.max(cpus.saturating_mul(256)) })
+        let is_chosen = Some(size) != Self::DEFAULT.of(map);
+        Some(if is_chosen || !EVICTING.contains(&map) { size } else { size.max(cpus.saturating_mul(256)) })
     }
 
     fn of(&self, map: &str) -> Option<u32> {
@@ -201,7 +202,7 @@ pub fn open(
 /// Returns the types of the running kernel.
 ///
 /// # Errors
-/// The kernel does not describe its types.
+/// /sys/kernel/btf/vmlinux is missing or cannot be read.
 pub fn kernel_types() -> Result<Btf> {
     Btf::from_sys_fs().context(
         "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",

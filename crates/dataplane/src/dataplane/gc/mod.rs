@@ -4,13 +4,13 @@
 mod pressure;
 mod room;
 pub mod sweeper;
+pub mod sweeps;
 
-use std::{collections::BTreeSet, time::Instant};
+use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
 use aya::Ebpf;
-use traffic_policy_cluster::model::Protocol;
-use traffic_policy_ebpf::{abi::mark, tcp::Timeouts};
+use traffic_policy_ebpf::abi::mark;
 
 use self::{
     room::Room,
@@ -70,7 +70,7 @@ pub struct Swept {
 
 impl Gc {
     /// Creates the state. `gone`: the endpoints that an earlier agent had named; `full_at`: the
-    /// current value of the word for [`Self::found_no_room`].
+    /// current value of [`traffic_policy_ebpf::abi::TableUsage::full_at`].
     pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>, full_at: u32) -> Self {
         Self {
             sweeper,
@@ -88,11 +88,6 @@ impl Gc {
         }
     }
 
-    /// Sets the idle times for the sweeps that begin from now on.
-    pub fn set_timeouts(&mut self, timeouts: Timeouts) {
-        self.sweeper.set_timeouts(timeouts);
-    }
-
     /// Returns the result of the last periodic sweep: IPv4, IPv6.
     pub fn found(&self) -> [Found; 2] {
         self.found
@@ -103,26 +98,9 @@ impl Gc {
         self.room.episodes()
     }
 
-    /// Whether a flow has found no room since a sweep was last begun for it, and another sweep may
-    /// begin now. `full_at`: [`traffic_policy_ebpf::abi::TableUsage::full_at`].
-    pub fn found_no_room(&mut self, full_at: u32) -> bool {
-        let busy = self.under_way.is_some() || self.due.is_some();
-        self.room.look(full_at, busy, Instant::now())
-    }
-
     /// Returns the endpoints whose flows are being marked.
     pub fn gone(&self) -> &BTreeSet<GoneEndpoint> {
         &self.gone
-    }
-
-    /// Returns the UDP endpoints that stopped serving since the last sweep.
-    pub fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
-        // Endpoints that an earlier agent had named may serve again by now: this is unknown before
-        // the first sync.
-        if !self.synced {
-            return BTreeSet::new();
-        }
-        self.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
     }
 
     /// Records that the maps have been made equal to the desired state.
@@ -144,17 +122,13 @@ impl Gc {
         self.due = Some(self.gone.clone());
     }
 
-    /// Whether [`Self::step`] has work to do.
-    pub fn is_active(&self) -> bool {
-        self.under_way.is_some() || self.due.is_some() || self.synced && !self.unmarked.is_empty()
-    }
-
     /// Runs a piece of the sweep, in fractions of a millisecond; returns the result of a periodic
     /// sweep that the piece completed. `serving`: whether a Service port names an endpoint as
     /// serving again, or still.
     ///
     /// # Errors
-    /// The kernel refuses; the next periodic sweep tries again.
+    /// The programs of the sweep cannot be run, or `tp_removed_eps` cannot be written; the next
+    /// periodic sweep tries again.
     pub fn step(
         &mut self,
         object: &Ebpf,
@@ -252,7 +226,7 @@ impl Gc {
     /// serve.
     ///
     /// # Errors
-    /// The map cannot be written.
+    /// An entry of `tp_removed_eps` cannot be removed.
     pub fn forget_serving(&mut self, maps: &mut Maps, serving: impl Fn(&GoneEndpoint) -> bool) -> Result<()> {
         let back: Vec<_> = self.gone.iter().filter(|endpoint| serving(endpoint)).copied().collect();
         for endpoint in back {

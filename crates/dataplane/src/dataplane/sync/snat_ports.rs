@@ -6,10 +6,13 @@ use std::{collections::BTreeSet, fs, ops::RangeInclusive, str::FromStr};
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    dataplane::maps::{
-        Maps,
-        mmap::{config, pool_port},
-        prefilter::{self, Array},
+    dataplane::{
+        Dataplane,
+        maps::{
+            Maps,
+            mmap::{config, pool_port},
+            prefilter::{self, Array},
+        },
     },
     node::bound_ports,
 };
@@ -71,7 +74,7 @@ impl Wanted {
     /// the kernel to its own connections, nor held by a socket of this node.
     ///
     /// # Errors
-    /// Fewer than [`LEAST`] are left.
+    /// Fewer than [`LEAST`] are left, or the kernel's range or its sockets cannot be read.
     pub fn ports(&self) -> Result<Vec<u16>> {
         let ephemeral = ephemeral()?;
         let ports = self.free(&ephemeral, &bound_ports()?);
@@ -137,20 +140,35 @@ fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
     (held.is_empty() || !fits || held.len() * 10 < free.len() * 9).then_some(free)
 }
 
-/// Uses `free` as source ports, unless the ports in use suffice.
-pub fn apply(maps: &mut Maps, free: Vec<u16>) {
-    let pool = &mut maps.pool;
-    let len = maps.config.load(config::pool_len);
-    let held: Vec<u16> = (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
-    let Some(ports) = choose(&held, free) else { return };
-    // The bits are written first, and none is removed: flows that use a port outlive its place in
-    // the map.
-    prefilter::add(&mut maps.prefilter, Array::Pool, ports.iter().copied().map(u32::from));
-    for (place, port) in (0..).zip(&ports) {
-        pool.store(pool_port(place), *port);
+/// The ports that the packet path uses as sources towards endpoints of other nodes.
+pub trait SnatPorts {
+    /// Returns the settings of the ports: finding the free ones takes a while.
+    fn pool(&self) -> Wanted;
+
+    /// Uses `free` as source ports, unless the ports in use suffice.
+    fn use_pool(&mut self, free: Vec<u16>);
+}
+
+impl SnatPorts for Dataplane {
+    fn pool(&self) -> Wanted {
+        self.config.pool.clone()
     }
-    maps.config.store(config::pool_len, ports.len() as u32);
-    tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
+
+    fn use_pool(&mut self, free: Vec<u16>) {
+        let Maps { pool, config, prefilter, .. } = &mut self.maps;
+        let len = config.load(config::pool_len);
+        let held: Vec<u16> =
+            (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
+        let Some(ports) = choose(&held, free) else { return };
+        // The bits are written first, and none is removed: flows that use a port outlive its place
+        // in the map.
+        prefilter::add(prefilter, Array::Pool, ports.iter().copied().map(u32::from));
+        for (place, port) in (0..).zip(&ports) {
+            pool.store(pool_port(place), *port);
+        }
+        config.store(config::pool_len, ports.len() as u32);
+        tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
+    }
 }
 
 #[cfg(test)]

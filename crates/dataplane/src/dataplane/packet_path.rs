@@ -1,0 +1,37 @@
+//! The packet path as the run loop sees it: all roles together. A test of the loop implements them
+//! without a kernel.
+
+use super::{
+    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps, nexthop::NextHops,
+    node::NodeDescription, replacement::Replacement, service_maps::ServiceMaps, sockets::CgroupPrograms,
+    sync::snat_ports::SnatPorts, usage::Figures,
+};
+
+/// All that the run loop does with the packet path.
+pub trait PacketPath:
+    CgroupPrograms
+    + ConnectionAdoption
+    + DevicePrograms
+    + Figures
+    + FlowSweeps
+    + NextHops
+    + NodeDescription
+    + Replacement
+    + ServiceMaps
+    + SnatPorts
+{
+}
+
+impl<P> PacketPath for P where
+    P: CgroupPrograms
+        + ConnectionAdoption
+        + DevicePrograms
+        + Figures
+        + FlowSweeps
+        + NextHops
+        + NodeDescription
+        + Replacement
+        + ServiceMaps
+        + SnatPorts
+{
+}

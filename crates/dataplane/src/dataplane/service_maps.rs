@@ -1,0 +1,120 @@
+//! The maps of Services, which follow the desired state.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use traffic_policy_cluster::model::{Changes, Desired, Limits};
+
+use super::{
+    Dataplane, clock,
+    config::Written,
+    heartbeat,
+    maps::keys::GoneEndpoint,
+    sync::{
+        apply,
+        budget::Capacity,
+        plan::{Context, Planner},
+    },
+};
+
+/// The maps of Services.
+pub trait ServiceMaps {
+    /// Makes the maps equal to the desired state, processing only what `changes` names (everything,
+    /// the first time). `addresses`: this node's own.
+    ///
+    /// # Errors
+    /// The first bpf(2) call that failed; the other writes were done. The next call compares with
+    /// the maps again.
+    fn sync(&mut self, desired: &Desired, changes: &Changes, addresses: &BTreeSet<IpAddr>)
+    -> Result<Written>;
+
+    /// Whether the next sync compares everything, not just what changed.
+    fn compares_all(&self) -> bool;
+
+    /// Returns the time for which the next sync should wait, so that slots freed by the last one
+    /// can be used again: up to a second, if long lists of endpoints change.
+    fn pause(&self) -> Duration;
+
+    /// Returns the limits of the maps: the model builds no more of any one Service.
+    fn limits(&self) -> Limits;
+}
+
+impl ServiceMaps for Dataplane {
+    fn sync(
+        &mut self,
+        desired: &Desired,
+        changes: &Changes,
+        addresses: &BTreeSet<IpAddr>,
+    ) -> Result<Written> {
+        if self.stale {
+            self.plan_anew()?;
+        }
+        let mut failed = self.name_addresses(addresses).err();
+        let context = Context {
+            addresses,
+            drain: self.config.drain,
+            monotonic: clock::monotonic()?,
+            now: Instant::now(),
+            adopting: self.adoption.is_pending(),
+        };
+        let plan = self.planner.plan(desired, changes, &context);
+        let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
+        let mut elements = needed.add_to(&mut self.maps.prefilter);
+        if !plan.ops.is_empty() {
+            self.needs_prune = true;
+            self.gc.written();
+        }
+        // Endpoints are named before the maps forget them, so that an agent that is killed here
+        // leaves a record for the next one.
+        let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
+        failed = failed.or(self.gc.forget_serving(&mut self.maps, serving).err());
+        self.gc.name(&mut self.maps, &plan.gone, serving);
+        for op in &plan.ops {
+            match apply::write(&mut self.maps, op) {
+                Ok(written) => elements += written,
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if let Some(error) = failed {
+            // The planner considers its plan done.
+            self.stale = true;
+            let anew = heartbeat::failing(&mut self.maps).and_then(|()| self.plan_anew());
+            if let Err(error) = anew {
+                tracing::warn!("{error:#}");
+            }
+            return Err(error);
+        }
+        self.gc.synced();
+        heartbeat::synced(&mut self.maps)?;
+        Ok(Written { elements, left_out: plan.left_out })
+    }
+
+    fn compares_all(&self) -> bool {
+        self.stale || self.planner.is_first()
+    }
+
+    fn pause(&self) -> Duration {
+        self.planner.pause()
+    }
+
+    fn limits(&self) -> Limits {
+        let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
+        Limits { frontends, source_ranges, endpoints: slots }
+    }
+}
+
+impl Dataplane {
+    /// Makes the planner start from the content of the maps.
+    fn plan_anew(&mut self) -> Result<()> {
+        self.planner = Planner::new(apply::read(&self.maps)?, self.maps.room.plan_capacity());
+        self.stale = false;
+        Ok(())
+    }
+}
