@@ -31,7 +31,7 @@ fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
         if parsed.tcp != 0 && parsed.l4 + 20 > frame.end() {
             return;
         }
-        if parse::finish(frame, &parsed).is_ok() {
+        if parse::fixed::finish(frame, &parsed).is_ok() {
             let header = if parsed.tcp != 0 {
                 20
             } else if parsed.is_sctp::<Frame>() {
