@@ -6,7 +6,7 @@ use std::thread;
 use fastrand::Rng;
 use traffic_policy_fuzz::action::{Point, Sender};
 use traffic_policy_fuzz::damage::Damage;
-use traffic_policy_fuzz::segment::{Flags, Number, Segment};
+use traffic_policy_fuzz::segment::{Chunk, Flags, Number, Protocol, Segment, Tag};
 use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, shrink};
 use traffic_policy_testing::harness::{self, Hook};
 use traffic_policy_testing::lab::Family;
@@ -29,8 +29,9 @@ fn no_difference(path: Path, packets: u64, pauses: bool) {
         panic!("{text}");
     }
     // A generator that reaches no interesting states finds nothing.
-    let Totals { packets, translated, flows, unchanged } = totals;
+    let Totals { packets, translated, flows, unchanged, associations, restarts } = totals;
     assert!(translated > packets / 3 && flows > packets / 50 && unchanged > packets / 50, "{totals:?}");
+    assert!(associations > packets / 500 && restarts > packets / 5000, "{totals:?}");
 }
 
 #[test]
@@ -103,10 +104,12 @@ fn a_broken_program_is_found_and_shrunk() {
 }
 
 const SYN: Segment = Segment {
-    tcp: true,
+    protocol: Protocol::Tcp,
     flags: Flags::Syn,
     sequence: Number::Right,
     acknowledgement: Number::Right,
+    chunk: Chunk::Init,
+    tag: Tag::Right,
     payload: 0,
 };
 
@@ -259,4 +262,72 @@ fn a_segment_sent_again_may_acknowledge_the_fin() {
         from_endpoint(again),
         from_client(Flags::Syn),
     ]);
+}
+
+/// A packet of an association without any deviation.
+fn sctp(chunk: Chunk) -> Segment {
+    Segment { protocol: Protocol::Sctp, chunk, ..SYN }
+}
+
+/// The packets of both sides that open an association with a Service.
+fn associate(service: u8) -> [Action; 4] {
+    let from_client = |chunk| Action::Request { client: 0, port: 0, service, segment: sctp(chunk) };
+    let from_endpoint = |chunk| Action::Reply { flow: 0, segment: sctp(chunk) };
+    [
+        from_client(Chunk::Init),
+        from_endpoint(Chunk::InitAck),
+        from_client(Chunk::CookieEcho),
+        from_endpoint(Chunk::CookieAck),
+    ]
+}
+
+const TAGS: [Tag; 6] = [Tag::Right, Tag::Other, Tag::Zero, Tag::Own, Tag::Reflected, Tag::Flagged];
+
+/// Each chunk with each tag of either side, in each state of an association: not answered,
+/// answered, assured, being shut down, over, asked to restart, restarted.
+#[test]
+fn every_tag_in_every_state_of_an_association() {
+    let from_client = |chunk| Action::Request { client: 0, port: 0, service: 0, segment: sctp(chunk) };
+    let from_endpoint = |chunk| Action::Reply { flow: 0, segment: sctp(chunk) };
+    let open = associate(0);
+    let with = |more: &[Action]| [&open[..], more].concat();
+    let states = [
+        open[..1].to_vec(),
+        open[..2].to_vec(),
+        open.to_vec(),
+        with(&[from_client(Chunk::Shutdown)]),
+        with(&[from_endpoint(Chunk::Abort)]),
+        with(&[from_client(Chunk::Init)]),
+        with(&[from_client(Chunk::Init), from_endpoint(Chunk::CookieAck)]),
+    ];
+    let chunks = [
+        Chunk::Init,
+        Chunk::BundledInit,
+        Chunk::InitAck,
+        Chunk::CookieEcho,
+        Chunk::CookieAck,
+        Chunk::Data,
+        Chunk::ShutdownAck,
+        Chunk::ShutdownComplete,
+        Chunk::Abort,
+    ];
+    let mut sequences = Vec::new();
+    for state in &states {
+        for (chunk, tag) in chunks.iter().flat_map(|chunk| TAGS.map(|tag| (*chunk, tag))) {
+            let segment = Segment { tag, ..sctp(chunk) };
+            let request = Action::Request { client: 0, port: 0, service: 0, segment };
+            for action in [request, Action::Reply { flow: 0, segment }] {
+                // What it has changed shows in the fate of the next packets.
+                let after = [action, from_client(Chunk::Data), from_endpoint(Chunk::Data)];
+                sequences.push([&state[..], &after].concat());
+            }
+        }
+    }
+    harness::with(|harness| {
+        for (path, actions) in Path::all().flat_map(|path| sequences.iter().map(move |each| (path, each))) {
+            if let Err(difference) = check(harness, path, actions, 1, &mut Totals::default()) {
+                panic!("{}", row::describe(path, actions, &difference));
+            }
+        }
+    });
 }

@@ -9,7 +9,7 @@ use crate::{
     damage::Damage,
     model::STEPS,
     run::Pieces,
-    segment::Segment,
+    segment::{Protocol, Segment},
     topology::{CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES},
 };
 
@@ -82,7 +82,7 @@ pub enum Action {
     Foreign {
         what: Foreign,
         client: u8,
-        tcp: bool,
+        protocol: Protocol,
     },
     /// A malformed packet.
     Malformed {
@@ -109,7 +109,7 @@ pub enum Action {
     Expiring {
         ttl: u8,
         sender: Sender,
-        tcp: bool,
+        protocol: Protocol,
     },
     /// Simulated time passes.
     Wait {
@@ -170,7 +170,9 @@ impl Action {
         Self::Pause { milliseconds: 1 << rng.u8(..13), point }
     }
 
-    pub fn random(rng: &mut Rng) -> Self {
+    /// Returns a random action. `favourite`: the protocol of most packets.
+    pub fn random(rng: &mut Rng, favourite: Protocol) -> Self {
+        let protocol = Protocol::random(rng, favourite);
         let client = rng.u8(..CLIENTS.len() as u8);
         let service = rng.u8(..SERVICES.len() as u8);
         match rng.u8(..32) {
@@ -178,24 +180,28 @@ impl Action {
             10 => Self::Sweep,
             0 if rng.u8(..6) == 0 => Self::Retire { service, endpoint: rng.u8(..ENDPOINTS.len() as u8) },
             0 => Self::Service { service, change: Change::random(rng) },
-            1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
+            1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, protocol },
             3 | 4 => {
                 let sender = Sender::random(rng);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                Self::Malformed { damage: Damage::random(rng), sender, segment: Segment::random(rng, reply) }
+                Self::Malformed {
+                    damage: Damage::random(rng),
+                    sender,
+                    segment: Segment::random(rng, protocol, reply),
+                }
             }
-            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), tcp: rng.bool() },
+            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), protocol },
             6 | 7 => {
                 let sender = Sender::random(rng);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                let segment = Segment::random(rng, reply);
+                let segment = Segment::random(rng, protocol, reply);
                 let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
                 Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
             }
             8 | 9 => {
                 let sender = Sender::random(rng);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, reply) };
+                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, protocol, reply) };
                 let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
                 Self::Fragments { sender, segment, pieces }
             }
@@ -203,9 +209,9 @@ impl Action {
                 client,
                 port: rng.u8(..CLIENT_PORTS.len() as u8),
                 service,
-                segment: Segment::random(rng, false),
+                segment: Segment::random(rng, protocol, false),
             },
-            _ => Self::Reply { flow: rng.u8(..), segment: Segment::random(rng, true) },
+            _ => Self::Reply { flow: rng.u8(..), segment: Segment::random(rng, protocol, true) },
         }
     }
 }

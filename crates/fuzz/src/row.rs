@@ -35,7 +35,10 @@ pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> Stri
 fn source(action: Action) -> String {
     let debug = format!("Action::{action:?}");
     let names = [
+        ("protocol: ", "protocol: Protocol::"),
         ("flags: ", "flags: Flags::"),
+        ("chunk: ", "chunk: Chunk::"),
+        ("tag: ", "tag: Tag::"),
         ("what: ", "what: Foreign::"),
         ("sender: ", "sender: Sender::"),
         ("damage: ", "damage: Damage::"),

@@ -29,7 +29,7 @@ pub use self::{fragments::Pieces, tables::sound};
 use crate::{
     action::{Action, Point},
     model::{Flow, From, Model},
-    segment::Segment,
+    segment::{Protocol, Segment},
     topology::{self, CLIENT_PORTS, CLIENTS},
 };
 
@@ -64,6 +64,9 @@ pub struct Totals {
     pub translated: u64,
     pub flows: u64,
     pub unchanged: u64,
+    /// SCTP: associations that were assured, and restarts that were accepted.
+    pub associations: u64,
+    pub restarts: u64,
 }
 
 /// Number of actions of one sequence.
@@ -88,7 +91,8 @@ pub fn fuzz(
     mut enough: impl FnMut(&Totals) -> bool,
 ) -> Result<(), Box<(Vec<Action>, Difference)>> {
     while !enough(totals) {
-        let mut actions: Vec<_> = (0..LENGTH).map(|_| Action::random(rng)).collect();
+        let favourite = Protocol::favourite(rng);
+        let mut actions: Vec<_> = (0..LENGTH).map(|_| Action::random(rng, favourite)).collect();
         if pauses {
             for _ in 0..rng.usize(..PAUSES) {
                 actions.insert(rng.usize(..LENGTH), Action::pause(rng));
@@ -160,11 +164,13 @@ impl Run<'_> {
                 let client = self.client(client, port);
                 self.request(client, service.into(), segment)
             }
-            Action::Reply { flow, segment } => match self.flow(flow, segment.tcp) {
+            Action::Reply { flow, segment } => match self.flow(flow, segment.protocol) {
                 Some(index) => self.reply(index, segment),
                 None => Ok(()),
             },
-            Action::Foreign { what, client, tcp } => self.foreign(what, self.client(client, 0), tcp),
+            Action::Foreign { what, client, protocol } => {
+                self.foreign(what, self.client(client, 0), protocol)
+            }
             Action::Malformed { damage, sender, segment } => self.malformed(damage, sender, segment),
             Action::Error { sender, segment, kind, quoted, fault } => {
                 self.error(sender, segment, kind, quoted, fault)
@@ -180,7 +186,7 @@ impl Run<'_> {
             }
             Action::Sweep => self.sweep(None).map(drop),
             Action::Retire { service, endpoint } => self.retire(service.into(), endpoint.into()),
-            Action::Expiring { ttl, sender, tcp } => self.expiring(ttl, sender, tcp),
+            Action::Expiring { ttl, sender, protocol } => self.expiring(ttl, sender, protocol),
             Action::Service { service, change } => {
                 let of = &mut self.model.services[usize::from(service)];
                 change.apply(of, u32::from(service) + 1, self.harness);
@@ -195,9 +201,10 @@ impl Run<'_> {
     }
 
     /// Returns a flow of this protocol by its age.
-    fn flow(&self, flow: u8, tcp: bool) -> Option<usize> {
-        let flows: Vec<_> =
-            (0..self.model.flows.len()).filter(|index| self.model.flows[*index].tcp == tcp).collect();
+    fn flow(&self, flow: u8, protocol: Protocol) -> Option<usize> {
+        let flows: Vec<_> = (0..self.model.flows.len())
+            .filter(|index| self.model.flows[*index].protocol == protocol)
+            .collect();
         flows.get(usize::from(flow).checked_rem(flows.len())?).copied()
     }
 
@@ -235,10 +242,34 @@ impl Run<'_> {
         difference(sent, &ran.frame).map_or(Ok(()), Err)
     }
 
-    /// Records a packet that was translated, with its sequence number, as it was sent.
-    fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32, sent: &Packet) {
-        self.model.translated(index, from, segment, sequence);
+    /// Records a packet that was translated, with its numbers, as it was sent.
+    fn translated(
+        &mut self,
+        index: usize,
+        from: From,
+        (segment, numbers): (Segment, (u32, u32)),
+        sent: &Packet,
+    ) -> Result<(), String> {
+        let begins = match (from, self.model.begins_anew(index, segment, numbers)) {
+            (From::Endpoint, _) => false,
+            (From::Client, Some(begins)) => begins,
+            (From::Client, None) => self.request_entry(index)?.tags.0 == numbers.1,
+        };
+        let before = self.model.flows[index];
+        self.model.translated(index, from, segment, numbers, begins);
+        let (before, after) = (before.association, self.model.flows[index].association);
+        self.totals.associations += u64::from(after.assured && !before.assured);
+        self.totals.restarts += u64::from(before.assured && before.client != after.client);
         self.count(index, from, sent);
+        Ok(())
+    }
+
+    /// Returns the request entry of a flow.
+    fn request_entry(&self, index: usize) -> Result<FlowEntry, String> {
+        let flow = &self.model.flows[index];
+        let entries = self.harness.flows(self.path.family);
+        let request = entries.iter().find(|entry| flow.has_request(entry));
+        request.copied().ok_or_else(|| "its request entry is gone".to_owned())
     }
 
     /// Counts a packet that was translated.

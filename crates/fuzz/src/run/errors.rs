@@ -17,7 +17,7 @@ use super::Run;
 use crate::{
     action::{Fault, Sender},
     model::{Flow, From},
-    segment::{Segment, end, packet},
+    segment::{Protocol, Segment, end, packet},
     topology::TARGET,
 };
 
@@ -74,9 +74,9 @@ impl Run<'_> {
         let index = match sender {
             Sender::Client { client, port, service } => {
                 let frontend = self.model.services[usize::from(service)].at(self.path.family);
-                self.model.find(segment.tcp, self.client(client, port), frontend)
+                self.model.find(segment.protocol, self.client(client, port), frontend)
             }
-            Sender::Endpoint { flow } => self.flow(flow, segment.tcp),
+            Sender::Endpoint { flow } => self.flow(flow, segment.protocol),
         };
         let Some(index) = index else { return Ok(()) };
         let flow = self.model.flows[index];
@@ -90,7 +90,7 @@ impl Run<'_> {
             Family::V4 => KINDS4[usize::from(kind) % KINDS4.len()],
             Family::V6 => KINDS6[usize::from(kind) % KINDS6.len()],
         };
-        let length = self.quote(&parts.seen, segment.tcp, quoted, fault);
+        let length = self.quote(&parts.seen, segment.protocol, quoted, fault);
         let sent = self.errors(&flow, requests, kind, &parts, length);
         let frame = self.faulty(&flow, requests, &sent, &parts, fault);
         match (fault, requests, flow.endpoint.way) {
@@ -154,7 +154,7 @@ impl Run<'_> {
 
     /// Returns the length of the quoted part of the packet: at least its IP header and eight bytes
     /// (RFC 792).
-    fn quote(&self, seen: &Packet, tcp: bool, quoted: u8, fault: Fault) -> usize {
+    fn quote(&self, seen: &Packet, protocol: Protocol, quoted: u8, fault: Fault) -> usize {
         let whole = seen.bytes().len() - 14;
         let least = 8 + if self.path.family == Family::V4 { 20 } else { 40 };
         if fault == Fault::Short {
@@ -162,7 +162,7 @@ impl Run<'_> {
         }
         match least + usize::from(quoted) % (whole - least + 1) {
             // Half a checksum cannot be verified.
-            length if tcp && length == least + 9 => length - 1,
+            length if protocol == Protocol::Tcp && length == least + 9 => length - 1,
             length => length,
         }
     }
@@ -170,8 +170,15 @@ impl Run<'_> {
     fn errors(&self, flow: &Flow, requests: bool, kind: Kind, parts: &Parts, length: usize) -> Sent {
         let of = |from: IpAddr, about: &Packet| {
             let (kind, code, rest) = kind;
+            let mut quoted = about.bytes();
+            if matches!(about.transport, Transport::Sctp { .. }) {
+                // Hosts check only ports and tag of a quoted packet (RFC 9260 section 10): its CRC
+                // stays as it was sent.
+                let sum = quoted.len() - about.payload.len() - 4..quoted.len() - about.payload.len();
+                quoted[sum.clone()].copy_from_slice(&parts.seen.bytes()[sum]);
+            }
             Packet::new(from, about.source, Transport::Icmp { kind, code, rest })
-                .payload(&about.bytes()[14..][..length])
+                .payload(&quoted[14..][..length])
         };
         let (packet, wanted) = (of(parts.from, &parts.seen), of(parts.known_from, &parts.known));
         let client = (Spot::Router.mac(), Device::Eth0.mac());

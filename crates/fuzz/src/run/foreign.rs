@@ -11,25 +11,26 @@ use traffic_policy_testing::{
 use super::Run;
 use crate::{
     action::Foreign,
-    segment::{Flags, Number, Segment, packet},
+    segment::{Chunk, Flags, Protocol, Segment, packet},
     topology::POOL,
 };
 
 impl Run<'_> {
-    pub(super) fn foreign(&mut self, what: Foreign, client: SocketAddr, tcp: bool) -> Result<(), String> {
+    pub(super) fn foreign(
+        &mut self,
+        what: Foreign,
+        client: SocketAddr,
+        protocol: Protocol,
+    ) -> Result<(), String> {
         let family = self.path.family;
         let to = |port| SocketAddr::new(Spot::Node.of(family), port);
-        let segment = Segment {
-            tcp,
-            flags: Flags::Syn,
-            sequence: Number::Right,
-            acknowledgement: Number::Right,
-            payload: 40,
-        };
+        let segment = Segment { payload: 40, ..Segment::plain(protocol, Flags::Syn, Chunk::Init) };
+        // A SYN, or an INIT without a verification tag.
+        let numbers = if protocol == Protocol::Sctp { (0, 1) } else { (1, 0) };
         // No client of this run uses this port.
         let stranger = SocketAddr::new(client.ip(), 1234);
         let make =
-            |port| packet(stranger, to(port), segment, (1, 0)).macs(Spot::Router.mac(), Device::Eth0.mac());
+            |port| packet(stranger, to(port), segment, numbers).macs(Spot::Router.mac(), Device::Eth0.mac());
         let node_port = self.model.services[0].port;
         let sent = match what {
             Foreign::OtherPort => make(22),

@@ -4,7 +4,8 @@
 //! to the flow of the last first fragment of their addresses and identification (RFC 791 section
 //! 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass while there is none:
 //! they are not queued here. A first fragment of TCP without the whole fixed header counts as none
-//! (RFC 1858).
+//! (RFC 1858), and so does one of SCTP without the header of its first chunk. The first fragment of
+//! an SCTP packet whose ports would change is dropped: the checksum covers the others as well.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,20 +22,24 @@ use super::{
 };
 use crate::{
     action::Sender,
-    model::{Flow, From},
-    segment::{Flags, Segment},
+    model::{Expected, Flow, From},
+    segment::{Chunk, Flags, Protocol, Segment},
+    topology::TARGET,
 };
 
 /// The key that the fragments of one packet share: addresses, identification, and, for IPv4, the
 /// protocol.
-pub(super) type Key = (IpAddr, IpAddr, u16, Option<bool>);
+pub(super) type Key = (IpAddr, IpAddr, u16, Option<Protocol>);
 
 /// The packet that later fragments belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    tcp: bool,
+    protocol: Protocol,
     source: u16,
     destination: u16,
+    /// Whether the first fragment belongs to the association for certain: the others keep it alive
+    /// with it.
+    belongs: bool,
 }
 
 /// Cuts of a packet, and the order of its fragments.
@@ -58,8 +63,9 @@ impl Run<'_> {
         let handshake = matches!(segment.flags, Flags::Syn | Flags::SynAck);
         // Only whole segments end a connection.
         let flags = if handshake { segment.flags } else { Flags::Ack };
-        let payload = if segment.tcp && handshake { 0 } else { segment.payload };
-        let segment = Segment { flags, payload, ..segment };
+        let chunk = if segment.chunk == Chunk::Init { Chunk::Init } else { Chunk::Data };
+        let payload = if segment.protocol == Protocol::Tcp && handshake { 0 } else { segment.payload };
+        let segment = Segment { flags, chunk, payload, ..segment };
         let Some(mut offer) = self.offer(sender, segment) else { return Ok(()) };
         if !pieces.again {
             self.identification += 2;
@@ -83,7 +89,7 @@ impl Run<'_> {
             if number == 0 {
                 self.first(&offer, at, size)?;
             } else {
-                self.later(at, &whole, &whole.fragments(size).swap_remove(number))?;
+                self.later(segment.protocol, at, &whole, &whole.fragments(size).swap_remove(number))?;
             }
         }
         Ok(())
@@ -93,46 +99,84 @@ impl Run<'_> {
     fn first(&mut self, offer: &Offer, (hook, device): (Hook, Device), size: usize) -> Result<(), String> {
         let whole = offer.packet();
         let first = piece(whole, Some(size));
-        let tcp = matches!(whole.transport, Transport::Tcp(_));
-        if tcp && size < 20 {
+        let protocol = offer.segment().protocol;
+        let least = match protocol {
+            Protocol::Tcp => 20,
+            Protocol::Udp => 8,
+            Protocol::Sctp => 16,
+        };
+        if size < least {
             return self.passes(hook, device, &first.bytes());
         }
         let ran = self.run(hook, device, &first);
-        match offer {
+        let (from, expected) = match offer {
             Offer::Request(request) => {
-                let client = request.client.ip();
-                let expected = self.model.request(client, request.flow, request.service, request.segment);
-                self.became(request, expected, &ran)?;
+                let (client, packet) = (request.client.ip(), (request.segment, request.numbers));
+                let expected = self.model.request(client, request.flow, request.service, packet);
+                (From::Client, expected)
             }
+            Offer::Reply(reply) => {
+                (From::Endpoint, self.model.reply(reply.flow, (reply.segment, reply.numbers)))
+            }
+        };
+        if let Expected::Translated(index) = expected
+            && self.is_cut(index, offer)
+        {
+            self.model.seen(index, from, offer.segment(), offer.numbers());
+            return if ran.outcome == "dropped-sctp-fragment" {
+                Ok(())
+            } else {
+                Err(format!("{}, but its checksum covers other fragments", ran.outcome))
+            };
+        }
+        match offer {
+            Offer::Request(request) => self.became(request, expected, &ran)?,
             Offer::Reply(reply) => self.came_back(reply, &ran)?,
         }
         if matches!(ran.outcome, "forwarded" | "delivered" | "replied" | "replied-local") {
             let (source, destination) = ports(whole);
-            self.records.insert(self.key(whole), Record { tcp, source, destination });
+            let now = self.model.now();
+            let belongs = matches!(expected, Expected::Translated(index)
+                if self.model.flows[index].belonged == now);
+            let key = self.key(whole, protocol);
+            self.records.insert(key, Record { protocol, source, destination, belongs });
         }
         Ok(())
     }
 
-    fn key(&self, whole: &Packet) -> Key {
-        let tcp = matches!(whole.transport, Transport::Tcp(_));
-        let protocol = (self.path.family == Family::V4).then_some(tcp);
+    /// Whether this node changes the ports of a packet of a flow, and with them a checksum that
+    /// covers the whole packet, of which this is only the first fragment.
+    fn is_cut(&self, index: usize, offer: &Offer) -> bool {
+        let flow = &self.model.flows[index];
+        let ends = ((flow.client.port(), flow.frontend.port()), (flow.source.port(), TARGET));
+        offer.segment().protocol == Protocol::Sctp && ends.0 != ends.1
+    }
+
+    fn key(&self, whole: &Packet, protocol: Protocol) -> Key {
+        let protocol = (self.path.family == Family::V4).then_some(protocol);
         (whole.source, whole.destination, whole.label, protocol)
     }
 
-    fn later(&mut self, (hook, device): (Hook, Device), whole: &Packet, sent: &Packet) -> Result<(), String> {
-        let Some(record) = self.records.get(&self.key(whole)).copied() else {
+    fn later(
+        &mut self,
+        protocol: Protocol,
+        (hook, device): (Hook, Device),
+        whole: &Packet,
+        sent: &Packet,
+    ) -> Result<(), String> {
+        let Some(record) = self.records.get(&self.key(whole, protocol)).copied() else {
             return self.passes(hook, device, &sent.bytes());
         };
         let from = SocketAddr::new(whole.source, record.source);
         let to = SocketAddr::new(whole.destination, record.destination);
         let family = self.path.family;
         let of_endpoint =
-            |flow: &Flow| (flow.tcp, flow.target(family), flow.source) == (record.tcp, from, to);
-        let request = self.model.find(record.tcp, from, to).map(|index| (index, From::Client));
+            |flow: &Flow| (flow.protocol, flow.target(family), flow.source) == (record.protocol, from, to);
+        let request = self.model.find(record.protocol, from, to).map(|index| (index, From::Client));
         let reply = || Some((self.model.flows.iter().position(of_endpoint)?, From::Endpoint));
         let Some((index, side)) = request.or_else(reply) else {
             let clock = self.model.clock;
-            let left = self.model.stale.iter_mut().find(|each| each.is(record.tcp, to, from));
+            let left = self.model.stale.iter_mut().find(|each| each.is(record.protocol, to, from));
             if let Some(stale) = left {
                 // The entry that the flow has left may still be found.
                 (stale.last, stale.found_over) = (clock, 0);
@@ -150,6 +194,9 @@ impl Run<'_> {
         }
         if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
             return Err(difference);
+        }
+        if record.protocol == Protocol::Sctp {
+            self.model.flows[index].belongs = record.belongs;
         }
         self.count(index, side, sent);
         Ok(())
@@ -175,9 +222,9 @@ fn translated(flow: &Flow, side: From, sent: &Packet, family: Family) -> (&'stat
 
 fn ports(packet: &Packet) -> (u16, u16) {
     match packet.transport {
-        Transport::Tcp(Tcp { source, destination, .. }) | Transport::Udp { source, destination, .. } => {
-            (source, destination)
-        }
+        Transport::Tcp(Tcp { source, destination, .. })
+        | Transport::Udp { source, destination, .. }
+        | Transport::Sctp { source, destination, .. } => (source, destination),
         _ => (0, 0),
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     action::Sender,
     damage::Damage,
     model::{Expected, From},
-    segment::{Flags, Number, Segment},
+    segment::{Chunk, Flags, Protocol, Segment},
 };
 
 impl Run<'_> {
@@ -30,24 +30,20 @@ impl Run<'_> {
     /// error (RFC 1812 section 5.3.1). As in netfilter, the flow has seen the packet nevertheless:
     /// conntrack precedes routing. Packets for an endpoint of this node go to the stack, which
     /// decrements the TTL itself.
-    pub(super) fn expiring(&mut self, ttl: u8, sender: Sender, tcp: bool) -> Result<(), String> {
-        let segment = |flags| Segment {
-            tcp,
-            flags,
-            sequence: Number::Right,
-            acknowledgement: Number::Right,
-            payload: 0,
-        };
+    pub(super) fn expiring(&mut self, ttl: u8, sender: Sender, protocol: Protocol) -> Result<(), String> {
+        let segment = |flags, chunk| Segment::plain(protocol, flags, chunk);
+        let goes_on = segment(Flags::Ack, Chunk::Data);
         match sender {
             Sender::Client { client, port, service } => {
                 let (client, service) = (self.client(client, port), usize::from(service));
                 let frontend = self.model.services[service].at(self.path.family);
-                let known = self.model.find(tcp, client, frontend).is_some();
-                let segment = segment(if known { Flags::Ack } else { Flags::Syn });
+                let known = self.model.find(protocol, client, frontend).is_some();
+                let segment = if known { goes_on } else { segment(Flags::Syn, Chunk::Init) };
                 let mut request = self.to_service(client, service, segment);
                 request.packet.ttl = ttl;
                 let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
-                let expected = self.model.request(client.ip(), request.flow, service, segment);
+                let expected =
+                    self.model.request(client.ip(), request.flow, service, (segment, request.numbers));
                 let remote = match expected {
                     Expected::New(_) => {
                         let candidates = self.model.candidates(client.ip(), service);
@@ -66,23 +62,23 @@ impl Run<'_> {
                     }
                 }
                 if let Expected::Translated(index) = expected {
-                    self.model.seen(index, From::Client, segment, request.numbers.0);
+                    self.model.seen(index, From::Client, segment, request.numbers);
                 }
                 must_expire(&ran)
             }
             Sender::Endpoint { flow } => {
-                let Some(index) = self.flow(flow, tcp) else { return Ok(()) };
-                let mut reply = self.endpoint_reply(index, segment(Flags::Ack));
+                let Some(index) = self.flow(flow, protocol) else { return Ok(()) };
+                let mut reply = self.endpoint_reply(index, goes_on);
                 reply.packet.ttl = ttl;
                 let (hook, device) = self.endpoint_side(&self.model.flows[index]);
-                let expected = self.model.reply(index, reply.segment);
+                let expected = self.model.reply(index, (reply.segment, reply.numbers));
                 let ran = self.run(hook, device, &reply.packet);
                 let passes = matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed");
                 if self.model.flows[index].endpoint.way.is_none() || expected == Expected::Unchanged || passes
                 {
                     return self.came_back(&reply, &ran);
                 }
-                self.model.seen(index, From::Endpoint, reply.segment, reply.numbers.0);
+                self.model.seen(index, From::Endpoint, reply.segment, reply.numbers);
                 must_expire(&ran)
             }
         }

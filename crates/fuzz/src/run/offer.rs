@@ -6,7 +6,10 @@ use traffic_policy_testing::{
 };
 
 use super::{Run, replies::Reply, requests::Request};
-use crate::{action::Sender, segment::Segment};
+use crate::{
+    action::Sender,
+    segment::{Chunk, Segment},
+};
 
 pub(super) enum Offer {
     Request(Request),
@@ -21,12 +24,29 @@ impl Offer {
         }
     }
 
+    pub fn segment(&self) -> Segment {
+        match self {
+            Self::Request(request) => request.segment,
+            Self::Reply(reply) => reply.segment,
+        }
+    }
+
+    pub fn numbers(&self) -> (u32, u32) {
+        match self {
+            Self::Request(request) => request.numbers,
+            Self::Reply(reply) => reply.numbers,
+        }
+    }
+
     /// Reduces the offer to a first fragment of this number of bytes, with this identification.
     pub fn cut(&mut self, identification: u16, bytes: usize) {
-        let (packet, size) = match self {
-            Self::Request(request) => (&mut request.packet, &mut request.size),
-            Self::Reply(reply) => (&mut reply.packet, &mut reply.size),
+        let (packet, segment, size) = match self {
+            Self::Request(request) => (&mut request.packet, &mut request.segment, &mut request.size),
+            Self::Reply(reply) => (&mut reply.packet, &mut reply.segment, &mut reply.size),
         };
+        if segment.chunk == Chunk::Init {
+            segment.chunk = Chunk::BundledInit;
+        }
         packet.label = identification;
         packet.dont_fragment = false;
         *size = Some(bytes);
@@ -49,7 +69,7 @@ impl Run<'_> {
                 Offer::Request(self.to_service(self.client(client, port), service.into(), segment))
             }
             Sender::Endpoint { flow } => {
-                Offer::Reply(self.endpoint_reply(self.flow(flow, segment.tcp)?, segment))
+                Offer::Reply(self.endpoint_reply(self.flow(flow, segment.protocol)?, segment))
             }
         })
     }

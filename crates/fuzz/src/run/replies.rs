@@ -41,7 +41,7 @@ impl Run<'_> {
     }
 
     pub(super) fn came_back(&mut self, reply: &Reply, ran: &Ran) -> Result<(), String> {
-        let expected = self.model.reply(reply.flow, reply.segment);
+        let expected = self.model.reply(reply.flow, (reply.segment, reply.numbers));
         let sent = piece(&reply.packet, reply.size);
         if expected == Expected::Unchanged
             || matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed")
@@ -58,8 +58,7 @@ impl Run<'_> {
         if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
             return Err(difference);
         }
-        self.translated(reply.flow, From::Endpoint, reply.segment, reply.numbers.0, &sent);
-        Ok(())
+        self.translated(reply.flow, From::Endpoint, (reply.segment, reply.numbers), &sent)
     }
 
     /// Returns an endpoint's packet as it must leave by a flow.

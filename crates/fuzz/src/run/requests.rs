@@ -31,7 +31,7 @@ pub(super) struct Request {
 impl Run<'_> {
     pub(super) fn to_service(&self, client: SocketAddr, service: usize, segment: Segment) -> Request {
         let frontend = self.model.services[service].at(self.path.family);
-        let flow = self.model.find(segment.tcp, client, frontend);
+        let flow = self.model.find(segment.protocol, client, frontend);
         let numbers = self.model.request_numbers(flow, segment);
         let packet = packet(client, frontend, segment, numbers).macs(Spot::Router.mac(), Device::Eth0.mac());
         Request { client, frontend, service, segment, flow, numbers, packet, size: None }
@@ -45,7 +45,7 @@ impl Run<'_> {
     ) -> Result<(), String> {
         let request = self.to_service(client, service, segment);
         let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
-        let expected = self.model.request(client.ip(), request.flow, service, segment);
+        let expected = self.model.request(client.ip(), request.flow, service, (segment, request.numbers));
         self.became(&request, expected, &ran)
     }
 
@@ -63,14 +63,13 @@ impl Run<'_> {
             Expected::New(replaced) => self.begun(replaced, request, ran),
             Expected::Translated(index) => {
                 self.requested(index, request, ran)?;
-                self.went(index, request);
-                Ok(())
+                self.went(index, request)
             }
             Expected::Either(index) => {
                 let kept = self.requested(index, request, ran);
-                if kept.is_ok() && self.keeps(index)? {
-                    self.went(index, request);
-                    return Ok(());
+                // A new one has counted only this packet.
+                if kept.is_ok() && self.request_entry(index)?.packets > 1 {
+                    return self.went(index, request);
                 }
                 let anew = self.model.new_flow(request.client.ip(), request.service, Some(index));
                 self.became(request, anew, ran).map_err(|error| match kept {
@@ -83,19 +82,9 @@ impl Run<'_> {
     }
 
     /// Records a request that was translated by an existing flow.
-    fn went(&mut self, index: usize, request: &Request) {
+    fn went(&mut self, index: usize, request: &Request) -> Result<(), String> {
         let sent = piece(&request.packet, request.size);
-        self.translated(index, From::Client, request.segment, request.numbers.0, &sent);
-    }
-
-    /// Whether a flow's request entry is still that of the previous connection: a new one has
-    /// counted only this packet.
-    fn keeps(&self, index: usize) -> Result<bool, String> {
-        let flow = &self.model.flows[index];
-        let entries = self.harness.flows(self.path.family);
-        let request =
-            entries.iter().find(|entry| flow.has_request(entry)).ok_or("its request entry is gone")?;
-        Ok(request.packets > 1)
+        self.translated(index, From::Client, (request.segment, request.numbers), &sent)
     }
 
     /// Returns a client's packet as it must leave by a flow.
@@ -120,20 +109,22 @@ impl Run<'_> {
 
     fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
         let &Request { client, frontend, service, segment, numbers, .. } = request;
-        let tcp = segment.tcp;
+        let protocol = segment.protocol;
         let candidates = self.model.candidates(client.ip(), service);
         if ran.outcome == "dropped-no-snat-port" {
             let full = candidates
                 .iter()
-                .any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint, replaced));
+                .any(|endpoint| self.model.may_be_exhausted(protocol, client, *endpoint, replaced));
             self.model.chosen(client.ip(), service, None);
             return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
         }
         self.totals.flows += 1;
         let entries = self.harness.flows(self.path.family);
-        let protocol = if tcp { 6 } else { 17 };
         let made = entries.iter().find(|entry| {
-            entry.is_request() && entry.protocol == protocol && entry.from == client && entry.to == frontend
+            entry.is_request()
+                && entry.protocol == protocol.number()
+                && entry.from == client
+                && entry.to == frontend
         });
         let Some(made) = made else { return Err(format!("{}: no flow was made", ran.outcome)) };
         let of = |endpoint: &&Endpoint| endpoint.spot.of(self.path.family) == made.new_to.ip();
@@ -150,7 +141,7 @@ impl Run<'_> {
         if source.ip() != address || !port_fits {
             return Err(format!("{source} is not what the endpoint should see"));
         }
-        let flow = NewFlow { tcp, service, client, frontend, endpoint, source, sequence: numbers.0 };
+        let flow = NewFlow { protocol, service, client, frontend, endpoint, source, numbers };
         self.model.begin(replaced, flow)?;
         let index = self.model.flows.len() - 1;
         self.requested(index, request, ran)?;

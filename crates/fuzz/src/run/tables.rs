@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 
-use traffic_policy_ebpf::tcp::{ASSURED, FIN, RST};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, RST};
 use traffic_policy_testing::{harness::FlowEntry, lab::Family};
 
 use super::Run;
-use crate::model::{Count, Ended, Flow, From, Stale};
+use crate::{
+    model::{Association, Count, Ended, Flow, From, Stale},
+    segment::Protocol,
+};
 
 /// Whether an entry is the reply entry of a request entry.
 pub fn is_reply_of(reply: &FlowEntry, request: &FlowEntry) -> bool {
@@ -36,17 +39,15 @@ pub fn sound(entries: &[FlowEntry]) -> Result<(), String> {
 
 impl Flow {
     pub(super) fn has_request(&self, entry: &FlowEntry) -> bool {
-        let protocol = if self.tcp { 6 } else { 17 };
         entry.is_request()
-            && entry.protocol == protocol
+            && entry.protocol == self.protocol.number()
             && entry.from == self.client
             && entry.to == self.frontend
     }
 
     pub(super) fn has_reply(&self, entry: &FlowEntry, family: Family) -> bool {
-        let protocol = if self.tcp { 6 } else { 17 };
         !entry.is_request()
-            && entry.protocol == protocol
+            && entry.protocol == self.protocol.number()
             && (entry.from, entry.to) == (self.target(family), self.source)
     }
 
@@ -65,7 +66,10 @@ impl Flow {
         if assured != self.assured {
             return Err(format!("assured: {assured}, but {self:?}"));
         }
-        if !self.tcp || !assured || self.ended == Ended::Unspecified {
+        if self.protocol == Protocol::Sctp {
+            return self.compare_association(request, reply);
+        }
+        if self.protocol == Protocol::Udp || !assured || self.ended == Ended::Unspecified {
             return Ok(());
         }
         for (entry, host) in [request, reply].into_iter().zip(&self.hosts) {
@@ -75,7 +79,34 @@ impl Flow {
         }
         Ok(())
     }
+
+    /// Compares the tags and the states of an association.
+    fn compare_association(&self, request: &FlowEntry, reply: &FlowEntry) -> Result<(), String> {
+        let Association { client, endpoint, asked, answered, assured, shut, over, .. } = self.association;
+        let endpoint = endpoint.unwrap_or(0);
+        let tags = (request.tags, reply.tags);
+        if tags != ((client, endpoint), (endpoint, client)) {
+            return Err(format!("tags {tags:x?}, but {self:x?}"));
+        }
+        let restart = u32::from_be(request.asked);
+        if assured && restart != asked.unwrap_or(0) {
+            return Err(format!("a restart with the tag {restart:#x}, but {self:x?}"));
+        }
+        let bits = |from: From| {
+            let of = |is: bool, bit| if is { bit } else { 0 };
+            of(assured, ASSURED) | of(shut[from as usize], FIN) | of(over[from as usize], RST)
+        };
+        let wanted = (bits(From::Client), bits(From::Endpoint) | if answered { ANSWERED } else { 0 });
+        let states = (request.state & STATES, reply.state & STATES);
+        if states != wanted {
+            return Err(format!("states {states:x?} instead of {wanted:x?} of {self:x?}"));
+        }
+        Ok(())
+    }
 }
+
+/// The bits of a state that packets set.
+const STATES: u8 = ASSURED | ANSWERED | FIN | RST;
 
 impl Run<'_> {
     /// Verifies that the flow table holds the model's flows, each with both entries, and no others.
@@ -100,7 +131,9 @@ impl Run<'_> {
             return Err(format!("{} request entries of {} flows", requests.len(), self.model.flows.len()));
         }
         for entry in entries.iter().filter(|entry| !entry.is_request()) {
-            let stale = |each: &Stale| each.is(entry.protocol == 6, entry.to, entry.from);
+            let stale = |each: &Stale| {
+                (each.protocol.number(), each.source, each.target) == (entry.protocol, entry.to, entry.from)
+            };
             if !requests.iter().any(|request| is_reply_of(entry, request))
                 && !self.model.stale.iter().any(stale)
             {
