@@ -8,7 +8,6 @@ use fastrand::Rng;
 use crate::{
     damage::Damage,
     model::STEPS,
-    run::Pieces,
     segment::{Protocol, Segment},
     topology::{CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES},
 };
@@ -35,6 +34,17 @@ pub enum Sender {
     Client { client: u8, port: u8, service: u8 },
     /// The endpoint of a flow, which is selected by its age.
     Endpoint { flow: u8 },
+}
+
+/// Cuts of a packet, and the order of its fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Size of a fragment, in units of eight bytes.
+    pub size: u8,
+    /// Seed of the order, and of the choice of the fragment that comes twice.
+    pub order: u8,
+    /// Whether the identification is that of the previous packet, as if they overlapped.
+    pub again: bool,
 }
 
 /// Defect of an ICMP error.

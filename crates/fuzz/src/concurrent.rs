@@ -16,9 +16,11 @@ use traffic_policy_testing::{
 
 use crate::{
     model::{STEPS, TIMEOUTS},
-    run::{Path, Totals, sound},
+    path::Path,
+    run::sound,
     segment::{Chunk, Flags, Protocol, Segment, packet},
     topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
+    totals::Totals,
 };
 
 /// Number of rounds of one sequence; [`PACKETS`] is the number of packets of a round on each CPU.

@@ -19,14 +19,18 @@ pub mod action;
 pub mod concurrent;
 pub mod damage;
 pub mod model;
+pub mod path;
 pub mod row;
 pub mod run;
 pub mod segment;
 pub mod shrink;
 pub mod topology;
+pub mod totals;
 
 pub use self::{
     action::Action,
-    run::{Difference, Path, Totals, check, fuzz},
+    path::Path,
+    run::{Difference, check, fuzz},
     shrink::shrink,
+    totals::Totals,
 };

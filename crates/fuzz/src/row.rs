@@ -4,10 +4,7 @@ use std::fmt::Write as _;
 
 use traffic_policy_testing::packet::render;
 
-use crate::{
-    action::Action,
-    run::{Difference, Path},
-};
+use crate::{action::Action, path::Path, run::Difference};
 
 /// Returns the actions, the difference, the packet, and a test that repeats them.
 pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> String {

@@ -3,17 +3,19 @@
 use traffic_policy_testing::harness::Harness;
 
 use crate::{
-    action::Action,
-    run::{Difference, Path, Pieces, Totals, check},
+    action::{Action, Pieces},
+    path::Path,
+    run::{Difference, check},
     segment::{Number, Segment, Tag},
+    totals::Totals,
 };
 
 /// Number of times that a sequence is repeated before it counts as one without a difference.
 const TRIES: usize = 3;
 
 /// Leaves out every action that is not needed for a difference: first those after it, then ever
-/// smaller pieces, then payloads, wrong numbers and wrong tags. The difference may turn into another
-/// one meanwhile.
+/// smaller pieces, then payloads, wrong numbers and wrong tags. The difference may turn into
+/// another one meanwhile.
 pub fn shrink(
     harness: &mut Harness,
     path: Path,

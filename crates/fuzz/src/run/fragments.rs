@@ -7,7 +7,10 @@
 //! (RFC 1858), and so does one of SCTP without the header of its first chunk. The first fragment of
 //! an SCTP packet whose ports would change is dropped: the checksum covers the others as well.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use fastrand::Rng;
 use traffic_policy_testing::{
@@ -17,11 +20,12 @@ use traffic_policy_testing::{
 };
 
 use super::{
-    Run,
+    compared::Compared,
     offer::{Offer, piece},
+    replies, requests,
 };
 use crate::{
-    action::Sender,
+    action::{Pieces, Sender},
     model::{Expected, Flow, From},
     segment::{Chunk, Flags, Protocol, Segment},
     topology::TARGET,
@@ -29,11 +33,11 @@ use crate::{
 
 /// The key that the fragments of one packet share: addresses, identification, and, for IPv4, the
 /// protocol.
-pub(super) type Key = (IpAddr, IpAddr, u16, Option<Protocol>);
+type Key = (IpAddr, IpAddr, u16, Option<Protocol>);
 
 /// The packet that later fragments belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+struct Record {
     protocol: Protocol,
     source: u16,
     destination: u16,
@@ -42,20 +46,24 @@ pub(super) struct Record {
     belongs: bool,
 }
 
-/// Cuts of a packet, and the order of its fragments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
-    /// Size of a fragment, in units of eight bytes.
-    pub size: u8,
-    /// Seed of the order, and of the choice of the fragment that comes twice.
-    pub order: u8,
-    /// Whether the identification is that of the previous packet, as if they overlapped.
-    pub again: bool,
+/// Fragments of a run.
+pub struct Fragments {
+    /// Identification of the last packet in fragments: an odd number, which [`super::foreign`] does
+    /// not use.
+    identification: u16,
+    records: HashMap<Key, Record>,
 }
 
-impl Run<'_> {
-    pub(super) fn fragments(
+impl Fragments {
+    /// Returns the state before the first packet.
+    pub fn new() -> Self {
+        Self { identification: 1, records: HashMap::new() }
+    }
+
+    /// Sends a packet in fragments.
+    pub fn send(
         &mut self,
+        compared: &mut Compared<'_>,
         sender: Sender,
         segment: Segment,
         pieces: Pieces,
@@ -66,7 +74,7 @@ impl Run<'_> {
         let chunk = if segment.chunk == Chunk::Init { Chunk::Init } else { Chunk::Data };
         let payload = if segment.protocol == Protocol::Tcp && handshake { 0 } else { segment.payload };
         let segment = Segment { flags, chunk, payload, ..segment };
-        let Some(mut offer) = self.offer(sender, segment) else { return Ok(()) };
+        let Some(mut offer) = Offer::of(compared, sender, segment) else { return Ok(()) };
         if !pieces.again {
             self.identification += 2;
         }
@@ -84,19 +92,31 @@ impl Run<'_> {
         }
         // The first fragment is not repeated: it would be a packet of its own.
         order.push(rng.usize(1..count));
-        let at = self.place(&offer);
+        let at = offer.place(compared);
         for number in order {
             if number == 0 {
-                self.first(&offer, at, size)?;
+                self.first(compared, &offer, at, size)?;
             } else {
-                self.later(segment.protocol, at, &whole, &whole.fragments(size).swap_remove(number))?;
+                self.later(
+                    compared,
+                    segment.protocol,
+                    at,
+                    &whole,
+                    &whole.fragments(size).swap_remove(number),
+                )?;
             }
         }
         Ok(())
     }
 
     /// Sends the first fragment, which is judged like the packet itself.
-    fn first(&mut self, offer: &Offer, (hook, device): (Hook, Device), size: usize) -> Result<(), String> {
+    fn first(
+        &mut self,
+        compared: &mut Compared<'_>,
+        offer: &Offer,
+        (hook, device): (Hook, Device),
+        size: usize,
+    ) -> Result<(), String> {
         let whole = offer.packet();
         let first = piece(whole, Some(size));
         let protocol = offer.segment().protocol;
@@ -106,23 +126,23 @@ impl Run<'_> {
             Protocol::Sctp => 16,
         };
         if size < least {
-            return self.passes(hook, device, &first.bytes());
+            return compared.passes(hook, device, &first.bytes());
         }
-        let ran = self.run(hook, device, &first);
+        let ran = compared.run(hook, device, &first);
         let (from, expected) = match offer {
             Offer::Request(request) => {
                 let (client, packet) = (request.client.ip(), (request.segment, request.numbers));
-                let expected = self.model.request(client, request.flow, request.service, packet);
+                let expected = compared.model.request(client, request.flow, request.service, packet);
                 (From::Client, expected)
             }
             Offer::Reply(reply) => {
-                (From::Endpoint, self.model.reply(reply.flow, (reply.segment, reply.numbers)))
+                (From::Endpoint, compared.model.reply(reply.flow, (reply.segment, reply.numbers)))
             }
         };
         if let Expected::Translated(index) = expected
-            && self.is_cut(index, offer)
+            && is_cut(&compared.model.flows[index], offer)
         {
-            self.model.seen(index, from, offer.segment(), offer.numbers());
+            compared.model.seen(index, from, offer.segment(), offer.numbers());
             return if ran.outcome == "dropped-sctp-fragment" {
                 Ok(())
             } else {
@@ -130,64 +150,52 @@ impl Run<'_> {
             };
         }
         match offer {
-            Offer::Request(request) => self.became(request, expected, &ran)?,
-            Offer::Reply(reply) => self.came_back(reply, &ran)?,
+            Offer::Request(request) => requests::became(compared, request, expected, &ran)?,
+            Offer::Reply(reply) => replies::came_back(compared, reply, &ran)?,
         }
         if matches!(ran.outcome, "forwarded" | "delivered" | "replied" | "replied-local") {
             let (source, destination) = ports(whole);
-            let now = self.model.now();
+            let now = compared.model.now();
             let belongs = matches!(expected, Expected::Translated(index)
-                if self.model.flows[index].belonged == now);
-            let key = self.key(whole, protocol);
+                if compared.model.flows[index].belonged == now);
+            let key = key(compared.path.family, whole, protocol);
             self.records.insert(key, Record { protocol, source, destination, belongs });
         }
         Ok(())
     }
 
-    /// Whether this node changes the ports of a packet of a flow, and with them a checksum that
-    /// covers the whole packet, of which this is only the first fragment.
-    fn is_cut(&self, index: usize, offer: &Offer) -> bool {
-        let flow = &self.model.flows[index];
-        let ends = ((flow.client.port(), flow.frontend.port()), (flow.source.port(), TARGET));
-        offer.segment().protocol == Protocol::Sctp && ends.0 != ends.1
-    }
-
-    fn key(&self, whole: &Packet, protocol: Protocol) -> Key {
-        let protocol = (self.path.family == Family::V4).then_some(protocol);
-        (whole.source, whole.destination, whole.label, protocol)
-    }
-
     fn later(
         &mut self,
+        compared: &mut Compared<'_>,
         protocol: Protocol,
         (hook, device): (Hook, Device),
         whole: &Packet,
         sent: &Packet,
     ) -> Result<(), String> {
-        let Some(record) = self.records.get(&self.key(whole, protocol)).copied() else {
-            return self.passes(hook, device, &sent.bytes());
+        let Some(record) = self.records.get(&key(compared.path.family, whole, protocol)).copied() else {
+            return compared.passes(hook, device, &sent.bytes());
         };
         let from = SocketAddr::new(whole.source, record.source);
         let to = SocketAddr::new(whole.destination, record.destination);
-        let family = self.path.family;
+        let family = compared.path.family;
         let of_endpoint =
             |flow: &Flow| (flow.protocol, flow.target(family), flow.source) == (record.protocol, from, to);
-        let request = self.model.find(record.protocol, from, to).map(|index| (index, From::Client));
-        let reply = || Some((self.model.flows.iter().position(of_endpoint)?, From::Endpoint));
+        let request = compared.model.find(record.protocol, from, to).map(|index| (index, From::Client));
+        let reply = || Some((compared.model.flows.iter().position(of_endpoint)?, From::Endpoint));
         let Some((index, side)) = request.or_else(reply) else {
-            let clock = self.model.clock;
-            let left = self.model.stale.iter_mut().find(|each| each.is(record.protocol, to, from));
+            let clock = compared.model.clock;
+            let left = compared.model.stale.iter_mut().find(|each| each.is(record.protocol, to, from));
             if let Some(stale) = left {
                 // The entry that the flow has left may still be found.
                 (stale.last, stale.found_over) = (clock, 0);
-                self.run(hook, device, sent);
+                compared.run(hook, device, sent);
                 return Ok(());
             }
-            return self.passes(hook, device, &sent.bytes());
+            return compared.passes(hook, device, &sent.bytes());
         };
-        let ran = self.run(hook, device, sent);
-        self.totals.translated += 1;
-        let flow = self.model.flows[index];
+        let ran = compared.run(hook, device, sent);
+        compared.totals.translated += 1;
+        let flow = compared.model.flows[index];
         let (name, wanted) = translated(&flow, side, sent, family);
         if ran.outcome != name {
             return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
@@ -196,9 +204,9 @@ impl Run<'_> {
             return Err(difference);
         }
         if record.protocol == Protocol::Sctp {
-            self.model.flows[index].belongs = record.belongs;
+            compared.model.flows[index].belongs = record.belongs;
         }
-        self.count(index, side, sent);
+        compared.count(index, side, sent);
         Ok(())
     }
 }
@@ -227,4 +235,15 @@ fn ports(packet: &Packet) -> (u16, u16) {
         | Transport::Sctp { source, destination, .. } => (source, destination),
         _ => (0, 0),
     }
+}
+
+/// Whether this node changes the ports of a packet of a flow, and with them a checksum that covers
+/// the whole packet, of which only the first fragment is here.
+fn is_cut(flow: &Flow, offer: &Offer) -> bool {
+    let ends = ((flow.client.port(), flow.frontend.port()), (flow.source.port(), TARGET));
+    offer.segment().protocol == Protocol::Sctp && ends.0 != ends.1
+}
+
+fn key(family: Family, whole: &Packet, protocol: Protocol) -> Key {
+    (whole.source, whole.destination, whole.label, (family == Family::V4).then_some(protocol))
 }
