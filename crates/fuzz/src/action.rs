@@ -158,15 +158,25 @@ const FOREIGN: [Foreign; 6] = [
 const FAULTS: [Fault; 6] =
     [Fault::Unknown, Fault::Stranger, Fault::Short, Fault::WrongHook, Fault::NoError, Fault::Expiring];
 
+/// Returns the index of a client's port. Associations have fewer of them, so that more of them
+/// reach their late states.
+fn client_port(rng: &mut Rng, protocol: Protocol) -> u8 {
+    let last = CLIENT_PORTS.len() as u8 - 1;
+    match protocol {
+        Protocol::Tcp | Protocol::Udp => rng.u8(..=last),
+        Protocol::Sctp => [0, last][rng.usize(..2)],
+    }
+}
+
 impl Sender {
-    fn random(rng: &mut Rng) -> Self {
-        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng) }
+    fn random(rng: &mut Rng, protocol: Protocol) -> Self {
+        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng, protocol) }
     }
 
-    fn client(rng: &mut Rng) -> Self {
+    fn client(rng: &mut Rng, protocol: Protocol) -> Self {
         Self::Client {
             client: rng.u8(..CLIENTS.len() as u8),
-            port: rng.u8(..CLIENT_PORTS.len() as u8),
+            port: client_port(rng, protocol),
             service: rng.u8(..SERVICES.len() as u8),
         }
     }
@@ -192,7 +202,7 @@ impl Action {
             0 => Self::Service { service, change: Change::random(rng) },
             1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, protocol },
             3 | 4 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
                 Self::Malformed {
                     damage: Damage::random(rng),
@@ -200,16 +210,16 @@ impl Action {
                     segment: Segment::random(rng, protocol, reply),
                 }
             }
-            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), protocol },
+            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng, protocol), protocol },
             6 | 7 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
                 let segment = Segment::random(rng, protocol, reply);
                 let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
                 Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
             }
             8 | 9 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
                 let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, protocol, reply) };
                 let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
@@ -217,7 +227,7 @@ impl Action {
             }
             11..=20 => Self::Request {
                 client,
-                port: rng.u8(..CLIENT_PORTS.len() as u8),
+                port: client_port(rng, protocol),
                 service,
                 segment: Segment::random(rng, protocol, false),
             },
