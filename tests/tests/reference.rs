@@ -6,9 +6,9 @@ use std::thread;
 use fastrand::Rng;
 use traffic_policy_fuzz::action::{Point, Sender};
 use traffic_policy_fuzz::damage::Damage;
-use traffic_policy_fuzz::segment::{Flags, Number, Segment};
+use traffic_policy_fuzz::segment::{Chunk, Flags, Number, Protocol, Segment, Tag};
 use traffic_policy_fuzz::{Action, Path, Totals, check, concurrent, fuzz, row, shrink};
-use traffic_policy_testing::harness::{self, Hook};
+use traffic_policy_testing::harness::{self, Harness, Hook};
 use traffic_policy_testing::lab::Family;
 
 /// The number of packets for each of XDP and TC, IPv4 and IPv6.
@@ -29,8 +29,10 @@ fn no_difference(path: Path, packets: u64, pauses: bool) {
         panic!("{text}");
     }
     // A generator that reaches no interesting states finds nothing.
-    let Totals { packets, translated, flows, unchanged } = totals;
+    let Totals { packets, translated, flows, unchanged, associations, restarts } = totals;
     assert!(translated > packets / 3 && flows > packets / 50 && unchanged > packets / 50, "{totals:?}");
+    // With pauses there are too few packets for these.
+    assert!(pauses || associations > packets / 300 && restarts > packets / 5000, "{totals:?}");
 }
 
 #[test]
@@ -103,22 +105,27 @@ fn a_broken_program_is_found_and_shrunk() {
 }
 
 const SYN: Segment = Segment {
-    tcp: true,
+    protocol: Protocol::Tcp,
     flags: Flags::Syn,
     sequence: Number::Right,
     acknowledgement: Number::Right,
+    chunk: Chunk::Init,
+    tag: Tag::Right,
     payload: 0,
 };
 
 /// Repeats a sequence in all columns.
 fn repeat(actions: &[Action]) {
-    harness::with(|harness| {
-        for path in Path::all() {
-            if let Err(difference) = check(harness, path, actions, 1, &mut Totals::default()) {
-                panic!("{}", row::describe(path, actions, &difference));
-            }
+    harness::with(|harness| repeat_with(harness, actions, 1));
+}
+
+/// Repeats a sequence in all columns; the whole table is compared after every `every` actions.
+fn repeat_with(harness: &mut Harness, actions: &[Action], every: usize) {
+    for path in Path::all() {
+        if let Err(difference) = check(harness, path, actions, every, &mut Totals::default()) {
+            panic!("{}", row::describe(path, actions, &difference));
         }
-    });
+    }
 }
 
 /// A segment of another connection with the same tuple: the endpoint of this flow has not answered.
@@ -259,4 +266,89 @@ fn a_segment_sent_again_may_acknowledge_the_fin() {
         from_endpoint(again),
         from_client(Flags::Syn),
     ]);
+}
+
+/// A packet of an association without any deviation.
+fn sctp(chunk: Chunk) -> Segment {
+    Segment { protocol: Protocol::Sctp, chunk, ..SYN }
+}
+
+/// An association of a sequence: the `number`th, of at most [`TOGETHER`].
+#[derive(Clone, Copy)]
+struct Nth(u8);
+
+/// Ten with an endpoint on this node, and five with one on another node, whose SNAT ports leave one
+/// for an association that begins anew.
+const TOGETHER: usize = 15;
+
+impl Nth {
+    fn client(self, segment: Segment) -> Action {
+        let (of_service, service) = if self.0 < 10 { (self.0, 1) } else { (self.0 - 10, 2) };
+        Action::Request { client: of_service % 2, port: of_service / 2, service, segment }
+    }
+
+    fn endpoint(self, segment: Segment) -> Action {
+        Action::Reply { flow: self.0, segment }
+    }
+
+    /// Returns packets that lead to each state: not answered, answered, assured, being shut down,
+    /// over, asked to restart, restarted.
+    fn states(self) -> [Vec<Action>; 7] {
+        let client = |chunk| self.client(sctp(chunk));
+        let endpoint = |chunk| self.endpoint(sctp(chunk));
+        let open = [
+            client(Chunk::Init),
+            endpoint(Chunk::InitAck),
+            client(Chunk::CookieEcho),
+            endpoint(Chunk::CookieAck),
+        ];
+        let with = |more: &[Action]| [&open[..], more].concat();
+        [
+            open[..1].to_vec(),
+            open[..2].to_vec(),
+            open.to_vec(),
+            with(&[client(Chunk::Shutdown)]),
+            with(&[endpoint(Chunk::Abort)]),
+            with(&[client(Chunk::Init)]),
+            with(&[client(Chunk::Init), endpoint(Chunk::CookieAck)]),
+        ]
+    }
+}
+
+const TAGS: [Tag; 6] = [Tag::Right, Tag::Other, Tag::Zero, Tag::Own, Tag::Reflected, Tag::Flagged];
+const CHUNKS: [Chunk; 9] = [
+    Chunk::Init,
+    Chunk::BundledInit,
+    Chunk::InitAck,
+    Chunk::CookieEcho,
+    Chunk::CookieAck,
+    Chunk::Data,
+    Chunk::ShutdownAck,
+    Chunk::ShutdownComplete,
+    Chunk::Abort,
+];
+
+/// Each chunk with each tag, of either side, in each state of an association. What it has changed
+/// shows in the table, and in the fate of the next packets.
+#[test]
+fn every_tag_in_every_state_of_an_association() {
+    let segments = CHUNKS.iter().flat_map(|chunk| TAGS.map(|tag| Segment { tag, ..sctp(*chunk) }));
+    let cases: Vec<_> = segments
+        .flat_map(|segment| [(true, segment), (false, segment)])
+        .flat_map(|case| (0..7).map(move |state| (state, case)))
+        .collect();
+    let sequences = cases.chunks(TOGETHER).map(|together| {
+        let sequence = together.iter().zip(0..).flat_map(|((state, (of_client, segment)), number)| {
+            let nth = Nth(number);
+            let packet = if *of_client { nth.client(*segment) } else { nth.endpoint(*segment) };
+            let after = [packet, nth.client(sctp(Chunk::Data)), nth.endpoint(sctp(Chunk::Data))];
+            [&nth.states()[*state][..], &after].concat()
+        });
+        sequence.collect::<Vec<_>>()
+    });
+    harness::with(|harness| {
+        for sequence in sequences {
+            repeat_with(harness, &sequence, 8);
+        }
+    });
 }

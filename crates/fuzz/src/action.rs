@@ -8,8 +8,7 @@ use fastrand::Rng;
 use crate::{
     damage::Damage,
     model::STEPS,
-    run::Pieces,
-    segment::Segment,
+    segment::{Protocol, Segment},
     topology::{CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES},
 };
 
@@ -35,6 +34,17 @@ pub enum Sender {
     Client { client: u8, port: u8, service: u8 },
     /// The endpoint of a flow, which is selected by its age.
     Endpoint { flow: u8 },
+}
+
+/// Cuts of a packet, and the order of its fragments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Size of a fragment, in units of eight bytes.
+    pub size: u8,
+    /// Seed of the order, and of the choice of the fragment that comes twice.
+    pub order: u8,
+    /// Whether the identification is that of the previous packet, as if they overlapped.
+    pub again: bool,
 }
 
 /// Defect of an ICMP error.
@@ -82,7 +92,7 @@ pub enum Action {
     Foreign {
         what: Foreign,
         client: u8,
-        tcp: bool,
+        protocol: Protocol,
     },
     /// A malformed packet.
     Malformed {
@@ -109,7 +119,7 @@ pub enum Action {
     Expiring {
         ttl: u8,
         sender: Sender,
-        tcp: bool,
+        protocol: Protocol,
     },
     /// Simulated time passes.
     Wait {
@@ -148,15 +158,25 @@ const FOREIGN: [Foreign; 6] = [
 const FAULTS: [Fault; 6] =
     [Fault::Unknown, Fault::Stranger, Fault::Short, Fault::WrongHook, Fault::NoError, Fault::Expiring];
 
+/// Returns the index of a client's port. Associations have fewer of them, so that more of them
+/// reach their late states.
+fn client_port(rng: &mut Rng, protocol: Protocol) -> u8 {
+    let last = CLIENT_PORTS.len() as u8 - 1;
+    match protocol {
+        Protocol::Tcp | Protocol::Udp => rng.u8(..=last),
+        Protocol::Sctp => [0, last][rng.usize(..2)],
+    }
+}
+
 impl Sender {
-    fn random(rng: &mut Rng) -> Self {
-        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng) }
+    fn random(rng: &mut Rng, protocol: Protocol) -> Self {
+        if rng.bool() { Self::Endpoint { flow: rng.u8(..) } } else { Self::client(rng, protocol) }
     }
 
-    fn client(rng: &mut Rng) -> Self {
+    fn client(rng: &mut Rng, protocol: Protocol) -> Self {
         Self::Client {
             client: rng.u8(..CLIENTS.len() as u8),
-            port: rng.u8(..CLIENT_PORTS.len() as u8),
+            port: client_port(rng, protocol),
             service: rng.u8(..SERVICES.len() as u8),
         }
     }
@@ -170,7 +190,9 @@ impl Action {
         Self::Pause { milliseconds: 1 << rng.u8(..13), point }
     }
 
-    pub fn random(rng: &mut Rng) -> Self {
+    /// Returns a random action. `favourite`: the protocol of most packets.
+    pub fn random(rng: &mut Rng, favourite: Protocol) -> Self {
+        let protocol = Protocol::random(rng, favourite);
         let client = rng.u8(..CLIENTS.len() as u8);
         let service = rng.u8(..SERVICES.len() as u8);
         match rng.u8(..32) {
@@ -178,34 +200,38 @@ impl Action {
             10 => Self::Sweep,
             0 if rng.u8(..6) == 0 => Self::Retire { service, endpoint: rng.u8(..ENDPOINTS.len() as u8) },
             0 => Self::Service { service, change: Change::random(rng) },
-            1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, tcp: rng.bool() },
+            1 | 2 => Self::Foreign { what: FOREIGN[rng.usize(..FOREIGN.len())], client, protocol },
             3 | 4 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                Self::Malformed { damage: Damage::random(rng), sender, segment: Segment::random(rng, reply) }
+                Self::Malformed {
+                    damage: Damage::random(rng),
+                    sender,
+                    segment: Segment::random(rng, protocol, reply),
+                }
             }
-            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng), tcp: rng.bool() },
+            5 => Self::Expiring { ttl: rng.u8(..2), sender: Sender::random(rng, protocol), protocol },
             6 | 7 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                let segment = Segment::random(rng, reply);
+                let segment = Segment::random(rng, protocol, reply);
                 let fault = if rng.bool() { Fault::None } else { FAULTS[rng.usize(..FAULTS.len())] };
                 Self::Error { sender, segment, kind: rng.u8(..), quoted: rng.u8(..), fault }
             }
             8 | 9 => {
-                let sender = Sender::random(rng);
+                let sender = Sender::random(rng, protocol);
                 let reply = matches!(sender, Sender::Endpoint { .. });
-                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, reply) };
+                let segment = Segment { payload: rng.u8(40..140), ..Segment::random(rng, protocol, reply) };
                 let pieces = Pieces { size: rng.u8(1..7), order: rng.u8(..), again: rng.u8(..4) == 0 };
                 Self::Fragments { sender, segment, pieces }
             }
             11..=20 => Self::Request {
                 client,
-                port: rng.u8(..CLIENT_PORTS.len() as u8),
+                port: client_port(rng, protocol),
                 service,
-                segment: Segment::random(rng, false),
+                segment: Segment::random(rng, protocol, false),
             },
-            _ => Self::Reply { flow: rng.u8(..), segment: Segment::random(rng, true) },
+            _ => Self::Reply { flow: rng.u8(..), segment: Segment::random(rng, protocol, true) },
         }
     }
 }

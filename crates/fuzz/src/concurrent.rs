@@ -16,9 +16,11 @@ use traffic_policy_testing::{
 
 use crate::{
     model::{STEPS, TIMEOUTS},
-    run::{Path, Totals, sound},
-    segment::{Flags, bits, end},
+    path::Path,
+    run::sound,
+    segment::{Chunk, Flags, Protocol, Segment, packet},
     topology::{self, CLIENT_PORTS, CLIENTS, Change, ENDPOINTS, SERVICES, TARGET},
+    totals::Totals,
 };
 
 /// Number of rounds of one sequence; [`PACKETS`] is the number of packets of a round on each CPU.
@@ -27,19 +29,30 @@ const PACKETS: usize = 40;
 /// Deviation of a count that the sweep leaves as it is: two CPUs that see the client's first packet
 /// at the same moment both count it.
 const DRIFT: u64 = 1024;
-/// Sequence number of every SYN and SYN-ACK, so that each later segment fits.
+/// Sequence number of every SYN and SYN-ACK, so that each later segment fits; and the initiate tag
+/// of every INIT and INIT ACK.
 const SYN: u32 = 1_000;
 const ANSWER: u32 = 5_000;
 
-const FLAGS: [Flags; 8] = [
-    Flags::Syn,
-    Flags::Syn,
-    Flags::SynAck,
-    Flags::SynAck,
-    Flags::Ack,
-    Flags::Ack,
-    Flags::FinAck,
-    Flags::RstAck,
+const KINDS: [(Flags, Chunk); 8] = [
+    (Flags::Syn, Chunk::Init),
+    (Flags::Syn, Chunk::Init),
+    (Flags::SynAck, Chunk::InitAck),
+    (Flags::SynAck, Chunk::CookieAck),
+    (Flags::Ack, Chunk::CookieEcho),
+    (Flags::Ack, Chunk::Data),
+    (Flags::FinAck, Chunk::Shutdown),
+    (Flags::RstAck, Chunk::Abort),
+];
+const PROTOCOLS: [Protocol; 8] = [
+    Protocol::Tcp,
+    Protocol::Tcp,
+    Protocol::Tcp,
+    Protocol::Tcp,
+    Protocol::Sctp,
+    Protocol::Sctp,
+    Protocol::Udp,
+    Protocol::Udp,
 ];
 
 /// Runs sequences until `enough` returns true. Returns false on a machine with one CPU.
@@ -105,10 +118,13 @@ fn wait(harness: &mut Harness, path: Path, jiffies: u32) {
 /// Returns a packet of a client to a Service, or of an endpoint by one of the entries.
 fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
     let replies: Vec<_> = entries.iter().filter(|entry| !entry.is_request()).collect();
-    let flags = FLAGS[rng.usize(..FLAGS.len())];
+    let (flags, chunk) = KINDS[rng.usize(..KINDS.len())];
+    let plain = |protocol| Segment::plain(protocol, flags, chunk);
     if rng.bool() && !replies.is_empty() {
         let entry = replies[rng.usize(..replies.len())];
-        let packet = packet(entry.protocol == 6, entry.from, entry.to, flags, (ANSWER, SYN));
+        let protocol = PROTOCOLS.into_iter().find(|protocol| protocol.number() == entry.protocol);
+        let segment = plain(protocol.unwrap_or(Protocol::Tcp));
+        let packet = packet(entry.from, entry.to, segment, numbers(segment, (ANSWER, SYN)));
         let of = |spot: Spot| spot.of(path.family) == entry.from.ip();
         let way = ENDPOINTS.iter().find(|endpoint| of(endpoint.spot)).and_then(|endpoint| endpoint.way);
         return match way {
@@ -119,7 +135,8 @@ fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
     let client = CLIENTS[rng.usize(..CLIENTS.len())].of(path.family);
     let from = SocketAddr::new(client, CLIENT_PORTS[rng.usize(..CLIENT_PORTS.len())]);
     let to = SERVICES[rng.usize(..SERVICES.len())].at(path.family);
-    let packet = packet(rng.u8(..4) > 0, from, to, flags, (SYN, ANSWER));
+    let segment = plain(PROTOCOLS[rng.usize(..PROTOCOLS.len())]);
+    let packet = packet(from, to, segment, numbers(segment, (SYN, ANSWER)));
     input(path.hook, Device::Eth0, &packet.macs(Spot::Router.mac(), Device::Eth0.mac()))
 }
 
@@ -127,16 +144,16 @@ fn input(hook: Hook, device: Device, packet: &Packet) -> Input {
     Input { device, ..Input::new(hook, packet.bytes()) }
 }
 
-fn packet(tcp: bool, from: SocketAddr, to: SocketAddr, flags: Flags, (own, other): (u32, u32)) -> Packet {
-    if !tcp {
-        return Packet::udp(end(from), end(to));
-    }
-    let (sequence, acknowledgement) = match flags {
-        Flags::Syn => (own, 0),
-        Flags::SynAck => (own, other + 1),
+/// Returns the numbers of a packet: see [`packet`]. `own` and `other`: those of the SYN and of the
+/// INIT of its sender and of its receiver.
+fn numbers(segment: Segment, (own, other): (u32, u32)) -> (u32, u32) {
+    match (segment.protocol, segment.flags, segment.chunk) {
+        (Protocol::Sctp, _, Chunk::Init) => (0, own),
+        (Protocol::Sctp, ..) => (other, own),
+        (_, Flags::Syn, _) => (own, 0),
+        (_, Flags::SynAck, _) => (own, other + 1),
         _ => (own + 1, other + 1),
-    };
-    Packet::tcp(end(from), end(to), bits(flags)).numbers(sequence, acknowledgement)
+    }
 }
 
 /// Verifies that every flow belongs to a Service and leads to one of its endpoints.

@@ -54,7 +54,13 @@ impl Damage {
         let v4 = packet.source.is_ipv4();
         let tcp = matches!(packet.transport, Transport::Tcp(_));
         let ip = if v4 { 20 } else { 40 };
-        let (l4, least) = (ETHERNET + ip, if tcp { 20 } else { 8 });
+        let least = match packet.transport {
+            Transport::Tcp(_) => 20,
+            // The common header, and that of a chunk.
+            Transport::Sctp { .. } => 16,
+            _ => 8,
+        };
+        let l4 = ETHERNET + ip;
         // The start and the extent of the length field.
         let (length_at, counted) = if v4 { (16, 0) } else { (18, ip) };
         let long = frame.len() - ETHERNET - counted;

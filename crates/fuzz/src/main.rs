@@ -84,8 +84,14 @@ fn main() -> Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         println!(
-            "{path:?}: {} packets, {} translated, {} new flows, {} left as they were; no difference",
-            totals.packets, totals.translated, totals.flows, totals.unchanged
+            "{path:?}: {} packets, {} translated, {} new flows ({} associations, {} restarted), {} left as \
+             they were; no difference",
+            totals.packets,
+            totals.translated,
+            totals.flows,
+            totals.associations,
+            totals.restarts,
+            totals.unchanged
         );
         sum.packets += totals.packets;
     }

@@ -6,22 +6,40 @@ use std::{
     time::Instant,
 };
 
-use traffic_policy_testing::{harness::Spot, lab::Family};
+use traffic_policy_testing::{
+    harness::{HZ, Spot},
+    lab::Family,
+};
 
 use crate::{
-    segment::{Flags, Segment},
+    segment::{Flags, Protocol, Segment},
     topology::{Endpoint, POOL, SERVICES, Service, TARGET},
 };
 
 mod affinity;
 mod age;
+mod association;
 mod flow;
+mod moment;
+mod side;
 
 pub use self::{
     affinity::duration,
-    age::{Fate, Moment, STEPS, Stale, TIMEOUTS},
-    flow::{Count, Ended, Flow, From, Host},
+    age::{Fate, STEPS, Stale, TIMEOUTS},
+    association::Association,
+    flow::{Count, Ended, Flow, Host},
+    moment::Moment,
+    side::From,
 };
+
+/// Jiffies without a packet of an assured association after which an INIT chooses an endpoint anew:
+/// a HEARTBEAT, which is due every 30 seconds (RFC 9260 section 8.3), is overdue.
+const OVERDUE: u64 = 45 * HZ as u64;
+/// Jiffies after which an INIT with another tag is a new attempt: before the endpoint has answered
+/// the first one, as for a SYN; and before the client has returned the cookie, which it does within
+/// RTO.Initial.
+const ANSWER_OVERDUE: u64 = HZ as u64 / 4;
+const COOKIE_OVERDUE: u64 = 3 * HZ as u64;
 
 /// The fate that the model demands of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,18 +97,24 @@ impl Model {
     }
 
     /// Returns the flow of a client's packets to a Service.
-    pub fn find(&self, tcp: bool, client: SocketAddr, frontend: SocketAddr) -> Option<usize> {
+    pub fn find(&self, protocol: Protocol, client: SocketAddr, frontend: SocketAddr) -> Option<usize> {
         self.flows
             .iter()
-            .position(|flow| flow.tcp == tcp && flow.client == client && flow.frontend == frontend)
+            .position(|flow| (flow.protocol, flow.client, flow.frontend) == (protocol, client, frontend))
     }
 
-    /// Returns the numbers of a client's segment.
+    /// Returns the numbers of a client's packet: see [`packet`][crate::segment::packet].
     pub fn request_numbers(&self, flow: Option<usize>, segment: Segment) -> (u32, u32) {
         match flow {
             Some(index) => self.flows[index].numbers(From::Client, segment),
+            None if segment.protocol == Protocol::Sctp => self.association().tags(From::Client, segment),
             None => (segment.sequence.of(self.initial()), segment.acknowledgement.of(1)),
         }
+    }
+
+    /// Returns the next association, before its first packet.
+    fn association(&self) -> Association {
+        Association::new(0xc11e_0000 + (self.connections << 4), 0x0e0d_0000 + (self.connections << 4))
     }
 
     /// Returns the initial number of the next connection: numbers wrap soon.
@@ -100,26 +124,42 @@ impl Model {
 
     /// Returns the fate of a client's packet that a program has already decided on: before that the
     /// elapsed time is unknown.
-    pub fn request(&self, client: IpAddr, flow: Option<usize>, service: usize, segment: Segment) -> Expected {
+    pub fn request(
+        &self,
+        client: IpAddr,
+        flow: Option<usize>,
+        service: usize,
+        (segment, numbers): (Segment, (u32, u32)),
+    ) -> Expected {
         let of = &self.services[service];
-        let opens = !segment.tcp || segment.flags == Flags::Syn;
+        let udp = segment.protocol == Protocol::Udp;
+        let opens = match segment.protocol {
+            Protocol::Tcp => segment.flags == Flags::Syn,
+            Protocol::Udp => true,
+            Protocol::Sctp => association::opens(segment, numbers.0),
+        };
         if let Some(index) = flow {
             let flow = &self.flows[index];
             // Whether a loosely followed flow is assured is undetermined.
-            if flow.gone && (!segment.tcp || opens && (!flow.assured || flow.loose)) {
+            if flow.gone && (udp || opens && (!flow.assured || flow.loose)) {
                 return if flow.loose {
                     Expected::Either(index)
                 } else {
                     self.new_flow(client, service, Some(index))
                 };
             }
-            return match (segment.tcp && opens, self.flows[index].ended) {
-                (true, Ended::Yes) => self.new_flow(client, service, Some(index)),
-                (true, Ended::Unspecified) => Expected::Either(index),
-                (true, Ended::No) if self.flows[index].may_be_forgotten(self.clock) => {
-                    Expected::Either(index)
-                }
-                _ => Expected::Translated(index),
+            if udp || !opens {
+                return Expected::Translated(index);
+            }
+            let forgotten = match segment.protocol {
+                Protocol::Sctp if flow.assured => flow.belonged.is_past(OVERDUE, self.clock),
+                Protocol::Tcp if flow.may_be_forgotten(self.clock) => None,
+                _ => Some(false),
+            };
+            return match (flow.ended, forgotten) {
+                (Ended::Yes, _) | (Ended::No, Some(true)) => self.new_flow(client, service, Some(index)),
+                (Ended::Unspecified, _) | (_, None) => Expected::Either(index),
+                (Ended::No, Some(false)) => Expected::Translated(index),
             };
         }
         if !of.there {
@@ -129,7 +169,9 @@ impl Model {
             if of.candidates().is_empty() || !of.allows(client, self.family) {
                 return Expected::NotServed;
             }
-            let acknowledges = !matches!(segment.flags, Flags::Syn | Flags::Rst | Flags::RstAck);
+            // No ABORT is made here for an association that is not known.
+            let acknowledges = segment.protocol == Protocol::Tcp
+                && !matches!(segment.flags, Flags::Syn | Flags::Rst | Flags::RstAck);
             return if of.address != Spot::Node && acknowledges {
                 Expected::Answered("reset-no-flow")
             } else {
@@ -158,13 +200,22 @@ impl Model {
     }
 
     /// Returns the fate of an endpoint's packet.
-    pub fn reply(&self, index: usize, segment: Segment) -> Expected {
+    pub fn reply(&self, index: usize, (segment, numbers): (Segment, (u32, u32))) -> Expected {
         let flow = &self.flows[index];
+        if segment.protocol == Protocol::Sctp {
+            let association = &flow.association;
+            let alive = association.assured && !association.is_over();
+            let belongs = association.has(From::Endpoint, segment, numbers.0)
+                || association.accepts_restart(segment, numbers.0);
+            // What does not belong to a living association may belong to another one, to the
+            // endpoint itself.
+            return if alive || belongs { Expected::Translated(index) } else { Expected::Unchanged };
+        }
         let exact = segment.sequence.is_right()
             && segment.acknowledgement.is_right()
             && !matches!(segment.flags, Flags::Syn | Flags::Rst);
         let certain = !flow.loose && flow.ended == Ended::No;
-        if !segment.tcp || certain && (flow.assured || flow.answered && exact) {
+        if segment.protocol == Protocol::Udp || certain && (flow.assured || flow.answered && exact) {
             return Expected::Translated(index);
         }
         if flow.answered || flow.loose {
@@ -186,7 +237,7 @@ impl Model {
     /// way to others, but not to its own successor.
     pub fn may_be_exhausted(
         &self,
-        tcp: bool,
+        protocol: Protocol,
         client: SocketAddr,
         endpoint: Endpoint,
         replaced: Option<usize>,
@@ -194,23 +245,23 @@ impl Model {
         let target = SocketAddr::new(endpoint.spot.of(self.family), TARGET);
         // An endpoint on this node sees the client's own address.
         let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
-        let takes = |of: bool, source: SocketAddr, to: SocketAddr, port: u16| {
-            (of, source, to) == (tcp, SocketAddr::new(address, port), target)
+        let takes = |of: Protocol, source: SocketAddr, to: SocketAddr, port: u16| {
+            (of, source, to) == (protocol, SocketAddr::new(address, port), target)
         };
         POOL.iter().all(|port| {
             self.flows.iter().enumerate().any(|(index, flow)| {
-                takes(flow.tcp, flow.source, flow.target(self.family), *port)
+                takes(flow.protocol, flow.source, flow.target(self.family), *port)
                     && (!flow.gives_way(self.clock) || replaced == Some(index))
-            }) || self.stale.iter().any(|each| takes(each.tcp, each.source, each.target, *port))
+            }) || self.stale.iter().any(|each| takes(each.protocol, each.source, each.target, *port))
         })
     }
 
     /// Takes over a new flow as the program has made it, or returns why it is wrong.
     pub fn begin(&mut self, replaced: Option<usize>, flow: NewFlow) -> Result<(), String> {
         let target = flow.target(self.family);
-        let rival = self.flows.iter().position(|each| {
-            each.tcp == flow.tcp && each.source == flow.source && each.endpoint.spot == flow.endpoint.spot
-        });
+        let key = (flow.protocol, flow.source, flow.endpoint.spot);
+        let rival =
+            self.flows.iter().position(|each| (each.protocol, each.source, each.endpoint.spot) == key);
         let rival = rival.filter(|rival| Some(*rival) != replaced);
         if let Some(rival) = rival
             && self.flows[rival].ended == Ended::No
@@ -226,14 +277,16 @@ impl Model {
         for index in gone.into_iter().rev() {
             self.flows.remove(index);
         }
-        self.stale.retain(|each| !each.is(flow.tcp, flow.source, target));
-        let initial = flow.sequence;
+        self.stale.retain(|each| !each.is(flow.protocol, flow.source, target));
+        let initial = flow.numbers.0;
+        let mut association = self.association();
+        association.client = flow.numbers.1;
         let endpoint_initial = 0x7fff_ffc0_u32.wrapping_add(self.connections << 4);
         self.connections += 1;
         let host =
             |initial: u32| Host { initial, next: initial.wrapping_add(1), acknowledged: 0, fin: false };
         self.flows.push(Flow {
-            tcp: flow.tcp,
+            protocol: flow.protocol,
             service: flow.service,
             client: flow.client,
             frontend: flow.frontend,
@@ -246,6 +299,7 @@ impl Model {
             ended: Ended::No,
             loose: false,
             hosts: [host(initial), host(endpoint_initial)],
+            association,
             counts: [Count::default(); 2],
             last: [self.clock; 2],
             belonged: self.now(),
@@ -268,19 +322,22 @@ impl Model {
 
     /// Records a packet of a flow that was seen but not forwarded: a sweep that found the flow over
     /// begins anew.
-    pub fn seen(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
-        self.translated(index, from, segment, sequence);
+    pub fn seen(&mut self, index: usize, from: From, segment: Segment, numbers: (u32, u32)) {
+        self.translated(index, from, segment, numbers, false);
         self.flows[index].found_over = 0;
+        // It does not keep the flow alive.
+        self.flows[index].belongs = false;
     }
 
-    /// Leaves the reply entry of a flow behind. TCP flows leave none.
+    /// Leaves the reply entry of a flow behind. Only datagrams have no connection that they could
+    /// be mistaken for.
     fn leave(&mut self, index: usize) {
         let old = &self.flows[index];
-        if old.tcp {
+        if old.protocol != Protocol::Udp {
             return;
         }
         self.stale.push(Stale {
-            tcp: old.tcp,
+            protocol: old.protocol,
             source: old.source,
             target: old.target(self.family),
             last: old.last[From::Endpoint as usize],
@@ -288,24 +345,46 @@ impl Model {
         });
     }
 
-    /// Records a packet of a flow that was translated.
-    pub fn translated(&mut self, index: usize, from: From, segment: Segment, sequence: u32) {
+    /// Records a packet of a flow that was translated. `begins`: see [`Self::begins_anew`].
+    pub fn translated(
+        &mut self,
+        index: usize,
+        from: From,
+        segment: Segment,
+        numbers: (u32, u32),
+        begins: bool,
+    ) {
         let now = self.now();
-        self.flows[index].follow(from, segment, sequence, now);
+        self.flows[index].follow(from, segment, numbers, begins, now);
+    }
+
+    /// Whether a client's packet is an INIT that begins the association of a flow anew, or is sent
+    /// again, before the association is assured; `None` if that depends on the time that the
+    /// program has seen pass.
+    pub fn begins_anew(&self, index: usize, segment: Segment, (tag, initiate): (u32, u32)) -> Option<bool> {
+        let flow = &self.flows[index];
+        if segment.protocol != Protocol::Sctp || flow.assured || !association::opens(segment, tag) {
+            return Some(false);
+        }
+        if flow.association.client == initiate {
+            return Some(true);
+        }
+        let patience = if flow.answered { COOKIE_OVERDUE } else { ANSWER_OVERDUE };
+        flow.belonged.is_past(patience, self.clock)
     }
 }
 
 /// A flow as the program has made it.
 #[derive(Clone, Copy, Debug)]
 pub struct NewFlow {
-    pub tcp: bool,
+    pub protocol: Protocol,
     pub service: usize,
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     pub endpoint: Endpoint,
     pub source: SocketAddr,
-    /// Sequence number of its SYN.
-    pub sequence: u32,
+    /// Numbers of its first packet.
+    pub numbers: (u32, u32),
 }
 
 impl NewFlow {

@@ -4,10 +4,7 @@ use std::fmt::Write as _;
 
 use traffic_policy_testing::packet::render;
 
-use crate::{
-    action::Action,
-    run::{Difference, Path},
-};
+use crate::{action::Action, path::Path, run::Difference};
 
 /// Returns the actions, the difference, the packet, and a test that repeats them.
 pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> String {
@@ -35,7 +32,10 @@ pub fn describe(path: Path, actions: &[Action], difference: &Difference) -> Stri
 fn source(action: Action) -> String {
     let debug = format!("Action::{action:?}");
     let names = [
+        ("protocol: ", "protocol: Protocol::"),
         ("flags: ", "flags: Flags::"),
+        ("chunk: ", "chunk: Chunk::"),
+        ("tag: ", "tag: Tag::"),
         ("what: ", "what: Foreign::"),
         ("sender: ", "sender: Sender::"),
         ("damage: ", "damage: Damage::"),

@@ -3,17 +3,19 @@
 use traffic_policy_testing::harness::Harness;
 
 use crate::{
-    action::Action,
-    run::{Difference, Path, Pieces, Totals, check},
-    segment::{Number, Segment},
+    action::{Action, Pieces},
+    path::Path,
+    run::{Difference, check},
+    segment::{Number, Segment, Tag},
+    totals::Totals,
 };
 
 /// Number of times that a sequence is repeated before it counts as one without a difference.
 const TRIES: usize = 3;
 
 /// Leaves out every action that is not needed for a difference: first those after it, then ever
-/// smaller pieces, then payloads and wrong numbers. The difference may turn into another one
-/// meanwhile.
+/// smaller pieces, then payloads, wrong numbers and wrong tags. The difference may turn into
+/// another one meanwhile.
 pub fn shrink(
     harness: &mut Harness,
     path: Path,
@@ -65,6 +67,7 @@ fn simpler(action: Action) -> Vec<Action> {
             Segment { payload: 0, ..segment },
             Segment { sequence: Number::Right, ..segment },
             Segment { acknowledgement: Number::Right, ..segment },
+            Segment { tag: Tag::Right, ..segment },
         ]
     };
     match action {

@@ -79,7 +79,8 @@ const PLAIN: Service = Service {
 pub const SERVICES: [Service; 4] = [
     PLAIN,
     Service { port: 30_081, local: true, endpoints: 0b110, ..PLAIN },
-    Service { address: Spot::Vip, port: 80, endpoints: 0b001, ..PLAIN },
+    // Its port is that of its endpoints: on this node, only the addresses of packets change.
+    Service { address: Spot::Vip, port: TARGET, endpoints: 0b001, ..PLAIN },
     Service { port: 30_082, endpoints: 0b000, ..PLAIN },
 ];
 

@@ -29,7 +29,9 @@ pub mod chunk {
     pub const DATA: u8 = 0;
     pub const INIT: u8 = 1;
     pub const INIT_ACK: u8 = 2;
+    pub const SACK: u8 = 3;
     pub const HEARTBEAT: u8 = 4;
+    pub const HEARTBEAT_ACK: u8 = 5;
     pub const ABORT: u8 = 6;
     pub const SHUTDOWN: u8 = 7;
     pub const SHUTDOWN_ACK: u8 = 8;

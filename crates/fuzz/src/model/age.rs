@@ -1,12 +1,12 @@
 //! Time: how long flows may be idle, and the effect of a sweep on them.
 
-use std::{net::SocketAddr, time::Instant};
+use std::net::SocketAddr;
 
 use traffic_policy_ebpf::tcp::Timeouts;
 use traffic_policy_testing::harness::HZ;
 
 use super::{Ended, Flow, Model};
-use crate::topology::Endpoint;
+use crate::{segment::Protocol, topology::Endpoint};
 
 /// Time-outs in jiffies, far enough apart that a slow machine confuses none with another.
 pub const TIMEOUTS: Timeouts = Timeouts {
@@ -18,32 +18,15 @@ pub const TIMEOUTS: Timeouts = Timeouts {
     udp: 40_000,
     udp_answered: 90_000,
 };
+/// Time-out of an assured SCTP association in jiffies: that of conntrack, which is not configured.
+const ASSOCIATION: u32 = 210 * HZ;
 /// Jiffies around a time-out within which the result is undetermined: a run takes some time itself.
 pub const SLACK: u64 = 5_000;
 /// Jiffies after which a port of an unanswered SYN, or of unassured datagrams, may be taken: ten
 /// seconds.
 const SILENT: u64 = 10 * HZ as u64;
-/// Maximum number of real jiffies in a millisecond: no kernel has more of them.
-const PER_MILLISECOND: u64 = 1;
 /// Steps of time, each of which exceeds one more time-out.
 pub const STEPS: [u32; 6] = [8_000, 30_000, 50_000, 100_000, 350_000, 1_100_000];
-
-/// A moment of a run: the model's clock, and this machine's just before a packet was given to a
-/// program, which may have seen it at any time since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    pub clock: u64,
-    pub given: Instant,
-}
-
-impl Moment {
-    /// Returns the most jiffies that programs can have seen pass until now, when the model's clock
-    /// shows `clock`.
-    pub fn most(self, clock: u64) -> u64 {
-        // One more tick may have been due.
-        clock - self.clock + self.given.elapsed().as_millis() as u64 * PER_MILLISECOND + 1
-    }
-}
 
 /// The fate of a flow in a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +39,7 @@ pub enum Fate {
 /// The reply entry of a flow that was replaced: its last replies may still find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale {
-    pub tcp: bool,
+    pub protocol: Protocol,
     pub source: SocketAddr,
     pub target: SocketAddr,
     pub last: u64,
@@ -64,8 +47,8 @@ pub struct Stale {
 }
 
 impl Stale {
-    pub fn is(&self, tcp: bool, source: SocketAddr, target: SocketAddr) -> bool {
-        (self.tcp, self.source, self.target) == (tcp, source, target)
+    pub fn is(&self, protocol: Protocol, source: SocketAddr, target: SocketAddr) -> bool {
+        (self.protocol, self.source, self.target) == (protocol, source, target)
     }
 }
 
@@ -83,12 +66,19 @@ impl Flow {
     /// Returns the shortest and the longest permitted idle time, as far as the state is certain.
     fn limits(&self) -> (u32, u32) {
         let one = |limit| (limit, limit);
-        if !self.tcp {
-            return match (self.loose, self.assured) {
-                (true, _) => (TIMEOUTS.udp, TIMEOUTS.udp_answered),
-                (false, true) => one(TIMEOUTS.udp_answered),
-                (false, false) => one(TIMEOUTS.udp),
-            };
+        match (self.protocol, self.loose, self.assured) {
+            (Protocol::Tcp, ..) => {}
+            (Protocol::Udp, true, _) => return (TIMEOUTS.udp, TIMEOUTS.udp_answered),
+            (Protocol::Udp, false, true) => return one(TIMEOUTS.udp_answered),
+            (Protocol::Udp, false, false) => return one(TIMEOUTS.udp),
+            (Protocol::Sctp, _, assured) => {
+                return one(match assured {
+                    _ if self.association.is_over() => TIMEOUTS.reset,
+                    _ if self.association.is_shutting_down() => TIMEOUTS.finished,
+                    false => TIMEOUTS.unassured,
+                    true => ASSOCIATION,
+                });
+            }
         }
         if self.loose || self.ended == Ended::Unspecified {
             return (TIMEOUTS.reset, TIMEOUTS.established);
@@ -105,7 +95,7 @@ impl Flow {
 
     /// Whether another flow may take its port: its connection ended long ago (RFC 6191).
     pub fn gives_way(&self, clock: u64) -> bool {
-        self.tcp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
+        self.protocol != Protocol::Udp && self.ended == Ended::Yes && !self.loose && self.idle(clock) > SLACK
     }
 
     /// Whether another flow may have taken its port: it is unassured, and no packet has come for

@@ -1,12 +1,12 @@
-//! A flow of the model: its addresses and ports, and the state of a TCP connection.
+//! A flow of the model: its addresses and ports, its counts, and the state of a TCP connection.
 
 use std::net::SocketAddr;
 
 use traffic_policy_testing::{harness::HZ, lab::Family};
 
-use super::Moment;
+use super::{association::Association, moment::Moment, side::From};
 use crate::{
-    segment::{Flags, Number, Segment},
+    segment::{Flags, Number, Protocol, Segment},
     topology::{Endpoint, TARGET},
 };
 
@@ -41,7 +41,7 @@ pub struct Count {
 /// A flow through the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    pub tcp: bool,
+    pub protocol: Protocol,
     pub service: usize,
     /// Address of the client; `frontend` is the Service's address to which it sends.
     pub client: SocketAddr,
@@ -49,10 +49,11 @@ pub struct Flow {
     pub endpoint: Endpoint,
     /// Address of the client as the endpoint sees it.
     pub source: SocketAddr,
-    /// Whether the endpoint has answered, with a SYN-ACK that acknowledges the SYN.
+    /// Whether the endpoint has answered; TCP: with a SYN-ACK that acknowledges the SYN.
     pub answered: bool,
     /// Whether it is assured. TCP: the client has acknowledged the answer. UDP: once there was an
-    /// answer, a datagram of either side came two seconds or more after the first.
+    /// answer, a datagram of either side came two seconds or more after the first. SCTP: as
+    /// [`Association`] says.
     pub assured: bool,
     /// Moment of its first packet; `heard` is that of its endpoint's first answer.
     pub began: Moment,
@@ -60,10 +61,13 @@ pub struct Flow {
     pub ended: Ended,
     /// Whether forged segments came near enough to real ones that its numbers are uncertain.
     pub loose: bool,
-    /// The ends: client, endpoint.
+    /// The ends of a TCP connection: client, endpoint.
     pub hosts: [Host; 2],
+    /// State of SCTP.
+    pub association: Association,
     pub counts: [Count; 2],
-    /// Times of its last packet in each direction, on [`super::Model::clock`].
+    /// Times of its last packet in each direction, on the model's clock. SCTP: of those that belong
+    /// to it, which its tags show.
     pub last: [u64; 2],
     /// Moment of its last packet that belongs to it for certain: others do not keep it alive.
     pub belonged: Moment,
@@ -72,7 +76,7 @@ pub struct Flow {
     /// Moment of a SYN that came while it was assured, if no packet that belongs to it has come
     /// since.
     pub asked: Option<Moment>,
-    /// Whether it ended by an RST.
+    /// Whether it ended by an RST or ABORT.
     pub reset: bool,
     /// Whether its endpoint takes no more new flows. Unless it is an established connection, the
     /// client's next packet that may begin a flow then chooses again.
@@ -101,19 +105,6 @@ impl Number {
 
     pub fn is_near(self) -> bool {
         matches!(self, Self::Near(_)) && !self.is_right()
-    }
-}
-
-/// Index of an end in [`Flow::hosts`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
-    Client = 0,
-    Endpoint = 1,
-}
-
-impl From {
-    fn other(self) -> usize {
-        1 - self as usize
     }
 }
 
@@ -171,9 +162,12 @@ impl Flow {
         self.asked.is_some_and(|asked| asked.most(clock) >= SILENCE)
     }
 
-    /// Returns the sequence and acknowledgement number of a segment of this flow. A SYN on a
-    /// connection that has been answered belongs to a new one.
+    /// Returns the sequence and acknowledgement number of a segment of this flow, or the tags of an
+    /// SCTP packet. A SYN on a connection that has been answered belongs to a new one.
     pub fn numbers(&self, from: From, segment: Segment) -> (u32, u32) {
+        if segment.protocol == Protocol::Sctp {
+            return self.association.tags(from, segment);
+        }
         let (own, other) = (&self.hosts[from as usize], &self.hosts[from.other()]);
         let sequence = match segment.flags {
             Flags::Syn | Flags::SynAck if !self.answered || segment.flags == Flags::SynAck => own.initial,
@@ -199,9 +193,11 @@ impl Flow {
 
     /// Counts a packet of this number of bytes.
     pub fn count(&mut self, from: From, bytes: u64, now: Moment) {
-        self.last[from as usize] = now.clock;
+        if self.protocol != Protocol::Sctp || self.belongs {
+            self.last[from as usize] = now.clock;
+        }
         self.found_over = 0;
-        if !self.tcp || self.belongs {
+        if self.protocol == Protocol::Udp || self.belongs {
             self.belonged = now;
             self.belongs = false;
         }
@@ -210,29 +206,42 @@ impl Flow {
         count.bytes += bytes;
     }
 
-    /// Follows a segment that was translated and has this sequence number.
-    pub fn follow(&mut self, from: From, segment: Segment, sequence: u32, now: Moment) {
-        let pause = self.pause(now.clock);
+    /// Follows a packet that was translated. `numbers`: those of [`Self::numbers`]; `begins`: it is
+    /// an INIT that begins the association anew.
+    pub fn follow(&mut self, from: From, segment: Segment, numbers: (u32, u32), begins: bool, now: Moment) {
         self.belongs = false;
-        if !segment.tcp {
-            if let (Some(heard), false) = (self.heard, self.assured) {
-                // The program checks each datagram of the endpoint, and those of the client once a
-                // second.
-                let look = if from == From::Client { LOOK } else { 0 };
-                if now.clock - self.began.clock > STREAM + look
-                    && (look == 0 || now.clock - heard.clock > look)
-                {
-                    (self.assured, self.loose) = (true, false);
-                } else {
-                    self.loose |= self.began.most(now.clock) > STREAM;
-                }
+        match self.protocol {
+            Protocol::Tcp => self.follow_segment(from, segment, numbers.0, now),
+            Protocol::Udp => self.follow_datagram(from, now),
+            Protocol::Sctp => {
+                self.belongs = self.association.follow(from, segment, numbers, begins);
+                let Association { answered, assured, .. } = self.association;
+                (self.answered, self.assured) = (answered, assured);
+                self.reset = self.association.is_over();
+                self.ended = if self.reset { Ended::Yes } else { Ended::No };
             }
-            if from == From::Endpoint {
-                self.answered = true;
-                self.heard.get_or_insert(now);
-            }
-            return;
         }
+    }
+
+    fn follow_datagram(&mut self, from: From, now: Moment) {
+        if let (Some(heard), false) = (self.heard, self.assured) {
+            // The program checks each datagram of the endpoint, and those of the client once a
+            // second.
+            let look = if from == From::Client { LOOK } else { 0 };
+            if now.clock - self.began.clock > STREAM + look && (look == 0 || now.clock - heard.clock > look) {
+                (self.assured, self.loose) = (true, false);
+            } else {
+                self.loose |= self.began.most(now.clock) > STREAM;
+            }
+        }
+        if from == From::Endpoint {
+            self.answered = true;
+            self.heard.get_or_insert(now);
+        }
+    }
+
+    fn follow_segment(&mut self, from: From, segment: Segment, sequence: u32, now: Moment) {
+        let pause = self.pause(now.clock);
         let (exact_sequence, exact_acknowledgement) =
             (segment.sequence.is_right(), segment.acknowledgement.is_right());
         match (segment.flags, from) {

@@ -13,11 +13,11 @@ use traffic_policy_testing::{
     packet::{Packet, Transport, difference},
 };
 
-use super::Run;
+use super::compared::Compared;
 use crate::{
     action::{Fault, Sender},
     model::{Flow, From},
-    segment::{Segment, end, packet},
+    segment::{Protocol, Segment, end, packet},
     topology::TARGET,
 };
 
@@ -61,178 +61,196 @@ struct Parts {
     known: Packet,
 }
 
-impl Run<'_> {
-    /// Sends an error about a packet of a flow: of the client, or of the endpoint.
-    pub(super) fn error(
-        &mut self,
-        sender: Sender,
-        segment: Segment,
-        kind: u8,
-        quoted: u8,
-        fault: Fault,
-    ) -> Result<(), String> {
-        let index = match sender {
-            Sender::Client { client, port, service } => {
-                let frontend = self.model.services[usize::from(service)].at(self.path.family);
-                self.model.find(segment.tcp, self.client(client, port), frontend)
+/// Sends an error about a packet of a flow: of the client, or of the endpoint.
+pub fn send(
+    compared: &mut Compared<'_>,
+    sender: Sender,
+    segment: Segment,
+    kind: u8,
+    quoted: u8,
+    fault: Fault,
+) -> Result<(), String> {
+    let index = match sender {
+        Sender::Client { client, port, service } => {
+            let frontend = compared.model.services[usize::from(service)].at(compared.path.family);
+            compared.model.find(segment.protocol, compared.client(client, port), frontend)
+        }
+        Sender::Endpoint { flow } => compared.flow(flow, segment.protocol),
+    };
+    let Some(index) = index else { return Ok(()) };
+    let flow = compared.model.flows[index];
+    let requests = matches!(sender, Sender::Client { .. });
+    let parts = if requests {
+        about_request(compared, &flow, segment, kind)
+    } else {
+        about_reply(compared, &flow, segment, kind)
+    };
+    let kind = match compared.path.family {
+        Family::V4 => KINDS4[usize::from(kind) % KINDS4.len()],
+        Family::V6 => KINDS6[usize::from(kind) % KINDS6.len()],
+    };
+    let length = quote(compared, &parts.seen, segment.protocol, quoted, fault);
+    let sent = errors(compared, &flow, requests, kind, &parts, length);
+    let frame = faulty(compared, &flow, requests, &sent, &parts, fault);
+    match (fault, requests, flow.endpoint.way) {
+        (Fault::None, ..) => {
+            let before = compared.watched();
+            let ran = compared.run_frame(sent.hook, sent.device, frame);
+            compared.totals.translated += 1;
+            if ran.outcome != sent.name {
+                return Err(format!("{} instead of {} by {flow:?}", ran.outcome, sent.name));
             }
-            Sender::Endpoint { flow } => self.flow(flow, segment.tcp),
-        };
-        let Some(index) = index else { return Ok(()) };
-        let flow = self.model.flows[index];
-        let requests = matches!(sender, Sender::Client { .. });
-        let parts = if requests {
-            self.about_request(&flow, segment, kind)
-        } else {
-            self.about_reply(&flow, segment, kind)
-        };
-        let kind = match self.path.family {
-            Family::V4 => KINDS4[usize::from(kind) % KINDS4.len()],
-            Family::V6 => KINDS6[usize::from(kind) % KINDS6.len()],
-        };
-        let length = self.quote(&parts.seen, segment.tcp, quoted, fault);
-        let sent = self.errors(&flow, requests, kind, &parts, length);
-        let frame = self.faulty(&flow, requests, &sent, &parts, fault);
-        match (fault, requests, flow.endpoint.way) {
-            (Fault::None, ..) => {
-                let before = self.watched();
-                let ran = self.run_frame(sent.hook, sent.device, frame);
-                self.totals.translated += 1;
-                if ran.outcome != sent.name {
-                    return Err(format!("{} instead of {} by {flow:?}", ran.outcome, sent.name));
-                }
-                if let Some(difference) = difference(&sent.wanted.bytes(), &ran.frame) {
-                    return Err(difference);
-                }
-                self.untouched(before)
+            if let Some(difference) = difference(&sent.wanted.bytes(), &ran.frame) {
+                return Err(difference);
             }
-            // No error is sent about an error (RFC 1122 section 3.2.2).
-            (Fault::Expiring, _, Some(_)) => {
-                let before = self.watched();
-                let ran = self.run_frame(sent.hook, sent.device, frame);
-                if ran.outcome != "dropped-ttl-exceeded" {
-                    return Err(format!("{}, but its TTL ends here", ran.outcome));
-                }
-                self.untouched(before)
+            compared.untouched(before)
+        }
+        // No error is sent about an error (RFC 1122 section 3.2.2).
+        (Fault::Expiring, _, Some(_)) => {
+            let before = compared.watched();
+            let ran = compared.run_frame(sent.hook, sent.device, frame);
+            if ran.outcome != "dropped-ttl-exceeded" {
+                return Err(format!("{}, but its TTL ends here", ran.outcome));
             }
-            // Both directions of a flow to another node arrive at the same hook.
-            (Fault::Expiring, _, None) | (Fault::WrongHook, _, Some(_)) => Ok(()),
-            (Fault::WrongHook, true, None) => self.passes(self.path.hook, Device::Eth0, &frame),
-            (Fault::WrongHook, false, None) => self.passes(Hook::Egress, Device::Eth0, &frame),
-            _ => self.passes(sent.hook, sent.device, &frame),
+            compared.untouched(before)
+        }
+        // Both directions of a flow to another node arrive at the same hook.
+        (Fault::Expiring, _, None) | (Fault::WrongHook, _, Some(_)) => Ok(()),
+        (Fault::WrongHook, true, None) => compared.passes(compared.path.hook, Device::Eth0, &frame),
+        (Fault::WrongHook, false, None) => compared.passes(Hook::Egress, Device::Eth0, &frame),
+        _ => compared.passes(sent.hook, sent.device, &frame),
+    }
+}
+
+/// Returns the parts of an error about a request, as the network behind this node sees it, and
+/// as the client knows it.
+fn about_request(compared: &Compared<'_>, flow: &Flow, segment: Segment, by: u8) -> Parts {
+    let family = compared.path.family;
+    let numbers = flow.numbers(From::Client, segment);
+    let known = packet(flow.client, flow.frontend, segment, numbers).ttl(7);
+    let seen = known.clone().source(end(flow.source)).destination(end(flow.target(family)));
+    let from = match (flow.endpoint.way, by & 64 != 0) {
+        (Some((_, router)), false) => router,
+        // The node's own stack also sends errors about packets that it cannot deliver.
+        (None, false) => Spot::NodePod0,
+        _ => flow.endpoint.spot,
+    };
+    Parts { from: from.of(family), seen, known_from: flow.frontend.ip(), known }
+}
+
+/// Returns the parts of an error about a reply, as the network towards the client sees it, and
+/// as the endpoint knows it.
+fn about_reply(compared: &Compared<'_>, flow: &Flow, segment: Segment, by: u8) -> Parts {
+    let family = compared.path.family;
+    let numbers = flow.numbers(From::Endpoint, segment);
+    let known = packet(flow.target(family), flow.source, segment, numbers).ttl(7);
+    let seen = known.clone().source(end(flow.frontend)).destination(end(flow.client));
+    let from = if by & 64 != 0 { flow.client.ip() } else { Spot::Router.of(family) };
+    // An endpoint on this node knows its clients, and the routers in front of them.
+    let known_from = if flow.endpoint.way.is_some() { flow.source.ip() } else { from };
+    Parts { from, seen, known_from, known }
+}
+
+/// Returns the length of the quoted part of the packet: at least its IP header and eight bytes
+/// (RFC 792).
+fn quote(compared: &Compared<'_>, seen: &Packet, protocol: Protocol, quoted: u8, fault: Fault) -> usize {
+    let whole = seen.bytes().len() - 14;
+    let least = 8 + if compared.path.family == Family::V4 { 20 } else { 40 };
+    if fault == Fault::Short {
+        return usize::from(quoted) % least;
+    }
+    match least + usize::from(quoted) % (whole - least + 1) {
+        // Half a checksum cannot be verified.
+        length if protocol == Protocol::Tcp && length == least + 9 => length - 1,
+        length => length,
+    }
+}
+
+fn errors(
+    compared: &Compared<'_>,
+    flow: &Flow,
+    requests: bool,
+    kind: Kind,
+    parts: &Parts,
+    length: usize,
+) -> Sent {
+    let of = |from: IpAddr, about: &Packet| {
+        let (kind, code, rest) = kind;
+        let mut quoted = about.bytes();
+        if matches!(about.transport, Transport::Sctp { .. }) {
+            // Hosts check only ports and tag of a quoted packet (RFC 9260 section 10): its CRC
+            // stays as it was sent.
+            let sum = quoted.len() - about.payload.len() - 4..quoted.len() - about.payload.len();
+            quoted[sum.clone()].copy_from_slice(&parts.seen.bytes()[sum]);
+        }
+        Packet::new(from, about.source, Transport::Icmp { kind, code, rest }).payload(&quoted[14..][..length])
+    };
+    let (packet, wanted) = (of(parts.from, &parts.seen), of(parts.known_from, &parts.known));
+    let client = (Spot::Router.mac(), Device::Eth0.mac());
+    match (requests, flow.endpoint.way) {
+        (true, Some((device, router))) => Sent {
+            hook: compared.path.hook,
+            device,
+            packet: packet.macs(router.mac(), device.mac()),
+            name: "replied-icmp-error",
+            wanted: wanted.macs(client.1, client.0).ttl(63),
+        },
+        (true, None) => Sent {
+            hook: Hook::Egress,
+            device: Device::Eth0,
+            packet,
+            name: "replied-local-icmp-error",
+            wanted,
+        },
+        (false, Some((device, router))) => Sent {
+            hook: compared.path.hook,
+            device: Device::Eth0,
+            packet: packet.macs(client.0, client.1),
+            name: "forwarded-icmp-error",
+            wanted: wanted.macs(device.mac(), router.mac()).ttl(63),
+        },
+        (false, None) => Sent {
+            hook: compared.path.hook,
+            device: Device::Eth0,
+            packet: packet.macs(client.0, client.1),
+            name: "delivered-icmp-error",
+            wanted: wanted.macs(client.0, client.1),
+        },
+    }
+}
+
+/// Returns the frame with its fault.
+fn faulty(
+    compared: &Compared<'_>,
+    flow: &Flow,
+    requests: bool,
+    sent: &Sent,
+    parts: &Parts,
+    fault: Fault,
+) -> Vec<u8> {
+    let mut packet = sent.packet.clone();
+    match fault {
+        Fault::None | Fault::Short | Fault::WrongHook => {}
+        Fault::Expiring => packet.ttl = 1,
+        // The quoted packet was never sent: it goes to another port of the endpoint, or comes
+        // from another one.
+        Fault::Unknown => {
+            let target = (flow.endpoint.spot.of(compared.path.family), TARGET + 1);
+            let seen = parts.seen.clone();
+            let seen = if requests {
+                seen.destination(target)
+            } else {
+                seen.source((flow.frontend.ip(), TARGET + 1))
+            };
+            packet.payload = seen.bytes()[14..][..packet.payload.len()].to_vec();
+        }
+        // The destination is a host that did not send the packet.
+        Fault::Stranger => packet.destination = Spot::NodeSlim0.of(compared.path.family),
+        // A redirect reports nothing about the packet itcompared.
+        Fault::NoError => {
+            let kind = if compared.path.family == Family::V4 { 5 } else { 137 };
+            packet.transport = Transport::Icmp { kind, code: 0, rest: [0; 4] };
         }
     }
-
-    /// Returns the parts of an error about a request, as the network behind this node sees it, and
-    /// as the client knows it.
-    fn about_request(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
-        let family = self.path.family;
-        let numbers = flow.numbers(From::Client, segment);
-        let known = packet(flow.client, flow.frontend, segment, numbers).ttl(7);
-        let seen = known.clone().source(end(flow.source)).destination(end(flow.target(family)));
-        let from = match (flow.endpoint.way, by & 64 != 0) {
-            (Some((_, router)), false) => router,
-            // The node's own stack also sends errors about packets that it cannot deliver.
-            (None, false) => Spot::NodePod0,
-            _ => flow.endpoint.spot,
-        };
-        Parts { from: from.of(family), seen, known_from: flow.frontend.ip(), known }
-    }
-
-    /// Returns the parts of an error about a reply, as the network towards the client sees it, and
-    /// as the endpoint knows it.
-    fn about_reply(&self, flow: &Flow, segment: Segment, by: u8) -> Parts {
-        let family = self.path.family;
-        let numbers = flow.numbers(From::Endpoint, segment);
-        let known = packet(flow.target(family), flow.source, segment, numbers).ttl(7);
-        let seen = known.clone().source(end(flow.frontend)).destination(end(flow.client));
-        let from = if by & 64 != 0 { flow.client.ip() } else { Spot::Router.of(family) };
-        // An endpoint on this node knows its clients, and the routers in front of them.
-        let known_from = if flow.endpoint.way.is_some() { flow.source.ip() } else { from };
-        Parts { from, seen, known_from, known }
-    }
-
-    /// Returns the length of the quoted part of the packet: at least its IP header and eight bytes
-    /// (RFC 792).
-    fn quote(&self, seen: &Packet, tcp: bool, quoted: u8, fault: Fault) -> usize {
-        let whole = seen.bytes().len() - 14;
-        let least = 8 + if self.path.family == Family::V4 { 20 } else { 40 };
-        if fault == Fault::Short {
-            return usize::from(quoted) % least;
-        }
-        match least + usize::from(quoted) % (whole - least + 1) {
-            // Half a checksum cannot be verified.
-            length if tcp && length == least + 9 => length - 1,
-            length => length,
-        }
-    }
-
-    fn errors(&self, flow: &Flow, requests: bool, kind: Kind, parts: &Parts, length: usize) -> Sent {
-        let of = |from: IpAddr, about: &Packet| {
-            let (kind, code, rest) = kind;
-            Packet::new(from, about.source, Transport::Icmp { kind, code, rest })
-                .payload(&about.bytes()[14..][..length])
-        };
-        let (packet, wanted) = (of(parts.from, &parts.seen), of(parts.known_from, &parts.known));
-        let client = (Spot::Router.mac(), Device::Eth0.mac());
-        match (requests, flow.endpoint.way) {
-            (true, Some((device, router))) => Sent {
-                hook: self.path.hook,
-                device,
-                packet: packet.macs(router.mac(), device.mac()),
-                name: "replied-icmp-error",
-                wanted: wanted.macs(client.1, client.0).ttl(63),
-            },
-            (true, None) => Sent {
-                hook: Hook::Egress,
-                device: Device::Eth0,
-                packet,
-                name: "replied-local-icmp-error",
-                wanted,
-            },
-            (false, Some((device, router))) => Sent {
-                hook: self.path.hook,
-                device: Device::Eth0,
-                packet: packet.macs(client.0, client.1),
-                name: "forwarded-icmp-error",
-                wanted: wanted.macs(device.mac(), router.mac()).ttl(63),
-            },
-            (false, None) => Sent {
-                hook: self.path.hook,
-                device: Device::Eth0,
-                packet: packet.macs(client.0, client.1),
-                name: "delivered-icmp-error",
-                wanted: wanted.macs(client.0, client.1),
-            },
-        }
-    }
-
-    /// Returns the frame with its fault.
-    fn faulty(&self, flow: &Flow, requests: bool, sent: &Sent, parts: &Parts, fault: Fault) -> Vec<u8> {
-        let mut packet = sent.packet.clone();
-        match fault {
-            Fault::None | Fault::Short | Fault::WrongHook => {}
-            Fault::Expiring => packet.ttl = 1,
-            // The quoted packet was never sent: it goes to another port of the endpoint, or comes
-            // from another one.
-            Fault::Unknown => {
-                let target = (flow.endpoint.spot.of(self.path.family), TARGET + 1);
-                let seen = parts.seen.clone();
-                let seen = if requests {
-                    seen.destination(target)
-                } else {
-                    seen.source((flow.frontend.ip(), TARGET + 1))
-                };
-                packet.payload = seen.bytes()[14..][..packet.payload.len()].to_vec();
-            }
-            // The destination is a host that did not send the packet.
-            Fault::Stranger => packet.destination = Spot::NodeSlim0.of(self.path.family),
-            // A redirect reports nothing about the packet itself.
-            Fault::NoError => {
-                let kind = if self.path.family == Family::V4 { 5 } else { 137 };
-                packet.transport = Transport::Icmp { kind, code: 0, rest: [0; 4] };
-            }
-        }
-        packet.bytes()
-    }
+    packet.bytes()
 }

@@ -4,9 +4,13 @@
 //! to the flow of the last first fragment of their addresses and identification (RFC 791 section
 //! 3.2; RFC 8200 section 4.5, where the protocol is no part of it), and pass while there is none:
 //! they are not queued here. A first fragment of TCP without the whole fixed header counts as none
-//! (RFC 1858).
+//! (RFC 1858), and so does one of SCTP without the header of its first chunk. The first fragment of
+//! an SCTP packet whose ports would change is dropped: the checksum covers the others as well.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use fastrand::Rng;
 use traffic_policy_testing::{
@@ -16,41 +20,50 @@ use traffic_policy_testing::{
 };
 
 use super::{
-    Run,
+    compared::Compared,
     offer::{Offer, piece},
+    replies, requests,
 };
 use crate::{
-    action::Sender,
-    model::{Flow, From},
-    segment::{Flags, Segment},
+    action::{Pieces, Sender},
+    model::{Expected, Flow, From},
+    segment::{Chunk, Flags, Protocol, Segment},
+    topology::TARGET,
 };
 
 /// The key that the fragments of one packet share: addresses, identification, and, for IPv4, the
 /// protocol.
-pub(super) type Key = (IpAddr, IpAddr, u16, Option<bool>);
+type Key = (IpAddr, IpAddr, u16, Option<Protocol>);
 
 /// The packet that later fragments belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    tcp: bool,
+struct Record {
+    protocol: Protocol,
     source: u16,
     destination: u16,
+    /// Whether the first fragment belongs to the association for certain: the others keep it alive
+    /// with it.
+    belongs: bool,
 }
 
-/// Cuts of a packet, and the order of its fragments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pieces {
-    /// Size of a fragment, in units of eight bytes.
-    pub size: u8,
-    /// Seed of the order, and of the choice of the fragment that comes twice.
-    pub order: u8,
-    /// Whether the identification is that of the previous packet, as if they overlapped.
-    pub again: bool,
+/// Fragments of a run.
+pub struct Fragments {
+    /// Identification of the last packet in fragments: an odd number, which [`super::foreign`] does
+    /// not use.
+    identification: u16,
+    records: HashMap<Key, Record>,
 }
 
-impl Run<'_> {
-    pub(super) fn fragments(
+impl Fragments {
+    /// Returns the state before the first packet.
+    pub fn new() -> Self {
+        Self { identification: 1, records: HashMap::new() }
+    }
+
+    /// Sends a packet in fragments.
+    pub fn send(
         &mut self,
+        compared: &mut Compared<'_>,
         sender: Sender,
         segment: Segment,
         pieces: Pieces,
@@ -58,9 +71,10 @@ impl Run<'_> {
         let handshake = matches!(segment.flags, Flags::Syn | Flags::SynAck);
         // Only whole segments end a connection.
         let flags = if handshake { segment.flags } else { Flags::Ack };
-        let payload = if segment.tcp && handshake { 0 } else { segment.payload };
-        let segment = Segment { flags, payload, ..segment };
-        let Some(mut offer) = self.offer(sender, segment) else { return Ok(()) };
+        let chunk = if segment.chunk == Chunk::Init { Chunk::Init } else { Chunk::Data };
+        let payload = if segment.protocol == Protocol::Tcp && handshake { 0 } else { segment.payload };
+        let segment = Segment { flags, chunk, payload, ..segment };
+        let Some(mut offer) = Offer::of(compared, sender, segment) else { return Ok(()) };
         if !pieces.again {
             self.identification += 2;
         }
@@ -78,72 +92,110 @@ impl Run<'_> {
         }
         // The first fragment is not repeated: it would be a packet of its own.
         order.push(rng.usize(1..count));
-        let at = self.place(&offer);
+        let at = offer.place(compared);
         for number in order {
             if number == 0 {
-                self.first(&offer, at, size)?;
+                self.first(compared, &offer, at, size)?;
             } else {
-                self.later(at, &whole, &whole.fragments(size).swap_remove(number))?;
+                self.later(
+                    compared,
+                    segment.protocol,
+                    at,
+                    &whole,
+                    &whole.fragments(size).swap_remove(number),
+                )?;
             }
         }
         Ok(())
     }
 
     /// Sends the first fragment, which is judged like the packet itself.
-    fn first(&mut self, offer: &Offer, (hook, device): (Hook, Device), size: usize) -> Result<(), String> {
+    fn first(
+        &mut self,
+        compared: &mut Compared<'_>,
+        offer: &Offer,
+        (hook, device): (Hook, Device),
+        size: usize,
+    ) -> Result<(), String> {
         let whole = offer.packet();
         let first = piece(whole, Some(size));
-        let tcp = matches!(whole.transport, Transport::Tcp(_));
-        if tcp && size < 20 {
-            return self.passes(hook, device, &first.bytes());
+        let protocol = offer.segment().protocol;
+        let least = match protocol {
+            Protocol::Tcp => 20,
+            Protocol::Udp => 8,
+            Protocol::Sctp => 16,
+        };
+        if size < least {
+            return compared.passes(hook, device, &first.bytes());
         }
-        let ran = self.run(hook, device, &first);
-        match offer {
+        let ran = compared.run(hook, device, &first);
+        let (from, expected) = match offer {
             Offer::Request(request) => {
-                let client = request.client.ip();
-                let expected = self.model.request(client, request.flow, request.service, request.segment);
-                self.became(request, expected, &ran)?;
+                let (client, packet) = (request.client.ip(), (request.segment, request.numbers));
+                let expected = compared.model.request(client, request.flow, request.service, packet);
+                (From::Client, expected)
             }
-            Offer::Reply(reply) => self.came_back(reply, &ran)?,
+            Offer::Reply(reply) => {
+                (From::Endpoint, compared.model.reply(reply.flow, (reply.segment, reply.numbers)))
+            }
+        };
+        if let Expected::Translated(index) = expected
+            && is_cut(&compared.model.flows[index], offer)
+        {
+            compared.model.seen(index, from, offer.segment(), offer.numbers());
+            return if ran.outcome == "dropped-sctp-fragment" {
+                Ok(())
+            } else {
+                Err(format!("{}, but its checksum covers other fragments", ran.outcome))
+            };
+        }
+        match offer {
+            Offer::Request(request) => requests::became(compared, request, expected, &ran)?,
+            Offer::Reply(reply) => replies::came_back(compared, reply, &ran)?,
         }
         if matches!(ran.outcome, "forwarded" | "delivered" | "replied" | "replied-local") {
             let (source, destination) = ports(whole);
-            self.records.insert(self.key(whole), Record { tcp, source, destination });
+            let now = compared.model.now();
+            let belongs = matches!(expected, Expected::Translated(index)
+                if compared.model.flows[index].belonged == now);
+            let key = key(compared.path.family, whole, protocol);
+            self.records.insert(key, Record { protocol, source, destination, belongs });
         }
         Ok(())
     }
 
-    fn key(&self, whole: &Packet) -> Key {
-        let tcp = matches!(whole.transport, Transport::Tcp(_));
-        let protocol = (self.path.family == Family::V4).then_some(tcp);
-        (whole.source, whole.destination, whole.label, protocol)
-    }
-
-    fn later(&mut self, (hook, device): (Hook, Device), whole: &Packet, sent: &Packet) -> Result<(), String> {
-        let Some(record) = self.records.get(&self.key(whole)).copied() else {
-            return self.passes(hook, device, &sent.bytes());
+    fn later(
+        &mut self,
+        compared: &mut Compared<'_>,
+        protocol: Protocol,
+        (hook, device): (Hook, Device),
+        whole: &Packet,
+        sent: &Packet,
+    ) -> Result<(), String> {
+        let Some(record) = self.records.get(&key(compared.path.family, whole, protocol)).copied() else {
+            return compared.passes(hook, device, &sent.bytes());
         };
         let from = SocketAddr::new(whole.source, record.source);
         let to = SocketAddr::new(whole.destination, record.destination);
-        let family = self.path.family;
+        let family = compared.path.family;
         let of_endpoint =
-            |flow: &Flow| (flow.tcp, flow.target(family), flow.source) == (record.tcp, from, to);
-        let request = self.model.find(record.tcp, from, to).map(|index| (index, From::Client));
-        let reply = || Some((self.model.flows.iter().position(of_endpoint)?, From::Endpoint));
+            |flow: &Flow| (flow.protocol, flow.target(family), flow.source) == (record.protocol, from, to);
+        let request = compared.model.find(record.protocol, from, to).map(|index| (index, From::Client));
+        let reply = || Some((compared.model.flows.iter().position(of_endpoint)?, From::Endpoint));
         let Some((index, side)) = request.or_else(reply) else {
-            let clock = self.model.clock;
-            let left = self.model.stale.iter_mut().find(|each| each.is(record.tcp, to, from));
+            let clock = compared.model.clock;
+            let left = compared.model.stale.iter_mut().find(|each| each.is(record.protocol, to, from));
             if let Some(stale) = left {
                 // The entry that the flow has left may still be found.
                 (stale.last, stale.found_over) = (clock, 0);
-                self.run(hook, device, sent);
+                compared.run(hook, device, sent);
                 return Ok(());
             }
-            return self.passes(hook, device, &sent.bytes());
+            return compared.passes(hook, device, &sent.bytes());
         };
-        let ran = self.run(hook, device, sent);
-        self.totals.translated += 1;
-        let flow = self.model.flows[index];
+        let ran = compared.run(hook, device, sent);
+        compared.totals.translated += 1;
+        let flow = compared.model.flows[index];
         let (name, wanted) = translated(&flow, side, sent, family);
         if ran.outcome != name {
             return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
@@ -151,7 +203,10 @@ impl Run<'_> {
         if let Some(difference) = difference(&wanted.bytes(), &ran.frame) {
             return Err(difference);
         }
-        self.count(index, side, sent);
+        if record.protocol == Protocol::Sctp {
+            compared.model.flows[index].belongs = record.belongs;
+        }
+        compared.count(index, side, sent);
         Ok(())
     }
 }
@@ -175,9 +230,20 @@ fn translated(flow: &Flow, side: From, sent: &Packet, family: Family) -> (&'stat
 
 fn ports(packet: &Packet) -> (u16, u16) {
     match packet.transport {
-        Transport::Tcp(Tcp { source, destination, .. }) | Transport::Udp { source, destination, .. } => {
-            (source, destination)
-        }
+        Transport::Tcp(Tcp { source, destination, .. })
+        | Transport::Udp { source, destination, .. }
+        | Transport::Sctp { source, destination, .. } => (source, destination),
         _ => (0, 0),
     }
+}
+
+/// Whether this node changes the ports of a packet of a flow, and with them a checksum that covers
+/// the whole packet, of which only the first fragment is here.
+fn is_cut(flow: &Flow, offer: &Offer) -> bool {
+    let ends = ((flow.client.port(), flow.frontend.port()), (flow.source.port(), TARGET));
+    offer.segment().protocol == Protocol::Sctp && ends.0 != ends.1
+}
+
+fn key(family: Family, whole: &Packet, protocol: Protocol) -> Key {
+    (whole.source, whole.destination, whole.label, (family == Family::V4).then_some(protocol))
 }

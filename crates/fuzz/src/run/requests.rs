@@ -3,158 +3,141 @@
 use std::net::SocketAddr;
 
 use traffic_policy_testing::{
-    harness::{Device, Ran, Spot},
+    harness::{Device, Ran},
     packet::{Packet, difference},
 };
 
-use super::{Run, offer::piece};
+use super::{
+    compared::Compared,
+    offer::{Request, piece},
+};
 use crate::{
     model::{Expected, Flow, From, NewFlow},
-    segment::{Segment, end, packet},
+    segment::{Segment, end},
     topology::{Endpoint, POOL},
 };
 
-/// A client's packet to a Service, before it is sent.
-pub(super) struct Request {
-    pub client: SocketAddr,
-    pub frontend: SocketAddr,
-    pub service: usize,
-    pub segment: Segment,
-    /// The flow that it belongs to.
-    pub flow: Option<usize>,
-    pub numbers: (u32, u32),
-    pub packet: Packet,
-    /// Number of bytes of its first fragment, if only that is sent.
-    pub size: Option<usize>,
+/// Sends a client's packet to a Service.
+pub fn send(
+    compared: &mut Compared<'_>,
+    client: SocketAddr,
+    service: usize,
+    segment: Segment,
+) -> Result<(), String> {
+    let request = Request::new(compared, client, service, segment);
+    let ran = compared.run(compared.path.hook, Device::Eth0, &request.packet);
+    let expected = compared.model.request(client.ip(), request.flow, service, (segment, request.numbers));
+    became(compared, &request, expected, &ran)
 }
 
-impl Run<'_> {
-    pub(super) fn to_service(&self, client: SocketAddr, service: usize, segment: Segment) -> Request {
-        let frontend = self.model.services[service].at(self.path.family);
-        let flow = self.model.find(segment.tcp, client, frontend);
-        let numbers = self.model.request_numbers(flow, segment);
-        let packet = packet(client, frontend, segment, numbers).macs(Spot::Router.mac(), Device::Eth0.mac());
-        Request { client, frontend, service, segment, flow, numbers, packet, size: None }
+/// Compares what became of a client's packet with what the model demands. A flow that it has begun
+/// is taken over by the model.
+pub fn became(
+    compared: &mut Compared<'_>,
+    request: &Request,
+    expected: Expected,
+    ran: &Ran,
+) -> Result<(), String> {
+    // The flow has seen the packet, whatever its fate: a sweep that found the flow over begins
+    // anew.
+    if let Some(index) = request.flow {
+        compared.model.flows[index].found_over = 0;
     }
-
-    pub(super) fn request(
-        &mut self,
-        client: SocketAddr,
-        service: usize,
-        segment: Segment,
-    ) -> Result<(), String> {
-        let request = self.to_service(client, service, segment);
-        let ran = self.run(self.path.hook, Device::Eth0, &request.packet);
-        let expected = self.model.request(client.ip(), request.flow, service, segment);
-        self.became(&request, expected, &ran)
-    }
-
-    pub(super) fn became(&mut self, request: &Request, expected: Expected, ran: &Ran) -> Result<(), String> {
-        // The flow has seen the packet, whatever its fate: a sweep that found the flow over begins
-        // anew.
-        if let Some(index) = request.flow {
-            self.model.flows[index].found_over = 0;
+    match expected {
+        Expected::Unchanged => compared.unchanged(&piece(&request.packet, request.size).bytes(), ran),
+        Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
+        Expected::Answered(name) if [name, "dropped-rate-limited"].contains(&ran.outcome) => Ok(()),
+        Expected::NotServed if !matches!(ran.outcome, "forwarded" | "delivered") => Ok(()),
+        Expected::New(replaced) => begun(compared, replaced, request, ran),
+        Expected::Translated(index) => {
+            requested(compared, index, request, ran)?;
+            went(compared, index, request)
         }
-        match expected {
-            Expected::Unchanged => self.unchanged(&piece(&request.packet, request.size).bytes(), ran),
-            Expected::Dropped(one, other) if [one, other].contains(&ran.outcome) => Ok(()),
-            Expected::Answered(name) if [name, "dropped-rate-limited"].contains(&ran.outcome) => Ok(()),
-            Expected::NotServed if !matches!(ran.outcome, "forwarded" | "delivered") => Ok(()),
-            Expected::New(replaced) => self.begun(replaced, request, ran),
-            Expected::Translated(index) => {
-                self.requested(index, request, ran)?;
-                self.went(index, request);
-                Ok(())
+        Expected::Either(index) => {
+            let kept = requested(compared, index, request, ran);
+            // A new one has counted only this packet.
+            if kept.is_ok() && compared.request_entry(index)?.packets > 1 {
+                return went(compared, index, request);
             }
-            Expected::Either(index) => {
-                let kept = self.requested(index, request, ran);
-                if kept.is_ok() && self.keeps(index)? {
-                    self.went(index, request);
-                    return Ok(());
-                }
-                let anew = self.model.new_flow(request.client.ip(), request.service, Some(index));
-                self.became(request, anew, ran).map_err(|error| match kept {
-                    Ok(()) => error,
-                    Err(kept) => format!("{error}, or {kept}"),
-                })
-            }
-            expected => Err(format!("{} instead of {expected:?}", ran.outcome)),
+            let anew = compared.model.new_flow(request.client.ip(), request.service, Some(index));
+            became(compared, request, anew, ran).map_err(|error| match kept {
+                Ok(()) => error,
+                Err(kept) => format!("{error}, or {kept}"),
+            })
         }
+        expected => Err(format!("{} instead of {expected:?}", ran.outcome)),
     }
+}
 
-    /// Records a request that was translated by an existing flow.
-    fn went(&mut self, index: usize, request: &Request) {
-        let sent = piece(&request.packet, request.size);
-        self.translated(index, From::Client, request.segment, request.numbers.0, &sent);
-    }
+/// Records a request that was translated by an existing flow.
+fn went(compared: &mut Compared<'_>, index: usize, request: &Request) -> Result<(), String> {
+    let sent = piece(&request.packet, request.size);
+    compared.translated(index, From::Client, (request.segment, request.numbers), &sent)
+}
 
-    /// Whether a flow's request entry is still that of the previous connection: a new one has
-    /// counted only this packet.
-    fn keeps(&self, index: usize) -> Result<bool, String> {
-        let flow = &self.model.flows[index];
-        let entries = self.harness.flows(self.path.family);
-        let request =
-            entries.iter().find(|entry| flow.has_request(entry)).ok_or("its request entry is gone")?;
-        Ok(request.packets > 1)
+/// Returns a client's packet as it must leave by a flow.
+fn translated_request(compared: &Compared<'_>, sent: &Packet, flow: &Flow) -> Packet {
+    let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(compared.path.family)));
+    match flow.endpoint.way {
+        Some((device, router)) => packet.macs(device.mac(), router.mac()).ttl(sent.ttl.saturating_sub(1)),
+        None => packet,
     }
+}
 
-    /// Returns a client's packet as it must leave by a flow.
-    fn translated_request(&self, sent: &Packet, flow: &Flow) -> Packet {
-        let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(self.path.family)));
-        match flow.endpoint.way {
-            Some((device, router)) => packet.macs(device.mac(), router.mac()).ttl(sent.ttl.saturating_sub(1)),
-            None => packet,
-        }
+fn requested(compared: &mut Compared<'_>, index: usize, request: &Request, ran: &Ran) -> Result<(), String> {
+    compared.totals.translated += 1;
+    let flow = &compared.model.flows[index];
+    let name = if flow.endpoint.way.is_some() { "forwarded" } else { "delivered" };
+    if ran.outcome != name {
+        return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
     }
+    let wanted = translated_request(compared, &request.packet, flow);
+    difference(&piece(&wanted, request.size).bytes(), &ran.frame).map_or(Ok(()), Err)
+}
 
-    fn requested(&mut self, index: usize, request: &Request, ran: &Ran) -> Result<(), String> {
-        self.totals.translated += 1;
-        let flow = &self.model.flows[index];
-        let name = if flow.endpoint.way.is_some() { "forwarded" } else { "delivered" };
-        if ran.outcome != name {
-            return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
-        }
-        let wanted = self.translated_request(&request.packet, flow);
-        difference(&piece(&wanted, request.size).bytes(), &ran.frame).map_or(Ok(()), Err)
+fn begun(
+    compared: &mut Compared<'_>,
+    replaced: Option<usize>,
+    request: &Request,
+    ran: &Ran,
+) -> Result<(), String> {
+    let &Request { client, frontend, service, segment, numbers, .. } = request;
+    let protocol = segment.protocol;
+    let candidates = compared.model.candidates(client.ip(), service);
+    if ran.outcome == "dropped-no-snat-port" {
+        let full = candidates
+            .iter()
+            .any(|endpoint| compared.model.may_be_exhausted(protocol, client, *endpoint, replaced));
+        compared.model.chosen(client.ip(), service, None);
+        return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
     }
-
-    fn begun(&mut self, replaced: Option<usize>, request: &Request, ran: &Ran) -> Result<(), String> {
-        let &Request { client, frontend, service, segment, numbers, .. } = request;
-        let tcp = segment.tcp;
-        let candidates = self.model.candidates(client.ip(), service);
-        if ran.outcome == "dropped-no-snat-port" {
-            let full = candidates
-                .iter()
-                .any(|endpoint| self.model.may_be_exhausted(tcp, client, *endpoint, replaced));
-            self.model.chosen(client.ip(), service, None);
-            return if full { Ok(()) } else { Err("a port was free towards every endpoint".to_owned()) };
-        }
-        self.totals.flows += 1;
-        let entries = self.harness.flows(self.path.family);
-        let protocol = if tcp { 6 } else { 17 };
-        let made = entries.iter().find(|entry| {
-            entry.is_request() && entry.protocol == protocol && entry.from == client && entry.to == frontend
-        });
-        let Some(made) = made else { return Err(format!("{}: no flow was made", ran.outcome)) };
-        let of = |endpoint: &&Endpoint| endpoint.spot.of(self.path.family) == made.new_to.ip();
-        let Some(endpoint) = candidates.iter().find(of).copied() else {
-            return Err(format!("{} is no endpoint of this Service for a new flow", made.new_to));
-        };
-        self.model.chosen(client.ip(), service, Some(endpoint));
-        let source = made.new_from;
-        let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.path.family));
-        let port_fits = match endpoint.way {
-            Some(_) => POOL.contains(&source.port()),
-            None => source.port() == client.port() || POOL.contains(&source.port()),
-        };
-        if source.ip() != address || !port_fits {
-            return Err(format!("{source} is not what the endpoint should see"));
-        }
-        let flow = NewFlow { tcp, service, client, frontend, endpoint, source, sequence: numbers.0 };
-        self.model.begin(replaced, flow)?;
-        let index = self.model.flows.len() - 1;
-        self.requested(index, request, ran)?;
-        self.count(index, From::Client, &piece(&request.packet, request.size));
-        Ok(())
+    compared.totals.flows += 1;
+    let entries = compared.harness.flows(compared.path.family);
+    let made = entries.iter().find(|entry| {
+        entry.is_request()
+            && entry.protocol == protocol.number()
+            && entry.from == client
+            && entry.to == frontend
+    });
+    let Some(made) = made else { return Err(format!("{}: no flow was made", ran.outcome)) };
+    let of = |endpoint: &&Endpoint| endpoint.spot.of(compared.path.family) == made.new_to.ip();
+    let Some(endpoint) = candidates.iter().find(of).copied() else {
+        return Err(format!("{} is no endpoint of this Service for a new flow", made.new_to));
+    };
+    compared.model.chosen(client.ip(), service, Some(endpoint));
+    let source = made.new_from;
+    let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(compared.path.family));
+    let port_fits = match endpoint.way {
+        Some(_) => POOL.contains(&source.port()),
+        None => source.port() == client.port() || POOL.contains(&source.port()),
+    };
+    if source.ip() != address || !port_fits {
+        return Err(format!("{source} is not what the endpoint should see"));
     }
+    let flow = NewFlow { protocol, service, client, frontend, endpoint, source, numbers };
+    compared.model.begin(replaced, flow)?;
+    let index = compared.model.flows.len() - 1;
+    requested(compared, index, request, ran)?;
+    compared.count(index, From::Client, &piece(&request.packet, request.size));
+    Ok(())
 }

@@ -4,7 +4,7 @@ use traffic_policy_dataplane::Sweeper;
 use traffic_policy_ebpf::tcp::ASSURED;
 use traffic_policy_testing::harness::SIZES;
 
-use super::Run;
+use super::{compared::Compared, entries};
 use crate::{
     model::{Fate, TIMEOUTS, duration},
     topology::{ENDPOINTS, Endpoint, TARGET},
@@ -14,48 +14,61 @@ use crate::{
 /// early, which is tested elsewhere.
 const MOST: usize = SIZES.flows4 as usize * 2 / 3;
 
-impl Run<'_> {
-    /// Advances time by this number of jiffies.
-    pub(super) fn wait(&mut self, jiffies: u32) {
-        for entry in self.harness.flows(self.path.family) {
-            self.harness.change(&entry, |entry| entry.go_back(jiffies));
-        }
-        self.harness.go_back_with_affinity(duration(jiffies));
-        self.model.clock += u64::from(jiffies);
-    }
+/// Sweeps of a run, which remember what the last one has found.
+#[derive(Default)]
+pub struct Sweeps(Option<Sweeper>);
 
+/// Advances time by this number of jiffies.
+pub fn wait(compared: &mut Compared<'_>, jiffies: u32) {
+    for entry in compared.harness.flows(compared.path.family) {
+        compared.harness.change(&entry, |entry| entry.go_back(jiffies));
+    }
+    compared.harness.go_back_with_affinity(duration(jiffies));
+    compared.model.clock += u64::from(jiffies);
+}
+
+impl Sweeps {
     /// Reports an endpoint that takes no more new flows of a Service, as the agent does, and
     /// sweeps.
-    pub(super) fn retire(&mut self, service: usize, endpoint: usize) -> Result<(), String> {
+    pub fn retire(
+        &mut self,
+        compared: &mut Compared<'_>,
+        service: usize,
+        endpoint: usize,
+    ) -> Result<(), String> {
         let endpoint = ENDPOINTS[endpoint];
-        self.harness.name_gone(service as u32 + 1, endpoint.spot, TARGET);
-        let swept = self.sweep(Some((service, endpoint)));
-        self.harness.forget_gone();
+        compared.harness.name_gone(service as u32 + 1, endpoint.spot, TARGET);
+        let swept = self.sweep(compared, Some((service, endpoint)));
+        compared.harness.forget_gone();
         if swept? {
-            self.model.retire(service, endpoint);
+            compared.model.retire(service, endpoint);
         }
         Ok(())
     }
 
     /// Sweeps, unless the table is nearly full. Returns whether it did. `gone`: the endpoint of a
     /// Service whose flows are marked.
-    pub(super) fn sweep(&mut self, gone: Option<(usize, Endpoint)>) -> Result<bool, String> {
-        let family = self.path.family;
-        let before = self.harness.flows(family);
+    pub fn sweep(
+        &mut self,
+        compared: &mut Compared<'_>,
+        gone: Option<(usize, Endpoint)>,
+    ) -> Result<bool, String> {
+        let family = compared.path.family;
+        let before = compared.harness.flows(family);
         if before.len() > MOST {
             return Ok(false);
         }
         let new = || Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
-        let sweeper = self.sweeper.get_or_insert_with(new);
-        let found = self.harness.sweep(sweeper, gone.is_some())[family as usize];
-        let after = self.harness.flows(family);
-        for (index, fate) in self.model.sweep(gone).into_iter().enumerate().rev() {
-            let flow = &self.model.flows[index];
-            let request = after.iter().any(|entry| flow.has_request(entry));
-            let reply = after.iter().any(|entry| flow.has_reply(entry, family));
+        let sweeper = self.0.get_or_insert_with(new);
+        let found = compared.harness.sweep(sweeper, gone.is_some())[family as usize];
+        let after = compared.harness.flows(family);
+        for (index, fate) in compared.model.sweep(gone).into_iter().enumerate().rev() {
+            let flow = &compared.model.flows[index];
+            let request = after.iter().any(|entry| entries::is_request_of(entry, flow));
+            let reply = after.iter().any(|entry| entries::leads_back(entry, flow, family));
             match (fate, request, reply) {
                 (Fate::Stays | Fate::Either, true, true) => {}
-                (Fate::Goes | Fate::Either, false, false) => drop(self.model.flows.remove(index)),
+                (Fate::Goes | Fate::Either, false, false) => drop(compared.model.flows.remove(index)),
                 _ => {
                     return Err(format!(
                         "a sweep: {fate:?}, but request entry: {request}, reply entry: {reply} of {flow:?}"

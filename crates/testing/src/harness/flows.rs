@@ -55,7 +55,8 @@ pub struct FlowEntry {
     pub epoch: u16,
     /// Time of the last packet, in jiffies.
     pub last: u32,
-    /// Request entry: the time of a SYN that came while the flow was assured, in jiffies, or 0.
+    /// Request entry: the time of a SYN that came while the flow was assured, in jiffies, or 0. Of
+    /// an INIT it is the initiate tag, in memory order.
     pub asked: u32,
     /// Unassured UDP: the time at which the flow began, in jiffies.
     pub began: u32,
@@ -147,7 +148,7 @@ impl FlowEntry {
     pub fn go_back(&mut self, jiffies: u32) {
         self.last = self.last.wrapping_sub(jiffies);
         self.began = self.began.wrapping_sub(jiffies);
-        if self.asked != 0 {
+        if self.asked != 0 && u32::from(self.protocol) != PROTOCOL_SCTP {
             self.asked = self.asked.wrapping_sub(jiffies);
         }
     }
