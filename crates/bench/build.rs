@@ -14,8 +14,11 @@ fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
     println!("cargo:rustc-check-cfg=cfg(bpf_object)");
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
-    // `-Z build-std` on a stable compiler. SAFETY: this program has one thread.
-    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
+    // As for the packet path. SAFETY: this program has one thread.
+    unsafe {
+        std::env::set_var("RUSTC_BOOTSTRAP", "1");
+        std::env::remove_var("CARGO_INCREMENTAL");
+    }
     aya_build::build_ebpf(
         [Package {
             name: "traffic-policy-bench-ebpf",

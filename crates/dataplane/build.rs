@@ -17,8 +17,13 @@ fn main() -> anyhow::Result<()> {
     // each change would recompile everything. `xtask setup` reports tools that are found or
     // replaced later.
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
-    // `-Z build-std` on a stable compiler needs it. SAFETY: this program has one thread.
-    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
+    // `-Z build-std` on a stable compiler needs the first. The second, set by users and by CI
+    // services, cuts the programs into codegen units, some of which the verifier refuses. SAFETY:
+    // this program has one thread.
+    unsafe {
+        std::env::set_var("RUSTC_BOOTSTRAP", "1");
+        std::env::remove_var("CARGO_INCREMENTAL");
+    }
     let features: &[&str] = if std::env::var_os("CARGO_FEATURE_LOG").is_some() { &["log"] } else { &[] };
     aya_build::build_ebpf(
         [Package {
