@@ -1,4 +1,5 @@
-//! The usage of the maps, and other facts about the data plane that need no reading of them.
+//! The figures of the packet path: the usage of its maps, for which they need not be read, and the
+//! packets that were refused for want of a program.
 
 use std::time::SystemTime;
 
