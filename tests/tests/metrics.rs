@@ -172,7 +172,7 @@ fn a_scrape_follows_syncs_and_packets() {
         "services",
         "hops",
         "devices",
-        "gone-endpoints",
+        "removed-endpoints",
     ] {
         assert!(!first.samples("traffic_policy_map_max_entries", &[("map", map)]).is_empty(), "{map}");
     }

@@ -2,10 +2,10 @@
 //! the other, each with the prediction of `lb`.
 
 pub mod cluster;
-mod foretell;
 pub mod local_curl;
 pub mod node_port;
 mod policies;
+mod predict;
 pub mod preemption;
 pub mod scene;
 mod share;

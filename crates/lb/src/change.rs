@@ -52,7 +52,7 @@ pub enum ChangeError {
     NoEndpoints(ServiceName),
     #[error(
         "{0} has topology hints that name other zones than the endpoints' own, as its annotation service.kubernetes.io/topology-mode gives by the \
-         zones' CPUs: which a pod elsewhere would get cannot be foretold. Ask without the hints: delete them from a copy of the manifests"
+         zones' CPUs: which a pod elsewhere would get cannot be predicted. Ask without the hints: delete them from a copy of the manifests"
     )]
     Hints(ServiceName),
 }

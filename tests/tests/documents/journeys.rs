@@ -6,7 +6,7 @@ use crate::page;
 
 const PAGE: &str = "docs/architecture.md";
 /// The drawing is in this file's header.
-const DRAWING: &str = "traffic-policy-ebpf/src/datapath/mod.rs";
+const DRAWING: &str = "traffic-policy-ebpf/src/datapath.rs";
 /// Programs are named here, and so called by the kernel.
 const PROGRAMS: &str = "traffic-policy-ebpf/src/main.rs";
 
@@ -95,6 +95,19 @@ fn functions_are_called_in_the_order_of_the_rows() {
     }
     assert!(compared > 20, "only {compared} pairs of calls were found");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A reader needs few files for each of the journeys that most questions are about.
+#[test]
+fn the_journeys_of_packets_and_endpoints_are_short() {
+    let limits =
+        [("A SYN to a node port", 10), ("A packet of an established flow", 6), ("An endpoint's change", 12)];
+    for (name, most) in limits {
+        let journey = journeys().into_iter().find(|journey| journey.name == name);
+        let journey = journey.unwrap_or_else(|| panic!("{PAGE} has no journey {name:?}"));
+        let files: BTreeSet<_> = journey.rows.iter().flat_map(|row| &row.files).collect();
+        assert!(files.len() <= most, "{name}: {} files: {files:#?}", files.len());
+    }
 }
 
 #[test]

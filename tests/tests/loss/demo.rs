@@ -16,10 +16,10 @@ use crate::quiet;
 const FAILURES: u32 = 3;
 
 fn check(outcome: &Outcome) {
-    let Outcome { label, recorded, foretold, replayed, late, phases, planned, .. } = outcome;
+    let Outcome { label, recorded, predicted, replayed, late, phases, planned, .. } = outcome;
     let lost = recorded.lost();
     let figures = format!(
-        "{label}: lost {lost} of {}, foretold {foretold}, replayed {replayed}, {late:?} off the plan; {}; {:?}; {:?}",
+        "{label}: lost {lost} of {}, predicted {predicted}, replayed {replayed}, {late:?} off the plan; {}; {:?}; {:?}",
         recorded.all(),
         recorded.report,
         recorded.events,
@@ -40,7 +40,7 @@ fn check(outcome: &Outcome) {
     }
     // The scene was played as predicted, except for the delays of this machine, which are measured.
     let by_lateness = f64::from(RATE) * late.as_secs_f64();
-    assert!(foretold.abs_diff(lost) <= allowed(lost) + by_lateness as u64, "{figures}");
+    assert!(predicted.abs_diff(lost) <= allowed(lost) + by_lateness as u64, "{figures}");
 }
 
 /// Checks that requests are lost, and that a simulator with a more patient balancer does not agree.
@@ -62,7 +62,7 @@ fn a_preempted_node() {
     let cluster = DemoCluster::build("tc").unwrap();
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0")).unwrap();
-        let scene = preemption::foretell(&cluster).unwrap();
+        let scene = preemption::predict(&cluster).unwrap();
         let outcome = preemption::play(&cluster, scene, policy).unwrap();
         if policy == Policy::Cluster { loses(&outcome) } else { loses_nothing(&outcome) }
     }
@@ -75,7 +75,7 @@ fn a_live_switch() {
     // The time that the agents need is known once they have written a change.
     cluster.set(Policy::Local, Some("0")).unwrap();
     for drain in ["6s", "0"] {
-        let scene = switch::foretell(&cluster, drain).unwrap();
+        let scene = switch::predict(&cluster, drain).unwrap();
         let outcome = switch::play(&cluster, scene, drain).unwrap();
         if drain == "0" {
             loses(&outcome);
@@ -93,7 +93,7 @@ fn a_node_port_with_a_health_port_and_without() {
     let _alone = quiet::alone();
     let cluster = DemoCluster::build("tc").unwrap();
     for (number, (port, _)) in node_port::ASKED.into_iter().enumerate() {
-        let scene = node_port::foretell(&cluster, port).unwrap();
+        let scene = node_port::predict(&cluster, port).unwrap();
         let (said, outcome) = node_port::play(&cluster, scene, port).unwrap();
         if number == 0 {
             loses(&outcome);

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::{GoneEndpoint, Sweeper, endpoint_key};
+use traffic_policy_dataplane::{RemovedEndpoint, Sweeper, endpoint_key};
 use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
@@ -170,13 +170,13 @@ fn a_reply_entry_that_nobody_names_goes() {
 }
 
 /// The record of an endpoint that left the Service port with this index.
-fn gone_from(terms: Terms, service: u32, endpoint: SocketAddr) -> GoneEndpoint {
+fn removed_from(terms: Terms, service: u32, endpoint: SocketAddr) -> RemovedEndpoint {
     let protocol = if terms.tcp { Protocol::Tcp } else { Protocol::Udp };
-    GoneEndpoint { service, endpoint, protocol }
+    RemovedEndpoint { service, endpoint, protocol }
 }
 
 #[test]
-fn gone_endpoints_are_marked_and_no_others() {
+fn removed_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
         let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT)];
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..6000));
@@ -186,17 +186,17 @@ fn gone_endpoints_are_marked_and_no_others() {
         let gone = SocketAddr::new(address, port);
         let mut sweeper = sweeper();
         let service = dialogues[0].entries(harness).0.service;
-        let same = gone_from(terms, service, gone);
+        let same = removed_from(terms, service, gone);
         let protocol = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
         for (what, other) in [
-            ("the other protocol", GoneEndpoint { protocol, ..same }),
-            ("another Service's", GoneEndpoint { service: service + 1, ..same }),
+            ("the other protocol", RemovedEndpoint { protocol, ..same }),
+            ("another Service's", RemovedEndpoint { service: service + 1, ..same }),
         ] {
-            harness.tables.gone.insert(endpoint_key(&other), 1, 0).unwrap();
+            harness.tables.removed.insert(endpoint_key(&other), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
             assert!(dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0), "{what}");
         }
-        harness.tables.gone.insert(endpoint_key(&same), 1, 0).unwrap();
+        harness.tables.removed.insert(endpoint_key(&same), 1, 0).unwrap();
         harness.sweep(&mut sweeper, false);
         assert!(
             dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0),
@@ -225,7 +225,7 @@ fn flows_that_are_not_assured_leave_a_gone_endpoint() {
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness);
             assert_eq!(dialogue.entries(harness).0.new_to, gone, "not named yet");
-            harness.tables.gone.insert(endpoint_key(&gone_from(terms, service, gone)), 1, 0).unwrap();
+            harness.tables.removed.insert(endpoint_key(&removed_from(terms, service, gone)), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness).expect("forwarded");
             assert_ne!(dialogue.entries(harness).0.new_to, gone);

@@ -306,7 +306,7 @@ impl NodeNetwork {
             tracing::warn!(device = name, "detached: the device is gone");
             changed = true;
         }
-        for (ifindex, name) in self.let_go(path, &wanted) {
+        for (ifindex, name) in self.detach_unneeded(path, &wanted) {
             path.detach(ifindex)?;
             self.attachments.forget(ifindex);
             tracing::info!(device = name, "detached: no route of this node's needs the device any more");
@@ -369,7 +369,7 @@ impl NodeNetwork {
 
     /// Returns attached devices that have not been wanted for a while. While no device is wanted,
     /// all stay, because the routes are being changed.
-    fn let_go(&mut self, path: &impl DevicePrograms, wanted: &[&Link]) -> Vec<(u32, String)> {
+    fn detach_unneeded(&mut self, path: &impl DevicePrograms, wanted: &[&Link]) -> Vec<(u32, String)> {
         // A named device that has been renamed is still the named one.
         let is_wanted = |ifindex| {
             wanted.is_empty() || !self.named.is_empty() || wanted.iter().any(|link| link.index == ifindex)

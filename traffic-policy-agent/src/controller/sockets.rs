@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr, path::Path};
 use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_dataplane::{
-    CgroupPrograms, FlowSweeps, GoneEndpoint, NodeDescription, ReadConnected,
+    CgroupPrograms, FlowSweeps, NodeDescription, ReadConnected, RemovedEndpoint,
     node::{socket_ender::SocketEnder, sockets::Destroyed},
 };
 
@@ -22,7 +22,7 @@ pub(super) fn describe_node(path: &mut impl NodeDescription, primary: &[IpAddr],
 
 /// The walk through all processes, one at a time: while there are removed endpoints, each write
 /// requests one.
-pub(super) type EndingSockets = Flight<(ReadConnected, BTreeSet<GoneEndpoint>)>;
+pub(super) type EndingSockets = Flight<(ReadConnected, BTreeSet<RemovedEndpoint>)>;
 
 /// Ends UDP sockets that are connected to endpoints which no longer serve: the application gets an
 /// error and connects again. It is called after the maps were written, when no new socket connects
@@ -34,7 +34,7 @@ pub(super) fn end_sockets(
     ending: &EndingSockets,
 ) {
     let Some(cgroup) = path.cgroup() else { return };
-    let endpoints = path.gone_udp();
+    let endpoints = path.removed_udp();
     if endpoints.is_empty() {
         return;
     }
@@ -57,7 +57,7 @@ fn end(
     ender: &SocketEnder,
     cgroup: &Path,
     connected: &ReadConnected,
-    endpoints: &BTreeSet<GoneEndpoint>,
+    endpoints: &BTreeSet<RemovedEndpoint>,
 ) -> Result<Destroyed> {
     let mut all = Destroyed::default();
     for cookies in connected(endpoints)? {

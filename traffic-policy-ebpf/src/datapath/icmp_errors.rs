@@ -11,7 +11,7 @@ use crate::datapath::{
     ctx::{Packet, Skb},
     egress,
     flow::table::FlowTable,
-    forward::{self, icmp::RewriteIcmpError, nexthop},
+    forward::{self, icmp::RewriteIcmpError},
     parse::icmp_error::{IcmpError, ParseIcmpError},
     verdict::{self, Decision},
 };
@@ -36,7 +36,7 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
         return Outcome::PassedStaleFlow.into();
     }
     let now = clock::jiffies();
-    match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+    match forward::resolve_egress::<P, F>(packet, entry, now) {
         Ok(forwarding) => forward::forward(packet, &error, &forwarding, now),
         Err(decision) => decision,
     }

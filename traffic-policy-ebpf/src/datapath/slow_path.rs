@@ -112,7 +112,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
             return Ok((Forwarding { entry, hop: ptr::null(), unresolved: created.unresolved }, last));
         }
     }
-    match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+    match forward::resolve_egress::<P, F>(packet, entry, now) {
         Ok(forwarding) => Ok((forwarding, last)),
         Err(decision) => {
             counters::settle::<F>(entry);

@@ -22,7 +22,7 @@ use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc},
     family::{Family as _, V4},
     flow::table::FlowTable,
-    forward::{self, Forwarding, Translatable, fragment::Later, nexthop},
+    forward::{self, Forwarding, Translatable, fragment::Later},
     maps::PIECE,
     parse::{ETHERNET, variable::ParseVariable as _},
     trace,
@@ -71,7 +71,7 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
         return Err(());
     }
     let now = clock::jiffies();
-    let Ok(forwarding) = nexthop::resolve_egress::<_, V4>(packet, entry, now) else { return Err(()) };
+    let Ok(forwarding) = forward::resolve_egress::<_, V4>(packet, entry, now) else { return Err(()) };
     let Some(way) = Way::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
     let parsed = headers.parsed;
     if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || way.mtu < 68 {

@@ -12,7 +12,7 @@ use crate::datapath::{
     clock, counters,
     ctx::{Packet, Skb},
     egress,
-    forward::{self, Rewrite, fragment, nexthop, sctp},
+    forward::{self, Rewrite, fragment, sctp},
     parse::{
         fixed,
         variable::{ParseVariable, VariableHeaders},
@@ -49,7 +49,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER) {
             return Outcome::PassedStaleFlow.into();
         }
-        let decision = match nexthop::resolve_egress::<P, F>(packet, entry, now) {
+        let decision = match forward::resolve_egress::<P, F>(packet, entry, now) {
             Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
             Err(decision) => decision,
         };

@@ -15,7 +15,7 @@
     expect(clippy::needless_pass_by_value, reason = "aya's macros hand a context over by value"),
     expect(
         clippy::undocumented_unsafe_blocks,
-        reason = "packet words, map values and contexts, for which the verifier stands: see datapath/mod.rs"
+        reason = "packet words, map values and contexts, for which the verifier stands: see datapath.rs"
     )
 )]
 

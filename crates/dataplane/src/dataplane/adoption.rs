@@ -26,7 +26,7 @@ use super::{
     Dataplane,
     bpf::pins::{self, Pins},
     maps::{
-        keys::{self, FromWire, FrontendId, GoneEndpoint},
+        keys::{self, FromWire, FrontendId, RemovedEndpoint},
         mmap::{config, heartbeat},
         reader::Reader,
     },
@@ -170,8 +170,8 @@ impl ConnectionAdoption for Dataplane {
             // A connection can outlive its Service.
             let service = frontend.map(|frontend| frontend.service);
             let service = service.or_else(|| known.contains_key(&id).then_some(0));
-            let gone = |endpoint: &GoneEndpoint| !planner.is_serving(endpoint);
-            if tables.adopt(connection, service, gone, last, &mut pass.adopted)? {
+            let removed = |endpoint: &RemovedEndpoint| !planner.is_serving(endpoint);
+            if tables.adopt(connection, service, removed, last, &mut pass.adopted)? {
                 known.insert(id, *connection);
                 pass.live.insert(id);
             }

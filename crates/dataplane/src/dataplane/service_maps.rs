@@ -13,7 +13,7 @@ use super::{
     Dataplane, clock,
     config::Written,
     heartbeat,
-    maps::keys::GoneEndpoint,
+    maps::keys::RemovedEndpoint,
     sync::{
         apply,
         budget::Capacity,
@@ -70,9 +70,9 @@ impl ServiceMaps for Dataplane {
         }
         // Endpoints are named before the maps forget them, so that an agent that is killed here
         // leaves a record for the next one.
-        let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
+        let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
         failed = failed.or(self.gc.forget_serving(&mut self.maps, serving).err());
-        self.gc.name(&mut self.maps, &plan.gone, serving);
+        self.gc.name(&mut self.maps, &plan.removed, serving);
         for op in &plan.ops {
             match apply::write(&mut self.maps, op) {
                 Ok(written) => elements += written,

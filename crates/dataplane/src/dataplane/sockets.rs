@@ -15,7 +15,7 @@ use traffic_policy_ebpf::abi::{SocketKey, TranslatedSocket};
 use super::{
     Dataplane,
     bpf::{attach::cgroup, pins::Pins},
-    maps::keys::{GoneEndpoint, from_wide},
+    maps::keys::{RemovedEndpoint, from_wide},
 };
 
 /// Reads the table of connected UDP sockets, in another thread: the table may be long. Returns the
@@ -23,7 +23,7 @@ use super::{
 /// to one of them. A socket that was connected to several of them in turn is in several maps, once
 /// in each. The error is that of a bpf(2) lookup.
 pub type ReadConnected =
-    Box<dyn Fn(&BTreeSet<GoneEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
+    Box<dyn Fn(&BTreeSet<RemovedEndpoint>) -> Result<Vec<BTreeMap<u64, SocketAddr>>> + Send>;
 
 /// The programs on the cgroup of `--cgroup`, which handle calls of its processes' sockets.
 pub trait CgroupPrograms {
@@ -53,13 +53,13 @@ pub trait CgroupPrograms {
 /// Returns the sockets of `table` that a [`ReadConnected`] looks for.
 fn connected(
     table: &HashMap<MapData, SocketKey, TranslatedSocket>,
-    endpoints: &BTreeSet<GoneEndpoint>,
+    endpoints: &BTreeSet<RemovedEndpoint>,
 ) -> Result<Vec<BTreeMap<u64, SocketAddr>>> {
     let mut found: Vec<BTreeMap<u64, SocketAddr>> = Vec::new();
     for entry in table {
         let (key, socket) = entry.context("reading the table of sockets failed")?;
         let (endpoint, protocol) = (peer(&key), Protocol::Udp);
-        if !endpoints.contains(&GoneEndpoint { service: socket.service, endpoint, protocol }) {
+        if !endpoints.contains(&RemovedEndpoint { service: socket.service, endpoint, protocol }) {
             continue;
         }
         match found.iter_mut().find(|map| !map.contains_key(&key.cookie)) {

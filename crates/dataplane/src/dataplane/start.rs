@@ -93,7 +93,7 @@ impl Dataplane {
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
-        let gc = Gc::new(sweeper, apply::gone(&maps)?, maps.usage.load(table_usage::full_at));
+        let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
         let [needs_prune, stale, adopted] = [false; 3];

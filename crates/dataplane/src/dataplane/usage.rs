@@ -77,7 +77,7 @@ impl Figures for Dataplane {
                 ("services", usage.services, room.services),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", self.attached().count() as u64, room.devices),
-                ("gone-endpoints", gc.gone().len() as u64, room.gone),
+                ("removed-endpoints", gc.removed().len() as u64, room.removed),
             ]
             .map(|(map, used, size)| MapUsage { map, ipv6: None, used, size }),
         );

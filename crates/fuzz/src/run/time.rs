@@ -37,9 +37,9 @@ impl Sweeps {
         endpoint: usize,
     ) -> Result<(), String> {
         let endpoint = ENDPOINTS[endpoint];
-        compared.harness.name_gone(service as u32 + 1, endpoint.spot, TARGET);
+        compared.harness.name_removed(service as u32 + 1, endpoint.spot, TARGET);
         let swept = self.sweep(compared, Some((service, endpoint)));
-        compared.harness.forget_gone();
+        compared.harness.forget_removed();
         if swept? {
             compared.model.retire(service, endpoint);
         }

@@ -11,7 +11,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
 use super::cluster::{DemoCluster, NODE_PORT, section};
-use super::foretell;
+use super::predict;
 
 const PATIENCE: Duration = Duration::from_millis(800);
 
@@ -24,7 +24,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     );
     cluster.set(Policy::Local, Some("0"))?;
     let (node, _) = cluster.inside();
-    println!("  lb: of its node port: {}\n", foretell::node(cluster, "web", &node.name)?);
+    println!("  lb: of its node port: {}\n", predict::node(cluster, "web", &node.name)?);
     let from_client = Probe::tcp(cluster.node_port(node)).from(cluster.base.lab.client().netns())?;
     println!("  {:<20} {:<20} {}", "the client", cluster.node_port(node).to_string(), said(&from_client));
     let destinations = [

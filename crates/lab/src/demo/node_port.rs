@@ -14,7 +14,7 @@ use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::{Target, http};
 
 use super::cluster::{DemoCluster, section};
-use super::foretell;
+use super::predict;
 use super::scene::{COLUMNS, Outcome, Plan, Scene};
 
 const TRAFFIC_PORT: u16 = 30090;
@@ -34,7 +34,7 @@ pub const ASKED: [(u16, &str); 2] =
     [(TRAFFIC_PORT, "the traffic port, :30090"), (HEALTH_PORT, "health-check-node-port, :31999")];
 
 /// Makes the Service, and predicts the end of a pod.
-pub fn foretell(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
+pub fn predict(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
     cluster.base.manifests.apply(&service(port), &cluster.base.backends())?;
     let like = if port == HEALTH_PORT { Some(&lb::CUSTOM) } else { lb::by_name("aws-alb") };
     let [terminating, removed] = steps(cluster);
@@ -46,7 +46,7 @@ pub fn foretell(cluster: &DemoCluster, port: u16) -> Result<Scene<'_>> {
         controller: Duration::ZERO,
         lasts: QUIET + SERVES + REST,
     };
-    plan.foretell(cluster)
+    plan.predict(cluster)
 }
 
 /// Returns the steps in which the only pod of node-1 ends.
@@ -86,9 +86,9 @@ pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {
     );
     let mut scenes = Vec::new();
     for ((port, label), asked) in ASKED.into_iter().zip(["without", "with"]) {
-        let scene = foretell(cluster, port)?;
-        println!("  lb: {asked} the annotation: {}", foretell::node(cluster, "plain", "node-3")?);
-        foretell::say(&format!("{asked} the annotation"), &scene.foretold);
+        let scene = predict(cluster, port)?;
+        println!("  lb: {asked} the annotation: {}", predict::node(cluster, "plain", "node-3")?);
+        predict::say(&format!("{asked} the annotation"), &scene.predicted);
         scenes.push((port, label, scene));
     }
     println!("\n  {:<31} {:<22} {COLUMNS}", "ASKED", "NODE-3 SAYS");

@@ -11,7 +11,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::{Answer, Outcome, Probe, http};
 
 use super::cluster::{DemoCluster, health_check, section};
-use super::foretell;
+use super::predict;
 
 const REQUESTS: usize = 12;
 
@@ -25,7 +25,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0"))?;
         let (port, path) = health_check(policy);
-        foretell::shares(cluster, &format!("{policy:?}"))?;
+        predict::shares(cluster, &format!("{policy:?}"))?;
         println!("externalTrafficPolicy: {policy:?}   (a load balancer asks :{port}{path})");
         println!(
             "  {:<7} {:<5} {:<32} {:<26} {:<12} HEALTH PORT",

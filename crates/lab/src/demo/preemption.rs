@@ -8,7 +8,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::balancer::Timing;
 
 use super::cluster::{DemoCluster, RATE, section};
-use super::foretell;
+use super::predict;
 use super::scene::{COLUMNS, MEANING, Outcome, Plan, Scene};
 
 /// Time before the preemption; [`REST`] is the time after it.
@@ -16,7 +16,7 @@ const QUIET: Duration = Duration::from_secs(2);
 const REST: Duration = Duration::from_secs(4);
 
 /// Predicts the scene, with the current policy.
-pub fn foretell(cluster: &DemoCluster) -> Result<Scene<'_>> {
+pub fn predict(cluster: &DemoCluster) -> Result<Scene<'_>> {
     let gone = Event::Change(Change::Node(cluster.base.lab.node(3).name.clone(), NodeChange::Gone));
     let plan = Plan {
         service: "web",
@@ -26,7 +26,7 @@ pub fn foretell(cluster: &DemoCluster) -> Result<Scene<'_>> {
         controller: Duration::ZERO,
         lasts: QUIET + REST,
     };
-    plan.foretell(cluster)
+    plan.predict(cluster)
 }
 
 /// Plays the scene, under the policy for which it was predicted.
@@ -52,8 +52,8 @@ pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {
     let mut scenes = Vec::new();
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0"))?;
-        let scene = foretell(cluster)?;
-        foretell::say(&format!("{policy:?}"), &scene.foretold);
+        let scene = predict(cluster)?;
+        predict::say(&format!("{policy:?}"), &scene.predicted);
         scenes.push((policy, scene));
     }
     println!();

@@ -32,7 +32,7 @@ pub struct Scene<'c> {
     cluster: &'c DemoCluster,
     plan: Plan,
     reaction: Duration,
-    pub foretold: Simulated,
+    pub predicted: Simulated,
 }
 
 /// A scene that was played.
@@ -40,7 +40,7 @@ pub struct Outcome {
     pub label: String,
     pub recorded: Recorded,
     /// Number of requests predicted as lost, from the planned moments.
-    pub foretold: u64,
+    pub predicted: u64,
     /// Number of requests that are lost in the simulator, with the actual moments.
     pub replayed: u64,
     /// The largest difference between planned and actual moments.
@@ -61,7 +61,7 @@ pub fn named(service: &str) -> ServiceName {
 impl Plan {
     /// Plays the scene in the simulator, with the current objects. The phases of the checks follow
     /// from a seed.
-    pub fn foretell(self, cluster: &DemoCluster) -> Result<Scene<'_>> {
+    pub fn predict(self, cluster: &DemoCluster) -> Result<Scene<'_>> {
         let mut balancer = profile(&self.like, self.timing);
         balancer.controller.value = self.controller;
         let reaction = cluster.reaction();
@@ -75,8 +75,8 @@ impl Plan {
             seed: 1,
             measured: Measured::default(),
         };
-        let foretold = simulation.run()?;
-        Ok(Scene { cluster, plan: self, reaction, foretold })
+        let predicted = simulation.run()?;
+        Ok(Scene { cluster, plan: self, reaction, predicted })
     }
 }
 
@@ -86,13 +86,13 @@ impl Scene<'_> {
     pub fn begin(&self, targets: Vec<Target>, healthy: &[&str]) -> Result<Recording> {
         let base = &self.cluster.base;
         let client = base.lab.client().netns();
-        let balancer = Balancer::start_in_phase(client, targets, self.plan.timing, &self.foretold.phases);
+        let balancer = Balancer::start_in_phase(client, targets, self.plan.timing, &self.predicted.phases);
         ensure!(
             balancer.wait_for(healthy, Duration::from_secs(5)),
             "the load balancer sees {:?}",
             balancer.healthy()
         );
-        let total = self.foretold.total().all();
+        let total = self.predicted.total().all();
         // Requests begin with an interval of the checks, as in the simulator.
         sleep(balancer.next_interval().saturating_duration_since(Instant::now()));
         Recording::begin(base, balancer, RATE, total)
@@ -106,24 +106,24 @@ impl Scene<'_> {
 
     /// Waits for the last request, and repeats the scene in the simulator.
     pub fn end(self, recording: Recording, label: &str) -> Result<Outcome> {
-        let Self { plan, reaction, foretold, .. } = self;
+        let Self { plan, reaction, predicted, .. } = self;
         let recorded = recording.end();
         let service = named(plan.service);
         let replayed = recorded.simulate(&service, profile(&plan.like, plan.timing))?;
         let planned = Planned {
             events: &plan.events,
-            phases: &foretold.phases,
+            phases: &predicted.phases,
             interval: plan.timing.interval,
             agents: reaction,
             controller: plan.controller,
         };
         Ok(Outcome {
             label: label.to_owned(),
-            foretold: foretold.total().lost,
+            predicted: predicted.total().lost,
             replayed: replayed.total().lost,
             late: recording::lateness(&recorded, &planned),
             recorded,
-            phases: foretold.phases,
+            phases: predicted.phases,
             planned: plan.events,
             service,
             like: plan.like,
@@ -137,7 +137,7 @@ impl Outcome {
     /// [`COLUMNS`].
     pub fn figures(&self) -> String {
         let (all, lost) = (self.recorded.all(), self.recorded.lost());
-        format!("{all:>8} {:>6} {lost:>6} {:>9} {:>9}", all - lost, self.foretold, self.replayed)
+        format!("{all:>8} {:>6} {lost:>6} {:>9} {:>9}", all - lost, self.predicted, self.replayed)
     }
 
     /// Returns a sentence if the simulator disagrees even with the actual moments.
@@ -157,7 +157,7 @@ impl Outcome {
 }
 
 /// The heading of [`Outcome::figures`].
-pub const COLUMNS: &str = "REQUESTS     OK   LOST  FORETOLD  REPLAYED";
+pub const COLUMNS: &str = "REQUESTS     OK   LOST  PREDICTED  REPLAYED";
 
 /// The meaning of the last two columns.
-pub const MEANING: &str = "(FORETOLD: by `lb simulate` before the scene. REPLAYED: by the same, told when requests and checks, changes and agents really were.)";
+pub const MEANING: &str = "(PREDICTED: by `lb simulate` before the scene. REPLAYED: by the same, told when requests and checks, changes and agents really were.)";

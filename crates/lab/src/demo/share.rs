@@ -8,7 +8,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::NewConnections;
 
 use super::cluster::{DemoCluster, RATE, section};
-use super::foretell;
+use super::predict;
 
 const REQUESTS: u64 = 600;
 
@@ -20,7 +20,7 @@ pub fn show(cluster: &DemoCluster) -> Result<()> {
     );
     for policy in [Policy::Cluster, Policy::Local] {
         cluster.set(policy, Some("0"))?;
-        foretell::shares(cluster, &format!("{policy:?}"))?;
+        predict::shares(cluster, &format!("{policy:?}"))?;
     }
     println!();
     let equal = |nodes: &[(SocketAddr, u64)]| nodes.iter().map(|(node, _)| *node).collect::<Vec<_>>();

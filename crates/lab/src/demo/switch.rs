@@ -9,7 +9,7 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::balancer::Timing;
 
 use super::cluster::{DemoCluster, health_check, section, service};
-use super::foretell;
+use super::predict;
 use super::scene::{COLUMNS, Outcome, Plan, Scene};
 
 const DRAINS: [(&str, &str); 2] = [("6s", "6 s"), ("0", "none (--drain 0)")];
@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_secs(7);
 const CONTROLLER: Duration = Duration::from_millis(500);
 
 /// Sets policy Cluster with a drain, and predicts the switch.
-pub fn foretell<'c>(cluster: &'c DemoCluster, drain: &str) -> Result<Scene<'c>> {
+pub fn predict<'c>(cluster: &'c DemoCluster, drain: &str) -> Result<Scene<'c>> {
     cluster.set(Policy::Cluster, Some(drain))?;
     let plan = Plan {
         service: "web",
@@ -30,7 +30,7 @@ pub fn foretell<'c>(cluster: &'c DemoCluster, drain: &str) -> Result<Scene<'c>> 
         controller: CONTROLLER,
         lasts: QUIET + REST,
     };
-    plan.foretell(cluster)
+    plan.predict(cluster)
 }
 
 fn local() -> Event {
@@ -58,8 +58,8 @@ pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {
     );
     let mut scenes = Vec::new();
     for (drain, label) in DRAINS {
-        let scene = foretell(cluster, drain)?;
-        foretell::say(&format!("drain {label}"), &scene.foretold);
+        let scene = predict(cluster, drain)?;
+        predict::say(&format!("drain {label}"), &scene.predicted);
         scenes.push((drain, label, scene));
     }
     println!();

@@ -143,7 +143,7 @@ impl Harness {
         forget(&mut self.tables.v6.route_mtus)?;
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
-        clear(&mut self.tables.gone)?;
+        clear(&mut self.tables.removed)?;
         for name in ["tp_own_sent4", "tp_own_sent6", "tp_fragments4", "tp_fragments6"] {
             self.map(name).empty()?;
         }
@@ -258,7 +258,7 @@ impl Harness {
     }
 
     /// Records an endpoint that takes no more new flows of a frontend, for sweeps.
-    pub fn name_gone(&mut self, number: u32, spot: Spot, port: u16) {
+    pub fn name_removed(&mut self, number: u32, spot: Spot, port: u16) {
         for (family, protocol) in Family::BOTH
             .into_iter()
             .flat_map(|family| [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP].map(|protocol| (family, protocol)))
@@ -270,13 +270,13 @@ impl Harness {
                 ipv6: (family == Family::V6) as u8,
                 service: number,
             };
-            let named = self.tables.gone.insert(key, 1, 0);
+            let named = self.tables.removed.insert(key, 1, 0);
             named.unwrap_or_else(|error| panic!("naming an endpoint that is gone: {error}"));
         }
     }
 
-    pub fn forget_gone(&mut self) {
-        clear(&mut self.tables.gone).unwrap_or_else(|error| panic!("{error:#}"));
+    pub fn forget_removed(&mut self) {
+        clear(&mut self.tables.removed).unwrap_or_else(|error| panic!("{error:#}"));
     }
 
     fn write_sources(&mut self, number: u32, frontend: &Frontend) -> Result<()> {

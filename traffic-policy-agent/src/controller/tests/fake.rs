@@ -17,8 +17,8 @@ use tokio::{
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, GoneEndpoint, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
-    Pool, ReadConnected, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, Pool,
+    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -71,9 +71,9 @@ pub(super) struct Asked {
     /// Whether attaching to the cgroup fails.
     pub refusing: bool,
     /// UDP endpoints that stopped serving.
-    pub gone: BTreeSet<GoneEndpoint>,
+    pub gone: BTreeSet<RemovedEndpoint>,
     /// Endpoints of each walk through the connected UDP sockets; the fake has no sockets.
-    pub walks: Vec<BTreeSet<GoneEndpoint>>,
+    pub walks: Vec<BTreeSet<RemovedEndpoint>>,
     /// Whether a walk blocks, until this is false.
     pub walks_slowly: bool,
 }
@@ -165,7 +165,7 @@ impl FlowSweeps for Fake {
         Ok(asked.pieces == 0)
     }
 
-    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+    fn removed_udp(&self) -> BTreeSet<RemovedEndpoint> {
         self.asked().gone.clone()
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::GoneEndpoint;
+use traffic_policy_dataplane::RemovedEndpoint;
 
 use super::{
     super::{
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// longer than the pause between them.
 #[tokio::test]
 async fn writes_during_a_walk_ask_for_one_more_together() {
-    let gone = |last: u8| GoneEndpoint {
+    let gone = |last: u8| RemovedEndpoint {
         service: 1,
         endpoint: SocketAddr::from(([10, 1, 0, last], 53)),
         protocol: Protocol::Udp,

@@ -59,16 +59,16 @@ pub fn take_place<F: Family>(
 }
 
 /// Names the next place of a queue in `unassured_look` of `Scratch`, and empties it: see
-/// [`let_go`].
+/// [`evict`].
 #[inline(always)]
 fn next_place<F: Family>(scratch: *mut Scratch<F::Address>, queue: &Queue, spares: bool) -> i32 {
     set!(scratch.unassured_look = queue.first + (fetch_add(queue.next, 1) as u32 & F::unassured_last()));
     match F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place!(const scratch.unassured_look))) {
         Some(held) if get!(held.protocol) != 0 => {
             if F::V6 {
-                let_go6(spares as u64)
+                evict6(spares as u64)
             } else {
-                let_go4(spares as u64)
+                evict4(spares as u64)
             }
         }
         _ => 0,
@@ -164,19 +164,19 @@ pub fn leave_place<F: Family>(place: &u32, tuple: &Tuple<F::Address>) {
 #[inline(always)]
 pub fn make_room<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(scratch.made_room = 0);
-    let _ = if F::V6 { let_some_go6() } else { let_some_go4() };
+    let _ = if F::V6 { evict_some6() } else { evict_some4() };
     get!(scratch.made_room) != 0
 }
 
 global_functions! {
-    let_go4 => let_go::<V4>, spares: u64;
-    let_go6 => let_go::<V6>, spares: u64;
-    let_some_go4 => let_some_go::<V4>;
-    let_some_go6 => let_some_go::<V6>;
+    evict4 => evict::<V4>, spares: u64;
+    evict6 => evict::<V6>, spares: u64;
+    evict_some4 => evict_some::<V4>;
+    evict_some6 => evict_some::<V6>;
 }
 
 #[inline(always)]
-fn let_some_go<F: Family>() -> i32 {
+fn evict_some<F: Family>() -> i32 {
     let (Some(scratch), Some(usage)) = (F::scratch(), TABLE_USAGE.get_ptr_mut(0)) else { return 0 };
     let [tcp, udp] = [true, false].map(|tcp| Queue::of::<F>(usage, tcp).length::<F>());
     set!(scratch.tcp_first = (tcp >= udp) as u64);
@@ -193,7 +193,7 @@ fn turn<F: Family>(index: u64) -> i64 {
     let queue = Queue::of::<F>(usage, (get!(scratch.tcp_first) != 0) == (index < LONGER_LOOKS));
     let Some(place) = queue.oldest_place::<F>() else { return 0 };
     set!(scratch.unassured_look = place);
-    let made_room = let_go::<F>(0) != 0;
+    let made_room = evict::<F>(0) != 0;
     set!(scratch.made_room = made_room as u32);
     made_room as i64
 }
@@ -206,13 +206,13 @@ extern "C" fn turn6(index: u64, _: *mut c_void) -> i64 {
     turn::<V6>(index)
 }
 
-/// The result of [`let_go`] that has left a stream of datagrams in its place.
+/// The result of [`evict`] that has left a stream of datagrams in its place.
 const SPARED: i32 = 2;
 
 /// Empties the place that `Scratch` names, and removes its flow if that is unassured: 1 if it was.
 /// With `spares` other than 0 a stream of datagrams that is in use stays: [`SPARED`].
 #[inline(always)]
-fn let_go<F: Family>(spares: u64) -> i32 {
+fn evict<F: Family>(spares: u64) -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
     let place = place!(const scratch.unassured_look);
     let Some(held) = F::unassured().lookup::<u32, Tuple<F::Address>>(borrow(place)) else { return 0 };

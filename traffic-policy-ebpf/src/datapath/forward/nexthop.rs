@@ -1,7 +1,5 @@
 //! Next hops: found by the kernel's FIB, kept in `tp_nexthops`, and shared by all flows with the
-//! same route; the next hop of an endpoint, and that of a flow's packets.
-
-use core::ptr;
+//! same route; the next hop of an endpoint.
 
 use aya_ebpf::{
     Global,
@@ -10,23 +8,19 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        DeviceInfo, FibQuery, Flow, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION,
-        Hop, HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
-        kind,
+        DeviceInfo, FibQuery, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
+        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
     },
     outcome::Outcome,
-    tcp::BY_TC,
 };
 
 use crate::datapath::{
     barrier::{fetch_add, full_fence},
     ctx::Packet,
     family::{Family, V4, V6},
-    flow::table,
-    forward::{Current, Forwarding, client_hop},
+    forward::Current,
     maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
     value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
-    verdict::Decision,
 };
 
 /// BPF_FIB_LOOKUP_SRC where the kernel knows it (Linux 6.7), otherwise 0. The agent sets it at
@@ -140,52 +134,6 @@ pub fn to_endpoint<P: Packet, F: Family>(
     if via.attached != 0 { Route::Via(via) } else { Route::Local }
 }
 
-/// Returns the next hop of an entry's packets, resolved anew if it is stale.
-#[inline(always)]
-pub fn resolve_egress<P: Packet, F: Family>(
-    packet: P,
-    entry: *mut Flow<F::Address>,
-    now: u32,
-) -> Result<Forwarding<F::Address>, Decision> {
-    let kind = get!(entry.kind);
-    let (index, epoch) = table::next_hop(entry);
-    if kind == kind::DELIVER {
-        if !P::TC && get!(entry.state) & BY_TC != 0 {
-            return Err(Outcome::PassedToTc.into());
-        }
-        return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
-    }
-    if let Some(hop) = fresh(epoch, index, now) {
-        return Ok(Forwarding { entry, hop, unresolved: 0 });
-    }
-    if kind == kind::REPLY
-        && let Some((hop, index, epoch)) = client_hop::find::<P, F>(packet, entry, now)
-    {
-        table::set_next_hop(entry, index, epoch);
-        return Ok(Forwarding { entry, hop, unresolved: 0 });
-    }
-    let (source, destination) = (get!(entry.source), get!(entry.destination));
-    match resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now) {
-        Route::Via(via) if via.hop != 0 => {
-            let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
-                return Err(Outcome::DroppedNoRoute.into());
-            };
-            if kind == kind::REPLY {
-                client_hop::note::<P, F>(packet, source, destination, (via.hop, via.epoch), now);
-            }
-            table::set_next_hop(entry, via.hop, via.epoch);
-            Ok(Forwarding { entry, hop, unresolved: 0 })
-        }
-        Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
-        Route::Via(via) => Ok(Forwarding { entry, hop: ptr::null(), unresolved: via.ifindex }),
-        Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
-            reply_via_ingress_device::<F>(entry).map(|hop| Forwarding { entry, hop, unresolved: 0 })
-        }
-        Route::Failed(outcome) => Err(Decision::refused(outcome, get!(entry.service))),
-        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, get!(entry.service))),
-    }
-}
-
 /// Whether this node's routes lead to an address by the device that a packet came by: strict
 /// reverse path filtering (RFC 3704).
 #[inline(always)]
@@ -200,26 +148,6 @@ pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool
     // SAFETY: a helper of the kernel: the verifier checks its arguments.
     let ret = unsafe { bpf_fib_lookup(packet.raw(), fib, size_of::<FibParameters>() as i32, 0) };
     matches!(ret, RET_SUCCESS | RET_NO_NEIGHBOUR) && get!(fib.ifindex) == ingress
-}
-
-/// Builds the hop for a reply without a route to the client: back to where the request came from.
-#[inline(always)]
-fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
-    let (ifindex, head, tail) =
-        (get!(entry.device_or_place).device(), get!(entry.mac_head), get!(entry.tail).mac());
-    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
-        return Err(Outcome::DroppedNoRoute.into());
-    };
-    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
-    let (own, spare) = (get!(device.mac), place!(mut scratch.ingress_device_hop));
-    let macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
-    set!(spare.macs = macs);
-    set!(spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]));
-    set!(spare.ifindex = ifindex);
-    let mtu = get!(device.mtu);
-    set!(spare.mtu = if mtu == 0 { 0xffff } else { mtu });
-    set!(spare.flags = get!(device.flags));
-    Ok(spare.cast_const())
 }
 
 /// Queries the FIB for the route from `source` (zero: not known yet) to `destination`, for a packet

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
 
 use super::Adopted;
 use crate::{
-    dataplane::maps::keys::{GoneEndpoint, ToWire, number},
+    dataplane::maps::keys::{RemovedEndpoint, ToWire, number},
     node::conntrack::Connection,
 };
 
@@ -182,13 +182,13 @@ impl Tables<'_> {
     }
 
     /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend;
-    /// `gone`: whether UDP flows to this endpoint are to choose a new one. Counts the connection,
+    /// `removed`: whether UDP flows to this endpoint are to choose a new one. Counts the connection,
     /// and returns whether it is in the table now.
     pub(super) fn adopt(
         &mut self,
         connection: &Connection,
         service: Option<u32>,
-        gone: impl Fn(&GoneEndpoint) -> bool,
+        removed: impl Fn(&RemovedEndpoint) -> bool,
         last: u32,
         adopted: &mut Adopted,
     ) -> Result<bool> {
@@ -198,7 +198,7 @@ impl Tables<'_> {
             return Ok(false);
         };
         let udp = protocol == Protocol::Udp;
-        if connection.over || udp && gone(&GoneEndpoint { service, endpoint, protocol }) {
+        if connection.over || udp && removed(&RemovedEndpoint { service, endpoint, protocol }) {
             adopted.over += 1;
             return Ok(false);
         }

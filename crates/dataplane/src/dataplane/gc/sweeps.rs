@@ -10,7 +10,7 @@ use crate::dataplane::{
     config::IdleTimes,
     heartbeat,
     maps::{
-        keys::GoneEndpoint,
+        keys::RemovedEndpoint,
         mmap::{heartbeat::hz, table_usage::full_at},
         prefilter::Needed,
     },
@@ -46,7 +46,7 @@ pub trait FlowSweeps {
 
     /// Returns the UDP endpoints that stopped serving since the last sweep: sockets connected to
     /// one of them must be destroyed.
-    fn gone_udp(&self) -> BTreeSet<GoneEndpoint>;
+    fn removed_udp(&self) -> BTreeSet<RemovedEndpoint>;
 }
 
 impl FlowSweeps for Dataplane {
@@ -75,7 +75,7 @@ impl FlowSweeps for Dataplane {
     }
 
     fn sweep_on(&mut self) -> Result<bool> {
-        let serving = |endpoint: &GoneEndpoint| self.planner.is_serving(endpoint);
+        let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);
         let Some(swept) = self.gc.step(&self.object, &mut self.maps, serving)? else { return Ok(false) };
         if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
@@ -84,13 +84,13 @@ impl FlowSweeps for Dataplane {
         Ok(true)
     }
 
-    fn gone_udp(&self) -> BTreeSet<GoneEndpoint> {
+    fn removed_udp(&self) -> BTreeSet<RemovedEndpoint> {
         // Endpoints that an earlier agent had named may serve again by now: this is unknown before
         // the first sync.
         if !self.gc.synced {
             return BTreeSet::new();
         }
-        self.gc.gone.iter().filter(|gone| gone.protocol == Protocol::Udp).copied().collect()
+        self.gc.removed.iter().filter(|removed| removed.protocol == Protocol::Udp).copied().collect()
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Source {
 
 /// An endpoint that no longer serves a Service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GoneEndpoint {
+pub struct RemovedEndpoint {
     /// The index of the Service port.
     pub service: u32,
     pub endpoint: SocketAddr,
@@ -125,7 +125,7 @@ impl SetAddresses for DeviceInfo {
 }
 
 /// Returns the key of `tp_removed_eps`.
-pub fn endpoint_key(gone: &GoneEndpoint) -> EndpointKey {
+pub fn endpoint_key(gone: &RemovedEndpoint) -> EndpointKey {
     EndpointKey {
         address: wide(gone.endpoint.ip()),
         port: Port::from_host(gone.endpoint.port()),

@@ -24,8 +24,8 @@ use super::op::{Held, Op};
 use crate::dataplane::maps::{
     Family, Maps,
     keys::{
-        self, FromWire, FrontendId, GoneEndpoint, ToWire, from_wide, from_words, number, source, source_key,
-        to_words,
+        self, FromWire, FrontendId, RemovedEndpoint, ToWire, from_wide, from_words, number, source,
+        source_key, to_words,
     },
     prefilter::Needed,
 };
@@ -96,12 +96,12 @@ fn protocol(number: u16) -> Result<Protocol> {
 ///
 /// # Errors
 /// The map cannot be read.
-pub fn gone(maps: &Maps) -> Result<BTreeSet<GoneEndpoint>> {
+pub fn removed(maps: &Maps) -> Result<BTreeSet<RemovedEndpoint>> {
     let endpoint = |key: EndpointKey| {
         let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host());
-        Ok(GoneEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
+        Ok(RemovedEndpoint { service: key.service, endpoint, protocol: protocol(key.protocol.into())? })
     };
-    maps.gone.keys().map(|key| endpoint(key.context("reading the gone endpoints failed")?)).collect()
+    maps.removed.keys().map(|key| endpoint(key.context("reading the removed endpoints failed")?)).collect()
 }
 
 /// Returns the bits of the prefilter that these writes need.

@@ -32,7 +32,7 @@ use super::{
     op::{Held, Op},
     ranges::Ranges,
 };
-use crate::dataplane::maps::keys::{FrontendId, GoneEndpoint, Source};
+use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint, Source};
 
 /// The written state, and the free entries.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct Planner {
     indices: Ranges,
     budget: Budget,
     /// The endpoints in the maps as they were found, until the first plan has compared them.
-    found: HashSet<GoneEndpoint>,
+    found: HashSet<RemovedEndpoint>,
     first: bool,
     /// The ClusterIPs that found no room.
     unnamed: BTreeSet<IpAddr>,
@@ -67,7 +67,7 @@ struct Applied {
 pub struct Plan {
     pub ops: Vec<Op>,
     /// The endpoints that accept no new flows of their Service port.
-    pub gone: BTreeSet<GoneEndpoint>,
+    pub removed: BTreeSet<RemovedEndpoint>,
     /// The Service ports for which the maps have no room.
     pub left_out: Vec<LeftOut>,
     /// The operations that belong at the end of `ops`.
@@ -102,7 +102,7 @@ impl Planner {
                 let (service, protocol) = (frontend.service, id.protocol);
                 let endpoints = held.slots.get(&(id.address.is_ipv6(), range.base)).into_iter().flatten();
                 let endpoints = endpoints.map(|endpoint| endpoint.address);
-                found.extend(endpoints.map(|endpoint| GoneEndpoint { service, endpoint, protocol }));
+                found.extend(endpoints.map(|endpoint| RemovedEndpoint { service, endpoint, protocol }));
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
@@ -142,7 +142,7 @@ impl Planner {
                 given_up.extend(ids(key, &applied.port).filter(owned));
                 let (service, protocol) = (applied.index, key.protocol);
                 let serving = applied.port.serving.iter();
-                before.extend(serving.map(|endpoint| GoneEndpoint {
+                before.extend(serving.map(|endpoint| RemovedEndpoint {
                     service,
                     endpoint: *endpoint,
                     protocol,
@@ -214,7 +214,7 @@ impl Planner {
         }
         plan.ops.append(&mut plan.last);
         self.first = false;
-        plan.gone = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
+        plan.removed = before.into_iter().filter(|endpoint| !self.is_serving(endpoint)).collect();
         plan
     }
 
@@ -234,7 +234,7 @@ impl Planner {
     }
 
     /// Whether the Service port names the endpoint as serving again, or still.
-    pub fn is_serving(&self, endpoint: &GoneEndpoint) -> bool {
+    pub fn is_serving(&self, endpoint: &RemovedEndpoint) -> bool {
         let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
         owner.is_some_and(|owner| owner.port.serving.contains(&endpoint.endpoint))
     }

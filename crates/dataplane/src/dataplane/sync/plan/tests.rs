@@ -148,7 +148,7 @@ fn takeover_without_a_change_writes_nothing() {
     node.restart();
     let plan = node.plan(&[]);
     assert_eq!(plan.ops, []);
-    assert_eq!(plan.gone, BTreeSet::new());
+    assert_eq!(plan.removed, BTreeSet::new());
 }
 
 #[test]
@@ -172,8 +172,9 @@ fn takeover_finds_what_changed_meanwhile() {
         "{plan:?}"
     );
     assert_eq!(node.frontend(A).service, index, "the Service keeps its index");
-    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint.to_string())).collect();
-    assert_eq!(gone, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
+    let removed: Vec<_> =
+        plan.removed.iter().map(|removed| (removed.service, removed.endpoint.to_string())).collect();
+    assert_eq!(removed, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
 }
 
 #[test]
@@ -227,7 +228,10 @@ fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
     assert_eq!(lists(&node), (2, 1));
     // The last local endpoint leaves and returns.
     let plan = node.set("a", Some(service(&[there])));
-    assert!(!is_local(&node) && plan.gone.iter().all(|gone| gone.endpoint == here.address), "{plan:?}");
+    assert!(
+        !is_local(&node) && plan.removed.iter().all(|removed| removed.endpoint == here.address),
+        "{plan:?}"
+    );
     assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));
     let _ = node.set("a", Some(service(&[here, there])));
     assert!(is_local(&node));
@@ -248,15 +252,15 @@ fn an_endpoint_of_two_services_is_gone_for_the_one_that_loses_it() {
     let mut node = Node::new();
     let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
-    let gone = |service| {
+    let removed = |service| {
         let endpoint = one[0].address;
-        BTreeSet::from([GoneEndpoint { service, endpoint, protocol: Protocol::Tcp }])
+        BTreeSet::from([RemovedEndpoint { service, endpoint, protocol: Protocol::Tcp }])
     };
     let (a, b) = (node.frontend(A).service, node.frontend(B).service);
-    assert_eq!(node.set("a", None).gone, gone(a));
-    let [of_a, of_b] = [a, b].map(|service| *gone(service).first().unwrap());
+    assert_eq!(node.set("a", None).removed, removed(a));
+    let [of_a, of_b] = [a, b].map(|service| *removed(service).first().unwrap());
     assert!(!node.planner.is_serving(&of_a) && node.planner.is_serving(&of_b));
-    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).gone, gone(b));
+    assert_eq!(node.set("b", Some(port(B, Policy::Cluster, &[]))).removed, removed(b));
     let _ = node.set("b", Some(port(B, Policy::Cluster, &one)));
     assert!(node.planner.is_serving(&of_b), "again");
 }
@@ -282,8 +286,8 @@ fn who_takes_over_a_frontend_takes_over_the_index() {
     node.desired.ports.insert(key("b"), port(A, Policy::Cluster, &two[1..]).into());
     let plan = node.plan(&[key("a"), key("b")]);
     assert_eq!(node.frontend(A).service, before.service);
-    let gone: Vec<_> = plan.gone.iter().map(|gone| (gone.service, gone.endpoint)).collect();
-    assert_eq!(gone, [(before.service, two[0].address)]);
+    let removed: Vec<_> = plan.removed.iter().map(|removed| (removed.service, removed.endpoint)).collect();
+    assert_eq!(removed, [(before.service, two[0].address)]);
     assert!(plan.ops.iter().all(|op| !matches!(op, Op::ClearInfo(_))), "{plan:?}");
     assert_eq!(node.planner.usage().services, 1);
     let _ = node.set("b", None);

@@ -18,7 +18,7 @@ use self::{
 };
 use super::maps::{
     Maps,
-    keys::{GoneEndpoint, endpoint_key},
+    keys::{RemovedEndpoint, endpoint_key},
 };
 
 /// The pending sweeps, the one that is under way, and the endpoints whose flows they mark.
@@ -26,21 +26,21 @@ use super::maps::{
 pub struct Gc {
     sweeper: Sweeper,
     /// The endpoints in `tp_removed_eps`, whose flows are being marked.
-    gone: BTreeSet<GoneEndpoint>,
+    removed: BTreeSet<RemovedEndpoint>,
     /// The result of the last periodic sweep: IPv4, IPv6.
     found: [Found; 2],
     room: Room,
     /// Whether the maps have been made equal to the desired state: before, it is unknown which of
-    /// `gone` serve.
+    /// `removed` serve.
     synced: bool,
     /// The endpoints that were named as removed, and for which no marking sweep has begun.
-    unmarked: BTreeSet<GoneEndpoint>,
+    unmarked: BTreeSet<RemovedEndpoint>,
     /// The endpoints of a marking sweep that failed: it is retried with the next tick.
-    failed: BTreeSet<GoneEndpoint>,
+    failed: BTreeSet<RemovedEndpoint>,
     /// The endpoints that the maps had no room to name.
-    unnamed: BTreeSet<GoneEndpoint>,
+    unnamed: BTreeSet<RemovedEndpoint>,
     /// The endpoints that had been named when a periodic sweep became due; `None` if none is due.
-    due: Option<BTreeSet<GoneEndpoint>>,
+    due: Option<BTreeSet<RemovedEndpoint>>,
     /// The number of periodic sweeps that followed another at once because the table is nearly
     /// full.
     hurried: u32,
@@ -52,10 +52,10 @@ pub struct Gc {
 #[derive(Debug)]
 enum Kind {
     /// An immediate sweep for the sake of these removed endpoints.
-    Marking(BTreeSet<GoneEndpoint>),
+    Marking(BTreeSet<RemovedEndpoint>),
     Periodic {
         /// The endpoints that were named before the sweep was due, and marked before it began.
-        gone: BTreeSet<GoneEndpoint>,
+        removed: BTreeSet<RemovedEndpoint>,
         /// Whether the maps were written in the meantime.
         written: bool,
     },
@@ -69,13 +69,13 @@ pub struct Swept {
 }
 
 impl Gc {
-    /// Creates the state. `gone`: the endpoints that an earlier agent had named; `full_at`: the
+    /// Creates the state. `removed`: the endpoints that an earlier agent had named; `full_at`: the
     /// current value of [`traffic_policy_ebpf::abi::TableUsage::full_at`].
-    pub fn new(sweeper: Sweeper, gone: BTreeSet<GoneEndpoint>, full_at: u32) -> Self {
+    pub fn new(sweeper: Sweeper, removed: BTreeSet<RemovedEndpoint>, full_at: u32) -> Self {
         Self {
             sweeper,
-            unmarked: gone.clone(),
-            gone,
+            unmarked: removed.clone(),
+            removed,
             found: Default::default(),
             room: Room::new(full_at),
             synced: false,
@@ -99,8 +99,8 @@ impl Gc {
     }
 
     /// Returns the endpoints whose flows are being marked.
-    pub fn gone(&self) -> &BTreeSet<GoneEndpoint> {
-        &self.gone
+    pub fn removed(&self) -> &BTreeSet<RemovedEndpoint> {
+        &self.removed
     }
 
     /// Records that the maps have been made equal to the desired state.
@@ -119,7 +119,7 @@ impl Gc {
     /// Makes the next sweep a periodic one.
     pub fn request(&mut self) {
         self.unmarked.append(&mut self.failed);
-        self.due = Some(self.gone.clone());
+        self.due = Some(self.removed.clone());
     }
 
     /// Runs a piece of the sweep, in fractions of a millisecond; returns the result of a periodic
@@ -133,7 +133,7 @@ impl Gc {
         &mut self,
         object: &Ebpf,
         maps: &mut Maps,
-        serving: impl Fn(&GoneEndpoint) -> bool,
+        serving: impl Fn(&RemovedEndpoint) -> bool,
     ) -> Result<Option<Swept>> {
         if self.under_way.is_none() && !self.begin() {
             return Ok(None);
@@ -141,11 +141,11 @@ impl Gc {
         match self.sweeper.go_on(object, maps) {
             Ok(None) => Ok(None),
             Ok(Some(found)) => match self.under_way.take() {
-                Some(Kind::Periodic { gone, written }) => {
+                Some(Kind::Periodic { removed, written }) => {
                     tracing::trace!(?found, "swept");
                     self.found = found;
                     self.room.swept(&found, self.sweeper.sizes());
-                    for endpoint in &gone {
+                    for endpoint in &removed {
                         self.forget(maps, endpoint)?;
                     }
                     let again = std::mem::take(&mut self.unnamed);
@@ -164,8 +164,8 @@ impl Gc {
                 Some(Kind::Marking(_)) | None => Ok(None),
             },
             Err(error) => {
-                if let Some(Kind::Marking(mut gone)) = self.under_way.take() {
-                    self.failed.append(&mut gone);
+                if let Some(Kind::Marking(mut removed)) = self.under_way.take() {
+                    self.failed.append(&mut removed);
                 }
                 Err(error)
             }
@@ -180,13 +180,13 @@ impl Gc {
             self.marked_last = true;
             self.under_way = Some(Kind::Marking(std::mem::take(&mut self.unmarked)));
             self.sweeper.begin(mark::ONLY);
-        } else if let Some(mut gone) = self.due.take() {
+        } else if let Some(mut removed) = self.due.take() {
             self.marked_last = false;
             // The flow of a packet that was under way may be inserted behind the first sweep, so
             // endpoints are forgotten after the second sweep that marks.
-            gone.retain(|endpoint| self.synced && !self.unmarked.contains(endpoint));
-            self.under_way = Some(Kind::Periodic { gone, written: false });
-            let marks = self.synced && !self.gone.is_empty();
+            removed.retain(|endpoint| self.synced && !self.unmarked.contains(endpoint));
+            self.under_way = Some(Kind::Periodic { removed, written: false });
+            let marks = self.synced && !self.removed.is_empty();
             self.sweeper.begin(if marks { mark::TOO } else { mark::NONE });
         } else {
             return false;
@@ -200,24 +200,24 @@ impl Gc {
     pub fn name(
         &mut self,
         maps: &mut Maps,
-        gone: &BTreeSet<GoneEndpoint>,
-        serving: impl Fn(&GoneEndpoint) -> bool,
+        removed: &BTreeSet<RemovedEndpoint>,
+        serving: impl Fn(&RemovedEndpoint) -> bool,
     ) {
-        for endpoint in gone.iter().filter(|endpoint| !serving(endpoint)) {
-            if let Err(error) = maps.gone.insert(endpoint_key(endpoint), 1, 0) {
+        for endpoint in removed.iter().filter(|endpoint| !serving(endpoint)) {
+            if let Err(error) = maps.removed.insert(endpoint_key(endpoint), 1, 0) {
                 if self.unnamed.is_empty() {
-                    tracing::warn!(endpoint = %endpoint.endpoint, "flows of an endpoint that is gone stay for now: {error}");
+                    tracing::warn!(endpoint = %endpoint.endpoint, "flows of an endpoint that is removed stay for now: {error}");
                 }
                 self.unnamed.insert(*endpoint);
                 continue;
             }
-            self.gone.insert(*endpoint);
+            self.removed.insert(*endpoint);
             self.unmarked.insert(*endpoint);
             if let Some(due) = &mut self.due {
                 due.remove(endpoint);
             }
-            if let Some(Kind::Periodic { gone, .. }) = &mut self.under_way {
-                gone.remove(endpoint);
+            if let Some(Kind::Periodic { removed, .. }) = &mut self.under_way {
+                removed.remove(endpoint);
             }
         }
     }
@@ -227,8 +227,12 @@ impl Gc {
     ///
     /// # Errors
     /// An entry of `tp_removed_eps` cannot be removed.
-    pub fn forget_serving(&mut self, maps: &mut Maps, serving: impl Fn(&GoneEndpoint) -> bool) -> Result<()> {
-        let back: Vec<_> = self.gone.iter().filter(|endpoint| serving(endpoint)).copied().collect();
+    pub fn forget_serving(
+        &mut self,
+        maps: &mut Maps,
+        serving: impl Fn(&RemovedEndpoint) -> bool,
+    ) -> Result<()> {
+        let back: Vec<_> = self.removed.iter().filter(|endpoint| serving(endpoint)).copied().collect();
         for endpoint in back {
             self.forget(maps, &endpoint)?;
             self.unmarked.remove(&endpoint);
@@ -237,11 +241,11 @@ impl Gc {
     }
 
     /// Removes the name of an endpoint; does nothing if it is not named.
-    fn forget(&mut self, maps: &mut Maps, endpoint: &GoneEndpoint) -> Result<()> {
-        if self.gone.contains(endpoint) {
+    fn forget(&mut self, maps: &mut Maps, endpoint: &RemovedEndpoint) -> Result<()> {
+        if self.removed.contains(endpoint) {
             let key = endpoint_key(endpoint);
-            maps.gone.remove(&key).context("forgetting a gone endpoint failed")?;
-            self.gone.remove(endpoint);
+            maps.removed.remove(&key).context("forgetting a removed endpoint failed")?;
+            self.removed.remove(endpoint);
         }
         Ok(())
     }

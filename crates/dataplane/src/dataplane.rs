@@ -55,7 +55,7 @@ pub use self::{
     kernel::{Kernel, release_memory},
     maps::{
         Maps,
-        keys::{FromWire, FrontendId, GoneEndpoint, ToWire, endpoint_key, from_wide, number, wide},
+        keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
         reader::MapInfo,
     },
     nexthop::{Changed, NextHop, NextHops},

@@ -18,15 +18,15 @@ use serde::Serialize;
 pub use file::check;
 pub use timeline::{Event, Second, Timeline};
 
-const STYLE: &str = include_str!("judgement.css");
+const STYLE: &str = include_str!("page/judgement.css");
 /// The scripts, each after those that it uses.
 const SCRIPTS: [&str; 6] = [
-    include_str!("elements.js"),
-    include_str!("map.js"),
-    include_str!("tables.js"),
-    include_str!("what_if.js"),
-    include_str!("timeline.js"),
-    include_str!("start.js"),
+    include_str!("page/elements.js"),
+    include_str!("page/map.js"),
+    include_str!("page/tables.js"),
+    include_str!("page/what_if.js"),
+    include_str!("page/timeline.js"),
+    include_str!("page/start.js"),
 ];
 
 /// A part of a page; each is the JSON that a command prints.

@@ -55,7 +55,7 @@ pub struct Maps {
     pub hops: Array<MapData, Hop>,
     pub hop_index: HashMap<MapData, HopKey, u32>,
     pub devices: HashMap<MapData, u32, DeviceInfo>,
-    pub gone: HashMap<MapData, EndpointKey, u32>,
+    pub removed: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
     pub swept: Swept,
     /// The counters are shared with readers that read them at any time.
@@ -104,7 +104,7 @@ pub struct Room {
     /// The number of Service ports.
     pub services: u32,
     pub devices: u32,
-    pub gone: u32,
+    pub removed: u32,
 }
 
 impl Room {
@@ -127,7 +127,7 @@ impl Room {
             route_mtus: both("tp_route_mtus")?,
             services: size(object, "tp_svc_names")?,
             devices: size(object, "tp_devices")?,
-            gone: size(object, "tp_removed_eps")?,
+            removed: size(object, "tp_removed_eps")?,
         })
     }
 }
@@ -197,7 +197,7 @@ impl Maps {
             hops: typed!(object, "tp_nexthops"),
             hop_index: typed!(object, "tp_nexthop_ids"),
             devices: typed!(object, "tp_devices"),
-            gone: typed!(object, "tp_removed_eps"),
+            removed: typed!(object, "tp_removed_eps"),
             sweep: typed!(object, "tp_gc_pass"),
             swept,
             counters: Arc::new(typed!(object, "tp_counters")),

@@ -1,5 +1,5 @@
-//! Translation and sending of a packet as its flow specifies. Every decision has been made before;
-//! after the first write, a failure means drop.
+//! The next hop of a flow's packets, their translation and sending as the flow specifies. After the
+//! first write, a failure means drop.
 //!
 //! A whole packet is translated here, a later fragment and an ICMP error in files of their own.
 
@@ -10,6 +10,8 @@ pub mod nexthop;
 pub mod reply_way;
 pub mod sctp;
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{
         Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch,
@@ -17,11 +19,14 @@ use traffic_policy_ebpf::{
     },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
+    tcp::BY_TC,
 };
 
 use crate::datapath::{
     ctx::{Packet, Skb as _},
     family::{Family, V4, V6},
+    flow::table,
+    forward::nexthop::Route,
     maps::{CONFIG, DEVICES, NEXTHOPS, Table},
     parse::{self, Parse, Parsed, fixed},
     value::load,
@@ -76,6 +81,72 @@ pub struct Forwarding<A: Address> {
     /// A number, because an empty `Option` leaves a register that the verifier has never seen
     /// written.
     pub unresolved: u32,
+}
+
+/// Returns the next hop of an entry's packets, resolved anew if it is stale.
+#[inline(always)]
+pub fn resolve_egress<P: Packet, F: Family>(
+    packet: P,
+    entry: *mut Flow<F::Address>,
+    now: u32,
+) -> Result<Forwarding<F::Address>, Decision> {
+    let kind = get!(entry.kind);
+    let (index, epoch) = table::next_hop(entry);
+    if kind == kind::DELIVER {
+        if !P::TC && get!(entry.state) & BY_TC != 0 {
+            return Err(Outcome::PassedToTc.into());
+        }
+        return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
+    }
+    if let Some(hop) = Current::load().and_then(|current| current.hop(epoch, index, now)) {
+        return Ok(Forwarding { entry, hop, unresolved: 0 });
+    }
+    if kind == kind::REPLY
+        && let Some((hop, index, epoch)) = client_hop::find::<P, F>(packet, entry, now)
+    {
+        table::set_next_hop(entry, index, epoch);
+        return Ok(Forwarding { entry, hop, unresolved: 0 });
+    }
+    let (source, destination) = (get!(entry.source), get!(entry.destination));
+    match nexthop::resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now) {
+        Route::Via(via) if via.hop != 0 => {
+            let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
+                return Err(Outcome::DroppedNoRoute.into());
+            };
+            if kind == kind::REPLY {
+                client_hop::note::<P, F>(packet, source, destination, (via.hop, via.epoch), now);
+            }
+            table::set_next_hop(entry, via.hop, via.epoch);
+            Ok(Forwarding { entry, hop, unresolved: 0 })
+        }
+        Route::Via(_) if !P::TC => Err(Outcome::PassedToTc.into()),
+        Route::Via(via) => Ok(Forwarding { entry, hop: ptr::null(), unresolved: via.ifindex }),
+        Route::Failed(Outcome::DroppedNoRoute) | Route::Local if kind == kind::REPLY => {
+            reply_via_ingress_device::<F>(entry).map(|hop| Forwarding { entry, hop, unresolved: 0 })
+        }
+        Route::Failed(outcome) => Err(Decision::refused(outcome, get!(entry.service))),
+        Route::Local => Err(Decision::refused(Outcome::DroppedNoRoute, get!(entry.service))),
+    }
+}
+
+/// Builds the hop for a reply without a route to the client: back to where the request came from.
+#[inline(always)]
+fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
+    let (ifindex, head, tail) =
+        (get!(entry.device_or_place).device(), get!(entry.mac_head), get!(entry.tail).mac());
+    let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
+        return Err(Outcome::DroppedNoRoute.into());
+    };
+    let Some(scratch) = F::scratch() else { return Err(Outcome::DroppedInternalError.into()) };
+    let (own, spare) = (get!(device.mac), place!(mut scratch.ingress_device_hop));
+    let macs = u64::from_ne_bytes([head[0], head[1], tail[0], tail[1], tail[2], tail[3], own[0], own[1]]);
+    set!(spare.macs = macs);
+    set!(spare.source_mac_tail = u32::from_ne_bytes([own[2], own[3], own[4], own[5]]));
+    set!(spare.ifindex = ifindex);
+    let mtu = get!(device.mtu);
+    set!(spare.mtu = if mtu == 0 { 0xffff } else { mtu });
+    set!(spare.flags = get!(device.flags));
+    Ok(spare.cast_const())
 }
 
 /// What a flow's entry translates: a whole packet, a later fragment, an ICMP error.
