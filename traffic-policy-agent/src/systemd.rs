@@ -1,9 +1,9 @@
 //! Notifications to systemd, as sd_notify(3) defines them: ready, alive, reloading, stopping. None
 //! is sent without `NOTIFY_SOCKET`.
 //!
-//! The crate `sd-notify` (0.5) would replace only how a message is spelt and sent, and it lacks what
-//! is needed here: it knows no socket in the abstract namespace (`@…`), and each message opens a
-//! socket that blocks, so that the run loop would wait for a slow systemd.
+//! The crate `sd-notify` (0.5) would replace only how a message is spelt and sent, and it lacks
+//! what is needed here: it knows no socket in the abstract namespace (`@…`), and each message opens
+//! a socket that blocks, so that the run loop would wait for a slow systemd.
 
 use std::{
     env,

@@ -71,13 +71,14 @@
 //!   [`flow::silence`]: SYNs on existing flows; [`flow::associations`]: state transitions of SCTP;
 //!   [`flow::datagrams`]: those of UDP; [`flow::snat_port`]: entries of a new flow and the port
 //!   search; [`flow::unassured`]: the queue of unassured flows; [`flow::recycle`]: expired flows,
-//!   removed for a new one; [`flow::directory`]: the array by which they are found; [`flow::claim`]:
-//!   the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees again after XDP has
-//!   delivered them.
+//!   removed for a new one; [`flow::directory`]: the array by which they are found;
+//!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
+//!   again after XDP has delivered them.
 //! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
-//!   [`forward::client_hop`]: a cache of next hops towards clients; [`forward::reply_way`]: the device by which a reply of an endpoint on this
-//!   node leaves; [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP
-//!   errors; [`forward::sctp`]: ports and checksum of SCTP.
+//!   [`forward::client_hop`]: a cache of next hops towards clients; [`forward::reply_way`]: the
+//!   device by which a reply of an endpoint on this node leaves; [`forward::fragment`]: later
+//!   fragments; [`forward::icmp`]: translation of ICMP errors; [`forward::sctp`]: ports and
+//!   checksum of SCTP.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].

@@ -1,4 +1,5 @@
-//! docs/glossary.md: one word for each concept, and the names that it has in maps, code, flags and metrics.
+//! docs/glossary.md: one word for each concept, and the names that it has in maps, code, flags and
+//! metrics.
 
 use std::fs;
 

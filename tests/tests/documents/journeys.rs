@@ -1,4 +1,5 @@
-//! docs/architecture.md: the journeys, row by row beside the code, and the drawing of the packet's way, which is that of the code.
+//! docs/architecture.md: the journeys, row by row beside the code, and the drawing of the packet's
+//! way, which is that of the code.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,8 @@ const DRAWING: &str = "traffic-policy-ebpf/src/datapath.rs";
 /// Programs are named here, and so called by the kernel.
 const PROGRAMS: &str = "traffic-policy-ebpf/src/main.rs";
 
-/// Some files, and the functions in them that a row names: `name`, or `module::name` where two of a journey have one name.
+/// Some files, and the functions in them that a row names: `name`, or `module::name` where two of a
+/// journey have one name.
 #[derive(Debug)]
 struct Row {
     number: String,
@@ -142,7 +144,8 @@ fn calls_and_bodies_are_found() {
     assert!(body(text, "five").is_none() && body(text, "six").is_some() && call(text, "one").is_none());
 }
 
-/// The functions of several rows, or of several files of a journey, cannot be told apart by their names.
+/// The functions of several rows, or of several files of a journey, cannot be told apart by their
+/// names.
 fn is_repeated(journey: &Journey, name: &str) -> bool {
     journey.rows.iter().filter(|row| row.functions.iter().any(|own| own == name)).count() > 1
 }
@@ -191,7 +194,8 @@ fn code(file: &str) -> String {
     lines.map(|line| line.split(" // ").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The body of a function, if the text has one of this name with a body. The text is that of the module that a name may have.
+/// The body of a function, if the text has one of this name with a body. The text is that of the
+/// module that a name may have.
 fn body<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let name = name.rsplit("::").next().unwrap_or(name);
     let declared = text.match_indices("fn ").find_map(|(at, _)| {

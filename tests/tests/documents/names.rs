@@ -53,7 +53,8 @@ fn is_module(span: &str) -> bool {
     page::root().join(MODULES).join(span.replace("::", "/")).with_extension("rs").exists()
 }
 
-/// Whether a suite has a module or a test of this name; `…` stands for the end of names that begin alike.
+/// Whether a suite has a module or a test of this name; `…` stands for the end of names that begin
+/// alike.
 fn has(modules: &BTreeMap<String, String>, name: &str) -> bool {
     if modules.keys().any(|module| module == name) {
         return true;

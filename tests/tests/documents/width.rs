@@ -1,9 +1,10 @@
-//! Lines of the pages, which editors and terminals show whole.
+//! Lines of the pages and of the code's comments, which editors and terminals show whole.
 
 use crate::page;
 
-/// Largest width of a line in characters.
+/// Largest width of a page's line, and of a comment's, in characters.
 const WIDTH: usize = 120;
+const COMMENT: usize = 100;
 
 #[test]
 fn lines_are_no_wider_than_120_columns() {
@@ -32,8 +33,57 @@ fn tables_code_headings_and_targets_may_be_wide() {
     assert_eq!(too_wide(&format!("short\n{}", "word ".repeat(25))), [(2, 124)]);
 }
 
-/// Lines of a text that are too wide, with their widths. Left out are tables, code blocks, headings, comments and parts that are made
-/// from the code; targets of links do not count, since a reader does not see them, nor does a single word, which cannot be wrapped.
+#[test]
+fn comments_are_no_wider_than_100_columns() {
+    let mut wide = Vec::new();
+    for path in page::files(&["rs"]) {
+        let found = wide_comments(&page::text(&path));
+        wide.extend(found.into_iter().map(|number| format!("{path}:{number}")));
+    }
+    assert!(wide.is_empty(), "comments wider than {COMMENT} columns:\n{}", wide.join("\n"));
+}
+
+#[test]
+fn tables_drawings_and_addresses_in_comments_may_be_wide() {
+    let long = "word ".repeat(COMMENT);
+    for text in [
+        format!("/// | {long} |"),
+        format!("//! ```text\n//! {long}\n//! ```"),
+        format!("// <https://{}>", "x".repeat(COMMENT)),
+        format!("let text = \"// {long}\";"),
+    ] {
+        assert_eq!(wide_comments(&text), [], "{text}");
+    }
+    assert_eq!(wide_comments(&format!("fn f() {{}}\n    // {}", "word ".repeat(20))), [2]);
+}
+
+/// Numbers of the lines of comments that are too wide. Left out are tables, code, and a single
+/// word.
+fn wide_comments(text: &str) -> Vec<usize> {
+    let mut is_fenced = false;
+    let mut wide = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            is_fenced = false;
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim();
+        if comment.starts_with("```") {
+            is_fenced = !is_fenced;
+        } else if !is_fenced
+            && !comment.starts_with('|')
+            && comment.contains(' ')
+            && line.trim_end().chars().count() > COMMENT
+        {
+            wide.push(number);
+        }
+    }
+    wide
+}
+
+/// Lines of a text that are too wide, with their widths. Left out are tables, code blocks,
+/// headings, comments and parts that are made from the code; targets of links do not count, since a
+/// reader does not see them, nor does a single word, which cannot be wrapped.
 fn too_wide(text: &str) -> Vec<(usize, usize)> {
     let mut is_made = false;
     let mut wide = Vec::new();

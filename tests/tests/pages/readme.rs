@@ -1,4 +1,5 @@
-//! The picture in the README: the upper part of a page of `lb --html`. `UPDATE_DOCS=1` takes it anew.
+//! The picture in the README: the upper part of a page of `lb --html`. `UPDATE_DOCS=1` takes it
+//! anew.
 
 use std::path::Path;
 use std::{env, fs};
@@ -40,7 +41,8 @@ fn the_picture_of_the_readme_is_a_page() -> Result<()> {
     let (taken, committed) = (fs::read(&taken)?, fs::read(&committed)?);
     ensure!(committed.len() < SIZE, "{PICTURE} has {} bytes", committed.len());
     let (now, before) = (dimensions(&taken)?, dimensions(&committed)?);
-    // Fonts differ from machine to machine, and the lines that they fill with them; the layout does not.
+    // Fonts differ from machine to machine, and the lines that they fill with them; the layout does
+    // not.
     ensure!(
         now.0 == before.0 && now.1.abs_diff(before.1) <= now.1 / 10,
         "{PICTURE} measures {before:?}, the page {now:?}: UPDATE_DOCS=1 cargo xtask test pages takes it anew"

@@ -105,8 +105,8 @@ impl DeviceOrPlace {
 }
 
 /// The end of a MAC address in a reply entry. In a request entry, native byte order: the place in
-/// the queue of an unassured flow, plus 1; once the flow is assured, the note of a packet that asked
-/// for a new connection.
+/// the queue of an unassured flow, plus 1; once the flow is assured, the note of a packet that
+/// asked for a new connection.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tail(u32);

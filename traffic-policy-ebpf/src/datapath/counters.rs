@@ -4,8 +4,8 @@
 //! counters of Service ports hold refusals, and flows that have ended.
 //!
 //! A flow's first packet is counted in its request entry before that is inserted, and is forwarded
-//! by the copy in `Scratch`: this saves a look-up in the table. If the packet is not forwarded after
-//! all, the count is corrected ([`settle`]).
+//! by the copy in `Scratch`: this saves a look-up in the table. If the packet is not forwarded
+//! after all, the count is corrected ([`settle`]).
 
 use core::ptr;
 

@@ -1,7 +1,7 @@
 //! Global functions, which the verifier walks by themselves once for each program that calls them
 //! (`do_check_subprogs`), and not once for each state that a caller may be in. Arguments are passed
-//! in scratch memory, or as one pointer, which may be the program's context; the result is a number,
-//! of which the verifier knows no bounds.
+//! in scratch memory, or as one pointer, which may be the program's context; the result is a
+//! number, of which the verifier knows no bounds.
 //!
 //! The kernel recognises them by their linkage in BTF. None is called for an established packet.
 //! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c>

@@ -3,15 +3,15 @@
 //! their answers.
 //!
 //! *Datagrams from a Service's port.* A process may have bound that port, and a network plugin's
-//! masquerade takes any port (`--random-fully`) for a pod's query to a DNS server. No TCP connection
-//! and no SCTP association begins with an answer, so this concerns UDP alone.
+//! masquerade takes any port (`--random-fully`) for a pod's query to a DNS server. No TCP
+//! connection and no SCTP association begins with an answer, so this concerns UDP alone.
 //!
-//! *Ports of the SNAT port range, towards an endpoint.* A process has bound one, or a masquerade has
-//! given one to a pod's connection. A new flow towards that endpoint gets another port, so that the
-//! node keeps its own answers.
+//! *Ports of the SNAT port range, towards an endpoint.* A process has bound one, or a masquerade
+//! has given one to a pod's connection. A new flow towards that endpoint gets another port, so that
+//! the node keeps its own answers.
 //!
-//! On most kernels the functions of conntrack for programs belong to a module: without that module's
-//! BTF no program that calls them loads.
+//! On most kernels the functions of conntrack for programs belong to a module: without that
+//! module's BTF no program that calls them loads.
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, PROTOCOL_UDP, Tuple, scope},
@@ -31,15 +31,15 @@ use crate::datapath::{
 };
 
 /// The seconds for which a note of a datagram lasts, or one of a connection after its FIN or RST:
-/// `nf_conntrack_udp_timeout`. A connection holds its port until it ends, or until the kernel evicts
-/// the note.
+/// `nf_conntrack_udp_timeout`. A connection holds its port until it ends, or until the kernel
+/// evicts the note.
 const LASTS: u32 = 30;
 /// The time that marks a connection that has not ended.
 const OPEN: u32 = 0;
 
 /// Notes an outgoing packet if the node itself sends it: a datagram from a frontend's address and
-/// port; a datagram, or the beginning or end of a connection or association, from a port of the SNAT
-/// port range to an endpoint's port.
+/// port; a datagram, or the beginning or end of a connection or association, from a port of the
+/// SNAT port range to an endpoint's port.
 #[inline(always)]
 pub fn note<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
     note_datagram(packet, parsed);

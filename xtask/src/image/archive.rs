@@ -1,4 +1,5 @@
-//! An OCI image layout in one tar file: <https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md>.
+//! An OCI image layout in one tar file:
+//! <https://github.com/opencontainers/image-spec/blob/v1.1.0/image-layout.md>.
 //!
 //! `index.json` refers to one index by the image's name, and that index refers to one manifest for
 //! each platform. So engines that select a manifest by name and those that select by platform find

@@ -5,7 +5,8 @@
 //! the last one is deleted, entries stay and translate nothing. Our own table therefore has one
 //! chain of type nat, which keeps NAT registered, with one rule that reads conntrack's state
 //! without a verdict, which keeps conntrack registered.
-//! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto.c> (`nf_ct_netns_put`)
+//! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto.c>
+//! (`nf_ct_netns_put`)
 
 use std::io;
 

@@ -208,8 +208,8 @@ fn destroy_in(
     Ok(())
 }
 
-/// Returns a request about connected UDP sockets, or about the one with this id. UDP has two states,
-/// with TCP's names: ESTABLISHED means connected.
+/// Returns a request about connected UDP sockets, or about the one with this id. UDP has two
+/// states, with TCP's names: ESTABLISHED means connected.
 fn request(family: u8, id: SocketId) -> Vec<u8> {
     sock_diag::request(family, IPPROTO_UDP, StateFlags::ESTABLISHED, id)
 }

@@ -394,8 +394,8 @@ fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<
     }
 }
 
-/// Leaves the route in `Scratch::via` where routes are assumed, with the device's own address as the
-/// source.
+/// Leaves the route in `Scratch::via` where routes are assumed, with the device's own address as
+/// the source.
 #[inline(always)]
 fn assumed<F: Family>(scratch: *mut Scratch<F::Address>, ingress: u32, epoch: u16) -> i32 {
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ingress) else {

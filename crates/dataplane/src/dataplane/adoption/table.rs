@@ -182,8 +182,8 @@ impl Tables<'_> {
     }
 
     /// Enters one connection, if it is to be adopted. `service`: the Service port of its frontend;
-    /// `removed`: whether UDP flows to this endpoint are to choose a new one. Counts the connection,
-    /// and returns whether it is in the table now.
+    /// `removed`: whether UDP flows to this endpoint are to choose a new one. Counts the
+    /// connection, and returns whether it is in the table now.
     pub(super) fn adopt(
         &mut self,
         connection: &Connection,
