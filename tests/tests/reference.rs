@@ -316,13 +316,17 @@ impl Nth {
 }
 
 const TAGS: [Tag; 6] = [Tag::Right, Tag::Other, Tag::Zero, Tag::Own, Tag::Reflected, Tag::Flagged];
-const CHUNKS: [Chunk; 9] = [
+const CHUNKS: [Chunk; 13] = [
     Chunk::Init,
     Chunk::BundledInit,
     Chunk::InitAck,
     Chunk::CookieEcho,
     Chunk::CookieAck,
     Chunk::Data,
+    Chunk::Sack,
+    Chunk::Heartbeat,
+    Chunk::HeartbeatAck,
+    Chunk::Shutdown,
     Chunk::ShutdownAck,
     Chunk::ShutdownComplete,
     Chunk::Abort,

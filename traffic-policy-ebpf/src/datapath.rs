@@ -21,7 +21,7 @@
 //!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments, SCTP
 //!     │ parse::variable, forward::fragment; then as in slow_path or egress
 //!  1b icmp_errors: ICMP errors about a flow's packets
-//!     │ parse::icmp_error, flow::table, forward::nexthop, forward with forward::icmp
+//!     │ parse::icmp_error, flow::table, forward with forward::icmp
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
 //!     │ own ───────────── answer to a datagram of the node's own ───────────────────────── stack
@@ -74,7 +74,7 @@
 //!   removed for a new one; [`flow::directory`]: the array by which they are found;
 //!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
 //!   again after XDP has delivered them.
-//! - [`forward`]: translation and sending. [`forward::nexthop`]: next hops and the FIB;
+//! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]: next hops and the FIB;
 //!   [`forward::client_hop`]: a cache of next hops towards clients; [`forward::reply_way`]: the
 //!   device by which a reply of an endpoint on this node leaves; [`forward::fragment`]: later
 //!   fragments; [`forward::icmp`]: translation of ICMP errors; [`forward::sctp`]: ports and

@@ -250,7 +250,7 @@ pub fn end(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip(), address.port())
 }
 
-pub fn bits(flags: Flags) -> u8 {
+fn bits(flags: Flags) -> u8 {
     match flags {
         Flags::Syn => flag::SYN,
         Flags::SynAck => flag::SYN | flag::ACK,

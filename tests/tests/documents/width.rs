@@ -52,7 +52,7 @@ fn tables_drawings_and_addresses_in_comments_may_be_wide() {
         format!("// <https://{}>", "x".repeat(COMMENT)),
         format!("let text = \"// {long}\";"),
     ] {
-        assert_eq!(wide_comments(&text), [], "{text}");
+        assert!(wide_comments(&text).is_empty(), "{text}");
     }
     assert_eq!(wide_comments(&format!("fn f() {{}}\n    // {}", "word ".repeat(20))), [2]);
 }

@@ -214,7 +214,7 @@ fn removed_endpoints_are_marked_and_no_others() {
 
 /// A client that never waits for answers, as with statsd, keeps its flow alive for ever.
 #[test]
-fn flows_that_are_not_assured_leave_a_gone_endpoint() {
+fn flows_that_are_not_assured_leave_a_removed_endpoint() {
     everywhere(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, endpoint);

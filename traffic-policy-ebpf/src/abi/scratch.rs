@@ -46,7 +46,7 @@ pub struct Scratch<A: Address> {
     pub affinity_lookup: AffinityLookup<A>,
     /// The tuple of `reply`; for a packet that is refused, its own tuple.
     pub key: Tuple<A>,
-    /// The tuple of `request`.
+    /// The tuple of the packet that may create a flow: that of `request`, once this is written.
     pub opening: Tuple<A>,
     /// The tuple of another entry, during its look-up.
     pub other: Tuple<A>,

@@ -1,4 +1,5 @@
-//! The packet in its XDP or TC context, behind one trait.
+//! The packet in its XDP or TC context, behind the trait [`Packet`]; what TC alone can do, behind
+//! [`Skb`].
 
 pub mod tc;
 pub mod xdp;

@@ -11,7 +11,7 @@
 //! the node keeps its own answers.
 //!
 //! On most kernels the functions of conntrack for programs belong to a module: without that
-//! module's BTF no program that calls them loads.
+//! module's BTF no program that calls them loads. So the packet path cannot ask conntrack.
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, PROTOCOL_UDP, Tuple, scope},

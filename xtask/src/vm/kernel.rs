@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::{
     arch::Arch,
@@ -103,10 +103,13 @@ fn initrd(root: &Path, release: &str, archive: &Archive, folder: &Path, to: &Pat
     let mut probe = Command::new("/usr/sbin/modprobe");
     probe.args(["--show-depends", "--all", "--config", "/dev/null", "--dirname"]).arg(root);
     let listed = probe.args(["--set-version", release]).args(EARLY).output();
-    let listed = listed.context("modprobe cannot be started")?.stdout;
+    let listed = listed.context("modprobe cannot be started")?;
+    ensure!(listed.status.success(), "modprobe: {}", String::from_utf8_lossy(&listed.stderr).trim());
     let mut modules: Vec<String> = Vec::new();
     // Lines of modules that are built into the kernel begin with another word.
-    for line in String::from_utf8_lossy(&listed).lines().filter_map(|line| line.strip_prefix("insmod ")) {
+    for line in
+        String::from_utf8_lossy(&listed.stdout).lines().filter_map(|line| line.strip_prefix("insmod "))
+    {
         let path = Path::new(line.trim_end());
         let name = path.file_name().and_then(|name| name.to_str()).context("a module has no name")?;
         let plain = name.trim_end_matches(".xz");
@@ -118,6 +121,7 @@ fn initrd(root: &Path, release: &str, archive: &Archive, folder: &Path, to: &Pat
             files::copy(path, &to)?;
         } else {
             let packed = Command::new("xz").args(["--decompress", "--stdout"]).arg(path).output()?;
+            ensure!(packed.status.success(), "xz does not unpack {}", path.display());
             fs::write(to, packed.stdout)?;
         }
         modules.push(plain.to_owned());

@@ -206,7 +206,7 @@ impl Gc {
         for endpoint in removed.iter().filter(|endpoint| !serving(endpoint)) {
             if let Err(error) = maps.removed.insert(endpoint_key(endpoint), 1, 0) {
                 if self.unnamed.is_empty() {
-                    tracing::warn!(endpoint = %endpoint.endpoint, "flows of an endpoint that is removed stay for now: {error}");
+                    tracing::warn!(endpoint = %endpoint.endpoint, "flows of a removed endpoint stay for now: {error}");
                 }
                 self.unnamed.insert(*endpoint);
                 continue;

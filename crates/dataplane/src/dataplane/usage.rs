@@ -93,6 +93,7 @@ impl Figures for Dataplane {
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
     }
+
     fn refused_unattached(&self) -> Result<u64> {
         let counters = counters::all(&self.maps.counters)?;
         let refused = counters.iter().filter(|(_, outcome, _)| *outcome == Outcome::DroppedUnattachedDevice);

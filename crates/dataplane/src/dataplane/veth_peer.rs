@@ -79,15 +79,19 @@ pub fn attach(names: &[String]) -> Result<Vec<Done>> {
 /// later does not keep the others from being tried.
 ///
 /// # Errors
-/// The error of the first device that failed: it names the device, the cause and the remedy.
+/// The errors of all devices that failed; each names the device, the cause and the remedy.
 pub fn detach(names: &[String]) -> Result<Vec<Done>> {
     each(&veths(names)?, detach_one)
 }
 
-/// Does the work for every device, and returns the first error, if there was one.
+/// Does the work for every device, and returns all errors in one, if there were any.
 fn each(ends: &[End], work: impl FnMut(&End) -> Result<Done>) -> Result<Vec<Done>> {
-    let results: Vec<_> = ends.iter().map(work).collect();
-    results.into_iter().collect()
+    let (done, failed): (Vec<_>, Vec<_>) = ends.iter().map(work).partition(Result::is_ok);
+    if failed.is_empty() {
+        return done.into_iter().collect();
+    }
+    let errors = failed.into_iter().filter_map(Result::err).map(|error| format!("{error:#}"));
+    bail!("{}", errors.collect::<Vec<_>>().join("; "))
 }
 
 /// Returns the devices, after checks that precede any change.
@@ -302,7 +306,7 @@ mod tests {
             }
             Err(anyhow!("{} refuses", end.name))
         };
-        assert_eq!(each(&ends, failing).unwrap_err().to_string(), "veth1 refuses");
+        assert_eq!(each(&ends, failing).unwrap_err().to_string(), "veth1 refuses; veth2 refuses");
         assert_eq!(tried, ["veth1", "veth2", "veth3"]);
     }
 

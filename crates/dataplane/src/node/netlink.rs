@@ -171,7 +171,7 @@ struct Received<'a> {
 
 /// Returns a message as it is sent, with `flags` as in linux/netlink.h. Port 0 stands for the
 /// kernel.
-pub fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
+fn message(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + payload.len());
     bytes.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
     bytes.extend(kind.to_ne_bytes());

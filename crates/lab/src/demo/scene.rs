@@ -157,7 +157,7 @@ impl Outcome {
 }
 
 /// The heading of [`Outcome::figures`].
-pub const COLUMNS: &str = "REQUESTS     OK   LOST  PREDICTED  REPLAYED";
+pub const COLUMNS: &str = "REQUESTS     OK   LOST PREDICTED  REPLAYED";
 
 /// The meaning of the last two columns.
 pub const MEANING: &str = "(PREDICTED: by `lb simulate` before the scene. REPLAYED: by the same, told when requests and checks, changes and agents really were.)";

@@ -53,7 +53,7 @@ pub(super) struct Asked {
     pub others: bool,
     /// Whether their links were taken over.
     pub adopted: bool,
-    /// Number of reads of the next hops that are yet to fail.
+    /// Number of reads of the next hops that are yet to fail, once the links were taken over.
     pub failing_hops: usize,
     /// Whether the links of another version had been taken over, for each call that forgets
     /// unattached devices.
@@ -301,7 +301,7 @@ impl NextHops for Fake {
 
     fn next_hops(&self) -> Result<Vec<NextHop>> {
         let mut asked = self.asked();
-        if asked.failing_hops > 0 {
+        if asked.adopted && asked.failing_hops > 0 {
             asked.failing_hops -= 1;
             bail!("the maps cannot be read");
         }

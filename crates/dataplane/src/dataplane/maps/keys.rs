@@ -125,13 +125,13 @@ impl SetAddresses for DeviceInfo {
 }
 
 /// Returns the key of `tp_removed_eps`.
-pub fn endpoint_key(gone: &RemovedEndpoint) -> EndpointKey {
+pub fn endpoint_key(removed: &RemovedEndpoint) -> EndpointKey {
     EndpointKey {
-        address: wide(gone.endpoint.ip()),
-        port: Port::from_host(gone.endpoint.port()),
-        protocol: number(gone.protocol) as u8,
-        ipv6: u8::from(gone.endpoint.is_ipv6()),
-        service: gone.service,
+        address: wide(removed.endpoint.ip()),
+        port: Port::from_host(removed.endpoint.port()),
+        protocol: number(removed.protocol) as u8,
+        ipv6: u8::from(removed.endpoint.is_ipv6()),
+        service: removed.service,
     }
 }
 

@@ -247,7 +247,7 @@ fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
 }
 
 #[test]
-fn an_endpoint_of_two_services_is_gone_for_the_one_that_loses_it() {
+fn an_endpoint_of_two_services_is_removed_for_the_one_that_loses_it() {
     let one = [endpoint("10.0.1.1:80", false)];
     let mut node = Node::new();
     let _ = node.set("a", Some(port(A, Policy::Cluster, &one)));
