@@ -74,11 +74,11 @@
 //!   removed for a new one; [`flow::directory`]: the array by which they are found;
 //!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
 //!   again after XDP has delivered them.
-//! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]: next hops and the FIB;
-//!   [`forward::client_hop`]: a cache of next hops towards clients; [`forward::reply_way`]: the
-//!   device by which a reply of an endpoint on this node leaves; [`forward::fragment`]: later
-//!   fragments; [`forward::icmp`]: translation of ICMP errors; [`forward::sctp`]: ports and
-//!   checksum of SCTP.
+//! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]:
+//!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
+//!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
+//!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
+//!   [`forward::sctp`]: ports and checksum of SCTP.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
