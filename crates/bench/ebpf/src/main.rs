@@ -9,7 +9,7 @@
 //! set the MAC addresses; no time-outs, no TCP states, no MTU, no counters, IPv4 without options
 //! only. `floor_new`: find the Service and an endpoint, insert both entries; `floor_new_fib` also
 //! queries the FIB for the route of each flow.
-#![cfg_attr(target_arch = "bpf", no_std, no_main, feature(asm_experimental_arch))]
+#![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
     expect(clippy::needless_pass_by_value, reason = "aya's macros hand a context over by value"),
