@@ -15,7 +15,7 @@ const TRIES: u32 = 8;
 /// Returns a free place of the directory, 0 if none was found. `spread` chooses the places to try
 /// after the next one.
 #[inline(always)]
-pub fn place<F: Family>(spread: u32) -> u32 {
+pub fn free_place<F: Family>(spread: u32) -> u32 {
     let Some(scratch) = F::scratch() else { return 0 };
     let last = F::directory_last();
     let at = place!(mut scratch.directory_at);

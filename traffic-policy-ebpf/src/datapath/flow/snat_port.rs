@@ -326,7 +326,7 @@ fn insert_request<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
     let (tuple, key) = (borrow(place!(const scratch.opening)), borrow(place!(const scratch.key)));
     let (request, room) = (place!(mut scratch.request), place!(mut scratch.flow_key));
-    let place = directory::place::<F>(get!(scratch.port_search.spread));
+    let place = directory::free_place::<F>(get!(scratch.port_search.spread));
     set!(request.device_or_place = DeviceOrPlace::of_place(place));
     let table = FlowTable::<F>::new();
     let inserted = table.insert_in(tuple, room, request.cast_const(), NOEXIST);
