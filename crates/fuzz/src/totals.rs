@@ -1,4 +1,4 @@
-//! What a run has reached.
+//! The counts of a run: packets, flows, associations.
 
 /// Counts of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -36,4 +36,5 @@ mod spoofed;
 mod sweeping;
 mod table;
 mod unassured;
+mod windows;
 mod without_ethernet;

@@ -149,7 +149,7 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
     Ok(spare.cast_const())
 }
 
-/// What a flow's entry translates: a whole packet, a later fragment, an ICMP error.
+/// A packet that a flow's entry translates: a whole packet, a later fragment, an ICMP error.
 pub trait Translatable<P: Packet, F: Rewrite> {
     /// The outcome of a packet that was translated by an entry of this kind.
     fn outcome(kind: u8) -> Outcome;

@@ -8,7 +8,7 @@ use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 /// A path as its segments.
 pub type Path = Vec<String>;
 
-/// What a module says of itself and of others.
+/// The paths, modules and re-exports in the text of a module.
 #[derive(Debug, Default)]
 pub struct Module {
     /// The modules that are files, each with the file of its attribute `path`.
