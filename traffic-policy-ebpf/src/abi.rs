@@ -22,6 +22,7 @@ mod nexthop;
 mod pod;
 pub mod prefilter;
 mod programs;
+mod route_config;
 mod route_mtu;
 mod runtime_config;
 mod scratch;
@@ -55,6 +56,7 @@ pub use self::{
     },
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
+    route_config::RouteConfig,
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
     scratch::{AffinityLookup, ExtensionWalk, FibQuery, PortSearch, Scratch, Via},
@@ -71,7 +73,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

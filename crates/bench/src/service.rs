@@ -13,7 +13,7 @@ use traffic_policy_dataplane::{
 };
 use traffic_policy_ebpf::abi::{
     Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP,
-    Port, Slot, frontend, scope, source_check,
+    Port, RouteConfig, Slot, frontend, scope, source_check,
 };
 
 use super::{
@@ -42,9 +42,8 @@ pub(super) fn set_config(tables: &mut Maps) {
     let (config, filter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
     // SAFETY: these are fields of mapped elements, and elements of their arrays.
     unsafe {
-        config.store(|c| &raw mut (*c).route, 1);
-        config.store(|c| &raw mut (*c).hop_epoch, 1);
-        config.store(|c| &raw mut (*c).hop_max_age, u32::MAX);
+        let routes = RouteConfig { route: 1, hop_epoch: 1, hop_max_age: u32::MAX, route_mtus: 0 };
+        filter.store(|f| &raw mut (*f).routes, routes);
         config.store(|c| &raw mut (*c).pool_len, u32::from(POOL.end - POOL.start));
         config.store(|c| &raw mut (*c).seed, 0x5eed_5eed_5eed_5eed);
         for (i, port) in POOL.enumerate() {

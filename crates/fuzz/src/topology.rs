@@ -115,7 +115,7 @@ impl Change {
             (false, false) => {}
         }
         // The agent does the same for slots that are rewritten.
-        harness.change_config(|config| config.route = config.route.wrapping_add(1) & 0xffff | 1);
+        harness.change_routes(|routes| routes.route = routes.route.wrapping_add(1) & 0xffff | 1);
     }
 }
 

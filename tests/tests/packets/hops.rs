@@ -56,14 +56,14 @@ fn a_moved_neighbour_is_noticed_when_an_epoch_or_time_says_so() {
     // Jiffies; the test itself may take seconds.
     const MAX_AGE: u32 = 1_000_000;
     let occasions: [fn(&mut Harness); 3] = [
-        |harness| harness.change_config(|config| config.hop_epoch += 1),
-        |harness| harness.change_config(|config| config.route += 1),
+        |harness| harness.change_routes(|routes| routes.hop_epoch += 1),
+        |harness| harness.change_routes(|routes| routes.route += 1),
         |harness| age_hops(harness, MAX_AGE + 1),
     ];
     everywhere(|harness, terms| {
         for occasion in occasions {
             set_up(harness);
-            harness.change_config(|config| config.hop_max_age = MAX_AGE);
+            harness.change_routes(|routes| routes.hop_max_age = MAX_AGE);
             let (dialogue, sharer) =
                 (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
             dialogue.establish(harness);
@@ -93,7 +93,7 @@ fn new_flows_use_the_route_of_their_slot() {
         let second = Dialogue::new(terms, VIP).with_port(2);
         let ran = second.open(harness);
         assert_eq!(ran.frame[..6], Spot::RouterNear.mac(), "the FIB was asked once");
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route += 1);
         let ran = Dialogue::new(terms, VIP).with_port(3).open(harness);
         assert_eq!(ran.frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::RouterNear, Spot::RouterNear.mac());
@@ -109,7 +109,7 @@ fn a_route_that_moves_to_another_device() {
         dialogue.establish(harness);
         let before = dialogue.entries(harness).0;
         route(harness, terms, Spot::Near, Spot::RouterFar);
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route += 1);
         for _ in 0..2 {
             let ran = dialogue.send(harness, ACK);
             ran.expect("forwarded");
@@ -134,7 +134,7 @@ fn a_reply_asks_for_the_way_back_once() {
         dialogue.establish(harness);
         neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
         assert_eq!(dialogue.answer(harness, ACK).frame[..6], Spot::Router.mac());
-        harness.change_config(|config| config.hop_epoch += 1);
+        harness.change_routes(|routes| routes.hop_epoch += 1);
         assert_eq!(dialogue.answer(harness, ACK).frame[..6], MOVED);
         neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
     });
@@ -163,16 +163,16 @@ fn the_next_flow_of_a_client_asks_for_no_way_back() {
             assert_eq!(way_back(harness, 1), Spot::Router.mac());
             neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
             assert_eq!(way_back(harness, 2), Spot::Router.mac(), "nothing said so yet");
-            harness.change_config(|config| config.hop_epoch += 1);
+            harness.change_routes(|routes| routes.hop_epoch += 1);
             assert_eq!(way_back(harness, 3), MOVED);
             neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
             assert_eq!(way_back(harness, 4), MOVED);
-            harness.change_config(|config| config.route += 1);
+            harness.change_routes(|routes| routes.route += 1);
             assert_eq!(way_back(harness, 5), Spot::Router.mac());
             neighbour(harness, terms, Device::Eth0, Spot::Router, MOVED);
             assert_eq!(way_back(harness, 6), Spot::Router.mac());
             // With this age no result is recent enough to be used again.
-            harness.change_config(|config| config.hop_max_age = 0);
+            harness.change_routes(|routes| routes.hop_max_age = 0);
             assert_eq!(way_back(harness, 7), MOVED);
             neighbour(harness, terms, Device::Eth0, Spot::Router, Spot::Router.mac());
         });
@@ -226,7 +226,7 @@ fn a_neighbour_that_is_lost() {
         dialogue.establish(harness);
         let before = dialogue.entries(harness);
         route(harness, terms, Spot::Near, Spot::RouterSilent);
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route += 1);
         let ran = dialogue.send(harness, ACK);
         if terms.xdp() {
             ran.expect("passed-to-tc");
@@ -235,7 +235,7 @@ fn a_neighbour_that_is_lost() {
             ran.expect("forwarded");
         }
         route(harness, terms, Spot::Near, Spot::RouterNear);
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route += 1);
         assert_eq!(sent_to(dialogue, harness), Spot::RouterNear.mac());
     });
 }
@@ -324,7 +324,7 @@ fn no_room_for_another_hop() {
         let outcome = dialogue.open(harness).outcome;
         assert_eq!(outcome, if terms.xdp() { "passed-to-tc" } else { "forwarded" });
         // The other generation is empty.
-        harness.change_config(|config| config.route = 1 << 16 | 2);
+        harness.change_routes(|routes| routes.route = 1 << 16 | 2);
         dialogue.open(harness).expect("forwarded");
         assert!(u32::from(dialogue.entries(harness).0.hop) > HOPS_PER_GENERATION);
     });

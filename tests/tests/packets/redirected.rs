@@ -222,12 +222,12 @@ fn asked_again_when_something_may_have_changed() {
             });
             added.unwrap();
             leave(harness, "replied-local");
-            harness.change_config(|config| config.route += 1);
+            harness.change_routes(|routes| routes.route += 1);
             leave(harness, "replied-redirected");
             let removed = harness.namespace().netlink(async |net| net.remove_rule_from(source, table).await);
             removed.unwrap();
             leave(harness, "replied-redirected");
-            harness.change_config(|config| config.route += 1);
+            harness.change_routes(|routes| routes.route += 1);
             leave(harness, "replied-local");
         }
     });
@@ -255,7 +255,7 @@ fn a_request_by_a_device_that_is_not_known() {
                 net.rule_from(source, table, 1000).await
             });
             added.unwrap();
-            harness.change_config(|config| config.route += 1);
+            harness.change_routes(|routes| routes.route += 1);
             leave(harness);
             let removed = harness.namespace().netlink(async |net| net.remove_rule_from(source, table).await);
             removed.unwrap();

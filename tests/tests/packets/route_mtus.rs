@@ -121,13 +121,13 @@ fn a_changed_mtu_holds_from_the_next_epoch_on() {
         becomes(harness, "forwarded");
         let narrow = setup(NEAR).route_mtu(Spot::Near, 1300);
         harness.write_route_mtus(&narrow).unwrap();
-        harness.change_config(|config| config.route_mtus = if terms.family == Family::V4 { 1 } else { 2 });
+        harness.change_routes(|routes| routes.route_mtus = if terms.family == Family::V4 { 1 } else { 2 });
         becomes(harness, "forwarded");
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route += 1);
         becomes(harness, too_long);
         // The map of a family is not looked up if none of its routes names an MTU.
-        harness.change_config(|config| config.route_mtus ^= 3);
-        harness.change_config(|config| config.route += 1);
+        harness.change_routes(|routes| routes.route_mtus ^= 3);
+        harness.change_routes(|routes| routes.route += 1);
         becomes(harness, "forwarded");
     });
 }

@@ -1,6 +1,6 @@
 //! The prefilter: bit arrays that separate packets of Services from all others, before any look-up.
 
-use super::{Address, WideAddress};
+use super::{Address, RouteConfig, WideAddress};
 
 /// The words of one bit array over all ports, or over 16 bits of a hash.
 pub const PORT_WORDS: usize = 1024;
@@ -19,6 +19,8 @@ pub struct Prefilter {
     /// and of most replies: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not
     /// known. Its bit in [`Self::node_addresses`] may be missing.
     pub primary: [WideAddress; 2],
+    /// In the cache line of `primary`.
+    pub routes: RouteConfig,
     /// The destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],
     /// The ports used as source towards endpoints.

@@ -4,13 +4,6 @@
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RuntimeConfig {
-    /// The route epoch in the lower half (never 0), the hop generation (0 or 1) in the upper. It is
-    /// raised when a stored route may be wrong.
-    pub route: u32,
-    /// The hop epoch, raised when a stored MAC may be wrong.
-    pub hop_epoch: u32,
-    /// The jiffies after which a hop is resolved again.
-    pub hop_max_age: u32,
     /// The number of ports in `tp_snat_ports`.
     pub pool_len: u32,
     /// The seed of the flow hash.
@@ -23,7 +16,4 @@ pub struct RuntimeConfig {
     /// The time in CLOCK_MONOTONIC nanoseconds until which `tp_events` has a reader; 0 = it has
     /// none.
     pub monitor_until: u64,
-    /// The families of which some route names an MTU (`tp_route_mtus4`, `tp_route_mtus6`), as bits:
-    /// 1 for IPv4 and 2 for IPv6.
-    pub route_mtus: u32,
 }

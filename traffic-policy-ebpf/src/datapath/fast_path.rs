@@ -28,6 +28,7 @@ use crate::datapath::{
     },
     forward::{self, Current, Forwarding, Rewrite},
     lb::{Target, select},
+    maps::PREFILTER,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, fixed},
     prefilter::{self, Match},
     reject, trace,
@@ -65,7 +66,8 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
     };
-    let matched = prefilter::classify::<F>(&parsed.tuple);
+    let Some(filter) = PREFILTER.get_ptr(0) else { return Outcome::DroppedInternalError.into() };
+    let matched = prefilter::classify_by::<F>(filter, &parsed.tuple);
     if matches!(matched, Match::No) {
         trace::note(step::FILTER, Match::No as u32, [0; 2]);
         return Outcome::Passed.into();
@@ -77,7 +79,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
     if parsed.tcp_flags() & (flag::SYN | flag::FIN | flag::RST) == 0 && fixed::is_whole(packet, &parsed) {
         let now = clock::jiffies();
         let numbers = established::numbers_of(&parsed);
-        let Some(current) = Current::load() else { return Outcome::DroppedInternalError.into() };
+        let current = Current::of(filter);
         let entry = FlowTable::<F>::new().find(&parsed.tuple);
         if !entry.is_null() {
             let (kind, entry_state) = (get!(entry.kind), get!(entry.state));

@@ -14,8 +14,8 @@ use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Scratch,
-        kind,
+        Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Prefilter,
+        Scratch, kind,
     },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
@@ -27,7 +27,7 @@ use crate::datapath::{
     family::{Family, V4, V6},
     flow::table,
     forward::nexthop::Route,
-    maps::{CONFIG, DEVICES, NEXTHOPS, Table},
+    maps::{DEVICES, NEXTHOPS, PREFILTER, Table},
     parse::{self, Parse, Parsed, fixed},
     value::load,
     verdict::Decision,
@@ -45,10 +45,17 @@ pub struct Current {
 impl Current {
     #[inline(always)]
     pub fn load() -> Option<Self> {
-        let config = CONFIG.get_ptr(0)?;
-        let (route, hop_epoch, max_age) =
-            (get!(config.route) as u16, get!(config.hop_epoch), get!(config.hop_max_age));
-        Some(Self { route, hop_epoch, max_age })
+        PREFILTER.get_ptr(0).map(Self::of)
+    }
+
+    #[inline(always)]
+    pub fn of(filter: *const Prefilter) -> Self {
+        let (route, hop_epoch, max_age) = (
+            get!(filter.routes.route) as u16,
+            get!(filter.routes.hop_epoch),
+            get!(filter.routes.hop_max_age),
+        );
+        Self { route, hop_epoch, max_age }
     }
 
     /// Returns a stored hop, if it may be used without a FIB look-up.

@@ -14,13 +14,19 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
 
+/// Classifies a packet by its tuple.
 #[inline(always)]
 pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
-    let Some(filter) = PREFILTER.get_ptr(0) else { return Match::No };
-    let hash = hash::address(tuple.destination);
-    // Requests to node ports and replies come first.
+    PREFILTER.get_ptr(0).map_or(Match::No, |filter| classify_by::<F>(filter, tuple))
+}
+
+/// Classifies a packet as [`classify`] does, by the map's element.
+#[inline(always)]
+pub fn classify_by<F: Family>(filter: *const Prefilter, tuple: &Tuple<F::Address>) -> Match {
+    // Requests to node ports and replies come first, and need no hash.
+    let hash = || hash::address(tuple.destination);
     if is_primary::<F>(filter, tuple.destination)
-        || bit(place!(const filter.node_addresses).cast(), node_bit(hash))
+        || bit(place!(const filter.node_addresses).cast(), node_bit(hash()))
     {
         let port = tuple.ports.destination().to_host() as u32;
         if bit(place!(const filter.node_ports).cast(), port) {
@@ -30,7 +36,7 @@ pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
             return Match::SnatPort;
         }
     }
-    if is_service::<F>(filter, tuple.destination, hash) { Match::Service } else { Match::No }
+    if is_service::<F>(filter, tuple.destination, hash()) { Match::Service } else { Match::No }
 }
 
 /// Whether an address is the node's primary address.

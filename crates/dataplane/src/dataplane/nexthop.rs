@@ -19,7 +19,7 @@ use super::{
     maps::{
         Maps,
         keys::from_wide,
-        mmap::{config, used_hops},
+        mmap::{config, routes, used_hops},
     },
     route_mtus,
 };
@@ -78,8 +78,8 @@ impl NextHops for Dataplane {
             let route = route(maps);
             set_route(maps, route >> 16, next_epoch(route));
         }
-        let epoch = maps.config.load(config::hop_epoch);
-        maps.config.store(config::hop_epoch, epoch.wrapping_add(1).max(1));
+        let epoch = maps.prefilter.load(routes::hop_epoch);
+        maps.prefilter.store(routes::hop_epoch, epoch.wrapping_add(1).max(1));
     }
 
     fn compare_network(&mut self, fingerprint: u32) -> bool {
@@ -170,11 +170,11 @@ pub fn has_epoch(maps: &Maps) -> bool {
 }
 
 fn route(maps: &Maps) -> u32 {
-    maps.config.load(config::route)
+    maps.prefilter.load(routes::route)
 }
 
 fn set_route(maps: &mut Maps, generation: u32, epoch: u16) {
-    maps.config.store(config::route, generation << 16 | u32::from(epoch));
+    maps.prefilter.store(routes::route, generation << 16 | u32::from(epoch));
 }
 
 /// Returns the next epoch; 0 stands for "never resolved".

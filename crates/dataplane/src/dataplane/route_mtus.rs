@@ -16,7 +16,7 @@ use traffic_policy_ebpf::abi::RoutePrefix;
 use super::maps::{
     Maps,
     keys::{from_words, to_words},
-    mmap::config,
+    mmap::routes,
 };
 use crate::node::RouteMtus;
 
@@ -31,7 +31,7 @@ pub fn write(maps: &mut Maps, wanted: &RouteMtus) -> Result<bool> {
     let families = u32::from(!four.is_empty()) | u32::from(!six.is_empty()) << 1;
     let mut differed = equal(&mut maps.v4.route_mtus, &four, false)?;
     differed |= equal(&mut maps.v6.route_mtus, &six, true)?;
-    differed |= maps.config.store(config::route_mtus, families);
+    differed |= maps.prefilter.store(routes::route_mtus, families);
     Ok(differed)
 }
 

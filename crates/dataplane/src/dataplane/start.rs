@@ -19,7 +19,7 @@ use super::{
     devices::{Devices, pinned_devices},
     gc::Gc,
     heartbeat,
-    maps::mmap::{config, table_usage},
+    maps::mmap::{config, routes, table_usage},
     nexthop::{self, NextHops},
     node,
     sockets::Sockets,
@@ -140,9 +140,8 @@ fn set_up_state(maps: &mut Maps, object: &Ebpf, hz: u32, seed: u64) -> Result<()
     }
     maps.config.store(config::seed, seed);
     heartbeat::begin(maps, object, hz)?;
-    let words = &mut maps.config;
-    words.store(config::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
-    words.store(config::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
+    maps.prefilter.store(routes::hop_max_age, HOP_MAX_AGE.as_secs() as u32 * hz);
+    maps.config.store(config::answers_per_jiffy, (ANSWERS_PER_SECOND / hz).max(1));
     Ok(())
 }
 

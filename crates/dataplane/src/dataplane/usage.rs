@@ -11,7 +11,7 @@ use super::{
     Dataplane, clock, counters,
     devices::DevicePrograms,
     gc::sweeper::Found,
-    maps::mmap::{config, used_hops},
+    maps::mmap::{config, routes, used_hops},
 };
 
 /// The figures of the packet path.
@@ -71,7 +71,7 @@ impl Figures for Dataplane {
                 .map(|(map, used, size)| MapUsage { map, ipv6: Some(ipv6), used, size }),
             );
         }
-        let generation = maps.config.load(config::route) >> 16 & 1;
+        let generation = maps.prefilter.load(routes::route) >> 16 & 1;
         entries.extend(
             [
                 ("services", usage.services, room.services),

@@ -10,8 +10,8 @@ use traffic_policy_dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    RejectBucket, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot, SourceRange,
-    TableUsage, WideAddress, scope, source_check,
+    RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot,
+    SourceRange, TableUsage, WideAddress, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -38,13 +38,9 @@ impl Harness {
             self.write_sources(number, frontend)?;
         }
         let config = RuntimeConfig {
-            route: 1,
-            hop_epoch: 1,
-            hop_max_age: setup.hop_max_age,
             pool_len: setup.pool.len() as u32,
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
-            route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
             ..RuntimeConfig::default()
         };
         // SAFETY: the elements are mapped as long as the tables live, and no program runs
@@ -235,6 +231,12 @@ impl Harness {
     pub fn change_config(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         // SAFETY: the element is mapped as long as the tables live; no program runs meanwhile.
         unsafe { change(&mut *self.tables.config.pointer()) }
+    }
+
+    /// Changes the words about routes and next hops that the agent writes.
+    pub fn change_routes(&mut self, change: impl FnOnce(&mut RouteConfig)) {
+        // SAFETY: as above.
+        unsafe { change(&mut (*self.tables.prefilter.pointer()).routes) }
     }
 
     /// Adds a frontend, or replaces one.

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use traffic_policy_dataplane::wide;
 use traffic_policy_ebpf::abi::{
-    Address4, Address6, Prefilter, PrefilterCidr, ServiceBits, WideAddress, frontend::NODE_ADDRESS,
-    prefilter::node_bit,
+    Address4, Address6, Prefilter, PrefilterCidr, RouteConfig, ServiceBits, WideAddress,
+    frontend::NODE_ADDRESS, prefilter::node_bit,
 };
 use traffic_policy_ebpf::hash;
 
@@ -47,6 +47,12 @@ pub(super) unsafe fn fill(prefilter: *mut Prefilter, setup: &Setup) {
     // SAFETY: the caller guarantees it; a port is the number of a bit.
     unsafe {
         prefilter.write_bytes(0, 1);
+        (*prefilter).routes = RouteConfig {
+            route: 1,
+            hop_epoch: 1,
+            hop_max_age: setup.hop_max_age,
+            route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
+        };
         (*prefilter).primary = Family::BOTH.map(|family| wide(Spot::Node.of(family)));
         setup.frontends.iter().for_each(|frontend| name(prefilter, frontend));
         for port in &setup.pool {

@@ -9,7 +9,7 @@ use aya_ebpf::{
 use traffic_policy_ebpf::{
     abi::{
         DeviceInfo, FibQuery, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
-        HopKey, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
+        HopKey, RouteConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
     },
     outcome::Outcome,
 };
@@ -19,7 +19,7 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     forward::Current,
-    maps::{CONFIG, DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, TABLE_USAGE, Table},
+    maps::{DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, PREFILTER, TABLE_USAGE, Table},
     value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
 };
 
@@ -71,7 +71,7 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 /// The current route epoch.
 #[inline(always)]
 fn epoch() -> u16 {
-    CONFIG.get_ptr(0).map_or(0, |config| (get!(config.route) as u16))
+    PREFILTER.get_ptr(0).map_or(0, |filter| (get!(filter.routes.route) as u16))
 }
 
 /// Returns the route to this slot's endpoint: the slot's last answer while that is fresh, otherwise
@@ -194,7 +194,8 @@ global_functions! {
 /// Queries the FIB as `Scratch::fib_query` says, and leaves the route in `Scratch::via`.
 #[inline(always)]
 fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
-    let (Some(config), Some(scratch)) = (CONFIG.get_ptr(0), F::scratch()) else { return NO_ROUTE };
+    let (Some(filter), Some(scratch)) = (PREFILTER.get_ptr(0), F::scratch()) else { return NO_ROUTE };
+    let config = place!(const filter.routes);
     let FibQuery { source, destination, ingress, mark, now, .. } = get!(scratch.fib_query);
     // Read once: the hop belongs to the generation and epoch at the time of the FIB look-up.
     let (route, hop_epoch) =
@@ -316,7 +317,7 @@ fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
 /// A hop that already holds the same values, because another CPU has just written it, is not
 /// written again: its cache line stays shared by all CPUs whose packets use it.
 #[inline(always)]
-fn write_hop(hop: *mut Hop, found: &Hop, config: *const RuntimeConfig, own: *mut u64) {
+fn write_hop(hop: *mut Hop, found: &Hop, config: *const RouteConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved
         && load_once(place!(const hop.epoch)) == found.epoch
         && load_once(place!(const hop.macs)) == found.macs
@@ -379,7 +380,7 @@ fn hop_index(key: &HopKey) -> u32 {
 /// (`ip_dst_mtu_maybe_forward`), <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/route.c>
 /// (`ip_mtu_from_fib_result`)
 #[inline(always)]
-fn ask_route_mtu<F: Family>(config: *const RuntimeConfig, scratch: *mut Scratch<F::Address>) {
+fn ask_route_mtu<F: Family>(config: *const RouteConfig, scratch: *mut Scratch<F::Address>) {
     set!(scratch.route_mtu = 0xffff);
     // Behind the fence: the map read here is at least as new as the epoch that was read.
     if load_once(place!(const config.route_mtus)) & (1 << F::INDEX) == 0 {

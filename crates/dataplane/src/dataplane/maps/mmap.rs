@@ -14,7 +14,7 @@ use aya::{
     maps::{Map, MapData},
 };
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use traffic_policy_ebpf::abi::{AgentHeartbeat, RuntimeConfig, TableUsage, WideAddress};
+use traffic_policy_ebpf::abi::{AgentHeartbeat, Prefilter, RuntimeConfig, TableUsage, WideAddress};
 
 /// The single element of an mmapable array.
 pub struct Mapped<T> {
@@ -121,15 +121,18 @@ macro_rules! words {
 }
 
 words!(config, RuntimeConfig,
-    route: u32 = route;
-    hop_epoch: u32 = hop_epoch;
-    hop_max_age: u32 = hop_max_age;
     pool_len: u32 = pool_len;
     seed: u64 = seed;
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
     network: u32 = network;
-    route_mtus: u32 = route_mtus;
+);
+
+words!(routes, Prefilter,
+    route: u32 = routes.route;
+    hop_epoch: u32 = routes.hop_epoch;
+    hop_max_age: u32 = routes.hop_max_age;
+    route_mtus: u32 = routes.route_mtus;
 );
 
 words!(heartbeat, AgentHeartbeat,

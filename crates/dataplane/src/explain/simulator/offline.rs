@@ -16,7 +16,7 @@ use crate::dataplane::{
     maps::{
         Maps,
         keys::SetAddresses,
-        mmap::pool_port,
+        mmap::{pool_port, routes},
         prefilter::{self, Array},
     },
     privileges::check_privileges,
@@ -55,15 +55,15 @@ impl Simulator {
 
 fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     let config = RuntimeConfig {
-        route: 1,
-        hop_epoch: 1,
-        hop_max_age: u32::MAX,
         pool_len: POOL.len() as u32,
         seed: 0x7472_6166_6669_6321,
         answers_per_jiffy: 1,
         ..RuntimeConfig::default()
     };
     maps.config.write(config);
+    maps.prefilter.store(routes::route, 1);
+    maps.prefilter.store(routes::hop_epoch, 1);
+    maps.prefilter.store(routes::hop_max_age, u32::MAX);
     for (place, port) in (0..).zip(POOL) {
         maps.pool.store(pool_port(place), port);
     }
