@@ -18,6 +18,7 @@ mod frontends;
 mod heartbeat;
 mod local_node;
 mod nexthop;
+mod node_silence;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod;
 pub mod prefilter;
@@ -42,7 +43,7 @@ pub use self::{
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
-    flow::{DeviceOrPlace, Flow, Packets, Tail, Window, kind},
+    flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
     flow_key::FlowKey,
     fragment::{Fragment, FragmentKey, IGNORED, Piece, REASSEMBLY},
     frontends::{
@@ -54,6 +55,7 @@ pub use self::{
     nexthop::{
         DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey,
     },
+    node_silence::{HOP_PLACES, NODE_NAME_LENGTH, NodeSilence, Suspicion},
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     route_config::RouteConfig,
@@ -106,6 +108,7 @@ const _: () = {
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<DeviceInfo>() == 40);
     assert!(size_of::<RuntimeConfig>() == 64);
+    assert!(size_of::<NodeSilence>() == 16);
     assert!(size_of::<TableUsage>() == 640);
     assert!(size_of::<EndpointKey>() == 24);
     assert!(size_of::<AffinityKey>() == 24);

@@ -63,6 +63,7 @@
 //!   [`parse::variable`]: IPv4 options and fragments; [`parse::ipv6_ext`]: the walk over IPv6
 //!   extension headers; [`parse::icmp_error`]: an ICMP error and the packet in it.
 //! - [`prefilter`]: bit arrays that tell whether a packet or a call may concern a Service.
+//! - [`node_silence`]: nodes that have stopped answering.
 //! - [`own`]: the node's own traffic on ports that Services use, too.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, sources, policy, endpoint;
 //!   [`lb::affinity`]: session affinity.
@@ -73,7 +74,7 @@
 //!   search; [`flow::unassured`]: the queue of unassured flows; [`flow::recycle`]: expired flows,
 //!   removed for a new one; [`flow::directory`]: the array by which they are found;
 //!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
-//!   again after XDP has delivered them.
+//!   again after XDP has delivered them; [`flow::inserted`]: the end of a flow's creation.
 //! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]:
 //!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
@@ -124,6 +125,7 @@ pub mod icmp_errors;
 pub mod l3_ingress;
 pub mod lb;
 pub mod maps;
+pub mod node_silence;
 pub mod own;
 pub mod parse;
 pub mod prefilter;

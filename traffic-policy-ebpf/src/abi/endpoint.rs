@@ -17,7 +17,9 @@ pub struct Slot<A> {
     pub port: Port,
     /// [`SLOT_LOCAL`], [`SLOT_REMOTE`].
     pub flags: u16,
-    pub zero: u32,
+    /// The number of its node in `tp_node_names`; 0: it has no `nodeName`, or is on this node.
+    pub node: u16,
+    pub zero: u16,
 }
 
 /// The key of `tp_removed_eps`: an endpoint that takes no more new flows of one Service port. It

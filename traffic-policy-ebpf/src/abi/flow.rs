@@ -50,9 +50,8 @@ pub struct Flow<A: Address> {
     pub kind: u8,
     /// See [`crate::tcp`].
     pub state: u8,
-    /// Reply entry: the first two bytes of the MAC address that sent the request; see
-    /// [`DeviceOrPlace::device`].
-    pub mac_head: [u8; 2],
+    /// Reply entry: the beginning of a MAC address. Request entry: the node of its endpoint.
+    pub head: Head,
     /// The time of the last packet: low half of jiffies.
     pub last: u32,
     /// The index of the Service port.
@@ -89,7 +88,7 @@ impl DeviceOrPlace {
         Self(place)
     }
 
-    /// Reply entry: the index of the device by which the request came. [`Flow::mac_head`] and
+    /// Reply entry: the index of the device by which the request came. [`Head::mac`] and
     /// [`Tail::mac`] are the MAC address that sent it, which is used only if there is no route to
     /// the client.
     #[inline(always)]
@@ -100,6 +99,36 @@ impl DeviceOrPlace {
     /// Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     #[inline(always)]
     pub const fn place(self) -> u32 {
+        self.0
+    }
+}
+
+/// The beginning of a MAC address in a reply entry, a node in a request entry.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Head(u16);
+
+impl Head {
+    #[inline(always)]
+    pub const fn of_mac(head: [u8; 2]) -> Self {
+        Self(u16::from_ne_bytes(head))
+    }
+
+    #[inline(always)]
+    pub const fn of_node(place: u16) -> Self {
+        Self(place)
+    }
+
+    /// Reply entry: the first two bytes of the MAC address that sent the request; see
+    /// [`DeviceOrPlace::device`].
+    #[inline(always)]
+    pub const fn mac(self) -> [u8; 2] {
+        self.0.to_ne_bytes()
+    }
+
+    /// Request entry: the place of the endpoint's node in `tp_node_silence`; 0 if it has none.
+    #[inline(always)]
+    pub const fn node(self) -> u16 {
         self.0
     }
 }
@@ -186,7 +215,7 @@ impl<A: Address> Flow<A> {
 /// |---|---|
 /// | 0 to 43 | packets |
 /// | 44 to 47 | window scale of its SYN or SYN-ACK, plus 1; 0 if it had none (RFC 7323 section 2) |
-/// | 48 to 63 | the largest window field of its other segments, as in the header: `td_maxwin` of conntrack before it is scaled |
+/// | 48 to 63 | before the first answer to a SYN, in the reply entry: the place of the endpoint's node in `tp_node_silence`; then the largest window field of its other segments, as in the header: `td_maxwin` of conntrack before it is scaled |
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Packets(u64);
@@ -208,6 +237,18 @@ impl Window {
 impl Packets {
     const COUNT: u64 = (1 << 44) - 1;
     const SCALE: u64 = 15 << 44;
+
+    /// No packets yet, of an endpoint on this node.
+    #[inline(always)]
+    pub const fn awaited_from(node: u16) -> Self {
+        Self((node as u64) << 48)
+    }
+
+    /// Before the first answer: the place of the endpoint's node in `tp_node_silence`.
+    #[inline(always)]
+    pub const fn node(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
 
     /// A count of packets, less than 2^44, without a window.
     #[inline(always)]

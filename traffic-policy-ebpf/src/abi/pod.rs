@@ -33,6 +33,8 @@ unsafe impl aya::Pod for DeviceInfo {}
 // SAFETY: as above.
 unsafe impl aya::Pod for RuntimeConfig {}
 // SAFETY: as above.
+unsafe impl aya::Pod for NodeSilence {}
+// SAFETY: as above.
 unsafe impl aya::Pod for RouteConfig {}
 // SAFETY: as above.
 unsafe impl aya::Pod for TableUsage {}

@@ -16,4 +16,9 @@ pub struct RuntimeConfig {
     /// The time in CLOCK_MONOTONIC nanoseconds until which `tp_events` has a reader; 0 = it has
     /// none.
     pub monitor_until: u64,
+    /// The SYNs to a node's endpoints that have to remain unanswered before it is suspected; 0: no
+    /// node is.
+    pub suspect_syns: u32,
+    /// The jiffies for which they have to.
+    pub suspect_after: u32,
 }

@@ -7,6 +7,7 @@ pub mod delivered;
 pub mod directory;
 pub mod established;
 pub mod gc;
+pub mod inserted;
 pub mod pair;
 pub mod recycle;
 pub mod silence;

@@ -140,7 +140,7 @@ pub fn resolve_egress<P: Packet, F: Family>(
 #[inline(always)]
 fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*const Hop, Decision> {
     let (ifindex, head, tail) =
-        (get!(entry.device_or_place).device(), get!(entry.mac_head), get!(entry.tail).mac());
+        (get!(entry.device_or_place).device(), get!(entry.head).mac(), get!(entry.tail).mac());
     let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex) else {
         return Err(Outcome::DroppedNoRoute.into());
     };

@@ -10,10 +10,13 @@ use crate::datapath::{
     clock,
     ctx::{Packet, Skb},
     egress,
+    family::Family,
     flow::table::FlowTable,
     forward::{self, icmp::RewriteIcmpError},
+    node_silence,
     parse::icmp_error::{IcmpError, ParseIcmpError},
     verdict::{self, Decision},
+    words::load16,
 };
 
 /// The program for incoming errors.
@@ -36,10 +39,22 @@ fn incoming<P: Packet, F: RewriteIcmpError>(packet: P) -> Decision {
         return Outcome::PassedStaleFlow.into();
     }
     let now = clock::jiffies();
+    let packets = get!(entry.packets);
+    if get!(entry.kind) == kind::REPLY && packets.count() == 0 && is_host_unreachable(&error) {
+        node_silence::note_unreachable(packets.node());
+    }
     match forward::resolve_egress::<P, F>(packet, entry, now) {
         Ok(forwarding) => forward::forward(packet, &error, &forwarding, now),
         Err(decision) => decision,
     }
+}
+
+/// Whether a router says that it does not reach the host: it has no route, or no neighbour answers
+/// (RFC 792, RFC 4443 section 3.1).
+#[inline(always)]
+fn is_host_unreachable<F: Family>(error: &IcmpError<F>) -> bool {
+    let [kind, code] = load16::<0>(error.icmp).to_ne_bytes();
+    if F::V6 { kind == 1 && matches!(code, 0 | 3) } else { kind == 3 && matches!(code, 0 | 1) }
 }
 
 /// The program for errors that leave this node: those of its own stack, which knows only the

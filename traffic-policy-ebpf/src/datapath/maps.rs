@@ -11,10 +11,11 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, EndpointKey, EventBucket, Flow,
-    FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOPS as HOP_COUNT, Hop, HopKey, LocalNode,
-    MonitorEvent, OutcomeCounters, PacketTrace, Piece, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig,
-    Scratch, ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey,
-    SocketQuestion, SourceRange, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
+    FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOP_PLACES, HOPS as HOP_COUNT, Hop, HopKey,
+    LocalNode, MonitorEvent, NODE_NAME_LENGTH, NodeSilence, OutcomeCounters, PacketTrace, Piece, Prefilter,
+    RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr, ServiceCount, ServiceCountKey,
+    ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange, Suspicion, Sweep, TableUsage,
+    TranslatedSocket, Tuple, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked up an element may later read other bytes: since
@@ -112,6 +113,18 @@ pub static ROUTE_MTUS6: LpmTrie<RoutePrefix<4>, u32, 16_384> = LpmTrie::new();
 pub static NEXTHOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
 #[btf_map(name = "tp_nexthop_ids")]
 pub static NEXTHOP_IDS: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
+/// What was sent to each node of endpoints, and whether it answers: by the node's number, then by
+/// the next hop of endpoints whose node is not known.
+#[btf_map(name = "tp_node_silence")]
+pub static NODE_SILENCE: Array<NodeSilence, { HOP_PLACES as usize + HOP_COUNT as usize }, MMAPABLE> =
+    Array::new();
+/// The names of nodes by their number, zero filled. Only the agent reads and writes them.
+#[btf_map(name = "tp_node_names")]
+pub static NODE_NAMES: HashMap<u32, [u8; NODE_NAME_LENGTH], { HOP_PLACES as usize }, NO_PREALLOC> =
+    HashMap::new();
+/// Nodes that may be dead, for the agent.
+#[btf_map(name = "tp_suspicions")]
+pub static SUSPICIONS: RingBuf<Suspicion, 65_536> = RingBuf::new();
 #[btf_map(name = "tp_config")]
 pub static CONFIG: Array<RuntimeConfig, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_table_usage")]

@@ -16,7 +16,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::{
-        delivered,
+        delivered, inserted,
         pair::{self, Transition},
         recycle,
         snat_port::{self, NewFlow},
@@ -30,7 +30,7 @@ use crate::datapath::{
     },
     lb::{Client, List, Target, select},
     maps::{CONFIG, TABLE_USAGE},
-    own,
+    node_silence, own,
     parse::{Parsed, fixed},
     prefilter, reject, trace,
     value::borrow,
@@ -227,7 +227,11 @@ fn create<P: Packet, F: Family>(
         return Err(Outcome::PassedOwnAnswer.into());
     }
     let list = list(packet, parsed, &client)?;
-    let index = select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup));
+    let index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
+        select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup))
+    } else {
+        select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
+    };
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
@@ -264,8 +268,9 @@ fn create<P: Packet, F: Family>(
 
     recycle::make_room::<F>(scratch, usage, now);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
+    let node = node_silence::place(slot.node, hop);
     let new_flow =
-        NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place };
+        NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place, node };
     new_flow.write(scratch, hash, get!(config.pool_len));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {
@@ -275,7 +280,7 @@ fn create<P: Packet, F: Family>(
         }
     }
     let inserted = inserted.map_err(|outcome| Decision::refused(outcome, list.service))?;
-    delivered::tell_apart::<F>();
+    inserted::conclude::<F>();
     let request = place!(mut scratch.request);
     if !restart.is_null() {
         let key = borrow(place!(const scratch.key));

@@ -9,13 +9,13 @@
 //! The mark is a state that the fast path does not know, so no other flow pays for it.
 
 use traffic_policy_ebpf::{
-    abi::{Address, DEVICE_XDP, DeviceInfo, Flow, kind},
+    abi::{Address, DEVICE_XDP, DeviceInfo, Flow, Scratch, kind},
     tcp::BY_TC,
 };
 
 use crate::datapath::{
     ctx::Packet,
-    family::{Family, V4, V6},
+    family::Family,
     flow::{recycle, table::FlowTable},
     maps::{DEVICES, Table},
     parse::Parsed,
@@ -43,18 +43,7 @@ fn comes_by_xdp(ifindex: u32) -> bool {
 /// Marks the flow to the endpoint, if a flow that was just inserted meets another. Both insert
 /// their entries before they look, so if two begin at once, at least one sees the other.
 #[inline(always)]
-pub fn tell_apart<F: Family>() {
-    let _ = if F::V6 { tell_apart6() } else { tell_apart4() };
-}
-
-global_functions! {
-    tell_apart4 => mark::<V4>;
-    tell_apart6 => mark::<V6>;
-}
-
-#[inline(always)]
-fn mark<F: Family>() -> i32 {
-    let Some(scratch) = F::scratch() else { return 0 };
+pub fn tell_apart<F: Family>(scratch: *mut Scratch<F::Address>) {
     let (opening, key) = (borrow(place!(const scratch.opening)), borrow(place!(const scratch.key)));
     let (other, room) = (place!(mut scratch.other), place!(mut scratch.flow_key));
     if key.source == opening.destination
@@ -62,7 +51,7 @@ fn mark<F: Family>() -> i32 {
         && key.ports == opening.ports.reversed()
     {
         // The endpoint is its own frontend: nothing is translated.
-        return 0;
+        return;
     }
     let table = FlowTable::<F>::new();
     if get!(scratch.reply.kind) == kind::REPLY_LOCAL
@@ -84,7 +73,6 @@ fn mark<F: Family>() -> i32 {
             leave_to_tc(table.find_in(borrow(other), room));
         }
     }
-    0
 }
 
 /// Marks an entry; does nothing for null.

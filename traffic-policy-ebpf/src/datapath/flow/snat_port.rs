@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceOrPlace, Flow, Fold, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch, Ports,
-        Scratch, Slot, TableUsage, Tail, Tuple, kind, step,
+        Address, DeviceOrPlace, Flow, Fold, Head, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch,
+        Ports, Scratch, Slot, TableUsage, Tail, Tuple, kind, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -55,6 +55,8 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// Whether the endpoint is on this node.
     pub local: bool,
+    /// The place of the endpoint's node in `tp_node_silence`.
+    pub node: u16,
     /// The place of the main table's entry that the new flow overwrites; [`NEW`] if there is none.
     pub place: u32,
 }
@@ -122,10 +124,10 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             epoch: 0,
             kind: if self.local { kind::REPLY_LOCAL } else { kind::REPLY },
             state: 0,
-            mac_head,
+            head: Head::of_mac(mac_head),
             last: self.now,
             service: self.service,
-            packets: Packets::default(),
+            packets: if self.parsed.is_tcp() { Packets::awaited_from(self.node) } else { Packets::default() },
             bytes: self.opening(),
             numbers: self.numbers(false),
             device_or_place: DeviceOrPlace::of_device(self.packet.ingress()),
@@ -172,7 +174,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             epoch: self.epoch,
             kind: if self.local { kind::DELIVER } else { kind::FORWARD },
             state: 0,
-            mac_head: [0; 2],
+            head: Head::of_node(self.node),
             last: self.now,
             service: self.service,
             // An entry that is overwritten counts the packet later.

@@ -8,11 +8,12 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
     tcp::{
         ANSWERED, ASSURED, GONE, MARKED, RST, flag,
-        numbers::{self, After, Windows},
+        numbers::{self, After, Segment, Windows},
     },
 };
 
 use crate::datapath::{
+    clock,
     ctx::Packet,
     family::Family,
     flow::{
@@ -23,6 +24,7 @@ use crate::datapath::{
         pair::{Transition, again, assure, begin_count, counterpart, counterpart_key},
         silence,
     },
+    node_silence,
     parse::Parsed,
 };
 
@@ -104,6 +106,7 @@ fn is_first_answer<P: Packet, F: Family>(
     // A late segment of an earlier connection fits as well, but changes no state.
     let answers = after.fits && after.state != 0;
     if answers {
+        node_silence::note_answer(get!(entry.packets).node(), clock::jiffies());
         begin_count(entry);
         take(entry, &after);
         note_scale(packet, parsed, entry);
@@ -117,6 +120,14 @@ fn unmark<A: Address>(entry: *mut Flow<A>) {
     if get!(entry.state) & MARKED != 0 {
         set!(entry.state &= !MARKED);
     }
+}
+
+/// Whether a segment is the SYN that the endpoint has not answered yet.
+#[inline(always)]
+fn is_retransmission<A: Address>(syn: &Segment, entry: *const Flow<A>, reply: *const Flow<A>) -> bool {
+    get!(entry.numbers) == syn.opening()
+        && get!(reply.state) & ANSWERED == 0
+        && get!(reply.packets).count() == 0
 }
 
 #[inline(always)]
@@ -147,6 +158,13 @@ fn request<P: Packet, F: Family>(
                 return again::<P, F>(parsed, entry);
             }
             if state & ASSURED == 0 {
+                if is_retransmission(&segment, entry, reply) {
+                    let (node, now) = (get!(entry.head).node(), clock::jiffies());
+                    node_silence::note_syn(node, now);
+                    if get!(entry.kind) == kind::FORWARD && node_silence::is_silent(node, now) {
+                        return again::<P, F>(parsed, entry);
+                    }
+                }
                 return if silence::is_attempt(entry, reply, &segment) {
                     note_scale(packet, parsed, entry);
                     Transition::Keep(entry)

@@ -10,7 +10,7 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
         Address, AffinityLookup, Frontend, FrontendKey, ListKind, LocalNode, NO_SERVICE, Port, RangeMatch,
-        ServiceCidrQuery, SourceQuery, Tuple, frontend, frontend_kind, scope, source_check, step,
+        ServiceCidrQuery, Slot, SourceQuery, Tuple, frontend, frontend_kind, scope, source_check, step,
     },
     hash,
     outcome::Outcome,
@@ -23,9 +23,13 @@ use crate::datapath::{
     forward::nexthop,
     lb::{Client, List, Refusal, Target, affinity},
     maps::LOCAL_NODE,
-    prefilter, trace,
+    node_silence, prefilter, trace,
     value::{borrow, load},
 };
+
+/// The endpoints that are tried in place of one whose node is silent. If half of them are on silent
+/// nodes, one retransmission in 256 finds no other.
+const TRIES: u32 = 8;
 
 /// Returns the frontend of a target, or null.
 #[inline(always)]
@@ -131,6 +135,36 @@ pub fn slot<F: Family>(
         affinity::endpoint_of_client::<F>(list, client, lookup, offset, lasts)
     };
     let index = list.range.base + offset;
+    trace::note(step::SLOT, index, [0; 2]);
+    index
+}
+
+/// Returns the slot of an endpoint for a SYN that the endpoint of a silent node has not answered:
+/// on a node that answers, if one of a few tries finds any. Affinity holds until the agent has
+/// removed the endpoint.
+#[inline(always)]
+pub fn slot_elsewhere<F: Family>(
+    list: &List,
+    client: &Client<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
+    now: u32,
+) -> u32 {
+    if get!((list.frontend).affinity) != 0 {
+        return slot::<F>(list, client, lookup);
+    }
+    let mut hash = client.hash;
+    let mut index = 0;
+    let mut tries = 0;
+    while tries < TRIES {
+        hash = (hash ^ now as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+        index = list.range.base + hash::pick(hash, list.range.len);
+        let slot = F::slots().lookup::<u32, Slot<F::Address>>(&index);
+        if slot.is_some_and(|slot| !node_silence::is_silent(get!(slot.node), now)) {
+            break;
+        }
+        tries += 1;
+    }
     trace::note(step::SLOT, index, [0; 2]);
     index
 }

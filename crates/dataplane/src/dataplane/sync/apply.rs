@@ -277,7 +277,7 @@ fn slot<A>(address: A, endpoint: &Endpoint) -> Slot<A> {
         (false, true) => SLOT_REMOTE,
         (false, false) => 0,
     };
-    Slot { address, port: Port::from_host(endpoint.address.port()), flags, zero: 0 }
+    Slot { address, port: Port::from_host(endpoint.address.port()), flags, node: endpoint.node, zero: 0 }
 }
 
 fn put<A: Address>(

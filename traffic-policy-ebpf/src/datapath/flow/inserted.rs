@@ -1,0 +1,30 @@
+//! The end of a flow's creation, once its entries are in the table.
+
+use traffic_policy_ebpf::abi::{PROTOCOL_TCP, kind};
+
+use crate::datapath::{
+    family::{Family, V4, V6},
+    flow::delivered,
+    node_silence,
+};
+
+/// Concludes the creation of the flow that is in scratch memory.
+#[inline(always)]
+pub fn conclude<F: Family>() {
+    let _ = if F::V6 { inserted6() } else { inserted4() };
+}
+
+global_functions! {
+    inserted4 => inserted::<V4>;
+    inserted6 => inserted::<V6>;
+}
+
+#[inline(always)]
+fn inserted<F: Family>() -> i32 {
+    let Some(scratch) = F::scratch() else { return 0 };
+    delivered::tell_apart::<F>(scratch);
+    if get!(scratch.opening.protocol) == PROTOCOL_TCP && get!(scratch.request.kind) == kind::FORWARD {
+        node_silence::note_syn(get!(scratch.request.head).node(), get!(scratch.port_search.now));
+    }
+    0
+}
