@@ -1,6 +1,7 @@
 //! The node as the kernel knows it: devices, addresses, routes, neighbours. It is read through
 //! netlink only: the process may be in another mount namespace than its network.
 
+mod ask;
 pub mod conntrack;
 mod details;
 mod devices;
@@ -24,6 +25,7 @@ pub mod sockets;
 pub mod veth;
 
 pub use self::{
+    ask::{Answer, Asker, Question, Sign},
     details::{Details, Filter},
     devices::{check, left_out, wanted},
     events::{Event, Events, Neighbour},

@@ -1,6 +1,6 @@
 //! Inputs of the desired state other than Services and their slices: the node, and flags.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
@@ -36,6 +36,8 @@ pub(super) struct Context {
     pub(super) zone: Option<String>,
     /// The addresses of this node's Node object.
     pub(super) primary: Vec<IpAddr>,
+    /// The silent nodes, whose endpoints take no new flows.
+    pub(super) left_out: Arc<BTreeSet<String>>,
 }
 
 impl Context {

@@ -60,7 +60,8 @@ pub struct ServicePort {
     /// Whether any endpoint, on any node, can take new connections; without one, new connections
     /// are rejected.
     pub has_endpoints: bool,
-    /// Endpoints that existing flows may keep (serving, whether terminating or not).
+    /// Endpoints that existing flows may keep (serving, whether terminating or not; UDP: without
+    /// those of silent nodes).
     pub serving: BTreeSet<SocketAddr>,
     /// Time for which new external flows are still forwarded to other nodes after a change from
     /// Cluster to Local, if the Service's annotation sets it; otherwise the agent's `--drain`

@@ -5,10 +5,12 @@ mod foreign;
 mod objects;
 mod ports;
 mod settle;
+mod silent;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use ipnet::IpNet;
@@ -255,7 +257,7 @@ impl Index {
             let new = wanted.as_ref().map(|wanted| (wanted.created, wanted.demand));
             let is_out = self.shares.set(&name, old, new, &input.limits);
             if let Some(wanted) = wanted.as_mut().filter(|_| is_out) {
-                self.leave_out(&name, wanted);
+                self.refuse_beside_others(&name, wanted);
             }
             self.replace(name, wanted, &mut settle, &mut changes);
         }
@@ -302,7 +304,7 @@ impl Index {
             if !is_out {
                 admitted.push(name);
             } else if let Some(mut left) = self.wanted.get(&name).map(Wanted::without_ports) {
-                self.leave_out(&name, &mut left);
+                self.refuse_beside_others(&name, &mut left);
                 self.replace(name, Some(left), settle, changes);
             }
         }
@@ -317,7 +319,7 @@ impl Index {
     }
 
     /// Refuses a Service because other Services leave no room for it, unless it is refused already.
-    fn leave_out(&self, name: &ServiceName, wanted: &mut Wanted) {
+    fn refuse_beside_others(&self, name: &ServiceName, wanted: &mut Wanted) {
         if let (None, Some(service)) = (&wanted.refused, self.services.get(name)) {
             wanted.refuse(name, Excess::beside_others(self.context.served_ports(service)));
         }
@@ -331,6 +333,7 @@ impl Index {
             input: input.clone(),
             zone: last_known.and_then(|node| node.zone.clone()),
             primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),
+            left_out: Arc::clone(&self.context.left_out),
         };
         let node = self.nodes.get(&input.node_name);
         let eligible = node.is_some_and(|node| !node.leaving);

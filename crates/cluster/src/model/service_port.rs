@@ -77,12 +77,16 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         let mut chosen = Chosen::default();
         let limits = &context.input.limits;
         for port in &service.ports {
-            let candidates = candidates(port, ipv6, &slices, context.topology());
-            let served = service_port(service, port, ipv6, &candidates, context);
+            let mut candidates = candidates(port, ipv6, &slices, context.topology());
+            let mut served = service_port(service, port, ipv6, &candidates, context);
+            // Endpoints that are left out keep their room: others must not have it when they return.
             chosen += &served;
             // Ports beyond the limit are counted for the message, and not kept.
             if chosen.excess(limits).is_some() {
                 continue;
+            }
+            if candidates.leave_out(&context.left_out) {
+                served = service_port(service, port, ipv6, &candidates, context);
             }
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));
             let key = ServicePortKey {
@@ -182,7 +186,7 @@ fn service_port(
         cluster: if cluster_used { candidates.cluster(context.topology()) } else { Vec::new() },
         local: if local_used { candidates.local() } else { Vec::new() },
         has_endpoints: candidates.any_usable(),
-        serving: candidates.serving(),
+        serving: candidates.serving(port.protocol),
         drain: service.drain,
         source_ranges: source_ranges(service, ipv6, context),
         affinity: service.affinity,

@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
-use super::{Endpoint, object::SliceEndpoint};
+use super::{Endpoint, Protocol, object::SliceEndpoint};
 
 /// The location of this node, for the topology hints.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,11 @@ pub(super) struct NodeTopology<'a> {
 
 /// The endpoints of one Service port and family, from all slices, one for each address and port.
 #[derive(Debug, Default)]
-pub(super) struct Candidates<'a>(BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>);
+pub(super) struct Candidates<'a> {
+    all: BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>,
+    /// The endpoints that no new flow may choose, because their node is silent.
+    left_out: BTreeSet<SocketAddr>,
+}
 
 impl<'a> Candidates<'a> {
     /// Adds endpoints of a slice. Endpoints move between slices and are briefly in both: of two
@@ -29,7 +33,7 @@ impl<'a> Candidates<'a> {
         topology: NodeTopology<'_>,
     ) {
         let local = endpoint.node_name.as_deref() == Some(topology.node_name);
-        match self.0.entry(address) {
+        match self.all.entry(address) {
             Entry::Vacant(entry) => {
                 entry.insert((endpoint, local));
             }
@@ -41,10 +45,24 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Returns the list for policy Cluster: the [`eligible`] endpoints; ready ones are narrowed by
-    /// topology.
+    /// Leaves out the endpoints of these nodes, after all were added: never those of this node, and
+    /// none at all if no usable endpoint would remain. Returns whether any was left out.
+    pub(super) fn leave_out(&mut self, nodes: &BTreeSet<String>) -> bool {
+        let is_silent = |(endpoint, local): &(&SliceEndpoint, bool)| {
+            !local && endpoint.node_name.as_deref().is_some_and(|node| nodes.contains(node))
+        };
+        let (silent, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|(_, entry)| is_silent(entry));
+        if others.iter().any(|(_, (endpoint, _))| is_usable(endpoint)) {
+            self.left_out = silent.into_iter().map(|(address, _)| *address).collect();
+        }
+        !self.left_out.is_empty()
+    }
+
+    /// Returns the list for policy Cluster: the [`eligible`] endpoints, without those that are left
+    /// out; ready ones are narrowed by topology.
     pub(super) fn cluster(&self, topology: NodeTopology<'_>) -> Vec<Endpoint> {
-        let (mut list, ready) = eligible(self.all(), |(_, endpoint, _)| *endpoint);
+        let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
+        let (mut list, ready) = eligible(remaining, |(_, endpoint, _)| *endpoint);
         if ready {
             let scope = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint)).scope(topology);
             list.retain(|(_, endpoint, _)| scope.has(endpoint));
@@ -60,26 +78,32 @@ impl<'a> Candidates<'a> {
     }
 
     pub(super) fn any_usable(&self) -> bool {
-        self.0.values().any(|(endpoint, _)| endpoint.ready || drains(endpoint))
+        self.all.values().any(|(endpoint, _)| is_usable(endpoint))
     }
 
     fn all(&self) -> impl Iterator<Item = (SocketAddr, &'a SliceEndpoint, bool)> + Clone + '_ {
-        self.0.iter().map(|(&address, &(endpoint, local))| (address, endpoint, local))
+        self.all.iter().map(|(&address, &(endpoint, local))| (address, endpoint, local))
     }
 
     /// Returns the endpoints that may keep flows. A ready endpoint counts even if it reports that
     /// it does not serve (`publishNotReadyAddresses`): it gets new flows, so it must be allowed to
     /// keep them.
-    pub(super) fn serving(&self) -> BTreeSet<SocketAddr> {
-        self.0
+    ///
+    /// A UDP endpoint that is left out loses its flows, as one that vanishes does: a datagram of
+    /// theirs is as good as a new flow's. Those of TCP and SCTP stay: what they have sent is with
+    /// that endpoint alone, and it may come back.
+    pub(super) fn serving(&self, protocol: Protocol) -> BTreeSet<SocketAddr> {
+        let keeps = |address: &SocketAddr| protocol != Protocol::Udp || !self.left_out.contains(address);
+        self.all
             .iter()
             .filter(|(_, (endpoint, _))| endpoint.serving || endpoint.ready)
             .map(|(&address, _)| address)
+            .filter(keeps)
             .collect()
     }
 
     pub(super) fn ready_local(&self) -> impl Iterator<Item = SocketAddr> + '_ {
-        self.0.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
+        self.all.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
     }
 }
 
@@ -94,6 +118,11 @@ pub(super) fn eligible<'a, T>(
         return (ready, true);
     }
     (endpoints.filter(|endpoint| drains(of(endpoint))).collect(), false)
+}
+
+/// Whether an endpoint can take new flows: at once, or while there is no ready one.
+pub(super) fn is_usable(endpoint: &SliceEndpoint) -> bool {
+    endpoint.ready || drains(endpoint)
 }
 
 fn drains(endpoint: &SliceEndpoint) -> bool {
@@ -211,10 +240,10 @@ mod tests {
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
             prop_assert!(local.is_empty() || candidates.any_usable());
             // New flows go only to endpoints that may keep them.
-            let serving = candidates.serving();
+            let serving = candidates.serving(Protocol::Tcp);
             prop_assert!(cluster.iter().chain(&local).all(|endpoint| serving.contains(&endpoint.address)));
             // Terminating endpoints are never listed together with ready ones.
-            let ready = |e: &Endpoint| candidates.0[&e.address].0.ready;
+            let ready = |e: &Endpoint| candidates.all[&e.address].0.ready;
             for list in [&cluster, &local] {
                 prop_assert!(list.iter().all(ready) || !list.iter().any(ready));
             }
@@ -239,5 +268,71 @@ mod tests {
             prop_assert_eq!(once.cluster(TOPOLOGY), twice.cluster(TOPOLOGY));
             prop_assert_eq!(once.local(), twice.local());
         }
+
+        /// The reference is the list of the same endpoints without those of the silent node.
+        #[test]
+        fn endpoints_of_a_silent_node_are_as_good_as_gone_unless_they_are_the_last(
+            endpoints in prop::collection::btree_map(0u8..8, endpoint(), 0..12),
+            silent in prop::sample::subsequence(vec!["here", "there"], 0..=2),
+        ) {
+            let endpoints: BTreeMap<_, _> = endpoints.into_values().collect();
+            let of = |wanted: &dyn Fn(&SliceEndpoint) -> bool| {
+                let mut candidates = Candidates::default();
+                for (address, endpoint) in endpoints.iter().filter(|(_, endpoint)| wanted(endpoint)) {
+                    candidates.add(*address, endpoint, TOPOLOGY);
+                }
+                candidates
+            };
+            let whole = of(&|_| true);
+            let remaining = of(&|endpoint| {
+                let node = endpoint.node_name.as_deref();
+                node == Some("here") || !node.is_some_and(|node| silent.contains(&node))
+            });
+            let mut candidates = of(&|_| true);
+            let nodes = silent.iter().map(|&node| node.to_owned()).collect();
+            let any = candidates.leave_out(&nodes);
+            let expected = if remaining.any_usable() { &remaining } else { &whole };
+            prop_assert_eq!(any, expected.all.len() < whole.all.len());
+            let list = candidates.cluster(TOPOLOGY);
+            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY));
+            prop_assert_eq!(list.is_empty(), !whole.any_usable(), "never the last ones");
+            prop_assert_eq!(candidates.any_usable(), whole.any_usable());
+            prop_assert_eq!(candidates.local(), whole.local());
+            for protocol in [Protocol::Tcp, Protocol::Sctp] {
+                prop_assert_eq!(candidates.serving(protocol), whole.serving(protocol));
+            }
+            let udp = candidates.serving(Protocol::Udp);
+            prop_assert_eq!(&udp, &expected.serving(Protocol::Udp));
+            prop_assert!(list.iter().chain(&candidates.local()).all(|e| udp.contains(&e.address)));
+        }
+    }
+
+    /// Otherwise a zone whose only endpoint is silent would have no endpoint.
+    #[test]
+    fn hints_are_those_of_the_remaining_endpoints() {
+        let endpoint = |last: u8, node: &str, zone: &str| SliceEndpoint {
+            address: [10, 0, 0, last].into(),
+            node_name: Some(node.into()),
+            ready: true,
+            serving: true,
+            terminating: false,
+            for_zones: vec![zone.into()],
+            for_nodes: Vec::new(),
+            pod: None,
+        };
+        let endpoints =
+            [endpoint(1, "there", "zone-a"), endpoint(2, "far", "zone-b"), endpoint(3, "farther", "zone-b")];
+        let list = |silent: &[&str]| {
+            let mut candidates = Candidates::default();
+            for endpoint in &endpoints {
+                candidates.add(SocketAddr::new(endpoint.address, 80), endpoint, TOPOLOGY);
+            }
+            candidates.leave_out(&silent.iter().map(|&node| node.to_owned()).collect());
+            let last = |endpoint: &Endpoint| endpoint.address.to_string();
+            candidates.cluster(TOPOLOGY).iter().map(last).collect::<Vec<_>>()
+        };
+        assert_eq!(list(&[]), ["10.0.0.1:80"]);
+        assert_eq!(list(&["there"]), ["10.0.0.2:80", "10.0.0.3:80"]);
+        assert_eq!(list(&["there", "far", "farther"]), ["10.0.0.1:80"], "the last ones");
     }
 }

@@ -138,6 +138,17 @@ impl Network {
         Ok(self.unicast_routes().await?.iter().flat_map(gateways).collect())
     }
 
+    /// Returns the gateways of the default routes that have an address beyond their link.
+    ///
+    /// # Errors
+    /// The kernel refuses the dump.
+    pub async fn default_gateways(&self) -> Result<BTreeSet<IpAddr>> {
+        let routes = self.unicast_routes().await?;
+        let defaults = routes.iter().filter(|route| route.header.destination_prefix_length == 0);
+        let gateways = defaults.flat_map(gateways).map(|(_, gateway)| gateway);
+        Ok(gateways.filter(|gateway| !is_link_local(*gateway)).collect())
+    }
+
     pub(super) async fn unicast_routes(&self) -> Result<Vec<RouteMessage>> {
         let requests =
             [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];

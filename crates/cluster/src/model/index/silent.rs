@@ -1,0 +1,80 @@
+//! Silent nodes in an [`Index`]: endpoints that take no new flows although Kubernetes still counts
+//! them as ready.
+//!
+//! Each question here is a walk over the endpoints of all slices, a twentieth of the cost of an
+//! update of all Services. They are asked when a node is suspected or changes its state; a table of
+//! endpoints by node would cost memory, and time at each change of a slice, instead.
+
+use std::{
+    collections::{BTreeSet, btree_set},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use super::{
+    super::{Protocol, object::EndpointSlice, topology::is_usable},
+    Index,
+};
+
+impl Index {
+    /// Sets the nodes whose endpoints take no new flows, from the next [`Index::update`] on; this
+    /// node's own name has no effect. Only Services with endpoints on nodes that came or went are
+    /// examined again. Returns whether the set changed.
+    pub fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
+        if *self.context.left_out == nodes {
+            return false;
+        }
+        let differ: BTreeSet<&str> =
+            self.context.left_out.symmetric_difference(&nodes).map(String::as_str).collect();
+        let is_concerned = |slice: &&EndpointSlice| {
+            let mut nodes = slice.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref());
+            nodes.any(|node| differ.contains(node))
+        };
+        self.dirty.extend(self.slices.values().filter(is_concerned).map(EndpointSlice::service_name));
+        self.context.left_out = Arc::new(nodes);
+        true
+    }
+
+    /// The nodes whose endpoints take no new flows.
+    pub fn left_out(&self) -> btree_set::Iter<'_, String> {
+        self.context.left_out.iter()
+    }
+
+    /// The nodes with at least one endpoint that can take new flows, whether or not they are left
+    /// out.
+    #[must_use]
+    pub fn nodes_of_endpoints(&self) -> BTreeSet<&str> {
+        let endpoints = self.slices.values().flat_map(|slice| &slice.endpoints);
+        endpoints
+            .filter(|endpoint| is_usable(endpoint))
+            .filter_map(|endpoint| endpoint.node_name.as_deref())
+            .collect()
+    }
+
+    /// A few usable endpoints of a node, at most `most` of each protocol, and each pod once for a
+    /// protocol.
+    #[must_use]
+    pub fn endpoints_of(&self, node: &str, most: usize) -> Vec<(SocketAddr, Protocol)> {
+        let mut found: Vec<(SocketAddr, Protocol)> = Vec::new();
+        for slice in self.slices.values() {
+            let here = slice
+                .endpoints
+                .iter()
+                .filter(|endpoint| endpoint.node_name.as_deref() == Some(node) && is_usable(endpoint));
+            for (endpoint, port) in
+                here.flat_map(|endpoint| slice.ports.iter().map(move |port| (endpoint, port)))
+            {
+                let same = found.iter().filter(|(_, protocol)| *protocol == port.protocol);
+                if same.clone().count() < most
+                    && !same.clone().any(|(found, _)| found.ip() == endpoint.address)
+                {
+                    found.push((SocketAddr::new(endpoint.address, port.port), port.protocol));
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests;
