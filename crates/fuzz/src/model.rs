@@ -13,7 +13,7 @@ use traffic_policy_testing::{
 
 use crate::{
     segment::{Flags, Protocol, Segment},
-    topology::{Endpoint, POOL, SERVICES, Service, TARGET},
+    topology::{Endpoint, SERVICES, SNAT_PORTS, Service, TARGET},
 };
 
 mod affinity;
@@ -248,7 +248,7 @@ impl Model {
         let takes = |of: Protocol, source: SocketAddr, to: SocketAddr, port: u16| {
             (of, source, to) == (protocol, SocketAddr::new(address, port), target)
         };
-        POOL.iter().all(|port| {
+        SNAT_PORTS.iter().all(|port| {
             self.flows.iter().enumerate().any(|(index, flow)| {
                 takes(flow.protocol, flow.source, flow.target(self.family), *port)
                     && (!flow.gives_way(self.clock) || replaced == Some(index))

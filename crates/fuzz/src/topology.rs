@@ -11,7 +11,7 @@ use traffic_policy_testing::{
 /// Port of every endpoint.
 pub const TARGET: u16 = 8080;
 /// Source ports towards endpoints of other nodes.
-pub const POOL: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
+pub const SNAT_PORTS: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
 pub const CLIENTS: [Spot; 2] = [Spot::Client, Spot::OtherClient];
 /// Ports of clients. The last one is no port, but a packet may have it (RFC 768).
 pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
@@ -162,5 +162,5 @@ impl Service {
 
 pub fn setup() -> Setup {
     let setup = SERVICES.iter().fold(Setup::default(), |setup, service| setup.and(service.frontend()));
-    setup.pool(POOL)
+    setup.snat_ports(SNAT_PORTS)
 }

@@ -36,7 +36,7 @@ pub use self::flows::FlowEntry;
 pub use self::loaded::Loaded;
 use self::pool::Pool;
 pub use self::run::{Hook, Input, Ran, Way};
-pub use self::setup::{Frontend, HZ, POOL_PORT, Setup, SourceCheck};
+pub use self::setup::{Frontend, HZ, SNAT_PORT, Setup, SourceCheck};
 use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;

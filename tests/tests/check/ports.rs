@@ -21,12 +21,12 @@ fn ports_that_two_sides_want() {
     range("4000 65535");
     check(&lab, &[]).only(
         "error",
-        "pool",
+        "snat-ports",
         "ports are left as sources",
         "ip_local_port_range=\"32768 60999\"",
     );
     range("32768 60999");
-    check(&lab, &["--pool-ports", "40000-41000"]).only("error", "pool", "only 0 ports", "--pool-ports");
+    check(&lab, &["--snat-ports", "40000-41000"]).only("error", "snat-ports", "only 0 ports", "--snat-ports");
     check(&lab, &["--node-ports", "40000-41000"]).only(
         "warning",
         "local-port-range",

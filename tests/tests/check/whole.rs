@@ -37,7 +37,7 @@ fn a_fit_node_has_no_complaints_and_a_table_for_people() {
         "kube-proxy",
         "forward-policy",
         "local-port-range",
-        "pool",
+        "snat-ports",
         "listener",
     ] {
         assert!(probes.contains(&probe), "no {probe} in {probes:?}");

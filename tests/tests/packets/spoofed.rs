@@ -25,7 +25,7 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
         for endpoint in [Spot::Near, Spot::Local] {
             if terms.tcp {
                 let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-                harness.set_up(&Setup::of(frontend).pool(5000..5100));
+                harness.set_up(&Setup::of(frontend).snat_ports(5000..5100));
                 work(harness, terms, Dialogue::new(terms, VIP));
             }
         }

@@ -35,7 +35,7 @@ pub(crate) fn sweeper() -> Sweeper {
 
 fn set_up(harness: &mut Harness, endpoint: Spot) {
     let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-    harness.set_up(&Setup::of(frontend).pool(5000..6000));
+    harness.set_up(&Setup::of(frontend).snat_ports(5000..6000));
 }
 
 /// Makes the flow appear idle for this time.
@@ -179,7 +179,7 @@ fn removed_from(terms: Terms, service: u32, endpoint: SocketAddr) -> RemovedEndp
 fn removed_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
         let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT)];
-        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..6000));
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).snat_ports(5000..6000));
         let dialogues: Vec<_> = (1..=20).map(|port| Dialogue::new(terms, VIP).with_port(port)).collect();
         dialogues.iter().for_each(|dialogue| dialogue.establish(harness));
         let (address, port) = terms.at(endpoints[0]);

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use traffic_policy_testing::harness::{self, Device, Harness, Hook, Input, POOL_PORT, Setup, Spot, Way};
+use traffic_policy_testing::harness::{self, Device, Harness, Hook, Input, SNAT_PORT, Setup, Spot, Way};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, difference, flag, render};
 
@@ -62,15 +62,15 @@ impl Terms {
         router: Spot,
     ) -> Packet {
         self.request(to)
-            .source(self.at((device.spot(), POOL_PORT)))
+            .source(self.at((device.spot(), SNAT_PORT)))
             .destination(self.at(endpoint))
             .macs(device.mac(), router.mac())
             .ttl(63)
     }
 
-    /// A SYN-ACK or a datagram back to the pool port, as `router` sends it to `device`.
+    /// A SYN-ACK or a datagram back to the SNAT port, as `router` sends it to `device`.
     pub(crate) fn reply(self, endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
-        self.answer(endpoint, (device.spot(), POOL_PORT)).macs(router.mac(), device.mac())
+        self.answer(endpoint, (device.spot(), SNAT_PORT)).macs(router.mac(), device.mac())
     }
 
     /// A SYN-ACK or a datagram.

@@ -10,8 +10,8 @@ use traffic_policy_cluster::{
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
-    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges, SourceCheck,
-    drop_privileges, node::socket_ender::SocketEnder,
+    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
+    SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
 };
 
 use super::{file_limit, reload::Reloader, view};
@@ -98,7 +98,7 @@ pub(super) struct Arguments {
     adopt: bool,
     /// Ports to use as source towards endpoints of other nodes. Node ports,
     /// net.ipv4.ip_local_port_range and ports of this node's sockets are left out.
-    #[arg(long = "pool-ports", env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
+    #[arg(long, alias = "pool-ports", env = "TRAFFIC_POLICY_SNAT_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
     snat_ports: PortRanges,
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
@@ -403,7 +403,7 @@ impl Arguments {
                     own_sent: table.own_sent_entries,
                 },
                 idle,
-                pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
+                snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
                 cgroup: self.cgroup,

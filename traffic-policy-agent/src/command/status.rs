@@ -144,7 +144,7 @@ impl Document {
             attached,
             maps: maps.collect(),
             map_bytes: maps_read.iter().map(|map| map.bytes).sum(),
-            snat_ports: pinned.config()?.pool_len,
+            snat_ports: pinned.config()?.snat_port_count,
             flows: Flows::read(&pinned, &maps_read)?,
             draining: draining(&pinned)?,
             counters: counters

@@ -12,7 +12,7 @@ pub struct RuntimeConfig {
     /// The jiffies after which a hop is resolved again.
     pub hop_max_age: u32,
     /// The number of ports in `tp_snat_ports`.
-    pub pool_len: u32,
+    pub snat_port_count: u32,
     /// The seed of the flow hash.
     pub seed: u64,
     /// The answers that one CPU may send per jiffy, on average.

@@ -266,7 +266,7 @@ fn create<P: Packet, F: Family>(
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
     let new_flow =
         NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place };
-    new_flow.write(scratch, hash, get!(config.pool_len));
+    new_flow.write(scratch, hash, get!(config.snat_port_count));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {
         recycle::note_full(usage, now);

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     model::{Expected, Flow, From, NewFlow},
     segment::{Segment, end},
-    topology::{Endpoint, POOL},
+    topology::{Endpoint, SNAT_PORTS},
 };
 
 /// Sends a client's packet to a Service.
@@ -128,8 +128,8 @@ fn begun(
     let source = made.new_from;
     let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(compared.path.family));
     let port_fits = match endpoint.way {
-        Some(_) => POOL.contains(&source.port()),
-        None => source.port() == client.port() || POOL.contains(&source.port()),
+        Some(_) => SNAT_PORTS.contains(&source.port()),
+        None => source.port() == client.port() || SNAT_PORTS.contains(&source.port()),
     };
     if source.ip() != address || !port_fits {
         return Err(format!("{source} is not what the endpoint should see"));

@@ -41,7 +41,7 @@ impl Harness {
             route: 1,
             hop_epoch: 1,
             hop_max_age: setup.hop_max_age,
-            pool_len: setup.pool.len() as u32,
+            snat_port_count: setup.snat_ports.len() as u32,
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
             route_mtus: if setup.route_mtus.is_empty() { 0 } else { 3 },
@@ -57,8 +57,8 @@ impl Harness {
                 .write_volatile(AgentHeartbeat { hz: setup.hz, ..AgentHeartbeat::default() });
             self.tables.usage.pointer().write_volatile(TableUsage::default());
             prefilter::fill(self.tables.prefilter.pointer(), setup);
-            for (index, port) in setup.pool.iter().enumerate() {
-                self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
+            for (index, port) in setup.snat_ports.iter().enumerate() {
+                self.tables.snat_ports.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
         }
         for spot in &setup.service_cidrs {

@@ -17,8 +17,8 @@ use tokio::{
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, Pool,
-    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
+    RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -126,11 +126,11 @@ impl NodeDescription for Fake {
 }
 
 impl SnatPorts for Fake {
-    fn pool(&self) -> Pool {
-        Pool::default()
+    fn snat_port_range(&self) -> SnatPortRange {
+        SnatPortRange::default()
     }
 
-    fn use_pool(&mut self, ports: Vec<u16>) {
+    fn use_snat_ports(&mut self, ports: Vec<u16>) {
         self.asked().refreshed += usize::from(!ports.is_empty());
     }
 }
@@ -358,7 +358,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
             on_other_layout: Default::default(),
             sizes: Default::default(),
             idle: Default::default(),
-            pool: Default::default(),
+            snat_ports: Default::default(),
             drain: Duration::ZERO,
             mode: traffic_policy_dataplane::Mode::Tc,
             cgroup: Default::default(),

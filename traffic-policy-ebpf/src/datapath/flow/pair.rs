@@ -149,8 +149,8 @@ pub fn reuse_entry<F: Family>(
 
 /// Marks as stale the reply entry of a request entry that is about to be overwritten. For TCP and
 /// SCTP it is removed at once: packets of the former connection are no answer to the new one, and
-/// its port becomes free, so that opening and resetting connections on one port does not fill table
-/// and pool.
+/// its port becomes free, so that opening and resetting connections on one port does not fill the
+/// table and the SNAT port range.
 #[inline(always)]
 fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,
