@@ -141,7 +141,7 @@ impl Model {
         if let Some(index) = flow {
             let flow = &self.flows[index];
             // Whether a loosely followed flow is assured is undetermined.
-            if flow.gone && (udp || opens && (!flow.assured || flow.loose)) {
+            if flow.removed && (udp || opens && (!flow.assured || flow.loose)) {
                 return if flow.loose {
                     Expected::Either(index)
                 } else {
@@ -306,7 +306,7 @@ impl Model {
             belongs: false,
             asked: None,
             reset: false,
-            gone: false,
+            removed: false,
             found_over: 0,
             noticed: false,
         });
@@ -316,7 +316,7 @@ impl Model {
     /// Marks an endpoint of a Service as taking no more new flows.
     pub fn retire(&mut self, service: usize, endpoint: Endpoint) {
         for flow in &mut self.flows {
-            flow.gone |= (flow.service, flow.endpoint) == (service, endpoint);
+            flow.removed |= (flow.service, flow.endpoint) == (service, endpoint);
         }
     }
 

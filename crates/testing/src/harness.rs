@@ -135,8 +135,8 @@ impl Harness {
     }
 
     /// Sweeps both families as the agent does.
-    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_gone: bool) -> [Found; 2] {
-        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_gone);
+    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> [Found; 2] {
+        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);
         found.unwrap_or_else(|error| panic!("{error:#}"))
     }
 

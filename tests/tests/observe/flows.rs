@@ -59,7 +59,7 @@ fn held_connections_by_every_filter() {
             let gateway: IpAddr = flow["next_hop"].as_str().unwrap().parse().unwrap();
             assert_eq!(gateway, cluster.lab.node(2).address(family));
             assert!(flow["idle_seconds"].as_f64().unwrap() < 5.0, "{flow}");
-            assert_eq!(flow["gone"], false);
+            assert_eq!(flow["removed"], false);
         }
         let delivered = list(&agent, &["--endpoint", &near.address(family).to_string()]);
         assert_eq!(delivered.len(), 2, "{delivered:?}");
@@ -107,7 +107,7 @@ fn held_connections_by_every_filter() {
 }
 
 #[test]
-fn an_endpoint_that_left_is_gone() {
+fn a_removed_endpoint_is_a_state() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let backends = cluster.backends();
     let service = Cluster::node_port("web", Policy::Cluster, 30080);
@@ -118,7 +118,7 @@ fn an_endpoint_that_left_is_gone() {
         HeldConnections::start(cluster.lab.client().netns(), &[to], 1, Duration::from_millis(100)).unwrap();
     cluster.manifests.endpoints(&service, &backends[..1]).unwrap();
     let start = Instant::now();
-    while list(&agents[0], &["--state", "gone"]).len() != 1 {
+    while list(&agents[0], &["--state", "removed"]).len() != 1 {
         assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agents[0], &[]));
     }
     assert!(held.finish().is_clean());

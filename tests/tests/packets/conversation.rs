@@ -2,7 +2,7 @@
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
@@ -385,7 +385,7 @@ fn a_vanished_endpoint_gets_nothing_new() {
     each(|harness, terms, dialogue| {
         dialogue.establish(harness);
         let old = dialogue.entries(harness);
-        harness.change(&old.0, |entry| entry.state |= GONE);
+        harness.change(&old.0, |entry| entry.state |= REMOVED);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         if terms.tcp {
             dialogue.send(harness, ACK);

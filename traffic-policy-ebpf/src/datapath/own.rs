@@ -15,7 +15,7 @@
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, PROTOCOL_UDP, Tuple, scope},
-    tcp::GONE,
+    tcp::REMOVED,
 };
 
 use crate::datapath::{
@@ -80,7 +80,7 @@ fn note_datagram<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
             // A flow that an earlier answer created, when the query was not known.
             let diverted = FlowTable::<F>::new().find(key);
             if !diverted.is_null() {
-                set!(diverted.state |= GONE);
+                set!(diverted.state |= REMOVED);
             }
             set!(scratch.directory_look = now);
             F::own_sent().insert(key, place!(const scratch.directory_look), ANY);

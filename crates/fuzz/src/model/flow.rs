@@ -78,9 +78,9 @@ pub struct Flow {
     pub asked: Option<Moment>,
     /// Whether it ended by an RST or ABORT.
     pub reset: bool,
-    /// Whether its endpoint takes no more new flows. Unless it is an established connection, the
-    /// client's next packet that may begin a flow then chooses again.
-    pub gone: bool,
+    /// Whether its endpoint was removed and takes no more new flows. Unless it is an established
+    /// connection, the client's next packet that may begin a flow then chooses again.
+    pub removed: bool,
     /// Number of sweeps since its last packet that found it idle for too long; `noticed` tells
     /// whether any may have noticed it.
     pub found_over: u8,

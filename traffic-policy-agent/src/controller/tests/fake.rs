@@ -71,7 +71,7 @@ pub(super) struct Asked {
     /// Whether attaching to the cgroup fails.
     pub refusing: bool,
     /// UDP endpoints that stopped serving.
-    pub gone: BTreeSet<RemovedEndpoint>,
+    pub removed: BTreeSet<RemovedEndpoint>,
     /// Endpoints of each walk through the connected UDP sockets; the fake has no sockets.
     pub walks: Vec<BTreeSet<RemovedEndpoint>>,
     /// Whether a walk blocks, until this is false.
@@ -166,7 +166,7 @@ impl FlowSweeps for Fake {
     }
 
     fn removed_udp(&self) -> BTreeSet<RemovedEndpoint> {
-        self.asked().gone.clone()
+        self.asked().removed.clone()
     }
 }
 

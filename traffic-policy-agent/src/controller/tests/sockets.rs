@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// longer than the pause between them.
 #[tokio::test]
 async fn writes_during_a_walk_ask_for_one_more_together() {
-    let gone = |last: u8| RemovedEndpoint {
+    let removed = |last: u8| RemovedEndpoint {
         service: 1,
         endpoint: SocketAddr::from(([10, 1, 0, last], 53)),
         protocol: Protocol::Udp,
@@ -30,11 +30,11 @@ async fn writes_during_a_walk_ask_for_one_more_together() {
     let ending = EndingSockets::default();
     fake.asked().walks_slowly = true;
     for last in 0..=20 {
-        fake.asked().gone = BTreeSet::from([gone(last)]);
+        fake.asked().removed = BTreeSet::from([removed(last)]);
         end_sockets(&fake, &ender, &ending);
     }
     fake.asked().walks_slowly = false;
-    let all: BTreeSet<_> = (0..=20).map(gone).collect();
+    let all: BTreeSet<_> = (0..=20).map(removed).collect();
     let walked = async {
         while fake.asked().walks.iter().flatten().copied().collect::<BTreeSet<_>>() != all {
             // The walks run on other threads and report nowhere else.
