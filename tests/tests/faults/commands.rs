@@ -76,7 +76,8 @@ fn names_of_before_a_renaming_still_work() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}, {variables:?}: {}", text(&output));
         text(&output)
     };
-    let renamed = [("snat-ports", "pool-ports", "9-1", "8-1")];
+    let renamed =
+        [("snat-ports", "pool-ports", "9-1", "8-1"), ("idle-unassured", "idle-unconfirmed", "soon", "later")];
     for (now, old, wrong, other) in renamed {
         let refused = |said: String, value: &str| {
             assert!(said.contains(&format!("'{value}' for '--{now}")), "--{old}: {said}");

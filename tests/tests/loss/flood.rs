@@ -74,7 +74,7 @@ impl Attacked {
         let sizes = ["--flow-entries", &number, "--flow-entries-v6", &number];
         // Time-outs that end a flood's flows within the test; those of established connections are
         // the defaults.
-        let short = ["--idle-unconfirmed", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
+        let short = ["--idle-unassured", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
         let reset = ["--idle-reset", "1s"];
         cluster
             .launch(|agent| agent.attach(attach).flags(&sizes).flags(&short).flags(&reset).flags(flags))

@@ -18,7 +18,8 @@ use crate::in_effect::{InEffect, Setting, Source};
 
 /// Environment variables by their names before a flag was renamed, with the argument that they set:
 /// they apply where the present name is not set. The flag itself keeps its old name as an alias.
-const RENAMED: [(&str, &str); 1] = [("snat_ports", "TRAFFIC_POLICY_POOL_PORTS")];
+const RENAMED: [(&str, &str); 2] =
+    [("snat_ports", "TRAFFIC_POLICY_POOL_PORTS"), ("idle_unassured", "TRAFFIC_POLICY_IDLE_UNCONFIRMED")];
 
 /// A parsed command line.
 #[derive(Debug)]
@@ -188,6 +189,8 @@ mod tests {
             let line = parse(&[command, "--pool-ports", "1024-20000"], "").unwrap();
             assert_eq!(value(&line, "--snat-ports"), (Some("1024-20000".to_owned()), Source::Flag));
         }
+        let line = parse(&["run", "--idle-unconfirmed", "7s"], "").unwrap();
+        assert_eq!(value(&line, "--idle-unassured"), (Some("7s".to_owned()), Source::Flag));
     }
 
     /// The old name is no page's and no help's.

@@ -239,9 +239,9 @@ struct TableArguments {
     /// Idle time of a TCP connection after RST.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_RESET", default_value = "10s", value_name = "TIME", value_parser = duration)]
     idle_reset: Duration,
-    /// Idle time of a TCP connection that the client has not confirmed.
-    #[arg(long, env = "TRAFFIC_POLICY_IDLE_UNCONFIRMED", default_value = "1m", value_name = "TIME", value_parser = duration)]
-    idle_unconfirmed: Duration,
+    /// Idle time of a TCP connection that is not assured: the client has not confirmed it.
+    #[arg(long, alias = "idle-unconfirmed", env = "TRAFFIC_POLICY_IDLE_UNASSURED", default_value = "1m", value_name = "TIME", value_parser = duration)]
+    idle_unassured: Duration,
     /// Idle time of a UDP flow without an answer, or of a request and its answer.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
     idle_udp: Duration,
@@ -258,7 +258,7 @@ impl TableArguments {
             half_closed: self.idle_half_closed,
             finished: self.idle_finished,
             reset: self.idle_reset,
-            unassured: self.idle_unconfirmed,
+            unassured: self.idle_unassured,
             udp: self.idle_udp,
             udp_answered: self.idle_udp_answered,
         }

@@ -101,7 +101,7 @@ impl IdleTimes {
             ("--idle-half-closed", self.half_closed),
             ("--idle-finished", self.finished),
             ("--idle-reset", self.reset),
-            ("--idle-unconfirmed", self.unassured),
+            ("--idle-unassured", self.unassured),
             ("--idle-udp", self.udp),
             ("--idle-udp-answered", self.udp_answered),
         ];
