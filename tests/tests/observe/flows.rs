@@ -46,7 +46,7 @@ fn held_connections_by_every_filter() {
         for flow in &far {
             assert_eq!(flow["service"], "default/web:tcp-80");
             assert_eq!(flow["protocol"], "TCP");
-            assert_eq!(flow["way"], "forwarded");
+            assert_eq!(flow["kind"], "forwarded");
             assert_eq!(flow["state"], "assured");
             assert_eq!(flow["frontend"], cluster.at(1, family, 30080).to_string());
             let endpoint = std::net::SocketAddr::new(pod.address(family), TARGET);
@@ -64,7 +64,7 @@ fn held_connections_by_every_filter() {
         let delivered = list(&agent, &["--endpoint", &near.address(family).to_string()]);
         assert_eq!(delivered.len(), 2, "{delivered:?}");
         for flow in &delivered {
-            assert_eq!(flow["way"], "delivered");
+            assert_eq!(flow["kind"], "delivered");
             assert_eq!(flow["source"], flow["client"], "the client's address is kept");
             assert_eq!(flow["next_hop"], Value::Null);
         }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum, builder::PossibleValue};
 use ipnet::IpNet;
 use serde::Serialize;
 use traffic_policy_cluster::model::ServicePortKey;
-use traffic_policy_dataplane::inspect::{Flow, FlowState, Way, device_name, service_names};
+use traffic_policy_dataplane::inspect::{Flow, FlowKind, FlowState, device_name, service_names};
 
 use super::view::{self, View};
 
@@ -155,7 +155,7 @@ struct Document<'a> {
     source: SocketAddr,
     /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, under which it
     /// began with kube-proxy.
-    way: &'static str,
+    kind: &'static str,
     state: &'static str,
     /// Whether the endpoint was removed and takes no new connections.
     removed: bool,
@@ -177,7 +177,7 @@ impl Show {
             frontend: flow.frontend,
             endpoint: flow.endpoint,
             source: flow.source,
-            way: way(flow.way),
+            kind: kind(flow.kind),
             state: flow.state.name(),
             removed: flow.removed,
             idle_seconds: flow.idle.as_secs_f64(),
@@ -198,9 +198,9 @@ impl Show {
                 state += text;
             }
         }
-        let next = match (flow.way, flow.hop) {
-            (Way::Delivered, _) => "this node".to_owned(),
-            (Way::Conntrack, _) => "conntrack".to_owned(),
+        let next = match (flow.kind, flow.hop) {
+            (FlowKind::Delivered, _) => "this node".to_owned(),
+            (FlowKind::Conntrack, _) => "conntrack".to_owned(),
             (_, None) => "not resolved".to_owned(),
             (_, Some((ifindex, gateway))) => {
                 format!("{gateway} by {}", self.devices.get(&ifindex).map_or("?", String::as_str))
@@ -222,11 +222,11 @@ impl Show {
     }
 }
 
-const fn way(way: Way) -> &'static str {
-    match way {
-        Way::Forwarded => "forwarded",
-        Way::Delivered => "delivered",
-        Way::Conntrack => "conntrack",
+const fn kind(kind: FlowKind) -> &'static str {
+    match kind {
+        FlowKind::Forwarded => "forwarded",
+        FlowKind::Delivered => "delivered",
+        FlowKind::Conntrack => "conntrack",
     }
 }
 
@@ -254,7 +254,7 @@ mod tests {
             frontend: "172.18.0.11:30080".parse().unwrap(),
             endpoint: "10.244.2.2:8080".parse().unwrap(),
             source: "172.18.0.11:5555".parse().unwrap(),
-            way: Way::Forwarded,
+            kind: FlowKind::Forwarded,
             state: FlowState::Assured,
             removed: true,
             idle: Duration::from_millis(1500),
@@ -304,7 +304,7 @@ mod tests {
         let row = show.row(&flow());
         assert_eq!(row[0], "shop/web:http");
         assert_eq!(row[6..], ["assured, removed", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
-        let delivered = Flow { way: Way::Delivered, hop: None, reply: None, service: 9, ..flow() };
+        let delivered = Flow { kind: FlowKind::Delivered, hop: None, reply: None, service: 9, ..flow() };
         let row = show.row(&delivered);
         assert_eq!(
             (row[0].as_str(), row[6].as_str(), row[10].as_str()),

@@ -33,7 +33,7 @@ pub struct Flow {
     pub endpoint: SocketAddr,
     /// The source that the endpoint sees.
     pub source: SocketAddr,
-    pub way: Way,
+    pub kind: FlowKind,
     pub state: FlowState,
     /// Whether the endpoint was removed and accepts no new connections: a new one with the same
     /// ports chooses again.
@@ -50,7 +50,7 @@ pub struct Flow {
 
 /// The location of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum FlowKind {
     /// The endpoint is on another node.
     Forwarded,
     /// The endpoint is on this node.
@@ -185,10 +185,10 @@ fn join<A: Address + FromWire>(
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),
         source: address(request.source, request.ports.source()),
-        way: match request.kind {
-            kind::DELIVER => Way::Delivered,
-            kind::LEFT => Way::Conntrack,
-            _ => Way::Forwarded,
+        kind: match request.kind {
+            kind::DELIVER => FlowKind::Delivered,
+            kind::LEFT => FlowKind::Conntrack,
+            _ => FlowKind::Forwarded,
         },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
         removed: request.state & REMOVED != 0,
