@@ -35,7 +35,7 @@ pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
 pub use self::loaded::Loaded;
 use self::pool::Pool;
-pub use self::run::{Hook, Input, Ran, Way};
+pub use self::run::{Action, Hook, Input, Ran};
 pub use self::setup::{Frontend, HZ, SNAT_PORT, Setup, SourceCheck};
 use self::world::World;
 pub use self::world::{Device, Spot};

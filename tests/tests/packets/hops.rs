@@ -3,7 +3,7 @@
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
 use traffic_policy_testing::harness::{
-    self, Device, Frontend, Harness, Hook, Input, Setup, Spot, Way, on_one_cpu,
+    self, Action, Device, Frontend, Harness, Hook, Input, Setup, Spot, on_one_cpu,
 };
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
@@ -114,7 +114,7 @@ fn a_route_that_moves_to_another_device() {
         for _ in 0..2 {
             let ran = dialogue.send(harness, ACK);
             ran.expect("forwarded");
-            assert_eq!(ran.way, Way::Redirect);
+            assert_eq!(ran.action, Action::Redirect);
             let expected = dialogue
                 .request(ACK)
                 .source((before.new_from.ip(), before.new_from.port()))

@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use traffic_policy_testing::harness::{self, Device, Harness, Hook, Input, SNAT_PORT, Setup, Spot, Way};
+use traffic_policy_testing::harness::{self, Action, Device, Harness, Hook, Input, SNAT_PORT, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, difference, flag, render};
 
@@ -179,8 +179,13 @@ impl Step {
         }
         // If the neighbour is not resolved, the kernel writes the MAC addresses afterwards.
         let back = hook == Hook::Xdp && expected.get(6..12) == Some(&self.device.mac()[..]);
-        if matches!(ran.way, Way::Back | Way::Redirect) {
-            assert_eq!(ran.way, if back { Way::Back } else { Way::Redirect }, "{}", render(&expected));
+        if matches!(ran.action, Action::Back | Action::Redirect) {
+            assert_eq!(
+                ran.action,
+                if back { Action::Back } else { Action::Redirect },
+                "{}",
+                render(&expected)
+            );
         }
     }
 }
