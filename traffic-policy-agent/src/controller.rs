@@ -117,7 +117,7 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     controller.notifier = notifier;
     let started = tokio::select! {
         biased;
-        () = stop.told() => {
+        () = stop.requested() => {
             controller.notifier.stopping();
             tracing::info!("stopping before the start was complete; the node is as it was");
             controller.path.undo();
@@ -303,7 +303,7 @@ impl<P: PacketPath> Controller<P> {
                     }
                     reload.done();
                 }
-                () = stop.told() => break,
+                () = stop.requested() => break,
             }
         }
         self.notifier.stopping();
