@@ -43,7 +43,7 @@ impl Node {
 
     fn take_off(&self) {
         let lost = Lost { ifindex: self.link.index, name: self.link.name.clone(), places: vec!["XDP"] };
-        self.fake.asked().lost.push(lost);
+        self.fake.calls().lost.push(lost);
     }
 
     async fn look(&mut self) {
@@ -68,7 +68,7 @@ async fn a_named_device_has_them_back_under_another_name() {
     node.look().await;
     assert!(node.network.needs_rescan());
     node.look_at_devices();
-    assert_eq!(node.fake.asked().attached, ["eth0", "uplink9"]);
+    assert_eq!(node.fake.calls().attached, ["eth0", "uplink9"]);
     assert_eq!(node.known(), (1, None));
     let told = "somebody has taken programs off uplink9 (XDP): they are attached again".to_owned();
     assert_eq!(node.told(), [("ProgramsTakenOff".to_owned(), told)]);
@@ -90,7 +90,7 @@ async fn a_wire_without_driver_xdp_is_told() {
     );
     node.link.mtu = 9000;
     node.look_at_devices();
-    assert_eq!((node.told(), node.fake.asked().attached.len()), (Vec::new(), 3));
+    assert_eq!((node.told(), node.fake.calls().attached.len()), (Vec::new(), 3));
 }
 
 /// A card that strips VLAN tags is served by TC as long as a VLAN is on it: XDP would take packets
@@ -132,11 +132,11 @@ async fn what_nobody_has_put_back_by_the_next_look_is_broken() {
 #[tokio::test]
 async fn a_cgroup_that_cannot_be_looked_at_has_lost_nothing() {
     let mut node = Node::new();
-    node.fake.asked().blind = true;
+    node.fake.calls().blind = true;
     node.look().await;
     let why = "the programs of the cgroup cannot be looked at: too many open files".to_owned();
     assert_eq!(node.known(), (0, Some(why)));
-    node.fake.asked().blind = false;
+    node.fake.calls().blind = false;
     node.look().await;
     assert_eq!(node.known(), (0, None), "nothing was put back");
 }
@@ -144,13 +144,13 @@ async fn a_cgroup_that_cannot_be_looked_at_has_lost_nothing() {
 #[tokio::test]
 async fn a_cgroup_has_them_back() {
     let mut node = Node::new();
-    node.fake.asked().lost_calls.push("connect4");
-    node.fake.asked().refusing = true;
+    node.fake.calls().lost_calls.push("connect4");
+    node.fake.calls().refusing = true;
     node.look().await;
     let why =
         "the programs of the cgroup were taken off and cannot be put back: the cgroup takes no programs";
     assert_eq!(node.known(), (0, Some(why.to_owned())));
-    node.fake.asked().refusing = false;
+    node.fake.calls().refusing = false;
     node.look().await;
     assert_eq!(node.known(), (1, None));
 }
