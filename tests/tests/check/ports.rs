@@ -6,7 +6,7 @@ use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::{Manifests, Policy};
 
-use crate::said::{check, one_node};
+use crate::output::{check, one_node};
 
 #[test]
 fn ports_that_two_sides_want() {
@@ -95,7 +95,7 @@ fn listeners() {
     check(&lab, &with_manifests).is_well();
 
     std::fs::write(manifests.folder().join("broken.yaml"), "kind: [").unwrap();
-    let said = check(&lab, &with_manifests);
-    said.has("error", "manifests", "broken.yaml", "correct the manifests");
-    assert_eq!(said.code, Some(1));
+    let checked = check(&lab, &with_manifests);
+    checked.has("error", "manifests", "broken.yaml", "correct the manifests");
+    assert_eq!(checked.code, Some(1));
 }
