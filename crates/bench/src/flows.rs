@@ -121,7 +121,7 @@ impl Kind {
     }
 
     /// Returns the name of the direction.
-    pub fn way(self) -> &'static str {
+    pub fn direction(self) -> &'static str {
         match self {
             Self::Opening | Self::Request => "request",
             Self::Answer | Self::Reply => "reply",

@@ -244,7 +244,7 @@ impl Model {
     ) -> bool {
         let target = SocketAddr::new(endpoint.spot.of(self.family), TARGET);
         // An endpoint on this node sees the client's own address.
-        let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
+        let address = endpoint.route.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
         let takes = |of: Protocol, source: SocketAddr, to: SocketAddr, port: u16| {
             (of, source, to) == (protocol, SocketAddr::new(address, port), target)
         };
@@ -304,7 +304,7 @@ impl Model {
             last: [self.clock; 2],
             belonged: self.now(),
             belongs: false,
-            asked: None,
+            syn: None,
             reset: false,
             removed: false,
             found_over: 0,

@@ -126,7 +126,7 @@ impl Compared<'_> {
 
     /// Returns the hook and device of packets from a flow's endpoint.
     pub fn endpoint_side(&self, flow: &Flow) -> (Hook, Device) {
-        match flow.endpoint.way {
+        match flow.endpoint.route {
             Some((device, _)) => (self.path.hook, device),
             None => (Hook::Egress, Device::Eth0),
         }
