@@ -50,7 +50,7 @@ impl Node {
         self.network.look_for_programs(&mut self.fake).await;
     }
 
-    fn told(&mut self) -> Vec<(String, String)> {
+    fn events(&mut self) -> Vec<(String, String)> {
         self.network.take_events().into_iter().map(|event| (event.reason, event.message)).collect()
     }
 
@@ -71,18 +71,18 @@ async fn a_named_device_has_them_back_under_another_name() {
     assert_eq!(node.fake.calls().attached, ["eth0", "uplink9"]);
     assert_eq!(node.known(), (1, None));
     let told = "somebody has taken programs off uplink9 (XDP): they are attached again".to_owned();
-    assert_eq!(node.told(), [("ProgramsTakenOff".to_owned(), told)]);
-    assert_eq!(node.told(), []);
+    assert_eq!(node.events(), [("ProgramsTakenOff".to_owned(), told)]);
+    assert_eq!(node.events(), []);
 }
 
 /// TC in place of XDP in the driver is reported once where `auto` was to use the latter.
 #[tokio::test]
 async fn a_wire_without_driver_xdp_is_told() {
     let mut node = Node::new();
-    assert_eq!(node.told(), [], "a virtual device is served by TC");
+    assert_eq!(node.events(), [], "a virtual device is served by TC");
     node.link.wire = true;
     node.look_at_devices();
-    let told = node.told();
+    let told = node.events();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
         told[0].0 == "NoDriverXdp" && told[0].1.starts_with("eth0 takes no XDP in its driver"),
@@ -90,7 +90,7 @@ async fn a_wire_without_driver_xdp_is_told() {
     );
     node.link.mtu = 9000;
     node.look_at_devices();
-    assert_eq!((node.told(), node.fake.calls().attached.len()), (Vec::new(), 3));
+    assert_eq!((node.events(), node.fake.calls().attached.len()), (Vec::new(), 3));
 }
 
 /// A card that strips VLAN tags is served by TC as long as a VLAN is on it: XDP would take packets
@@ -105,7 +105,7 @@ async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
         node.look_at_devices();
         let wires: Vec<_> = node.fake.attached().map(|(interface, _)| interface.wire).collect();
         assert_eq!(wires, [by_xdp], "strips {strips}, VLANs {has_vlans}");
-        let told = node.told();
+        let told = node.events();
         let hidden = told.iter().any(|(_, message)| message.contains("takes VLAN tags out of frames"));
         assert_eq!(hidden, !by_xdp, "{told:?}");
         // The VLAN is removed.
