@@ -1,7 +1,7 @@
 //! The command line.
 
 mod adopt;
-mod ask;
+mod agent_request;
 mod bugtool;
 mod check;
 mod cleanup;

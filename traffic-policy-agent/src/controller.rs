@@ -117,7 +117,7 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     controller.notifier = notifier;
     let started = tokio::select! {
         biased;
-        () = stop.told() => {
+        () = stop.requested() => {
             controller.notifier.stopping();
             tracing::info!("stopping before the start was complete; the node is as it was");
             controller.path.undo();
@@ -283,14 +283,14 @@ impl<P: PacketPath> Controller<P> {
                     self.adoption.follow_on(&mut self.path);
                 }
                 _ = snat_ports.tick(), if look.is_none() => {
-                    let pool = self.path.pool();
+                    let range = self.path.snat_port_range();
                     // A node may have hundreds of thousands of sockets.
-                    look = Some(tokio::task::spawn_blocking(move || pool.ports()));
+                    look = Some(tokio::task::spawn_blocking(move || range.ports()));
                 }
                 ports = async { look.as_mut()?.await.ok() }, if look.is_some() => {
                     look = None;
                     match ports {
-                        Some(Ok(ports)) => self.path.use_pool(ports),
+                        Some(Ok(ports)) => self.path.use_snat_ports(ports),
                         Some(Err(error)) => tracing::warn!("{error:#}"),
                         None => {}
                     }
@@ -303,7 +303,7 @@ impl<P: PacketPath> Controller<P> {
                     }
                     reload.done();
                 }
-                () = stop.told() => break,
+                () = stop.requested() => break,
             }
         }
         self.notifier.stopping();

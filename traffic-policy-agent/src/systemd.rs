@@ -36,11 +36,11 @@ struct Shared {
     socket: UnixDatagram,
     /// systemd's watchdog timeout.
     watchdog: Option<Duration>,
-    said: Mutex<Said>,
+    sent: Mutex<Sent>,
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct Sent {
     ready: bool,
     alive: Option<Instant>,
     status: String,
@@ -79,14 +79,14 @@ impl Notifier {
         socket.connect_addr(&address)?;
         // The run loop must not block.
         socket.set_nonblocking(true)?;
-        Ok(Self(Some(Arc::new(Shared { socket, watchdog, said: Mutex::default() }))))
+        Ok(Self(Some(Arc::new(Shared { socket, watchdog, sent: Mutex::default() }))))
     }
 
     /// Notifies that the maps are filled.
     pub fn ready(&self) {
         if let Some(shared) = &self.0 {
-            shared.said().ready = true;
-            shared.tell("READY=1");
+            shared.sent().ready = true;
+            shared.send("READY=1");
         }
     }
 
@@ -97,29 +97,29 @@ impl Notifier {
             return;
         }
         let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from).unwrap_or_default();
-        self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.as_micros()));
     }
 
     /// Notifies that the configuration has been read again.
     pub fn reloaded(&self) {
         if self.is_ready() {
-            self.tell("READY=1");
+            self.send("READY=1");
         }
     }
 
     /// Notifies that the agent is about to exit.
     pub fn stopping(&self) {
-        self.tell("STOPPING=1");
+        self.send("STOPPING=1");
     }
 
     /// Sends one line for `systemctl status`, if it differs from the previous one.
     pub fn status(&self, text: &str) {
         let Some(shared) = &self.0 else { return };
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let mut said = shared.said();
-        if said.status != line {
-            shared.tell(&format!("STATUS={line}"));
-            said.status = line;
+        let mut sent = shared.sent();
+        if sent.status != line {
+            shared.send(&format!("STATUS={line}"));
+            sent.status = line;
         }
     }
 
@@ -127,33 +127,33 @@ impl Notifier {
     pub fn beat(&self) {
         let Some(shared) = &self.0 else { return };
         let Some(watchdog) = shared.watchdog else { return };
-        let mut said = shared.said();
-        if said.alive.is_none_or(|alive| alive.elapsed() >= watchdog / SIGNS) {
-            shared.tell("WATCHDOG=1");
-            said.alive = Some(Instant::now());
+        let mut sent = shared.sent();
+        if sent.alive.is_none_or(|alive| alive.elapsed() >= watchdog / SIGNS) {
+            shared.send("WATCHDOG=1");
+            sent.alive = Some(Instant::now());
         }
     }
 
     fn is_ready(&self) -> bool {
-        self.0.as_ref().is_some_and(|shared| shared.said().ready)
+        self.0.as_ref().is_some_and(|shared| shared.sent().ready)
     }
 
-    fn tell(&self, message: &str) {
+    fn send(&self, message: &str) {
         if let Some(shared) = &self.0 {
-            shared.tell(message);
+            shared.send(message);
         }
     }
 }
 
 impl Shared {
-    fn said(&self) -> MutexGuard<'_, Said> {
+    fn sent(&self) -> MutexGuard<'_, Sent> {
         // A thread that panics leaves each field whole.
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, message: &str) {
+    fn send(&self, message: &str) {
         if let Err(error) = self.socket.send(message.as_bytes()) {
-            tracing::debug!("systemd was not told {message:?}: {error}");
+            tracing::debug!("systemd did not get {message:?}: {error}");
         }
     }
 }

@@ -13,8 +13,8 @@ pub const FIN: u8 = 2;
 pub const RST: u8 = 4;
 /// Reply entry: the endpoint answered (SYN-ACK, or any datagram). IPS_SEEN_REPLY of conntrack.
 pub const ANSWERED: u8 = 8;
-/// The endpoint takes no more new flows: a SYN or a datagram chooses a new endpoint.
-pub const GONE: u8 = 16;
+/// The endpoint was removed and takes no more new flows: a SYN or a datagram chooses a new one.
+pub const REMOVED: u8 = 16;
 /// The last sweep found both entries idle for too long.
 pub const MARKED: u8 = 32;
 /// A flag of both entries: the packets of this flow's client look like another flow's once they are
@@ -156,7 +156,7 @@ pub(crate) mod tests {
             (class::UDP, false, request, reply),
             (class::HALF_CLOSED, true, request | FIN, reply),
             (class::COUNT, true, request, reply),
-            (class::COUNT, true, request | GONE | MARKED, reply),
+            (class::COUNT, true, request | REMOVED | MARKED, reply),
         ] {
             assert_eq!(class(tcp, request, reply), expected, "{request:#x} {reply:#x}");
         }

@@ -93,7 +93,7 @@ pub fn supposed(number: u32, endpoints: u32) -> Vec<Flow> {
     let mut supposed = flows(false, Protocol::Tcp, number);
     for (i, flow) in (0..).zip(&mut supposed) {
         flow.endpoint = SocketAddr::new(service::endpoint(V4, i % endpoints), TARGET_PORT);
-        flow.node.set_port(service::POOL.start + (i / endpoints) as u16);
+        flow.node.set_port(service::SNAT_PORTS.start + (i / endpoints) as u16);
     }
     supposed
 }
@@ -121,7 +121,7 @@ impl Kind {
     }
 
     /// Returns the name of the direction.
-    pub fn way(self) -> &'static str {
+    pub fn direction(self) -> &'static str {
         match self {
             Self::Opening | Self::Request => "request",
             Self::Answer | Self::Reply => "reply",
@@ -206,8 +206,8 @@ pub fn learn(loaded: &Loaded, flows: &mut [Flow]) -> Result<()> {
 fn check(flow: &Flow, endpoints: u32) -> Result<()> {
     let own = if flow.client.is_ipv4() { V4 } else { V6 };
     let served = (0..endpoints).any(|i| service::endpoint(own, i) == flow.endpoint.ip());
-    let from_pool = flow.node.ip() == own.node && service::POOL.contains(&flow.node.port());
-    if !served || flow.endpoint.port() != TARGET_PORT || !from_pool {
+    let from_snat_port = flow.node.ip() == own.node && service::SNAT_PORTS.contains(&flow.node.port());
+    if !served || flow.endpoint.port() != TARGET_PORT || !from_snat_port {
         bail!("a flow leads from {} to {}", flow.node, flow.endpoint);
     }
     Ok(())

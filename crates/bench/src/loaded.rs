@@ -35,7 +35,7 @@ pub const VIP: u32 = service::VIP;
 /// Port of the endpoints.
 pub const TARGET_PORT: u16 = service::TARGET_PORT;
 /// A SNAT port that no flow of the bench uses as its destination.
-pub const POOL_PORT: u16 = service::POOL.start;
+pub const SNAT_PORT: u16 = service::SNAT_PORTS.start;
 
 /// The range of ClusterIPs; [`PODS`] is the first of the pods next to them, in the same /16, as in
 /// kubespray.

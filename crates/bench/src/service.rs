@@ -34,23 +34,23 @@ pub(super) const NO_LOCAL_PORT: u16 = 30_082;
 pub(super) const VIP: u32 = 9;
 pub(super) const TARGET_PORT: u16 = 8_080;
 /// Source ports towards endpoints.
-pub(super) const POOL: ops::Range<u16> = 32_768..65_535;
+pub(super) const SNAT_PORTS: ops::Range<u16> = 32_768..65_535;
 
 /// Writes what the agent writes once: epochs that hold, the SNAT ports, and the bits of frontends
 /// and SNAT ports.
 pub(super) fn set_config(tables: &mut Maps) {
-    let (config, filter, pool) = (&mut tables.config, &mut tables.prefilter, &mut tables.pool);
+    let (config, filter, ports) = (&mut tables.config, &mut tables.prefilter, &mut tables.snat_ports);
     // SAFETY: these are fields of mapped elements, and elements of their arrays.
     unsafe {
         let routes = RouteConfig { route: 1, hop_epoch: 1, hop_max_age: u32::MAX, route_mtus: 0 };
         filter.store(|f| &raw mut (*f).routes, routes);
-        config.store(|c| &raw mut (*c).pool_len, u32::from(POOL.end - POOL.start));
+        config.store(|c| &raw mut (*c).snat_port_count, u32::from(SNAT_PORTS.end - SNAT_PORTS.start));
         config.store(|c| &raw mut (*c).seed, 0x5eed_5eed_5eed_5eed);
-        for (i, port) in POOL.enumerate() {
-            pool.store(|p| p.cast::<u16>().add(i), port);
+        for (i, port) in SNAT_PORTS.enumerate() {
+            ports.store(|p| p.cast::<u16>().add(i), port);
         }
     }
-    prefilter::add(filter, prefilter::Array::Pool, POOL.map(u32::from));
+    prefilter::add(filter, prefilter::Array::SnatPorts, SNAT_PORTS.map(u32::from));
     prefilter::add(filter, prefilter::Array::Endpoints, [u32::from(TARGET_PORT)]);
     let mut needed = Needed::default();
     let of_node = Frontend { flags: frontend::NODE_ADDRESS, ..Frontend::default() };

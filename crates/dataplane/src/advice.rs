@@ -156,7 +156,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
                 context.service()
             ),
         },
-        Outcome::DroppedNoSnatPort => "widen --pool-ports, shorten the idle times of flows, or give the Service more endpoints".to_owned(),
+        Outcome::DroppedNoSnatPort => "widen --snat-ports, shorten the idle times of flows, or give the Service more endpoints".to_owned(),
         Outcome::DroppedTableFull => "raise --flow-entries (or --flow-entries-v6) after `cleanup`; `flows` shows who holds the table".to_owned(),
         Outcome::DroppedNoRoute => "see `ip route get` for the address on this node: routes to pods of other nodes come from the network plugin".to_owned(),
         Outcome::DroppedForwardingDisabled => {

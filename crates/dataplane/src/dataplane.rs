@@ -68,7 +68,7 @@ pub use self::{
     start::cleanup,
     sync::budget::{Lack, LeftOut},
     sync::snat_ports::{
-        LEAST as LEAST_POOL, PortRanges, SnatPorts, Wanted as Pool, ephemeral as ephemeral_ports,
+        LEAST as LEAST_SNAT_PORTS, PortRanges, SnatPortRange, SnatPorts, ephemeral as ephemeral_ports,
         ranges as port_ranges, reserved as reserved_ports,
     },
     usage::{DataplaneUsage, Figures, MapUsage},

@@ -112,7 +112,7 @@ impl Explainer {
     ///
     /// # Errors
     /// The kernel refuses to run the programs.
-    pub fn ask(&mut self, flow: &Flow) -> Result<Answer> {
+    pub fn explain(&mut self, flow: &Flow) -> Result<Answer> {
         let mut steps = Vec::new();
         let from = match flow.from {
             Some(from) => {

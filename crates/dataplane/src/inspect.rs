@@ -16,7 +16,7 @@ mod services;
 pub use self::{
     counters::counters,
     counts::{Count, Counts, ServiceCount, service_count_reader},
-    flows::{Flow, FlowState, Traffic, Way},
+    flows::{Flow, FlowKind, FlowState, Traffic},
     heartbeat::{Heartbeat, Presence},
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},

@@ -18,7 +18,7 @@ pub enum Foreign {
     /// A packet to a port that no Service has.
     OtherPort,
     /// A packet to a SNAT port, from a host without a flow.
-    PoolPort,
+    SnatPort,
     Echo,
     LaterFragment,
     /// A packet that is cut within the transport header.
@@ -148,7 +148,7 @@ pub enum Action {
 
 const FOREIGN: [Foreign; 6] = [
     Foreign::OtherPort,
-    Foreign::PoolPort,
+    Foreign::SnatPort,
     Foreign::Echo,
     Foreign::LaterFragment,
     Foreign::Truncated,

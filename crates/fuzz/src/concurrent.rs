@@ -126,8 +126,8 @@ fn random(path: Path, entries: &[FlowEntry], rng: &mut Rng) -> Input {
         let segment = plain(protocol.unwrap_or(Protocol::Tcp));
         let packet = packet(entry.from, entry.to, segment, numbers(segment, (ANSWER, SYN)));
         let of = |spot: Spot| spot.of(path.family) == entry.from.ip();
-        let way = ENDPOINTS.iter().find(|endpoint| of(endpoint.spot)).and_then(|endpoint| endpoint.way);
-        return match way {
+        let route = ENDPOINTS.iter().find(|endpoint| of(endpoint.spot)).and_then(|endpoint| endpoint.route);
+        return match route {
             Some((device, router)) => input(path.hook, device, &packet.macs(router.mac(), device.mac())),
             None => input(Hook::Egress, Device::Eth0, &packet),
         };
@@ -164,7 +164,7 @@ fn allowed(path: Path, entries: &[FlowEntry]) -> Result<(), String> {
         let Some(endpoint) = ENDPOINTS.iter().find(|endpoint| to(endpoint.spot) == request.new_to) else {
             return Err(format!("to no endpoint: {request:?}"));
         };
-        let source = endpoint.way.map_or(request.from.ip(), |(device, _)| device.spot().of(path.family));
+        let source = endpoint.route.map_or(request.from.ip(), |(device, _)| device.spot().of(path.family));
         if !service || request.new_from.ip() != source {
             return Err(format!("of no Service, or from another source than {source}: {request:?}"));
         }

@@ -13,7 +13,7 @@ use traffic_policy_testing::{
 
 use crate::{
     segment::{Flags, Protocol, Segment},
-    topology::{Endpoint, POOL, SERVICES, Service, TARGET},
+    topology::{Endpoint, SERVICES, SNAT_PORTS, Service, TARGET},
 };
 
 mod affinity;
@@ -141,7 +141,7 @@ impl Model {
         if let Some(index) = flow {
             let flow = &self.flows[index];
             // Whether a loosely followed flow is assured is undetermined.
-            if flow.gone && (udp || opens && (!flow.assured || flow.loose)) {
+            if flow.removed && (udp || opens && (!flow.assured || flow.loose)) {
                 return if flow.loose {
                     Expected::Either(index)
                 } else {
@@ -244,11 +244,11 @@ impl Model {
     ) -> bool {
         let target = SocketAddr::new(endpoint.spot.of(self.family), TARGET);
         // An endpoint on this node sees the client's own address.
-        let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
+        let address = endpoint.route.map_or(client.ip(), |(device, _)| device.spot().of(self.family));
         let takes = |of: Protocol, source: SocketAddr, to: SocketAddr, port: u16| {
             (of, source, to) == (protocol, SocketAddr::new(address, port), target)
         };
-        POOL.iter().all(|port| {
+        SNAT_PORTS.iter().all(|port| {
             self.flows.iter().enumerate().any(|(index, flow)| {
                 takes(flow.protocol, flow.source, flow.target(self.family), *port)
                     && (!flow.gives_way(self.clock) || replaced == Some(index))
@@ -304,9 +304,9 @@ impl Model {
             last: [self.clock; 2],
             belonged: self.now(),
             belongs: false,
-            asked: None,
+            syn: None,
             reset: false,
-            gone: false,
+            removed: false,
             found_over: 0,
             noticed: false,
         });
@@ -316,7 +316,7 @@ impl Model {
     /// Marks an endpoint of a Service as taking no more new flows.
     pub fn retire(&mut self, service: usize, endpoint: Endpoint) {
         for flow in &mut self.flows {
-            flow.gone |= (flow.service, flow.endpoint) == (service, endpoint);
+            flow.removed |= (flow.service, flow.endpoint) == (service, endpoint);
         }
     }
 

@@ -11,7 +11,7 @@ use traffic_policy_testing::{
 /// Port of every endpoint.
 pub const TARGET: u16 = 8080;
 /// Source ports towards endpoints of other nodes.
-pub const POOL: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
+pub const SNAT_PORTS: [u16; 6] = [5551, 5552, 5553, 5554, 5555, 5556];
 pub const CLIENTS: [Spot; 2] = [Spot::Client, Spot::OtherClient];
 /// Ports of clients. The last one is no port, but a packet may have it (RFC 768).
 pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
@@ -21,13 +21,13 @@ pub const CLIENT_PORTS: [u16; 5] = [40_000, 40_001, 40_002, 40_003, 0];
 pub struct Endpoint {
     pub spot: Spot,
     /// The node's device towards it, and the router behind that; `None` if it is on this node.
-    pub way: Option<(Device, Spot)>,
+    pub route: Option<(Device, Spot)>,
 }
 
 pub const ENDPOINTS: [Endpoint; 3] = [
-    Endpoint { spot: Spot::Near, way: Some((Device::Eth0, Spot::RouterNear)) },
-    Endpoint { spot: Spot::Far, way: Some((Device::Eth1, Spot::RouterFar)) },
-    Endpoint { spot: Spot::Local, way: None },
+    Endpoint { spot: Spot::Near, route: Some((Device::Eth0, Spot::RouterNear)) },
+    Endpoint { spot: Spot::Far, route: Some((Device::Eth1, Spot::RouterFar)) },
+    Endpoint { spot: Spot::Local, route: None },
 ];
 
 /// A Service port.
@@ -137,7 +137,7 @@ impl Service {
 
     /// Whether new flows from outside only get endpoints of this node.
     pub fn uses_local(&self) -> bool {
-        self.local && self.all().any(|endpoint| endpoint.way.is_none())
+        self.local && self.all().any(|endpoint| endpoint.route.is_none())
     }
 
     fn all(&self) -> impl Iterator<Item = Endpoint> {
@@ -152,7 +152,7 @@ impl Service {
     /// Returns the endpoints that a new flow from outside may get.
     pub fn candidates(&self) -> Vec<Endpoint> {
         let here = self.local && (!self.draining || self.uses_local());
-        self.all().filter(|endpoint| !here || endpoint.way.is_none()).collect()
+        self.all().filter(|endpoint| !here || endpoint.route.is_none()).collect()
     }
 
     pub fn at(&self, family: Family) -> SocketAddr {
@@ -162,5 +162,5 @@ impl Service {
 
 pub fn setup() -> Setup {
     let setup = SERVICES.iter().fold(Setup::default(), |setup, service| setup.and(service.frontend()));
-    setup.pool(POOL)
+    setup.snat_ports(SNAT_PORTS)
 }

@@ -35,8 +35,8 @@ pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
 pub use self::loaded::Loaded;
 use self::pool::Pool;
-pub use self::run::{Hook, Input, Ran, Way};
-pub use self::setup::{Frontend, HZ, POOL_PORT, Setup, SourceCheck};
+pub use self::run::{Action, Hook, Input, Ran};
+pub use self::setup::{Frontend, HZ, SNAT_PORT, Setup, SourceCheck};
 use self::world::World;
 pub use self::world::{Device, Spot};
 use crate::netns::Namespace;
@@ -135,8 +135,8 @@ impl Harness {
     }
 
     /// Sweeps both families as the agent does.
-    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_gone: bool) -> [Found; 2] {
-        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_gone);
+    pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> [Found; 2] {
+        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);
         found.unwrap_or_else(|error| panic!("{error:#}"))
     }
 

@@ -16,7 +16,7 @@ use traffic_policy_cluster::model::{Index, ServiceName};
 use traffic_policy_cluster::source;
 use traffic_policy_lb::{self as lb, Event, Learn, Load, Measured, Simulated, Simulation, Timed};
 
-use self::order::{Asked, Happening};
+use self::order::{Happening, TimedCheck};
 pub use self::synced::{Synced, last_sync};
 use crate::cluster::Cluster;
 use crate::lab::Family;
@@ -161,10 +161,10 @@ impl Recording {
         let Self { nodes, balancer, objects, start, rate, sent, meter, mut happened, mut controller, .. } =
             self;
         let report = meter.wait();
-        let mut checks: Vec<Vec<Asked>> = nodes.iter().map(|_| Vec::new()).collect();
-        for Check { node, began, ended, healthy } in balancer.asked() {
+        let mut checks: Vec<Vec<TimedCheck>> = nodes.iter().map(|_| Vec::new()).collect();
+        for Check { node, began, ended, healthy } in balancer.all_checks() {
             if let Some(number) = nodes.iter().position(|(name, _)| *name == node) {
-                checks[number].push(Asked { began, ended, healthy, at: began });
+                checks[number].push(TimedCheck { began, ended, healthy, at: began });
             }
         }
         for number in 0..happened.len() {

@@ -11,7 +11,7 @@ use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::xdp::Always;
 
-use crate::said::{check, check_in, one_node};
+use crate::output::{check, check_in, one_node};
 
 #[test]
 fn a_veth_with_checksum_offload() {

@@ -8,7 +8,7 @@ use traffic_policy_testing::nftables::{Chain, Family};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Outcome;
 
-use crate::said::{check, one_node};
+use crate::output::{check, one_node};
 
 #[test]
 fn a_forward_policy_of_drop() {
@@ -22,15 +22,15 @@ fn a_forward_policy_of_drop() {
     assert_eq!(node.run(forward_policy_drop), []);
 
     node.nft_chain(&chain(Family::Ip, "filter", "FORWARD", Some(true))).unwrap();
-    let said = check(&lab, &[]);
-    said.only(
+    let checked = check(&lab, &[]);
+    checked.only(
         "warning",
         "forward-policy",
         "chain FORWARD of nftables table ip filter has policy DROP",
         "iptables -I FORWARD -d",
     );
     let [finding] = node.run(forward_policy_drop).try_into().unwrap();
-    assert_eq!(serde_json::to_value(finding).unwrap(), *said.complaints()[0]);
+    assert_eq!(serde_json::to_value(finding).unwrap(), *checked.complaints()[0]);
     // The chains that Docker leaves.
     node.nft_chain(&chain(Family::Ip, "filter", "DOCKER-USER", None)).unwrap();
     check(&lab, &[]).only("warning", "forward-policy", "FORWARD", "iptables -I DOCKER-USER -s");

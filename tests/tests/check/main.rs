@@ -6,7 +6,7 @@
 mod devices;
 mod firewall;
 mod migrate;
+mod output;
 mod ports;
-mod said;
 mod verifier;
 mod whole;

@@ -9,7 +9,7 @@ use traffic_policy_testing::kube_proxy::{Backend, KubeProxy, Rules, TCP_AND_UDP}
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::traffic::{Ledger, Probe, Server};
 
-use crate::said::{Said, check, one_node};
+use crate::output::{CheckOutput, check, one_node};
 
 #[test]
 fn kube_proxy_and_what_goes_through_it() {
@@ -35,31 +35,31 @@ fn kube_proxy_and_what_goes_through_it() {
         let _server = Server::start(node.pod(1), 8080, &Ledger::default()).unwrap();
         let frontend = SocketAddr::new(node.address(Family::V4), 30080);
         Probe::udp(frontend).answer(lab.client().netns()).unwrap();
-        let said = check(&lab, &["--migrate"]);
+        let checked = check(&lab, &["--migrate"]);
         let found = match backend {
             Backend::Nftables => "nftables, table ip kube-proxy, 2 Service ports",
             Backend::IptablesNft => "iptables-nft, 2 Service ports",
             Backend::IptablesLegacy => "iptables-legacy has a table nat",
         };
-        said.has("note", "migrate", found, "run --adopt");
-        said.has("note", "migrate", "kube-proxy --cleanup", "the way back");
-        leaves_the_rest_to_the_steps(&said);
+        checked.has("note", "migrate", found, "run --adopt");
+        checked.has("note", "migrate", "kube-proxy --cleanup", "the way back");
+        leaves_the_rest_to_the_steps(&checked);
 
-        let counted = said.findings.iter().filter_map(|finding| finding["found"].as_str());
+        let counted = checked.findings.iter().filter_map(|finding| finding["found"].as_str());
         let counted = counted.filter(|found| found.contains("UDP flows go through a translation"));
         let counted: Vec<_> = counted.filter(|found| !found.contains("and 0 UDP flows")).collect();
-        assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {said:#?}");
+        assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {checked:#?}");
         proxy.clean().unwrap();
     }
 }
 
 /// The steps remove kube-proxy's own rules: no other advice concerns them.
-fn leaves_the_rest_to_the_steps(said: &Said) {
-    let other = said.findings.iter().filter(|finding| {
+fn leaves_the_rest_to_the_steps(checked: &CheckOutput) {
+    let other = checked.findings.iter().filter(|finding| {
         let found = finding["found"].as_str().unwrap_or_default();
         finding["probe"] == "kube-proxy" || finding["probe"] != "migrate" && found.contains("kube-proxy")
     });
-    assert_eq!(other.count(), 0, "{said:#?}");
+    assert_eq!(other.count(), 0, "{checked:#?}");
 }
 
 /// Mode ipvs is recognised by kube-proxy's device, whose name a bridge has here; its table is that
@@ -69,16 +69,16 @@ fn mode_ipvs_has_steps_of_its_own_and_is_not_adopted() {
     let lab = one_node(Lab::builder());
     let node = lab.node(1).netns();
     node.netlink(async |net| net.bridge("kube-ipvs0", [2, 0, 0, 0, 0, 1], 1500).await).unwrap();
-    let said = check(&lab, &["--migrate"]);
-    said.has("note", "migrate", "ipvs, by the device kube-ipvs0", "run --adopt");
-    leaves_the_rest_to_the_steps(&said);
-    said.has(
+    let checked = check(&lab, &["--migrate"]);
+    checked.has("note", "migrate", "ipvs, by the device kube-ipvs0", "run --adopt");
+    leaves_the_rest_to_the_steps(&checked);
+    checked.has(
         "warning",
         "migrate",
         "they cannot be adopted, and end when its virtual servers",
         "drain the node",
     );
-    said.has(
+    checked.has(
         "note",
         "migrate",
         "the steps in mode ipvs: 1. drain the node",

@@ -6,7 +6,7 @@ use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::{Manifests, Policy};
 
-use crate::said::{check, one_node};
+use crate::output::{check, one_node};
 
 #[test]
 fn ports_that_two_sides_want() {
@@ -21,12 +21,12 @@ fn ports_that_two_sides_want() {
     range("4000 65535");
     check(&lab, &[]).only(
         "error",
-        "pool",
+        "snat-ports",
         "ports are left as sources",
         "ip_local_port_range=\"32768 60999\"",
     );
     range("32768 60999");
-    check(&lab, &["--pool-ports", "40000-41000"]).only("error", "pool", "only 0 ports", "--pool-ports");
+    check(&lab, &["--snat-ports", "40000-41000"]).only("error", "snat-ports", "only 0 ports", "--snat-ports");
     check(&lab, &["--node-ports", "40000-41000"]).only(
         "warning",
         "local-port-range",
@@ -95,7 +95,7 @@ fn listeners() {
     check(&lab, &with_manifests).is_well();
 
     std::fs::write(manifests.folder().join("broken.yaml"), "kind: [").unwrap();
-    let said = check(&lab, &with_manifests);
-    said.has("error", "manifests", "broken.yaml", "correct the manifests");
-    assert_eq!(said.code, Some(1));
+    let checked = check(&lab, &with_manifests);
+    checked.has("error", "manifests", "broken.yaml", "correct the manifests");
+    assert_eq!(checked.code, Some(1));
 }

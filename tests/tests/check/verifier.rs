@@ -14,7 +14,7 @@ use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::lab::Lab;
 
-use crate::said::{Said, one_node};
+use crate::output::{CheckOutput, one_node};
 
 /// A copy of the agent in whose packet path these programs begin with a read of an uninitialised
 /// register.
@@ -54,10 +54,10 @@ fn what_the_verifier_refuses() {
     let mut command = Command::new(&damaged);
     command.args(["check", "--output", "json", "--pin-dir"]).arg(&pins).env_clear().env("TMPDIR", &folder);
     let output = lab.node(1).netns().output(command).unwrap();
-    let said = Said::of(&output);
+    let checked = CheckOutput::of(&output);
     // Before Linux 6.6 there is a note about TC programs, too.
-    said.has("error", "programs", &refused(2, 55), "boot a kernel of the table in ");
-    assert_eq!(said.code, Some(1));
+    checked.has("error", "programs", &refused(2, 55), "boot a kernel of the table in ");
+    assert_eq!(checked.code, Some(1));
     let whole = fs::read_to_string(&log).unwrap();
     assert!(whole.contains("R9 !read_ok") && whole.contains("processed"), "{whole}");
     assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);

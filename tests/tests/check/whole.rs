@@ -7,14 +7,14 @@ use traffic_policy_testing::agent::{self, Agent};
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::lab::Lab;
 
-use crate::said::{check, check_in, one_node};
+use crate::output::{check, check_in, one_node};
 
 #[test]
 fn a_fit_node_has_no_complaints_and_a_table_for_people() {
     let lab = one_node(Lab::builder());
-    let said = check(&lab, &[]);
-    said.is_well();
-    let probes: Vec<_> = said.findings.iter().map(|finding| finding["probe"].as_str().unwrap()).collect();
+    let checked = check(&lab, &[]);
+    checked.is_well();
+    let probes: Vec<_> = checked.findings.iter().map(|finding| finding["probe"].as_str().unwrap()).collect();
     for probe in [
         "kernel",
         "btf",
@@ -37,7 +37,7 @@ fn a_fit_node_has_no_complaints_and_a_table_for_people() {
         "kube-proxy",
         "forward-policy",
         "local-port-range",
-        "pool",
+        "snat-ports",
         "listener",
     ] {
         assert!(probes.contains(&probe), "no {probe} in {probes:?}");

@@ -78,7 +78,7 @@ fn flows() -> String {
     Value::Array(ROWS.iter().enumerate().map(flow).collect()).to_string()
 }
 
-/// An answer without the source port from the pool, which is drawn each time.
+/// An answer without the SNAT port, which is drawn each time.
 fn judged(answer: &Value) -> Value {
     let mut answer = answer.clone();
     if let Some(source) = answer["source"].as_str() {

@@ -91,9 +91,9 @@ fn gre_with_many_other_ends_is_refused() {
         .unwrap();
     ip(Some(&fixture.node), &["link", "set", "tun9", "up"]).unwrap();
     let (cause, fix) = (["device tun9 (type gre)", "neither"], "one other end");
-    let said = fixture.check("auto", &["tun9"]).unwrap();
-    said.has("error", &cause, fix);
-    assert_eq!(said.code, Some(1));
+    let checked = fixture.check("auto", &["tun9"]).unwrap();
+    checked.has("error", &cause, fix);
+    assert_eq!(checked.code, Some(1));
     let mut agent = fixture.agent("auto").unwrap().devices(&["tun9", "eth0"]).start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
     let sentence = agent.wait_said(&[&cause[..], &[fix]].concat(), START).unwrap();
@@ -174,8 +174,8 @@ fn serves(tunnel: &Tunnel) {
     let fixture = CardTestbed::build(first, second).unwrap();
     tunnel.build(&fixture.node, &fixture.near);
     fixture.serve_behind("behind", BEHIND_PORT, &BEHIND).unwrap();
-    let said = fixture.check("auto", &["eth0", "eth1", "tun9"]).unwrap();
-    said.has("ok", &[&format!("tun9 ({})", tunnel.kind), "no Ethernet header: TC takes its packets"], "");
+    let checked = fixture.check("auto", &["eth0", "eth1", "tun9"]).unwrap();
+    checked.has("ok", &[&format!("tun9 ({})", tunnel.kind), "no Ethernet header: TC takes its packets"], "");
     let agent = fixture.agent("auto").unwrap().devices(&["eth0", "eth1", "tun9"]);
     let agent = agent.flags(&["--node-port-addresses", "all"]).start().unwrap();
     agent.wait_ready(START).unwrap();

@@ -15,9 +15,9 @@ fn refused(test: &str, number: u8, cause: &[&str]) {
     let Some([first, second]) = Wire::find(test, [number, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
     let words = [&["eth0"], cause].concat();
-    let said = fixture.check("xdp", &["eth0"]).unwrap();
-    said.has("error", &words, "--attach tc");
-    assert_eq!(said.code, Some(1), "{said:#?}");
+    let checked = fixture.check("xdp", &["eth0"]).unwrap();
+    checked.has("error", &words, "--attach tc");
+    assert_eq!(checked.code, Some(1), "{checked:#?}");
 
     let mut agent = fixture.agent("xdp").unwrap().start().unwrap();
     assert_eq!(agent.wait_ended(START).unwrap(), Some(1), "{}", agent.log());
@@ -44,8 +44,8 @@ fn long_frames() {
     }
     let Some([first, second]) = Wire::find(test, [3, 0]) else { return };
     let fixture = CardTestbed::build(first, second).unwrap();
-    let said = fixture.check("xdp", &["eth0"]).unwrap();
-    assert_eq!(said.code, Some(0), "{said:#?}");
+    let checked = fixture.check("xdp", &["eth0"]).unwrap();
+    assert_eq!(checked.code, Some(0), "{checked:#?}");
     let agent = fixture.agent("xdp").unwrap().start().unwrap();
     agent.wait_ready(START).unwrap();
     fixture.requests().unwrap();

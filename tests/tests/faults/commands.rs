@@ -36,7 +36,7 @@ fn wrong_usage_exits_with_2_and_helps() {
         (run_with(&["--attach", "fast"]), &["fast", "auto, xdp, xdp-generic, tc"]),
         (run_with(&["--kubeconfig", "/x"]), &["--manifests", "cannot be used with", "--kubeconfig"]),
         (run_with(&["--drain", "soon"]), &["soon", "is not a time", "30s"]),
-        (run_with(&["--pool-ports", "9-1"]), &["`9-1` ends before it begins"]),
+        (run_with(&["--snat-ports", "9-1"]), &["`9-1` ends before it begins"]),
         (run_with(&["--node-port-addresses", "some"]), &["some", "primary", "CIDR"]),
         (run_with(&["--service-cidr", "10.96.0.0"]), &["10.96.0.0", "is not a CIDR"]),
         (run_with(&["--service-cidr", "10.96.0.0/12,::/0"]), &["::/0", "every address"]),
@@ -63,6 +63,29 @@ fn wrong_usage_exits_with_2_and_helps() {
         "[env: TRAFFIC_POLICY_",
     ] {
         assert!(said.contains(flag), "no {flag} in the help");
+    }
+}
+
+/// The old name of a flag and that of its variable are read as the present ones, which come first.
+#[test]
+fn names_of_before_a_renaming_still_work() {
+    let run = |flags: &[&str], variables: &[(&str, &str)]| {
+        let arguments = [&["run", "--node-name", "n", "--manifests", "/tmp"], flags].concat();
+        let mut command = Command::new(agent::program().unwrap());
+        let output = command.args(&arguments).env_clear().envs(variables.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}, {variables:?}: {}", text(&output));
+        text(&output)
+    };
+    let renamed =
+        [("snat-ports", "pool-ports", "9-1", "8-1"), ("idle-unassured", "idle-unconfirmed", "soon", "later")];
+    for (now, old, wrong, other) in renamed {
+        let refused = |said: String, value: &str| {
+            assert!(said.contains(&format!("'{value}' for '--{now}")), "--{old}: {said}");
+        };
+        let variable = |flag: &str| format!("TRAFFIC_POLICY_{}", flag.to_uppercase().replace('-', "_"));
+        refused(run(&[&format!("--{old}"), wrong], &[]), wrong);
+        refused(run(&[], &[(&variable(old), wrong)]), wrong);
+        refused(run(&[], &[(&variable(old), wrong), (&variable(now), other)]), other);
     }
 }
 

@@ -227,8 +227,8 @@ fn a_taken_healthz_port() {
 fn too_few_source_ports() {
     let cluster = one_node();
     let texts =
-        ["only 100 ports are left", "4096 are needed", "net.ipv4.ip_local_port_range", "--pool-ports"];
-    refused(builder(&cluster).flags(&["--pool-ports", "20000-20099"]), &texts);
+        ["only 100 ports are left", "4096 are needed", "net.ipv4.ip_local_port_range", "--snat-ports"];
+    refused(builder(&cluster).flags(&["--snat-ports", "20000-20099"]), &texts);
     is_untouched(&cluster, &cluster.lab.bpffs().join("node-1"));
 }
 

@@ -213,7 +213,7 @@ fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     let mut agent = takeover.agent(attach, &["--adopt"]);
     agent.wait_said(&["adopted kube-proxy's connections"], PATIENCE).unwrap();
     let flows = agent.json(&["flows"]).unwrap();
-    let left = flows.as_array().unwrap().iter().filter(|flow| flow["way"] == "conntrack").count();
+    let left = flows.as_array().unwrap().iter().filter(|flow| flow["kind"] == "conntrack").count();
     assert!(left >= 2 * HELD + 40, "{left} are in the flow table");
     kube_proxy.clean().unwrap();
     // All meters run for this time without kube-proxy's rules, with fifty requests on each
@@ -236,7 +236,7 @@ fn adopted(test: &str, backend: Backend, attach: &str, family: Family) {
     assert!(lost.clean, "{}", lost.report);
     agent.wait_said(&["NAT is not kept any more"], Duration::from_secs(60)).unwrap();
     let flows = agent.json(&["flows"]).unwrap();
-    assert!(flows.as_array().unwrap().iter().all(|flow| flow["way"] != "conntrack"), "{flows}");
+    assert!(flows.as_array().unwrap().iter().all(|flow| flow["kind"] != "conntrack"), "{flows}");
 }
 
 #[test]

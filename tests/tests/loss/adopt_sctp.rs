@@ -62,7 +62,7 @@ fn adopted(test: &str, attach: &str, family: Family) {
     agent.wait_ready(PATIENCE).unwrap();
     let left = |agent: &Agent| {
         let flows = agent.json(&["flows"]).unwrap();
-        flows.as_array().unwrap().iter().filter(|flow| flow["way"] == "conntrack").count()
+        flows.as_array().unwrap().iter().filter(|flow| flow["kind"] == "conntrack").count()
     };
     assert_eq!(left(&agent), 2 * EACH);
     kube_proxy.clean().unwrap();

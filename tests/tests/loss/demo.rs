@@ -30,7 +30,7 @@ fn check(outcome: &Outcome) {
     // No timer fires early, so no check and no event comes before its time: the phases are the
     // predicted ones.
     for (node, phase) in phases {
-        let first = recorded.balancer.asked().into_iter().find(|check| check.node == *node).unwrap();
+        let first = recorded.balancer.all_checks().into_iter().find(|check| check.node == *node).unwrap();
         assert!(first.began >= recorded.balancer.started() + *phase, "{node}: {figures}");
     }
     let events = recorded.events.iter().zip(planned);

@@ -74,7 +74,7 @@ impl Attacked {
         let sizes = ["--flow-entries", &number, "--flow-entries-v6", &number];
         // Time-outs that end a flood's flows within the test; those of established connections are
         // the defaults.
-        let short = ["--idle-unconfirmed", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
+        let short = ["--idle-unassured", "5s", "--idle-udp", "5s", "--idle-udp-answered", "20s"];
         let reset = ["--idle-reset", "1s"];
         cluster
             .launch(|agent| agent.attach(attach).flags(&sizes).flags(&short).flags(&reset).flags(flags))
@@ -194,13 +194,13 @@ impl Attacked {
         of.map(|row| row["packets"].as_u64().unwrap()).sum()
     }
 
-    /// Waits until less than three quarters of the flow table, and of the ports of the pool, are in
+    /// Waits until less than three quarters of the flow table, and of the SNAT ports, are in
     /// use.
     fn wait_for_room(&self) {
         until(&format!("{}: room in the table", self.what), PATIENCE, || {
             self.scraped("traffic_policy_map_entries", &[("map", "flows")]) < f64::from(self.entries) * 0.75
         });
-        until(&format!("{}: ports in the pool", self.what), PATIENCE, || {
+        until(&format!("{}: SNAT ports", self.what), PATIENCE, || {
             let ports = self.agent().scrape().unwrap().value("traffic_policy_snat_ports", &[]).unwrap();
             self.scraped("traffic_policy_snat_flows", &[]) < ports * 0.75
         });
@@ -267,7 +267,7 @@ fn tc_ipv6() {
 #[test]
 fn without_an_agent_and_with_few_ports() {
     let _alone = quiet::alone();
-    let mut attacked = Attacked::start("tc", Family::V4, SMALL, &["--pool-ports", "20000-24199"]);
+    let mut attacked = Attacked::start("tc", Family::V4, SMALL, &["--snat-ports", "20000-24199"]);
     attacked.cluster.agents[0].kill().unwrap();
     let mut crowd = attacked.crowd();
     // The packet path waits for this time before it acts without an agent.

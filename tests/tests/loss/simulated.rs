@@ -36,7 +36,7 @@ fn begin(balanced: Balanced, total: u64) -> (Cluster, Recording) {
 
 /// Waits until shortly before the next check of a node.
 fn wait_for_check(recording: &Recording, node: &str) {
-    let last = recording.balancer().asked().into_iter().rfind(|check| check.node == node).unwrap();
+    let last = recording.balancer().all_checks().into_iter().rfind(|check| check.node == node).unwrap();
     let next = last.began + TIMING.interval;
     // A packet that is sent now meets the changes that follow.
     sleep(next.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_millis(2)));

@@ -89,14 +89,14 @@ fn other_programs_and_back() {
     assert!(!explained(&cluster, &own).contains(DIFFER));
 }
 
-/// Another hook, another range of node ports (and so another pool of source ports, without most of
+/// Another hook, another range of node ports (and so another SNAT port range, without most of
 /// those in use), other sizes of maps; and back.
 #[test]
 fn other_flags_and_back() {
     let _alone = quiet::alone();
     let mut cluster = cluster::on_finished_checksums(&[1, 1], "tc");
     let entries = ["--flow-entries", "1024", "--flow-entries-v6", "1024", "--frontend-entries", "128"];
-    let ports = ["--node-ports", "1024-31000", "--pool-ports", "1024-65535", "--idle-udp", "10s"];
+    let ports = ["--node-ports", "1024-31000", "--snat-ports", "1024-65535", "--idle-udp", "10s"];
     replaced(&mut cluster, "other flags: XDP, node ports, sizes of maps", Family::V4, SHORT_GAP, |agent| {
         agent.attach("xdp").flags(&entries).flags(&ports)
     });

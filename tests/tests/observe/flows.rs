@@ -46,7 +46,7 @@ fn held_connections_by_every_filter() {
         for flow in &far {
             assert_eq!(flow["service"], "default/web:tcp-80");
             assert_eq!(flow["protocol"], "TCP");
-            assert_eq!(flow["way"], "forwarded");
+            assert_eq!(flow["kind"], "forwarded");
             assert_eq!(flow["state"], "assured");
             assert_eq!(flow["frontend"], cluster.at(1, family, 30080).to_string());
             let endpoint = std::net::SocketAddr::new(pod.address(family), TARGET);
@@ -59,12 +59,12 @@ fn held_connections_by_every_filter() {
             let gateway: IpAddr = flow["next_hop"].as_str().unwrap().parse().unwrap();
             assert_eq!(gateway, cluster.lab.node(2).address(family));
             assert!(flow["idle_seconds"].as_f64().unwrap() < 5.0, "{flow}");
-            assert_eq!(flow["gone"], false);
+            assert_eq!(flow["removed"], false);
         }
         let delivered = list(&agent, &["--endpoint", &near.address(family).to_string()]);
         assert_eq!(delivered.len(), 2, "{delivered:?}");
         for flow in &delivered {
-            assert_eq!(flow["way"], "delivered");
+            assert_eq!(flow["kind"], "delivered");
             assert_eq!(flow["source"], flow["client"], "the client's address is kept");
             assert_eq!(flow["next_hop"], Value::Null);
         }
@@ -107,7 +107,7 @@ fn held_connections_by_every_filter() {
 }
 
 #[test]
-fn an_endpoint_that_left_is_gone() {
+fn a_removed_endpoint_is_a_state() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let backends = cluster.backends();
     let service = Cluster::node_port("web", Policy::Cluster, 30080);
@@ -118,7 +118,7 @@ fn an_endpoint_that_left_is_gone() {
         HeldConnections::start(cluster.lab.client().netns(), &[to], 1, Duration::from_millis(100)).unwrap();
     cluster.manifests.endpoints(&service, &backends[..1]).unwrap();
     let start = Instant::now();
-    while list(&agents[0], &["--state", "gone"]).len() != 1 {
+    while list(&agents[0], &["--state", "removed"]).len() != 1 {
         assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agents[0], &[]));
     }
     assert!(held.finish().is_clean());

@@ -25,7 +25,8 @@ const TIMEOUTS: Timeouts = Timeouts {
 /// Leaves the maps in the state in which a killed agent leaves them.
 fn set_up(harness: &mut Harness, endpoint: Spot) {
     harness.set_up(
-        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000),
+        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]))
+            .snat_ports(5000..6000),
     );
     harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
 }
@@ -130,7 +131,7 @@ fn room_is_made_by_flows_of_another_endpoint() {
     everywhere(|harness, terms| {
         let near = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
         let local = Frontend::new(Spot::Node, PORT).endpoints(&[(Spot::Local, ENDPOINT_PORT)]);
-        harness.set_up(&Setup::of(near).and(local).pool(5000..6000));
+        harness.set_up(&Setup::of(near).and(local).snat_ports(5000..6000));
         harness.sweep(&mut Sweeper::new(TIMEOUTS, [256; 2]), false);
         for port in 1..=128 {
             past(harness, of_port(terms, port));

@@ -13,7 +13,7 @@ const VIP: (Spot, u16) = (Spot::Vip, PORT);
 
 fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Dialogue {
     let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-    harness.set_up(&Setup::of(frontend).pool(1024..5120));
+    harness.set_up(&Setup::of(frontend).snat_ports(1024..5120));
     Dialogue::new(terms, VIP)
 }
 
@@ -67,7 +67,7 @@ fn what_has_no_flow_passes_until_connections_are_adopted() {
         let dialogue = set_up(harness, terms, Spot::Near);
         let mut frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
         frontend.flags |= ADOPTING;
-        harness.set_up(&Setup::of(frontend).pool(1024..5120));
+        harness.set_up(&Setup::of(frontend).snat_ports(1024..5120));
         if terms.tcp {
             untouched(harness, terms.hook, &dialogue.request(flag::ACK), "passed-no-flow");
             assert_eq!(dialogue.open(harness).outcome, "forwarded");

@@ -24,7 +24,7 @@ fn sticky(endpoints: &[(Spot, u16)]) -> Frontend {
 }
 
 fn setup(frontend: Frontend) -> Setup {
-    Setup::of(frontend).pool(5000..5100)
+    Setup::of(frontend).snat_ports(5000..5100)
 }
 
 /// The endpoint of one more connection.

@@ -71,7 +71,7 @@ impl Association {
 
 fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     let endpoints: Vec<_> = endpoints.iter().map(|spot| (*spot, ENDPOINT_PORT)).collect();
-    harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..5100));
+    harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).snat_ports(5000..5100));
 }
 
 /// Runs a test with an endpoint on another node, and with one on this node: both must behave the

@@ -2,7 +2,7 @@
 
 use traffic_policy_ebpf::abi::ServiceCountKey;
 use traffic_policy_ebpf::outcome::Outcome;
-use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
@@ -16,7 +16,7 @@ const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
 fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     let endpoints: Vec<_> = endpoints.iter().map(|spot| (*spot, ENDPOINT_PORT)).collect();
-    harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..5100));
+    harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).snat_ports(5000..5100));
 }
 
 /// Runs a test with an endpoint on another node, and with one on this node: both must behave the
@@ -385,7 +385,7 @@ fn a_vanished_endpoint_gets_nothing_new() {
     each(|harness, terms, dialogue| {
         dialogue.establish(harness);
         let old = dialogue.entries(harness);
-        harness.change(&old.0, |entry| entry.state |= GONE);
+        harness.change(&old.0, |entry| entry.state |= REMOVED);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         if terms.tcp {
             dialogue.send(harness, ACK);

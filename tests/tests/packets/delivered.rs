@@ -1,7 +1,7 @@
 //! Two flows of one client port whose packets look alike once XDP has delivered those of one: the
 //! endpoint of one Service, on this node, has the address and port of another Service's frontend.
 
-use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot, Way};
+use traffic_policy_testing::harness::{Action, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::dialogue::{Dialogue, everywhere};
@@ -26,13 +26,13 @@ fn setup(terms: Terms) -> Setup {
 /// The frame that the stack gets, or that is sent, after the programs of all ingress hooks have
 /// seen a packet.
 #[track_caller]
-fn becomes(harness: &Harness, terms: Terms, packet: &Packet) -> (Way, Vec<u8>) {
+fn becomes(harness: &Harness, terms: Terms, packet: &Packet) -> (Action, Vec<u8>) {
     let mut ran = harness.run(terms.hook, packet);
-    if terms.xdp() && ran.way == Way::Pass {
+    if terms.xdp() && ran.action == Action::Pass {
         let passed = traffic_policy_testing::harness::Input::new(Hook::Ingress, ran.frame.clone());
         ran = harness.input(&passed);
     }
-    (ran.way, ran.frame)
+    (ran.action, ran.frame)
 }
 
 /// Sends a packet of each flow in turn; each must reach its own endpoint.
@@ -44,12 +44,15 @@ fn each_reaches_its_own(harness: &Harness, terms: Terms, flags: u8, what: &str) 
         let delivered = request.clone().destination(terms.at(LOCAL)).bytes();
         assert_eq!(
             becomes(harness, terms, &request),
-            (Way::Pass, delivered),
+            (Action::Pass, delivered),
             "{what}, to the endpoint, {turn}"
         );
         let request = if flags & flag::SYN == 0 { frontend.request(flags) } else { frontend.opening() };
-        let (way, frame) = becomes(harness, terms, &request);
-        assert!(matches!(way, Way::Back | Way::Redirect), "{what}, to the frontend, {turn}: {way:?}");
+        let (action, frame) = becomes(harness, terms, &request);
+        assert!(
+            matches!(action, Action::Back | Action::Redirect),
+            "{what}, to the frontend, {turn}: {action:?}"
+        );
         assert_ne!(frame, request.bytes(), "{what}, to the frontend, {turn}");
     }
 }

@@ -340,7 +340,7 @@ fn a_record_without_a_flow() {
 #[test]
 fn the_record_of_an_earlier_flow() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(NODE, NEAR).pool([5000]));
+        harness.set_up(&setup(NODE, NEAR).snat_ports([5000]));
         let [first, second] = [1, 2].map(|port| Dialogue::new(terms, NODE).with_port(port));
         first.establish(harness);
         let fragments = long(first.answer_packet(harness, flag::ACK), 7).fragments(SIZE);

@@ -3,7 +3,7 @@
 use aya::maps::{Array, MapData};
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, HOPS_PER_GENERATION, SlotRoute};
 use traffic_policy_testing::harness::{
-    self, Device, Frontend, Harness, Hook, Input, Setup, Spot, Way, on_one_cpu,
+    self, Action, Device, Frontend, Harness, Hook, Input, Setup, Spot, on_one_cpu,
 };
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::netlink::Mac;
@@ -18,7 +18,8 @@ const MOVED: Mac = [2, 0, 0, 0, 0, 0x99];
 
 fn set_up(harness: &mut Harness) {
     harness.set_up(
-        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)])).pool(5000..5100),
+        &Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Near, ENDPOINT_PORT)]))
+            .snat_ports(5000..5100),
     );
 }
 
@@ -113,7 +114,7 @@ fn a_route_that_moves_to_another_device() {
         for _ in 0..2 {
             let ran = dialogue.send(harness, ACK);
             ran.expect("forwarded");
-            assert_eq!(ran.way, Way::Redirect);
+            assert_eq!(ran.action, Action::Redirect);
             let expected = dialogue
                 .request(ACK)
                 .source((before.new_from.ip(), before.new_from.port()))
@@ -200,7 +201,7 @@ fn another_question_about_a_client_has_its_own_answer() {
         let frontends = [VIP, OTHER].map(|(spot, port)| Frontend::new(spot, port).endpoints(&endpoints));
         let [one, other] = frontends;
         for terms in Terms::all() {
-            harness.set_up(&Setup::of(one.clone()).and(other.clone()).pool(5000..5100));
+            harness.set_up(&Setup::of(one.clone()).and(other.clone()).snat_ports(5000..5100));
             on_one_cpu(|| {
                 let by = |frontend, port, device| {
                     way_back(Dialogue::new(terms, frontend).with_port(port), harness, device)
@@ -263,7 +264,7 @@ fn xdp_makes_no_flow_that_it_cannot_send() {
 fn a_first_packet_is_counted_once_and_only_if_it_is_sent() {
     everywhere(|harness, terms| {
         let endpoint = [(Spot::Far, ENDPOINT_PORT)];
-        let setup = Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoint)).pool(5000..5100);
+        let setup = Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoint)).snat_ports(5000..5100);
         harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
         let dialogue = Dialogue::new(terms, VIP);
         let counted = |harness: &Harness| {

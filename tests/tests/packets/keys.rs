@@ -16,7 +16,7 @@ use crate::{
 
 fn set_up(harness: &mut Harness, terms: Terms, endpoint: Spot) -> Dialogue {
     let frontend = Frontend::new(Spot::Node, PORT).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-    harness.set_up(&Setup::of(frontend).pool(1024..5120));
+    harness.set_up(&Setup::of(frontend).snat_ports(1024..5120));
     let dialogue = Dialogue::new(terms, (Spot::Node, PORT));
     dialogue.establish(harness);
     dialogue
@@ -137,7 +137,7 @@ fn a_source_chosen_for_one_seed_shares_no_key_under_another() {
                 let endpoints = [(Spot::Near, ENDPOINT_PORT)];
                 let [one, other] =
                     [Spot::Node, Spot::Vip].map(|spot| Frontend::new(spot, PORT).endpoints(&endpoints));
-                let setup = Setup::of(one).and(other).pool(1024..5120);
+                let setup = Setup::of(one).and(other).snat_ports(1024..5120);
                 harness.set_up(&setup.with(|setup| setup.source_check = SourceCheck::Off));
                 harness.run(terms.hook, &terms.request((Spot::Node, PORT))).expect("forwarded");
                 let chosen = terms.request((Spot::Vip, PORT)).source((source.to_ip(), CLIENT_PORT));

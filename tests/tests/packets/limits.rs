@@ -12,11 +12,11 @@ const NODE: (Spot, u16) = (Spot::Node, PORT);
 const ACK: u8 = flag::ACK;
 const SYN_ACK: u8 = flag::SYN | flag::ACK;
 
-/// Tables with room for every port of a pool.
+/// Tables with room for every port of a SNAT port range.
 const LARGE: MapSizes = MapSizes { flows4: 4096, flows6: 4096, unassured: 4096, ..harness::SIZES };
 
 fn setup(endpoint: Spot) -> Setup {
-    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..6000)
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).snat_ports(5000..6000)
 }
 
 /// Unassured flows make room, the oldest first; assured ones never do.
@@ -73,9 +73,9 @@ fn a_table_full_of_flows_that_stand() {
 }
 
 #[test]
-fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
+fn an_exhausted_port_range_drops_new_flows_to_this_endpoint_only() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(Spot::Near).pool(5000..5020));
+        harness.set_up(&setup(Spot::Near).snat_ports(5000..5020));
         for port in 1..=20 {
             Dialogue::new(terms, VIP).with_port(port).open(harness).expect("forwarded");
         }
@@ -93,14 +93,14 @@ fn an_exhausted_pool_drops_new_flows_to_this_endpoint_only() {
     });
 }
 
-/// 95 % of the ports of a pool this large can be used towards one endpoint before the first client
+/// 95 % of the ports of a range this large can be used towards one endpoint before the first client
 /// is refused.
 #[test]
-fn nearly_all_of_a_pool_can_be_used() {
+fn nearly_all_of_a_port_range_can_be_used() {
     const PORTS: u16 = 1000;
     harness::with_sizes(LARGE, |harness| {
         for terms in Terms::all() {
-            harness.set_up(&setup(Spot::Near).pool(5000..5000 + PORTS));
+            harness.set_up(&setup(Spot::Near).snat_ports(5000..5000 + PORTS));
             let opened = (1..=PORTS)
                 .take_while(|port| {
                     Dialogue::new(terms, VIP).with_port(*port).open(harness).outcome == "forwarded"
@@ -142,7 +142,7 @@ fn ports_of_flows_that_are_over_are_used_again() {
         };
         let never_answered: Reach = |dialogue, harness| drop(dialogue.open(harness));
         let after = |harness: &mut Harness, reach: Reach, seconds: u32| {
-            harness.set_up(&setup(Spot::Near).pool([5000]));
+            harness.set_up(&setup(Spot::Near).snat_ports([5000]));
             reach(first, harness);
             first.idle(harness, seconds);
             second.open(harness).outcome
@@ -189,7 +189,7 @@ fn ports_of_questions_that_are_over_are_used_again() {
             ("asked", &asked, 12, "forwarded"),
             ("answered", &answered, 12, "forwarded"),
         ] {
-            harness.set_up(&setup(Spot::Near).pool([5000]));
+            harness.set_up(&setup(Spot::Near).snat_ports([5000]));
             reach(harness);
             first.idle(harness, seconds);
             assert_eq!(second.open(harness).outcome, outcome, "{what}, {seconds} s, {terms:?}");
@@ -205,7 +205,7 @@ fn free_ports_come_before_those_of_flows_that_are_over() {
     const FLOWS: u16 = 100;
     harness::with_sizes(LARGE, |harness| {
         for terms in Terms::all().filter(|terms| terms.tcp) {
-            harness.set_up(&setup(Spot::Near).pool(5000..5000 + 4 * FLOWS));
+            harness.set_up(&setup(Spot::Near).snat_ports(5000..5000 + 4 * FLOWS));
             let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
             for port in 1..=FLOWS {
                 of_port(port).establish(harness);
@@ -234,7 +234,7 @@ fn a_search_that_has_just_failed_is_spared() {
             harness.evict(&request);
             harness.evict(&reply);
         };
-        harness.set_up(&setup(Spot::Near).pool([5000, 5001]));
+        harness.set_up(&setup(Spot::Near).snat_ports([5000, 5001]));
         for port in 1..=2 {
             of_port(port).open(harness).expect("forwarded");
         }
@@ -267,7 +267,7 @@ fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
         if !terms.tcp {
             return;
         }
-        harness.set_up(&setup(Spot::Near).pool([5000]));
+        harness.set_up(&setup(Spot::Near).snat_ports([5000]));
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         const FIRST: u32 = 1 << 31;
@@ -298,7 +298,7 @@ fn connections_begin_anew_while_their_ports_are_taken() {
         let (over, newer): (Vec<_>, Vec<_>) =
             (0..PORTS.len() as u16).map(|number| (of_port(1 + number), of_port(1001 + number))).unzip();
         for _ in 0..40 {
-            harness.set_up(&setup(Spot::Near).pool(PORTS));
+            harness.set_up(&setup(Spot::Near).snat_ports(PORTS));
             for dialogue in &over {
                 dialogue.establish(harness);
                 dialogue.send(harness, flag::RST | ACK).expect("forwarded");
@@ -333,7 +333,7 @@ fn a_port_that_was_left_behind_is_used_again() {
         }
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
-        harness.set_up(&setup(Spot::Near).pool([5000]));
+        harness.set_up(&setup(Spot::Near).snat_ports([5000]));
         first.establish(harness);
         first.answer(harness, flag::RST);
         let (request, left) = first.entries(harness);
@@ -357,7 +357,7 @@ fn one_client_port_never_holds_more_than_one_port() {
         if !terms.tcp {
             return;
         }
-        harness.set_up(&setup(Spot::Near).pool(5000..5020));
+        harness.set_up(&setup(Spot::Near).snat_ports(5000..5020));
         let dialogue = Dialogue::new(terms, VIP);
         for _ in 0..200 {
             dialogue.open(harness).expect("forwarded");
@@ -371,9 +371,9 @@ fn one_client_port_never_holds_more_than_one_port() {
 }
 
 #[test]
-fn an_empty_pool_hurts_no_endpoint_of_this_node() {
+fn an_empty_port_range_hurts_no_endpoint_of_this_node() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(Spot::Local).pool([]));
+        harness.set_up(&setup(Spot::Local).snat_ports([]));
         Dialogue::new(terms, VIP).establish(harness);
     });
 }
@@ -403,8 +403,8 @@ fn two_frontends_that_meet_in_one_tuple() {
             dialogue.send(harness, ACK).expect("delivered");
             dialogue.establish(harness);
         }
-        for pool in [vec![CLIENT_PORT], vec![]] {
-            harness.set_up(&both.clone().pool(pool));
+        for ports in [vec![CLIENT_PORT], vec![]] {
+            harness.set_up(&both.clone().snat_ports(ports));
             first.open(harness).expect("delivered");
             second.open(harness).expect("dropped-no-snat-port");
         }

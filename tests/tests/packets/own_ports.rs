@@ -1,4 +1,4 @@
-//! Ports of the pool that the node itself uses: a process has bound one, or a masquerade has given
+//! SNAT ports that the node itself uses: a process has bound one, or a masquerade has given
 //! one to a pod's connection.
 
 use std::thread::sleep;
@@ -16,11 +16,11 @@ const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 const OWN: u16 = 5000;
 const FREE: u16 = 5001;
 
-fn setup(pool: &[u16]) -> Setup {
-    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])).pool(pool.iter().copied())
+fn setup(ports: &[u16]) -> Setup {
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR])).snat_ports(ports.iter().copied())
 }
 
-/// The node's own SYN or datagram from a port of the pool, as it leaves.
+/// The node's own SYN or datagram from a SNAT port, as it leaves.
 fn own(terms: Terms, to: (Spot, u16)) -> Packet {
     terms.packet((Spot::Node, OWN), to).macs(Device::Eth0.mac(), Spot::RouterNear.mac())
 }
@@ -50,7 +50,7 @@ fn a_new_flow_towards_the_same_endpoint_gets_another() {
 }
 
 /// A port that is in use towards one endpoint is as free as ever towards others, and so is one that
-/// the node uses outside of the pool or towards other destinations.
+/// the node uses outside of the SNAT port range or towards other destinations.
 #[test]
 fn no_other_port_is_held() {
     everywhere(|harness, terms| {

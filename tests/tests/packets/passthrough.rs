@@ -16,11 +16,12 @@ fn setup() -> Setup {
 }
 
 /// The prefilter knows this node's addresses by 16 bits of a hash: a Service address may collide
-/// with them, and its port may be one of the pool.
+/// with them, and its port may be a SNAT port.
 #[test]
 fn a_service_address_that_collides_with_the_nodes_is_served() {
     everywhere(|harness, terms| {
-        harness.set_up(&Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR])).pool([PORT, 5000]));
+        harness
+            .set_up(&Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR])).snat_ports([PORT, 5000]));
         harness.share_bit_with_the_node(terms.at((Spot::Vip, PORT)).0);
         let dialogue = Dialogue::new(terms, (Spot::Vip, PORT));
         dialogue.open(harness).expect("forwarded");
@@ -57,14 +58,14 @@ fn other_ports_and_addresses() {
             Step::passed(&terms.request((Spot::Client, PORT)), "passed"),
             Step::passed(&terms.reply(NEAR, Device::Eth0, Spot::RouterNear), "passed-not-service"),
         ];
-        let pool = Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR]));
+        let served = Setup::of(Frontend::new(Spot::Vip, PORT).endpoints(&[NEAR]));
         let forwarded = terms.forwarded((Spot::Vip, PORT), NEAR, Device::Eth0, Spot::RouterNear);
         let other = terms.reply((Spot::OtherNear, ENDPOINT_PORT), Device::Eth0, Spot::RouterNear);
         vec![
             Case::new("no frontend", setup(), steps),
             Case::new(
-                "a pool port without a flow, while there are flows",
-                pool,
+                "a SNAT port without a flow, while there are flows",
+                served,
                 [
                     Step::new(&terms.request((Spot::Vip, PORT)), "forwarded", &forwarded),
                     Step::passed(&other, "passed-not-service"),

@@ -60,7 +60,7 @@ fn one(harness: &mut Harness, terms: Terms, draw: &Draw) {
     let frontend = if draw.vip { (Spot::Vip, PORT) } else { (Spot::Node, PORT) };
     let endpoint = (draw.endpoint, ENDPOINT_PORT);
     let setup = Setup::of(Frontend::new(frontend.0, frontend.1).endpoints(&[endpoint]));
-    harness.set_up(&setup.pool(1024..5120).with(|setup| setup.seed = draw.seed));
+    harness.set_up(&setup.snat_ports(1024..5120).with(|setup| setup.seed = draw.seed));
     let client = client(terms, draw.client);
     let request = decorate(terms, draw, terms.request(frontend).source((client, draw.port)));
 

@@ -1,7 +1,7 @@
 //! Segments that do not belong to the conversation whose addresses and ports they have: an off-path
 //! attacker cannot know its sequence numbers. RFC 5961, and conntrack's windows.
 
-use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, GONE, RST};
+use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST};
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Ran, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
@@ -25,7 +25,7 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
         for endpoint in [Spot::Near, Spot::Local] {
             if terms.tcp {
                 let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-                harness.set_up(&Setup::of(frontend).pool(5000..5100));
+                harness.set_up(&Setup::of(frontend).snat_ports(5000..5100));
                 work(harness, terms, Dialogue::new(terms, VIP));
             }
         }
@@ -154,14 +154,14 @@ fn a_syn_does_not_move_a_connection_whose_endpoint_was_replaced() {
     each(|harness, _, dialogue| {
         dialogue.establish(harness);
         let (old, _) = dialogue.entries(harness);
-        harness.change(&old, |entry| entry.state |= GONE);
+        harness.change(&old, |entry| entry.state |= REMOVED);
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
         spoof(harness, dialogue, false, FIN_ACK, (1 << 20, 1 << 20));
         spoof(harness, dialogue, false, RST_ACK, (1 << 20, 1 << 20));
         harness.run(dialogue.terms.hook, &dialogue.opening().numbers(77_777, 0));
         let (request, reply) = dialogue.entries(harness);
         assert_eq!((request.new_to, request.new_from), (old.new_to, old.new_from));
-        assert_eq!((request.state, reply.state), (ASSURED | GONE, ASSURED | ANSWERED));
+        assert_eq!((request.state, reply.state), (ASSURED | REMOVED, ASSURED | ANSWERED));
         let outcome = dialogue.answer(harness, ACK).outcome;
         assert!(matches!(outcome, "replied" | "replied-local"), "{outcome}");
     });

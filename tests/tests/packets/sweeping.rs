@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use traffic_policy_cluster::model::Protocol;
 use traffic_policy_dataplane::{RemovedEndpoint, Sweeper, endpoint_key};
-use traffic_policy_ebpf::tcp::{GONE, MARKED, Timeouts};
+use traffic_policy_ebpf::tcp::{MARKED, REMOVED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
@@ -35,7 +35,7 @@ pub(crate) fn sweeper() -> Sweeper {
 
 fn set_up(harness: &mut Harness, endpoint: Spot) {
     let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)]);
-    harness.set_up(&Setup::of(frontend).pool(5000..6000));
+    harness.set_up(&Setup::of(frontend).snat_ports(5000..6000));
 }
 
 /// Makes the flow appear idle for this time.
@@ -153,13 +153,13 @@ fn a_reply_entry_that_nobody_names_goes() {
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.establish(harness);
         let (request, old) = dialogue.entries(harness);
-        harness.change(&request, |entry| entry.state |= GONE);
+        harness.change(&request, |entry| entry.state |= REMOVED);
         dialogue.open(harness).expect("forwarded");
         assert_eq!(harness.flows(terms.family).len(), 3);
         let last = harness.now().wrapping_sub(TIMEOUTS.unassured + SLACK);
         harness.change(&old, |entry| {
             entry.last = last;
-            entry.state |= GONE;
+            entry.state |= REMOVED;
         });
         harness.sweep(&mut sweeper, false);
         assert_eq!(harness.flows(terms.family).len(), 3);
@@ -179,14 +179,14 @@ fn removed_from(terms: Terms, service: u32, endpoint: SocketAddr) -> RemovedEndp
 fn removed_endpoints_are_marked_and_no_others() {
     everywhere(|harness, terms| {
         let endpoints = [(Spot::Near, ENDPOINT_PORT), (Spot::OtherNear, ENDPOINT_PORT)];
-        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).pool(5000..6000));
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).snat_ports(5000..6000));
         let dialogues: Vec<_> = (1..=20).map(|port| Dialogue::new(terms, VIP).with_port(port)).collect();
         dialogues.iter().for_each(|dialogue| dialogue.establish(harness));
         let (address, port) = terms.at(endpoints[0]);
-        let gone = SocketAddr::new(address, port);
+        let removed = SocketAddr::new(address, port);
         let mut sweeper = sweeper();
         let service = dialogues[0].entries(harness).0.service;
-        let same = removed_from(terms, service, gone);
+        let same = removed_from(terms, service, removed);
         let protocol = if terms.tcp { Protocol::Udp } else { Protocol::Tcp };
         for (what, other) in [
             ("the other protocol", RemovedEndpoint { protocol, ..same }),
@@ -194,20 +194,24 @@ fn removed_endpoints_are_marked_and_no_others() {
         ] {
             harness.tables.removed.insert(endpoint_key(&other), 1, 0).unwrap();
             harness.sweep(&mut sweeper, true);
-            assert!(dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0), "{what}");
+            assert!(
+                dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & REMOVED == 0),
+                "{what}"
+            );
         }
         harness.tables.removed.insert(endpoint_key(&same), 1, 0).unwrap();
         harness.sweep(&mut sweeper, false);
         assert!(
-            dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & GONE == 0),
+            dialogues.iter().all(|dialogue| dialogue.entries(harness).0.state & REMOVED == 0),
             "not asked to"
         );
         harness.sweep(&mut sweeper, true);
-        let marked = dialogues.iter().filter(|dialogue| dialogue.entries(harness).0.new_to == gone).count();
+        let marked =
+            dialogues.iter().filter(|dialogue| dialogue.entries(harness).0.new_to == removed).count();
         assert!((1..20).contains(&marked), "{marked} of 20 flows to one of two endpoints");
         for dialogue in dialogues {
             let (request, _) = dialogue.entries(harness);
-            assert_eq!(request.state & GONE != 0, request.new_to == gone);
+            assert_eq!(request.state & REMOVED != 0, request.new_to == removed);
         }
     });
 }
@@ -220,15 +224,19 @@ fn flows_that_are_not_assured_leave_a_removed_endpoint() {
             set_up(harness, endpoint);
             let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
             dialogue.open(harness);
-            let FlowEntry { service, new_to: gone, .. } = dialogue.entries(harness).0;
+            let FlowEntry { service, new_to: removed, .. } = dialogue.entries(harness).0;
             harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]));
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness);
-            assert_eq!(dialogue.entries(harness).0.new_to, gone, "not named yet");
-            harness.tables.removed.insert(endpoint_key(&removed_from(terms, service, gone)), 1, 0).unwrap();
+            assert_eq!(dialogue.entries(harness).0.new_to, removed, "not named yet");
+            harness
+                .tables
+                .removed
+                .insert(endpoint_key(&removed_from(terms, service, removed)), 1, 0)
+                .unwrap();
             harness.sweep(&mut sweeper, true);
             dialogue.open(harness).expect("forwarded");
-            assert_ne!(dialogue.entries(harness).0.new_to, gone);
+            assert_ne!(dialogue.entries(harness).0.new_to, removed);
             dialogue.establish(harness);
         }
     });

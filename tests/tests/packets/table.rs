@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use traffic_policy_testing::harness::{self, Device, Harness, Hook, Input, POOL_PORT, Setup, Spot, Way};
+use traffic_policy_testing::harness::{self, Action, Device, Harness, Hook, Input, SNAT_PORT, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, difference, flag, render};
 
@@ -62,15 +62,15 @@ impl Terms {
         router: Spot,
     ) -> Packet {
         self.request(to)
-            .source(self.at((device.spot(), POOL_PORT)))
+            .source(self.at((device.spot(), SNAT_PORT)))
             .destination(self.at(endpoint))
             .macs(device.mac(), router.mac())
             .ttl(63)
     }
 
-    /// A SYN-ACK or a datagram back to the pool port, as `router` sends it to `device`.
+    /// A SYN-ACK or a datagram back to the SNAT port, as `router` sends it to `device`.
     pub(crate) fn reply(self, endpoint: (Spot, u16), device: Device, router: Spot) -> Packet {
-        self.answer(endpoint, (device.spot(), POOL_PORT)).macs(router.mac(), device.mac())
+        self.answer(endpoint, (device.spot(), SNAT_PORT)).macs(router.mac(), device.mac())
     }
 
     /// A SYN-ACK or a datagram.
@@ -179,8 +179,13 @@ impl Step {
         }
         // If the neighbour is not resolved, the kernel writes the MAC addresses afterwards.
         let back = hook == Hook::Xdp && expected.get(6..12) == Some(&self.device.mac()[..]);
-        if matches!(ran.way, Way::Back | Way::Redirect) {
-            assert_eq!(ran.way, if back { Way::Back } else { Way::Redirect }, "{}", render(&expected));
+        if matches!(ran.action, Action::Back | Action::Redirect) {
+            assert_eq!(
+                ran.action,
+                if back { Action::Back } else { Action::Redirect },
+                "{}",
+                render(&expected)
+            );
         }
     }
 }

@@ -22,7 +22,7 @@ fn places(terms: Terms) -> u16 {
 }
 
 fn setup(endpoint: Spot) -> Setup {
-    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).pool(5000..7000)
+    Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])).snat_ports(5000..7000)
 }
 
 fn of_port(terms: Terms, port: u16) -> Dialogue {
@@ -191,7 +191,7 @@ fn a_flow_without_a_port_pushes_out_nobody() {
         for terms in Terms::all() {
             let local = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)]);
             let near = Frontend::new(Spot::OtherVip, PORT).endpoints(&[(Spot::Near, ENDPOINT_PORT)]);
-            harness.set_up(&Setup::of(local).and(near).pool([5000]));
+            harness.set_up(&Setup::of(local).and(near).snat_ports([5000]));
             let to_near = |port| Dialogue::new(terms, (Spot::OtherVip, PORT)).with_port(port);
             to_near(1).establish(harness);
             let places = places(terms);
@@ -348,7 +348,7 @@ fn without_its_reply_entry_a_request_starts_anew() {
 #[test]
 fn a_reply_entry_of_another_flow_is_not_believed() {
     everywhere(|harness, terms| {
-        harness.set_up(&setup(Spot::Near).pool([5000]));
+        harness.set_up(&setup(Spot::Near).snat_ports([5000]));
         let (first, second) = (of_port(terms, 1), of_port(terms, 2));
         first.open(harness).expect("forwarded");
         harness.evict(&first.entries(harness).1);

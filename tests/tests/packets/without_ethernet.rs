@@ -26,7 +26,7 @@ fn all() -> impl Iterator<Item = Terms> {
 
 /// A packet, and the hook that sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     /// An incoming packet, always with an Ethernet header. A test run takes the first bytes for
     /// one, and so takes a packet without it for one to another host: it creates no flow.
     First,
@@ -35,17 +35,17 @@ enum Way {
 }
 
 /// Runs packets one after the other on fresh maps, with an Ethernet header and without.
-fn both(endpoint: (Spot, u16), packets: &[(Way, Packet)]) -> [Vec<Ran>; 2] {
+fn both(endpoint: (Spot, u16), packets: &[(Direction, Packet)]) -> [Vec<Ran>; 2] {
     [false, true].map(|bare| {
         harness::with(|harness| {
             set_up(harness, endpoint);
-            let run = |(way, packet): &(Way, Packet)| {
+            let run = |(direction, packet): &(Direction, Packet)| {
                 let frame = packet.clone().macs([0; 6], [0; 6]).bytes();
-                let (hook, frame) = match (bare, way) {
-                    (_, Way::First) | (false, Way::In) => (Hook::Ingress, frame),
-                    (false, Way::Out) => (Hook::Egress, frame),
-                    (true, Way::In) => (Hook::IngressL3, frame[ETHERNET..].to_vec()),
-                    (true, Way::Out) => (Hook::EgressL3, frame[ETHERNET..].to_vec()),
+                let (hook, frame) = match (bare, direction) {
+                    (_, Direction::First) | (false, Direction::In) => (Hook::Ingress, frame),
+                    (false, Direction::Out) => (Hook::Egress, frame),
+                    (true, Direction::In) => (Hook::IngressL3, frame[ETHERNET..].to_vec()),
+                    (true, Direction::Out) => (Hook::EgressL3, frame[ETHERNET..].to_vec()),
                 };
                 harness.input(&Input { device: Device::Tun0, ..Input::new(hook, frame) })
             };
@@ -57,16 +57,17 @@ fn both(endpoint: (Spot, u16), packets: &[(Way, Packet)]) -> [Vec<Ran>; 2] {
 /// Checks that the outcomes have these names in both forms, and that the packets are equal except
 /// for the header, which a packet that is passed at once does not get.
 #[track_caller]
-fn same(endpoint: (Spot, u16), packets: &[(Way, Packet)], outcomes: &[&str]) {
+fn same(endpoint: (Spot, u16), packets: &[(Direction, Packet)], outcomes: &[&str]) {
     assert_eq!(packets.len(), outcomes.len());
     let [with, without] = both(endpoint, packets);
-    for (((way, packet), outcome), (with, without)) in
+    for (((direction, packet), outcome), (with, without)) in
         packets.iter().zip(outcomes).zip(with.iter().zip(&without))
     {
         with.expect(outcome);
         without.expect(outcome);
-        assert_eq!(with.way, without.way, "{packet:?}");
-        let bare = *way == Way::Out || *way == Way::In && outcome.starts_with("passed");
+        assert_eq!(with.action, without.action, "{packet:?}");
+        let bare =
+            *direction == Direction::Out || *direction == Direction::In && outcome.starts_with("passed");
         assert_eq!(with.frame[if bare { ETHERNET } else { 0 }..], without.frame[..], "{packet:?}");
     }
 }
@@ -94,9 +95,9 @@ fn requests() {
             [(NEAR, "forwarded", "rejected-ttl-exceeded"), (LOCAL, "delivered", "delivered")]
         {
             let packets = [
-                (Way::First, request.clone()),
-                (Way::In, request.clone()),
-                (Way::In, request.clone().ttl(1)),
+                (Direction::First, request.clone()),
+                (Direction::In, request.clone()),
+                (Direction::In, request.clone().ttl(1)),
             ];
             same(endpoint, &packets, &[outcome, outcome, last]);
         }
@@ -110,7 +111,7 @@ fn what_is_no_service_packet_stays_as_it_was() {
         let igmp = Packet::new(CLIENT.0.of(terms.family), VIP.0.of(terms.family), Transport::Other(2))
             .payload(&[0; 64]);
         let outcomes = ["passed", "passed-unsupported-protocol"];
-        same(NEAR, &[(Way::In, other), (Way::In, igmp)], &outcomes);
+        same(NEAR, &[(Direction::In, other), (Direction::In, igmp)], &outcomes);
     }
 }
 
@@ -119,8 +120,9 @@ fn fragments_options_and_extension_headers() {
     for terms in all() {
         for (endpoint, outcome) in [(NEAR, "forwarded"), (LOCAL, "delivered")] {
             let request = terms.packet(CLIENT, VIP);
-            let mut packets = vec![(Way::First, request.clone()), (Way::In, irregular(request.clone()))];
-            packets.extend(fragments(request).into_iter().map(|piece| (Way::In, piece)));
+            let mut packets =
+                vec![(Direction::First, request.clone()), (Direction::In, irregular(request.clone()))];
+            packets.extend(fragments(request).into_iter().map(|piece| (Direction::In, piece)));
             same(endpoint, &packets, &vec![outcome; packets.len()]);
         }
     }
@@ -130,15 +132,15 @@ fn fragments_options_and_extension_headers() {
 fn replies_of_local_endpoints() {
     for terms in all() {
         let answer = terms.answer(LOCAL, CLIENT);
-        let mut packets = vec![(Way::First, terms.packet(CLIENT, VIP))];
-        packets.extend([(Way::Out, answer.clone()), (Way::Out, irregular(answer.clone()))]);
-        packets.extend(fragments(answer).into_iter().map(|piece| (Way::Out, piece)));
+        let mut packets = vec![(Direction::First, terms.packet(CLIENT, VIP))];
+        packets.extend([(Direction::Out, answer.clone()), (Direction::Out, irregular(answer.clone()))]);
+        packets.extend(fragments(answer).into_iter().map(|piece| (Direction::Out, piece)));
         let mut outcomes = vec!["replied-local"; packets.len()];
         outcomes[0] = "delivered";
         same(LOCAL, &packets, &outcomes);
         // No endpoint has sent this packet.
         let other = terms.answer((Spot::LocalTyped, 9), CLIENT);
-        same(LOCAL, &[(Way::Out, other)], &["passed"]);
+        same(LOCAL, &[(Direction::Out, other)], &["passed"]);
     }
 }
 
@@ -152,12 +154,16 @@ fn error(about: &Packet) -> Packet {
 #[test]
 fn icmp_errors() {
     for terms in all() {
-        let request = (Way::First, terms.packet(CLIENT, VIP));
+        let request = (Direction::First, terms.packet(CLIENT, VIP));
         let answer = terms.answer(LOCAL, CLIENT);
         // The client rejects the reply, the endpoint the request.
         let (replied, delivered) = (answer.clone().source(terms.at(VIP)), terms.packet(CLIENT, LOCAL));
-        let packets =
-            [request, (Way::Out, answer), (Way::In, error(&replied)), (Way::Out, error(&delivered))];
+        let packets = [
+            request,
+            (Direction::Out, answer),
+            (Direction::In, error(&replied)),
+            (Direction::Out, error(&delivered)),
+        ];
         let outcomes = ["delivered", "replied-local", "delivered-icmp-error", "replied-local-icmp-error"];
         same(LOCAL, &packets, &outcomes);
     }

@@ -1,6 +1,6 @@
-//! Sockets of the node itself on ports of the pool, towards an endpoint of another node: they are
+//! Sockets of the node itself on SNAT ports, towards an endpoint of another node: they are
 //! answered, and clients of the Service get other ports towards that endpoint. The agent, which
-//! would take bound ports out of the pool, is stopped.
+//! would take bound ports out of the range, is stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -14,9 +14,9 @@ use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30_080;
-/// The smallest pool that is possible.
+/// The smallest SNAT port range that is possible.
 const FIRST: u16 = 20_000;
-const POOL: u16 = 4_200;
+const SNAT_PORT_COUNT: u16 = 4_200;
 /// The number of ports that the node uses. A client's port is one of them by chance once in 21
 /// times: that none of the 300 clients gets one happens once in a million runs.
 const OWN: u16 = 200;
@@ -72,15 +72,16 @@ fn ports_are_kept_apart(attach: &str) {
     let backends = cluster.backends();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &backends).unwrap();
     let node = lab.node(1);
-    let pool = format!("{FIRST}-{}", FIRST + POOL - 1);
-    let mut agent = Agent::builder(lab, node).attach(attach).flags(&["--pool-ports", &pool]).start().unwrap();
+    let range = format!("{FIRST}-{}", FIRST + SNAT_PORT_COUNT - 1);
+    let mut agent =
+        Agent::builder(lab, node).attach(attach).flags(&["--snat-ports", &range]).start().unwrap();
     agent.wait_ready(PATIENCE).unwrap();
     agent.kill().unwrap();
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             let what = format!("{attach} {family:?} {protocol:?}");
             let endpoint = SocketAddr::new(lab.node(2).pod(1).address(family), TARGET);
-            let step = POOL / OWN;
+            let step = SNAT_PORT_COUNT / OWN;
             let ports = (0..OWN).map(|number| FIRST + number * step);
             let mut own: Vec<_> = node.netns().run(|| {
                 ports

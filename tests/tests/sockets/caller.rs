@@ -13,10 +13,10 @@ use traffic_policy_testing::traffic::Answer;
 
 /// A process that makes socket calls on request.
 #[derive(Clone, Debug)]
-pub struct Caller(Rc<RefCell<Told>>);
+pub struct Caller(Rc<RefCell<Child>>);
 
 #[derive(Debug)]
-struct Told {
+struct Child {
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     process: Process,
@@ -65,7 +65,7 @@ impl Caller {
         cgroup.enter_on_exec(&mut command).unwrap();
         let mut process = namespace.spawn(command).unwrap();
         let (input, output) = process.pipes().unwrap();
-        Self(Rc::new(RefCell::new(Told { input, output: BufReader::new(output), process })))
+        Self(Rc::new(RefCell::new(Child { input, output: BufReader::new(output), process })))
     }
 
     pub fn tcp(&self, kind: Kind) -> Socket {
@@ -94,14 +94,14 @@ impl Caller {
     }
 
     fn call(&self, line: &str) -> io::Result<String> {
-        let mut told = self.0.borrow_mut();
-        writeln!(told.input, "{line}").unwrap();
+        let mut child = self.0.borrow_mut();
+        writeln!(child.input, "{line}").unwrap();
         let mut answer = String::new();
-        told.output.read_line(&mut answer).unwrap();
+        child.output.read_line(&mut answer).unwrap();
         match answer.trim_end_matches('\n').split_once(' ') {
             Some(("ok", said)) => Ok(said.to_owned()),
             Some(("error", number)) => Err(io::Error::from_raw_os_error(number.parse().unwrap())),
-            _ => panic!("process {}, {line}: {answer}", told.process.id()),
+            _ => panic!("process {}, {line}: {answer}", child.process.id()),
         }
     }
 }

@@ -113,7 +113,7 @@ fn meet(caller: &Caller, kind: Kind, call: Call, to: SocketAddr) -> Met {
     }
 }
 
-struct Asked<'a> {
+struct Case<'a> {
     fixture: &'a SocketCluster,
     counters: &'a Counters,
     caller: &'a Caller,
@@ -122,7 +122,7 @@ struct Asked<'a> {
     to: SocketAddr,
 }
 
-impl Asked<'_> {
+impl Case<'_> {
     /// Compares the result with the answer of `explain`.
     fn judge(&self, answer: &Answer) -> Result<(), String> {
         let counted = || self.counters.get("socket", &answer.outcome).unwrap();
@@ -191,7 +191,7 @@ fn of_this_node() {
     let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
     let counters = Counters::of(&fixture.cluster.agents[0]).unwrap();
     let mut flows = Vec::new();
-    let mut asked = Vec::new();
+    let mut cases = Vec::new();
     for (from, caller) in &callers {
         for number in 0..SERVICES {
             for way in &WAYS[..7] {
@@ -211,7 +211,7 @@ fn of_this_node() {
                         let (place, _) = PLACES[usize::from(number % 4)];
                         let name = format!("{from} {kind:?} {call:?} {way} of s{number}, endpoints {place}");
                         flows.push(flow(own, to, call, from, name));
-                        asked.push(Asked { fixture: &fixture, counters: &counters, caller, kind, call, to });
+                        cases.push(Case { fixture: &fixture, counters: &counters, caller, kind, call, to });
                     }
                 }
             }
@@ -220,9 +220,9 @@ fn of_this_node() {
     let answers = explain::live(&fixture.cluster.agents[0], &flows, &[]).unwrap();
     let mut wrong = Vec::new();
     let mut outcomes: BTreeMap<&str, u32> = BTreeMap::new();
-    for (asked, answer) in asked.iter().zip(&answers) {
+    for (case, answer) in cases.iter().zip(&answers) {
         *outcomes.entry(&answer.outcome).or_default() += 1;
-        if let Err(difference) = asked.judge(answer) {
+        if let Err(difference) = case.judge(answer) {
             wrong.push(format!("{}: {difference}; explain: {answer:?}", answer.name));
         }
     }
@@ -251,7 +251,7 @@ fn of_this_node() {
 fn of_another_node() {
     let fixture = fixture();
     let callers = [("pod", fixture.in_pod(1, 1)), ("node", fixture.on_node(1))];
-    let (mut asked, mut flows) = (Vec::new(), Vec::new());
+    let (mut cases, mut flows) = (Vec::new(), Vec::new());
     for (from, caller) in &callers {
         for kind in [Kind::V4, Kind::V6] {
             let family = kind.family();
@@ -263,7 +263,7 @@ fn of_another_node() {
             for number in 0..8 {
                 let to = destination(&fixture, WAYS[7], number, family);
                 flows.push(flow(own, to, Call::Tcp, from, format!("{from} {kind:?} s{number} {to}")));
-                asked.push((caller, kind, to));
+                cases.push((caller, kind, to));
             }
         }
     }
@@ -273,7 +273,7 @@ fn of_another_node() {
     let outside: Vec<_> = flows.into_iter().map(|flow| Flow { from: None, ..flow }).collect();
     let there = explain::live(&fixture.cluster.agents[1], &outside, &[]).unwrap();
     let before = fixture.calls(1, "connected");
-    for ((caller, kind, to), answer) in asked.into_iter().zip(&there) {
+    for ((caller, kind, to), answer) in cases.into_iter().zip(&there) {
         match (meet(caller, kind, Call::Tcp, to), answer.verdict.as_str()) {
             (Ok((met, peer)), "endpoints") => {
                 let pod = fixture.cluster.lab.pods().find(|pod| pod.name == met.pod).unwrap();

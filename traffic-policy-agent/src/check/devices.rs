@@ -6,7 +6,7 @@ mod native;
 
 use traffic_policy_dataplane::{Mode, node};
 
-use self::facts::Way;
+use self::facts::ResolvedMode;
 pub(super) use self::facts::{Device, DeviceFacts};
 use super::finding::Finding;
 
@@ -41,7 +41,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
         ));
     }
     for device in &facts.devices {
-        findings.extend(way(device, facts.attach, facts.named));
+        findings.extend(attach_mode(device, facts.attach, facts.named));
     }
     let each = |judge: fn(&Device, &DeviceFacts) -> Option<Finding>, probe, fine: &str| {
         let judged = facts.devices.iter().filter_map(|device| judge(device, facts));
@@ -75,7 +75,7 @@ pub(super) fn judge(facts: &DeviceFacts) -> Vec<Finding> {
     findings
 }
 
-fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
+fn attach_mode(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
     const PROBE: &str = "device";
     let (name, described) = (&device.link.name, device.described());
     let mut findings = Vec::new();
@@ -120,7 +120,7 @@ fn way(device: &Device, attach: Mode, named: bool) -> Vec<Finding> {
             format!("{described}: XDP in the stack, which is slower than TC"),
             "--attach auto",
         ),
-        (_, _) if device.way(attach) == Way::Xdp => {
+        (_, _) if device.resolved_mode(attach) == ResolvedMode::Xdp => {
             Finding::ok(PROBE, format!("{described}: XDP in the driver takes its packets"))
         }
         (_, _) => Finding::ok(PROBE, format!("{described}: TC takes its packets")),
@@ -184,7 +184,8 @@ fn left_to_tc(facts: &DeviceFacts) -> Option<Finding> {
         devices.iter().map(|device| device.link.name.as_str()).collect::<Vec<_>>().join(", ")
     };
     let (overlays, others): (Vec<_>, Vec<_>) = facts.devices.iter().partition(|device| device.is_overlay());
-    let by_xdp: Vec<_> = others.into_iter().filter(|device| device.way(facts.attach) != Way::Tc).collect();
+    let by_xdp: Vec<_> =
+        others.into_iter().filter(|device| device.resolved_mode(facts.attach) != ResolvedMode::Tc).collect();
     if overlays.is_empty() || by_xdp.is_empty() {
         return None;
     }
@@ -232,7 +233,7 @@ fn offload(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     } else {
         format!("{name} is a veth, and whether with checksum offload could not be seen; if so")
     };
-    Some(if device.way(facts.attach) == Way::Tc {
+    Some(if device.resolved_mode(facts.attach) == ResolvedMode::Tc {
         Finding::note(
             "offload",
             format!(
@@ -258,7 +259,7 @@ fn vlans(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
         return None;
     }
     let (name, vlans) = (&device.link.name, device.stripped_vlans.join(", "));
-    if device.way(facts.attach) == Way::Tc {
+    if device.resolved_mode(facts.attach) == ResolvedMode::Tc {
         return device.link.wire.then(|| {
             Finding::note(
                 "vlan",
@@ -290,7 +291,7 @@ fn other_xdp(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
             format!("{is}: two cannot be on one device"),
             format!("{off}; or --attach tc"),
         ),
-        Mode::Auto if device.way(facts.attach) == Way::Xdp => Finding::warning(
+        Mode::Auto if device.resolved_mode(facts.attach) == ResolvedMode::Xdp => Finding::warning(
             "xdp-program",
             format!("{is}: TC will take the packets, of which that program takes its share first"),
             off,

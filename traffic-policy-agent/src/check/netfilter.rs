@@ -155,10 +155,10 @@ fn masquerade(rules: &Rules) -> Option<Finding> {
         Finding::note(
             "masquerade",
             format!(
-                "chain {}: a masquerade there may give a pod's connection a source port of --pool-ports; if a flow to the same endpoint has that port, answers are taken for its",
+                "chain {}: a masquerade there may give a pod's connection a source port of --snat-ports; if a flow to the same endpoint has that port, answers are taken for its",
                 chains.join(", chain ")
             ),
-            "nothing if pods reach pods without masquerade; else keep its ports apart: -j MASQUERADE --to-ports with the range of net.ipv4.ip_local_port_range, which is left out of --pool-ports",
+            "nothing if pods reach pods without masquerade; else keep its ports apart: -j MASQUERADE --to-ports with the range of net.ipv4.ip_local_port_range, which is left out of --snat-ports",
         )
     })
 }

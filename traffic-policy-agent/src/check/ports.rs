@@ -12,7 +12,9 @@ use traffic_policy_cluster::model::{
     HEALTH_PORT_ANNOTATION, HealthPortRules, Index, NodeInput, Protocol, ServiceName, health_port,
     object::{Service, ServiceType},
 };
-use traffic_policy_dataplane::{LEAST_POOL, Pool, ephemeral_ports, node::bound_ports, reserved_ports};
+use traffic_policy_dataplane::{
+    LEAST_SNAT_PORTS, SnatPortRange, ephemeral_ports, node::bound_ports, reserved_ports,
+};
 
 use super::{
     Finding, Settings,
@@ -22,7 +24,7 @@ use super::{
 /// Facts about ports in use.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
-    pool: Pool,
+    snat_ports: SnatPortRange,
     ephemeral: RangeInclusive<u16>,
     /// Ports of net.ipv4.ip_local_reserved_ports.
     reserved: Vec<RangeInclusive<u16>>,
@@ -40,7 +42,7 @@ impl Facts {
     pub(super) fn look(settings: &Settings, services: Vec<Service>, agent: Option<u32>) -> Result<Self> {
         let metrics = settings.metrics.map(|address| (address, "--metrics-address"));
         Ok(Self {
-            pool: settings.pool.clone(),
+            snat_ports: settings.snat_ports.clone(),
             ephemeral: ephemeral_ports()?,
             reserved: reserved_ports(),
             bound: bound_ports()?,
@@ -53,7 +55,7 @@ impl Facts {
 }
 
 pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![overlap(facts), pool(facts)];
+    let mut findings = vec![overlap(facts), snat_ports(facts)];
     let mut conflicts = own_ports(facts);
     conflicts.extend(shadowed(facts));
     conflicts.extend(annotated(facts));
@@ -72,7 +74,7 @@ fn overlap(facts: &Facts) -> Finding {
     let both: Vec<u16> = facts
         .ephemeral
         .clone()
-        .filter(|port| facts.pool.node_ports.contains(*port))
+        .filter(|port| facts.snat_ports.node_ports.contains(*port))
         .filter(|port| !facts.reserved.iter().any(|range| range.contains(port)))
         .collect();
     let (Some(from), Some(to)) = (both.first(), both.last()) else {
@@ -92,17 +94,17 @@ fn overlap(facts: &Facts) -> Finding {
     )
 }
 
-fn pool(facts: &Facts) -> Finding {
-    const PROBE: &str = "pool";
-    let left = facts.pool.free(&facts.ephemeral, &facts.bound).len();
+fn snat_ports(facts: &Facts) -> Finding {
+    const PROBE: &str = "snat-ports";
+    let left = facts.snat_ports.free(&facts.ephemeral, &facts.bound).len();
     let (first, last) = (facts.ephemeral.start(), facts.ephemeral.end());
-    if left < LEAST_POOL {
+    if left < LEAST_SNAT_PORTS {
         return Finding::error(
             PROBE,
             format!(
-                "only {left} ports are left as sources towards endpoints of other nodes, {LEAST_POOL} are needed: net.ipv4.ip_local_port_range ({first} to {last}), node ports and this node's sockets take the others"
+                "only {left} ports are left as sources towards endpoints of other nodes, {LEAST_SNAT_PORTS} are needed: net.ipv4.ip_local_port_range ({first} to {last}), node ports and this node's sockets take the others"
             ),
-            "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\", or make --pool-ports larger",
+            "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\", or make --snat-ports larger",
         );
     }
     Finding::ok(PROBE, format!("{left} ports are left as sources towards endpoints of other nodes"))
@@ -178,7 +180,7 @@ fn shadowed(facts: &Facts) -> Vec<Finding> {
             )),
             // The port was chosen by the kernel and is soon free again.
             None if protocol == Protocol::Udp && facts.ephemeral.contains(&port) => {}
-            None if facts.pool.node_ports.contains(port) && !listener.local.ip().is_loopback() => {
+            None if facts.snat_ports.node_ports.contains(port) && !listener.local.ip().is_loopback() => {
                 findings.push(Finding::note(
                     "listener",
                     format!("{by} listens on {protocol} port {port}, in the range of node ports: a Service that gets it as node port takes its packets"),
@@ -198,7 +200,7 @@ fn annotated(facts: &Facts) -> Vec<Finding> {
         index.apply(service.clone());
     }
     let health_ports = HealthPortRules {
-        node_ports: facts.pool.node_ports.0.clone(),
+        node_ports: facts.snat_ports.node_ports.0.clone(),
         own: facts.own.iter().map(|(address, flag)| (address.port(), *flag)).collect(),
         ephemeral: Some(facts.ephemeral.clone()),
         reserved: facts.reserved.clone(),

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, Mode, Pool};
+use traffic_policy_dataplane::{Cgroup, Mode, SnatPortRange};
 
 /// Settings that `run` will receive.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct Settings {
     pub attach: Mode,
     pub pins: PathBuf,
     pub cgroup: Cgroup,
-    pub pool: Pool,
+    pub snat_ports: SnatPortRange,
     pub healthz: SocketAddr,
     pub metrics: Option<SocketAddr>,
     /// Manifests with the Services whose ports are compared with this node's listeners.

@@ -18,7 +18,7 @@ use clap::Args;
 use serde::Serialize;
 use traffic_policy_dataplane::{DEFAULT_PINS, node::Network};
 
-use super::{ask, run::MetricsAddress, view};
+use super::{agent_request, run::MetricsAddress, view};
 
 /// Collect the contents of a fault report in one tar, whether an agent runs or not. Changes
 /// nothing.
@@ -120,7 +120,7 @@ impl Arguments {
         }
         for (name, path) in [("metrics.txt", "/metrics"), ("configz.json", "/configz")] {
             let content = match self.metrics_address.0 {
-                Some(address) => ask::get(address, path, SCRAPE).map(|body| body.to_vec()),
+                Some(address) => agent_request::get(address, path, SCRAPE).map(|body| body.to_vec()),
                 None => Err(anyhow::anyhow!("--metrics-address is none")),
             };
             parts.push(part(name, content));

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, Mode, Pool, PortRanges};
+use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, Mode, PortRanges, SnatPortRange};
 
 use super::{
     run::MetricsAddress,
@@ -45,8 +45,9 @@ pub(super) struct Arguments {
     node_ports: PortRanges,
     /// Ports to use as source towards endpoints of other nodes.
     #[arg(
-        long = "pool-ports",
-        env = "TRAFFIC_POLICY_POOL_PORTS",
+        long,
+        alias = "pool-ports",
+        env = "TRAFFIC_POLICY_SNAT_PORTS",
         default_value = "1024-65535",
         value_name = "R"
     )]
@@ -116,7 +117,7 @@ impl Arguments {
             attach: self.attach,
             pins: self.pin_dir,
             cgroup: self.cgroup,
-            pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
+            snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             manifests: self.manifests.map(|folder| Manifests { folder, node_name }),

@@ -136,13 +136,14 @@ struct OfflineArguments {
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
-        let flows = self.asked()?;
+        let flows = self.flows()?;
         let many = self.flows.is_some();
         let output = self.output;
         let mut explainer = self.explainer()?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         for flow in &flows {
-            let answer = explainer.ask(flow).with_context(|| format!("{} cannot be explained", flow.name))?;
+            let answer =
+                explainer.explain(flow).with_context(|| format!("{} cannot be explained", flow.name))?;
             let mut text = Vec::new();
             match output {
                 Output::Table if !many => print(&mut text, flow, &answer)?,
@@ -156,7 +157,7 @@ impl Arguments {
         Ok(out.flush()?)
     }
 
-    fn asked(&self) -> Result<Vec<Flow>> {
+    fn flows(&self) -> Result<Vec<Flow>> {
         let Some(file) = &self.flows else {
             let (Some(source), Some(destination)) = (&self.source, &self.destination) else {
                 bail!("name a source and a destination, or --flows");

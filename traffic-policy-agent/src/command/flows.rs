@@ -6,11 +6,11 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::PossibleValue};
 use ipnet::IpNet;
 use serde::Serialize;
 use traffic_policy_cluster::model::ServicePortKey;
-use traffic_policy_dataplane::inspect::{Flow, FlowState, Way, device_name, service_names};
+use traffic_policy_dataplane::inspect::{Flow, FlowKind, FlowState, device_name, service_names};
 
 use super::view::{self, View};
 
@@ -27,7 +27,7 @@ pub(super) struct Arguments {
     /// Only flows to this endpoint, on any port or on one.
     #[arg(long, value_name = "IP[:PORT]", value_parser = endpoint)]
     endpoint: Option<(IpAddr, Option<u16>)>,
-    /// Only flows in this state. `gone`: flows whose endpoint takes no new connections.
+    /// Only flows in this state. `removed`: flows whose endpoint takes no new connections.
     #[arg(long, value_name = "STATE")]
     state: Option<State>,
     /// Maximum number of flows.
@@ -40,7 +40,7 @@ pub(super) struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Is(FlowState),
-    Gone,
+    Removed,
 }
 
 impl ValueEnum for State {
@@ -53,15 +53,16 @@ impl ValueEnum for State {
             Self::Is(Closing),
             Self::Is(Finished),
             Self::Is(Reset),
-            Self::Gone,
+            Self::Removed,
         ]
     }
 
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(match self {
-            Self::Is(state) => state.name(),
-            Self::Gone => "gone",
-        }))
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(match self {
+            Self::Is(state) => PossibleValue::new(state.name()),
+            // The name before the first release.
+            Self::Removed => PossibleValue::new("removed").alias("gone"),
+        })
     }
 }
 
@@ -130,7 +131,7 @@ impl Arguments {
             })
             && self.state.is_none_or(|state| match state {
                 State::Is(state) => flow.state == state,
-                State::Gone => flow.gone,
+                State::Removed => flow.removed,
             })
     }
 }
@@ -154,10 +155,10 @@ struct Document<'a> {
     source: SocketAddr,
     /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, under which it
     /// began with kube-proxy.
-    way: &'static str,
+    kind: &'static str,
     state: &'static str,
-    /// Whether the endpoint takes no new connections.
-    gone: bool,
+    /// Whether the endpoint was removed and takes no new connections.
+    removed: bool,
     idle_seconds: f64,
     request_packets: u64,
     request_bytes: u64,
@@ -176,9 +177,9 @@ impl Show {
             frontend: flow.frontend,
             endpoint: flow.endpoint,
             source: flow.source,
-            way: way(flow.way),
+            kind: kind(flow.kind),
             state: flow.state.name(),
-            gone: flow.gone,
+            removed: flow.removed,
             idle_seconds: flow.idle.as_secs_f64(),
             request_packets: flow.request.packets,
             request_bytes: flow.request.bytes,
@@ -192,14 +193,14 @@ impl Show {
     fn row(&self, flow: &Flow) -> [String; 11] {
         let reply = flow.reply.unwrap_or(traffic_policy_dataplane::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
-        for (flag, text) in [(flow.gone, ", gone"), (flow.reply.is_none(), ", no reply entry")] {
+        for (flag, text) in [(flow.removed, ", removed"), (flow.reply.is_none(), ", no reply entry")] {
             if flag {
                 state += text;
             }
         }
-        let next = match (flow.way, flow.hop) {
-            (Way::Delivered, _) => "this node".to_owned(),
-            (Way::Conntrack, _) => "conntrack".to_owned(),
+        let next = match (flow.kind, flow.hop) {
+            (FlowKind::Delivered, _) => "this node".to_owned(),
+            (FlowKind::Conntrack, _) => "conntrack".to_owned(),
             (_, None) => "not resolved".to_owned(),
             (_, Some((ifindex, gateway))) => {
                 format!("{gateway} by {}", self.devices.get(&ifindex).map_or("?", String::as_str))
@@ -221,11 +222,11 @@ impl Show {
     }
 }
 
-const fn way(way: Way) -> &'static str {
-    match way {
-        Way::Forwarded => "forwarded",
-        Way::Delivered => "delivered",
-        Way::Conntrack => "conntrack",
+const fn kind(kind: FlowKind) -> &'static str {
+    match kind {
+        FlowKind::Forwarded => "forwarded",
+        FlowKind::Delivered => "delivered",
+        FlowKind::Conntrack => "conntrack",
     }
 }
 
@@ -253,9 +254,9 @@ mod tests {
             frontend: "172.18.0.11:30080".parse().unwrap(),
             endpoint: "10.244.2.2:8080".parse().unwrap(),
             source: "172.18.0.11:5555".parse().unwrap(),
-            way: Way::Forwarded,
+            kind: FlowKind::Forwarded,
             state: FlowState::Assured,
-            gone: true,
+            removed: true,
             idle: Duration::from_millis(1500),
             request: Traffic { packets: 3, bytes: 180 },
             reply: Some(Traffic { packets: 2, bytes: 120 }),
@@ -284,6 +285,7 @@ mod tests {
             (vec!["--endpoint", "10.244.2.2"], true),
             (vec!["--endpoint", "10.244.2.2:8081"], false),
             (vec!["--state", "assured"], true),
+            (vec!["--state", "removed"], true),
             (vec!["--state", "gone"], true),
             (vec!["--state", "closing"], false),
         ] {
@@ -301,16 +303,17 @@ mod tests {
         let show = Show { names: [(3, key())].into(), devices: [(7, "eth0".to_owned())].into() };
         let row = show.row(&flow());
         assert_eq!(row[0], "shop/web:http");
-        assert_eq!(row[6..], ["assured, gone", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
-        let delivered = Flow { way: Way::Delivered, hop: None, reply: None, service: 9, ..flow() };
+        assert_eq!(row[6..], ["assured, removed", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
+        let delivered = Flow { kind: FlowKind::Delivered, hop: None, reply: None, service: 9, ..flow() };
         let row = show.row(&delivered);
         assert_eq!(
             (row[0].as_str(), row[6].as_str(), row[10].as_str()),
-            ("(gone)", "assured, gone, no reply entry", "this node")
+            ("(gone)", "assured, removed, no reply entry", "this node")
         );
         let document = serde_json::to_value(show.document(&flow())).unwrap();
         assert_eq!(document["endpoint"], "10.244.2.2:8080");
         assert_eq!(document["idle_seconds"], 1.5);
+        assert_eq!((&document["removed"], &document["gone"]), (&true.into(), &serde_json::Value::Null));
         assert_eq!((&document["device"], &document["next_hop"]), (&"eth0".into(), &"172.18.0.12".into()));
     }
 }

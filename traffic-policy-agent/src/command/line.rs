@@ -1,7 +1,11 @@
 //! A command line with all of its inputs: flags, then their environment variables, then the file of
 //! `--config`, then defaults.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
 
 use anyhow::Result;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, parser::ValueSource};
@@ -11,6 +15,11 @@ use super::{
     config_file::{self, ConfigFile, fields},
 };
 use crate::in_effect::{InEffect, Setting, Source};
+
+/// Environment variables by their names before a flag was renamed, with the argument that they set:
+/// they apply where the present name is not set. The flag itself keeps its old name as an alias.
+const RENAMED: [(&str, &str); 2] =
+    [("snat_ports", "TRAFFIC_POLICY_POOL_PORTS"), ("idle_unassured", "TRAFFIC_POLICY_IDLE_UNCONFIRMED")];
 
 /// A parsed command line.
 #[derive(Debug)]
@@ -28,7 +37,7 @@ impl Line {
     /// # Errors
     /// A [`clap::Error`], or the file cannot be used.
     pub(super) fn parse(words: &[OsString]) -> Result<Self> {
-        let program = Arguments::command();
+        let program = with_renamed(Arguments::command(), |name| env::var_os(name).is_some());
         let mut matches = program.clone().try_get_matches_from(words)?;
         let mut file = None;
         if let Some((name, path)) = config(&matches) {
@@ -65,10 +74,26 @@ fn applies(matches: &ArgMatches, id: &str) -> bool {
     id != "kubeconfig" || !(said("manifests") || said("api_server"))
 }
 
+fn has(command: &clap::Command, id: &str) -> bool {
+    command.get_arguments().any(|argument| argument.get_id() == id)
+}
+
+/// The program with the variables of [`RENAMED`] that are set while the present ones are not.
+fn with_renamed(program: clap::Command, is_set: impl Fn(&str) -> bool) -> clap::Command {
+    RENAMED.into_iter().fold(program, |program, (id, old)| {
+        let replaced = |argument: clap::Arg| {
+            let now = argument.get_env().and_then(OsStr::to_str).is_some_and(&is_set);
+            if is_set(old) && !now { argument.env(old) } else { argument }
+        };
+        program.mut_subcommands(|command| match has(&command, id) {
+            true => command.mut_arg(id, replaced),
+            false => command,
+        })
+    })
+}
+
 /// The program with the file's values as defaults.
 fn with_defaults(program: clap::Command, subcommand: &str, file: &ConfigFile) -> clap::Command {
-    let has =
-        |command: &clap::Command, id: &str| command.get_arguments().any(|argument| argument.get_id() == id);
     file.values.iter().fold(program, |program, (id, value)| {
         let set = |command: clap::Command| match has(&command, id) {
             true => command.mut_arg(id, |argument| argument.default_value(value.clone())),
@@ -156,6 +181,34 @@ mod tests {
         for other in [["--manifests", "/m"], ["--api-server", "https://192.0.2.1:6443"]] {
             assert_eq!(of(&[&["run"], &other[..]].concat()), (None, Source::Default), "{other:?}");
         }
+    }
+
+    #[test]
+    fn a_renamed_flag_is_known_by_its_old_name() {
+        for command in ["run", "check"] {
+            let line = parse(&[command, "--pool-ports", "1024-20000"], "").unwrap();
+            assert_eq!(value(&line, "--snat-ports"), (Some("1024-20000".to_owned()), Source::Flag));
+        }
+        let line = parse(&["run", "--idle-unconfirmed", "7s"], "").unwrap();
+        assert_eq!(value(&line, "--idle-unassured"), (Some("7s".to_owned()), Source::Flag));
+    }
+
+    /// The old name is no page's and no help's.
+    #[test]
+    fn a_renamed_variable_applies_where_the_present_one_is_not_set() {
+        let of = |set: &[&str], command: &str, id: &str| {
+            let program = with_renamed(Arguments::command(), |name| set.contains(&name));
+            let command = program.find_subcommand(command).unwrap().clone();
+            let argument = command.get_arguments().find(|argument| argument.get_id() == id).unwrap();
+            argument.get_env().unwrap().to_str().unwrap().to_owned()
+        };
+        for (id, old) in RENAMED {
+            let now = of(&[], "run", id);
+            assert_ne!(now, old);
+            assert_eq!(of(&[old], "run", id), old);
+            assert_eq!(of(&[old, &now], "run", id), now);
+        }
+        assert_eq!(of(&["TRAFFIC_POLICY_POOL_PORTS"], "check", "snat_ports"), "TRAFFIC_POLICY_POOL_PORTS");
     }
 
     /// `check` has some of the flags of `run`.

@@ -55,8 +55,11 @@ pub(super) struct Arguments {
 
 fn outcome(name: &str) -> Result<Outcome, String> {
     Outcome::ALL.iter().copied().find(|outcome| outcome.name() == name).ok_or_else(|| {
-        let names: Vec<_> =
-            Outcome::ALL.iter().filter(|outcome| is_told(**outcome)).map(|outcome| outcome.name()).collect();
+        let names: Vec<_> = Outcome::ALL
+            .iter()
+            .filter(|outcome| is_reported(**outcome))
+            .map(|outcome| outcome.name())
+            .collect();
         format!("`{name}` is no outcome; those that are reported: {}", names.join(", "))
     })
 }
@@ -66,7 +69,7 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 /// Whether there are events with this outcome.
-const fn is_told(outcome: Outcome) -> bool {
+const fn is_reported(outcome: Outcome) -> bool {
     match outcome.verdict() {
         Verdict::Drop => true,
         Verdict::Send => !matches!(outcome, Outcome::Replied | Outcome::RepliedRedirected),

@@ -10,8 +10,8 @@ use traffic_policy_cluster::{
     source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
-    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, Pool, PortRanges, SourceCheck,
-    drop_privileges, node::socket_ender::SocketEnder,
+    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
+    SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
 };
 
 use super::{file_limit, reload::Reloader, view};
@@ -98,7 +98,7 @@ pub(super) struct Arguments {
     adopt: bool,
     /// Ports to use as source towards endpoints of other nodes. Node ports,
     /// net.ipv4.ip_local_port_range and ports of this node's sockets are left out.
-    #[arg(long = "pool-ports", env = "TRAFFIC_POLICY_POOL_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
+    #[arg(long, alias = "pool-ports", env = "TRAFFIC_POLICY_SNAT_PORTS", default_value = "1024-65535", value_name = "R", value_parser = ranges)]
     snat_ports: PortRanges,
     /// The cluster's range of node ports.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_PORTS", default_value = "30000-32767", value_name = "R", value_parser = ranges)]
@@ -239,9 +239,9 @@ struct TableArguments {
     /// Idle time of a TCP connection after RST.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_RESET", default_value = "10s", value_name = "TIME", value_parser = duration)]
     idle_reset: Duration,
-    /// Idle time of a TCP connection that the client has not confirmed.
-    #[arg(long, env = "TRAFFIC_POLICY_IDLE_UNCONFIRMED", default_value = "1m", value_name = "TIME", value_parser = duration)]
-    idle_unconfirmed: Duration,
+    /// Idle time of a TCP connection that is not assured: the client has not confirmed it.
+    #[arg(long, alias = "idle-unconfirmed", env = "TRAFFIC_POLICY_IDLE_UNASSURED", default_value = "1m", value_name = "TIME", value_parser = duration)]
+    idle_unassured: Duration,
     /// Idle time of a UDP flow without an answer, or of a request and its answer.
     #[arg(long, env = "TRAFFIC_POLICY_IDLE_UDP", default_value = "30s", value_name = "TIME", value_parser = duration)]
     idle_udp: Duration,
@@ -258,7 +258,7 @@ impl TableArguments {
             half_closed: self.idle_half_closed,
             finished: self.idle_finished,
             reset: self.idle_reset,
-            unassured: self.idle_unconfirmed,
+            unassured: self.idle_unassured,
             udp: self.idle_udp,
             udp_answered: self.idle_udp_answered,
         }
@@ -403,7 +403,7 @@ impl Arguments {
                     own_sent: table.own_sent_entries,
                 },
                 idle,
-                pool: Pool { ranges: self.snat_ports, node_ports: self.node_ports },
+                snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },
                 drain: self.drain,
                 mode: self.attach,
                 cgroup: self.cgroup,

@@ -14,7 +14,7 @@ use traffic_policy_dataplane::{
 use traffic_policy_ebpf::abi::{ABI_VERSION, Address, Address4, Address6, Tuple};
 
 use super::{
-    ask, services,
+    agent_request, services,
     view::{self, View},
 };
 use crate::{check, health};
@@ -144,7 +144,7 @@ impl Document {
             attached,
             maps: maps.collect(),
             map_bytes: maps_read.iter().map(|map| map.bytes).sum(),
-            snat_ports: pinned.config()?.pool_len,
+            snat_ports: pinned.config()?.snat_port_count,
             flows: Flows::read(&pinned, &maps_read)?,
             draining: draining(&pinned)?,
             counters: counters
@@ -163,7 +163,7 @@ impl Agent {
         let mut report = None;
         // An agent that is still loading has no report on the maps.
         if matches!(presence, Presence::Running { .. }) {
-            match word.address().context("it has not said where it answers").and_then(ask) {
+            match word.address().context("it has not said where it answers").and_then(report_of) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
                     warnings.push(format!("the agent runs, but does not report its state: {error:#}"));
@@ -269,7 +269,7 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Requests the report of this node's agent.
-fn ask(address: SocketAddr) -> Result<health::Report> {
-    let body = ask::get(address, "/status", PATIENCE)?;
+fn report_of(address: SocketAddr) -> Result<health::Report> {
+    let body = agent_request::get(address, "/status", PATIENCE)?;
     serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))
 }

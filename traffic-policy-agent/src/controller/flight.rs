@@ -23,7 +23,7 @@ impl<W> Default for Flight<W> {
 impl<W: Send + 'static> Flight<W> {
     /// Does the work in a thread where it may block: now, or when the run under way has ended.
     /// `merge` combines it with work that waits already.
-    pub(super) fn ask(&self, work: W, merge: impl FnOnce(W, W) -> W, run: impl Fn(W) + Send + 'static) {
+    pub(super) fn request(&self, work: W, merge: impl FnOnce(W, W) -> W, run: impl Fn(W) + Send + 'static) {
         {
             let mut state = lock(&self.0);
             if state.runs {
@@ -95,27 +95,27 @@ mod tests {
         let (begun, begins) = mpsc::channel::<Vec<u32>>();
         let (go, goes) = mpsc::channel::<()>();
         let goes = Arc::new(Mutex::new(goes));
-        let ask = |number: u32| {
+        let request = |number: u32| {
             let (begun, goes) = (begun.clone(), Arc::clone(&goes));
             let both = |mut waiting: Vec<u32>, work: Vec<u32>| {
                 waiting.extend(work);
                 waiting
             };
-            flight.ask(vec![number], both, move |work| {
+            flight.request(vec![number], both, move |work| {
                 begun.send(work).unwrap();
                 goes.lock().unwrap().recv_timeout(LONG).unwrap();
             });
         };
-        ask(0);
+        request(0);
         assert_eq!(begins.recv_timeout(LONG).unwrap(), [0]);
-        (1..=20).for_each(ask);
+        (1..=20).for_each(request);
         assert!(begins.try_recv().is_err(), "two at once");
         go.send(()).unwrap();
         assert_eq!(begins.recv_timeout(LONG).unwrap(), Vec::from_iter(1..=20));
         go.send(()).unwrap();
         // The next run has nothing to wait for.
         landed(&flight).await;
-        ask(21);
+        request(21);
         assert_eq!(begins.recv_timeout(LONG).unwrap(), [21]);
         go.send(()).unwrap();
     }
@@ -126,7 +126,7 @@ mod tests {
         let (done, ended) = mpsc::channel();
         for number in 0..2 {
             let done = done.clone();
-            flight.ask(
+            flight.request(
                 number,
                 |_, new| new,
                 move |number| {

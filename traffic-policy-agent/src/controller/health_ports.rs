@@ -17,7 +17,7 @@ pub(super) struct HealthPorts {
 impl HealthPorts {
     pub(super) fn of(settings: &Settings) -> Self {
         let own = own(settings.healthz, settings.metrics);
-        Self { node_ports: settings.dataplane.pool.node_ports.clone(), own }
+        Self { node_ports: settings.dataplane.snat_ports.node_ports.clone(), own }
     }
 
     pub(super) fn look(&self) -> HealthPortRules {

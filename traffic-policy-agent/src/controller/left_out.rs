@@ -22,7 +22,7 @@ pub(super) struct Shortage {
     /// Services that are left out as a whole.
     refused: BTreeMap<ServiceName, Excess>,
     /// Services that have been logged.
-    said: BTreeSet<ServiceName>,
+    reported: BTreeSet<ServiceName>,
 }
 
 impl Shortage {
@@ -44,12 +44,12 @@ impl Shortage {
         for left_out in self.left_out.values() {
             services.entry(&left_out.key.service).or_default().push(left_out);
         }
-        self.said.retain(|service| services.contains_key(service));
+        self.reported.retain(|service| services.contains_key(service));
         for (service, ports) in services {
-            if self.said.contains(service) {
+            if self.reported.contains(service) {
                 continue;
             }
-            self.said.insert(service.clone());
+            self.reported.insert(service.clone());
             let message = message(service, &ports);
             if lines.take() {
                 tracing::warn!("{message}");

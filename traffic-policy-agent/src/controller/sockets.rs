@@ -42,7 +42,7 @@ pub(super) fn end_sockets(
         Ok(sockets) => {
             let (cgroup, ender) = (cgroup.to_owned(), ender.clone());
             // The work walks through namespaces, each with a dump of its sockets.
-            ending.ask(
+            ending.request(
                 (sockets, endpoints),
                 |(_, earlier), (sockets, endpoints)| (sockets, &earlier | &endpoints),
                 move |(sockets, endpoints)| report(end(&ender, &cgroup, &sockets, &endpoints)),

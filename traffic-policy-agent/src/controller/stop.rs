@@ -13,8 +13,8 @@ impl Stop {
         Ok(Self([terminate, interrupt]))
     }
 
-    /// Waits for one of the signals, or returns if one has arrived. Cancel-safe.
-    pub(super) async fn told(&mut self) {
+    /// Waits for one of the signals; returns at once if one has arrived. Cancel-safe.
+    pub(super) async fn requested(&mut self) {
         let [terminate, interrupt] = &mut self.0;
         tokio::select! {
             _ = terminate.recv() => {}

@@ -88,12 +88,12 @@ async fn no_health_check_port_before_the_maps_are_written() {
     let timing = Timing { retry: Duration::from_millis(300), ..QUICK };
     let running = Running::start(timing, |folder, fake| {
         write(folder, "web", "Local", port, "here");
-        fake.asked().failing = 2;
+        fake.calls().failing = 2;
     })
     .await;
-    running.until("tried", |asked| !asked.syncs.is_empty()).await;
+    running.until("tried", |calls| !calls.syncs.is_empty()).await;
     assert_eq!(status(port).await, None, "nobody may be sent here yet");
-    running.until("written", |asked| asked.syncs.len() >= 3).await;
+    running.until("written", |calls| calls.syncs.len() >= 3).await;
     answers(port, Some(200)).await;
 }
 
@@ -110,16 +110,16 @@ async fn no_health_check_port_promises_what_could_not_be_written() {
     .await;
     answers(port, Some(503)).await;
     let sweeps = {
-        let mut asked = running.fake.asked();
-        asked.failing = usize::MAX;
-        asked.sweeps
+        let mut calls = running.fake.calls();
+        calls.failing = usize::MAX;
+        calls.sweeps
     };
     write(running.folder.path(), "web", "Local", port, "here");
     running
-        .until("tried, and looked after", |asked| asked.syncs.len() >= 3 && asked.sweeps >= sweeps + 10)
+        .until("tried, and looked after", |calls| calls.syncs.len() >= 3 && calls.sweeps >= sweeps + 10)
         .await;
     assert_eq!(status(port).await, Some(503));
-    running.fake.asked().failing = 0;
+    running.fake.calls().failing = 0;
     answers(port, Some(200)).await;
 }
 
@@ -127,25 +127,25 @@ async fn no_health_check_port_promises_what_could_not_be_written() {
 #[tokio::test]
 async fn settings_are_taken_over_while_it_runs() {
     let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
-    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    running.until("synced", |calls| calls.syncs.len() == 1).await;
     let idle = IdleTimes { udp: Duration::from_secs(7), ..IdleTimes::default() };
     for (addresses, syncs) in [("all", 1), ("203.0.113.0/24", 2), ("203.0.113.0/24", 2)] {
         let (reload, done) = Reload::new(Live { idle, node_port_addresses: addresses.parse().unwrap() });
         running.reloads.send(reload).await.unwrap();
         timeout(Duration::from_secs(20), done).await.unwrap().unwrap();
-        let asked = running.fake.asked();
-        assert_eq!((asked.idle.last(), asked.syncs.len()), (Some(&idle), syncs), "{addresses}");
+        let calls = running.fake.calls();
+        assert_eq!((calls.idle.last(), calls.syncs.len()), (Some(&idle), syncs), "{addresses}");
     }
 }
 
 #[tokio::test]
 async fn a_failed_write_is_tried_again_with_what_changed() {
     let running = Running::start(QUICK, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
-    running.until("synced", |asked| asked.syncs.len() == 1).await;
-    running.fake.asked().failing = 2;
+    running.until("synced", |calls| calls.syncs.len() == 1).await;
+    running.fake.calls().failing = 2;
     write(running.folder.path(), "other", "Cluster", 0, "here");
-    running.until("tried three times", |asked| asked.syncs.len() >= 4).await;
-    for [changed, _] in &running.fake.asked().syncs[1..4] {
+    running.until("tried three times", |calls| calls.syncs.len() >= 4).await;
+    for [changed, _] in &running.fake.calls().syncs[1..4] {
         assert_eq!(changed.iter().map(|key| &key.service.name[..]).collect::<Vec<_>>(), ["other"]);
     }
     running.until("healthy", |_| running.health.is_healthy()).await;
@@ -155,13 +155,13 @@ async fn a_failed_write_is_tried_again_with_what_changed() {
 async fn what_found_no_room_is_tried_again() {
     let running = Running::start(QUICK, |folder, fake| {
         write(folder, "web", "Cluster", 0, "here");
-        fake.asked().full = 1;
+        fake.calls().full = 1;
     })
     .await;
-    running.until("tried again", |asked| asked.syncs.len() >= 2).await;
-    let asked = running.fake.asked();
-    assert_eq!(asked.syncs[1][0].len(), 1);
-    assert_eq!(asked.syncs[1][0], asked.syncs[0][1]);
+    running.until("tried again", |calls| calls.syncs.len() >= 2).await;
+    let calls = running.fake.calls();
+    assert_eq!(calls.syncs[1][0].len(), 1);
+    assert_eq!(calls.syncs[1][0], calls.syncs[0][1]);
 }
 
 /// `status` and health-check port reflect the content of the maps; the node is as healthy as
@@ -171,17 +171,17 @@ async fn a_service_without_room_is_not_promised() {
     let port = free_port().await;
     let running = Running::start(QUICK, |folder, fake| {
         write(folder, "web", "Local", port, "here");
-        fake.asked().full = usize::MAX;
+        fake.calls().full = usize::MAX;
     })
     .await;
     answers(port, Some(503)).await;
-    running.until("tried three times", |asked| asked.syncs.len() >= 3).await;
+    running.until("tried three times", |calls| calls.syncs.len() >= 3).await;
     assert_eq!(status(port).await, Some(503));
     assert!(running.health.is_healthy());
     let report = running.health.report();
     assert!(!report.in_sync, "{report:?}");
     assert!(report.left_out[0].contains("default/web (IPv4): it needs 10 more frontends"), "{report:?}");
-    running.fake.asked().full = 0;
+    running.fake.calls().full = 0;
     answers(port, Some(200)).await;
     assert_eq!(running.health.report().left_out, [""; 0]);
 }
@@ -196,37 +196,37 @@ async fn a_source_that_cannot_see_lets_unknown_cluster_ips_pass() {
         write(folder, "web", "Cluster", 0, "here");
     })
     .await;
-    running.until("known", |asked| asked.service_cidrs.len() == 1).await;
+    running.until("known", |calls| calls.service_cidrs.len() == 1).await;
     fs::write(running.folder.path().join("broken.yaml"), "kind: [").unwrap();
-    running.until("withdrawn", |asked| asked.service_cidrs.is_empty()).await;
-    assert_eq!(running.fake.asked().syncs.last().unwrap()[1].len(), 1, "the Service stays");
+    running.until("withdrawn", |calls| calls.service_cidrs.is_empty()).await;
+    assert_eq!(running.fake.calls().syncs.last().unwrap()[1].len(), 1, "the Service stays");
     fs::remove_file(running.folder.path().join("broken.yaml")).unwrap();
-    running.until("known again", |asked| asked.service_cidrs.len() == 1).await;
+    running.until("known again", |calls| calls.service_cidrs.len() == 1).await;
 }
 
 #[tokio::test]
 async fn nothing_is_written_before_the_folder_is_there() {
     let running = Running::start(QUICK, |folder, _| fs::remove_dir(folder).unwrap()).await;
-    running.until("swept", |asked| asked.sweeps >= 2).await;
-    assert!(running.fake.asked().syncs.is_empty());
+    running.until("swept", |calls| calls.sweeps >= 2).await;
+    assert!(running.fake.calls().syncs.is_empty());
     assert!(!running.health.is_healthy());
     fs::create_dir(running.folder.path()).unwrap();
     write(running.folder.path(), "web", "Cluster", 0, "here");
-    running.until("written", |asked| asked.syncs.iter().any(|[_, desired]| desired.len() == 1)).await;
+    running.until("written", |calls| calls.syncs.iter().any(|[_, desired]| desired.len() == 1)).await;
 }
 
 #[tokio::test]
 async fn changes_that_come_together_are_written_together() {
     let timing = Timing { debounce: Duration::from_secs(2), ..QUICK };
     let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
-    running.until("synced", |asked| asked.syncs.len() == 1).await;
+    running.until("synced", |calls| calls.syncs.len() == 1).await;
     for number in 0..20 {
         write(running.folder.path(), &format!("s{number}"), "Cluster", 0, "here");
         // Each change is noticed by itself: all at once would be one change of the folder.
         sleep(Duration::from_millis(20)).await;
     }
-    running.until("whole", |asked| asked.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;
-    let syncs = running.fake.asked().syncs.len();
+    running.until("whole", |calls| calls.syncs.last().is_some_and(|[_, desired]| desired.len() == 21)).await;
+    let syncs = running.fake.calls().syncs.len();
     assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
 }
 
@@ -236,26 +236,26 @@ async fn changes_that_come_together_are_written_together() {
 async fn a_write_may_ask_for_time_before_the_next_one() {
     let running = Running::start(QUICK, |folder, fake| {
         write(folder, "web", "Cluster", 0, "here");
-        fake.asked().pause = Duration::from_secs(3600);
+        fake.calls().pause = Duration::from_secs(3600);
     })
     .await;
-    running.until("synced", |asked| asked.syncs.len() == 1).await;
-    let sweeps = running.fake.asked().sweeps;
+    running.until("synced", |calls| calls.syncs.len() == 1).await;
+    let sweeps = running.fake.calls().sweeps;
     write(running.folder.path(), "other", "Cluster", 0, "here");
     running.until("noticed", |_| !running.health.behind().is_zero()).await;
-    running.until("swept meanwhile", |asked| asked.sweeps >= sweeps + 3 && asked.pieces == 0).await;
-    assert_eq!(running.fake.asked().syncs.len(), 1);
+    running.until("swept meanwhile", |calls| calls.sweeps >= sweeps + 3 && calls.pieces == 0).await;
+    assert_eq!(running.fake.calls().syncs.len(), 1);
 }
 
 #[tokio::test]
 async fn a_flow_without_room_is_swept_for_at_once() {
     let timing = Timing { sweep: Duration::from_secs(3600), ..QUICK };
     let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
-    running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
-    assert_eq!(running.fake.asked().sweeps, 0, "there is no reason");
+    running.until("source ports looked at", |calls| calls.refreshed >= 1).await;
+    assert_eq!(running.fake.calls().sweeps, 0, "there is no reason");
     for sweeps in 1..=2 {
-        running.fake.asked().no_room = true;
-        running.until("swept whole", |asked| asked.sweeps == sweeps && asked.pieces == 0).await;
+        running.fake.calls().no_room = true;
+        running.until("swept whole", |calls| calls.sweeps == sweeps && calls.pieces == 0).await;
     }
 }
 
@@ -263,20 +263,20 @@ async fn a_flow_without_room_is_swept_for_at_once() {
 async fn sweeps_go_on_in_pieces_while_changes_are_gathered() {
     let timing = Timing { debounce: Duration::from_secs(30), sweep: Duration::from_secs(3600), ..QUICK };
     let running = Running::start(timing, |folder, _| write(folder, "web", "Cluster", 0, "here")).await;
-    running.until("synced", |asked| asked.syncs.len() == 1).await;
-    running.fake.asked().no_room = true;
-    running.until("swept whole", |asked| asked.sweeps >= 1 && asked.pieces == 0).await;
-    running.until("source ports looked at", |asked| asked.refreshed >= 1).await;
+    running.until("synced", |calls| calls.syncs.len() == 1).await;
+    running.fake.calls().no_room = true;
+    running.until("swept whole", |calls| calls.sweeps >= 1 && calls.pieces == 0).await;
+    running.until("source ports looked at", |calls| calls.refreshed >= 1).await;
     {
-        let mut asked = running.fake.asked();
-        (asked.pieces, asked.slow) = (1000, true);
+        let mut calls = running.fake.calls();
+        (calls.pieces, calls.slow) = (1000, true);
     }
     write(running.folder.path(), "other", "Cluster", 0, "here");
     running.until("noticed", |_| !running.health.behind().is_zero()).await;
     // From here on the write waits for the end of the debounce.
-    assert!(running.fake.asked().pieces > 0, "noticed too late to see anything");
-    running.until("swept meanwhile", |asked| asked.pieces == 0).await;
-    assert_eq!(running.fake.asked().syncs.len(), 1);
+    assert!(running.fake.calls().pieces > 0, "noticed too late to see anything");
+    running.until("swept meanwhile", |calls| calls.pieces == 0).await;
+    assert_eq!(running.fake.calls().syncs.len(), 1);
 }
 
 /// Services whose objects the test writes itself.
@@ -320,9 +320,9 @@ async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
     for addresses in [&[own][..], &[own, vip], &[own, vip], &[own]] {
         by_hand.write(addresses).await;
     }
-    let asked = by_hand.fake.asked();
+    let calls = by_hand.fake.calls();
     let changed = |sync: usize| -> BTreeSet<&str> {
-        asked.syncs[sync][0].iter().map(|key| key.service.name.as_str()).collect()
+        calls.syncs[sync][0].iter().map(|key| key.service.name.as_str()).collect()
     };
     assert_eq!(changed(1), BTreeSet::from(["web"]), "it joined");
     assert!(changed(2).is_empty());
@@ -334,11 +334,11 @@ async fn an_address_that_joins_or_leaves_the_node_writes_what_is_at_it() {
 #[tokio::test]
 async fn want_of_room_is_no_failure() {
     let mut by_hand = ByHand::new(|folder| write(folder, "web", "Cluster", 0, "here"));
-    by_hand.fake.asked().full = 1;
+    by_hand.fake.calls().full = 1;
     assert!(!by_hand.write(&[]).await);
     assert!(by_hand.services.lacks_room());
     by_hand.write(&[]).await;
     assert!(!by_hand.services.lacks_room());
-    by_hand.fake.asked().failing = 1;
+    by_hand.fake.calls().failing = 1;
     assert!(by_hand.write(&[]).await);
 }

@@ -340,7 +340,7 @@ mod tests {
             Self { server: HealthzServer::start(any, health.clone()).unwrap() }
         }
 
-        pub(super) async fn ask(&self, path: &str) -> (u16, Value) {
+        pub(super) async fn get(&self, path: &str) -> (u16, Value) {
             let answer = get(localhost(self.server.address().port()), path).await;
             let (head, body) = answer.split_once("\r\n\r\n").unwrap();
             assert!(head.contains("Content-Type: application/json\r\n"), "{head}");
@@ -349,7 +349,7 @@ mod tests {
         }
 
         pub(super) async fn statuses(&self) -> (u16, u16) {
-            (self.ask("/healthz").await.0, self.ask("/livez").await.0)
+            (self.get("/healthz").await.0, self.get("/livez").await.0)
         }
     }
 
@@ -408,14 +408,14 @@ mod tests {
         let health = ProxyHealth::new(true, false);
         let probe = Probe::new(&health);
         health.synced();
-        let (status, body) = probe.ask("/healthz").await;
+        let (status, body) = probe.get("/healthz").await;
         assert_eq!(status, 503);
         assert_eq!(body["nodeEligible"], false);
         assert_eq!(body["healthy"], true, "this is about the proxy alone");
         assert_ne!(body["lastUpdated"], body["currentTime"]);
         assert_eq!(body["lastUpdated"], body["status"]["IPv4"]["lastUpdated"]);
         assert!(body["status"].get("IPv6").is_none());
-        let (status, body) = probe.ask("/livez").await;
+        let (status, body) = probe.get("/livez").await;
         assert_eq!(status, 200);
         assert!(body.get("nodeEligible").is_none());
         assert_eq!(body["lastUpdated"], body["currentTime"]);

@@ -146,7 +146,7 @@ impl Observed {
         );
         let mut snat = Family::gauge(
             "traffic_policy_snat_flows",
-            "Flows with a source port of the pool that the last sweep found.",
+            "Flows with a port of the SNAT port range that the last sweep found.",
         );
         let mut full = Family::counter(
             "traffic_policy_flow_table_full_total",
@@ -160,11 +160,11 @@ impl Observed {
             unassured.add(&labels, f64::from(found.unassured));
             snat.add(&labels, f64::from(found.snat));
         }
-        let pool = Family::gauge(
+        let ports = Family::gauge(
             "traffic_policy_snat_ports",
             "Source ports towards endpoints of other nodes; each endpoint can have as many flows.",
         );
-        vec![unassured, full, snat, pool.with(&[], f64::from(self.usage.snat_ports))]
+        vec![unassured, full, snat, ports.with(&[], f64::from(self.usage.snat_ports))]
     }
 
     fn maps(&self) -> Vec<Family> {

@@ -15,7 +15,7 @@ pub struct ClientHop<A> {
     /// The route epoch of the FIB look-up.
     pub epoch: u16,
     /// The time of the FIB look-up: low half of jiffies.
-    pub asked: u32,
+    pub looked_up: u32,
     /// Padding.
     pub zero: u32,
 }

@@ -24,7 +24,7 @@ pub struct Prefilter {
     /// The destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],
     /// The ports used as source towards endpoints.
-    pub pool: [u64; PORT_WORDS],
+    pub snat_ports: [u64; PORT_WORDS],
     /// The ports of endpoints, on any node.
     pub endpoints: [u64; PORT_WORDS],
     /// Hashes of this node's addresses: the agent sets those of frontends, the packet path those

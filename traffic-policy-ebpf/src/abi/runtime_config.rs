@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RuntimeConfig {
     /// The number of ports in `tp_snat_ports`.
-    pub pool_len: u32,
+    pub snat_port_count: u32,
     /// The seed of the flow hash.
     pub seed: u64,
     /// The answers that one CPU may send per jiffy, on average.

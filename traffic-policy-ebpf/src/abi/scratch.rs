@@ -136,7 +136,7 @@ pub struct PortSearch {
     pub takes_over: u16,
     /// The next place in `tp_snat_ports`, and the number of places.
     pub at: u32,
-    pub pool_len: u32,
+    pub snat_port_count: u32,
     /// The number of places from this try to the next. Where not every port is tried, it grows from
     /// try to try, so that a run of taken ports is left soon.
     pub step: u32,

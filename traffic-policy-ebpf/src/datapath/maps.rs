@@ -42,7 +42,7 @@ pub static FLOW_DIRECTORY4: Array<Tuple<Address4>, 262_144> = Array::new();
 #[btf_map(name = "tp_flow_dir6")]
 pub static FLOW_DIRECTORY6: Array<Tuple<Address6>, 65_536> = Array::new();
 /// The tuples of answers to datagrams that this node, or a pod behind its masquerade, sent from a
-/// frontend's address and port (UDP), or from a port of the pool to an endpoint's port; with the
+/// frontend's address and port (UDP), or from a SNAT port to an endpoint's port; with the
 /// jiffies of the last datagram, or of a connection's end. The kernel evicts the oldest.
 #[btf_map(name = "tp_own_sent4")]
 pub static OWN_SENT4: LruHashMap<Tuple<Address4>, u32, 4096> = LruHashMap::new();
@@ -135,7 +135,7 @@ pub static PREFILTER: Array<Prefilter, 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_heartbeat")]
 pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
 /// The ports that may be used as source towards endpoints, in host order; the first
-/// `RuntimeConfig::pool_len` are valid.
+/// `RuntimeConfig::snat_port_count` are valid.
 #[btf_map(name = "tp_snat_ports")]
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]

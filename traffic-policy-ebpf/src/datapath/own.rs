@@ -15,7 +15,7 @@
 
 use traffic_policy_ebpf::{
     abi::{DeviceInfo, PROTOCOL_UDP, Tuple, scope},
-    tcp::GONE,
+    tcp::REMOVED,
 };
 
 use crate::datapath::{
@@ -80,7 +80,7 @@ fn note_datagram<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
             // A flow that an earlier answer created, when the query was not known.
             let diverted = FlowTable::<F>::new().find(key);
             if !diverted.is_null() {
-                set!(diverted.state |= GONE);
+                set!(diverted.state |= REMOVED);
             }
             set!(scratch.directory_look = now);
             F::own_sent().insert(key, place!(const scratch.directory_look), ANY);
@@ -88,8 +88,8 @@ fn note_datagram<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
     }
 }
 
-/// Notes an outgoing datagram, or the beginning or end of a connection or association, from a port
-/// of the pool to an endpoint's port, if the node itself sends it.
+/// Notes an outgoing datagram, or the beginning or end of a connection or association, from a SNAT
+/// port to an endpoint's port, if the node itself sends it.
 #[inline(always)]
 fn note_port<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
     let opens = parsed.opens(packet);
@@ -97,7 +97,7 @@ fn note_port<P: Skb, F: Family>(packet: P, parsed: &Parsed<F>) {
         return;
     }
     let ports = parsed.tuple.ports;
-    if !prefilter::is_pool_port(ports.source()) || !prefilter::is_endpoint(ports.destination()) {
+    if !prefilter::is_snat_port(ports.source()) || !prefilter::is_endpoint(ports.destination()) {
         return;
     }
     // A flow's packet that TC forwards came by an attached device. That look-up is too expensive

@@ -32,7 +32,7 @@ pub fn classify_by<F: Family>(filter: *const Prefilter, tuple: &Tuple<F::Address
         if bit(place!(const filter.node_ports).cast(), port) {
             return Match::NodePort;
         }
-        if bit(place!(const filter.pool).cast(), port) {
+        if bit(place!(const filter.snat_ports).cast(), port) {
             return Match::SnatPort;
         }
     }
@@ -89,9 +89,9 @@ pub fn may_be_service<F: Family>(destination: F::Address, port: Port) -> bool {
 
 /// Whether new flows may have had this port as source towards endpoints.
 #[inline(always)]
-pub fn is_pool_port(port: Port) -> bool {
+pub fn is_snat_port(port: Port) -> bool {
     let Some(filter) = PREFILTER.get_ptr(0) else { return false };
-    bit(place!(const filter.pool).cast(), port.to_host() as u32)
+    bit(place!(const filter.snat_ports).cast(), port.to_host() as u32)
 }
 
 /// Whether an endpoint, on any node, has this port.

@@ -271,7 +271,7 @@ fn create<P: Packet, F: Family>(
     let node = node_silence::place(slot.node, hop);
     let new_flow =
         NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place, node };
-    new_flow.write(scratch, hash, get!(config.pool_len));
+    new_flow.write(scratch, hash, get!(config.snat_port_count));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {
         recycle::note_full(usage, now);

@@ -72,15 +72,15 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     }
     let now = clock::jiffies();
     let Ok(forwarding) = forward::resolve_egress::<_, V4>(packet, entry, now) else { return Err(()) };
-    let Some(way) = Way::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
+    let Some(route) = Route::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
     let parsed = headers.parsed;
-    if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || way.mtu < 68 {
+    if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || route.mtu < 68 {
         return Err(());
     }
     // The length of each piece of a datagram except the last is a multiple of eight bytes.
-    let first = (way.mtu - HEADER) & !7;
+    let first = (route.mtu - HEADER) & !7;
     let rest = parsed.length.wrapping_sub(HEADER + first);
-    if rest == 0 || rest > MOST || rest > way.mtu - HEADER {
+    if rest == 0 || rest > MOST || rest > route.mtu - HEADER {
         return Err(());
     }
     // The verifier must know both bounds of this number: before Linux 6.2 it does not conclude a
@@ -115,17 +115,17 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
     let sent = translated
         && cut(packet, HEADER + first, fragment | MORE_FRAGMENTS)
-        && (!way.resolved || trace::is_on() || packet.send_copy(way.ifindex))
+        && (!route.resolved || trace::is_on() || packet.send_copy(route.ifindex))
         && packet.resize(ETHERNET as u32 + HEADER + rest)
         && packet.copy_in(ETHERNET as u32 + HEADER, piece, rest)
         && head(packet, HEADER + rest, fragment + (first >> 3));
     if !sent {
         return Ok(Outcome::DroppedInternalError.into());
     }
-    let action = if way.resolved {
-        packet.send(way.ifindex)
+    let action = if route.resolved {
+        packet.send(route.ifindex)
     } else {
-        packet.send_to(way.ifindex, place!(mut scratch.neighbour))
+        packet.send_to(route.ifindex, place!(mut scratch.neighbour))
     };
     Ok(Decision::sent(outcome, action))
 }
@@ -165,13 +165,13 @@ fn head<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool 
 }
 
 /// The outgoing route.
-struct Way {
+struct Route {
     ifindex: u32,
     mtu: u32,
     resolved: bool,
 }
 
-impl Way {
+impl Route {
     /// Returns the route; `None` where each piece would need the kernel's own route. `mtu`: the MTU
     /// that was exceeded, for an unresolved neighbour.
     #[inline(always)]

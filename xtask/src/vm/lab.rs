@@ -61,17 +61,17 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let (root, built) = workshop.root_with_all()?;
     let lab = Lab::up(&workshop, &root, &built, &options.attach)?;
     lab.wait_ready()?;
-    let asked = lab.show()?;
+    let as_expected = lab.show()?;
     if !options.command.is_empty() {
-        let mut command = lab.client_command(&[lab.told(&built), options.command.clone()].concat())?;
+        let mut command = lab.client_command(&[lab.environment(&built), options.command.clone()].concat())?;
         let status = cargo::status(&mut command)?;
-        ensure!(asked, "the nodes did not answer as the policies say");
+        ensure!(as_expected, "the nodes did not answer as the policies say");
         return Ok(cargo::code_of(status));
     }
     lab.explain();
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).context("reading standard input failed")?;
-    ensure!(asked, "the nodes did not answer as the policies say");
+    ensure!(as_expected, "the nodes did not answer as the policies say");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -193,7 +193,7 @@ impl Lab {
 
     /// Returns the environment of a client's command, which describes the lab, as in
     /// `deploy/vagrant/stories.sh`.
-    fn told(&self, built: &Built) -> Vec<String> {
+    fn environment(&self, built: &Built) -> Vec<String> {
         let last = self.nodes.last().map_or(0, |node| node.qemu.id());
         let emulated = if built.arch.has_kvm() { None } else { Some("TIMEOUT=10".to_owned()) };
         let words = [

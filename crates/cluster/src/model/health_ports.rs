@@ -83,7 +83,7 @@ impl HealthPortRules {
                 self.node_ports.iter().map(|range| format!("{}-{}", range.start(), range.end())).collect();
             return Some(format!(
                 "is not within --node-ports ({}): other ports are those of programs, of this node's own connections, and \
-                 of --pool-ports",
+                 of --snat-ports",
                 ranges.join(",")
             ));
         }
@@ -237,7 +237,7 @@ mod tests {
             (32_150, None),
             (30_256, Some("--healthz-address")),
             (22, Some("--node-ports (30000-32767)")),
-            (40_000, Some("--pool-ports")),
+            (40_000, Some("--snat-ports")),
             (32_000, Some("ip_local_port_range (32000 to 60999)")),
         ] {
             let said = rules().refusal(port);

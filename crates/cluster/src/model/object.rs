@@ -178,14 +178,14 @@ pub struct Node {
     /// Whether it is being deleted, or has the taint `ToBeDeletedByClusterAutoscaler`.
     pub leaving: bool,
     /// Facts for balancers and the scheduler, if they were requested.
-    pub standing: Standing,
+    pub standing: NodeFacts,
     /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
 }
 
 /// Facts about a Node that balancers and the scheduler depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct NodeFacts {
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
     /// Whether it has the taint `ToBeDeletedByClusterAutoscaler`.

@@ -20,7 +20,7 @@ type Key = (i64, ServiceName);
 /// The room that each Service asks for, and whether it is admitted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shares {
-    asked: BTreeMap<Key, Asked>,
+    claims: BTreeMap<Key, Claim>,
     /// Services that are left out.
     out: BTreeSet<Key>,
     /// The sum of all reservations.
@@ -33,13 +33,13 @@ pub(super) struct Shares {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Asked {
+struct Claim {
     demand: Demand,
     /// The reservation: the demand with which it was last admitted.
     held: Demand,
 }
 
-impl Asked {
+impl Claim {
     /// Admits the demand if it fits beside the reservations of all others.
     fn admit(&mut self, all: &mut Demand, room: &Demand) -> bool {
         let with = all.minus(&self.held).plus(&self.demand);
@@ -64,15 +64,15 @@ impl Shares {
         let before = self.held;
         if let Some(created) = old.filter(|created| new.is_none_or(|(new, _)| new != *created)) {
             let key = (created, name.clone());
-            let gone = self.asked.remove(&key).unwrap_or_default();
+            let gone = self.claims.remove(&key).unwrap_or_default();
             self.held = self.held.minus(&gone.held);
             self.out.remove(&key);
         }
         let out = new.is_some_and(|(created, demand)| {
             let key = (created, name.clone());
-            let asked = self.asked.entry(key.clone()).or_default();
-            asked.demand = demand;
-            let out = !asked.admit(&mut self.held, &Demand::room(limits, TIMES));
+            let claim = self.claims.entry(key.clone()).or_default();
+            claim.demand = demand;
+            let out = !claim.admit(&mut self.held, &Demand::room(limits, TIMES));
             if out {
                 self.out.insert(key);
             } else {
@@ -98,9 +98,9 @@ impl Shares {
                 {
                     self.judged += 1;
                 }
-                if let Some(asked) = self.asked.get_mut(key)
-                    && (asked.held != Demand::default()) == has_place
-                    && asked.admit(&mut self.held, &room)
+                if let Some(claim) = self.claims.get_mut(key)
+                    && (claim.held != Demand::default()) == has_place
+                    && claim.admit(&mut self.held, &room)
                 {
                     admitted.push(key.clone());
                 }
@@ -123,13 +123,13 @@ impl Shares {
         }
         self.held = Demand::default();
         let mut changed = Vec::new();
-        for (key, asked) in &mut self.asked {
+        for (key, claim) in &mut self.claims {
             #[cfg(test)]
             {
                 self.judged += 1;
             }
-            asked.held = Demand::default();
-            let out = !asked.admit(&mut self.held, &room);
+            claim.held = Demand::default();
+            let out = !claim.admit(&mut self.held, &room);
             let news = if out { self.out.insert(key.clone()) } else { self.out.remove(key) };
             if news {
                 changed.push((key.1.clone(), out));

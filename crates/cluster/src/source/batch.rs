@@ -9,7 +9,7 @@ use tokio::{
 
 use super::{
     events::EventRecorder,
-    kubernetes::condition::{Standing, StandingSender},
+    kubernetes::condition::{ConditionSender, NodeCondition},
     status::StatusReader,
 };
 use crate::model::{
@@ -94,7 +94,7 @@ pub struct Source {
     /// Notified when the maps hold what the source has delivered.
     pub(super) filled: Arc<Notify>,
     /// The status of the agent, for the condition on its Node.
-    pub(super) standing: Option<StandingSender>,
+    pub(super) condition: Option<ConditionSender>,
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -133,9 +133,9 @@ impl Source {
 
     /// Reports the agent's state: what keeps it from being ready, if anything.
     pub fn report(&self, wrong: &[&str]) {
-        if let Some(standing) = &self.standing {
-            let new = Standing { wrong: wrong.join("; ") };
-            standing.send_if_modified(|old| {
+        if let Some(condition) = &self.condition {
+            let new = NodeCondition { wrong: wrong.join("; ") };
+            condition.send_if_modified(|old| {
                 let differs = old.as_ref() != Some(&new);
                 *old = Some(new);
                 differs

@@ -99,7 +99,7 @@ impl Kubernetes {
         if let Some(key) = self.startup_taint {
             tasks.spawn(taint::run(client.clone(), self.node_name.clone(), key, Arc::clone(&filled)));
         }
-        let standing = self.node_condition.then(|| {
+        let condition = self.node_condition.then(|| {
             let (sender, receiver) = condition::channel();
             tasks.spawn(condition::run(client.clone(), self.node_name.clone(), receiver));
             sender
@@ -157,7 +157,7 @@ impl Kubernetes {
             },
             sink,
         ));
-        Ok(Source { updates, status, events, filled, standing, tasks })
+        Ok(Source { updates, status, events, filled, condition, tasks })
     }
 }
 

@@ -101,7 +101,7 @@ fn start(folder: PathBuf, read: impl Fn() -> Result<Batch, Mistakes> + Send + Sy
         status,
         events: EventRecorder::nowhere(),
         filled: Arc::default(),
-        standing: None,
+        condition: None,
         tasks,
     }
 }

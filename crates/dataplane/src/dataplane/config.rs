@@ -10,7 +10,7 @@ use super::{
         loader::MapSizes,
         pins::OnOtherLayout,
     },
-    sync::{budget::LeftOut, snat_ports::Wanted as Pool},
+    sync::{budget::LeftOut, snat_ports::SnatPortRange},
 };
 
 /// The idle times after which flows may be removed.
@@ -47,7 +47,7 @@ pub struct Config {
     pub on_other_layout: OnOtherLayout,
     pub sizes: MapSizes,
     pub idle: IdleTimes,
-    pub pool: Pool,
+    pub snat_ports: SnatPortRange,
     pub drain: Duration,
     pub mode: Mode,
     pub cgroup: Cgroup,
@@ -101,7 +101,7 @@ impl IdleTimes {
             ("--idle-half-closed", self.half_closed),
             ("--idle-finished", self.finished),
             ("--idle-reset", self.reset),
-            ("--idle-unconfirmed", self.unassured),
+            ("--idle-unassured", self.unassured),
             ("--idle-udp", self.udp),
             ("--idle-udp-answered", self.udp_answered),
         ];

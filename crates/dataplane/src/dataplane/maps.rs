@@ -67,7 +67,7 @@ pub struct Maps {
     pub config: Mapped<RuntimeConfig>,
     pub usage: Mapped<TableUsage>,
     pub prefilter: Mapped<Prefilter>,
-    pub pool: Mapped<[u16; 65_536]>,
+    pub snat_ports: Mapped<[u16; 65_536]>,
     pub room: Room,
 }
 
@@ -208,7 +208,7 @@ impl Maps {
             config: Mapped::new(take(object, "tp_config")?)?,
             usage: Mapped::new(take(object, "tp_table_usage")?)?,
             prefilter: Mapped::new(take(object, "tp_prefilter")?)?,
-            pool: Mapped::new(take(object, "tp_snat_ports")?)?,
+            snat_ports: Mapped::new(take(object, "tp_snat_ports")?)?,
             room,
         })
     }

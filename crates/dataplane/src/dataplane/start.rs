@@ -42,7 +42,7 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         check_privileges()?;
         let kernel = Kernel::running()?;
-        let ports = config.pool.ports()?;
+        let ports = config.snat_ports.ports()?;
         let cgroup = config.cgroup.folder()?;
         let on_other = config.on_other_layout;
         let pins = config.pins.as_deref().map(|root| Pins::open(root, on_other)).transpose()?;
@@ -52,7 +52,7 @@ impl Dataplane {
                 if !nexthop::has_epoch(&dataplane.maps) {
                     dataplane.raise(Changed::Routes);
                 }
-                dataplane.use_pool(ports);
+                dataplane.use_snat_ports(ports);
                 dataplane.pins = pins;
                 Ok(dataplane)
             }

@@ -89,7 +89,7 @@ impl Figures for Dataplane {
             maps: entries,
             found: gc.found(),
             full: gc.episodes(),
-            snat_ports: maps.config.load(config::pool_len),
+            snat_ports: maps.config.load(config::snat_port_count),
             draining: draining.into_iter().map(|(key, left)| (key, now + left)).collect(),
         }
     }

@@ -12,7 +12,7 @@ use traffic_policy_ebpf::{
     abi::{
         self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, RuntimeConfig, Tuple, kind,
     },
-    tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
+    tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST},
 };
 
 use super::{
@@ -33,11 +33,11 @@ pub struct Flow {
     pub endpoint: SocketAddr,
     /// The source that the endpoint sees.
     pub source: SocketAddr,
-    pub way: Way,
+    pub kind: FlowKind,
     pub state: FlowState,
-    /// Whether the endpoint accepts no new connections: a new one with the same ports chooses
-    /// again.
-    pub gone: bool,
+    /// Whether the endpoint was removed and accepts no new connections: a new one with the same
+    /// ports chooses again.
+    pub removed: bool,
     /// The time since the last packet of either direction.
     pub idle: Duration,
     pub request: Traffic,
@@ -50,7 +50,7 @@ pub struct Flow {
 
 /// The location of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum FlowKind {
     /// The endpoint is on another node.
     Forwarded,
     /// The endpoint is on this node.
@@ -185,13 +185,13 @@ fn join<A: Address + FromWire>(
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),
         source: address(request.source, request.ports.source()),
-        way: match request.kind {
-            kind::DELIVER => Way::Delivered,
-            kind::LEFT => Way::Conntrack,
-            _ => Way::Forwarded,
+        kind: match request.kind {
+            kind::DELIVER => FlowKind::Delivered,
+            kind::LEFT => FlowKind::Conntrack,
+            _ => FlowKind::Forwarded,
         },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),
-        gone: request.state & GONE != 0,
+        removed: request.state & REMOVED != 0,
         idle: reply.map_or(idle, |reply| idle.min(clock.idle(reply.last))),
         request: traffic(request),
         reply: reply.map(traffic),
@@ -233,7 +233,7 @@ mod tests {
             destination: pod,
             ports: Ports::from_host(5555, 8080),
             kind: kind::FORWARD,
-            state: ASSURED | GONE,
+            state: ASSURED | REMOVED,
             last: 900,
             packets: abi::Packets::of(3),
             bytes: 180,
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(flow.frontend.to_string(), "172.18.0.11:30080");
         assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
         assert_eq!(flow.endpoint.to_string(), "10.244.2.2:8080");
-        assert_eq!((flow.state, flow.gone, flow.service), (FlowState::Assured, true, 7));
+        assert_eq!((flow.state, flow.removed, flow.service), (FlowState::Assured, true, 7));
         assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
         assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
         let alone = join(&tuple, &request, None, &clock).unwrap();

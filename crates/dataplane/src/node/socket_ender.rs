@@ -86,7 +86,7 @@ impl SocketEnder {
             return Ok(Destroyed::default());
         }
         let question = Question { cgroup: cgroup.to_owned(), cookies };
-        match process.ask(&serde_json::to_string(&question)?) {
+        match process.request(&serde_json::to_string(&question)?) {
             Ok(answer) => {
                 let destroyed = serde_json::from_str::<Result<Destroyed, String>>(&answer)
                     .context("the process that ends UDP sockets gives an answer of another form")?
@@ -112,7 +112,7 @@ impl SocketEnder {
 }
 
 impl Process {
-    fn ask(&mut self, question: &str) -> Result<String> {
+    fn request(&mut self, question: &str) -> Result<String> {
         writeln!(self.questions, "{question}").context("asking it failed")?;
         let mut answer = String::new();
         if self.answers.read_line(&mut answer).context("its answer cannot be read")? == 0 {

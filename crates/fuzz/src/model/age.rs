@@ -127,16 +127,16 @@ impl Flow {
 
 impl Model {
     /// Returns the fate of each flow in a sweep. Stale entries that must be removed by now are
-    /// forgotten. A flow whose endpoint becomes `gone` in this sweep may stay until the next one:
-    /// its state differs from that of a moment before, as if a packet had come.
-    pub fn sweep(&mut self, gone: Option<(usize, Endpoint)>) -> Vec<Fate> {
+    /// forgotten. A flow whose endpoint is `removed` in this sweep may stay until the next one: its
+    /// state differs from that of a moment before, as if a packet had come.
+    pub fn sweep(&mut self, removed: Option<(usize, Endpoint)>) -> Vec<Fate> {
         let clock = self.clock;
         self.stale.retain_mut(|stale| {
             stale.found_over += u8::from(clock - stale.last > u64::from(TIMEOUTS.unassured) + SLACK);
             stale.found_over < 2
         });
         let fate = |flow: &mut Flow| match flow.sweep(clock) {
-            Fate::Goes if !flow.gone && gone == Some((flow.service, flow.endpoint)) => Fate::Either,
+            Fate::Goes if !flow.removed && removed == Some((flow.service, flow.endpoint)) => Fate::Either,
             fate => fate,
         };
         self.flows.iter_mut().map(fate).collect()

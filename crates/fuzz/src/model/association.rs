@@ -28,7 +28,7 @@ pub struct Association {
     /// Initiate tag that the endpoint uses next.
     next: u32,
     /// Initiate tag of a restart that the endpoint has not accepted.
-    pub asked: Option<u32>,
+    pub restart: Option<u32>,
     pub answered: bool,
     pub assured: bool,
     /// Whether the client, and the endpoint, has begun to shut it down.
@@ -48,7 +48,7 @@ impl Association {
             client,
             endpoint: None,
             next: endpoint,
-            asked: None,
+            restart: None,
             answered: false,
             assured: false,
             shut: [false; 2],
@@ -71,7 +71,7 @@ impl Association {
             (From::Client, _) => (self.client, endpoint),
             // They answer the INIT that came last.
             (From::Endpoint, Chunk::InitAck | Chunk::CookieAck) => {
-                (endpoint, self.asked.unwrap_or(self.client))
+                (endpoint, self.restart.unwrap_or(self.client))
             }
             (From::Endpoint, _) => (endpoint, self.client),
         };
@@ -98,7 +98,7 @@ impl Association {
 
     /// Whether a packet of the endpoint accepts the restart that the client has asked for.
     pub fn accepts_restart(&self, segment: Segment, tag: u32) -> bool {
-        self.assured && segment.chunk == Chunk::CookieAck && self.asked == Some(tag)
+        self.assured && segment.chunk == Chunk::CookieAck && self.restart == Some(tag)
     }
 
     /// Follows a packet that was translated, and returns whether it belongs to the association.
@@ -113,7 +113,7 @@ impl Association {
     fn follow_client(&mut self, segment: Segment, (tag, initiate): (u32, u32), begins: bool) -> bool {
         if opens(segment, tag) {
             if self.assured {
-                self.asked = Some(initiate);
+                self.restart = Some(initiate);
             } else if begins && self.client != initiate {
                 (self.client, self.endpoint, self.answered) = (initiate, None, false);
                 self.next = self.next.wrapping_add(1);
@@ -135,7 +135,7 @@ impl Association {
     fn follow_endpoint(&mut self, segment: Segment, (tag, initiate): (u32, u32)) -> bool {
         if self.accepts_restart(segment, tag) {
             let next = self.endpoint.unwrap_or(self.next).wrapping_add(1);
-            *self = Self { client: tag, endpoint: None, next, asked: None, ..*self };
+            *self = Self { client: tag, endpoint: None, next, restart: None, ..*self };
             (self.shut, self.over) = ([false; 2], [false; 2]);
             return true;
         }

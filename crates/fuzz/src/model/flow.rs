@@ -75,12 +75,12 @@ pub struct Flow {
     pub belongs: bool,
     /// Moment of a SYN that came while it was assured, if no packet that belongs to it has come
     /// since.
-    pub asked: Option<Moment>,
+    pub syn: Option<Moment>,
     /// Whether it ended by an RST or ABORT.
     pub reset: bool,
-    /// Whether its endpoint takes no more new flows. Unless it is an established connection, the
-    /// client's next packet that may begin a flow then chooses again.
-    pub gone: bool,
+    /// Whether its endpoint was removed and takes no more new flows. Unless it is an established
+    /// connection, the client's next packet that may begin a flow then chooses again.
+    pub removed: bool,
     /// Number of sweeps since its last packet that found it idle for too long; `noticed` tells
     /// whether any may have noticed it.
     pub found_over: u8,
@@ -159,7 +159,7 @@ impl Flow {
     /// Whether a SYN, or a segment of a host that has accepted one, may begin another connection
     /// because the endpoint has forgotten this one.
     pub fn may_be_forgotten(&self, clock: u64) -> bool {
-        self.asked.is_some_and(|asked| asked.most(clock) >= SILENCE)
+        self.syn.is_some_and(|syn| syn.most(clock) >= SILENCE)
     }
 
     /// Returns the sequence and acknowledgement number of a segment of this flow, or the tags of an
@@ -246,7 +246,7 @@ impl Flow {
             (segment.sequence.is_right(), segment.acknowledgement.is_right());
         match (segment.flags, from) {
             (Flags::Syn, From::Client) if self.assured || self.loose => {
-                self.asked.get_or_insert(now);
+                self.syn.get_or_insert(now);
                 return;
             }
             // A SYN of another number that follows at once may be forged: the answer to the first
@@ -304,8 +304,8 @@ impl Flow {
         if exact_sequence && (exact_acknowledgement || segment.flags == Flags::Rst) {
             self.follow_exact(from, segment, reset);
             self.belongs = self.assured && !self.loose && self.ended == Ended::No && !reset;
-            if self.belongs && self.asked.is_some_and(|asked| now.clock > asked.clock) {
-                self.asked = None;
+            if self.belongs && self.syn.is_some_and(|syn| now.clock > syn.clock) {
+                self.syn = None;
             }
         } else if !reset && self.may_be_forgotten(now.clock) {
             self.loose = true;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use traffic_policy_testing::{
-    harness::{Device, FlowEntry, Harness, Hook, Input, Ran, Way},
+    harness::{Action, Device, FlowEntry, Harness, Hook, Input, Ran},
     packet::{Packet, difference},
 };
 
@@ -82,7 +82,7 @@ impl Compared<'_> {
     /// Verifies that a packet was passed on unchanged.
     pub fn unchanged(&mut self, sent: &[u8], ran: &Ran) -> Result<(), String> {
         self.totals.unchanged += 1;
-        if !ran.outcome.starts_with("passed") || ran.way != Way::Pass {
+        if !ran.outcome.starts_with("passed") || ran.action != Action::Pass {
             return Err(format!("{} instead of passing it on as it is", ran.outcome));
         }
         difference(sent, &ran.frame).map_or(Ok(()), Err)
@@ -126,7 +126,7 @@ impl Compared<'_> {
 
     /// Returns the hook and device of packets from a flow's endpoint.
     pub fn endpoint_side(&self, flow: &Flow) -> (Hook, Device) {
-        match flow.endpoint.way {
+        match flow.endpoint.route {
             Some((device, _)) => (self.path.hook, device),
             None => (Hook::Egress, Device::Eth0),
         }

@@ -92,7 +92,7 @@ pub fn send(
     let length = quote(compared, &parts.seen, segment.protocol, quoted, fault);
     let sent = errors(compared, &flow, requests, kind, &parts, length);
     let frame = faulty(compared, &flow, requests, &sent, &parts, fault);
-    match (fault, requests, flow.endpoint.way) {
+    match (fault, requests, flow.endpoint.route) {
         (Fault::None, ..) => {
             let before = compared.watched();
             let ran = compared.run_frame(sent.hook, sent.device, frame);
@@ -129,7 +129,7 @@ fn about_request(compared: &Compared<'_>, flow: &Flow, segment: Segment, by: u8)
     let numbers = flow.numbers(From::Client, segment);
     let known = packet(flow.client, flow.frontend, segment, numbers).ttl(7);
     let seen = known.clone().source(end(flow.source)).destination(end(flow.target(family)));
-    let from = match (flow.endpoint.way, by & 64 != 0) {
+    let from = match (flow.endpoint.route, by & 64 != 0) {
         (Some((_, router)), false) => router,
         // The node's own stack also sends errors about packets that it cannot deliver.
         (None, false) => Spot::NodePod0,
@@ -147,7 +147,7 @@ fn about_reply(compared: &Compared<'_>, flow: &Flow, segment: Segment, by: u8) -
     let seen = known.clone().source(end(flow.frontend)).destination(end(flow.client));
     let from = if by & 64 != 0 { flow.client.ip() } else { Spot::Router.of(family) };
     // An endpoint on this node knows its clients, and the routers in front of them.
-    let known_from = if flow.endpoint.way.is_some() { flow.source.ip() } else { from };
+    let known_from = if flow.endpoint.route.is_some() { flow.source.ip() } else { from };
     Parts { from, seen, known_from, known }
 }
 
@@ -187,7 +187,7 @@ fn errors(
     };
     let (packet, wanted) = (of(parts.from, &parts.seen), of(parts.known_from, &parts.known));
     let client = (Spot::Router.mac(), Device::Eth0.mac());
-    match (requests, flow.endpoint.way) {
+    match (requests, flow.endpoint.route) {
         (true, Some((device, router))) => Sent {
             hook: compared.path.hook,
             device,

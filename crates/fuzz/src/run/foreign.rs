@@ -12,7 +12,7 @@ use super::compared::Compared;
 use crate::{
     action::Foreign,
     segment::{Chunk, Flags, Protocol, Segment, packet},
-    topology::POOL,
+    topology::SNAT_PORTS,
 };
 
 /// Sends such a packet, which passes.
@@ -34,7 +34,7 @@ pub fn send(
     let node_port = compared.model.services[0].port;
     let sent = match what {
         Foreign::OtherPort => make(22),
-        Foreign::PoolPort => make(POOL[0]),
+        Foreign::SnatPort => make(SNAT_PORTS[0]),
         Foreign::Echo => {
             let kind = if family == Family::V4 { 8 } else { 128 };
             let echo = Transport::Icmp { kind, code: 0, rest: [0, 1, 0, 2] };

@@ -220,7 +220,7 @@ fn translated(flow: &Flow, side: From, sent: &Packet, family: Family) -> (&'stat
     };
     let wanted = Packet { source: source.ip(), destination: destination.ip(), ..sent.clone() };
     let sent_on = |wanted: Packet, from, to| wanted.macs(from, to).ttl(sent.ttl.saturating_sub(1));
-    match (side, flow.endpoint.way) {
+    match (side, flow.endpoint.route) {
         (From::Client, Some((device, router))) => ("forwarded", sent_on(wanted, device.mac(), router.mac())),
         (From::Client, None) => ("delivered", wanted),
         (From::Endpoint, Some(_)) => ("replied", sent_on(wanted, Device::Eth0.mac(), Spot::Router.mac())),

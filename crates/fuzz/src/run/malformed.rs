@@ -55,9 +55,9 @@ pub fn send_expiring(
             let remote = match expected {
                 Expected::New(_) => {
                     let candidates = compared.model.candidates(client.ip(), service);
-                    candidates.iter().any(|each| each.way.is_some())
+                    candidates.iter().any(|each| each.route.is_some())
                 }
-                Expected::Translated(index) => compared.model.flows[index].endpoint.way.is_some(),
+                Expected::Translated(index) => compared.model.flows[index].endpoint.route.is_some(),
                 _ => false,
             };
             if !remote || matches!(expected, Expected::New(_)) && !expired(&ran) {
@@ -82,7 +82,9 @@ pub fn send_expiring(
             let expected = compared.model.reply(index, (reply.segment, reply.numbers));
             let ran = compared.run(hook, device, &reply.packet);
             let passes = matches!(expected, Expected::Either(_)) && ran.outcome.starts_with("passed");
-            if compared.model.flows[index].endpoint.way.is_none() || expected == Expected::Unchanged || passes
+            if compared.model.flows[index].endpoint.route.is_none()
+                || expected == Expected::Unchanged
+                || passes
             {
                 return replies::came_back(compared, &reply, &ran);
             }

@@ -59,7 +59,7 @@ impl Reply {
         let flow = &compared.model.flows[index];
         let numbers = flow.numbers(From::Endpoint, segment);
         let packet = packet(flow.target(compared.path.family), flow.source, segment, numbers);
-        let packet = match flow.endpoint.way {
+        let packet = match flow.endpoint.route {
             Some((device, router)) => packet.macs(router.mac(), device.mac()),
             None => packet.macs(Device::Eth0.mac(), Spot::Router.mac()),
         };

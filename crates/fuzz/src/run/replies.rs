@@ -33,7 +33,7 @@ pub fn came_back(compared: &mut Compared<'_>, reply: &Reply, ran: &Ran) -> Resul
     }
     compared.totals.translated += 1;
     let flow = compared.model.flows[reply.flow];
-    let name = if flow.endpoint.way.is_some() { "replied" } else { "replied-local" };
+    let name = if flow.endpoint.route.is_some() { "replied" } else { "replied-local" };
     if ran.outcome != name {
         return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
     }
@@ -47,7 +47,7 @@ pub fn came_back(compared: &mut Compared<'_>, reply: &Reply, ran: &Ran) -> Resul
 /// Returns an endpoint's packet as it must leave by a flow.
 fn translated_reply(sent: &Packet, flow: &Flow) -> Packet {
     let packet = sent.clone().source(end(flow.frontend)).destination(end(flow.client));
-    match flow.endpoint.way {
+    match flow.endpoint.route {
         Some(_) => packet.macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(sent.ttl.saturating_sub(1)),
         None => packet,
     }

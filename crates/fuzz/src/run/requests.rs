@@ -14,7 +14,7 @@ use super::{
 use crate::{
     model::{Expected, Flow, From, NewFlow},
     segment::{Segment, end},
-    topology::{Endpoint, POOL},
+    topology::{Endpoint, SNAT_PORTS},
 };
 
 /// Sends a client's packet to a Service.
@@ -78,7 +78,7 @@ fn went(compared: &mut Compared<'_>, index: usize, request: &Request) -> Result<
 /// Returns a client's packet as it must leave by a flow.
 fn translated_request(compared: &Compared<'_>, sent: &Packet, flow: &Flow) -> Packet {
     let packet = sent.clone().source(end(flow.source)).destination(end(flow.target(compared.path.family)));
-    match flow.endpoint.way {
+    match flow.endpoint.route {
         Some((device, router)) => packet.macs(device.mac(), router.mac()).ttl(sent.ttl.saturating_sub(1)),
         None => packet,
     }
@@ -87,7 +87,7 @@ fn translated_request(compared: &Compared<'_>, sent: &Packet, flow: &Flow) -> Pa
 fn requested(compared: &mut Compared<'_>, index: usize, request: &Request, ran: &Ran) -> Result<(), String> {
     compared.totals.translated += 1;
     let flow = &compared.model.flows[index];
-    let name = if flow.endpoint.way.is_some() { "forwarded" } else { "delivered" };
+    let name = if flow.endpoint.route.is_some() { "forwarded" } else { "delivered" };
     if ran.outcome != name {
         return Err(format!("{} instead of {name} by {flow:?}", ran.outcome));
     }
@@ -126,10 +126,10 @@ fn begun(
     };
     compared.model.chosen(client.ip(), service, Some(endpoint));
     let source = made.new_from;
-    let address = endpoint.way.map_or(client.ip(), |(device, _)| device.spot().of(compared.path.family));
-    let port_fits = match endpoint.way {
-        Some(_) => POOL.contains(&source.port()),
-        None => source.port() == client.port() || POOL.contains(&source.port()),
+    let address = endpoint.route.map_or(client.ip(), |(device, _)| device.spot().of(compared.path.family));
+    let port_fits = match endpoint.route {
+        Some(_) => SNAT_PORTS.contains(&source.port()),
+        None => source.port() == client.port() || SNAT_PORTS.contains(&source.port()),
     };
     if source.ip() != address || !port_fits {
         return Err(format!("{source} is not what the endpoint should see"));

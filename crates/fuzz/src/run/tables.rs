@@ -63,15 +63,15 @@ fn compare_flow(flow: &Flow, request: &FlowEntry, reply: &FlowEntry) -> Result<(
 
 /// Compares the tags and the states of an association.
 fn compare_association(flow: &Flow, request: &FlowEntry, reply: &FlowEntry) -> Result<(), String> {
-    let Association { client, endpoint, asked, answered, assured, shut, over, .. } = flow.association;
+    let Association { client, endpoint, restart, answered, assured, shut, over, .. } = flow.association;
     let endpoint = endpoint.unwrap_or(0);
     let tags = (request.tags, reply.tags);
     if tags != ((client, endpoint), (endpoint, client)) {
         return Err(format!("tags {tags:x?}, but {flow:x?}"));
     }
-    let restart = u32::from_be(request.asked);
-    if assured && restart != asked.unwrap_or(0) {
-        return Err(format!("a restart with the tag {restart:#x}, but {flow:x?}"));
+    let tag = u32::from_be(request.syn);
+    if assured && tag != restart.unwrap_or(0) {
+        return Err(format!("a restart with the tag {tag:#x}, but {flow:x?}"));
     }
     let bits = |from: From| {
         let of = |is: bool, bit| if is { bit } else { 0 };

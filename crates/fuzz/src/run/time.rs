@@ -46,12 +46,12 @@ impl Sweeps {
         Ok(())
     }
 
-    /// Sweeps, unless the table is nearly full. Returns whether it did. `gone`: the endpoint of a
-    /// Service whose flows are marked.
+    /// Sweeps, unless the table is nearly full. Returns whether it did. `removed`: the endpoint
+    /// of a Service whose flows are marked.
     pub fn sweep(
         &mut self,
         compared: &mut Compared<'_>,
-        gone: Option<(usize, Endpoint)>,
+        removed: Option<(usize, Endpoint)>,
     ) -> Result<bool, String> {
         let family = compared.path.family;
         let before = compared.harness.flows(family);
@@ -60,9 +60,9 @@ impl Sweeps {
         }
         let new = || Sweeper::new(TIMEOUTS, [SIZES.flows4, SIZES.flows6]);
         let sweeper = self.0.get_or_insert_with(new);
-        let found = compared.harness.sweep(sweeper, gone.is_some())[family as usize];
+        let found = compared.harness.sweep(sweeper, removed.is_some())[family as usize];
         let after = compared.harness.flows(family);
-        for (index, fate) in compared.model.sweep(gone).into_iter().enumerate().rev() {
+        for (index, fate) in compared.model.sweep(removed).into_iter().enumerate().rev() {
             let flow = &compared.model.flows[index];
             let request = after.iter().any(|entry| entries::is_request_of(entry, flow));
             let reply = after.iter().any(|entry| entries::leads_back(entry, flow, family));

@@ -49,7 +49,7 @@ impl Harness {
                         .zip(indices)
                         .filter(|(input, index)| {
                             let (verdict, _) = super::run::execute(object, **index, input);
-                            input.hook.way(verdict) != super::Way::Pass
+                            input.hook.action(verdict) != super::Action::Pass
                         })
                         .count()
                 })

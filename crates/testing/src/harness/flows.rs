@@ -57,7 +57,7 @@ pub struct FlowEntry {
     pub last: u32,
     /// Request entry: the time of a SYN that came while the flow was assured, in jiffies, or 0. Of
     /// an INIT it is the initiate tag, in memory order.
-    pub asked: u32,
+    pub syn: u32,
     /// Unassured UDP: the time at which the flow began, in jiffies.
     pub began: u32,
     /// Request entry of an unassured flow: its place in the queues.
@@ -87,7 +87,7 @@ impl FlowEntry {
             hop: flow.hop,
             epoch: flow.epoch,
             last: flow.last,
-            asked: if request && assured { flow.tail.syn() } else { 0 },
+            syn: if request && assured { flow.tail.syn() } else { 0 },
             began: if Self::has_beginning(tuple.protocol, flow) { flow.numbers as u32 } else { 0 },
             place: if request && !assured && flow.tail != Tail::NONE {
                 Some(flow.tail.queue_place())
@@ -140,7 +140,7 @@ impl FlowEntry {
             flow.numbers = u64::from(self.tags.0.to_be()) << 32 | u64::from(self.tags.1.to_be());
         }
         if self.is_request() && self.state & ASSURED != 0 {
-            flow.tail = Tail::of_syn(self.asked);
+            flow.tail = Tail::of_syn(self.syn);
         }
     }
 
@@ -148,8 +148,8 @@ impl FlowEntry {
     pub fn go_back(&mut self, jiffies: u32) {
         self.last = self.last.wrapping_sub(jiffies);
         self.began = self.began.wrapping_sub(jiffies);
-        if self.asked != 0 && u32::from(self.protocol) != PROTOCOL_SCTP {
-            self.asked = self.asked.wrapping_sub(jiffies);
+        if self.syn != 0 && u32::from(self.protocol) != PROTOCOL_SCTP {
+            self.syn = self.syn.wrapping_sub(jiffies);
         }
     }
 
@@ -186,7 +186,7 @@ impl Harness {
         }
     }
 
-    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `asked`, `began`, or the ports
+    /// Changes an entry: `kind`, `state`, `hop`, `epoch`, `last`, `syn`, `began`, or the ports
     /// that its packets get.
     pub fn change(&mut self, entry: &FlowEntry, change: impl FnOnce(&mut FlowEntry)) {
         let mut entry = *entry;

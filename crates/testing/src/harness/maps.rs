@@ -38,7 +38,7 @@ impl Harness {
             self.write_sources(number, frontend)?;
         }
         let config = RuntimeConfig {
-            pool_len: setup.pool.len() as u32,
+            snat_port_count: setup.snat_ports.len() as u32,
             seed: setup.seed,
             answers_per_jiffy: setup.answers_per_jiffy,
             ..RuntimeConfig::default()
@@ -53,8 +53,8 @@ impl Harness {
                 .write_volatile(AgentHeartbeat { hz: setup.hz, ..AgentHeartbeat::default() });
             self.tables.usage.pointer().write_volatile(TableUsage::default());
             prefilter::fill(self.tables.prefilter.pointer(), setup);
-            for (index, port) in setup.pool.iter().enumerate() {
-                self.tables.pool.pointer().cast::<u16>().add(index).write_volatile(*port);
+            for (index, port) in setup.snat_ports.iter().enumerate() {
+                self.tables.snat_ports.pointer().cast::<u16>().add(index).write_volatile(*port);
             }
         }
         for spot in &setup.service_cidrs {

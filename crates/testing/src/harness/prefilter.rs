@@ -55,8 +55,8 @@ pub(super) unsafe fn fill(prefilter: *mut Prefilter, setup: &Setup) {
         };
         (*prefilter).primary = Family::BOTH.map(|family| wide(Spot::Node.of(family)));
         setup.frontends.iter().for_each(|frontend| name(prefilter, frontend));
-        for port in &setup.pool {
-            set((&raw mut (*prefilter).pool).cast(), (*port).into());
+        for port in &setup.snat_ports {
+            set((&raw mut (*prefilter).snat_ports).cast(), (*port).into());
         }
         for (index, spot) in setup.service_cidrs.iter().enumerate() {
             let Addresses { v4, v6 } = spot.addresses().network();

@@ -45,17 +45,17 @@ impl Hook {
     }
 
     /// The meaning of a program's return value.
-    pub(super) fn way(self, verdict: u32) -> Way {
+    pub(super) fn action(self, verdict: u32) -> Action {
         // XDP_DROP to XDP_REDIRECT; TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT: linux/bpf.h and
         // linux/pkt_cls.h.
         match (self, verdict as i32) {
-            (Self::Xdp, 2) => Way::Pass,
-            (Self::Xdp, 1) => Way::Drop,
-            (Self::Xdp, 3) => Way::Back,
-            (Self::Xdp, 4) => Way::Redirect,
-            (hook, -1) if hook != Self::Xdp => Way::Pass,
-            (hook, 2) if hook != Self::Xdp => Way::Drop,
-            (hook, 7) if hook != Self::Xdp => Way::Redirect,
+            (Self::Xdp, 2) => Action::Pass,
+            (Self::Xdp, 1) => Action::Drop,
+            (Self::Xdp, 3) => Action::Back,
+            (Self::Xdp, 4) => Action::Redirect,
+            (hook, -1) if hook != Self::Xdp => Action::Pass,
+            (hook, 2) if hook != Self::Xdp => Action::Drop,
+            (hook, 7) if hook != Self::Xdp => Action::Redirect,
             (hook, other) => panic!("{hook:?} answered {other}, which is no verdict of ours"),
         }
     }
@@ -63,7 +63,7 @@ impl Hook {
 
 /// The action that the kernel takes on the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Action {
     Pass,
     Drop,
     /// XDP: sent by the device on which it arrived.
@@ -93,7 +93,7 @@ impl Input {
 #[derive(Clone, Debug)]
 pub struct Ran {
     pub outcome: &'static str,
-    pub way: Way,
+    pub action: Action,
     pub frame: Vec<u8>,
 }
 
@@ -109,7 +109,7 @@ impl Ran {
 
     #[track_caller]
     pub fn expect(&self, outcome: &str) -> &Self {
-        assert_eq!(self.outcome, outcome, "{:?}\n{}", self.way, render(&self.frame));
+        assert_eq!(self.outcome, outcome, "{:?}\n{}", self.action, render(&self.frame));
         self
     }
 }
@@ -137,13 +137,13 @@ impl Harness {
         let [(outcome, 1)] = moved.as_slice() else {
             panic!("not one outcome: {moved:?}\n{}", render(&input.frame));
         };
-        let way = input.hook.way(verdict);
+        let action = input.hook.action(verdict);
         let fits = match outcome.verdict() {
-            Verdict::Pass => way == Way::Pass,
-            Verdict::Drop => way == Way::Drop,
-            Verdict::Send => matches!(way, Way::Back | Way::Redirect),
+            Verdict::Pass => action == Action::Pass,
+            Verdict::Drop => action == Action::Drop,
+            Verdict::Send => matches!(action, Action::Back | Action::Redirect),
         };
-        assert!(fits, "{} with verdict {way:?}", outcome.name());
+        assert!(fits, "{} with verdict {action:?}", outcome.name());
         // A packet that may have concerned a Service was given an Ethernet header.
         let pushed = input.hook == Hook::IngressL3 && frame.len() > input.frame.len();
         if outcome.name().starts_with("passed")
@@ -151,7 +151,7 @@ impl Harness {
         {
             panic!("{}, but {difference}", outcome.name());
         }
-        Ran { outcome: outcome.name(), way, frame }
+        Ran { outcome: outcome.name(), action, frame }
     }
 
     fn counters(&self, hook: Hook) -> Vec<(Outcome, u64)> {

@@ -93,7 +93,7 @@ impl Frontend {
 pub struct Setup {
     pub frontends: Vec<Frontend>,
     /// Source ports towards endpoints, in the order in which they are tried from a random start.
-    pub pool: Vec<u16>,
+    pub snat_ports: Vec<u16>,
     pub hop_max_age: u32,
     pub answers_per_jiffy: u32,
     pub seed: u64,
@@ -120,15 +120,15 @@ pub enum SourceCheck {
 /// Jiffies per second in tests: times are set, not waited for.
 pub const HZ: u32 = 100;
 
-/// The single source port of the pool, unless a test sets others: the whole packet is then known
+/// The only port of the SNAT port range, unless a test sets others: the whole packet is then known
 /// beforehand.
-pub const POOL_PORT: u16 = 5555;
+pub const SNAT_PORT: u16 = 5555;
 
 impl Default for Setup {
     fn default() -> Self {
         Self {
             frontends: Vec::new(),
-            pool: vec![POOL_PORT],
+            snat_ports: vec![SNAT_PORT],
             hop_max_age: u32::MAX / 2,
             answers_per_jiffy: 100,
             seed: 1,
@@ -154,8 +154,8 @@ impl Setup {
     }
 
     #[must_use]
-    pub fn pool(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
-        self.pool = ports.into_iter().collect();
+    pub fn snat_ports(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.snat_ports = ports.into_iter().collect();
         self
     }
 

@@ -14,7 +14,7 @@ pub(super) struct Happening {
 
 /// One check, and the moment at which the simulator is to make it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct TimedCheck {
     pub(super) began: Instant,
     pub(super) ended: Instant,
     pub(super) healthy: bool,
@@ -24,7 +24,7 @@ pub(super) struct Asked {
 /// Places checks of these nodes before or after an event, as their answers show. Moments are moved
 /// only within the time in which the event, or the check, may have happened. A node with the same
 /// answer before and after gives no evidence.
-pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<Asked>], nodes: &[usize]) {
+pub(super) fn settle(what: &mut Happening, until: Instant, checks: &mut [Vec<TimedCheck>], nodes: &[usize]) {
     let (mut earliest, mut latest) = (what.from, what.to);
     let mut doubtful = Vec::new();
     for node in nodes {
@@ -124,13 +124,13 @@ mod tests {
         let at = |ms: u64| zero + Duration::from_millis(ms);
         for (what, checks, [from, to], wanted) in ROWS {
             let mut change = Happening { from: at(*from), to: at(*to), at: at(from.midpoint(*to)) };
-            let asked = checks.map(|(began, ended, healthy)| Asked {
+            let checks = checks.map(|(began, ended, healthy)| TimedCheck {
                 began: at(began),
                 ended: at(ended),
                 healthy,
                 at: at(began),
             });
-            let mut all = [asked.to_vec()];
+            let mut all = [checks.to_vec()];
             settle(&mut change, at(to + 250), &mut all, &[0]);
             let mut found = format!("{}:", change.at.duration_since(zero).as_millis());
             for check in &all[0] {

@@ -76,7 +76,7 @@ struct State {
     start: Instant,
     targets: Vec<Target>,
     healthy: Vec<bool>,
-    asked: Vec<Check>,
+    checks: Vec<Check>,
     changes: Vec<Change>,
 }
 
@@ -97,7 +97,7 @@ impl Balancer {
     ) -> Self {
         let healthy = vec![false; targets.len()];
         let start = Instant::now();
-        let state = State { start, targets, healthy, asked: Vec::new(), changes: Vec::new() };
+        let state = State { start, targets, healthy, checks: Vec::new(), changes: Vec::new() };
         let state = Arc::new(Mutex::new(state));
         let first: Vec<_> = lock(&state)
             .targets
@@ -175,12 +175,12 @@ impl Balancer {
 
     /// The number of health checks made so far.
     pub fn checks(&self) -> u64 {
-        lock(&self.state).asked.len() as u64
+        lock(&self.state).checks.len() as u64
     }
 
     /// All health checks made so far, each with its time.
-    pub fn asked(&self) -> Vec<Check> {
-        lock(&self.state).asked.clone()
+    pub fn all_checks(&self) -> Vec<Check> {
+        lock(&self.state).checks.clone()
     }
 }
 
@@ -209,7 +209,7 @@ async fn watch(state: Arc<Mutex<State>>, index: usize, timing: Timing, first: In
         let success = response.as_ref().is_ok_and(|response| response.status == 200);
         failures = if success { 0 } else { failures + 1 };
         let mut state = lock(&state);
-        state.asked.push(Check { node: node.clone(), began, ended: Instant::now(), healthy: success });
+        state.checks.push(Check { node: node.clone(), began, ended: Instant::now(), healthy: success });
         let was = state.healthy[index];
         let is = success || (was && failures < timing.failures);
         if was != is {

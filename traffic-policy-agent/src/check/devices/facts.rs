@@ -199,29 +199,29 @@ const WITH_XDP: [&str; 20] = [
     "virtio_net",
 ];
 
-/// Hook that will take a device's packets.
+/// The mode in which the agent will attach to a device: `auto` is decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum ResolvedMode {
     Xdp,
     Generic,
     Tc,
 }
 
 impl Device {
-    pub fn way(&self, attach: Mode) -> Way {
+    pub fn resolved_mode(&self, attach: Mode) -> ResolvedMode {
         if self.link.header != Header::Ethernet {
-            return Way::Tc;
+            return ResolvedMode::Tc;
         }
         match attach {
-            Mode::Xdp => Way::Xdp,
-            Mode::XdpGeneric => Way::Generic,
-            Mode::Tc => Way::Tc,
+            Mode::Xdp => ResolvedMode::Xdp,
+            Mode::XdpGeneric => ResolvedMode::Generic,
+            Mode::Tc => ResolvedMode::Tc,
             Mode::Auto
                 if self.stripped_vlans.is_empty() && self.link.wire && self.native() != Some(false) =>
             {
-                Way::Xdp
+                ResolvedMode::Xdp
             }
-            Mode::Auto => Way::Tc,
+            Mode::Auto => ResolvedMode::Tc,
         }
     }
 

@@ -6,7 +6,7 @@ use traffic_policy_dataplane::{
     drivers::{self, TooFew},
 };
 
-use super::facts::{Device, DeviceFacts, Way};
+use super::facts::{Device, DeviceFacts, ResolvedMode};
 use crate::check::{finding::Finding, other_end};
 
 /// Returns the consequence of the driver's refusal.
@@ -21,7 +21,7 @@ fn refused(attach: Mode, probe: &'static str, found: String, fix: String) -> Fin
 
 pub(super) fn long_frames(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     const PROBE: &str = "mtu";
-    if device.way(facts.attach) != Way::Xdp {
+    if device.resolved_mode(facts.attach) != ResolvedMode::Xdp {
         return None;
     }
     let (name, mtu, page) = (&device.link.name, device.link.mtu, facts.page);
@@ -56,7 +56,7 @@ pub(super) fn long_frames(device: &Device, facts: &DeviceFacts) -> Option<Findin
 pub(super) fn queues(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
     const PROBE: &str = "queues";
     // With a program of this agent attached, the queues that XDP uses are counted, too.
-    if device.way(facts.attach) != Way::Xdp || device.own_xdp {
+    if device.resolved_mode(facts.attach) != ResolvedMode::Xdp || device.own_xdp {
         return None;
     }
     let (name, channels) = (&device.link.name, device.channels?);
@@ -83,7 +83,8 @@ pub(super) fn queues(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
 }
 
 pub(super) fn guest_offloads(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
-    let fixed = device.way(facts.attach) == Way::Xdp && drivers::fixed_guest_offloads(device.virtio?);
+    let fixed = device.resolved_mode(facts.attach) == ResolvedMode::Xdp
+        && drivers::fixed_guest_offloads(device.virtio?);
     fixed.then(|| {
         refused(
             facts.attach,
@@ -99,6 +100,7 @@ pub(super) fn guest_offloads(device: &Device, facts: &DeviceFacts) -> Option<Fin
 }
 
 pub(super) fn other_end(device: &Device, facts: &DeviceFacts) -> Option<Finding> {
-    let veth = device.way(facts.attach) == Way::Xdp && device.kind.as_deref() == Some("veth");
+    let veth =
+        device.resolved_mode(facts.attach) == ResolvedMode::Xdp && device.kind.as_deref() == Some("veth");
     veth.then(|| other_end::judge(&device.link.name, device.other_end.as_ref()))?
 }

@@ -6,7 +6,7 @@ use crate::check::{Severity, listeners::Holder};
 
 fn facts() -> Facts {
     Facts {
-        pool: Pool::default(),
+        snat_ports: SnatPortRange::default(),
         ephemeral: 32_768..=60_999,
         reserved: Vec::new(),
         bound: BTreeSet::new(),
@@ -59,7 +59,7 @@ fn the_kernels_own_ports() {
     facts.reserved = port_ranges("8080,30000-32767\n");
     assert_eq!(complaints(&facts), []);
     facts.ephemeral = 3000..=65_535;
-    expect(&facts, Severity::Error, "pool", "only 1976 ports", "ip_local_port_range");
+    expect(&facts, Severity::Error, "snat-ports", "only 1976 ports", "ip_local_port_range");
 }
 
 #[test]

@@ -18,16 +18,16 @@ fn connections(count: usize) -> Vec<Connection> {
 fn many_connections_are_followed_in_pieces() {
     let (mut adoption, mut path) = (Adoption::new(false), Fake::default());
     adoption.follow(Some((Ok(connections(100)), Duration::ZERO)), &mut path);
-    assert_eq!(path.asked().connections, 100, "nothing yet");
+    assert_eq!(path.calls().connections, 100, "nothing yet");
     let mut pieces = 0;
     while adoption.is_following() {
-        let before = path.asked().connections;
+        let before = path.calls().connections;
         adoption.follow_on(&mut path);
         // A connection takes the fake a tenth of a millisecond.
-        assert!(before - path.asked().connections <= 10, "{before}");
+        assert!(before - path.calls().connections <= 10, "{before}");
         pieces += 1;
     }
-    assert!(pieces >= 10 && path.asked().connections == 0, "{pieces}");
+    assert!(pieces >= 10 && path.calls().connections == 0, "{pieces}");
 }
 
 /// /livez and systemd learn in this manner that the agent lives.

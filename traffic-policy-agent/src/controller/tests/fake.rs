@@ -17,8 +17,8 @@ use tokio::{
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, Pool,
-    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
+    RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -26,7 +26,7 @@ use super::super::*;
 
 /// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct Calls {
     /// Service ports that each sync named as changed, and those that were desired.
     pub syncs: Vec<[BTreeSet<ServicePortKey>; 2]>,
     /// Number of syncs that are yet to fail.
@@ -71,7 +71,7 @@ pub(super) struct Asked {
     /// Whether attaching to the cgroup fails.
     pub refusing: bool,
     /// UDP endpoints that stopped serving.
-    pub gone: BTreeSet<RemovedEndpoint>,
+    pub removed: BTreeSet<RemovedEndpoint>,
     /// Endpoints of each walk through the connected UDP sockets; the fake has no sockets.
     pub walks: Vec<BTreeSet<RemovedEndpoint>>,
     /// Whether a walk blocks, until this is false.
@@ -80,38 +80,38 @@ pub(super) struct Asked {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fake {
-    asked: Arc<Mutex<Asked>>,
+    calls: Arc<Mutex<Calls>>,
     attached: Vec<Interface>,
 }
 
 impl Fake {
-    pub fn asked(&self) -> MutexGuard<'_, Asked> {
-        self.asked.lock().unwrap()
+    pub fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap()
     }
 }
 
 impl ServiceMaps for Fake {
     fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
-        let mut asked = self.asked();
-        asked.service_cidrs.clone_from(&desired.service_cidrs);
-        asked.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
-        if asked.failing > 0 {
-            asked.failing -= 1;
+        let mut calls = self.calls();
+        calls.service_cidrs.clone_from(&desired.service_cidrs);
+        calls.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
+        if calls.failing > 0 {
+            calls.failing -= 1;
             bail!("the maps cannot be written");
         }
         let lack = Lack::Frontends { needed: 10, free: 5 };
         let left_out = |key| LeftOut::new(key, lack, &[], &[]);
-        let left_out = if asked.full > 0 { changes.ports.iter().map(left_out).collect() } else { Vec::new() };
-        asked.full = asked.full.saturating_sub(1);
+        let left_out = if calls.full > 0 { changes.ports.iter().map(left_out).collect() } else { Vec::new() };
+        calls.full = calls.full.saturating_sub(1);
         Ok(Written { elements: changes.ports.len(), left_out })
     }
 
     fn compares_all(&self) -> bool {
-        self.asked().syncs.is_empty()
+        self.calls().syncs.is_empty()
     }
 
     fn pause(&self) -> Duration {
-        self.asked().pause
+        self.calls().pause
     }
 
     fn limits(&self) -> Limits {
@@ -126,76 +126,76 @@ impl NodeDescription for Fake {
 }
 
 impl SnatPorts for Fake {
-    fn pool(&self) -> Pool {
-        Pool::default()
+    fn snat_port_range(&self) -> SnatPortRange {
+        SnatPortRange::default()
     }
 
-    fn use_pool(&mut self, ports: Vec<u16>) {
-        self.asked().refreshed += usize::from(!ports.is_empty());
+    fn use_snat_ports(&mut self, ports: Vec<u16>) {
+        self.calls().refreshed += usize::from(!ports.is_empty());
     }
 }
 
 impl FlowSweeps for Fake {
     fn set_idle_times(&mut self, idle: IdleTimes) {
-        self.asked().idle.push(idle);
+        self.calls().idle.push(idle);
     }
 
     fn sweep(&mut self) -> Result<()> {
-        let mut asked = self.asked();
-        asked.sweeps += 1;
-        asked.pieces += 100;
+        let mut calls = self.calls();
+        calls.sweeps += 1;
+        calls.pieces += 100;
         Ok(())
     }
 
     fn found_no_room(&mut self) -> bool {
-        std::mem::take(&mut self.asked().no_room)
+        std::mem::take(&mut self.calls().no_room)
     }
 
     fn is_sweeping(&self) -> bool {
-        self.asked().pieces > 0
+        self.calls().pieces > 0
     }
 
     fn sweep_on(&mut self) -> Result<bool> {
-        let mut asked = self.asked();
-        if asked.slow {
+        let mut calls = self.calls();
+        if calls.slow {
             // Time that a piece of a large table takes.
             std::thread::sleep(Duration::from_millis(1));
         }
-        asked.pieces -= 1;
-        Ok(asked.pieces == 0)
+        calls.pieces -= 1;
+        Ok(calls.pieces == 0)
     }
 
     fn removed_udp(&self) -> BTreeSet<RemovedEndpoint> {
-        self.asked().gone.clone()
+        self.calls().removed.clone()
     }
 }
 
 impl Replacement for Fake {
     fn is_replacing(&self) -> bool {
-        let asked = self.asked();
-        asked.others && !asked.adopted
+        let calls = self.calls();
+        calls.others && !calls.adopted
     }
 
     fn has_others(&self) -> bool {
-        self.asked().others
+        self.calls().others
     }
 
     fn adopt(&mut self) -> Result<()> {
-        self.asked().adopted = true;
+        self.calls().adopted = true;
         Ok(())
     }
 
     fn drop_replaced(&mut self) -> Result<Replaced> {
-        let mut asked = self.asked();
-        asked.others = false;
-        asked.dropped += 1;
+        let mut calls = self.calls();
+        calls.others = false;
+        calls.dropped += 1;
         Ok(Replaced::default())
     }
 
     fn forget_others(&mut self) -> Result<()> {
-        let mut asked = self.asked();
-        let adopted = asked.adopted;
-        asked.forgotten.push(adopted);
+        let mut calls = self.calls();
+        let adopted = calls.adopted;
+        calls.forgotten.push(adopted);
         Ok(())
     }
 }
@@ -204,15 +204,15 @@ impl ConnectionAdoption for Fake {
     fn begin_adopting(&mut self) {}
 
     fn adopt_connections(&mut self, connections: Vec<Connection>) {
-        self.asked().connections = connections.len();
+        self.calls().connections = connections.len();
     }
 
     fn adopt_on(&mut self) -> Result<Option<Adopted>> {
-        let mut asked = self.asked();
-        asked.connections = asked.connections.saturating_sub(1);
+        let mut calls = self.calls();
+        calls.connections = calls.connections.saturating_sub(1);
         // A piece takes some time.
         std::thread::sleep(Duration::from_micros(100));
-        Ok((asked.connections == 0).then(|| Adopted { tcp: 1, ..Adopted::default() }))
+        Ok((calls.connections == 0).then(|| Adopted { tcp: 1, ..Adopted::default() }))
     }
 
     fn end_adopting(&mut self) -> bool {
@@ -224,9 +224,9 @@ impl DevicePrograms for Fake {
     fn attach(&mut self, interface: &Interface) -> Result<Attached> {
         self.attached.retain(|held| held.ifindex != interface.ifindex);
         self.attached.push(interface.clone());
-        let mut asked = self.asked();
-        asked.lost.retain(|lost| lost.ifindex != interface.ifindex);
-        asked.attached.push(interface.name.clone());
+        let mut calls = self.calls();
+        calls.lost.retain(|lost| lost.ifindex != interface.ifindex);
+        calls.attached.push(interface.name.clone());
         Ok(Attached::Tc)
     }
 
@@ -236,7 +236,7 @@ impl DevicePrograms for Fake {
     }
 
     fn is_settled(&self, interface: &Interface) -> bool {
-        let lost = self.asked().lost.iter().any(|lost| lost.ifindex == interface.ifindex);
+        let lost = self.calls().lost.iter().any(|lost| lost.ifindex == interface.ifindex);
         !lost && self.attached.contains(interface)
     }
 
@@ -247,7 +247,7 @@ impl DevicePrograms for Fake {
     }
 
     fn lost(&self) -> Vec<Lost> {
-        self.asked().lost.clone()
+        self.calls().lost.clone()
     }
 
     fn filters(&self) -> Option<(u16, u32)> {
@@ -257,20 +257,20 @@ impl DevicePrograms for Fake {
 
 impl CgroupPrograms for Fake {
     fn attach_cgroup(&mut self) -> Result<()> {
-        let mut asked = self.asked();
-        if asked.refusing {
+        let mut calls = self.calls();
+        if calls.refusing {
             bail!("the cgroup takes no programs");
         }
-        asked.lost_calls.clear();
+        calls.lost_calls.clear();
         Ok(())
     }
 
     fn lost_calls(&self) -> Result<Vec<&'static str>> {
-        let asked = self.asked();
-        if asked.blind {
+        let calls = self.calls();
+        if calls.blind {
             bail!("too many open files");
         }
-        Ok(asked.lost_calls.clone())
+        Ok(calls.lost_calls.clone())
     }
 
     fn cgroup(&self) -> Option<&Path> {
@@ -280,9 +280,9 @@ impl CgroupPrograms for Fake {
     fn connected_udp(&self) -> Result<ReadConnected> {
         let fake = self.clone();
         Ok(Box::new(move |endpoints| {
-            fake.asked().walks.push(endpoints.clone());
+            fake.calls().walks.push(endpoints.clone());
             // The test ends the walk; nothing else tells this thread.
-            while fake.asked().walks_slowly {
+            while fake.calls().walks_slowly {
                 std::thread::sleep(Duration::from_millis(1));
             }
             Ok(Vec::new())
@@ -300,9 +300,9 @@ impl NextHops for Fake {
     fn note_network(&mut self, _: u32) {}
 
     fn next_hops(&self) -> Result<Vec<NextHop>> {
-        let mut asked = self.asked();
-        if asked.adopted && asked.failing_hops > 0 {
-            asked.failing_hops -= 1;
+        let mut calls = self.calls();
+        if calls.adopted && calls.failing_hops > 0 {
+            calls.failing_hops -= 1;
             bail!("the maps cannot be read");
         }
         Ok(Vec::new())
@@ -358,7 +358,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
             on_other_layout: Default::default(),
             sizes: Default::default(),
             idle: Default::default(),
-            pool: Default::default(),
+            snat_ports: Default::default(),
             drain: Duration::ZERO,
             mode: traffic_policy_dataplane::Mode::Tc,
             cgroup: Default::default(),
@@ -394,12 +394,12 @@ impl Running {
     }
 
     /// Waits until the fake, or other observable state, is as wanted.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&Asked) -> bool) {
+    pub async fn until(&self, what: &str, wanted: impl Fn(&Calls) -> bool) {
         let arrived = timeout(Duration::from_secs(20), async {
-            while !wanted(&self.fake.asked()) {
+            while !wanted(&self.fake.calls()) {
                 sleep(Duration::from_millis(10)).await;
             }
         });
-        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.asked());
+        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.calls());
     }
 }

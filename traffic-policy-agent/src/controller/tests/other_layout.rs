@@ -6,8 +6,8 @@ use super::{QUICK, answers, fake::Running, free_port, status, write};
 async fn replacing(devices: &[&str], failing_hops: usize) -> Running {
     Running::start_on(devices, QUICK, |folder, fake| {
         write(folder, "web", "Cluster", 0, "here");
-        let mut asked = fake.asked();
-        (asked.others, asked.failing_hops) = (true, failing_hops);
+        let mut calls = fake.calls();
+        (calls.others, calls.failing_hops) = (true, failing_hops);
     })
     .await
 }
@@ -17,16 +17,16 @@ async fn replacing(devices: &[&str], failing_hops: usize) -> Running {
 #[tokio::test]
 async fn nothing_is_forgotten_before_its_links_are_taken_over() {
     let running = replacing(&[], 0).await;
-    running.until("replaced", |asked| asked.dropped > 0).await;
-    assert_eq!(running.fake.asked().forgotten, [true]);
+    running.until("replaced", |calls| calls.dropped > 0).await;
+    assert_eq!(running.fake.calls().forgotten, [true]);
 }
 
 #[tokio::test]
 async fn what_fails_on_the_way_is_tried_again() {
     let running = replacing(&[], 3).await;
-    running.until("replaced", |asked| asked.dropped > 0).await;
-    let asked = running.fake.asked();
-    assert_eq!((asked.failing_hops, &asked.forgotten[..], asked.dropped), (0, &[true][..], 1));
+    running.until("replaced", |calls| calls.dropped > 0).await;
+    let calls = running.fake.calls();
+    assert_eq!((calls.failing_hops, &calls.forgotten[..], calls.dropped), (0, &[true][..], 1));
 }
 
 /// No program can be attached to lo. The other version's programs are the only ones of the device
@@ -34,12 +34,12 @@ async fn what_fails_on_the_way_is_tried_again() {
 #[tokio::test]
 async fn a_device_that_cannot_be_attached_to_keeps_the_other_version() {
     let running = replacing(&["lo"], 0).await;
-    running.until("taken over", |asked| asked.adopted).await;
-    let sweeps = running.fake.asked().sweeps;
-    running.until("looked after", |asked| asked.sweeps >= sweeps + 10).await;
-    let asked = running.fake.asked();
-    assert!(asked.others);
-    assert_eq!((&asked.forgotten[..], asked.dropped), (&[][..], 0));
+    running.until("taken over", |calls| calls.adopted).await;
+    let sweeps = running.fake.calls().sweeps;
+    running.until("looked after", |calls| calls.sweeps >= sweeps + 10).await;
+    let calls = running.fake.calls();
+    assert!(calls.others);
+    assert_eq!((&calls.forgotten[..], calls.dropped), (&[][..], 0));
 }
 
 /// The other version's maps are no longer updated: no health-check port answers 200 because of maps
@@ -49,12 +49,12 @@ async fn nobody_is_healthy_while_the_other_version_serves() {
     let port = free_port().await;
     let running = Running::start_on(&["lo"], QUICK, |folder, fake| {
         write(folder, "web", "Local", port, "here");
-        fake.asked().others = true;
+        fake.calls().others = true;
     })
     .await;
     answers(port, Some(503)).await;
-    let sweeps = running.fake.asked().sweeps;
-    running.until("looked after", |asked| asked.sweeps >= sweeps + 10).await;
+    let sweeps = running.fake.calls().sweeps;
+    running.until("looked after", |calls| calls.sweeps >= sweeps + 10).await;
     assert!(!running.health.is_healthy());
     assert_eq!(status(port).await, Some(503));
     let said = format!("{:?}", running.health.report());
@@ -66,9 +66,9 @@ async fn what_replaced_the_other_version_is_healthy() {
     let port = free_port().await;
     let running = Running::start(QUICK, |folder, fake| {
         write(folder, "web", "Local", port, "here");
-        fake.asked().others = true;
+        fake.calls().others = true;
     })
     .await;
     answers(port, Some(200)).await;
-    assert!(running.health.is_healthy() && !running.fake.asked().others);
+    assert!(running.health.is_healthy() && !running.fake.calls().others);
 }

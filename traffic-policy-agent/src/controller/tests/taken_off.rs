@@ -43,14 +43,14 @@ impl Node {
 
     fn take_off(&self) {
         let lost = Lost { ifindex: self.link.index, name: self.link.name.clone(), places: vec!["XDP"] };
-        self.fake.asked().lost.push(lost);
+        self.fake.calls().lost.push(lost);
     }
 
     async fn look(&mut self) {
         self.network.look_for_programs(&mut self.fake).await;
     }
 
-    fn told(&mut self) -> Vec<(String, String)> {
+    fn events(&mut self) -> Vec<(String, String)> {
         self.network.take_events().into_iter().map(|event| (event.reason, event.message)).collect()
     }
 
@@ -68,21 +68,21 @@ async fn a_named_device_has_them_back_under_another_name() {
     node.look().await;
     assert!(node.network.needs_rescan());
     node.look_at_devices();
-    assert_eq!(node.fake.asked().attached, ["eth0", "uplink9"]);
+    assert_eq!(node.fake.calls().attached, ["eth0", "uplink9"]);
     assert_eq!(node.known(), (1, None));
     let told = "somebody has taken programs off uplink9 (XDP): they are attached again".to_owned();
-    assert_eq!(node.told(), [("ProgramsTakenOff".to_owned(), told)]);
-    assert_eq!(node.told(), []);
+    assert_eq!(node.events(), [("ProgramsTakenOff".to_owned(), told)]);
+    assert_eq!(node.events(), []);
 }
 
 /// TC in place of XDP in the driver is reported once where `auto` was to use the latter.
 #[tokio::test]
 async fn a_wire_without_driver_xdp_is_told() {
     let mut node = Node::new();
-    assert_eq!(node.told(), [], "a virtual device is served by TC");
+    assert_eq!(node.events(), [], "a virtual device is served by TC");
     node.link.wire = true;
     node.look_at_devices();
-    let told = node.told();
+    let told = node.events();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(
         told[0].0 == "NoDriverXdp" && told[0].1.starts_with("eth0 takes no XDP in its driver"),
@@ -90,7 +90,7 @@ async fn a_wire_without_driver_xdp_is_told() {
     );
     node.link.mtu = 9000;
     node.look_at_devices();
-    assert_eq!((node.told(), node.fake.asked().attached.len()), (Vec::new(), 3));
+    assert_eq!((node.events(), node.fake.calls().attached.len()), (Vec::new(), 3));
 }
 
 /// A card that strips VLAN tags is served by TC as long as a VLAN is on it: XDP would take packets
@@ -105,7 +105,7 @@ async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
         node.look_at_devices();
         let wires: Vec<_> = node.fake.attached().map(|(interface, _)| interface.wire).collect();
         assert_eq!(wires, [by_xdp], "strips {strips}, VLANs {has_vlans}");
-        let told = node.told();
+        let told = node.events();
         let hidden = told.iter().any(|(_, message)| message.contains("takes VLAN tags out of frames"));
         assert_eq!(hidden, !by_xdp, "{told:?}");
         // The VLAN is removed.
@@ -132,11 +132,11 @@ async fn what_nobody_has_put_back_by_the_next_look_is_broken() {
 #[tokio::test]
 async fn a_cgroup_that_cannot_be_looked_at_has_lost_nothing() {
     let mut node = Node::new();
-    node.fake.asked().blind = true;
+    node.fake.calls().blind = true;
     node.look().await;
     let why = "the programs of the cgroup cannot be looked at: too many open files".to_owned();
     assert_eq!(node.known(), (0, Some(why)));
-    node.fake.asked().blind = false;
+    node.fake.calls().blind = false;
     node.look().await;
     assert_eq!(node.known(), (0, None), "nothing was put back");
 }
@@ -144,13 +144,13 @@ async fn a_cgroup_that_cannot_be_looked_at_has_lost_nothing() {
 #[tokio::test]
 async fn a_cgroup_has_them_back() {
     let mut node = Node::new();
-    node.fake.asked().lost_calls.push("connect4");
-    node.fake.asked().refusing = true;
+    node.fake.calls().lost_calls.push("connect4");
+    node.fake.calls().refusing = true;
     node.look().await;
     let why =
         "the programs of the cgroup were taken off and cannot be put back: the cgroup takes no programs";
     assert_eq!(node.known(), (0, Some(why.to_owned())));
-    node.fake.asked().refusing = false;
+    node.fake.calls().refusing = false;
     node.look().await;
     assert_eq!(node.known(), (1, None));
 }

@@ -65,33 +65,33 @@ mod tests {
         let health = ProxyHealth::new(true, true);
         let probe = Probe::new(&health);
         let reason = |body: &Value| body["reason"].as_str().unwrap().to_owned();
-        let (status, body) = probe.ask("/readyz").await;
+        let (status, body) = probe.get("/readyz").await;
         assert_eq!((status, body["ready"].as_bool()), (503, Some(false)));
         assert!(reason(&body).contains("first full sync"), "{body}");
         assert!(body["waitingFor"][0].as_str().unwrap().contains("has not started"), "{body}");
 
         health.synced();
-        assert_eq!(probe.ask("/readyz").await, (200, serde_json::json!({"ready": true})));
+        assert_eq!(probe.get("/readyz").await, (200, serde_json::json!({"ready": true})));
         assert_eq!(probe.statuses().await, (503, 200), "the Node is not eligible");
 
         health.explain("the map is full".to_owned());
         health.failed();
-        let (status, body) = probe.ask("/readyz").await;
+        let (status, body) = probe.get("/readyz").await;
         assert_eq!((status, reason(&body).contains("failed")), (503, true), "at once: {body}");
         let waiting_for = body["waitingFor"].as_array().unwrap();
         assert!(waiting_for.contains(&"writing the maps failed: the map is full".into()), "{body}");
         health.synced();
         health.set_detached(Some("tc of eth0 was taken off".to_owned()));
-        let (status, body) = probe.ask("/readyz").await;
+        let (status, body) = probe.get("/readyz").await;
         assert_eq!((status, reason(&body).contains("programs")), (503, true), "{body}");
         health.set_detached(None);
 
         health.queued();
-        assert_eq!(probe.ask("/readyz").await.0, 200, "not late yet");
+        assert_eq!(probe.get("/readyz").await.0, 200, "not late yet");
         pass(&health);
-        let (status, body) = probe.ask("/readyz").await;
+        let (status, body) = probe.get("/readyz").await;
         assert_eq!((status, reason(&body).contains("waiting")), (503, true), "{body}");
         health.synced();
-        assert_eq!(probe.ask("/readyz").await.0, 200);
+        assert_eq!(probe.get("/readyz").await.0, 200);
     }
 }

@@ -11,7 +11,7 @@ use traffic_policy_ebpf::{
     abi::{Address, Flow, Tail},
     outcome::Outcome,
     sctp::{self, Head, Tags, chunk, tags},
-    tcp::{ANSWERED, ASSURED, FIN, GONE, RST},
+    tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST},
 };
 
 use crate::datapath::{
@@ -48,7 +48,7 @@ pub fn request<P: Packet, F: Family>(
         if numbers == CLAIMED {
             return Transition::Leave(Outcome::DroppedTableFull);
         }
-        if (state | get!(reply.state)) & RST != 0 || state & (GONE | ASSURED) == GONE {
+        if (state | get!(reply.state)) & RST != 0 || state & (REMOVED | ASSURED) == REMOVED {
             return pair::again::<P, F>(parsed, entry);
         }
         let tag = parsed.initiate_tag(packet);

@@ -13,7 +13,7 @@ use traffic_policy_ebpf::{
         Address, EndpointKey, Flow, FlowKey, PROTOCOL_UDP, SocketKey, Sweep, TranslatedSocket, Tuple, kind,
         mark,
     },
-    tcp::{ASSURED, GONE, MARKED, RST, class},
+    tcp::{ASSURED, MARKED, REMOVED, RST, class},
 };
 
 use crate::datapath::{
@@ -31,7 +31,7 @@ use crate::datapath::{
 
 /// Whether the endpoint of a request entry takes no more new flows of its Service port.
 #[inline(always)]
-fn gone<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
+fn is_removed<F: Family>(request: &Flow<F::Address>, protocol: u32) -> bool {
     let endpoint = EndpointKey {
         address: request.destination.wide(),
         port: request.ports.destination(),
@@ -135,10 +135,10 @@ pub fn flow_entry<F: Family>(
     let tuple = key.unfolded(&flow, table::multipliers());
     if get!(sweep.mark) == mark::ONLY {
         if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
-            && flow.state & GONE == 0
-            && gone::<F>(&flow, tuple.protocol)
+            && flow.state & REMOVED == 0
+            && is_removed::<F>(&flow, tuple.protocol)
         {
-            set!(entry.state |= GONE);
+            set!(entry.state |= REMOVED);
         }
         return;
     }
@@ -199,8 +199,8 @@ fn request<F: Family>(
     }
     let connected = tuple.protocol != PROTOCOL_UDP;
     let surplus = note_class(sweep, class(connected, state, reply_state), quiet_for);
-    if mark != mark::NONE && flow.state & GONE == 0 && gone::<F>(flow, tuple.protocol) {
-        set!(entry.state |= GONE);
+    if mark != mark::NONE && flow.state & REMOVED == 0 && is_removed::<F>(flow, tuple.protocol) {
+        set!(entry.state |= REMOVED);
     }
     if quiet_for <= super::timeout(&timeouts, tuple.protocol, state, reply_state) {
         if surplus.is_null() || load(surplus) == 0 {

@@ -8,7 +8,7 @@ use core::ptr;
 use traffic_policy_ebpf::{
     abi::{Address, Flow, PROTOCOL_UDP, Tuple},
     outcome::Outcome,
-    tcp::{ASSURED, GONE},
+    tcp::{ASSURED, REMOVED},
 };
 
 use crate::datapath::{
@@ -51,7 +51,7 @@ pub fn counterpart_key<F: Family>(
 }
 
 /// Returns the other entry of a packet's flow, by its key; null if there is none, as another flow
-/// may have its key. An entry left behind by a restart is marked as [`GONE`].
+/// may have its key. An entry left behind by a restart is marked as [`REMOVED`].
 #[inline(always)]
 pub fn counterpart<F: Family>(parsed: &Parsed<F>, key: &Tuple<F::Address>) -> *mut Flow<F::Address> {
     let other = FlowTable::<F>::new().find(key);
@@ -149,8 +149,8 @@ pub fn reuse_entry<F: Family>(
 
 /// Marks as stale the reply entry of a request entry that is about to be overwritten. For TCP and
 /// SCTP it is removed at once: packets of the former connection are no answer to the new one, and
-/// its port becomes free, so that opening and resetting connections on one port does not fill table
-/// and pool.
+/// its port becomes free, so that opening and resetting connections on one port does not fill the
+/// table and the SNAT port range.
 #[inline(always)]
 fn mark_stale<F: Family>(
     request: *mut Flow<F::Address>,
@@ -165,7 +165,7 @@ fn mark_stale<F: Family>(
     if old.is_null() || !table::is_counterpart(old, tuple) {
         return;
     }
-    set!(old.state |= GONE);
+    set!(old.state |= REMOVED);
     if tuple.protocol != PROTOCOL_UDP {
         counters::end(old.cast_const());
         FlowTable::<F>::new().remove(key);

@@ -67,13 +67,13 @@ pub const NEW: u32 = u32::MAX;
 impl<P: Packet, F: Family> NewFlow<'_, P, F> {
     /// Writes both entries, except for the source port, and the parameters of [`insert`].
     #[inline(always)]
-    pub fn write(&self, scratch: *mut Scratch<F::Address>, hash: u64, pool_len: u32) {
+    pub fn write(&self, scratch: *mut Scratch<F::Address>, hash: u64, snat_port_count: u32) {
         let tuple = &self.parsed.tuple;
         // A retransmission of the same packet starts elsewhere.
         let spread = (hash >> 32) ^ (self.now as u64).wrapping_mul(0x9e37_79b9);
-        let at = hash::pick(spread, pool_len);
-        // Every port of a small pool is tried.
-        let step = if pool_len <= TRIES { 1 } else { 1 + hash::pick(hash, pool_len - 1) };
+        let at = hash::pick(spread, snat_port_count);
+        // Every port of a small range is tried.
+        let step = if snat_port_count <= TRIES { 1 } else { 1 + hash::pick(hash, snat_port_count - 1) };
         set!(
             scratch.port_search = PortSearch {
                 client_ports: tuple.ports,
@@ -81,7 +81,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
                 endpoint_port: self.slot.port,
                 takes_over: 0,
                 at,
-                pool_len,
+                snat_port_count,
                 step,
                 result: 0,
                 now: self.now,
@@ -219,7 +219,7 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
 }
 
 /// Claims the reply entry: with the client's own port if the endpoint is on this node and the port
-/// is free, otherwise with a port of the pool.
+/// is free, otherwise with a SNAT port.
 #[inline(always)]
 fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<(), Outcome> {
     if get!(scratch.reply.kind) == kind::REPLY_LOCAL {
@@ -229,7 +229,7 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
             _ => return Err(Outcome::DroppedTableFull),
         }
     }
-    if get!(scratch.port_search.pool_len) == 0 {
+    if get!(scratch.port_search.snat_port_count) == 0 {
         return Err(Outcome::DroppedNoSnatPort);
     }
     let mut inserted = if F::V6 { first_port6() } else { first_port4() };
@@ -354,8 +354,8 @@ fn own_port<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
     try_insert::<F>(scratch)
 }
 
-/// Inserts the reply entry with the first port of the pool, which is not empty; that port is nearly
-/// always free. Returns 0, or a negative error number.
+/// Inserts the reply entry with the first port of the range, which is not empty; that port is
+/// nearly always free. Returns 0, or a negative error number.
 #[inline(always)]
 fn first_port<F: Family>() -> i32 {
     next_port::<F>(false);
@@ -404,11 +404,11 @@ fn try_insert<F: Family>(scratch: *mut Scratch<F::Address>) -> i32 {
 /// Performs one turn of the search, also with a port that became free: 0 to continue, 1 to stop.
 #[inline(always)]
 fn next_port<F: Family>(takes_over: bool) -> i64 {
-    let (Some(scratch), Some(pool)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };
+    let (Some(scratch), Some(ports)) = (F::scratch(), SNAT_PORTS.get_ptr(0)) else { return 1 };
     // The flag is kept here because the stack of a callback has no room for it.
     set!(scratch.port_search.takes_over = takes_over as u16);
     let at = get!(scratch.port_search.at) & 0xffff;
-    let port = load(pool.cast::<u16>().wrapping_add(at as usize));
+    let port = load(ports.cast::<u16>().wrapping_add(at as usize));
     name_port(scratch, Port::from_host(port));
     let result = try_insert::<F>(scratch);
     set!(scratch.port_search.result = result);
@@ -418,7 +418,7 @@ fn next_port<F: Family>(takes_over: bool) -> i64 {
     (get!(scratch.port_search.result) != EXISTS) as i64
 }
 
-/// Moves on to the next place of the pool.
+/// Moves on to the next place of the range.
 #[inline(always)]
 fn advance<A: Address>(scratch: *mut Scratch<A>) {
     // The numbers of a connection whose port it was about to take over.
@@ -427,10 +427,10 @@ fn advance<A: Address>(scratch: *mut Scratch<A>) {
     }
     let search = place!(mut scratch.port_search);
     let at = get!(search.at) + get!(search.step);
-    if let Some(at) = at.checked_rem(get!(search.pool_len)) {
+    if let Some(at) = at.checked_rem(get!(search.snat_port_count)) {
         set!(search.at = at);
     }
-    if get!(search.pool_len) > TRIES {
+    if get!(search.snat_port_count) > TRIES {
         set!(search.step += 1);
     }
 }

@@ -7,7 +7,7 @@ use traffic_policy_ebpf::{
     abi::{Address, Flow, kind},
     outcome::Outcome,
     tcp::{
-        ANSWERED, ASSURED, GONE, MARKED, RST, flag,
+        ANSWERED, ASSURED, MARKED, REMOVED, RST, flag,
         numbers::{self, After, Segment, Windows},
     },
 };
@@ -67,8 +67,8 @@ pub fn track_reply<P: Packet, F: Family>(
     if parsed.is_sctp::<P>() {
         return associations::reply(packet, parsed, entry);
     }
-    let gone = get!(entry.state) & GONE != 0;
-    if !gone && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
+    let removed = get!(entry.state) & REMOVED != 0;
+    if !removed && !parsed.is_tcp() && !datagrams::may_be_stream(entry) {
         // Not marked stale, so its request entry exists: that look-up, a cache miss, is saved.
         return reply(packet, parsed, entry, ptr::null(), true);
     }
@@ -79,13 +79,13 @@ pub fn track_reply<P: Packet, F: Family>(
         return Transition::Leave(Outcome::DroppedInternalError);
     };
     let other = counterpart(parsed, key);
-    if !gone && !parsed.is_tcp() && !other.is_null() {
+    if !removed && !parsed.is_tcp() && !other.is_null() {
         // An endpoint that keeps answering one question is a stream as well.
         assure::<F>(key, other, entry);
     }
     // A datagram that was in flight when the client's next one chose another endpoint is still an
     // answer; a segment of the old connection would be mistaken for one of the new.
-    let believed = !other.is_null() || !(gone && parsed.is_tcp());
+    let believed = !other.is_null() || !(removed && parsed.is_tcp());
     reply(packet, parsed, entry, other.cast_const(), believed)
 }
 
@@ -154,7 +154,7 @@ fn request<P: Packet, F: Family>(
             if own == CLAIMED {
                 return Transition::Leave(Outcome::DroppedTableFull);
             }
-            if numbers::is_over((state, reply_state), own, other) || state & (GONE | ASSURED) == GONE {
+            if numbers::is_over((state, reply_state), own, other) || state & (REMOVED | ASSURED) == REMOVED {
                 return again::<P, F>(parsed, entry);
             }
             if state & ASSURED == 0 {
@@ -203,7 +203,7 @@ fn request<P: Packet, F: Family>(
         take(entry, &after);
         note_window(entry, window_of(parsed));
         state = after.state;
-    } else if state & GONE != 0 {
+    } else if state & REMOVED != 0 {
         return again::<P, F>(parsed, entry);
     }
     if state & ASSURED == 0 {

@@ -38,7 +38,7 @@ pub fn find<P: Packet, F: Family>(
         || get!(known.source) != get!(entry.source)
         || get!(known.ingress) != packet.ingress()
         || index == 0
-        || !current.is_young(get!(known.asked), now)
+        || !current.is_young(get!(known.looked_up), now)
     {
         return None;
     }
@@ -61,5 +61,5 @@ pub fn note<P: Packet, F: Family>(
     set!(known.ingress = packet.ingress());
     set!(known.hop = hop);
     set!(known.epoch = epoch);
-    set!(known.asked = now);
+    set!(known.looked_up = now);
 }

@@ -23,31 +23,31 @@ pub fn run(_: Xdp) -> u32 {
 
 #[inline(always)]
 fn judge() {
-    let Some(asked) = EXPLAIN_CALL.get_ptr(0) else { return };
+    let Some(question) = EXPLAIN_CALL.get_ptr(0) else { return };
     // The map has no writer while the agent runs this program.
-    let asked = borrow(asked);
-    let protocol = asked.protocol as u32;
+    let question = borrow(question);
+    let protocol = question.protocol as u32;
     let outcome = if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
         Outcome::PassedUnsupportedProtocol
-    } else if asked.ipv6 == 0 {
-        decide::<V4>(asked)
+    } else if question.ipv6 == 0 {
+        decide::<V4>(question)
     } else {
-        decide::<V6>(asked)
+        decide::<V6>(question)
     };
     trace::note(step::OUTCOME, outcome as u32, [hook::SOCKET as u64, 0]);
 }
 
 #[inline(always)]
-fn decide<F: Family>(asked: &SocketQuestion) -> Outcome {
+fn decide<F: Family>(question: &SocketQuestion) -> Outcome {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError };
     let query = Query {
-        destination: F::narrow(asked.destination),
-        port: asked.port,
-        protocol: asked.protocol,
-        source: F::narrow(asked.source),
-        netns: asked.netns,
-        node: asked.node != 0,
-        hash: asked.hash,
+        destination: F::narrow(question.destination),
+        port: question.port,
+        protocol: question.protocol,
+        source: F::narrow(question.source),
+        netns: question.netns,
+        node: question.node != 0,
+        hash: question.hash,
         had: core::ptr::null(),
     };
     lookup::decide::<F>(&query, place!(mut scratch.affinity_lookup)).outcome

@@ -6,7 +6,7 @@ use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use super::{Author, FieldError};
 use crate::model::{
     address::parse_ip,
-    object::{self, Readiness, Signs, Standing},
+    object::{self, NodeFacts, Readiness, Signs},
 };
 
 const EXCLUDED_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -68,7 +68,7 @@ pub(in crate::source) fn endpoint_slice(
 pub(in crate::source) fn node(node: &core::Node, detail: Detail) -> Result<object::Node, FieldError> {
     let mut converted = super::node(node)?;
     if detail == Detail::Cluster {
-        converted.standing = standing(node);
+        converted.standing = facts(node);
     }
     Ok(converted)
 }
@@ -94,7 +94,7 @@ fn signs(service: &core::Service) -> Signs {
     }
 }
 
-fn standing(node: &core::Node) -> Standing {
+fn facts(node: &core::Node) -> NodeFacts {
     let labels = node.metadata.labels.as_ref();
     let label = |name: &str| labels.and_then(|labels| labels.get(name)).map(String::as_str);
     let spec = node.spec.as_ref();
@@ -106,7 +106,7 @@ fn standing(node: &core::Node) -> Standing {
         let wanted = listed.iter().filter(|address| address.type_ == wanted);
         wanted.filter_map(|address| parse_ip(&address.address)).collect()
     };
-    Standing {
+    NodeFacts {
         deleting: node.metadata.deletion_timestamp.is_some(),
         to_be_deleted: taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
         excluded: label(EXCLUDED_LABEL).is_some(),

@@ -46,7 +46,7 @@ pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
         zone: labels.and_then(|labels| labels.get(ZONE_LABEL)).cloned(),
         leaving: node.metadata.deletion_timestamp.is_some()
             || taints.iter().any(|taint| taint.key == TO_BE_DELETED_TAINT),
-        standing: object::Standing::default(),
+        standing: object::NodeFacts::default(),
         problems: problems.sentences,
     })
 }

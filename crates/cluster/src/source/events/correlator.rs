@@ -48,7 +48,7 @@ struct Seen {
     /// The time to post the held Events or, if there are none, to forget the object and reason.
     due: Instant,
     /// Whether an Event has been posted.
-    told: bool,
+    posted: bool,
     held: Option<Held>,
 }
 
@@ -77,7 +77,7 @@ impl Held {
     }
 
     /// Combines all of them into one Event with a note of at most [`NOTE`] bytes.
-    fn told(mut self) -> ObjectEvent {
+    fn combined(mut self) -> ObjectEvent {
         let texts = self.texts.make_contiguous().join("; ");
         let times = match self.times {
             1 => String::new(),
@@ -107,7 +107,7 @@ impl Correlator {
     /// later one: all nodes see the same, and must not post at the same time.
     pub(super) fn admit(&mut self, event: ObjectEvent, now: Instant) -> Option<ObjectEvent> {
         let full = self.seen.len() >= REMEMBERED;
-        let windows = self.seen.values().filter(|seen| !seen.told && seen.held.is_some()).count() / LATE;
+        let windows = self.seen.values().filter(|seen| !seen.posted && seen.held.is_some()).count() / LATE;
         match self.seen.entry((event.subject.clone(), event.reason.clone())) {
             // A repetition that is not a fault would be outdated by the time it is posted.
             Entry::Occupied(_) if !event.is_warning => None,
@@ -121,16 +121,16 @@ impl Correlator {
             Entry::Vacant(_) if full => None,
             Entry::Vacant(place) => {
                 if take(&mut self.tokens, &mut self.refilled, now) {
-                    place.insert(Seen { due: now + WINDOW, told: true, held: None });
+                    place.insert(Seen { due: now + WINDOW, posted: true, held: None });
                     return Some(event);
                 }
                 if event.is_warning {
                     let window = u64::try_from(WINDOW.as_millis()).unwrap_or(u64::MAX);
                     let windows = WINDOW * u32::try_from(windows).unwrap_or(u32::MAX);
                     let due = now + windows + Duration::from_millis((self.chance)() % window);
-                    place.insert(Seen { due, told: false, held: Some(Held::new(event)) });
+                    place.insert(Seen { due, posted: false, held: Some(Held::new(event)) });
                 } else {
-                    place.insert(Seen { due: now + WINDOW, told: false, held: None });
+                    place.insert(Seen { due: now + WINDOW, posted: false, held: None });
                 }
                 None
             }
@@ -154,9 +154,9 @@ impl Correlator {
             seen.due = now + WINDOW;
             // The first Event is posted even without a token. A repetition without one waits for
             // another window, and is counted further.
-            if take(&mut self.tokens, &mut self.refilled, now) || !seen.told {
-                seen.told = true;
-                due.push(held.told());
+            if take(&mut self.tokens, &mut self.refilled, now) || !seen.posted {
+                seen.posted = true;
+                due.push(held.combined());
             } else {
                 seen.held = Some(held);
             }
@@ -259,14 +259,14 @@ mod tests {
         let moment = start + Duration::from_millis(1_234_567 % 600_000);
         assert_eq!(correlator.next(), Some(moment));
         assert_eq!(correlator.due(moment - Duration::from_millis(1)), []);
-        let mut told: std::collections::BTreeSet<_> =
+        let mut posted: std::collections::BTreeSet<_> =
             at_once.iter().map(|event| format!("{:?}", event.subject)).collect();
         for (window, most) in (0..4).zip([50, 50, 50, 25]) {
             let later = correlator.due(moment + WINDOW * window);
             assert_eq!((later.len(), &*later[0].message), (most, "bad"));
-            told.extend(later.iter().map(|event| format!("{:?}", event.subject)));
+            posted.extend(later.iter().map(|event| format!("{:?}", event.subject)));
         }
-        assert_eq!(told.len(), 200);
+        assert_eq!(posted.len(), 200);
         // Repetitions need a token; objects that are forgotten by now have first Events again.
         let end = moment + WINDOW * 3;
         for i in 0..200 {
@@ -274,8 +274,8 @@ mod tests {
         }
         // Those that were forgotten, one window's worth, and as many repetitions as there are
         // tokens: at most two.
-        let told = correlator.due(end + WINDOW).len();
-        assert!((LATE..=LATE + 2).contains(&told), "{told}");
+        let posted = correlator.due(end + WINDOW).len();
+        assert!((LATE..=LATE + 2).contains(&posted), "{posted}");
     }
 
     #[test]

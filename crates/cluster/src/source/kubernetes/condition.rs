@@ -24,27 +24,31 @@ const MOST: usize = 1024;
 
 /// The status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct NodeCondition {
     /// The problem as text; empty if all is well.
     pub wrong: String,
 }
 
-pub type StandingSender = watch::Sender<Option<Standing>>;
+pub type ConditionSender = watch::Sender<Option<NodeCondition>>;
 
-pub(super) fn channel() -> (StandingSender, watch::Receiver<Option<Standing>>) {
+pub(super) fn channel() -> (ConditionSender, watch::Receiver<Option<NodeCondition>>) {
     watch::channel(None)
 }
 
 /// Writes the condition when it changes, and as a sign of life. Never returns: the end of a task is
 /// a failure.
-pub(super) async fn run(client: Client, node_name: String, mut standing: watch::Receiver<Option<Standing>>) {
+pub(super) async fn run(
+    client: Client,
+    node_name: String,
+    mut state: watch::Receiver<Option<NodeCondition>>,
+) {
     let nodes: Api<Node> = Api::all(client);
     let mut pause = PAUSES[0];
     let mut said = String::new();
     // The state in the Node object: not known yet.
     let mut written: Option<bool> = None;
     loop {
-        let now = standing.borrow_and_update().clone();
+        let now = state.borrow_and_update().clone();
         if let Some(now) = now {
             match write(&nodes, &node_name, &now, &mut written).await {
                 Ok(()) => {
@@ -72,7 +76,7 @@ pub(super) async fn run(client: Client, node_name: String, mut standing: watch::
         }
         // An error means that the source has stopped, and with it this task; otherwise something
         // has changed, or a sign of life is due.
-        if let Ok(Err(_)) = timeout(HEARTBEAT, standing.changed()).await {
+        if let Ok(Err(_)) = timeout(HEARTBEAT, state.changed()).await {
             return std::future::pending().await;
         }
     }
@@ -81,10 +85,10 @@ pub(super) async fn run(client: Client, node_name: String, mut standing: watch::
 async fn write(
     nodes: &Api<Node>,
     name: &str,
-    standing: &Standing,
+    state: &NodeCondition,
     written: &mut Option<bool>,
 ) -> Result<(), kube::Error> {
-    let ready = standing.wrong.is_empty();
+    let ready = state.wrong.is_empty();
     let before = match *written {
         Some(before) => Some(before),
         None => current(nodes, name).await?,
@@ -93,7 +97,7 @@ async fn write(
     let message: String = if ready {
         "the maps of the packet path hold all that the cluster wants".to_owned()
     } else {
-        standing.wrong.chars().take(MOST).collect()
+        state.wrong.chars().take(MOST).collect()
     };
     let mut condition = json!({
         "type": TYPE,

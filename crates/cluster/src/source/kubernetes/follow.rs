@@ -76,5 +76,5 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
         },
         sink,
     ));
-    Ok(Source { updates, status, events, filled: Arc::default(), standing: None, tasks })
+    Ok(Source { updates, status, events, filled: Arc::default(), condition: None, tasks })
 }

@@ -74,8 +74,8 @@ impl Sweeper {
     ///
     /// # Errors
     /// The kernel refuses to run the program.
-    pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_gone: bool) -> Result<[Found; 2]> {
-        self.begin(if mark_gone { mark::TOO } else { mark::NONE });
+    pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_removed: bool) -> Result<[Found; 2]> {
+        self.begin(if mark_removed { mark::TOO } else { mark::NONE });
         loop {
             if let Some(found) = self.go_on(object, maps)? {
                 return Ok(found);
@@ -200,8 +200,8 @@ impl Walkers {
     }
 
     /// Returns the iterators of one family.
-    fn of(&self, family: usize, mark_gone: bool) -> impl Iterator<Item = &OwnedFd> {
-        [&self.flows[family]].into_iter().chain(mark_gone.then_some(&self.sockets))
+    fn of(&self, family: usize, mark_removed: bool) -> impl Iterator<Item = &OwnedFd> {
+        [&self.flows[family]].into_iter().chain(mark_removed.then_some(&self.sockets))
     }
 }
 

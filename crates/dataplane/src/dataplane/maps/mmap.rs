@@ -121,7 +121,7 @@ macro_rules! words {
 }
 
 words!(config, RuntimeConfig,
-    pool_len: u32 = pool_len;
+    snat_port_count: u32 = snat_port_count;
     seed: u64 = seed;
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
@@ -159,9 +159,9 @@ pub fn used_hops(generation: u32) -> impl Fn(*mut TableUsage) -> *mut u64 {
 }
 
 /// Returns the word of the source port at a place of the SNAT port range.
-pub fn pool_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
+pub fn snat_port(place: u16) -> impl Fn(*mut [u16; 65_536]) -> *mut u16 {
     // SAFETY: as for `used_hops`.
-    move |pool| unsafe { pool.cast::<u16>().add(usize::from(place)) }
+    move |ports| unsafe { ports.cast::<u16>().add(usize::from(place)) }
 }
 
 impl<T> Drop for Mapped<T> {

@@ -23,7 +23,7 @@ use super::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Array {
     NodePorts,
-    Pool,
+    SnatPorts,
     Endpoints,
     NodeAddresses,
     Services,
@@ -35,7 +35,7 @@ fn word(filter: *mut Prefilter, array: Array, index: usize) -> *mut u64 {
     unsafe {
         let first = match array {
             Array::NodePorts => (&raw mut (*filter).node_ports).cast::<u64>(),
-            Array::Pool => (&raw mut (*filter).pool).cast::<u64>(),
+            Array::SnatPorts => (&raw mut (*filter).snat_ports).cast::<u64>(),
             Array::Endpoints => (&raw mut (*filter).endpoints).cast::<u64>(),
             Array::NodeAddresses => (&raw mut (*filter).node_addresses).cast::<u64>(),
             Array::Services => (&raw mut (*filter).services).cast::<u64>(),

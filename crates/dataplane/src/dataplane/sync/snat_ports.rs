@@ -10,7 +10,7 @@ use crate::{
         Dataplane,
         maps::{
             Maps,
-            mmap::{config, pool_port},
+            mmap::{config, snat_port},
             prefilter::{self, Array},
         },
     },
@@ -20,7 +20,7 @@ use crate::{
 /// The least number of ports: with fewer, many clients of one endpoint compete for them.
 pub const LEAST: usize = 4096;
 
-/// A list of port ranges, in the format of `--pool-ports`: `1024-29999,40000-65535`.
+/// A list of port ranges, in the format of `--snat-ports`: `1024-29999,40000-65535`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortRanges(pub Vec<RangeInclusive<u16>>);
 
@@ -51,16 +51,16 @@ impl PortRanges {
     }
 }
 
-/// The inputs for the set of SNAT ports.
+/// The SNAT port range as the flags describe it, before what the node uses is left out.
 #[derive(Clone, Debug)]
-pub struct Wanted {
-    /// The value of `--pool-ports`.
+pub struct SnatPortRange {
+    /// The value of `--snat-ports`.
     pub ranges: PortRanges,
     /// The value of `--node-ports`, which are destinations.
     pub node_ports: PortRanges,
 }
 
-impl Default for Wanted {
+impl Default for SnatPortRange {
     fn default() -> Self {
         Self { ranges: PortRanges(vec![1024..=65_535]), node_ports: PortRanges(vec![30_000..=32_767]) }
     }
@@ -69,7 +69,7 @@ impl Default for Wanted {
 const LOCAL_RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
-impl Wanted {
+impl SnatPortRange {
     /// Returns the ports that may be used now: those that are neither node ports, nor allocated by
     /// the kernel to its own connections, nor held by a socket of this node.
     ///
@@ -80,7 +80,7 @@ impl Wanted {
         let ports = self.free(&ephemeral, &bound_ports()?);
         if ports.len() < LEAST {
             bail!(
-                "only {} ports are left as sources towards endpoints of other nodes, {LEAST} are needed: make net.ipv4.ip_local_port_range (now {} to {}) smaller, or --pool-ports larger",
+                "only {} ports are left as sources towards endpoints of other nodes, {LEAST} are needed: make net.ipv4.ip_local_port_range (now {} to {}) smaller, or --snat-ports larger",
                 ports.len(),
                 ephemeral.start(),
                 ephemeral.end()
@@ -143,30 +143,30 @@ fn choose(held: &[u16], free: Vec<u16>) -> Option<Vec<u16>> {
 /// The ports that the packet path uses as sources towards endpoints of other nodes.
 pub trait SnatPorts {
     /// Returns the settings of the ports: finding the free ones takes a while.
-    fn pool(&self) -> Wanted;
+    fn snat_port_range(&self) -> SnatPortRange;
 
     /// Uses `free` as source ports, unless the ports in use suffice.
-    fn use_pool(&mut self, free: Vec<u16>);
+    fn use_snat_ports(&mut self, free: Vec<u16>);
 }
 
 impl SnatPorts for Dataplane {
-    fn pool(&self) -> Wanted {
-        self.config.pool.clone()
+    fn snat_port_range(&self) -> SnatPortRange {
+        self.config.snat_ports.clone()
     }
 
-    fn use_pool(&mut self, free: Vec<u16>) {
-        let Maps { pool, config, prefilter, .. } = &mut self.maps;
-        let len = config.load(config::pool_len);
+    fn use_snat_ports(&mut self, free: Vec<u16>) {
+        let Maps { snat_ports, config, prefilter, .. } = &mut self.maps;
+        let len = config.load(config::snat_port_count);
         let held: Vec<u16> =
-            (0..=u16::MAX).take(len as usize).map(|place| pool.load(pool_port(place))).collect();
+            (0..=u16::MAX).take(len as usize).map(|place| snat_ports.load(snat_port(place))).collect();
         let Some(ports) = choose(&held, free) else { return };
         // The bits are written first, and none is removed: flows that use a port outlive its place
         // in the map.
-        prefilter::add(prefilter, Array::Pool, ports.iter().copied().map(u32::from));
+        prefilter::add(prefilter, Array::SnatPorts, ports.iter().copied().map(u32::from));
         for (place, port) in (0..).zip(&ports) {
-            pool.store(pool_port(place), *port);
+            snat_ports.store(snat_port(place), *port);
         }
-        config.store(config::pool_len, ports.len() as u32);
+        config.store(config::snat_port_count, ports.len() as u32);
         tracing::info!(ports = ports.len(), "source ports towards endpoints of other nodes");
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_in_use_stays() {
+    fn ports_in_use_stay() {
         assert_eq!(choose(&[], vec![1, 2]), Some(vec![1, 2]));
         assert_eq!(choose(&[1, 2], vec![1, 2]), None);
         assert_eq!(choose(&[1, 2], vec![2, 3]), Some(vec![2, 3]), "port 1 is taken");

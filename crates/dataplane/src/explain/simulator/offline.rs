@@ -16,7 +16,7 @@ use crate::dataplane::{
     maps::{
         Maps,
         keys::SetAddresses,
-        mmap::{pool_port, routes},
+        mmap::{snat_port, routes},
         prefilter::{self, Array},
     },
     privileges::check_privileges,
@@ -34,7 +34,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// The assumed next hop, see `hop::ASSUMED_HOP` of the packet path.
 const ASSUMED_HOP: u32 = 1;
 /// The source ports towards endpoints of other nodes: a range without node ports.
-const POOL: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+const SNAT_PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 
 impl Simulator {
     /// Creates the packet path of a hypothetical node. `primary`: its primary address of each
@@ -55,7 +55,7 @@ impl Simulator {
 
 fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     let config = RuntimeConfig {
-        pool_len: POOL.len() as u32,
+        snat_port_count: SNAT_PORTS.len() as u32,
         seed: 0x7472_6166_6669_6321,
         answers_per_jiffy: 1,
         ..RuntimeConfig::default()
@@ -64,11 +64,11 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     maps.prefilter.store(routes::route, 1);
     maps.prefilter.store(routes::hop_epoch, 1);
     maps.prefilter.store(routes::hop_max_age, u32::MAX);
-    for (place, port) in (0..).zip(POOL) {
-        maps.pool.store(pool_port(place), port);
+    for (place, port) in (0..).zip(SNAT_PORTS) {
+        maps.snat_ports.store(snat_port(place), port);
     }
     prefilter::set_primary(&mut maps.prefilter, primary);
-    prefilter::add(&mut maps.prefilter, Array::Pool, POOL.map(u32::from));
+    prefilter::add(&mut maps.prefilter, Array::SnatPorts, SNAT_PORTS.map(u32::from));
     let mut device = DeviceInfo { mac: MAC, flags: HOP_XDP, mtu: 0xffff, ..DeviceInfo::default() };
     device.set_addresses(primary.iter().copied());
     maps.devices.insert(IFINDEX, device, 0)?;

@@ -99,8 +99,8 @@ pub(super) struct Wanted {
 
 impl Wanted {
     fn name(self) -> String {
-        let (way, family, protocol) = (self.kind.way(), family(self.ipv6), self.protocol.name());
-        format!("{way}, {family} {protocol}, {}, {}", self.hook.name(), self.size.name(self.ipv6))
+        let (direction, family, protocol) = (self.kind.direction(), family(self.ipv6), self.protocol.name());
+        format!("{direction}, {family} {protocol}, {}, {}", self.hook.name(), self.size.name(self.ipv6))
     }
 
     /// Whether the quick run has the row: all kinds with 1k flows, the others for one or two kinds.

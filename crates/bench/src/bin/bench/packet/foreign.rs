@@ -8,7 +8,7 @@ use traffic_policy_bench::{
     fixture::{V4, later},
     flows::open,
     frame::frame,
-    loaded::{NODE_PORT, POOL_PORT, TARGET_PORT, pod_sharing},
+    loaded::{NODE_PORT, SNAT_PORT, TARGET_PORT, pod_sharing},
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -93,10 +93,10 @@ fn all() -> Vec<Wanted> {
     let mut all = Vec::new();
     let coming = [
         ("no bit set", To::Node, 22, Content::Ack, Outcome::Passed, 10.0),
-        ("a port of the pool", To::Node, POOL_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
+        ("a SNAT port", To::Node, SNAT_PORT, Content::Ack, Outcome::PassedNotService, 30.0),
         // The node has 10,000 Services.
         ("a pod's packet on a Service's port", To::Near, NODE_PORT, Content::Ack, Outcome::Passed, POD),
-        ("a pod's packet on a port of the pool", To::Near, POOL_PORT, Content::Ack, Outcome::Passed, POD),
+        ("a pod's packet on a SNAT port", To::Near, SNAT_PORT, Content::Ack, Outcome::Passed, POD),
         ("a pod beside the ClusterIPs", To::Pod(0), NODE_PORT, Content::Ack, Outcome::Passed, POD),
         ("a pod that shares one bit with them", To::Pod(1), NODE_PORT, Content::Ack, Outcome::Passed, POD),
         ("an echo request", To::Node, NODE_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol, 10.0),

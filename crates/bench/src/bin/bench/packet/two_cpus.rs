@@ -48,8 +48,8 @@ impl Wanted {
         let apart = if self.apart { ", in maps of its own" } else { "" };
         match self.work {
             Work::Established(kind) => {
-                let (way, hook) = (kind.way(), self.hook.name());
-                format!("{way}, IPv4 TCP, {hook}, beside a flood of new flows{apart}")
+                let (direction, hook) = (kind.direction(), self.hook.name());
+                format!("{direction}, IPv4 TCP, {hook}, beside a flood of new flows{apart}")
             }
             Work::Refused(..) => format!("{}, on both{apart}", self.refused().name()),
         }

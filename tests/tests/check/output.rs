@@ -10,12 +10,12 @@ use traffic_policy_testing::netns::Namespace;
 
 /// The output of `check` on a node.
 #[derive(Debug)]
-pub struct Said {
+pub struct CheckOutput {
     pub code: Option<i32>,
     pub findings: Vec<Value>,
 }
 
-impl Said {
+impl CheckOutput {
     /// Parses the output of `check`, which is JSON.
     pub fn of(output: &Output) -> Self {
         let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
@@ -40,7 +40,7 @@ impl Said {
     #[track_caller]
     pub fn has(&self, severity: &str, probe: &str, found: &str, fix: &str) {
         let contains = |finding: &Value, field: &str, text| {
-            finding[field].as_str().is_some_and(|said| said.contains(text))
+            finding[field].as_str().is_some_and(|words| words.contains(text))
         };
         let is_it = |finding: &&Value| {
             finding["severity"] == severity
@@ -61,14 +61,14 @@ impl Said {
     }
 }
 
-pub fn check_in(namespace: &Namespace, pins: &Path, flags: &[&str]) -> Said {
+pub fn check_in(namespace: &Namespace, pins: &Path, flags: &[&str]) -> CheckOutput {
     let mut command = Command::new(agent::program().unwrap());
     command.args(["check", "--output", "json", "--pin-dir"]).arg(pins).args(flags).env_clear();
-    Said::of(&namespace.output(command).unwrap())
+    CheckOutput::of(&namespace.output(command).unwrap())
 }
 
 /// Runs `check` on the first node.
-pub fn check(lab: &Lab, flags: &[&str]) -> Said {
+pub fn check(lab: &Lab, flags: &[&str]) -> CheckOutput {
     check_in(lab.node(1).netns(), &lab.bpffs().join("node-1"), flags)
 }
 
