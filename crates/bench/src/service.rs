@@ -33,6 +33,8 @@ pub(super) const NO_LOCAL_PORT: u16 = 30_082;
 /// Offset of a load balancer's address of a Service from the node's.
 pub(super) const VIP: u32 = 9;
 pub(super) const TARGET_PORT: u16 = 8_080;
+/// Number of the node that the endpoints are on.
+const NODE: u16 = 1;
 /// Source ports towards endpoints.
 pub(super) const SNAT_PORTS: ops::Range<u16> = 32_768..65_535;
 
@@ -100,12 +102,12 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
     tables.v4.frontends.insert(key(v4.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     tables.v6.frontends.insert(key(v6.to_wire(), NODE_PORT, PROTOCOL_TCP), vip, 0)?;
     for i in 0..endpoints {
-        let (port, flags, zero) = (Port::from_host(TARGET_PORT), 0, 0);
+        let (port, flags, node, zero) = (Port::from_host(TARGET_PORT), 0, NODE, 0);
         let (IpAddr::V4(v4), IpAddr::V6(v6)) = (endpoint(V4, i), endpoint(V6, i)) else {
             bail!("families mixed up")
         };
-        tables.v4.slots.set(i, Slot { address: v4.to_wire(), port, flags, zero }, 0)?;
-        tables.v6.slots.set(i, Slot { address: v6.to_wire(), port, flags, zero }, 0)?;
+        tables.v4.slots.set(i, Slot { address: v4.to_wire(), port, flags, node, zero }, 0)?;
+        tables.v6.slots.set(i, Slot { address: v6.to_wire(), port, flags, node, zero }, 0)?;
     }
     Ok(())
 }

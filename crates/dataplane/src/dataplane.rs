@@ -17,6 +17,7 @@ pub mod kernel;
 pub mod maps;
 mod nexthop;
 mod node;
+mod node_silence;
 mod packet_path;
 pub mod privileges;
 mod replacement;
@@ -60,6 +61,7 @@ pub use self::{
     },
     nexthop::{Changed, NextHop, NextHops},
     node::NodeDescription,
+    node_silence::NodeSilence,
     packet_path::PacketPath,
     privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},
@@ -95,6 +97,7 @@ pub struct Dataplane {
     /// Whether the links of another layout version have been taken over.
     adopted: bool,
     named: node::Named,
+    silence: node_silence::Silence,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

@@ -293,7 +293,8 @@ mod tests {
     use crate::command::view;
 
     fn port() -> ServicePort {
-        let endpoint = |text: &str, local| Endpoint { address: text.parse().unwrap(), local, remote: !local };
+        let endpoint =
+            |text: &str, local| Endpoint { address: text.parse().unwrap(), local, remote: !local, node: 0 };
         ServicePort {
             frontends: vec![FrontendView {
                 address: "172.18.0.11:30080".parse().unwrap(),

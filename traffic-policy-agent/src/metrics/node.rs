@@ -269,7 +269,8 @@ mod tests {
 
     fn port(internal: Policy, external: Policy, local: usize, has_endpoints: bool) -> ServicePort {
         let frontend = |address: &str, kind| Frontend { address: address.parse().unwrap(), kind };
-        let endpoint = Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true, remote: false };
+        let endpoint =
+            Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true, remote: false, node: 0 };
         ServicePort {
             frontends: BTreeSet::from([
                 frontend("10.96.0.1:80", FrontendKind::ClusterIp),

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use super::{HealthPortRules, Limits, object::Service, topology::NodeTopology};
+use super::{HealthPortRules, Limits, node_numbers::NodeNumbers, object::Service, topology::NodeTopology};
 
 /// Inputs of the model from the node that the agent runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,7 @@ pub(super) struct Context {
     pub(super) zone: Option<String>,
     /// The addresses of this node's Node object.
     pub(super) primary: Vec<IpAddr>,
+    pub(super) numbers: Arc<NodeNumbers>,
     /// The silent nodes, whose endpoints take no new flows.
     pub(super) left_out: Arc<BTreeSet<String>>,
 }

@@ -38,6 +38,8 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether its `nodeName` is another node.
     pub remote: bool,
+    /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
+    pub node: u16,
 }
 
 /// The annotation that, under policy Local, lets nodes without an endpoint forward external traffic

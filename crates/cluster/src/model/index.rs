@@ -333,6 +333,7 @@ impl Index {
             input: input.clone(),
             zone: last_known.and_then(|node| node.zone.clone()),
             primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),
+            numbers: Arc::clone(&self.context.numbers),
             left_out: Arc::clone(&self.context.left_out),
         };
         let node = self.nodes.get(&input.node_name);

@@ -7,7 +7,7 @@ pub const LAST: u16 = 16_383;
 
 /// Numbers from 1, each given to one node while endpoints name it. A number is used again only when
 /// all are given.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeNumbers {
     numbers: BTreeMap<Box<str>, u16>,
     names: BTreeMap<u16, Box<str>>,

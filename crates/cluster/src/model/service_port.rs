@@ -183,7 +183,11 @@ fn service_port(
         external_policy,
         external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
-        cluster: if cluster_used { candidates.cluster(context.topology()) } else { Vec::new() },
+        cluster: if cluster_used {
+            candidates.cluster(context.topology(), &context.numbers)
+        } else {
+            Vec::new()
+        },
         local: if local_used { candidates.local() } else { Vec::new() },
         has_endpoints: candidates.any_usable(),
         serving: candidates.serving(port.protocol),

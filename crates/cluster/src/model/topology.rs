@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
 };
 
-use super::{Endpoint, Protocol, object::SliceEndpoint};
+use super::{Endpoint, Protocol, node_numbers::NodeNumbers, object::SliceEndpoint};
 
 /// The location of this node, for the topology hints.
 #[derive(Clone, Copy, Debug)]
@@ -60,14 +60,18 @@ impl<'a> Candidates<'a> {
 
     /// Returns the list for policy Cluster: the [`eligible`] endpoints, without those that are left
     /// out; ready ones are narrowed by topology.
-    pub(super) fn cluster(&self, topology: NodeTopology<'_>) -> Vec<Endpoint> {
+    pub(super) fn cluster(&self, topology: NodeTopology<'_>, numbers: &NodeNumbers) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
         let (mut list, ready) = eligible(remaining, |(_, endpoint, _)| *endpoint);
         if ready {
             let scope = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint)).scope(topology);
             list.retain(|(_, endpoint, _)| scope.has(endpoint));
         }
-        sorted(list.into_iter().map(|(address, endpoint, local)| chosen(address, endpoint, local)))
+        sorted(list.into_iter().map(|(address, endpoint, local)| {
+            let number =
+                if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
+            Endpoint { node: number.unwrap_or(0), ..chosen(address, endpoint, local) }
+        }))
     }
 
     /// Returns the list for policy Local: the [`eligible`] endpoints of this node, not narrowed by
@@ -131,7 +135,7 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
-    Endpoint { address, local, remote: !local && endpoint.node_name.is_some() }
+    Endpoint { address, local, remote: !local && endpoint.node_name.is_some(), node: 0 }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind
@@ -234,7 +238,7 @@ mod tests {
             for (address, endpoint) in &endpoints {
                 candidates.add(*address, endpoint, TOPOLOGY);
             }
-            let (cluster, local) = (candidates.cluster(TOPOLOGY), candidates.local());
+            let (cluster, local) = (candidates.cluster(TOPOLOGY, &NodeNumbers::default()), candidates.local());
             // A list is empty only if no endpoint could be in it.
             prop_assert_eq!(cluster.is_empty(), !candidates.any_usable());
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
@@ -265,7 +269,7 @@ mod tests {
             for (address, endpoint) in endpoints.iter().rev() {
                 twice.add(*address, endpoint, TOPOLOGY);
             }
-            prop_assert_eq!(once.cluster(TOPOLOGY), twice.cluster(TOPOLOGY));
+            prop_assert_eq!(once.cluster(TOPOLOGY, &NodeNumbers::default()), twice.cluster(TOPOLOGY, &NodeNumbers::default()));
             prop_assert_eq!(once.local(), twice.local());
         }
 
@@ -293,8 +297,8 @@ mod tests {
             let any = candidates.leave_out(&nodes);
             let expected = if remaining.any_usable() { &remaining } else { &whole };
             prop_assert_eq!(any, expected.all.len() < whole.all.len());
-            let list = candidates.cluster(TOPOLOGY);
-            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY));
+            let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default());
+            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY, &NodeNumbers::default()));
             prop_assert_eq!(list.is_empty(), !whole.any_usable(), "never the last ones");
             prop_assert_eq!(candidates.any_usable(), whole.any_usable());
             prop_assert_eq!(candidates.local(), whole.local());
@@ -329,7 +333,7 @@ mod tests {
             }
             candidates.leave_out(&silent.iter().map(|&node| node.to_owned()).collect());
             let last = |endpoint: &Endpoint| endpoint.address.to_string();
-            candidates.cluster(TOPOLOGY).iter().map(last).collect::<Vec<_>>()
+            candidates.cluster(TOPOLOGY, &NodeNumbers::default()).iter().map(last).collect::<Vec<_>>()
         };
         assert_eq!(list(&[]), ["10.0.0.1:80"]);
         assert_eq!(list(&["there"]), ["10.0.0.2:80", "10.0.0.3:80"]);

@@ -3,8 +3,8 @@
 
 use super::{
     adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps, nexthop::NextHops,
-    node::NodeDescription, replacement::Replacement, service_maps::ServiceMaps, sockets::CgroupPrograms,
-    sync::snat_ports::SnatPorts, usage::Figures,
+    node::NodeDescription, node_silence::NodeSilence, replacement::Replacement, service_maps::ServiceMaps,
+    sockets::CgroupPrograms, sync::snat_ports::SnatPorts, usage::Figures,
 };
 
 /// All that the run loop does with the packet path.
@@ -16,6 +16,7 @@ pub trait PacketPath:
     + FlowSweeps
     + NextHops
     + NodeDescription
+    + NodeSilence
     + Replacement
     + ServiceMaps
     + SnatPorts
@@ -30,6 +31,7 @@ impl<P> PacketPath for P where
         + FlowSweeps
         + NextHops
         + NodeDescription
+        + NodeSilence
         + Replacement
         + ServiceMaps
         + SnatPorts

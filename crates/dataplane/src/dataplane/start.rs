@@ -22,6 +22,7 @@ use super::{
     maps::mmap::{config, routes, table_usage},
     nexthop::{self, NextHops},
     node,
+    node_silence::Silence,
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
@@ -93,6 +94,7 @@ impl Dataplane {
         let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
+        let silence = Silence::open(&mut object)?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
@@ -111,6 +113,7 @@ impl Dataplane {
             pins: None,
             adopted,
             named: node::Named::default(),
+            silence,
             route_mtus: None,
             adoption: Adoption::default(),
         })

@@ -260,6 +260,7 @@ where
                 address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                 local: slot.flags & SLOT_LOCAL != 0,
                 remote: slot.flags & SLOT_REMOTE != 0,
+                node: slot.node,
             })
         })
         .collect()

@@ -362,7 +362,9 @@ fn write<A: Address + Wire>(
             } else {
                 0
             };
-            let slot = Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, node, zero: 0 };
+            let node = if own { 0 } else { spot.node_number() };
+            let slot =
+                Slot { address: A::from_ip(address), port: Port::from_host(*port), flags, node, zero: 0 };
             slots.set(index, slot, 0)?;
         }
         Ok(IndexRange { base, len: endpoints.len() as u32 })

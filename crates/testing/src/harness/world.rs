@@ -102,6 +102,11 @@ pub enum Spot {
 }
 
 impl Spot {
+    /// Returns the number of the node that an endpoint is on: one for each endpoint.
+    pub fn node_number(self) -> u16 {
+        self as u16 + 1
+    }
+
     pub fn addresses(self) -> Addresses {
         let (net, host, v4) = match self {
             Self::Node => (0x18, 2, [172, 18, 0, 2]),

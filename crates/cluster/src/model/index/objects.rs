@@ -1,5 +1,7 @@
 //! Storage of each kind of object in an [`Index`].
 
+use std::sync::Arc;
+
 use super::{Index, Indexed};
 use crate::model::{
     ServiceName,
@@ -48,6 +50,13 @@ impl Indexed for EndpointSlice {
                 Self::delete(&name, index);
             }
             _ => {}
+        }
+        for node in self.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref()) {
+            let slices = &index.slices;
+            Arc::make_mut(&mut index.context.numbers).assign(node, || {
+                let endpoints = slices.values().flat_map(|slice| &slice.endpoints);
+                endpoints.filter_map(|endpoint| endpoint.node_name.as_deref()).collect()
+            });
         }
         index.dirty.insert(service.clone());
         index.slices_of.entry(service).or_default().insert(name.clone());

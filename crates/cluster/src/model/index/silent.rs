@@ -40,6 +40,16 @@ impl Index {
         self.context.left_out.iter()
     }
 
+    /// Keeps the numbers of nodes that an earlier agent has given.
+    pub fn keep_node_numbers(&mut self, names: impl IntoIterator<Item = (u16, String)>) {
+        Arc::make_mut(&mut self.context.numbers).keep(names);
+    }
+
+    /// Returns the numbers that nodes were given since the last call, with their names.
+    pub fn take_new_node_numbers(&mut self) -> Vec<(u16, String)> {
+        Arc::make_mut(&mut self.context.numbers).take_new()
+    }
+
     /// The nodes with at least one endpoint that can take new flows, whether or not they are left
     /// out.
     #[must_use]

@@ -126,6 +126,8 @@ words!(config, RuntimeConfig,
     answers_per_jiffy: u32 = answers_per_jiffy;
     monitor_until: u64 = monitor_until;
     network: u32 = network;
+    suspect_syns: u32 = suspect_syns;
+    suspect_after: u32 = suspect_after;
 );
 
 words!(routes, Prefilter,

@@ -79,6 +79,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                         address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                         local: slot.flags & SLOT_LOCAL != 0,
                         remote: slot.flags & SLOT_REMOTE != 0,
+                        node: slot.node,
                     })
                 })
                 .collect::<Result<_>>()?;

@@ -269,7 +269,7 @@ impl Planner {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
             endpoints
                 .iter()
-                .map(|e| if own(e) { Endpoint { local: true, remote: false, ..*e } } else { *e })
+                .map(|e| if own(e) { Endpoint { local: true, remote: false, node: 0, ..*e } } else { *e })
                 .collect()
         };
         let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);

@@ -16,7 +16,7 @@ use crate::dataplane::{
     maps::{
         Maps,
         keys::SetAddresses,
-        mmap::{snat_port, routes},
+        mmap::{routes, snat_port},
         prefilter::{self, Array},
     },
     privileges::check_privileges,

@@ -16,7 +16,7 @@ fn key(name: &str) -> ServicePortKey {
 }
 
 fn endpoint(text: &str, local: bool) -> Endpoint {
-    Endpoint { address: text.parse().unwrap(), local, remote: false }
+    Endpoint { address: text.parse().unwrap(), local, remote: false, node: 0 }
 }
 
 fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {

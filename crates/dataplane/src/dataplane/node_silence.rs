@@ -1,0 +1,198 @@
+//! Nodes that have stopped answering, as the packet path notices them (`tp_node_silence`,
+//! `tp_suspicions`), and their names (`tp_node_names`).
+
+use std::{
+    collections::BTreeMap,
+    future::{Future, pending},
+};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData, RingBuf},
+};
+use tokio::io::unix::AsyncFd;
+use traffic_policy_ebpf::abi::{HOP_PLACES, HOPS, NODE_NAME_LENGTH, NodeSilence as Signs, Suspicion};
+
+use super::{
+    Dataplane,
+    maps::mmap::{Mapped, config},
+};
+
+/// The suspicion that a node is dead: connections to its endpoints are not answered, and nothing
+/// else comes from any of them.
+pub trait NodeSilence {
+    /// Sets when a node is suspected: after this many SYNs, unanswered for 200 ms. 0: never.
+    fn suspect_after(&mut self, syns: u16);
+
+    /// Waits for the next suspicion, and returns the node's name. Cancel-safe. It never returns if
+    /// nothing is suspected.
+    fn suspected(&mut self) -> impl Future<Output = String> + Send;
+
+    /// Lets a node that was found alive be suspected again.
+    fn suspect_again(&mut self, node: &str);
+
+    /// Sets whether a node is dead: new flows go to none of its endpoints.
+    fn set_dead(&mut self, node: &str, dead: bool);
+
+    /// Returns the numbers by which the maps know nodes, with the names.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    fn node_numbers(&self) -> Result<Vec<(u16, String)>>;
+
+    /// Writes numbers of nodes, before any endpoint has them.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    fn number_nodes(&mut self, nodes: Vec<(u16, String)>) -> Result<()>;
+}
+
+/// The time in milliseconds for which SYNs have to remain unanswered. It is longer than the round
+/// trip between nodes of one cluster.
+const UNANSWERED: u32 = 200;
+
+/// The maps about silent nodes.
+pub struct Silence {
+    signs: Mapped<Places>,
+    names: HashMap<MapData, u32, [u8; NODE_NAME_LENGTH]>,
+    /// The ring, until the first call that waits for it.
+    ring: Option<RingBuf<MapData>>,
+    waiting: Option<AsyncFd<RingBuf<MapData>>>,
+    /// The content of `names`.
+    numbered: BTreeMap<u16, String>,
+}
+
+type Places = [Signs; (HOP_PLACES + HOPS) as usize];
+
+impl Silence {
+    /// Takes the maps out of a loaded object.
+    ///
+    /// # Errors
+    /// A map is missing or of another type, or the names cannot be read.
+    pub fn open(object: &mut Ebpf) -> Result<Self> {
+        let mut take =
+            |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
+        let signs = Mapped::new(take("tp_node_silence")?)?;
+        let names = HashMap::try_from(take("tp_node_names")?)?;
+        let ring = RingBuf::try_from(take("tp_suspicions")?)?;
+        let mut numbered = BTreeMap::new();
+        for entry in names.iter() {
+            let (number, name) = entry.context("the names of nodes cannot be read")?;
+            if let (Ok(number), Some(name)) = (u16::try_from(number), text(&name)) {
+                numbered.insert(number, name);
+            }
+        }
+        Ok(Self { signs, names, ring: Some(ring), waiting: None, numbered })
+    }
+
+    /// Returns the place of a node; `None` if endpoints have never named it.
+    fn place(&self, node: &str) -> Option<usize> {
+        self.numbered.iter().find(|(_, name)| *name == node).map(|(number, _)| usize::from(*number))
+    }
+}
+
+/// Returns the next node of the ring that has a name.
+fn next(ring: &mut RingBuf<MapData>, numbered: &BTreeMap<u16, String>) -> Option<String> {
+    loop {
+        let item = ring.next()?;
+        if item.len() < size_of::<Suspicion>() {
+            continue;
+        }
+        // SAFETY: the item has as many bytes as a suspicion, and any bytes are a valid one.
+        let suspicion = unsafe { item.as_ptr().cast::<Suspicion>().read_unaligned() };
+        let number = u16::try_from(suspicion.place).ok();
+        if let Some(name) = number.and_then(|number| numbered.get(&number)) {
+            return Some(name.clone());
+        }
+    }
+}
+
+/// Returns a word of the element at a place.
+fn word<W>(place: usize, field: impl Fn(*mut Signs) -> *mut W) -> impl Fn(*mut Places) -> *mut W {
+    // A place that does not exist has no name.
+    let place = place % (HOP_PLACES + HOPS) as usize;
+    // SAFETY: an address within the mapped array.
+    move |places| field(unsafe { places.cast::<Signs>().add(place) })
+}
+
+fn syns(signs: *mut Signs) -> *mut u16 {
+    // SAFETY: an address within the element; nothing is read.
+    unsafe { &raw mut (*signs).syns }
+}
+
+fn dead_flag(signs: *mut Signs) -> *mut u16 {
+    // SAFETY: as above.
+    unsafe { &raw mut (*signs).dead }
+}
+
+fn text(name: &[u8; NODE_NAME_LENGTH]) -> Option<String> {
+    let end = name.iter().position(|byte| *byte == 0)?;
+    String::from_utf8(name[..end].to_vec()).ok()
+}
+
+impl NodeSilence for Dataplane {
+    fn suspect_after(&mut self, syns: u16) {
+        let hz = self.maps.heartbeat.load(super::maps::mmap::heartbeat::hz);
+        self.maps.config.store(config::suspect_after, (UNANSWERED * hz / 1000).max(1));
+        self.maps.config.store(config::suspect_syns, u32::from(syns));
+    }
+
+    async fn suspected(&mut self) -> String {
+        let silence = &mut self.silence;
+        if let Some(ring) = silence.ring.take() {
+            match AsyncFd::new(ring) {
+                Ok(waiting) => silence.waiting = Some(waiting),
+                Err(error) => tracing::warn!("dead nodes are not noticed: tp_suspicions: {error}"),
+            }
+        }
+        let Some(waiting) = &mut silence.waiting else { return pending().await };
+        loop {
+            if let Some(name) = next(waiting.get_mut(), &silence.numbered) {
+                return name;
+            }
+            match waiting.readable_mut().await {
+                Ok(mut guard) => guard.clear_ready(),
+                Err(error) => {
+                    tracing::warn!("dead nodes are not noticed any more: tp_suspicions: {error}");
+                    return pending().await;
+                }
+            }
+        }
+    }
+
+    fn suspect_again(&mut self, node: &str) {
+        if let Some(place) = self.silence.place(node) {
+            self.silence.signs.store(word(place, syns), 0);
+        }
+    }
+
+    fn set_dead(&mut self, node: &str, dead: bool) {
+        if let Some(place) = self.silence.place(node) {
+            self.silence.signs.store(word(place, dead_flag), u16::from(dead));
+        }
+        if !dead {
+            self.suspect_again(node);
+        }
+    }
+
+    fn node_numbers(&self) -> Result<Vec<(u16, String)>> {
+        Ok(self.silence.numbered.clone().into_iter().collect())
+    }
+
+    fn number_nodes(&mut self, nodes: Vec<(u16, String)>) -> Result<()> {
+        for (number, name) in nodes {
+            let mut bytes = [0; NODE_NAME_LENGTH];
+            let length = name.len().min(NODE_NAME_LENGTH - 1);
+            bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+            // Signs of the node that had the number before.
+            self.silence.signs.store(word(usize::from(number), |signs| signs), Signs::default());
+            self.silence
+                .names
+                .insert(u32::from(number), bytes, 0)
+                .with_context(|| format!("the number of node {name} cannot be written to tp_node_names"))?;
+            self.silence.numbered.insert(number, name);
+        }
+        Ok(())
+    }
+}
