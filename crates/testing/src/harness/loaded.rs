@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result};
 use aya::Ebpf;
-use aya::maps::{HashMap, Map, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes, Maps};
-use traffic_policy_ebpf::abi::{Affinity, AffinityKey, HOPS, RejectBucket};
+use traffic_policy_ebpf::abi::{Affinity, AffinityKey, HOPS, NodeSilence, RejectBucket};
 
 use crate::bpf_map::{BpfMap, Entries, Kind};
 use crate::lab::Family;
@@ -23,6 +23,7 @@ pub struct Loaded {
     pub tables: Maps,
     pub(super) buckets: PerCpuArray<MapData, RejectBucket>,
     pub(super) affinity: HashMap<MapData, AffinityKey, Affinity>,
+    pub(super) node_silence: Array<MapData, NodeSilence>,
     /// Every map of the object by name, except constants.
     maps: BTreeMap<String, BpfMap>,
 }
@@ -41,7 +42,8 @@ impl Loaded {
         let mut take = |name: &str| object.take_map(name).with_context(|| format!("no map {name}"));
         let buckets = take("tp_reject_limit")?.try_into()?;
         let affinity = take("tp_affinity")?.try_into()?;
-        Ok(Self { object, tables, buckets, affinity, maps })
+        let node_silence = take("tp_node_silence")?.try_into()?;
+        Ok(Self { object, tables, buckets, affinity, node_silence, maps })
     }
 
     /// Resets every map to its state when new, and restores the programs to which others jump.
@@ -75,6 +77,13 @@ impl Loaded {
         let places = self.map(name).read().unwrap_or_else(|error| panic!("reading {name}: {error:#}"));
         // The last field of a tuple is its protocol, which is 0 in a free place.
         places.values().filter(|tuple| !tuple.ends_with(&[0; 4])).count()
+    }
+
+    /// The number of unread suspicions.
+    pub fn unread_suspicions(&self) -> usize {
+        let unread = self.map("tp_suspicions").unread().unwrap_or_else(|error| panic!("{error:#}"));
+        // An item has a header of eight bytes.
+        unread as usize / (8 + size_of::<traffic_policy_ebpf::abi::Suspicion>())
     }
 
     /// The number of unread bytes of events.

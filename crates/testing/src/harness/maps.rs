@@ -9,8 +9,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuValues};
 use traffic_policy_dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
-    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot,
+    HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
+    Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot,
     SourceRange, TableUsage, WideAddress, scope, source_check,
 };
 
@@ -231,6 +231,19 @@ impl Harness {
     pub fn change_config(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         // SAFETY: the element is mapped as long as the tables live; no program runs meanwhile.
         unsafe { change(&mut *self.tables.config.pointer()) }
+    }
+
+    /// What was sent to the node of an endpoint, and whether it answers.
+    pub fn node_silence(&self, spot: Spot) -> NodeSilence {
+        let place = u32::from(spot.node_number());
+        self.node_silence.get(&place, 0).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    pub fn change_node_silence(&mut self, spot: Spot, change: impl FnOnce(&mut NodeSilence)) {
+        let mut signs = self.node_silence(spot);
+        change(&mut signs);
+        let place = u32::from(spot.node_number());
+        self.loaded.node_silence.set(place, signs, 0).unwrap_or_else(|error| panic!("{error}"));
     }
 
     /// Changes the words about routes and next hops that the agent writes.
