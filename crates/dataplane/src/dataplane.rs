@@ -60,7 +60,7 @@ pub use self::{
     },
     nexthop::{Changed, NextHop, NextHops},
     node::NodeDescription,
-    packet_path::PacketPath,
+    packet_path::{NodeSilence, PacketPath},
     privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},
     service_maps::ServiceMaps,

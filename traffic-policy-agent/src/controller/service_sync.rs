@@ -102,6 +102,16 @@ impl ServiceSync {
         differ
     }
 
+    /// Returns all objects, and the desired state.
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be written.
+    pub(super) fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
+        self.index.leave_out(nodes) && self.index.is_synced()
+    }
+
     /// Whether all objects have been listed once.
     pub(super) fn has_objects(&self) -> bool {
         self.index.is_synced()

@@ -1,7 +1,7 @@
 //! A packet path without a kernel, and a controller that runs on it and a folder of manifests.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
@@ -14,11 +14,11 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
+use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, Pool,
-    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, NodeSilence,
+    Pool, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -76,6 +76,12 @@ pub(super) struct Asked {
     pub walks: Vec<BTreeSet<RemovedEndpoint>>,
     /// Whether a walk blocks, until this is false.
     pub walks_slowly: bool,
+    /// Nodes that are yet to be suspected.
+    pub suspicions: VecDeque<String>,
+    /// Nodes that were set dead, or alive again, in this order.
+    pub dead: Vec<(String, bool)>,
+    /// The endpoints for new flows that the last sync was given, by Service.
+    pub listed: BTreeMap<String, Vec<SocketAddr>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -94,6 +100,9 @@ impl ServiceMaps for Fake {
     fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
         let mut asked = self.asked();
         asked.service_cidrs.clone_from(&desired.service_cidrs);
+        let addresses = |port: &ServicePort| port.cluster.iter().map(|endpoint| endpoint.address).collect();
+        let listed = desired.ports.iter().map(|(key, port)| (key.service.name.clone(), addresses(port)));
+        asked.listed = listed.collect();
         asked.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
         if asked.failing > 0 {
             asked.failing -= 1;
@@ -116,6 +125,23 @@ impl ServiceMaps for Fake {
 
     fn limits(&self) -> Limits {
         Limits::default()
+    }
+}
+
+impl NodeSilence for Fake {
+    async fn suspected(&mut self) -> String {
+        loop {
+            let next = self.asked().suspicions.pop_front();
+            if let Some(node) = next {
+                return node;
+            }
+            // The test adds a suspicion; nothing else tells this task.
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn set_dead(&mut self, node: &str, dead: bool) {
+        self.asked().dead.push((node.to_owned(), dead));
     }
 }
 
@@ -352,6 +378,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         in_effect: InEffect::default(),
         adopt: false,
         socket_ender: None,
+        silence: Silence { suspect_syns: 3, max_left_out: 50 },
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
