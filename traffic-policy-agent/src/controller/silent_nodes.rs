@@ -3,6 +3,8 @@
 
 use std::{
     collections::BTreeSet,
+    pin::Pin,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -38,6 +40,18 @@ pub struct Silence {
     pub max_left_out: u8,
 }
 
+/// The way to ask a node: a test of the loop answers itself.
+pub(super) type Ask = Arc<dyn Fn(Question) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
+
+/// Returns the way that asks through the network.
+fn by_network() -> Ask {
+    let asker = Asker::default();
+    Arc::new(move |question| {
+        let asker = asker.clone();
+        Box::pin(async move { asker.ask(question).await })
+    })
+}
+
 /// An occurrence that concerns a silent node.
 #[derive(Debug)]
 pub(super) enum Happening {
@@ -51,7 +65,7 @@ pub(super) struct NodeWatch {
     judgement: SilentNodes,
     /// Whether suspicions are taken at all.
     is_on: bool,
-    asker: Asker,
+    by: Ask,
     questions: JoinSet<(Asked, Heard)>,
     /// The addresses of nodes, once the source has started.
     addresses: Option<NodeAddresses>,
@@ -69,7 +83,7 @@ impl NodeWatch {
         Self {
             judgement: SilentNodes::new(own, silence.max_left_out),
             is_on: silence.suspect_syns > 0 && silence.max_left_out > 0,
-            asker: Asker::default(),
+            by: by_network(),
             questions: JoinSet::new(),
             addresses: None,
             network,
@@ -78,6 +92,12 @@ impl NodeWatch {
             looked: None,
             ticked: Instant::now(),
         }
+    }
+
+    /// Sets another way to ask.
+    #[cfg(test)]
+    pub(super) fn ask_by(&mut self, by: Ask) {
+        self.by = by;
     }
 
     pub(super) fn follow(&mut self, source: &Source) {
@@ -124,7 +144,7 @@ impl NodeWatch {
 
     /// Asks in a task of its own: it may take a second to learn the node's addresses.
     fn ask(&mut self, asked: Asked, index: &Index) {
-        let (asker, network, health_port) = (self.asker.clone(), self.network.clone(), self.health_port);
+        let (by, network, health_port) = (Arc::clone(&self.by), self.network.clone(), self.health_port);
         let mut question = Question { health_port, ..Question::default() };
         match asked {
             Asked::Gateway => {
@@ -133,7 +153,7 @@ impl NodeWatch {
                         Ok(gateways) if gateways.is_empty() => Heard::Absent,
                         Ok(gateways) => {
                             question.addresses = gateways.into_iter().collect();
-                            heard(asker.ask(question).await)
+                            heard(by(question).await)
                         }
                         Err(error) => heard(Answer::Unjudged(format!("{error:#}"))),
                     };
@@ -148,7 +168,7 @@ impl NodeWatch {
                     if let (true, Some(addresses)) = (question.addresses.is_empty(), addresses) {
                         question.addresses = addresses.of(&node).await;
                     }
-                    let heard = heard(asker.ask(question).await);
+                    let heard = heard(by(question).await);
                     (Asked::Node(node), heard)
                 });
             }

@@ -2,6 +2,7 @@
 //! should use the node, and whether a rollout may continue with the next one.
 
 mod readiness;
+mod silence;
 
 use std::{
     collections::BTreeMap,
@@ -130,14 +131,6 @@ impl ProxyHealth {
     /// Sets which Service ports the last write left out for want of room, with the reasons.
     pub fn left_out(&self, left_out: Vec<String>) {
         self.state().left_out = left_out;
-    }
-
-    /// Sets whether this node is cut off from all others, which no restart mends either; and the
-    /// dead nodes that are left out: name, time since which, and what was asked without an answer.
-    pub fn set_silence(&self, cut_off: bool, silent: Vec<(String, Instant, String)>) {
-        let mut state = self.state();
-        state.cut_off = cut_off;
-        state.silent = silent;
     }
 
     /// Sets the source of objects: `/status` reports what is still missing.

@@ -17,8 +17,8 @@ use tokio::{
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, NodeSilence,
-    Pool, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, Pool,
+    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPorts, Written,
     node::{RouteMtus, conntrack::Connection},
 };
 
@@ -78,6 +78,10 @@ pub(super) struct Asked {
     pub walks_slowly: bool,
     /// Nodes that are yet to be suspected.
     pub suspicions: VecDeque<String>,
+    /// Addresses that do not answer; the gateway has none of them.
+    pub silent: BTreeSet<IpAddr>,
+    /// Whether the gateway answers.
+    pub gateway: bool,
     /// Nodes that were set dead, or alive again, in this order.
     pub dead: Vec<(String, bool)>,
     /// The endpoints for new flows that the last sync was given, by Service.
@@ -125,23 +129,6 @@ impl ServiceMaps for Fake {
 
     fn limits(&self) -> Limits {
         Limits::default()
-    }
-}
-
-impl NodeSilence for Fake {
-    async fn suspected(&mut self) -> String {
-        loop {
-            let next = self.asked().suspicions.pop_front();
-            if let Some(node) = next {
-                return node;
-            }
-            // The test adds a suspicion; nothing else tells this task.
-            sleep(Duration::from_millis(5)).await;
-        }
-    }
-
-    fn set_dead(&mut self, node: &str, dead: bool) {
-        self.asked().dead.push((node.to_owned(), dead));
     }
 }
 
@@ -354,6 +341,7 @@ pub(super) struct Running {
     pub folder: TempDir,
     pub fake: Fake,
     pub health: ProxyHealth,
+    pub metrics: Metrics,
     /// Sender of settings that the controller takes over while it runs.
     pub reloads: mpsc::Sender<Reload>,
     task: AbortHandle,
@@ -411,13 +399,15 @@ impl Running {
         let mut settings = settings(manifests);
         settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
         let metrics = Metrics::new(node_name, health.clone());
+        let metrics_read = metrics.clone();
         let mut controller =
             Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
+        controller.silence.ask_by(fake.ask());
         let source = controller.start().await.unwrap();
         let (reloads, reloading) = Reloads::channel();
         let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };
         let task = tokio::spawn(following).abort_handle();
-        Self { folder, fake, health, reloads, task }
+        Self { folder, fake, health, metrics: metrics_read, reloads, task }
     }
 
     /// Waits until the fake, or other observable state, is as wanted.
