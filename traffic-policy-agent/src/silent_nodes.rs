@@ -137,6 +137,11 @@ impl SilentNodes {
         self.cut_off.is_some() || !self.states.is_empty()
     }
 
+    /// Whether a node is suspected or dead.
+    pub fn is_in_question(&self, node: &str) -> bool {
+        self.states.contains_key(node)
+    }
+
     pub fn is_cut_off(&self) -> bool {
         self.cut_off.is_some()
     }

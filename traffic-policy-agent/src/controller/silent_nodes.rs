@@ -164,9 +164,13 @@ impl NodeWatch {
                 question.addresses = index.all_node_addresses(&node).to_vec();
                 question.endpoints = index.endpoints_of(&node, ENDPOINTS);
                 let addresses = self.addresses.clone();
+                // When a node dies, thousands look for witnesses at the same moment: the API server
+                // is not asked for those.
+                let look_up = self.judgement.is_in_question(&node);
                 self.questions.spawn(async move {
                     if let (true, Some(addresses)) = (question.addresses.is_empty(), addresses) {
-                        question.addresses = addresses.of(&node).await;
+                        question.addresses =
+                            if look_up { addresses.of(&node).await } else { addresses.known_of(&node) };
                     }
                     let heard = heard(by(question).await);
                     (Asked::Node(node), heard)

@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The age up to which a known address is not looked up again, and a failure is not tried again.
 const KNOWN: Duration = Duration::from_secs(600);
 const FAILED: Duration = Duration::from_secs(10);
+/// The number of nodes from which on old ones are forgotten.
+const MOST: usize = 1024;
 
 /// The addresses of nodes. Cheap to clone; all clones share what is known. Nothing is looked up
 /// before it is asked for.
@@ -67,9 +69,17 @@ impl NodeAddresses {
         };
         let until = Some(Instant::now() + age);
         let mut all = self.known();
-        all.retain(|_, known| known.until.is_some_and(|until| Instant::now() < until));
+        if all.len() >= MOST {
+            all.retain(|_, known| known.until.is_some_and(|until| Instant::now() < until));
+        }
         all.insert(node.to_owned(), Known { addresses: addresses.clone(), until });
         addresses
+    }
+
+    /// Returns the last known addresses of a Node, without looking it up.
+    #[must_use]
+    pub fn known_of(&self, node: &str) -> Vec<IpAddr> {
+        self.known().get(node).map(|known| known.addresses.clone()).unwrap_or_default()
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, Known>> {
@@ -131,11 +141,13 @@ mod tests {
     async fn a_node_is_looked_up_once() {
         let asked = Arc::default();
         let addresses = addresses(200, &asked);
+        assert!(addresses.known_of("far").is_empty());
         assert_eq!(asked.load(Ordering::Relaxed), 0, "not before it is needed");
         for _ in 0..3 {
             let expected = ["192.0.2.7", "2001:db8::7"].map(|address| address.parse::<IpAddr>().unwrap());
             assert_eq!(addresses.of("far").await, expected);
         }
+        assert_eq!(addresses.known_of("far").len(), 2);
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
