@@ -107,7 +107,8 @@ impl ServiceSync {
         &self.index
     }
 
-    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be written.
+    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be
+    /// written.
     pub(super) fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
         self.index.leave_out(nodes) && self.index.is_synced()
     }

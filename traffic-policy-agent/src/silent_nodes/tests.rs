@@ -165,7 +165,7 @@ fn who_hears_nobody_is_cut_off_and_accuses_nobody() {
         cluster.suspect("a");
         cluster.pass(5);
         assert_eq!(cluster.told(), [""; 0]);
-        // The line is back, and the one who was accused is dead in truth only if it is silent still.
+        // The line is back, and who was accused is dead in truth only if it is silent still.
         let last = others[others.len() - 1];
         cluster.dead.remove(last);
         cluster.pass(20);

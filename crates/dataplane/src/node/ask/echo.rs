@@ -65,7 +65,7 @@ impl Echo {
                         return true;
                     }
                 }
-                // Nothing is there, or an error that a router reported: it says nothing of the node.
+                // Nothing is there, or only an error that a router reported.
                 Err(_) => return false,
             }
         }
