@@ -15,6 +15,7 @@ mod monitor;
 mod reload;
 mod run;
 mod services;
+mod silent_nodes;
 mod status;
 mod veth_peer;
 mod view;

@@ -13,7 +13,9 @@ mod maintenance;
 mod network;
 mod node_port_addresses;
 mod reload;
+mod replacement;
 mod service_sync;
+mod silent_nodes;
 mod sockets;
 mod stop;
 #[cfg(test)]
@@ -37,12 +39,13 @@ use traffic_policy_dataplane::{
 };
 
 use self::{
-    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync, stop::Stop,
-    timing::Timing, unattached::Unattached,
+    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync,
+    silent_nodes::NodeWatch, stop::Stop, timing::Timing, unattached::Unattached,
 };
 pub use self::{
     node_port_addresses::NodePortAddresses,
     reload::{Live, Reload, Reloads},
+    silent_nodes::Silence,
 };
 use crate::{
     check,
@@ -78,6 +81,7 @@ pub struct Settings {
     pub adopt: bool,
     /// The ender of UDP sockets; `None`: no UDP socket is ended.
     pub socket_ender: Option<SocketEnder>,
+    pub silence: Silence,
     pub dataplane: Config,
 }
 
@@ -150,6 +154,7 @@ struct Controller<P> {
     /// The notifier of systemd; without effect until it is set.
     notifier: Notifier,
     adoption: Adoption,
+    silence: NodeWatch,
     /// Whether the node's addresses changed and the maps do not reflect that yet.
     needs_write: bool,
     /// Whether programs of another layout version serve, on maps that are no longer updated.
@@ -165,7 +170,9 @@ impl<P: PacketPath> Controller<P> {
         health: ProxyHealth,
         metrics: Metrics,
     ) -> Self {
+        let (own, port) = (settings.node_name.clone(), settings.healthz.port());
         Self {
+            silence: NodeWatch::new(own, settings.silence, network.clone(), port),
             network: NodeNetwork::new(network, settings.devices.clone(), settings.dataplane.mode),
             unattached: Unattached::default(),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
@@ -188,6 +195,8 @@ impl<P: PacketPath> Controller<P> {
         if self.settings.adopt {
             self.path.begin_adopting();
         }
+        self.services.keep_node_numbers(self.path.node_numbers());
+        self.path.suspect_after(self.settings.silence.suspect_syns);
         let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
         let serve = |address| listening::metrics(address, metrics, in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
@@ -218,6 +227,7 @@ impl<P: PacketPath> Controller<P> {
     ) -> Result<()> {
         self.health.follow(source.status());
         self.metrics.follow(source.status());
+        self.silence.follow(&source);
         let Timing { debounce, sweep, room, maintenance, snat_ports, retry: retry_after } = self.timing;
         let [mut sweep, mut room, mut maintenance, mut snat_ports] = [sweep, room, maintenance, snat_ports]
             .map(|period| {
@@ -293,6 +303,13 @@ impl<P: PacketPath> Controller<P> {
                         Some(Ok(ports)) => self.path.use_snat_ports(ports),
                         Some(Err(error)) => tracing::warn!("{error:#}"),
                         None => {}
+                    }
+                }
+                happening = self.silence.next(&mut self.path) => {
+                    if self.follow_silence(happening, &source) {
+                        waiting = false;
+                        retry = self.write(&source).await.then(|| Instant::now() + retry_after);
+                        next_write = Instant::now() + debounce.max(self.path.pause());
                     }
                 }
                 reload = reloads.next() => {
@@ -384,38 +401,6 @@ impl<P: PacketPath> Controller<P> {
             self.replace_others().await;
         }
         failed
-    }
-
-    /// Replaces another layout version as soon as the maps are filled.
-    async fn replace_others(&mut self) {
-        if self.services.synced_once()
-            && let Err(error) = self.replace().await
-        {
-            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
-        }
-    }
-
-    /// Puts this version's programs into the places of another layout version's. Until all are in
-    /// place, nothing of the other version is detached or freed.
-    async fn replace(&mut self) -> Result<()> {
-        self.path.adopt()?;
-        self.network.rescan(&mut self.path, &self.services.primary()).await?;
-        self.path.attach_cgroup()?;
-        if self.network.needs_rescan() {
-            bail!("not all devices are attached to");
-        }
-        self.network.compare(&mut self.path).await?;
-        self.others_serve = false;
-        self.report_detached();
-        self.path.forget_others()?;
-        let replaced = self.path.drop_replaced()?;
-        tracing::warn!(
-            from = replaced.versions.join(", "),
-            flows = replaced.flows,
-            "the packet path of another layout version was replaced: its flows have ended, so connections from outside to \
-             endpoints of other nodes, and those of local endpoints' clients, begin anew"
-        );
-        Ok(())
     }
 
     async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {

@@ -13,4 +13,5 @@ pub mod controller;
 pub mod health;
 pub mod in_effect;
 pub mod metrics;
+mod silent_nodes;
 pub mod systemd;

@@ -12,6 +12,7 @@ mod convert;
 mod events;
 mod kubernetes;
 mod manifest;
+mod node_addresses;
 mod status;
 
 pub use self::{
@@ -22,5 +23,6 @@ pub use self::{
         list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
+    node_addresses::NodeAddresses,
     status::{Stale, Status, StatusReader},
 };

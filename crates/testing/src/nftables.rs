@@ -54,6 +54,17 @@ impl Namespace {
         .with_context(|| format!("making the nftables chain {}", chain.name))
     }
 
+    /// Makes a table that drops all packets of its family to the namespace's own addresses.
+    pub fn nft_drop_input(&self, family: Family, table: &str) -> Result<()> {
+        // NF_INET_LOCAL_IN, priority 0; NF_DROP.
+        let hook = [attribute(1, &1u32.to_be_bytes()), attribute(2, &0u32.to_be_bytes())].concat();
+        let mut attributes = [text(1, table), text(3, "input"), attribute(4 | NESTED, &hook)].concat();
+        attributes.extend(attribute(5, &0u32.to_be_bytes()));
+        attributes.extend(text(7, "filter"));
+        let requests = [request(NEWTABLE, family, &text(1, table)), request(NEWCHAIN, family, &attributes)];
+        self.transaction(&requests).with_context(|| format!("making the nftables table {table}"))
+    }
+
     /// Deletes a table with its chains.
     pub fn delete_nft_table(&self, family: Family, name: &str) -> Result<()> {
         self.transaction(&[request(DELTABLE, family, &text(1, name))])

@@ -14,5 +14,6 @@ mod objects;
 mod other_layout;
 mod ports;
 mod privileges;
+mod silent_nodes;
 mod start;
 mod taken_off;

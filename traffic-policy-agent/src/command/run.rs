@@ -14,7 +14,7 @@ use traffic_policy_dataplane::{
     SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
 };
 
-use super::{file_limit, reload::Reloader, view};
+use super::{file_limit, reload::Reloader, silent_nodes::SilenceArguments, view};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     in_effect::InEffect,
@@ -118,6 +118,8 @@ pub(super) struct Arguments {
     services: ServiceArguments,
     #[command(flatten)]
     table: TableArguments,
+    #[command(flatten)]
+    silence: SilenceArguments,
 }
 
 /// Source of Services.
@@ -383,6 +385,7 @@ impl Arguments {
             in_effect,
             adopt: self.adopt,
             socket_ender,
+            silence: self.silence.silence(),
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,

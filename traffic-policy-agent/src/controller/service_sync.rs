@@ -102,6 +102,22 @@ impl ServiceSync {
         differ
     }
 
+    /// Returns all objects, and the desired state.
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be
+    /// written.
+    /// Keeps the numbers of nodes that an earlier agent has given.
+    pub(super) fn keep_node_numbers(&mut self, numbers: Vec<(u16, String)>) {
+        self.index.keep_node_numbers(numbers);
+    }
+
+    pub(super) fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
+        self.index.leave_out(nodes) && self.index.is_synced()
+    }
+
     /// Whether all objects have been listed once.
     pub(super) fn has_objects(&self) -> bool {
         self.index.is_synced()
@@ -171,6 +187,7 @@ impl ServiceSync {
             ipv6: true,
         };
         let mut changes = self.index.update_with(&input, beat);
+        let numbered = path.number_nodes(self.index.take_new_node_numbers());
         changes.ports.extend(self.shortage.keys().cloned());
         let desired = self.index.desired();
         let concern =
@@ -185,7 +202,7 @@ impl ServiceSync {
         let local = node::local(addresses);
         changes.ports.extend(desired.ports_at(self.local.symmetric_difference(&local)));
         let full = path.compares_all();
-        let result = path.sync(desired, &changes, &local);
+        let result = numbered.and_then(|()| path.sync(desired, &changes, &local));
         match &result {
             Ok(_) => self.metrics.synced(start.elapsed(), full),
             Err(_) => self.metrics.failed(start.elapsed(), full),

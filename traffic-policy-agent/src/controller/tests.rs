@@ -4,6 +4,7 @@
 mod adoption;
 mod fake;
 mod other_layout;
+mod silent_nodes;
 mod sockets;
 mod taken_off;
 

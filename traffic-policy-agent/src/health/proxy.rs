@@ -2,6 +2,7 @@
 //! should use the node, and whether a rollout may continue with the next one.
 
 mod readiness;
+mod silence;
 
 use std::{
     collections::BTreeMap,
@@ -82,6 +83,10 @@ struct State {
     detached: Option<String>,
     /// Service ports for which the maps have no room.
     left_out: Vec<String>,
+    /// Whether no other node answers this one.
+    cut_off: bool,
+    /// Dead nodes whose endpoints are left out: name, time since which, and what was asked.
+    silent: Vec<(String, Instant, String)>,
 }
 
 impl ProxyHealth {
@@ -145,6 +150,8 @@ impl ProxyHealth {
             failure: state.failure.clone(),
             detached: state.detached.clone(),
             left_out: state.left_out.clone(),
+            cut_off: state.cut_off,
+            silent: state.silent.clone(),
             source,
         })
     }
@@ -167,14 +174,14 @@ impl ProxyHealth {
         self.state().node_eligible = eligible;
     }
 
-    /// Whether the maps have been written once, and no change is late.
+    /// Whether the maps have been written once, no change is late, and this node is not cut off.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.is_serving(&self.state())
     }
 
     fn is_serving(&self, state: &State) -> bool {
-        state.updated.is_some() && !self.is_late(state) && state.detached.is_none()
+        state.updated.is_some() && !self.is_late(state) && state.detached.is_none() && !state.cut_off
     }
 
     /// Returns the time for which the maps have not held the whole desired state: zero while
@@ -237,6 +244,8 @@ impl ProxyHealth {
             node_eligible,
             healthy,
             stale: stale(state),
+            cut_off: state.cut_off,
+            left_out: state.silent.iter().map(|(node, ..)| node.as_str()).collect(),
             status: state.updated.map(|_| {
                 let family = Family { last_updated: updated, healthy };
                 state.families.iter().map(|name| (*name, family)).collect()
@@ -269,6 +278,12 @@ struct Body<'a> {
     /// such member.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     stale: BTreeMap<&'static str, String>,
+    /// Whether no other node answers this one; also beyond kube-proxy's answer, as the next.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut_off: bool,
+    /// The names of dead nodes whose endpoints are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<&'a str>,
 }
 
 fn stale(state: &State) -> BTreeMap<&'static str, String> {

@@ -1,6 +1,9 @@
 //! `/status`: whether the maps are in sync with the cluster, and the obstacles by name.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use serde::{Deserialize, Serialize};
 use traffic_policy_cluster::source::Status;
@@ -21,6 +24,12 @@ pub struct Report {
     /// the maps, wholly or in part.
     #[serde(default)]
     pub left_out: Vec<String>,
+    /// Whether no other node answers this one: it says 503 to load balancers.
+    #[serde(default)]
+    pub cut_off: bool,
+    /// Dead nodes whose endpoints are left out, by name.
+    #[serde(default)]
+    pub nodes_left_out: BTreeMap<String, NodeLeftOut>,
     /// Whether load balancers may send here, as far as the Node object decides that.
     pub node_eligible: bool,
     /// Errors that do not keep the maps out of sync, by subject.
@@ -39,6 +48,15 @@ pub struct StaleKind {
     pub why: String,
 }
 
+/// A dead node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeLeftOut {
+    /// Seconds since it was suspected.
+    pub seconds: f64,
+    /// What was asked without an answer.
+    pub asked: String,
+}
+
 /// Inputs of a report.
 pub(super) struct Facts {
     pub updated: Option<String>,
@@ -47,6 +65,8 @@ pub(super) struct Facts {
     pub failure: Option<String>,
     pub detached: Option<String>,
     pub left_out: Vec<String>,
+    pub cut_off: bool,
+    pub silent: Vec<(String, Instant, String)>,
     pub source: Option<Status>,
 }
 
@@ -83,6 +103,8 @@ impl Report {
             last_sync: facts.updated.clone(),
             waiting_seconds: facts.waiting.map(|waiting| waiting.as_secs_f64()),
             waiting_for,
+            cut_off: facts.cut_off,
+            nodes_left_out: facts.silent.iter().map(NodeLeftOut::of).collect(),
             node_eligible: facts.node_eligible,
             errors,
             stale: stale.collect(),
@@ -90,10 +112,14 @@ impl Report {
     }
 }
 
+impl NodeLeftOut {
+    fn of((node, since, asked): &(String, Instant, String)) -> (String, Self) {
+        (node.clone(), Self { seconds: since.elapsed().as_secs_f64(), asked: asked.clone() })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use traffic_policy_cluster::source::Stale;
 
     use super::*;
@@ -106,6 +132,8 @@ mod tests {
             failure: None,
             detached: None,
             left_out: Vec::new(),
+            cut_off: false,
+            silent: Vec::new(),
             source: Some(Status { synced: true, ..Status::default() }),
         }
     }

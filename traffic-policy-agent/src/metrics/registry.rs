@@ -43,6 +43,9 @@ struct Shared {
     unread: AtomicU64,
     /// Number of times that detached programs were attached again.
     restored: AtomicU64,
+    nodes_left_out: AtomicU64,
+    /// Suspicions of nodes that proved wrong, and right.
+    suspicions: [AtomicU64; 2],
 }
 
 /// Reads counters at the moment of a scrape.
@@ -69,6 +72,8 @@ impl Metrics {
             services: OnceLock::new(),
             unread: AtomicU64::new(0),
             restored: AtomicU64::new(0),
+            nodes_left_out: AtomicU64::new(0),
+            suspicions: Default::default(),
         }))
     }
 
@@ -117,6 +122,16 @@ impl Metrics {
         self.0.restored.store(times, Ordering::Relaxed);
     }
 
+    /// Sets the number of dead nodes that are left out.
+    pub fn nodes_left_out(&self, nodes: usize) {
+        self.0.nodes_left_out.store(nodes as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a suspicion of a node; `dead`: it was right.
+    pub fn suspicion(&self, dead: bool) {
+        self.0.suspicions[usize::from(dead)].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Stores the state that only the run loop knows.
     pub fn observed(&self, observed: Observed) {
         *lock(&self.0.observed) = Some(Arc::new(observed));
@@ -151,8 +166,27 @@ impl Metrics {
             )
             .with(&[], shared.restored.load(Ordering::Relaxed) as f64),
         );
+        families.extend(self.silence());
         families.extend(process::families(shared.started));
         families.iter().map(ToString::to_string).collect()
+    }
+
+    fn silence(&self) -> [Family; 2] {
+        let left_out = self.0.nodes_left_out.load(Ordering::Relaxed) as f64;
+        let [wrong, right] = self.0.suspicions.each_ref().map(|count| count.load(Ordering::Relaxed) as f64);
+        [
+            Family::gauge(
+                "traffic_policy_nodes_left_out",
+                "Nodes whose endpoints take no new connections, because they do not answer.",
+            )
+            .with(&[], left_out),
+            Family::counter(
+                "traffic_policy_node_suspicions_total",
+                "Nodes that were asked because connections to their endpoints were not answered, by result.",
+            )
+            .with(&[("result", "alive")], wrong)
+            .with(&[("result", "dead")], right),
+        ]
     }
 
     fn read<T>(

@@ -79,7 +79,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
         for port in &service.ports {
             let mut candidates = candidates(port, ipv6, &slices, context.topology());
             let mut served = service_port(service, port, ipv6, &candidates, context);
-            // Endpoints that are left out keep their room: others must not have it when they return.
+            // Endpoints that are left out keep their room: they may return at any time.
             chosen += &served;
             // Ports beyond the limit are counted for the message, and not kept.
             if chosen.excess(limits).is_some() {

@@ -10,6 +10,7 @@ use tokio::{
 use super::{
     events::EventRecorder,
     kubernetes::condition::{ConditionSender, NodeCondition},
+    node_addresses::NodeAddresses,
     status::StatusReader,
 };
 use crate::model::{
@@ -95,6 +96,7 @@ pub struct Source {
     pub(super) filled: Arc<Notify>,
     /// The status of the agent, for the condition on its Node.
     pub(super) condition: Option<ConditionSender>,
+    pub(super) node_addresses: NodeAddresses,
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -147,5 +149,11 @@ impl Source {
     #[must_use]
     pub fn events(&self) -> EventRecorder {
         self.events.clone()
+    }
+
+    /// Returns the addresses of nodes that the index does not have.
+    #[must_use]
+    pub fn node_addresses(&self) -> NodeAddresses {
+        self.node_addresses.clone()
     }
 }

@@ -46,6 +46,7 @@ use self::{
 use super::{
     batch::{QUEUE, Source, Update},
     convert, events,
+    node_addresses::NodeAddresses,
     status::StatusWriter,
 };
 
@@ -93,6 +94,7 @@ impl Kubernetes {
         let (client, known) = lasting_client(&self.access, &writer, &mut tasks).await?;
 
         let lists = Arc::new(AtomicUsize::new(4));
+        let node_addresses = NodeAddresses::of_cluster(client.clone());
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
         tasks.spawn(poster);
         let filled = Arc::new(Notify::new());
@@ -157,7 +159,7 @@ impl Kubernetes {
             },
             sink,
         ));
-        Ok(Source { updates, status, events, filled, condition, tasks })
+        Ok(Source { updates, status, events, filled, condition, node_addresses, tasks })
     }
 }
 

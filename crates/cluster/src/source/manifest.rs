@@ -23,6 +23,7 @@ use super::{
     batch::{Batch, QUEUE, Source},
     convert::detail::Detail,
     events::EventRecorder,
+    node_addresses::NodeAddresses,
     status::StatusWriter,
 };
 use crate::model::object::Node;
@@ -102,6 +103,7 @@ fn start(folder: PathBuf, read: impl Fn() -> Result<Batch, Mistakes> + Send + Sy
         events: EventRecorder::nowhere(),
         filled: Arc::default(),
         condition: None,
+        node_addresses: NodeAddresses::in_index(),
         tasks,
     }
 }

@@ -23,7 +23,7 @@ use super::{
 /// else comes from any of them.
 pub trait NodeSilence {
     /// Sets when a node is suspected: after this many SYNs, unanswered for 200 ms. 0: never.
-    fn suspect_after(&mut self, syns: u16);
+    fn suspect_after(&mut self, syns: u32);
 
     /// Waits for the next suspicion, and returns the node's name. Cancel-safe. It never returns if
     /// nothing is suspected.
@@ -36,10 +36,7 @@ pub trait NodeSilence {
     fn set_dead(&mut self, node: &str, dead: bool);
 
     /// Returns the numbers by which the maps know nodes, with the names.
-    ///
-    /// # Errors
-    /// The map cannot be read.
-    fn node_numbers(&self) -> Result<Vec<(u16, String)>>;
+    fn node_numbers(&self) -> Vec<(u16, String)>;
 
     /// Writes numbers of nodes, before any endpoint has them.
     ///
@@ -132,10 +129,10 @@ fn text(name: &[u8; NODE_NAME_LENGTH]) -> Option<String> {
 }
 
 impl NodeSilence for Dataplane {
-    fn suspect_after(&mut self, syns: u16) {
+    fn suspect_after(&mut self, syns: u32) {
         let hz = self.maps.heartbeat.load(super::maps::mmap::heartbeat::hz);
         self.maps.config.store(config::suspect_after, (UNANSWERED * hz / 1000).max(1));
-        self.maps.config.store(config::suspect_syns, u32::from(syns));
+        self.maps.config.store(config::suspect_syns, syns);
     }
 
     async fn suspected(&mut self) -> String {
@@ -176,8 +173,8 @@ impl NodeSilence for Dataplane {
         }
     }
 
-    fn node_numbers(&self) -> Result<Vec<(u16, String)>> {
-        Ok(self.silence.numbered.clone().into_iter().collect())
+    fn node_numbers(&self) -> Vec<(u16, String)> {
+        self.silence.numbered.clone().into_iter().collect()
     }
 
     fn number_nodes(&mut self, nodes: Vec<(u16, String)>) -> Result<()> {

@@ -108,6 +108,20 @@ impl Agent {
                 "node        load balancers are told not to send here: the Node object is not known, is being deleted, or is marked by the autoscaler"
             )?;
         }
+        if report.cut_off {
+            writeln!(
+                out,
+                "node        CUT OFF: no other node and no gateway answers; load balancers are told not to send here"
+            )?;
+        }
+        for (node, left_out) in &report.nodes_left_out {
+            let since = view::span(Duration::from_secs_f64(left_out.seconds));
+            writeln!(
+                out,
+                "left out    the endpoints of node {node}, which has not answered for {since} (asked: {})",
+                left_out.asked
+            )?;
+        }
         for (kind, stale) in &report.stale {
             let age = view::span(Duration::from_secs_f64(stale.seconds));
             writeln!(out, "stale       {kind}: what is known of them is older than {age}: {}", stale.why)?;

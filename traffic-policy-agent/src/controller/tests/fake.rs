@@ -1,7 +1,7 @@
 //! A packet path without a kernel, and a controller that runs on it and a folder of manifests.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
@@ -14,7 +14,7 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePortKey};
+use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
     FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
@@ -76,6 +76,22 @@ pub(super) struct Calls {
     pub walks: Vec<BTreeSet<RemovedEndpoint>>,
     /// Whether a walk blocks, until this is false.
     pub walks_slowly: bool,
+    /// Unanswered SYNs after which a node is suspected.
+    pub suspect_syns: u32,
+    /// Nodes that may be suspected again.
+    pub suspected_again: Vec<String>,
+    /// Numbers of nodes with their names.
+    pub numbered: Vec<(u16, String)>,
+    /// Nodes that are yet to be suspected.
+    pub suspicions: VecDeque<String>,
+    /// Addresses that do not answer; the gateway has none of them.
+    pub silent: BTreeSet<IpAddr>,
+    /// Whether the gateway answers.
+    pub gateway: bool,
+    /// Nodes that were set dead, or alive again, in this order.
+    pub dead: Vec<(String, bool)>,
+    /// The endpoints for new flows that the last sync was given, by Service.
+    pub listed: BTreeMap<String, Vec<SocketAddr>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -94,6 +110,9 @@ impl ServiceMaps for Fake {
     fn sync(&mut self, desired: &Desired, changes: &Changes, _: &BTreeSet<IpAddr>) -> Result<Written> {
         let mut calls = self.calls();
         calls.service_cidrs.clone_from(&desired.service_cidrs);
+        let addresses = |port: &ServicePort| port.cluster.iter().map(|endpoint| endpoint.address).collect();
+        let listed = desired.ports.iter().map(|(key, port)| (key.service.name.clone(), addresses(port)));
+        calls.listed = listed.collect();
         calls.syncs.push([changes.ports.clone(), desired.ports.keys().cloned().collect()]);
         if calls.failing > 0 {
             calls.failing -= 1;
@@ -328,6 +347,7 @@ pub(super) struct Running {
     pub folder: TempDir,
     pub fake: Fake,
     pub health: ProxyHealth,
+    pub metrics: Metrics,
     /// Sender of settings that the controller takes over while it runs.
     pub reloads: mpsc::Sender<Reload>,
     task: AbortHandle,
@@ -352,6 +372,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         in_effect: InEffect::default(),
         adopt: false,
         socket_ender: None,
+        silence: Silence { suspect_syns: 3, max_left_out: 50 },
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
@@ -384,13 +405,15 @@ impl Running {
         let mut settings = settings(manifests);
         settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
         let metrics = Metrics::new(node_name, health.clone());
+        let metrics_read = metrics.clone();
         let mut controller =
             Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
+        controller.silence.ask_by(fake.ask());
         let source = controller.start().await.unwrap();
         let (reloads, reloading) = Reloads::channel();
         let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };
         let task = tokio::spawn(following).abort_handle();
-        Self { folder, fake, health, reloads, task }
+        Self { folder, fake, health, metrics: metrics_read, reloads, task }
     }
 
     /// Waits until the fake, or other observable state, is as wanted.

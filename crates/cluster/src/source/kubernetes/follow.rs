@@ -21,6 +21,7 @@ use crate::source::{
         detail::{self, Detail},
     },
     events::EventRecorder,
+    node_addresses::NodeAddresses,
     status::StatusWriter,
 };
 
@@ -76,5 +77,6 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
         },
         sink,
     ));
-    Ok(Source { updates, status, events, filled: Arc::default(), condition: None, tasks })
+    let node_addresses = NodeAddresses::in_index();
+    Ok(Source { updates, status, events, filled: Arc::default(), condition: None, node_addresses, tasks })
 }

@@ -65,9 +65,7 @@ impl Echo {
                         return true;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                // An error that a router reported: it is read once, and says nothing of the node.
-                Err(_) if self.socket.take_error().is_ok_and(|error| error.is_some()) => {}
+                // Nothing is there, or only an error that a router reported.
                 Err(_) => return false,
             }
         }

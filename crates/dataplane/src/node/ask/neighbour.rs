@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn only_a_unicast_route_without_a_gateway_is_on_link() {
-        let route = |kind: u8, attributes: &[Vec<u8>]| {
+        let route = |kind: u8, attributes: &[&[u8]]| {
             let mut payload = vec![0; HEADER];
             payload[7] = kind;
             payload.extend(attributes.concat());
@@ -189,12 +189,12 @@ mod tests {
         let out = attribute(RTA_OIF, &7u32.to_ne_bytes());
         let gateway = attribute(RTA_GATEWAY, &[192, 0, 2, 1]);
         let via = attribute(RTA_VIA, &[10, 0, 0xfe, 0x80]);
-        assert_eq!(route(RTN_UNICAST, &[out.clone()]), Some(7));
-        assert_eq!(route(RTN_UNICAST, &[out.clone(), gateway]), None);
-        assert_eq!(route(RTN_UNICAST, &[out.clone(), via]), None);
+        assert_eq!(route(RTN_UNICAST, &[&out]), Some(7));
+        assert_eq!(route(RTN_UNICAST, &[&out, &gateway]), None);
+        assert_eq!(route(RTN_UNICAST, &[&out, &via]), None);
         // RTN_LOCAL, RTN_BLACKHOLE
-        assert_eq!(route(2, &[out.clone()]), None);
-        assert_eq!(route(6, &[out]), None);
+        assert_eq!(route(2, &[&out]), None);
+        assert_eq!(route(6, &[&out]), None);
     }
 
     /// Otherwise a probe would end the kernel's care for an entry, or a router's place.

@@ -1,0 +1,307 @@
+//! Silent nodes within the run loop: suspicions of the packet path become questions, and answers
+//! become endpoints that are left out.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{task::JoinSet, time::sleep_until};
+use traffic_policy_cluster::{
+    model::Index,
+    source::{NodeAddresses, ObjectEvent, Source, Subject},
+};
+use traffic_policy_dataplane::{
+    NodeSilence, PacketPath,
+    node::{Answer, Asker, Network, Question},
+};
+
+use super::Controller;
+use crate::silent_nodes::{Effect, Heard, SilentNodes, Subject as Asked};
+
+/// The interval at which time is told to the judgement, and after which the nodes with endpoints
+/// are looked up again.
+const TICK: Duration = Duration::from_millis(250);
+const FRESH: Duration = Duration::from_secs(1);
+/// The time for which a node that was found alive is not suspected again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The most endpoints of each protocol that are asked.
+const ENDPOINTS: usize = 3;
+
+/// The port of /healthz of other nodes, if this one's was left to chance.
+const HEALTH_PORT: u16 = 10256;
+
+/// Settings for silent nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    /// Unanswered connections after which a node is suspected; 0: no node ever is.
+    pub suspect_syns: u32,
+    /// The most nodes that are left out, in percent of those with endpoints.
+    pub max_left_out: u8,
+}
+
+/// The way to ask a node: a test of the loop answers itself.
+pub(super) type Ask = Arc<dyn Fn(Question) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
+
+/// Returns the way that asks through the network.
+fn by_network() -> Ask {
+    let asker = Asker::default();
+    Arc::new(move |question| {
+        let asker = asker.clone();
+        Box::pin(async move { asker.ask(question).await })
+    })
+}
+
+/// An occurrence that concerns a silent node.
+#[derive(Debug)]
+pub(super) enum Happening {
+    Suspected(String),
+    Heard(Asked, Heard),
+    Time,
+    /// A node that was found alive may be suspected again.
+    Again(String),
+}
+
+/// Questions that are under way, and what follows from the answers.
+pub(super) struct NodeWatch {
+    judgement: SilentNodes,
+    /// Whether suspicions are taken at all.
+    is_on: bool,
+    by: Ask,
+    questions: JoinSet<(Asked, Heard)>,
+    /// The addresses of nodes, once the source has started.
+    addresses: Option<NodeAddresses>,
+    network: Network,
+    health_port: u16,
+    /// The nodes that are left out.
+    left_out: BTreeSet<String>,
+    /// Nodes that were found alive, and when they may be suspected again: one of their endpoints may
+    /// be what does not answer.
+    cleared: VecDeque<(Instant, String)>,
+    /// The last time at which the nodes with endpoints were looked up.
+    looked: Option<Instant>,
+    ticked: Instant,
+}
+
+impl NodeWatch {
+    pub(super) fn new(own: String, silence: Silence, network: Network, health_port: u16) -> Self {
+        Self {
+            judgement: SilentNodes::new(own, silence.max_left_out),
+            is_on: silence.suspect_syns > 0 && silence.max_left_out > 0,
+            by: by_network(),
+            questions: JoinSet::new(),
+            addresses: None,
+            network,
+            health_port: if health_port == 0 { HEALTH_PORT } else { health_port },
+            left_out: BTreeSet::new(),
+            cleared: VecDeque::new(),
+            looked: None,
+            ticked: Instant::now(),
+        }
+    }
+
+    /// Sets another way to ask.
+    #[cfg(test)]
+    pub(super) fn ask_by(&mut self, by: Ask) {
+        self.by = by;
+    }
+
+    pub(super) fn follow(&mut self, source: &Source) {
+        self.addresses = Some(source.node_addresses());
+    }
+
+    /// Waits for the next occurrence. Cancel-safe.
+    pub(super) async fn next(&mut self, path: &mut impl NodeSilence) -> Happening {
+        let again = self.cleared.front().map(|(at, _)| *at);
+        let again_at = again.unwrap_or_else(Instant::now);
+        tokio::select! {
+            () = sleep_until(again_at.into()), if again.is_some() => {
+                let (_, node) = self.cleared.pop_front().unwrap_or((again_at, String::new()));
+                Happening::Again(node)
+            }
+            node = path.suspected(), if self.is_on => Happening::Suspected(node),
+            Some(Ok((asked, heard))) = self.questions.join_next() => Happening::Heard(asked, heard),
+            () = sleep_until((self.ticked + TICK).into()), if self.judgement.is_active() => Happening::Time,
+            else => std::future::pending().await,
+        }
+    }
+
+    /// Judges an occurrence, and asks whoever is to be asked. Returns what people should be told.
+    fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FRESH) {
+            self.looked = Some(now);
+            effects.extend(self.judgement.follow(&index.nodes_of_endpoints()));
+        }
+        effects.extend(match happening {
+            Happening::Suspected(node) => {
+                tracing::debug!(node, "connections to its endpoints are not answered: asking it");
+                self.judgement.suspect(&node, now)
+            }
+            Happening::Heard(asked, heard) => self.judgement.hear(&asked, heard, now),
+            Happening::Again(_) => Vec::new(),
+            Happening::Time => {
+                self.ticked = now;
+                self.judgement.tick(now)
+            }
+        });
+        let (questions, told): (Vec<_>, Vec<_>) =
+            effects.into_iter().partition(|effect| matches!(effect, Effect::Ask(_)));
+        for question in questions {
+            if let Effect::Ask(asked) = question {
+                self.ask(asked, index);
+            }
+        }
+        told
+    }
+
+    /// Asks in a task of its own: it may take a second to learn the node's addresses.
+    fn ask(&mut self, asked: Asked, index: &Index) {
+        let (by, network, health_port) = (Arc::clone(&self.by), self.network.clone(), self.health_port);
+        let mut question = Question { health_port, ..Question::default() };
+        match asked {
+            Asked::Gateway => {
+                self.questions.spawn(async move {
+                    let heard = match network.default_gateways().await {
+                        Ok(gateways) if gateways.is_empty() => Heard::Absent,
+                        Ok(gateways) => {
+                            question.addresses = gateways.into_iter().collect();
+                            heard(by(question).await)
+                        }
+                        Err(error) => heard(Answer::Unjudged(format!("{error:#}"))),
+                    };
+                    (Asked::Gateway, heard)
+                });
+            }
+            Asked::Node(node) => {
+                question.addresses = index.all_node_addresses(&node).to_vec();
+                question.endpoints = index.endpoints_of(&node, ENDPOINTS);
+                let addresses = self.addresses.clone();
+                // When a node dies, thousands look for witnesses at the same moment: the API server
+                // is not asked for those.
+                let look_up = self.judgement.is_in_question(&node);
+                self.questions.spawn(async move {
+                    if let (true, Some(addresses)) = (question.addresses.is_empty(), addresses) {
+                        question.addresses =
+                            if look_up { addresses.of(&node).await } else { addresses.known_of(&node) };
+                    }
+                    let heard = heard(by(question).await);
+                    (Asked::Node(node), heard)
+                });
+            }
+        }
+    }
+
+    /// Returns the nodes to be left out, if they differ from before, with those that came or went.
+    fn changed(&mut self) -> Option<Vec<(String, bool)>> {
+        let left_out = self.judgement.left_out().iter().map(|node| node.node.to_owned()).collect();
+        if left_out == self.left_out {
+            return None;
+        }
+        let changed = self.left_out.symmetric_difference(&left_out);
+        let changed = changed.map(|node| (node.clone(), left_out.contains(node))).collect();
+        self.left_out = left_out;
+        Some(changed)
+    }
+}
+
+fn heard(answer: Answer) -> Heard {
+    tracing::debug!(?answer, "asked for a sign of life");
+    match answer {
+        Answer::Alive(_) => Heard::Alive,
+        Answer::Silent(asked) => {
+            let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
+            Heard::Silent(asked.join(", "))
+        }
+        Answer::Unjudged(_) => Heard::Nothing,
+    }
+}
+
+impl<P: PacketPath> Controller<P> {
+    /// Follows an occurrence that concerns a silent node. Returns whether the maps are to be
+    /// written.
+    pub(super) fn follow_silence(&mut self, happening: Happening, source: &Source) -> bool {
+        if let Happening::Again(node) = &happening {
+            self.path.suspect_again(node);
+            return false;
+        }
+        let effects = self.silence.take(happening, self.services.index(), Instant::now());
+        for effect in effects {
+            self.tell(&effect, source);
+            if let Effect::Cleared(node) = effect {
+                self.silence.cleared.push_back((Instant::now() + AGAIN, node));
+            }
+        }
+        let judgement = &self.silence.judgement;
+        let left_out = judgement.left_out();
+        let left_out = left_out.iter().map(|node| (node.node.to_owned(), node.since, node.asked.to_owned()));
+        self.health.set_silence(judgement.is_cut_off(), left_out.collect());
+        let Some(changed) = self.silence.changed() else { return false };
+        self.metrics.nodes_left_out(self.silence.left_out.len());
+        for (node, dead) in changed {
+            self.path.set_dead(&node, dead);
+        }
+        self.services.leave_out(self.silence.left_out.clone())
+    }
+
+    fn tell(&self, effect: &Effect, source: &Source) {
+        let post = |is_warning, reason: &str, message: String| {
+            source.events().post(ObjectEvent {
+                is_warning,
+                ..ObjectEvent::normal(Subject::Node, reason, "LeaveOut", message)
+            });
+        };
+        match effect {
+            Effect::Ask(_) => {}
+            Effect::Cleared(node) => {
+                self.metrics.suspicion(false);
+                tracing::debug!(node, "it is alive");
+            }
+            Effect::Died { node, silent, asked } => {
+                self.metrics.suspicion(true);
+                let silent = silent.as_millis();
+                tracing::warn!(
+                    node,
+                    silent_ms = silent,
+                    asked,
+                    "the node is dead: its endpoints are left out"
+                );
+                post(
+                    true,
+                    "NodeLeftOut",
+                    format!("Node {node} does not answer ({asked}): its endpoints are left out"),
+                );
+            }
+            Effect::Returned { node, after } => {
+                let after = after.as_secs();
+                tracing::info!(node, after_s = after, "the node answers again: its endpoints are used");
+                post(
+                    false,
+                    "NodeBack",
+                    format!("Node {node} answers again after {after} s: its endpoints are used"),
+                );
+            }
+            Effect::Removed(node) => {
+                tracing::info!(node, "the dead node has no usable endpoint any more");
+            }
+            Effect::CutOff => {
+                tracing::warn!(
+                    "no other node answers: this node is cut off; it leaves out none, and /healthz says 503"
+                );
+                post(true, "CutOff", "no other node answers: this node says 503 until one does".to_owned());
+            }
+            Effect::Rejoined(after) => {
+                let after = after.as_secs();
+                tracing::info!(after_s = after, "somebody answers: this node is not cut off any more");
+                post(false, "Rejoined", format!("somebody answers again after {after} s"));
+            }
+            Effect::TooMany { dead, most } => tracing::warn!(
+                dead,
+                most,
+                "too many nodes are dead: only those that have been for longest are left out (--max-left-out)"
+            ),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Silent nodes: from a suspicion of the packet path to the maps, probes and metrics, and back.
+
+use std::{net::IpAddr, sync::Arc};
+
+use traffic_policy_dataplane::{
+    NodeSilence,
+    node::{Answer, Question, Sign},
+};
+
+use super::{super::silent_nodes::Ask, *};
+
+impl Fake {
+    /// Returns a way to ask nodes, by their endpoints, and the gateway, which has none.
+    pub fn ask(&self) -> Ask {
+        let fake = self.clone();
+        Arc::new(move |question: Question| {
+            let calls = fake.calls();
+            let silent = match question.endpoints.as_slice() {
+                [] => !calls.gateway,
+                endpoints => endpoints.iter().all(|(address, _)| calls.silent.contains(&address.ip())),
+            };
+            let sign = Sign::Echo(IpAddr::from([192, 0, 2, 1]));
+            let answer = if silent { Answer::Silent(vec![sign]) } else { Answer::Alive(sign) };
+            Box::pin(async { answer })
+        })
+    }
+}
+
+impl NodeSilence for Fake {
+    async fn suspected(&mut self) -> String {
+        loop {
+            let next = self.calls().suspicions.pop_front();
+            if let Some(node) = next {
+                return node;
+            }
+            // The test adds a suspicion; nothing else tells this task.
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn suspect_after(&mut self, syns: u32) {
+        self.calls().suspect_syns = syns;
+    }
+
+    fn suspect_again(&mut self, node: &str) {
+        self.calls().suspected_again.push(node.to_owned());
+    }
+
+    fn set_dead(&mut self, node: &str, dead: bool) {
+        self.calls().dead.push((node.to_owned(), dead));
+    }
+
+    fn node_numbers(&self) -> Vec<(u16, String)> {
+        self.calls().numbered.clone()
+    }
+
+    fn number_nodes(&mut self, nodes: Vec<(u16, String)>) -> Result<()> {
+        self.calls().numbered.extend(nodes);
+        Ok(())
+    }
+}
+
+/// The nodes with their endpoints' addresses.
+const NODES: [(&str, [u8; 4]); 4] =
+    [("here", [10, 1, 0, 1]), ("far", [10, 1, 1, 1]), ("near", [10, 1, 2, 1]), ("odd", [10, 1, 3, 1])];
+
+fn address(node: &str) -> IpAddr {
+    NODES.iter().find(|(name, _)| *name == node).map(|(_, address)| IpAddr::from(*address)).unwrap()
+}
+
+async fn running() -> Running {
+    let running = Running::start(QUICK, |folder, fake| {
+        let endpoints =
+            NODES.map(|(node, _)| format!("{{addresses: [{}], nodeName: {node}}}", address(node)));
+        let text = format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\n\
+             spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}\n---\n\
+             apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
+             metadata: {{name: web-1, labels: {{kubernetes.io/service-name: web}}}}\n\
+             ports: [{{port: 8080}}]\nendpoints: [{}]\n---\n\
+             apiVersion: v1\nkind: Node\nmetadata: {{name: here}}\n",
+            endpoints.join(", ")
+        );
+        fs::write(folder.join("web.yaml"), text).unwrap();
+        fake.calls().gateway = true;
+    })
+    .await;
+    running.until("synced", |asked| lists(asked, &["here", "far", "near", "odd"])).await;
+    running
+}
+
+/// Whether new flows go to the endpoints of exactly these nodes.
+fn lists(asked: &fake::Asked, nodes: &[&str]) -> bool {
+    let listed = asked.listed.get("web").into_iter().flatten().map(SocketAddr::ip);
+    listed.collect::<BTreeSet<_>>() == nodes.iter().map(|node| address(node)).collect()
+}
+
+fn metric(running: &Running, name: &str) -> String {
+    let text = running.metrics.render();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name}: {text}")).to_owned()
+}
+
+#[tokio::test]
+async fn a_dead_node_is_left_out_until_it_answers() {
+    let running = running().await;
+    running.fake.calls().suspicions.push_back("far".to_owned());
+    let wrong = "traffic_policy_node_suspicions_total{result=\"alive\"}";
+    running.until("cleared", |_| metric(&running, wrong) == "1").await;
+    running.fake.calls().silent.insert(address("far"));
+    running.fake.calls().suspicions.push_back("far".to_owned());
+    running.until("left out", |asked| lists(asked, &["here", "near", "odd"])).await;
+    assert_eq!(running.fake.calls().dead, [("far".to_owned(), true)]);
+    let report = running.health.report();
+    assert_eq!(report.nodes_left_out["far"].asked, "ping of 192.0.2.1");
+    assert_eq!((report.in_sync, report.cut_off, running.health.is_healthy()), (true, false, true));
+    assert_eq!(metric(&running, "traffic_policy_nodes_left_out"), "1");
+    assert_eq!(metric(&running, "traffic_policy_node_suspicions_total{result=\"dead\"}"), "1");
+    running.fake.calls().silent.clear();
+    running.until("back", |asked| lists(asked, &["here", "far", "near", "odd"])).await;
+    assert_eq!(running.fake.calls().dead.last(), Some(&("far".to_owned(), false)));
+    running.until("forgotten", |_| running.health.report().nodes_left_out.is_empty()).await;
+    assert_eq!(metric(&running, "traffic_policy_nodes_left_out"), "0");
+}
+
+#[tokio::test]
+async fn a_node_that_hears_nobody_says_503_and_leaves_out_nobody() {
+    let running = running().await;
+    {
+        let mut asked = running.fake.calls();
+        asked.silent = ["far", "near", "odd"].map(address).into();
+        asked.gateway = false;
+        asked.suspicions.push_back("near".to_owned());
+    }
+    running.until("cut off", |_| running.health.report().cut_off).await;
+    assert!(!running.health.is_healthy());
+    assert!(lists(&running.fake.calls(), &["here", "far", "near", "odd"]));
+    running.fake.calls().silent.clear();
+    running.until("back", |_| running.health.is_healthy()).await;
+    assert_eq!(running.fake.calls().dead, []);
+}
