@@ -12,6 +12,7 @@ mod churn;
 mod cluster;
 mod control;
 mod crowd;
+mod dead_node;
 mod demo;
 mod distant;
 mod endpoints;

@@ -90,7 +90,7 @@ async fn running() -> Running {
 }
 
 /// Whether new flows go to the endpoints of exactly these nodes.
-fn lists(asked: &fake::Asked, nodes: &[&str]) -> bool {
+fn lists(asked: &fake::Calls, nodes: &[&str]) -> bool {
     let listed = asked.listed.get("web").into_iter().flatten().map(SocketAddr::ip);
     listed.collect::<BTreeSet<_>>() == nodes.iter().map(|node| address(node)).collect()
 }

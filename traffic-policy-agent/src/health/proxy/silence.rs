@@ -30,11 +30,11 @@ mod tests {
         health.synced();
         let silent = || vec![("far".to_owned(), Instant::now(), "ping".to_owned())];
         health.set_silence(false, silent());
-        let (status, body) = probe.ask("/healthz").await;
+        let (status, body) = probe.get("/healthz").await;
         assert_eq!((status, &body["leftOut"], body.get("cutOff")), (200, &serde_json::json!(["far"]), None));
         health.set_silence(true, Vec::new());
         assert_eq!(probe.statuses().await, (503, 200));
-        let (_, body) = probe.ask("/healthz").await;
+        let (_, body) = probe.get("/healthz").await;
         assert_eq!((&body["cutOff"], body.get("leftOut")), (&Value::from(true), None));
         health.set_silence(false, Vec::new());
         assert_eq!(probe.statuses().await, (200, 200));
