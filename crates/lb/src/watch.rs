@@ -52,7 +52,7 @@ struct Port {
 /// The state of a node for a Service port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct State {
-    green: bool,
+    healthy: bool,
     takes: bool,
     pods: usize,
     answer: Answer,
@@ -73,8 +73,8 @@ fn class(kind: &Kind<'_>) -> Class {
 
 impl State {
     fn of(row: &Row<'_>) -> Self {
-        let green = row.membership == Membership::Member && row.answer.is_green();
-        Self { green, takes: row.takes, pods: row.pods, answer: row.answer, fate: row.fate }
+        let healthy = row.membership == Membership::Member && row.answer.is_healthy();
+        Self { healthy, takes: row.takes, pods: row.pods, answer: row.answer, fate: row.fate }
     }
 }
 
@@ -191,9 +191,9 @@ impl Service {
     fn state(&self) -> String {
         let policy = policy(self.policy);
         let ports = self.ports.iter().map(|(label, port)| {
-            let (green, nodes, pods) = port.counts();
+            let (healthy, nodes, pods) = port.counts();
             format!(
-                "{label}{green} of {nodes} nodes green, {pods} ready pod{}",
+                "{label}{healthy} of {nodes} nodes healthy, {pods} ready pod{}",
                 if pods == 1 { "" } else { "s" }
             )
         });
@@ -226,9 +226,9 @@ impl Port {
     fn counts(&self) -> (usize, usize, usize) {
         let own = self.own.values().map(|state| (state, 1));
         let all = own.chain(self.others.values().map(|(state, count)| (state, *count)));
-        all.fold((0, 0, 0), |(green, nodes, pods), (state, count)| {
-            let is_green = if state.green { count } else { 0 };
-            (green + is_green, nodes + count, pods + state.pods * count)
+        all.fold((0, 0, 0), |(healthy, nodes, pods), (state, count)| {
+            let is_healthy = if state.healthy { count } else { 0 };
+            (healthy + is_healthy, nodes + count, pods + state.pods * count)
         })
     }
 }
@@ -297,8 +297,8 @@ fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> 
             (Some(old), None) => (old, "is gone"),
             _ => return None,
         };
-        let colour = if state.green { "green" } else { "dark" };
-        return Some(format!("{word}, {colour}, {}", pods(state.pods)));
+        let health = if state.healthy { "healthy" } else { "unhealthy" };
+        return Some(format!("{word}, {health}, {}", pods(state.pods)));
     };
     let mut parts = Vec::new();
     let (before, after) = (expected_text(old.answer), expected_text(new.answer));
@@ -311,16 +311,16 @@ fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> 
     if old.fate_word() != new.fate_word() {
         parts.push(format!("a request there: {} → {}", old.fate_word(), new.fate_word()));
     }
-    let head = match (old.green != new.green, old.takes != new.takes) {
-        (true, _) if new.green => "turns green",
-        (true, _) => "turns dark",
-        (false, true) if new.takes => "gets traffic, for all are dark",
+    let head = match (old.healthy != new.healthy, old.takes != new.takes) {
+        (true, _) if new.healthy => "turns healthy",
+        (true, _) => "turns unhealthy",
+        (false, true) if new.takes => "gets traffic, for all are unhealthy",
         (false, true) => "gets no traffic any more",
         (false, false) if parts.is_empty() => return None,
-        (false, false) if new.green => "stays green",
-        (false, false) => "stays dark",
+        (false, false) if new.healthy => "stays healthy",
+        (false, false) => "stays unhealthy",
     };
-    if old.green != new.green {
+    if old.healthy != new.healthy {
         parts.extend(believes.map(str::to_owned));
     }
     Some(if parts.is_empty() { head.to_owned() } else { format!("{head}: {}", parts.join("; ")) })

@@ -104,7 +104,7 @@ impl Judge<'_> {
                 silent: kind.readiness == Readiness::Unknown,
                 proxy: row.answer,
                 health,
-                announced: ask(Question::Nothing).0.answer.is_green(),
+                announced: ask(Question::Nothing).0.answer.is_healthy(),
                 fate: row.fate,
                 local_endpoints: everywhere.list(everywhere.local(name)).len(),
                 list,

@@ -50,7 +50,7 @@ pub(super) fn compare(asking: &Asking, heard: &Heard, contact: Contact) -> Optio
 /// Compares the answer of a health port.
 fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference> {
     // A balancer believes something other than what these objects imply.
-    let missed = if asking.expected.is_green() { Level::Error } else { Level::Warning };
+    let missed = if asking.expected.is_healthy() { Level::Error } else { Level::Warning };
     match heard {
         Heard::Http(http) => match asking.question {
             Question::ProxyHealth => proxy(asking, http),
@@ -109,7 +109,7 @@ fn service(asking: &Asking, http: &Http) -> Option<Difference> {
 
 /// Compares the answer of `/healthz`.
 fn proxy(asking: &Asking, http: &Http) -> Option<Difference> {
-    let wanted = if asking.expected.is_green() { 200 } else { 503 };
+    let wanted = if asking.expected.is_healthy() { 200 } else { 503 };
     let Spoken::Proxy { eligible, healthy } = http.spoken else {
         return other(http.status == wanted);
     };

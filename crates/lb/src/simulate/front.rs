@@ -35,7 +35,7 @@ pub(super) struct Front<'s> {
     targets: Vec<Target>,
     /// Nodes that get requests.
     taking: Vec<usize>,
-    any_green: bool,
+    any_healthy: bool,
     weights: Vec<usize>,
     /// The time of each node's first check.
     phases: BTreeMap<String, Duration>,
@@ -74,7 +74,7 @@ impl<'s> Front<'s> {
             generation: 0,
             targets: Vec::new(),
             taking: Vec::new(),
-            any_green: false,
+            any_healthy: false,
             weights: Vec::new(),
             phases: BTreeMap::new(),
         }
@@ -121,12 +121,12 @@ impl<'s> Front<'s> {
         random: &mut fastrand::Rng,
     ) -> Vec<Effect> {
         for (target, answer) in self.targets.iter_mut().zip(answers) {
-            target.health.healthy = target.is_member && answer.is_green();
+            target.health.healthy = target.is_member && answer.is_healthy();
             if let Answer::Ok(Some(weight)) = answer {
                 target.health.weight = weight;
             }
         }
-        self.any_green = self.targets.iter().any(|target| target.health.healthy);
+        self.any_healthy = self.targets.iter().any(|target| target.health.healthy);
         self.choose_takers();
         let mut effects = Vec::new();
         for (node, target) in self.targets.iter().enumerate() {
@@ -264,7 +264,7 @@ impl<'s> Front<'s> {
         let (wanted, allowed) = (self.asks().successes.value, self.asks().failures.value);
         let health = &mut self.targets[node].health;
         let before = *health;
-        if answer.is_green() {
+        if answer.is_healthy() {
             (health.failures, health.successes) = (0, health.successes.saturating_add(1));
         } else {
             (health.failures, health.successes) = (health.failures.saturating_add(1), 0);
@@ -292,7 +292,7 @@ impl<'s> Front<'s> {
         if was == is {
             return Vec::new();
         }
-        let what = if was { What::Dark } else { What::Green };
+        let what = if was { What::Unhealthy } else { What::Healthy };
         let mut effects = vec![Effect::Note(what, Some(target.name.clone()))];
         if was && self.balancer.cuts.value {
             effects.push(Effect::Cut(Why::CutByBalancer, Through::Node(node)));
@@ -302,8 +302,8 @@ impl<'s> Front<'s> {
 
     fn choose_takers_and_tell(&mut self) -> Option<Effect> {
         self.choose_takers();
-        let any_green = self.targets.iter().any(|target| target.health.healthy);
-        if !std::mem::replace(&mut self.any_green, any_green) || any_green {
+        let any_healthy = self.targets.iter().any(|target| target.health.healthy);
+        if !std::mem::replace(&mut self.any_healthy, any_healthy) || any_healthy {
             return None;
         }
         let what = if self.taking.is_empty() { What::NobodyLeft } else { What::FailsOpen };

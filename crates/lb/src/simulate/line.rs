@@ -31,8 +31,8 @@ pub enum What {
     /// The balancer makes this check from now on.
     Asks(Question),
     /// The balancer considers the node unhealthy and sends it no more requests.
-    Dark,
-    Green,
+    Unhealthy,
+    Healthy,
     /// No node is healthy, and all members get requests.
     FailsOpen,
     /// No node is healthy, and none gets requests.

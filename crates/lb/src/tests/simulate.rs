@@ -55,12 +55,12 @@ impl Scene<'_> {
     }
 }
 
-/// Returns the times, in seconds, at which the balancer changed its view of a node: `n3 dark`.
+/// Returns the times, in seconds, at which the balancer changed its view of a node: `n3 unhealthy`.
 fn minds(simulated: &Simulated) -> Vec<(f64, String)> {
     let moments = simulated.line.iter().filter_map(|moment| {
         let what = match moment.what {
-            What::Dark => "dark",
-            What::Green => "green",
+            What::Unhealthy => "unhealthy",
+            What::Healthy => "healthy",
             _ => return None,
         };
         Some((moment.at.as_secs_f64(), format!("{} {what}", moment.nodes.join(" "))))
@@ -81,7 +81,7 @@ fn a_switch_loses_nothing_with_the_drain_and_what_is_not_covered_without() {
         let run = Scene::new("gke", &["5s policy=Local"]).run(&yaml).unwrap();
         // 30 s for the controller, then two checks, 3 s apart.
         let [(at, mind)] = minds(&run).try_into().unwrap();
-        assert_eq!(mind, "n3 dark");
+        assert_eq!(mind, "n3 unhealthy");
         assert!((38.0..41.0).contains(&at), "{at}");
         let expected = if lost { ((at - 5.1) * 100.0 / 3.0) as u64 } else { 0 };
         assert!(run.total().lost.abs_diff(expected) <= 1, "{expected}: {:?}", run.total());
@@ -110,7 +110,7 @@ fn a_node_that_falls_back_does_not_drain() {
 }
 
 #[test]
-fn a_preempted_node_loses_what_is_sent_until_it_turns_dark_and_what_goes_to_its_pods() {
+fn a_preempted_node_loses_what_is_sent_until_it_turns_unhealthy_and_what_goes_to_its_pods() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster", "a@n1 b@n2");
     let run = Scene::new("haproxy", &["5s node=n3=gone"]).run(&yaml).unwrap();
     let [(at, _)] = minds(&run).try_into().unwrap();
@@ -157,8 +157,8 @@ fn a_rolling_update_is_lossless_if_pods_go_on_serving() {
     let run = scene.run(&yaml).unwrap();
     // n1 has no pod until its new one is ready, n2 has none permanently.
     assert!(run.total().lost > 100, "{:?}", run.total());
-    let dark: Vec<_> = minds(&run).into_iter().map(|(_, mind)| mind).collect();
-    assert_eq!(dark.last().unwrap(), "n2 dark", "{dark:?}");
+    let unhealthy: Vec<_> = minds(&run).into_iter().map(|(_, mind)| mind).collect();
+    assert_eq!(unhealthy.last().unwrap(), "n2 unhealthy", "{unhealthy:?}");
     // 500 ms for the endpoints, 100 ms for the agent, two checks, 3 s apart.
     scene.learn.pod_stop = Duration::from_millis(6600);
     let run = scene.run(&yaml).unwrap();
@@ -177,7 +177,7 @@ fn what_a_dead_agent_has_written_goes_on_while_its_health_ports_fail() {
     assert_eq!(run.total(), counts(6000, 0, 0), "{:?}", run.why);
     let minds = minds(&run);
     assert_eq!(minds.len(), 2, "{minds:?}");
-    assert!(minds[0].1 == "n1 dark" && minds[1].1 == "n1 green" && minds[1].0 > 25.0, "{minds:?}");
+    assert!(minds[0].1 == "n1 unhealthy" && minds[1].1 == "n1 healthy" && minds[1].0 > 25.0, "{minds:?}");
 
     // An agent that is down does not learn of a change.
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster drain=0s", "a@n1 b@n2");

@@ -34,7 +34,7 @@ use crate::{
     watch::{self, Snapshot},
 };
 
-/// Follow the cluster, and report which nodes turn unhealthy (dark) or healthy (green), and when.
+/// Follow the cluster, and report which nodes turn healthy or unhealthy, and when.
 ///
 /// On a terminal this is a view of 80 columns that is redrawn; otherwise, and when the view closes,
 /// there is a line for each change, with its time (UTC). Ctrl-C stops it.

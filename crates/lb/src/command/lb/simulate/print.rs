@@ -148,7 +148,7 @@ pub(super) const fn why(why: Why) -> &'static str {
         Why::Dropped => "lost: dropped by a node without a pod (policy Local)",
         Why::Refused => "lost: refused, no endpoint anywhere",
         Why::PodGone => "lost or cut: passed on to a pod that is gone",
-        Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns dark",
+        Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns unhealthy",
     }
 }
 
@@ -168,9 +168,9 @@ pub(super) fn what(what: &What) -> String {
             "–" => "the balancer asks nothing from now on".to_owned(),
             asked => format!("the balancer asks {asked} from now on"),
         },
-        What::Dark => "turned dark".to_owned(),
-        What::Green => "turned green".to_owned(),
-        What::FailsOpen => "all are dark: the balancer sends to all of them".to_owned(),
-        What::NobodyLeft => "all are dark: the balancer sends to nobody".to_owned(),
+        What::Unhealthy => "turned unhealthy".to_owned(),
+        What::Healthy => "turned healthy".to_owned(),
+        What::FailsOpen => "all are unhealthy: the balancer sends to all of them".to_owned(),
+        What::NobodyLeft => "all are unhealthy: the balancer sends to nobody".to_owned(),
     }
 }

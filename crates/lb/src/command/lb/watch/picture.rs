@@ -34,7 +34,7 @@ struct ServiceLine {
     name: ServiceName,
     policy: Policy,
     balancer: &'static str,
-    green: usize,
+    healthy: usize,
     nodes: usize,
     pods: usize,
     lost: f64,
@@ -46,19 +46,19 @@ struct NodeLine {
     service: ServiceName,
     pods: usize,
     told: String,
-    green: bool,
+    healthy: bool,
     traffic: &'static str,
 }
 
 impl Picture {
     pub(super) fn new<'a>(judge: &Judge<'a>, judgements: &[Judgement<'a>]) -> Self {
         let services = judgements.iter().filter_map(|judgement| {
-            let worst = judgement.ports.iter().min_by_key(|port| port.green())?;
+            let worst = judgement.ports.iter().min_by_key(|port| port.healthy())?;
             Some(ServiceLine {
                 name: judgement.service.name.clone(),
                 policy: judgement.policy,
                 balancer: judgement.balancer.name,
-                green: worst.green(),
+                healthy: worst.healthy(),
                 nodes: worst.nodes(),
                 pods: worst.ready(),
                 lost: judgement.ports.iter().map(|port| port.lost).fold(0.0, f64::max),
@@ -124,11 +124,11 @@ impl Picture {
         cause: impl Fn(&ServiceName, &str) -> Option<Option<Cause>>,
     ) -> Vec<String> {
         let mut lines = vec![format!(
-            "{}  {}  {}  {} of {} green  lost {}",
+            "{}  {}  {}  {} of {} healthy  lost {}",
             shorten(&service.name.to_string()),
             view::policy(service.policy),
             service.balancer,
-            service.green,
+            service.healthy,
             service.nodes,
             print::percent(service.lost)
         )];
@@ -137,7 +137,7 @@ impl Picture {
         // Unhealthy nodes come first if there is not room for all.
         let mut order: Vec<&NodeLine> = self.rows.iter().collect();
         if order.len() > room {
-            order.sort_by_key(|row| row.green);
+            order.sort_by_key(|row| row.healthy);
         }
         let more = order.len().saturating_sub(room);
         for row in order.into_iter().take(room) {
@@ -170,7 +170,7 @@ impl Picture {
         }
         let mut order: Vec<&ServiceLine> = self.services.iter().collect();
         if order.len() > room {
-            order.sort_by(|a, b| b.lost.total_cmp(&a.lost).then(a.green.cmp(&b.green)));
+            order.sort_by(|a, b| b.lost.total_cmp(&a.lost).then(a.healthy.cmp(&b.healthy)));
         }
         let rows: Vec<[String; 6]> = order
             .iter()
@@ -179,14 +179,14 @@ impl Picture {
                 [
                     shorten(&service.name.to_string()),
                     view::policy(service.policy).to_owned(),
-                    format!("{} of {}", service.green, service.nodes),
+                    format!("{} of {}", service.healthy, service.nodes),
                     service.pods.to_string(),
                     print::percent(service.lost),
                     service.skew.map_or_else(|| "–".to_owned(), |skew| format!("{skew:.2}")),
                 ]
             })
             .collect();
-        let mut lines = table(["SERVICE", "POLICY", "GREEN", "PODS", "LOST", "SKEW"], &rows);
+        let mut lines = table(["SERVICE", "POLICY", "HEALTHY", "PODS", "LOST", "SKEW"], &rows);
         if order.len() > room {
             lines.push(format!("and {} more Services", order.len() - room));
         }
@@ -198,14 +198,14 @@ fn node_lines<'a>(judge: &Judge<'a>, judgement: &Judgement<'a>) -> Vec<NodeLine>
     let mut lines = Vec::new();
     for port in judgement.ports.iter().take(1) {
         for row in &port.rows {
-            let green = row.membership == Membership::Member && row.answer.is_green();
+            let healthy = row.membership == Membership::Member && row.answer.is_healthy();
             for name in judge.names(port, row, row.count) {
                 lines.push(NodeLine {
                     node: name.to_owned(),
                     service: judgement.service.name.clone(),
                     pods: row.pods,
                     told: expected_text(row.answer),
-                    green,
+                    healthy,
                     traffic: if row.takes { "yes" } else { "no" },
                 });
             }
@@ -260,8 +260,11 @@ mod tests {
 
     #[test]
     fn no_line_is_longer_than_its_columns() {
-        let line =
-            format!("2026-11-22T18:00:00.000Z shop/web: {}: turns dark {}", "n".repeat(70), "x ".repeat(50));
+        let line = format!(
+            "2026-11-22T18:00:00.000Z shop/web: {}: turns unhealthy {}",
+            "n".repeat(70),
+            "x ".repeat(50)
+        );
         for columns in [40, 80] {
             let lines = wrapped(&line, columns);
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{lines:#?}");
@@ -275,21 +278,21 @@ mod tests {
     }
 
     #[test]
-    fn the_dark_ones_are_shown_where_not_all_have_room() {
+    fn the_unhealthy_ones_are_shown_where_not_all_have_room() {
         let service = ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() };
         let row = |number: usize| NodeLine {
             node: format!("node-{number}"),
             service: service.clone(),
             pods: 1,
             told: "200, 1 endpoint".to_owned(),
-            green: number != 40,
+            healthy: number != 40,
             traffic: "yes",
         };
         let line = ServiceLine {
             name: service.clone(),
             policy: Policy::Local,
             balancer: "gke",
-            green: 39,
+            healthy: 39,
             nodes: 40,
             pods: 40,
             lost: 0.0,
