@@ -15,7 +15,7 @@ pub fn say(of: &str, simulated: &Simulated) {
     let unhealthy = unhealthy.map_or_else(String::new, |moment| {
         format!("; {} turns unhealthy after {:.1} s", moment.nodes.join(", "), moment.at.as_secs_f64())
     });
-    println!("  lb simulate: {of}: {} of {} requests are lost{unhealthy}", total.lost, total.all());
+    println!("  lb simulate: {of}: {} of {} requests are lost{unhealthy}", total.missed(), total.all());
 }
 
 /// Prints the number of healthy nodes and the share of each pod while nothing changes.

@@ -203,7 +203,7 @@ impl<'s> Front<'s> {
     /// and its announcement lasts until it times out.
     fn announce(&mut self, standpoint: &Standpoint, machines: &[Machine]) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for (node, machine) in machines.iter().enumerate() {
+        for (node, machine) in machines.iter().enumerate().take(self.targets.len()) {
             let on_node = standpoint.nodes.get(&machine.name);
             let announced = on_node.is_some_and(|on_node| on_node.member && on_node.announced);
             let healthy = announced && (machine.is_there || self.targets[node].health.healthy);
@@ -218,6 +218,16 @@ impl<'s> Front<'s> {
             return Vec::new();
         }
         let mut effects = self.believe(node, false);
+        effects.extend(self.choose_takers_and_tell());
+        effects
+    }
+
+    /// Lets the speakers on nodes that are back announce them again.
+    pub(super) fn back(&mut self, standpoint: &Standpoint, machines: &[Machine]) -> Vec<Effect> {
+        if self.question != Question::Nothing {
+            return Vec::new();
+        }
+        let mut effects = self.announce(standpoint, machines);
         effects.extend(self.choose_takers_and_tell());
         effects
     }
