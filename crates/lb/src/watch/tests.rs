@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     super::{
         Answer, Judge, Overrides, Question,
-        probe::{Asking, Heard as Answered, Probed},
+        probe::{Asking, Heard as Answered, Http, Probed},
         tests::{balancer, cluster, manifests, web},
     },
     Heard, Snapshot,
@@ -131,12 +131,7 @@ fn a_difference_is_told_when_it_lasts() {
     let mut heard = Heard::default();
     let body =
         br#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}"#;
-    let well = Answered::Http(super::super::probe::Http::read(
-        Question::ServiceHealth(32080),
-        503,
-        Some(b"0"),
-        body,
-    ));
+    let well = Answered::Http(Http::read(Question::ServiceHealth(32080), 503, Some(b"0"), body));
     assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
     assert_eq!((heard.round(&round(&Answered::Refused)), heard.doubts()), (vec![], true));
     assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
@@ -149,4 +144,38 @@ fn a_difference_is_told_when_it_lasts() {
     assert_eq!(heard.round(&round(&Answered::Refused)), [""; 0]);
     assert_eq!(heard.round(&round(&well)), ["n1: shop/web: GET :32080: 503, as the objects say"]);
     assert!(heard.cause(&web(), "n1").is_none());
+}
+
+/// An agent says itself that it is cut off, or which nodes it leaves out.
+#[test]
+fn silent_nodes_are_told() {
+    let mut heard = Heard::default();
+    let mut round = |status: u16, more: &str| {
+        let body =
+            format!(r#"{{"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":true{more}}}"#);
+        let http = Http::read(Question::ProxyHealth, status, None, body.as_bytes());
+        let asking = Asking {
+            node: "n1".to_owned(),
+            service: None,
+            question: Question::ProxyHealth,
+            to: None,
+            expected: Answer::Ok(None),
+            kubelet_silent: false,
+            decides: true,
+        };
+        let lines = heard.round(&Probed::new(vec![(asking, Answered::Http(http), Duration::ZERO)]));
+        (lines, heard.answers(&web(), "n1"), heard.answers(&web(), "n3"))
+    };
+    let well = || "as told".to_owned();
+    assert_eq!(round(200, ""), (vec![], well(), well()));
+    let begins = "n1: leaves out the endpoints of n3: no answer from there".to_owned();
+    let left_out = (vec![begins], well(), "left out by 1".to_owned());
+    assert_eq!(round(200, r#","cutOff":false,"leftOut":["n3"]"#), left_out);
+    let ends = "n1: does not leave out n3 any more".to_owned();
+    let cut_off = r#","cutOff":true,"leftOut":[]"#;
+    assert_eq!(round(503, cut_off).0, [ends]);
+    let (lines, row, _) = round(503, cut_off);
+    assert_eq!(lines, ["n1: GET :10256/healthz: 503, cutOff true, and the objects say 200 (cut-off)"]);
+    assert_eq!(row, "cut-off");
+    assert_eq!(round(200, "").0, ["n1: GET :10256/healthz: 200, as the objects say"]);
 }

@@ -239,7 +239,7 @@ impl Watch<'_> {
         let status = source.status().get();
         let troubles: BTreeMap<_, _> = status.errors.into_iter().collect();
         let lines = self.picture.lines(screen.size(), &troubles, &self.out.log, |service, node| {
-            self.arguments.probe.probe.then(|| self.heard.cause(service, node))
+            self.arguments.probe.probe.then(|| self.heard.answers(service, node))
         });
         Ok(screen.draw(&lines)?)
     }

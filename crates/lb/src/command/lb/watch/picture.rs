@@ -9,10 +9,7 @@ use traffic_policy_cluster::{
 };
 
 use super::super::print;
-use crate::{
-    Judge, Judgement, Membership,
-    probe::{Cause, expected_text},
-};
+use crate::{Judge, Judgement, Membership, probe::expected_text};
 
 /// The width of a name, in columns.
 const NAME: usize = 30;
@@ -72,14 +69,14 @@ impl Picture {
         Self { begun: true, nodes: judge.node_count(), services: services.collect(), rows }
     }
 
-    /// Renders the lines. `cause` returns why a node's answers differ; if its outer value is
-    /// `None`, nodes are not probed.
+    /// Renders the lines. `answers` returns what is known of a node's answers; nothing if nodes are
+    /// not probed.
     pub(super) fn lines(
         &self,
         (columns, height): (usize, usize),
         troubles: &BTreeMap<String, String>,
         log: &VecDeque<String>,
-        cause: impl Fn(&ServiceName, &str) -> Option<Option<Cause>>,
+        answers: impl Fn(&ServiceName, &str) -> Option<String>,
     ) -> Vec<String> {
         let time = Timestamp::now().strftime("%H:%M:%SZ");
         let mut lines = vec![format!(
@@ -95,7 +92,7 @@ impl Picture {
         // are counted.
         let room = height.saturating_sub(lines.len() + LOG + 3).max(1);
         lines.extend(match self.services.as_slice() {
-            [service] => self.of_one(service, room, cause),
+            [service] => self.of_one(service, room, answers),
             _ => self.of_many(room),
         });
         lines.push(String::new());
@@ -121,7 +118,7 @@ impl Picture {
         &self,
         service: &ServiceLine,
         room: usize,
-        cause: impl Fn(&ServiceName, &str) -> Option<Option<Cause>>,
+        answers: impl Fn(&ServiceName, &str) -> Option<String>,
     ) -> Vec<String> {
         let mut lines = vec![format!(
             "{}  {}  {}  {} of {} healthy  lost {}",
@@ -141,11 +138,7 @@ impl Picture {
         }
         let more = order.len().saturating_sub(room);
         for row in order.into_iter().take(room) {
-            let answer = match cause(&row.service, &row.node) {
-                None => String::new(),
-                Some(None) => "as told".to_owned(),
-                Some(Some(cause)) => cause.code().to_owned(),
-            };
+            let answer = answers(&row.service, &row.node).unwrap_or_default();
             rows.push([
                 shorten(&row.node),
                 row.pods.to_string(),
@@ -301,7 +294,7 @@ mod tests {
         let picture =
             Picture { begun: true, nodes: 40, services: vec![line], rows: (1..=40).map(row).collect() };
         let log: VecDeque<String> = (0..100).map(|number| format!("change {number}")).collect();
-        let lines = picture.lines((80, 24), &BTreeMap::new(), &log, |_, _| Some(None));
+        let lines = picture.lines((80, 24), &BTreeMap::new(), &log, |_, _| Some("as told".to_owned()));
         assert!(lines.len() <= 24, "{lines:#?}");
         assert!(lines.iter().any(|line| line.starts_with("node-40 ")), "{lines:#?}");
         assert!(lines.iter().any(|line| line.starts_with("and 2")), "{lines:#?}");
