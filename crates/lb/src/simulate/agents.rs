@@ -313,7 +313,8 @@ impl Agents {
             };
             let stays =
                 |at: &usize| host(*at).is_none_or(|host| host == node || !version.leaving.contains(&host));
-            // Endpoints are left out while there are others; those of a node that leaves still answer.
+            // Endpoints are left out while there are others. Those of a node that leaves still
+            // answer, and so come before those of a silent one.
             let mut candidates: Vec<usize> = (0..list.len()).filter(|at| speaks(at) && stays(at)).collect();
             if candidates.is_empty() {
                 candidates = (0..list.len()).filter(speaks).collect();

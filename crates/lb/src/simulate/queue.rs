@@ -29,7 +29,8 @@ pub(super) enum Next {
         front: usize,
         node: usize,
     },
-    /// A SYN by which a node tries to reach a silent one, without a request of the Service behind it.
+    /// A SYN by which a node tries to reach a silent one, and that carries no request that could
+    /// still be answered.
     Syn {
         front: usize,
         node: usize,

@@ -70,8 +70,8 @@ impl<'s> Requests<'s> {
         self.went(now, number, begun(now, node), delivered)
     }
 
-    /// Notes a request whose first segment a node has forwarded to a silent pod. Returns the time at
-    /// which its client sends it again.
+    /// Notes a request whose first segment a node has forwarded to a silent pod. Returns the time
+    /// at which its client sends it again.
     pub(super) fn waits(&mut self, now: Duration, number: u64, node: Option<usize>, pod: usize) -> Duration {
         self.waiting.insert(number, Way { pod: Some(pod), is_delayed: true, ..begun(now, node) });
         now + RESENT_AFTER

@@ -98,8 +98,8 @@ impl Silences {
         Some(Effect::Later(at, Next::Silence { front, node }))
     }
 
-    /// Executes the next step about a silent node: a suspicion, a judgement, or a question to a dead
-    /// one.
+    /// Executes the next step about a silent node: a suspicion, a judgement, or a question to a
+    /// dead one.
     pub(super) fn step(&mut self, now: Duration, node: usize, facts: Facts<'_>) -> Vec<Effect> {
         let Facts { front, machines, is_agent_down, .. } = facts;
         let judged = now + ASKED_FOR + self.reaction;

@@ -64,8 +64,8 @@ impl Heard {
         lines
     }
 
-    /// Reports which nodes' endpoints an agent begins and ceases to leave out. It says so itself, so
-    /// that one round is enough; without an answer it is not known, and nothing is reported.
+    /// Reports which nodes' endpoints an agent begins and ceases to leave out. It says so itself,
+    /// so that one round is enough; without an answer it is not known, and nothing is reported.
     fn silent<'p>(&mut self, probed: &'p Probed, told: &mut BTreeMap<String, Vec<&'p str>>) {
         for one in &probed.answered {
             if one.asking.question != Question::ProxyHealth || !matches!(one.heard, Answer::Http(_)) {

@@ -29,8 +29,8 @@ pub(super) struct Arguments {
     service: String,
     /// An event and its time: '5s policy=Local'. Events are the flags of `lb what-if` without their
     /// dashes (policy=Local, drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread),
-    /// and node=NAME=back|cut-off|notice, rollout, crash=NODE (its agent), outage=TIME (of the API);
-    /// may be repeated.
+    /// and node=NAME=back|cut-off|notice, rollout, crash=NODE (its agent), outage=TIME (of the
+    /// API); may be repeated.
     #[arg(
         long = "event",
         env = "TRAFFIC_POLICY_SIMULATE_EVENT",
