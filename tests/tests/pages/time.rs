@@ -27,7 +27,7 @@ fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
     assert_named(&read, "image", "Time line of preemption, gke, 100 requests a second");
     let mut tab = browser.open(&file, Look::DESKTOP)?;
     let legend = texts(&mut tab, "figure.time figcaption span")?;
-    assert_eq!(legend, ["answered: 3,792", "delayed: 108", "cut: 20", "lost: 80"]);
+    assert_eq!(legend, ["answered: 3,792", "cut: 20", "delayed: 108", "lost: 80"]);
     let rows = table(&mut tab, "Requests of each second")?;
     assert_eq!(rows.len(), 40);
     assert_eq!(rows[12], ["12", "75", "0", "20", "5"]);
