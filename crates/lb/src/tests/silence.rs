@@ -140,12 +140,13 @@ fn udp_raises_no_suspicion_and_is_lost_until_tcp_has() {
 fn the_last_endpoints_are_never_left_out() {
     let yaml = manifests("n1 n3/excluded", "LoadBalancer Cluster", "c@n3");
     let mut scene = Scene::new("haproxy", &["5s node=n3=gone"]);
-    let lost = |scene: &Scene<'_>| scene.run(&yaml).unwrap().total();
-    scene.proxy = ours(ALL);
-    // There is nowhere else to go, with or without agents that notice, and after that no endpoint.
-    assert_eq!(lost(&scene), counts(500, 5500, 0));
-    scene.proxy = Proxy::KubeProxy;
-    assert_eq!(lost(&scene), counts(500, 5500, 0));
+    for proxy in [ours(ALL), Proxy::KubeProxy] {
+        scene.proxy = proxy;
+        let run = scene.run(&yaml).unwrap();
+        assert_eq!(run.total(), counts(500, 5500, 0));
+        // There is nowhere else to go until Kubernetes removes the endpoint, and it is written.
+        assert_eq!(run.why.into_iter().collect::<Vec<_>>(), [(Why::Refused, 490), (Why::PodGone, 5010)]);
+    }
 }
 
 #[test]
