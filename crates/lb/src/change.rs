@@ -73,6 +73,13 @@ impl FromStr for NodeChange {
 
 pub(super) use pods::PodState;
 
+/// A Node that was removed, and its endpoints, each with the number of its slice.
+#[derive(Clone, Debug)]
+pub(super) struct RemovedNode {
+    node: Node,
+    endpoints: Vec<(usize, SliceEndpoint)>,
+}
+
 /// The objects of one Service, to which changes are applied.
 #[derive(Clone, Debug)]
 pub(super) struct Objects {
@@ -111,10 +118,7 @@ impl Objects {
                 }
             }
             Change::Drain(drain) => self.service.drain = Some(*drain),
-            Change::Node(name, NodeChange::Gone) => {
-                self.nodes.remove(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;
-                self.retain(|endpoint| endpoint.node_name.as_deref() != Some(name.as_str()));
-            }
+            Change::Node(name, NodeChange::Gone) => _ = self.remove_node(name)?,
             Change::Node(name, NodeChange::Drained) => {
                 let node = self.nodes.get_mut(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;
                 node.standing.unschedulable = true;
@@ -145,6 +149,35 @@ impl Objects {
             Change::Spread => self.spread()?,
         }
         Ok(())
+    }
+
+    /// Removes a Node and its endpoints.
+    pub(super) fn remove_node(&mut self, name: &str) -> Result<RemovedNode, ChangeError> {
+        let node = self.nodes.remove(name).ok_or_else(|| ChangeError::NoNode(name.to_owned()))?;
+        let mut endpoints = Vec::new();
+        for (slice, number) in self.slices.iter_mut().zip(0..) {
+            let (own, rest): (Vec<_>, Vec<_>) =
+                slice.endpoints.drain(..).partition(|endpoint| endpoint.node_name.as_deref() == Some(name));
+            slice.endpoints = rest;
+            endpoints.extend(own.into_iter().map(|endpoint| (number, endpoint)));
+        }
+        Ok(RemovedNode { node, endpoints })
+    }
+
+    /// Puts a Node and its endpoints back.
+    pub(super) fn put_back(&mut self, RemovedNode { node, endpoints }: RemovedNode) {
+        self.nodes.insert(node.name.clone(), node);
+        for (number, endpoint) in endpoints {
+            if let Some(slice) = self.slices.get_mut(number) {
+                slice.endpoints.push(endpoint);
+            }
+        }
+    }
+
+    /// Removes what only this project's agents read of the Service.
+    pub(super) fn forget_annotations(&mut self) {
+        self.service.drain = Some(Duration::ZERO);
+        (self.service.external_fallback, self.service.health_annotation) = (false, 0);
     }
 
     /// Returns the ready pods, by name or address, and their nodes.

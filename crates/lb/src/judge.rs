@@ -253,10 +253,10 @@ impl<'a> Behind<'_, 'a> {
     /// Determines which rows get traffic, and how much. Returns whether that is because none is
     /// healthy.
     fn distribute(&self, rows: &mut [Row<'a>], question: Question) -> bool {
-        let any_green = rows.iter().any(Row::is_green);
-        let failed_open = !any_green && self.balancer.fail_open.value;
+        let any_healthy = rows.iter().any(Row::is_healthy);
+        let failed_open = !any_healthy && self.balancer.fail_open.value;
         for row in rows.iter_mut() {
-            row.takes = row.is_green() || failed_open && row.membership == Membership::Member;
+            row.takes = row.is_healthy() || failed_open && row.membership == Membership::Member;
         }
         let weighs = self.weighs(question) && !failed_open;
         let weight = |row: &Row<'_>| match row.answer {

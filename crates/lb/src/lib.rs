@@ -37,8 +37,8 @@ pub use nodes::Who;
 pub use overrides::{Overrides, Span};
 pub use profiles::{CUSTOM, PROFILES, by_name};
 pub use simulate::{
-    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Second, SimulateError, Simulated, Simulation,
-    Timed, What, Why,
+    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Proxy, Second, Silence, SimulateError, Simulated,
+    Simulation, Timed, What, Why,
 };
 pub use verdict::{Answer, Fate, Judgement, Membership, PodShare, PortJudgement, Question, Row};
 pub use what_if::{Cost, Loss, WhatIf};

@@ -79,7 +79,7 @@ impl Page {
         let title = frame::escaped(&self.title);
         let mut page = frame::head(&self.title, STYLE);
         page += &format!(
-            "<a class=\"skip\" href=\"#main\">Skip to the content</a>\n<header>\n<p>traffic-policy: who is green, and who gets what</p>\n<h1>{title}</h1>\n</header>\n<main id=\"main\" tabindex=\"-1\">\n<noscript><p class=\"warning\">A script within this page draws it from the data within it; it loads nothing. Scripts are switched off here.</p></noscript>\n</main>\n"
+            "<a class=\"skip\" href=\"#main\">Skip to the content</a>\n<header>\n<p>traffic-policy: who is healthy, and who gets what</p>\n<h1>{title}</h1>\n</header>\n<main id=\"main\" tabindex=\"-1\">\n<noscript><p class=\"warning\">A script within this page draws it from the data within it; it loads nothing. Scripts are switched off here.</p></noscript>\n</main>\n"
         );
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         page += &format!(

@@ -31,8 +31,8 @@ pub(super) fn findings<'a>(
         let found = [
             case.nobody(),
             case.answers_nothing(),
-            case.green_without_pod(),
-            case.dark_with_pod(),
+            case.healthy_without_pod(),
+            case.unhealthy_with_pod(),
             case.times_out(),
             case.assumed_to_ask(),
             case.on_one_node(),
@@ -108,7 +108,7 @@ impl<'a> Case<'_, 'a> {
                 "let a pod of it become ready",
             ));
         }
-        if self.port.green() > 0 {
+        if self.port.healthy() > 0 {
             return None;
         }
         let after = match (self.port.failed_open, self.port.lost) {
@@ -120,7 +120,7 @@ impl<'a> Case<'_, 'a> {
         };
         Some(Finding::new(
             Level::Error,
-            "nobody-green",
+            "nobody-healthy",
             format!("no node is healthy for the balancer of {}: {after}", self.name()),
             "see the column TOLD: a pod must be ready on a node that the balancer knows",
         ))
@@ -141,7 +141,7 @@ impl<'a> Case<'_, 'a> {
             self.nodes(bad),
             percent(share)
         );
-        let finding = |fix: &str| Finding::new(Level::Error, "green-and-lost", what, fix);
+        let finding = |fix: &str| Finding::new(Level::Error, "healthy-and-lost", what, fix);
         Some(match self.judgement.policy {
             Policy::Cluster => finding("let a pod of it become ready"),
             Policy::Local if self.is_node_port() => finding(
@@ -154,7 +154,7 @@ impl<'a> Case<'_, 'a> {
         })
     }
 
-    fn green_without_pod(&self) -> Option<Finding> {
+    fn healthy_without_pod(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here: 0, .. });
         let (count, share) = self.port.sum(bad);
         if count == 0 || self.port.failed_open {
@@ -174,7 +174,7 @@ impl<'a> Case<'_, 'a> {
         let name = self.name();
         let finding = Finding::new(
             Level::Warning,
-            "green-without-pod",
+            "healthy-without-pod",
             format!(
                 "{} healthy without a pod of {name} and {} {} of its requests: {risk}",
                 if count == 1 {
@@ -198,11 +198,11 @@ impl<'a> Case<'_, 'a> {
         Some(if lacks_port { finding.with_yaml(self.health_port_yaml()) } else { finding })
     }
 
-    fn dark_with_pod(&self) -> Option<Finding> {
+    fn unhealthy_with_pod(&self) -> Option<Finding> {
         let bad = |row: &Row<'_>| row.pods > 0 && !row.takes;
         let (count, _) = self.port.sum(bad);
         // Another finding reports that no node is healthy.
-        if count == 0 || self.port.green() == 0 {
+        if count == 0 || self.port.healthy() == 0 {
             return None;
         }
         let pods: usize = self.port.rows.iter().filter(|row| bad(row)).map(|row| row.pods * row.count).sum();
@@ -218,7 +218,7 @@ impl<'a> Case<'_, 'a> {
         };
         Some(Finding::new(
             level,
-            "dark-with-pod",
+            "unhealthy-with-pod",
             format!(
                 "{} gets no traffic although {} of {} there",
                 self.nodes(bad),

@@ -1,6 +1,8 @@
 //! Judgements of small clusters written as tables, and of random ones in comparison with the
 //! agent's own model.
 
+mod scene;
+mod silence;
 mod simulate;
 mod sizes;
 mod tables;

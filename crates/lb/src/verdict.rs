@@ -34,7 +34,7 @@ pub enum Answer {
 
 impl Answer {
     #[must_use]
-    pub const fn is_green(self) -> bool {
+    pub const fn is_healthy(self) -> bool {
         matches!(self, Self::Ok(_) | Self::Open | Self::Announced)
     }
 }
@@ -80,8 +80,8 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    pub(super) const fn is_green(&self) -> bool {
-        matches!(self.membership, Membership::Member) && self.answer.is_green()
+    pub(super) const fn is_healthy(&self) -> bool {
+        matches!(self.membership, Membership::Member) && self.answer.is_healthy()
     }
 }
 
@@ -150,8 +150,8 @@ impl<'a> PortJudgement<'a> {
     }
 
     #[must_use]
-    pub fn green(&self) -> usize {
-        self.rows.iter().filter(|row| row.is_green()).map(|row| row.count).sum()
+    pub fn healthy(&self) -> usize {
+        self.rows.iter().filter(|row| row.is_healthy()).map(|row| row.count).sum()
     }
 
     #[must_use]

@@ -1,5 +1,7 @@
 //! Changes of a cluster from one moment to the next, as load balancers learn of them. Pure.
 
+mod alike;
+mod heard;
 #[cfg(test)]
 mod tests;
 
@@ -7,18 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use traffic_policy_cluster::model::{Policy, ServiceName, object::Readiness};
 
+pub use self::heard::Heard;
+
+use self::alike::tell;
 use super::{
     finding::Level,
     judge::Judge,
     nodes::{Kind, Who},
-    probe::{Cause, Probed, expected_text, heard_text},
+    probe::expected_text,
     verdict::{Answer, Fate, Judgement, Membership, Question, Row},
 };
-
-/// The number of nodes with the same change up to which each gets a line; more share one.
-const ALIKE: usize = 8;
-/// The number of names in such a line.
-const NAMES: usize = 3;
 
 /// The consequences of the objects at one moment, without the objects.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,7 +52,7 @@ struct Port {
 /// The state of a node for a Service port.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct State {
-    green: bool,
+    healthy: bool,
     takes: bool,
     pods: usize,
     answer: Answer,
@@ -73,8 +73,8 @@ fn class(kind: &Kind<'_>) -> Class {
 
 impl State {
     fn of(row: &Row<'_>) -> Self {
-        let green = row.membership == Membership::Member && row.answer.is_green();
-        Self { green, takes: row.takes, pods: row.pods, answer: row.answer, fate: row.fate }
+        let healthy = row.membership == Membership::Member && row.answer.is_healthy();
+        Self { healthy, takes: row.takes, pods: row.pods, answer: row.answer, fate: row.fate }
     }
 }
 
@@ -146,18 +146,6 @@ impl Snapshot {
     }
 }
 
-/// Adds a line for each node, or one for many.
-fn tell(told: BTreeMap<String, Vec<&str>>, lines: &mut Vec<String>) {
-    for (what, names) in told {
-        if names.len() > ALIKE {
-            let some = names.iter().take(NAMES).copied().collect::<Vec<_>>().join(", ");
-            lines.push(format!("{} nodes ({some}, …): {what}", names.len()));
-        } else {
-            lines.extend(names.iter().map(|name| format!("{name}: {what}")));
-        }
-    }
-}
-
 impl Service {
     fn new(judgement: &Judgement<'_>) -> Self {
         let balancer = &judgement.balancer;
@@ -191,9 +179,9 @@ impl Service {
     fn state(&self) -> String {
         let policy = policy(self.policy);
         let ports = self.ports.iter().map(|(label, port)| {
-            let (green, nodes, pods) = port.counts();
+            let (healthy, nodes, pods) = port.counts();
             format!(
-                "{label}{green} of {nodes} nodes green, {pods} ready pod{}",
+                "{label}{healthy} of {nodes} nodes healthy, {pods} ready pod{}",
                 if pods == 1 { "" } else { "s" }
             )
         });
@@ -226,9 +214,9 @@ impl Port {
     fn counts(&self) -> (usize, usize, usize) {
         let own = self.own.values().map(|state| (state, 1));
         let all = own.chain(self.others.values().map(|(state, count)| (state, *count)));
-        all.fold((0, 0, 0), |(green, nodes, pods), (state, count)| {
-            let is_green = if state.green { count } else { 0 };
-            (green + is_green, nodes + count, pods + state.pods * count)
+        all.fold((0, 0, 0), |(healthy, nodes, pods), (state, count)| {
+            let is_healthy = if state.healthy { count } else { 0 };
+            (healthy + is_healthy, nodes + count, pods + state.pods * count)
         })
     }
 }
@@ -297,8 +285,8 @@ fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> 
             (Some(old), None) => (old, "is gone"),
             _ => return None,
         };
-        let colour = if state.green { "green" } else { "dark" };
-        return Some(format!("{word}, {colour}, {}", pods(state.pods)));
+        let health = if state.healthy { "healthy" } else { "unhealthy" };
+        return Some(format!("{word}, {health}, {}", pods(state.pods)));
     };
     let mut parts = Vec::new();
     let (before, after) = (expected_text(old.answer), expected_text(new.answer));
@@ -311,16 +299,16 @@ fn differs(old: Option<&State>, new: Option<&State>, believes: Option<&str>) -> 
     if old.fate_word() != new.fate_word() {
         parts.push(format!("a request there: {} → {}", old.fate_word(), new.fate_word()));
     }
-    let head = match (old.green != new.green, old.takes != new.takes) {
-        (true, _) if new.green => "turns green",
-        (true, _) => "turns dark",
-        (false, true) if new.takes => "gets traffic, for all are dark",
+    let head = match (old.healthy != new.healthy, old.takes != new.takes) {
+        (true, _) if new.healthy => "turns healthy",
+        (true, _) => "turns unhealthy",
+        (false, true) if new.takes => "gets traffic, for all are unhealthy",
         (false, true) => "gets no traffic any more",
         (false, false) if parts.is_empty() => return None,
-        (false, false) if new.green => "stays green",
-        (false, false) => "stays dark",
+        (false, false) if new.healthy => "stays healthy",
+        (false, false) => "stays unhealthy",
     };
-    if old.green != new.green {
+    if old.healthy != new.healthy {
         parts.extend(believes.map(str::to_owned));
     }
     Some(if parts.is_empty() { head.to_owned() } else { format!("{head}: {}", parts.join("; ")) })
@@ -338,71 +326,5 @@ impl State {
             Fate::Dropped => "dropped",
             Fate::Refused => "refused",
         }
-    }
-}
-
-/// Answers that differ and that two rounds of probes have found alike, because objects and nodes
-/// are not read at the same moment.
-#[derive(Clone, Debug, Default)]
-pub struct Heard {
-    last: BTreeMap<Key, Cause>,
-    confirmed: BTreeMap<Key, Cause>,
-}
-
-/// A Service, a node and a probe.
-type Key = (Option<ServiceName>, String, String);
-
-impl Heard {
-    /// Returns the changes by one more round, a sentence each.
-    pub fn round(&mut self, probed: &Probed) -> Vec<String> {
-        let mut lines = Vec::new();
-        let mut now: BTreeMap<Key, Cause> = BTreeMap::new();
-        let mut told: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-        let mut asked = BTreeSet::new();
-        for one in &probed.answered {
-            let question = super::probe::question_text(one.asking.question);
-            let key = (one.asking.service.clone(), one.asking.node.clone(), question);
-            let about = key.0.as_ref().map_or_else(String::new, |service| format!("{service}: "));
-            if let Some(difference) = one.difference {
-                let cause = difference.cause;
-                if self.last.get(&key) == Some(&cause) && self.confirmed.get(&key) != Some(&cause) {
-                    let what = format!(
-                        "{about}{}: {}, and the objects say {} ({})",
-                        key.2,
-                        heard_text(&one.heard),
-                        expected_text(one.asking.expected),
-                        cause.code()
-                    );
-                    told.entry(what).or_default().push(&one.asking.node);
-                    self.confirmed.insert(key.clone(), cause);
-                }
-                now.insert(key, cause);
-            } else if self.confirmed.remove(&key).is_some() {
-                let what = format!("{about}{}: {}, as the objects say", key.2, heard_text(&one.heard));
-                told.entry(what).or_default().push(&one.asking.node);
-                asked.insert(key);
-            } else {
-                asked.insert(key);
-            }
-        }
-        tell(told, &mut lines);
-        // Answers that are no longer probed are forgotten.
-        self.confirmed.retain(|key, _| now.contains_key(key) || asked.contains(key));
-        self.last = now;
-        lines
-    }
-
-    /// Whether one more round should come soon: a difference may be transient.
-    #[must_use]
-    pub fn doubts(&self) -> bool {
-        self.last.iter().any(|(key, cause)| self.confirmed.get(key) != Some(cause))
-    }
-
-    /// Returns the cause of a difference in a node's answers about a Service, or about its proxy.
-    #[must_use]
-    pub fn cause(&self, service: &ServiceName, node: &str) -> Option<Cause> {
-        let mut own = self.confirmed.iter().filter(|((_, other, _), _)| other == node);
-        own.find(|((about, ..), _)| about.as_ref().is_none_or(|about| about == service))
-            .map(|(_, cause)| *cause)
     }
 }

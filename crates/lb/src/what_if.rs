@@ -112,7 +112,7 @@ impl WhatIf {
         let mut cost = Cost::default();
         between.vanished(&mut cost);
         between.switched(&mut cost);
-        between.went_dark(&mut cost);
+        between.went_unhealthy(&mut cost);
         cost
     }
 }
@@ -209,7 +209,7 @@ impl Between<'_, '_> {
             );
             return;
         }
-        let share = self.darkened(|seen| seen.fate == Fate::Dropped);
+        let share = self.newly_unhealthy(|seen| seen.fate == Fate::Dropped);
         let balancer = self.balancer();
         let asks_traffic = balancer.local.ask.value == Ask::TrafficPort
             || balancer.local.ask.value == Ask::ServiceHealth && health_port(self.after.service).is_none();
@@ -249,20 +249,21 @@ impl Between<'_, '_> {
     }
 
     /// Adds the cost of nodes that turn unhealthy because their last pod goes, under policy Local.
-    fn went_dark(&self, cost: &mut Cost) {
+    fn went_unhealthy(&self, cost: &mut Cost) {
         let both_local = (self.judgement.policy, self.after.policy) == (Policy::Local, Policy::Local);
-        let share = self.darkened(|_| true);
+        let share = self.newly_unhealthy(|_| true);
         if share > 0.0 && self.balancer().cuts.value {
             cost.cut.push((
                 share,
-                format!("connections by nodes that turn dark: {} cuts them", self.balancer().name),
+                format!("connections by nodes that turn unhealthy: {} cuts them", self.balancer().name),
             ));
         }
         // With the fallback, requests that still arrive are forwarded.
         if !both_local || self.after.service.external_fallback {
             return;
         }
-        let emptied = self.darkened(|seen| !matches!(seen.fate, Fate::Served { .. }) || seen.pods == 0);
+        let emptied =
+            self.newly_unhealthy(|seen| !matches!(seen.fate, Fate::Served { .. }) || seen.pods == 0);
         if emptied == 0.0 {
             return;
         }
@@ -296,7 +297,7 @@ impl Between<'_, '_> {
     }
 
     /// Returns the share of nodes, except those that vanished, that had traffic and get none now.
-    fn darkened(&self, which: impl Fn(&Seen) -> bool) -> f64 {
+    fn newly_unhealthy(&self, which: impl Fn(&Seen) -> bool) -> f64 {
         let stays =
             self.old.iter().filter(|(name, seen)| seen.takes && self.gone().all(|gone| gone != **name));
         stays

@@ -11,7 +11,8 @@ const PAGE: &str = "docs/balancers.md";
 
 #[test]
 fn the_page_has_the_facts_of_every_balancer() {
-    let header = ["`--balancer`", "policy", "asks", "every", "an answer within", "dark after", "green after"];
+    let header =
+        ["`--balancer`", "policy", "asks", "every", "an answer within", "unhealthy after", "healthy after"];
     let rows: Vec<_> = PROFILES
         .into_iter()
         .flat_map(|balancer| [Policy::Cluster, Policy::Local].map(|policy| asked(balancer, policy)))
@@ -19,11 +20,11 @@ fn the_page_has_the_facts_of_every_balancer() {
     page::compare(PAGE, "what is asked", &page::table(&header, &rows));
     let header = [
         "`--balancer`",
-        "sends to all while all are dark",
+        "sends to all while all are unhealthy",
         "more to nodes with more pods",
         "one node at a time",
         "ends connections itself",
-        "cuts connections of a node that turns dark",
+        "cuts connections of a node that turns unhealthy",
         "controller hands a change on within",
     ];
     let rows: Vec<_> = PROFILES.into_iter().map(else_told).collect();

@@ -109,7 +109,7 @@ impl Watch {
         command.arg("--manifests").arg(cluster.manifests.folder());
         command.stdin(Stdio::null()).stdout(file).stderr(Stdio::null());
         let watch = Self { process: cluster.lab.client().netns().spawn(command).unwrap(), out };
-        watch.wait_said(&["2 of 3 nodes green"]);
+        watch.wait_said(&["2 of 3 nodes healthy"]);
         watch
     }
 

@@ -117,10 +117,10 @@ fn lines(path: &Path) -> Vec<String> {
         .collect()
 }
 
-const BEGINNING: &str = "default/web: policy Local, 2 of 2 nodes green, 2 ready pods";
-const DARK: &str = "default/web: node-1: turns dark: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; \
+const BEGINNING: &str = "default/web: policy Local, 2 of 2 nodes healthy, 2 ready pods";
+const UNHEALTHY: &str = "default/web: node-1: turns unhealthy: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; \
     gke knows within 6 s";
-const GREEN: &str = "default/web: node-1: turns green: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; \
+const HEALTHY: &str = "default/web: node-1: turns healthy: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; \
     gke knows within 6 s";
 
 #[test]
@@ -131,12 +131,12 @@ fn a_line_for_each_change_of_the_manifests() {
     let mut running = Running::start(watch().arg("--manifests").arg(folder.path()).stdout(file));
     until("the first state", SOON, || seen() == [BEGINNING]);
     write(folder.path(), "slice.yaml", &slice(&[SECOND]));
-    until("a line for the node that turns dark", SOON, || seen().iter().any(|line| line == DARK));
+    until("a line for the node that turns unhealthy", SOON, || seen().iter().any(|line| line == UNHEALTHY));
     // A broken manifest changes nothing.
     let before = seen();
     write(folder.path(), "slice.yaml", "kind: [");
     write(folder.path(), "slice.yaml", &slice(&["node-1", SECOND]));
-    until("a line for the node that turns green", SOON, || seen().iter().any(|line| line == GREEN));
+    until("a line for the node that turns healthy", SOON, || seen().iter().any(|line| line == HEALTHY));
     assert_eq!(seen()[..before.len()], before);
     fs::remove_file(folder.path().join("service.yaml")).unwrap();
     let gone = "default/web: is not reached from outside any more";
@@ -161,7 +161,7 @@ async fn the_api_is_followed() {
     let seen = || lines(out.path());
     until("the first state", SOON, || seen() == [BEGINNING]);
     server.apply(&slice(&[SECOND])).unwrap();
-    until("a line for the node that turns dark", SOON, || seen().iter().any(|line| line == DARK));
+    until("a line for the node that turns unhealthy", SOON, || seen().iter().any(|line| line == UNHEALTHY));
     server.delete(Kind::Node, "", "node-1");
     until("a line for the Node", SOON, || seen().iter().any(|line| line == "node-1: the Node is gone"));
     assert!(server.posted_events().is_empty(), "it only reads");
@@ -238,11 +238,11 @@ fn a_view_of_80_columns_that_leaves_the_terminal_as_it_was() {
         let mut running = Running::start(&mut command);
         // The copies of the terminal that a child inherits are closed with it.
         drop(command);
-        until("the view", SOON, || terminal.text().contains("2 of 2 green"));
+        until("the view", SOON, || terminal.text().contains("2 of 2 healthy"));
         write(folder.path(), "slice.yaml", &slice(&["node-1"]));
         until("the change in the view", SOON, || {
             let text = terminal.text();
-            text.contains("1 of 2 green") && text.contains("turns dark")
+            text.contains("1 of 2 healthy") && text.contains("turns unhealthy")
         });
         running.signal(Signal::SIGINT);
         assert_eq!(running.exit_code(), Some(0));
@@ -253,7 +253,9 @@ fn a_view_of_80_columns_that_leaves_the_terminal_as_it_was() {
         assert!(entered < left, "the alternate screen is left");
         let (hidden, shown) = (text.rfind("\x1b[?25l").unwrap(), text.rfind("\x1b[?25h").unwrap());
         assert!(hidden < shown, "the cursor is shown again");
-        until("the changes on the ordinary screen", SOON, || terminal.text()[left..].contains("turns dark"));
+        until("the changes on the ordinary screen", SOON, || {
+            terminal.text()[left..].contains("turns unhealthy")
+        });
         let text = plain(&terminal.text());
         let longest = text.lines().map(|line| line.trim_end_matches('\r').chars().count()).max().unwrap();
         assert!(longest <= most, "{longest} columns of {most}:\n{text}");

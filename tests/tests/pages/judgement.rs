@@ -52,7 +52,7 @@ fn compare(tab: &mut Tab<'_>, printed: &Value) -> Result<()> {
     assert_eq!(shown, pods);
     let figures = texts(tab, ".figures dd")?;
     assert!(figures.contains(&percent(&port["lost"])?), "{figures:?}");
-    assert!(figures.contains(&format!("{} of {}", port["green"], port["nodes"])), "{figures:?}");
+    assert!(figures.contains(&format!("{} of {}", port["healthy"], port["nodes"])), "{figures:?}");
     let found: Vec<_> =
         list(&printed["services"][0]["findings"]).iter().map(|one| one["code"].clone()).collect();
     let shown = tab.evaluate(
@@ -102,12 +102,14 @@ fn numbers_are_those_of_the_json() -> Result<()> {
             assert_eq!(flows > 0, forwarded > 0.0 && !look.reduced_motion, "{name}: {flows} things move");
             let dropped = edges(&mut tab, ".lost")?;
             assert!((dropped - lost).abs() < 1e-6, "{name}: {dropped} is lost");
-            let (green, dark) =
-                (texts(&mut tab, ".map .node.green")?.len(), texts(&mut tab, ".map .node.dark")?.len());
+            let (healthy, unhealthy) = (
+                texts(&mut tab, ".map .node.healthy")?.len(),
+                texts(&mut tab, ".map .node.unhealthy")?.len(),
+            );
             let port = &printed["services"][0]["ports"][0];
             assert_eq!(
-                (green as u64, (green + dark) as u64),
-                (port["green"].as_u64().unwrap(), port["nodes"].as_u64().unwrap())
+                (healthy as u64, (healthy + unhealthy) as u64),
+                (port["healthy"].as_u64().unwrap(), port["nodes"].as_u64().unwrap())
             );
         }
     }

@@ -12,8 +12,8 @@ fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
     let Some(mut browser) = Browser::start("a_time_line_is_drawn_if_it_is_given")? else { return Ok(()) };
     let seconds: Vec<_> = (0..40)
         .map(|second| match second {
-            10..14 => Second { ok: 75, lost: 20, cut: 5 },
-            _ => Second { ok: 100, lost: 0, cut: 0 },
+            10..14 => Second { ok: 75, delayed: 0, lost: 20, cut: 5 },
+            _ => Second { ok: 97, delayed: 3, lost: 0, cut: 0 },
         })
         .collect();
     let happened = |second, what: &str| Event { second, what: what.to_owned() };
@@ -26,16 +26,18 @@ fn a_time_line_is_drawn_if_it_is_given() -> Result<()> {
     let read = browser::judge(&mut browser, &file, (pictures(), "time-line"))?;
     assert_named(&read, "image", "Time line of preemption, gke, 100 requests a second");
     let mut tab = browser.open(&file, Look::DESKTOP)?;
-    assert_eq!(texts(&mut tab, "figure.time figcaption span")?, ["answered: 3,900", "cut: 20", "lost: 80"]);
+    let legend = texts(&mut tab, "figure.time figcaption span")?;
+    assert_eq!(legend, ["answered: 3,792", "cut: 20", "delayed: 108", "lost: 80"]);
     let rows = table(&mut tab, "Requests of each second")?;
     assert_eq!(rows.len(), 40);
-    assert_eq!(rows[12], ["12", "75", "20", "5"]);
+    assert_eq!(rows[12], ["12", "75", "0", "20", "5"]);
     // The heights of the bars are proportional to the numbers of requests.
-    let tall = "['ok', 'lost', 'cut'].map(kind => [...document.querySelectorAll('svg.time rect.' + kind)]\
+    let tall = "['ok', 'lost', 'cut', 'delayed'].map(kind => [...document.querySelectorAll('svg.time rect.' + kind)]\
                 .reduce((sum, bar) => sum + Number(bar.getAttribute('height')), 0))";
     let tall = tab.evaluate(tall)?;
-    let [ok, lost, cut] = [0, 1, 2].map(|at| tall[at].as_f64().unwrap());
-    assert!((lost / ok - 80.0 / 3900.0).abs() < 1e-3 && (cut / lost - 0.25).abs() < 1e-2, "{tall}");
+    let [ok, lost, cut, delayed] = [0, 1, 2, 3].map(|at| tall[at].as_f64().unwrap());
+    assert!((lost / ok - 80.0 / 3792.0).abs() < 1e-3 && (cut / lost - 0.25).abs() < 1e-2, "{tall}");
+    assert!((delayed / ok - 108.0 / 3792.0).abs() < 1e-3, "{tall}");
     assert!(texts(&mut tab, "ol li")?[0].contains("node <b>a</b> is preempted"));
 
     Page::new("nothing").with(Part::Judged, &json!({"nodes": 0, "services": []}))?.write(&file)?;
@@ -68,12 +70,12 @@ fn a_simulation_is_drawn() -> Result<()> {
     assert_eq!(rows.len(), seconds.len());
     for (row, second) in rows.iter().zip(seconds) {
         let number = |field: &str| second[field].as_u64().unwrap().to_string();
-        assert_eq!(row[1..], [number("ok"), number("lost"), number("cut")], "{second}");
+        assert_eq!(row[1..], [number("ok"), number("delayed"), number("lost"), number("cut")], "{second}");
     }
     assert!(document["total"]["lost"].as_u64().unwrap() > 0, "{}", document["total"]);
     // What is said first is what became of the requests, not what a judgement of the start says.
     let total = |kind: &str| document["total"][kind].as_u64().unwrap();
-    let all = total("ok") + total("lost") + total("cut");
+    let all = total("ok") + total("delayed") + total("lost") + total("cut");
     let verdict = texts(&mut tab, ".verdict strong")?;
     assert_eq!(verdict, [format!("{} of {} requests are lost", grouped(total("lost")), grouped(all))]);
     let beside = texts(&mut tab, ".verdict span")?;

@@ -11,11 +11,11 @@ use super::scene;
 /// Prints one line of the prediction.
 pub fn say(of: &str, simulated: &Simulated) {
     let total = simulated.total();
-    let dark = simulated.line.iter().find(|moment| moment.what == What::Dark);
-    let dark = dark.map_or_else(String::new, |moment| {
-        format!("; {} turns dark after {:.1} s", moment.nodes.join(", "), moment.at.as_secs_f64())
+    let unhealthy = simulated.line.iter().find(|moment| moment.what == What::Unhealthy);
+    let unhealthy = unhealthy.map_or_else(String::new, |moment| {
+        format!("; {} turns unhealthy after {:.1} s", moment.nodes.join(", "), moment.at.as_secs_f64())
     });
-    println!("  lb simulate: {of}: {} of {} requests are lost{dark}", total.lost, total.all());
+    println!("  lb simulate: {of}: {} of {} requests are lost{unhealthy}", total.missed(), total.all());
 }
 
 /// Prints the number of healthy nodes and the share of each pod while nothing changes.
@@ -26,7 +26,7 @@ pub fn shares(cluster: &DemoCluster, of: &str) -> Result<()> {
     for port in judgement.iter().flat_map(|judgement| judgement.ports.first()) {
         let shares: Vec<_> =
             port.pods.iter().map(|pod| format!("{} {:.1} %", pod.label(), pod.share * 100.0)).collect();
-        println!("  lb: {of}: {} of {} nodes green; {}", port.green(), port.nodes(), shares.join(", "));
+        println!("  lb: {of}: {} of {} nodes healthy; {}", port.healthy(), port.nodes(), shares.join(", "));
     }
     Ok(())
 }

@@ -69,6 +69,7 @@ impl Plan {
             cluster: &recording::objects(&cluster.base)?,
             service: &named(self.service),
             balancer,
+            proxy: recording::PROXY,
             events: self.events.clone(),
             learn: Learn { agent: reaction, ..Learn::default() },
             load: Load { rate: RATE, lasts: self.lasts, request: Duration::ZERO },
@@ -119,8 +120,8 @@ impl Scene<'_> {
         };
         Ok(Outcome {
             label: label.to_owned(),
-            predicted: predicted.total().lost,
-            replayed: replayed.total().lost,
+            predicted: predicted.total().missed(),
+            replayed: replayed.total().missed(),
             late: recording::lateness(&recorded, &planned),
             recorded,
             phases: predicted.phases,
@@ -152,7 +153,7 @@ impl Outcome {
     pub fn replayed_with(&self, failures: u32, before: &[Timed]) -> Result<u64> {
         let timing = Timing { failures, ..self.timing };
         let simulated = self.recorded.simulate_with(&self.service, profile(&self.like, timing), before)?;
-        Ok(simulated.total().lost)
+        Ok(simulated.total().missed())
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use traffic_policy_cluster::model::{DEFAULT_DRAIN, ListId, Policy, ServiceName, object::Readiness};
+use traffic_policy_cluster::model::{
+    DEFAULT_DRAIN, ListId, Policy, Protocol, ServiceName, object::Readiness,
+};
 
 use super::{Behind, Judge, is_external};
 use crate::{
@@ -15,6 +17,8 @@ use crate::{
 /// The consequences of one version of the objects.
 #[derive(Debug)]
 pub(crate) struct Standpoint {
+    /// Whether the port is one of TCP.
+    pub is_tcp: bool,
     pub policy: Policy,
     /// Whether, under policy Local, a node without an endpoint behaves as under Cluster.
     pub falls_back: bool,
@@ -70,11 +74,11 @@ impl Judge<'_> {
     pub(crate) fn standpoint(&self, name: &ServiceName, balancer: &Balancer) -> Option<Standpoint> {
         let index = self.cluster.index();
         let reach = index.reach(name)?;
-        let (port, everywhere, frontends) = reach.ports.iter().find_map(|(key, everywhere)| {
+        let (protocol, port, everywhere, frontends) = reach.ports.iter().find_map(|(key, everywhere)| {
             let port = index.desired().ports.get(key)?;
             let frontends: Vec<_> =
                 port.frontends.iter().filter(|frontend| is_external(frontend.kind)).copied().collect();
-            (!frontends.is_empty()).then_some((port, everywhere, frontends))
+            (!frontends.is_empty()).then_some((key.protocol, port, everywhere, frontends))
         })?;
         let behind = Behind { port, everywhere, reach: &reach, balancer };
         let question = behind.question(&frontends);
@@ -104,7 +108,7 @@ impl Judge<'_> {
                 silent: kind.readiness == Readiness::Unknown,
                 proxy: row.answer,
                 health,
-                announced: ask(Question::Nothing).0.answer.is_green(),
+                announced: ask(Question::Nothing).0.answer.is_healthy(),
                 fate: row.fate,
                 local_endpoints: everywhere.list(everywhere.local(name)).len(),
                 list,
@@ -113,6 +117,7 @@ impl Judge<'_> {
             nodes.insert(name.to_owned(), on_node);
         }
         Some(Standpoint {
+            is_tcp: protocol == Protocol::Tcp,
             policy: port.external_policy,
             falls_back: port.external_fallback,
             drain: reach.service.drain.unwrap_or(DEFAULT_DRAIN),

@@ -59,14 +59,14 @@ const told = (row) => (row.weight === null ? row.told : `${row.told}, weight ${r
 function traffic(row, port) {
   if (row.membership === "excluded") return "no: excluded";
   if (row.membership === "no-node") return "no: no such Node";
-  return row.traffic ? (port.failed_open ? "yes: all are dark" : "yes") : "no";
+  return row.traffic ? (port.failed_open ? "yes: all are unhealthy" : "yes") : "no";
 }
 
-/// `green` or `dark`, in words that say why where the answer alone does not.
+/// `healthy` or `unhealthy`, in words that say why where the answer alone does not.
 function state(row) {
-  if (row.membership === "excluded") return "dark: excluded";
-  if (row.membership === "no-node") return "dark: no such Node";
-  return row.green ? "green" : "dark";
+  if (row.membership === "excluded") return "unhealthy: excluded";
+  if (row.membership === "no-node") return "unhealthy: no such Node";
+  return row.healthy ? "healthy" : "unhealthy";
 }
 
 function label(names, count) {

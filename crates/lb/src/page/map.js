@@ -58,19 +58,19 @@ const words = (x, y, text, kind, anchor = "start") => s("text", { x, y, class: k
 
 /// A shape for each state, so that colour is not all that tells them apart.
 function sign(kind, x, y) {
-  if (kind === "green") return [s("circle", { class: "sign green", cx: x, cy: y, r: 8 }), s("path", { class: "stroke", d: `M${x - 3.6} ${y + 0.3}l2.6 2.8 4.8 -5.6` })];
+  if (kind === "healthy") return [s("circle", { class: "sign healthy", cx: x, cy: y, r: 8 }), s("path", { class: "stroke", d: `M${x - 3.6} ${y + 0.3}l2.6 2.8 4.8 -5.6` })];
   if (kind === "lost") return [s("path", { class: "sign lost", d: `M${x - 4} ${y - 8.5}h8l4.5 4.5v8l-4.5 4.5h-8l-4.5 -4.5v-8z` }), s("path", { class: "stroke", d: `M${x - 3} ${y - 3}l6 6m0 -6l-6 6` })];
-  return [s("rect", { class: "sign dark", x: x - 8, y: y - 8, width: 16, height: 16, rx: 2 }), s("path", { class: "stroke", d: `M${x - 4} ${y}h8` })];
+  return [s("rect", { class: "sign unhealthy", x: x - 8, y: y - 8, width: 16, height: 16, rx: 2 }), s("path", { class: "stroke", d: `M${x - 4} ${y}h8` })];
 }
 
 function nodeBox(place, x, y, wide) {
   const { row, names, count, share } = place;
-  const kind = row.green ? "green" : "dark";
+  const kind = row.healthy ? "healthy" : "unhealthy";
   const lost = isLost(row) && share > NONE;
   const back = count > 1 ? [6, 3].map((by) => s("rect", { class: "box", x: x + by, y: y + by, width: wide, height: NODE, rx: 8 })) : [];
   const answer = row.told === "" ? "" : ` · ${told(row)}`;
   const pods = row.pods === 0 ? "no pod" : many(row.pods, "pod") + (count > 1 ? " each" : "");
-  const open = row.traffic && !row.green ? " · sent to anyway" : "";
+  const open = row.traffic && !row.healthy ? " · sent to anyway" : "";
   const text = wide - 38;
   const here = row.fate === "mixed" ? `${row.here} of ${row.endpoints} here, else forwarded` : fate(row);
   return s("g", { class: `node ${kind}` }, back, s("title", null, names.slice(0, 30).join(", ") + (count > 30 ? " …" : "")),
@@ -226,7 +226,7 @@ function map(title, service, port) {
   const key = (part, text) => h("span", null, part, text);
   const icon = (...parts) => s("svg", { width: 24, height: 18, "aria-hidden": "true" }, parts);
   const legend = [
-    key(icon(sign("green", 12, 9)), "green for the balancer"), key(icon(sign("dark", 12, 9)), "dark"),
+    key(icon(sign("healthy", 12, 9)), "healthy for the balancer"), key(icon(sign("unhealthy", 12, 9)), "unhealthy"),
     key(icon(edge("", "M0 9H24", 0.2)), "share of requests"),
     forwardsTo(list) && key(icon(edge("forwarded", "M0 9H24", 0.05)), "forwarded to another node, source rewritten (SNAT)"),
     port.lost > NONE && key(icon(sign("lost", 12, 9)), "lost"),

@@ -21,7 +21,7 @@ function figures(port) {
   const taking = sum(port.rows, (row) => (row.traffic ? row.nodes : 0));
   const figure = (name, value, bad) => h("div", { class: bad ? "bad" : null }, h("dt", null, name), h("dd", null, value));
   return h("dl", { class: "figures" },
-    figure("green nodes", `${number(port.green)} of ${number(port.nodes)}`, port.green === 0),
+    figure("healthy nodes", `${number(port.healthy)} of ${number(port.nodes)}`, port.healthy === 0),
     figure("nodes with traffic", number(taking), taking === 0),
     figure("ready pods", number(port.pods.filter((pod) => pod.ready).length), false),
     figure("skew (max ÷ mean)", skew(port.skew), false),
@@ -35,7 +35,7 @@ function facts(service) {
   const { check } = balancer;
   const asked = service.ports[0]?.asked;
   const asks = check.asks.value === "nothing" ? "Nodes are not asked: a speaker on them announces the address."
-    : `It checks each node by ${asked} every ${sure(check.interval_seconds, span)}, waits ${sure(check.timeout_seconds, span)} for an answer; a node is dark after ${sure(check.failures, (n) => many(n, "failure"))}, green after ${sure(check.successes, (n) => many(n, "success", "successes"))}.`;
+    : `It checks each node by ${asked} every ${sure(check.interval_seconds, span)}, waits ${sure(check.timeout_seconds, span)} for an answer; a node is unhealthy after ${sure(check.failures, (n) => many(n, "failure"))}, healthy after ${sure(check.successes, (n) => many(n, "success", "successes"))}.`;
   return h("p", { class: "facts" }, service.type, ", externalTrafficPolicy ", bold(service.external_policy), ", balancer ", bold(balancer.name), ` (${balancer.why}). `, asks);
 }
 
@@ -46,7 +46,7 @@ function nodeTable(caption, port) {
   return table(caption, [
     ["Node", ({ names, count }) => (count > 1 ? label(names, count) : names[0])],
     ["Pods", ({ row }) => number(row.pods), "number"],
-    ["Balancer sees", ({ row }) => tag(row.green ? "green" : "dark", (row.green ? "✓ " : "– ") + state(row))],
+    ["Balancer sees", ({ row }) => tag(row.healthy ? "healthy" : "unhealthy", (row.healthy ? "✓ " : "– ") + state(row))],
     ["Asked", () => port.asked],
     ["Told", ({ row }) => told(row)],
     ["Traffic", ({ row }) => traffic(row, port)],
@@ -122,7 +122,7 @@ function overview(document, choose) {
   const link = ({ service, port, at }) => h("a", { href: `#${encodeURIComponent(keyOf(service))}`, on: { click: () => choose(service) } }, keyOf(service) + (at ? `: ${portName(port)}` : ""));
   const drawn = (found) => table("Services", [
     ["Service", link], ["Policy", ({ service }) => service.external_policy], ["Balancer", ({ service }) => service.balancer.name],
-    ["Nodes", ({ port }) => number(port.nodes), "number"], ["Green", ({ port }) => number(port.green), "number"],
+    ["Nodes", ({ port }) => number(port.nodes), "number"], ["Healthy", ({ port }) => number(port.healthy), "number"],
     ["Traffic", ({ port }) => number(sum(port.rows, (row) => (row.traffic ? row.nodes : 0))), "number"],
     ["Pods", ({ port }) => number(port.pods.filter((pod) => pod.ready).length), "number"],
     ["Skew", ({ port }) => skew(port.skew), "number"], ["Lost", ({ port }) => percent(port.lost), "number"],

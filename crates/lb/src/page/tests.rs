@@ -15,8 +15,8 @@ fn part(html: &str, id: &str) -> Option<Value> {
 
 fn made_up() -> Timeline {
     let seconds = (0..30).map(|second| match second {
-        10..14 => Second { ok: 75, lost: 20, cut: 5 },
-        _ => Second { ok: 100, lost: 0, cut: 0 },
+        10..14 => Second { ok: 75, delayed: 0, lost: 20, cut: 5 },
+        _ => Second { ok: 100, delayed: 0, lost: 0, cut: 0 },
     });
     let events = vec![Event { second: 10.0, what: "node <b> is preempted".to_owned() }];
     Timeline { title: "preemption, gke, 100/s".to_owned(), seconds: seconds.collect(), events }

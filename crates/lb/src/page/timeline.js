@@ -1,6 +1,6 @@
-// The time line of a simulation: requests of each second that were answered, lost or cut.
+// The time line of a simulation: requests of each second that were answered, answered late, lost or cut.
 
-const KINDS = [["lost", "lost"], ["cut", "cut"], ["ok", "answered"]];
+const KINDS = [["lost", "lost"], ["cut", "cut"], ["delayed", "delayed"], ["ok", "answered"]];
 
 const totals = (line) => Object.fromEntries(KINDS.map(([kind]) => [kind, sum(line.seconds, (second) => second[kind])]));
 
@@ -19,7 +19,7 @@ function chart(line, room) {
     const part = seconds.slice(at, at + together);
     bars.push(Object.fromEntries(KINDS.map(([kind]) => [kind, sum(part, (second) => second[kind]) / part.length])));
   }
-  const most = Math.max(1, ...bars.map((bar) => bar.ok + bar.lost + bar.cut));
+  const most = Math.max(1, ...bars.map((bar) => sum(KINDS, ([kind]) => bar[kind])));
   const step = gridStep(most), scale = (low - top) / most, wide = (room - left) / seconds.length, x = (second) => left + second * wide;
   const parts = [];
   for (let value = 0; value <= most; value += step) {
@@ -41,16 +41,16 @@ function chart(line, room) {
 
 /// The outcome of all requests of a simulation.
 function outcome(line) {
-  const { ok, lost, cut } = totals(line);
-  if (lost + cut === 0) return { text: "Every request is answered", bad: false };
+  const { ok, delayed, lost, cut } = totals(line);
+  if (lost + cut === 0) return { text: delayed === 0 ? "Every request is answered" : `Every request is answered, ${number(delayed)} ${delayed === 1 ? "is" : "are"} delayed`, bad: false };
   const [[first, how], ...more] = [[lost, "lost"], [cut, "cut"]].filter(([count]) => count > 0);
-  const text = `${number(first)} of ${many(ok + lost + cut, "request")} ${first === 1 ? "is" : "are"} ${how}`;
+  const text = `${number(first)} of ${many(ok + delayed + lost + cut, "request")} ${first === 1 ? "is" : "are"} ${how}`;
   return { text: [text, ...more.map(([count, what]) => `${number(count)} ${count === 1 ? "is" : "are"} ${what}`)].join(", "), bad: true };
 }
 
 function timeline(line) {
   const all = totals(line);
-  const says = `${many(all.ok, "request")} answered, ${number(all.lost)} lost, ${number(all.cut)} cut in ${number(line.seconds.length)} s`;
+  const says = `${many(all.ok, "request")} answered, ${number(all.delayed)} delayed, ${number(all.lost)} lost, ${number(all.cut)} cut in ${number(line.seconds.length)} s`;
   const svg = s("svg", { class: "time", role: "img", "aria-labelledby": "time-title", "aria-describedby": "time-text" });
   const holder = h("div", null, svg);
   let before = 0;
@@ -69,7 +69,7 @@ function timeline(line) {
   const legend = [...KINDS].reverse().map(([kind, name]) => h("span", null, h("i", { class: `swatch ${kind}`, "aria-hidden": "true" }), `${name}: ${number(all[kind])}`));
   const rows = line.seconds.map((second, at) => ({ at, ...second }));
   const numbers = table("Requests of each second", [
-    ["Second", ({ at }) => String(at)], ["Answered", ({ ok }) => number(ok), "number"], ["Lost", ({ lost }) => number(lost), "number"], ["Cut", ({ cut }) => number(cut), "number"],
+    ["Second", ({ at }) => String(at)], ["Answered", ({ ok }) => number(ok), "number"], ["Delayed", ({ delayed }) => number(delayed), "number"], ["Lost", ({ lost }) => number(lost), "number"], ["Cut", ({ cut }) => number(cut), "number"],
   ], rows, ({ lost }) => (lost ? "lost" : null));
   const events = line.events.length > 0 && h("ol", { class: "cost" }, line.events.map((event) => h("li", null, h("b", null, `${number(event.second)} s`), `: ${event.what}`)));
   return section(2, "Time line", h("p", { class: "facts" }, `${line.title}: ${says}.`), h("figure", { class: "time" }, holder, h("figcaption", null, legend)), events, h("details", { "aria-label": "Each second" }, h("summary", null, "The number of each second"), numbers));

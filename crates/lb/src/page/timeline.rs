@@ -18,6 +18,8 @@ pub struct Timeline {
 pub struct Second {
     /// The number of answered requests.
     pub ok: u64,
+    /// The number of requests that were answered a second late, to their client's second SYN.
+    pub delayed: u64,
     /// The number of requests that were dropped, refused, or sent to a node that is gone.
     pub lost: u64,
     /// The number of requests whose connection ended early.

@@ -18,6 +18,8 @@ pub enum Cause {
     NoAddress,
     /// A connection is accepted, but not answered.
     Hangs,
+    /// The agent hears no other node, and takes its own for cut off.
+    CutOff,
     /// The proxy itself reports that it does not keep up.
     UnhealthyProxy,
     /// The proxy works with other objects than these.
@@ -33,13 +35,14 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::DeadAgent,
         Self::NothingListens,
         Self::Firewall,
         Self::WrongAddress,
         Self::NoAddress,
         Self::Hangs,
+        Self::CutOff,
         Self::UnhealthyProxy,
         Self::StaleProxy,
         Self::OtherService,
@@ -58,6 +61,7 @@ impl Cause {
             Self::WrongAddress => "wrong-address",
             Self::NoAddress => "no-address",
             Self::Hangs => "hangs",
+            Self::CutOff => "cut-off",
             Self::UnhealthyProxy => "unhealthy-proxy",
             Self::StaleProxy => "stale-proxy",
             Self::OtherService => "other-service",
@@ -85,6 +89,9 @@ impl Cause {
             Self::NoAddress => "see status.addresses of the Node; --node-address asks those of another type",
             Self::Hangs => {
                 "see whether the process there has come to a stop, or a proxy on the way takes connections for it"
+            }
+            Self::CutOff => {
+                "see why the node reaches no other: its network card, the switch, the firewall between the nodes; it says 200 again once another node answers it"
             }
             Self::UnhealthyProxy => {
                 "see what it waits for: `traffic-policy-agent status` on the node, or the log of kube-proxy"

@@ -17,12 +17,16 @@ pub(super) struct Contact {
     pub(super) proxy_refused: bool,
     /// Whether anything answered over HTTP.
     pub(super) http: bool,
+    /// Whether `/healthz` says that the node is cut off.
+    pub(super) cut_off: bool,
 }
 
 impl Contact {
     pub(super) fn add(&mut self, asking: &Asking, heard: &Heard) {
         self.proxy_refused |= asking.question == Question::ProxyHealth && *heard == Heard::Refused;
         self.http |= matches!(heard, Heard::Http(_));
+        self.cut_off |=
+            matches!(heard, Heard::Http(Http { spoken: Spoken::Proxy { cut_off: true, .. }, .. }));
     }
 }
 
@@ -50,11 +54,11 @@ pub(super) fn compare(asking: &Asking, heard: &Heard, contact: Contact) -> Optio
 /// Compares the answer of a health port.
 fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference> {
     // A balancer believes something other than what these objects imply.
-    let missed = if asking.expected.is_green() { Level::Error } else { Level::Warning };
+    let missed = if asking.expected.is_healthy() { Level::Error } else { Level::Warning };
     match heard {
         Heard::Http(http) => match asking.question {
             Question::ProxyHealth => proxy(asking, http),
-            _ => service(asking, http),
+            _ => service(asking, http, contact),
         },
         Heard::Silence => found(Cause::Firewall, missed),
         Heard::Unreachable => found(Cause::WrongAddress, missed),
@@ -78,7 +82,7 @@ fn health(asking: &Asking, heard: &Heard, contact: Contact) -> Option<Difference
 }
 
 /// Compares the answer of a `healthCheckNodePort`.
-fn service(asking: &Asking, http: &Http) -> Option<Difference> {
+fn service(asking: &Asking, http: &Http, contact: Contact) -> Option<Difference> {
     let (wanted, count) = match asking.expected {
         Answer::Ok(count) => (200, count.unwrap_or(0)),
         _ => (503, 0),
@@ -86,6 +90,9 @@ fn service(asking: &Asking, http: &Http) -> Option<Difference> {
     match &http.spoken {
         Spoken::Service { service, .. } if Some(service) != asking.service.as_ref() => {
             found(Cause::OtherService, Level::Error)
+        }
+        Spoken::Service { .. } if contact.cut_off && http.status == 503 && wanted == 200 => {
+            found(Cause::CutOff, Level::Error)
         }
         Spoken::Service { healthy: Some(false), .. } if http.status == 503 && wanted == 200 => {
             found(Cause::UnhealthyProxy, Level::Error)
@@ -109,13 +116,14 @@ fn service(asking: &Asking, http: &Http) -> Option<Difference> {
 
 /// Compares the answer of `/healthz`.
 fn proxy(asking: &Asking, http: &Http) -> Option<Difference> {
-    let wanted = if asking.expected.is_green() { 200 } else { 503 };
-    let Spoken::Proxy { eligible, healthy } = http.spoken else {
+    let wanted = if asking.expected.is_healthy() { 200 } else { 503 };
+    let Spoken::Proxy { eligible, healthy, cut_off, .. } = http.spoken else {
         return other(http.status == wanted);
     };
     match (wanted, http.status) {
         (200, 200) | (503, 503) if eligible.is_none() => found(Cause::OtherProxy, Level::Note),
         (200, 200) | (503, 503) => None,
+        (200, 503) if cut_off => found(Cause::CutOff, Level::Error),
         (200, 503) if eligible == Some(false) && healthy != Some(false) => {
             found(Cause::StaleProxy, Level::Error)
         }

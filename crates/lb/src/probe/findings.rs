@@ -9,8 +9,12 @@ use crate::{Answer, Finding, Level, Question};
 const NAMES: usize = 3;
 
 pub(super) fn findings<'p>(answered: impl Iterator<Item = &'p Answered>) -> Vec<Finding> {
+    let mut left_out: BTreeMap<&'p str, Vec<&'p str>> = BTreeMap::new();
     let mut groups: BTreeMap<(Level, Cause, Port), Vec<&'p Answered>> = BTreeMap::new();
     for one in answered {
+        for node in one.heard.left_out() {
+            left_out.entry(node).or_default().push(&one.asking.node);
+        }
         if let Some(difference) = one.difference {
             groups
                 .entry((difference.level, difference.cause, Port::of(one.asking.question)))
@@ -18,7 +22,26 @@ pub(super) fn findings<'p>(answered: impl Iterator<Item = &'p Answered>) -> Vec<
                 .push(one);
         }
     }
-    groups.into_iter().map(|((level, cause, _), group)| finding(level, cause, &group)).collect()
+    let mut findings: Vec<_> =
+        groups.into_iter().map(|((level, cause, _), group)| finding(level, cause, &group)).collect();
+    findings.extend(left_out.into_iter().map(|(node, by)| is_left_out(node, &by)));
+    findings.sort_by_key(|finding| finding.level);
+    findings
+}
+
+/// Returns the finding about a node that does not answer the agents of others.
+fn is_left_out(node: &str, by: &[&str]) -> Finding {
+    let who = match by {
+        [name] => format!("node {name} leaves"),
+        names if names.len() > NAMES => {
+            format!("{} nodes ({}, …) leave", names.len(), names[..NAMES].join(", "))
+        }
+        names => format!("{} nodes ({}) leave", names.len(), names.join(", ")),
+    };
+    let what =
+        format!("{who} out the endpoints of node {node} for new connections: it does not answer there");
+    let fix = "see whether that node is dead, or what is between it and the others; it gets connections again once it answers twice";
+    Finding::new(Level::Warning, "left-out", what, fix)
 }
 
 /// A probe as a key.
@@ -109,6 +132,7 @@ pub fn heard_text(heard: &Heard) -> String {
             }
             Spoken::Service { endpoints: 0, .. } if http.status == 503 => "503".to_owned(),
             Spoken::Service { endpoints, .. } => format!("{}, {}", http.status, counted(*endpoints)),
+            Spoken::Proxy { cut_off: true, .. } => format!("{}, cutOff true", http.status),
             Spoken::Proxy { eligible: Some(false), .. } => format!("{}, nodeEligible false", http.status),
             Spoken::Proxy { healthy: Some(false), .. } => format!("{}, healthy false", http.status),
             Spoken::Proxy { .. } => http.status.to_string(),
@@ -146,6 +170,9 @@ fn explanation(cause: Cause, one: &Answered) -> String {
         Cause::WrongAddress => "no route from here leads to this address".to_owned(),
         Cause::NoAddress => "its Node object names none of the wanted type".to_owned(),
         Cause::Hangs => "something takes connections and does not answer in time".to_owned(),
+        Cause::CutOff => {
+            "the agent there hears no other node with endpoints, and takes its own for cut off".to_owned()
+        }
         Cause::UnhealthyProxy => "the proxy says itself that it does not keep up with changes".to_owned(),
         Cause::StaleProxy if traffic => {
             "the proxy forwards to endpoints that these objects do not have, or is in the drain after a change of policy".to_owned()

@@ -1,6 +1,7 @@
 //! The answers of nodes, as far as they can be interpreted.
 
 use serde::Deserialize;
+use serde_json::Value;
 use traffic_policy_cluster::model::ServiceName;
 
 use crate::Question;
@@ -28,6 +29,14 @@ pub enum Heard {
 }
 
 impl Heard {
+    /// Returns the nodes whose endpoints an agent leaves out, as it says.
+    pub(crate) fn left_out(&self) -> &[String] {
+        match self {
+            Self::Http(Http { spoken: Spoken::Proxy { left_out, .. }, .. }) => left_out,
+            _ => &[],
+        }
+    }
+
     /// Whether anything at the address answered at all.
     pub(super) const fn is_contact(&self) -> bool {
         matches!(self, Self::Http(_) | Self::Connected | Self::Refused | Self::Hangs | Self::Garbled(_))
@@ -58,6 +67,10 @@ pub enum Spoken {
         /// Whether the node is eligible; sent by kube-proxy since 1.28.
         eligible: Option<bool>,
         healthy: Option<bool>,
+        /// Whether the agent hears no other node, and so takes its own for cut off.
+        cut_off: bool,
+        /// The nodes that do not answer the agent, and whose endpoints it leaves out.
+        left_out: Vec<String>,
     },
     Other,
 }
@@ -76,13 +89,14 @@ struct Named {
     name: String,
 }
 
+/// Whether the text may be printed as it is: answers are not trusted.
+fn is_name(text: &str) -> bool {
+    text.len() <= 253 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
+}
+
 impl Named {
-    /// Whether the text may be printed as it is: answers are not trusted.
     fn is_name(&self) -> bool {
-        [&self.namespace, &self.name].iter().all(|part| {
-            part.len() <= 253
-                && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
-        })
+        [&self.namespace, &self.name].iter().all(|part| is_name(part))
     }
 }
 
@@ -95,6 +109,23 @@ struct ProxyBody {
     _current_time: String,
     node_eligible: Option<bool>,
     healthy: Option<bool>,
+    // These two are the agent's own: they may be missing, or mean something else to another proxy.
+    #[serde(default)]
+    cut_off: Value,
+    #[serde(default)]
+    left_out: Value,
+}
+
+impl ProxyBody {
+    fn spoken(self) -> Spoken {
+        let left_out = self.left_out.as_array().into_iter().flatten().filter_map(Value::as_str);
+        Spoken::Proxy {
+            eligible: self.node_eligible,
+            healthy: self.healthy,
+            cut_off: self.cut_off == Value::Bool(true),
+            left_out: left_out.filter(|name| is_name(name)).map(str::to_owned).collect(),
+        }
+    }
 }
 
 impl Http {
@@ -112,7 +143,7 @@ impl Http {
                 _ => Spoken::Other,
             },
             _ => match serde_json::from_slice::<ProxyBody>(body) {
-                Ok(body) => Spoken::Proxy { eligible: body.node_eligible, healthy: body.healthy },
+                Ok(body) => body.spoken(),
                 Err(_) => Spoken::Other,
             },
         };

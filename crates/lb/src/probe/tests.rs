@@ -72,6 +72,10 @@ const WELL: &str = r#"200 {"lastUpdated":"t","currentTime":"t","nodeEligible":tr
 const LEAVING: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":false,"healthy":true}"#;
 const UNHEALTHY: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":false}"#;
 
+const ODD: &str =
+    r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"cutOff":"no","leftOut":7}"#;
+const CUT_OFF: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":true,"cutOff":true,"leftOut":[]}"#;
+
 /// The cases of one node: the answer of its /healthz (empty: not probed), the probe, the expected
 /// answer, the actual one, and the finding.
 const CASES: &[(&str, Question, Answer, &str, &str)] = &[
@@ -96,6 +100,14 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (UNHEALTHY, SERVICE, NONE, "503 weight=0 web:0:false", "warning unhealthy-proxy"),
     ("", PROXY, EXCELLENT, UNHEALTHY, "error unhealthy-proxy"),
     ("", PROXY, EXCELLENT, "503 {\"lastUpdated\":\"t\",\"currentTime\":\"t\"}", "error unhealthy-proxy"),
+    // It hears no other node; its other health ports need not say why.
+    ("", PROXY, EXCELLENT, CUT_OFF, "error cut-off"),
+    ("", PROXY, NONE, CUT_OFF, ""),
+    (CUT_OFF, SERVICE, TWO, "503 weight=2 web:2", "error cut-off"),
+    (CUT_OFF, SERVICE, TWO, "503 weight=2 web:2:false", "error cut-off"),
+    (CUT_OFF, SERVICE, NONE, "503 weight=0 web:0", ""),
+    // Fields of the same name with another meaning, or none, are passed over.
+    ("", PROXY, EXCELLENT, ODD, "error unhealthy-proxy"),
     // A firewall drops the packets, or no host has the address.
     (WELL, SERVICE, TWO, "silence", "error firewall"),
     (WELL, SERVICE, NONE, "silence", "warning firewall"),
@@ -242,6 +254,36 @@ fn nodes_of_one_cause_share_a_finding() {
          drops it, or the node is down"
     );
     assert!(findings[1].what.contains("at node n6: 200, 3 endpoints, and the objects say 200, 2 endpoints"));
+}
+
+#[test]
+fn nodes_that_agents_leave_out_are_found() {
+    let says = |node: &str, left_out: &str| {
+        let body = format!(
+            r#"200 {{"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":true,"cutOff":false,"leftOut":[{left_out}]}}"#
+        );
+        (asking(node, PROXY, EXCELLENT), heard(PROXY, &body), Duration::ZERO)
+    };
+    let probed =
+        Probed::new(vec![says("n1", r#""n3", "\u001b[2J""#), says("n2", r#""n3", "n4", 7"#), says("n3", "")]);
+    // The answers are as the objects say.
+    assert_eq!(probed.differences(), 0);
+    let findings = probed.findings(None);
+    let whats: Vec<_> = findings.iter().map(|finding| (finding.code, finding.what.as_str())).collect();
+    assert_eq!(
+        whats,
+        [
+            (
+                "left-out",
+                "2 nodes (n1, n2) leave out the endpoints of node n3 for new connections: it does not answer there"
+            ),
+            (
+                "left-out",
+                "node n2 leaves out the endpoints of node n4 for new connections: it does not answer there"
+            ),
+        ]
+    );
+    assert_eq!(probed.findings(Some(&web())), []);
 }
 
 const NODES: &str = "\

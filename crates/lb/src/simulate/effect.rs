@@ -21,6 +21,10 @@ pub(super) enum Effect {
     Restarted(usize),
     /// The announcements of a node have timed out.
     Withdrawn(usize),
+    /// The other nodes do not reach this one any more.
+    Silent(usize),
+    /// A node that was gone, or cut off, is there again.
+    Back(usize),
 }
 
 /// A part of the way of requests.
@@ -28,4 +32,9 @@ pub(super) enum Effect {
 pub(super) enum Through {
     Node(usize),
     Pods(BTreeSet<usize>),
+    /// What a node forwards to pods elsewhere, and what other nodes forward to its pods.
+    Forwarded {
+        node: usize,
+        pods: BTreeSet<usize>,
+    },
 }

@@ -16,6 +16,12 @@ pub enum Event {
     Rollout,
     /// A crash of a node's agent: what it has written stays in effect. It is restarted.
     Crash(String),
+    /// A node is there, and reaches neither another node nor the API; the balancer reaches it.
+    CutOff(String),
+    /// A node that was gone or cut off is there again, with its pods.
+    Back(String),
+    /// A node's agent has notice that the node will go.
+    Notice(String),
     /// An outage of the API for this time, during which changes are not propagated.
     Outage(Duration),
     /// A step in the life of a pod, at a measured time.
@@ -43,11 +49,14 @@ pub struct Timed {
 }
 
 /// The syntax of events, for messages.
-const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|drained|added, pod=NAME, scale=N, spread, rollout, \
-                     crash=NODE or outage=TIME";
+const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|back|cut-off|notice|drained|added, pod=NAME, \
+                     scale=N, spread, rollout, crash=NODE or outage=TIME";
+
+const NODE_FORM: &str = "node=NAME=gone, back, cut-off, notice, drained or added";
 
 /// Parses a time and an event: `5s policy=Local`, `10s node=n3=gone`. Events are the flags of `lb
-/// what-if` without their dashes, and `rollout`, `crash=NODE`, `outage=TIME`.
+/// what-if` without their dashes, and `node=NAME=back|cut-off|notice`, `rollout`, `crash=NODE`,
+/// `outage=TIME`.
 impl FromStr for Timed {
     type Err = String;
 
@@ -90,8 +99,17 @@ impl FromStr for Event {
                 let (name, change) = value
                     .and_then(|value| value.split_once('='))
                     .filter(|(name, _)| !name.is_empty())
-                    .ok_or_else(|| format!("`{text}` is not node=NAME=gone, drained or added"))?;
-                Ok(Self::Change(Change::Node(name.to_owned(), change.parse()?)))
+                    .ok_or_else(|| format!("`{text}` is not {NODE_FORM}"))?;
+                let name = name.to_owned();
+                Ok(match change {
+                    "back" => Self::Back(name),
+                    "cut-off" => Self::CutOff(name),
+                    "notice" => Self::Notice(name),
+                    change => {
+                        let change = change.parse().map_err(|_| format!("`{change}` is not {NODE_FORM}"))?;
+                        Self::Change(Change::Node(name, change))
+                    }
+                })
             }
             "pod" => Ok(Self::Change(Change::PodDeleted(named("pod")?))),
             "scale" => {
@@ -128,6 +146,9 @@ impl fmt::Display for Event {
             Self::Change(Change::Spread) => f.write_str("pods are spread evenly"),
             Self::Rollout => f.write_str("rolling update begins"),
             Self::Crash(_) => f.write_str("the agent crashes; what it has written goes on"),
+            Self::CutOff(_) => f.write_str("reaches neither the other nodes nor the API"),
+            Self::Back(_) => f.write_str("is there again"),
+            Self::Notice(_) => f.write_str("has notice that it will go"),
             Self::Outage(time) => write!(f, "the API is away for {}s", time.as_secs_f64()),
             Self::Pod(pod, PodEvent::Ready(_)) => write!(f, "pod {pod} is ready"),
             Self::Pod(pod, PodEvent::Terminating) => write!(f, "pod {pod} terminates"),
@@ -141,9 +162,12 @@ impl Event {
     /// Returns the node that the event concerns.
     pub(super) fn node(&self) -> Option<&str> {
         match self {
-            Self::Change(Change::Node(node, _)) | Self::Crash(node) | Self::Pod(_, PodEvent::Ready(node)) => {
-                Some(node)
-            }
+            Self::Change(Change::Node(node, _))
+            | Self::CutOff(node)
+            | Self::Back(node)
+            | Self::Notice(node)
+            | Self::Crash(node)
+            | Self::Pod(_, PodEvent::Ready(node)) => Some(node),
             _ => None,
         }
     }
@@ -151,7 +175,12 @@ impl Event {
     /// Whether the event needs the API server.
     pub(super) const fn needs_api(&self) -> bool {
         match self {
-            Self::Change(Change::Node(_, NodeChange::Gone)) | Self::Crash(_) | Self::Outage(_) => false,
+            Self::Change(Change::Node(_, NodeChange::Gone))
+            | Self::CutOff(_)
+            | Self::Back(_)
+            | Self::Notice(_)
+            | Self::Crash(_)
+            | Self::Outage(_) => false,
             Self::Pod(_, step) => !matches!(step, PodEvent::Stopped),
             _ => true,
         }

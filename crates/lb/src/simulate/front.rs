@@ -35,7 +35,7 @@ pub(super) struct Front<'s> {
     targets: Vec<Target>,
     /// Nodes that get requests.
     taking: Vec<usize>,
-    any_green: bool,
+    any_healthy: bool,
     weights: Vec<usize>,
     /// The time of each node's first check.
     phases: BTreeMap<String, Duration>,
@@ -74,7 +74,7 @@ impl<'s> Front<'s> {
             generation: 0,
             targets: Vec::new(),
             taking: Vec::new(),
-            any_green: false,
+            any_healthy: false,
             weights: Vec::new(),
             phases: BTreeMap::new(),
         }
@@ -121,12 +121,12 @@ impl<'s> Front<'s> {
         random: &mut fastrand::Rng,
     ) -> Vec<Effect> {
         for (target, answer) in self.targets.iter_mut().zip(answers) {
-            target.health.healthy = target.is_member && answer.is_green();
+            target.health.healthy = target.is_member && answer.is_healthy();
             if let Answer::Ok(Some(weight)) = answer {
                 target.health.weight = weight;
             }
         }
-        self.any_green = self.targets.iter().any(|target| target.health.healthy);
+        self.any_healthy = self.targets.iter().any(|target| target.health.healthy);
         self.choose_takers();
         let mut effects = Vec::new();
         for (node, target) in self.targets.iter().enumerate() {
@@ -203,7 +203,7 @@ impl<'s> Front<'s> {
     /// and its announcement lasts until it times out.
     fn announce(&mut self, standpoint: &Standpoint, machines: &[Machine]) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for (node, machine) in machines.iter().enumerate() {
+        for (node, machine) in machines.iter().enumerate().take(self.targets.len()) {
             let on_node = standpoint.nodes.get(&machine.name);
             let announced = on_node.is_some_and(|on_node| on_node.member && on_node.announced);
             let healthy = announced && (machine.is_there || self.targets[node].health.healthy);
@@ -218,6 +218,16 @@ impl<'s> Front<'s> {
             return Vec::new();
         }
         let mut effects = self.believe(node, false);
+        effects.extend(self.choose_takers_and_tell());
+        effects
+    }
+
+    /// Lets the speakers on nodes that are back announce them again.
+    pub(super) fn back(&mut self, standpoint: &Standpoint, machines: &[Machine]) -> Vec<Effect> {
+        if self.question != Question::Nothing {
+            return Vec::new();
+        }
+        let mut effects = self.announce(standpoint, machines);
         effects.extend(self.choose_takers_and_tell());
         effects
     }
@@ -264,7 +274,7 @@ impl<'s> Front<'s> {
         let (wanted, allowed) = (self.asks().successes.value, self.asks().failures.value);
         let health = &mut self.targets[node].health;
         let before = *health;
-        if answer.is_green() {
+        if answer.is_healthy() {
             (health.failures, health.successes) = (0, health.successes.saturating_add(1));
         } else {
             (health.failures, health.successes) = (health.failures.saturating_add(1), 0);
@@ -292,7 +302,7 @@ impl<'s> Front<'s> {
         if was == is {
             return Vec::new();
         }
-        let what = if was { What::Dark } else { What::Green };
+        let what = if was { What::Unhealthy } else { What::Healthy };
         let mut effects = vec![Effect::Note(what, Some(target.name.clone()))];
         if was && self.balancer.cuts.value {
             effects.push(Effect::Cut(Why::CutByBalancer, Through::Node(node)));
@@ -302,8 +312,8 @@ impl<'s> Front<'s> {
 
     fn choose_takers_and_tell(&mut self) -> Option<Effect> {
         self.choose_takers();
-        let any_green = self.targets.iter().any(|target| target.health.healthy);
-        if !std::mem::replace(&mut self.any_green, any_green) || any_green {
+        let any_healthy = self.targets.iter().any(|target| target.health.healthy);
+        if !std::mem::replace(&mut self.any_healthy, any_healthy) || any_healthy {
             return None;
         }
         let what = if self.taking.is_empty() { What::NobodyLeft } else { What::FailsOpen };

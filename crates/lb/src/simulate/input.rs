@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use traffic_policy_cluster::model::ServiceName;
 
-use super::event::Timed;
+use super::{event::Timed, proxy::Proxy};
 use crate::{balancer::Balancer, change::ChangeError, cluster::Cluster, what_if::NODE_GRACE};
 
 /// The largest number of requests in one simulation.
@@ -18,6 +18,8 @@ pub struct Simulation<'c> {
     pub cluster: &'c Cluster,
     pub service: &'c ServiceName,
     pub balancer: Balancer,
+    /// The proxy on all nodes.
+    pub proxy: Proxy,
     pub events: Vec<Timed>,
     pub learn: Learn,
     pub load: Load,

@@ -31,8 +31,18 @@ pub enum What {
     /// The balancer makes this check from now on.
     Asks(Question),
     /// The balancer considers the node unhealthy and sends it no more requests.
-    Dark,
-    Green,
+    Unhealthy,
+    Healthy,
+    /// An agent takes this node for dead, and its endpoints get no new connection from there.
+    LeftOut(String),
+    /// An agent takes this node for dead, and may not leave out one more.
+    NotLeftOut(String),
+    /// This node answers an agent again.
+    TakenBack(String),
+    /// An agent hears no other node, and takes its own for cut off.
+    CutOff,
+    /// The node is not cut off any more.
+    InTouch,
     /// No node is healthy, and all members get requests.
     FailsOpen,
     /// No node is healthy, and none gets requests.

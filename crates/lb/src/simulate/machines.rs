@@ -1,6 +1,9 @@
 //! Machines and the pods on them, as they are, whatever the objects say.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use crate::change::ChangeError;
 
@@ -9,6 +12,19 @@ use crate::change::ChangeError;
 pub(super) struct Machine {
     pub(super) name: String,
     pub(super) is_there: bool,
+    /// Whether it reaches no other machine, and no other reaches it; clients and the balancer do.
+    pub(super) is_isolated: bool,
+    /// Whether its agent has notice that it will go.
+    pub(super) has_notice: bool,
+    /// The time since which Kubernetes does not hear from it.
+    pub(super) silent_since: Option<Duration>,
+}
+
+impl Machine {
+    /// Whether it is there and reaches the other machines, and so the API.
+    pub(super) const fn is_connected(&self) -> bool {
+        self.is_there && !self.is_isolated
+    }
 }
 
 #[derive(Debug)]
@@ -17,6 +33,15 @@ pub(super) struct Pod {
     /// The number of its machine.
     pub(super) node: Option<usize>,
     pub(super) serves: bool,
+}
+
+/// The answer to a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reached {
+    Serves,
+    /// An RST: nobody listens any more.
+    Refuses,
+    Silence,
 }
 
 /// All machines and pods, each with a number that stays the same.
@@ -50,7 +75,13 @@ impl Machines {
         if let Some(known) = self.node_of.get(name) {
             return *known;
         }
-        self.nodes.push(Machine { name: name.to_owned(), is_there: true });
+        self.nodes.push(Machine {
+            name: name.to_owned(),
+            is_there: true,
+            is_isolated: false,
+            has_notice: false,
+            silent_since: None,
+        });
         self.node_of.insert(name.to_owned(), self.nodes.len() - 1);
         self.nodes.len() - 1
     }
@@ -80,14 +111,22 @@ impl Machines {
         self.nodes[node].is_there
     }
 
-    /// Whether a pod accepts connections.
-    pub(super) fn is_reached(&self, pod: usize) -> bool {
-        self.pods[pod].serves && self.has_machine(pod)
+    /// Returns the answer of a pod to a SYN that a machine forwards, or delivers.
+    pub(super) fn answer(&self, front: usize, pod: usize) -> Reached {
+        let Pod { node, serves, .. } = self.pods[pod];
+        match node {
+            Some(node) if !self.are_joined(front, node) => Reached::Silence,
+            _ if serves => Reached::Serves,
+            _ => Reached::Refuses,
+        }
     }
 
-    /// Whether the machine of a pod is there, as far as it is known.
-    pub(super) fn has_machine(&self, pod: usize) -> bool {
-        self.pods[pod].node.is_none_or(|node| self.is_there(node))
+    /// Whether packets of a machine reach another one, or itself.
+    pub(super) fn are_joined(&self, front: usize, node: usize) -> bool {
+        match front == node {
+            true => self.is_there(node),
+            false => self.nodes[front].is_connected() && self.nodes[node].is_connected(),
+        }
     }
 
     /// Returns the pods on a machine.
@@ -99,6 +138,30 @@ impl Machines {
     /// Removes a machine. Returns whether it was there.
     pub(super) fn vanish(&mut self, node: usize) -> bool {
         std::mem::take(&mut self.nodes[node].is_there)
+    }
+
+    /// Cuts a machine off from the others. Returns whether it was joined with them.
+    pub(super) fn isolate(&mut self, node: usize) -> bool {
+        !std::mem::replace(&mut self.nodes[node].is_isolated, true)
+    }
+
+    /// Returns a machine with its pods, as it was. Returns whether it was gone or isolated.
+    pub(super) fn come_back(&mut self, node: usize) -> bool {
+        let machine = &mut self.nodes[node];
+        let was_away = !machine.is_connected();
+        (machine.is_there, machine.is_isolated) = (true, false);
+        (machine.has_notice, machine.silent_since) = (false, None);
+        was_away
+    }
+
+    /// Notes that Kubernetes does not hear from a machine any more.
+    pub(super) fn fall_silent(&mut self, node: usize, now: Duration) {
+        self.nodes[node].silent_since = Some(now);
+    }
+
+    /// Gives a machine's agent notice that the machine will go.
+    pub(super) fn give_notice(&mut self, node: usize) {
+        self.nodes[node].has_notice = true;
     }
 
     /// Lets a pod accept connections.

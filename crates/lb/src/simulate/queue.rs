@@ -24,6 +24,19 @@ pub(super) enum Next {
     Drained {
         node: usize,
     },
+    /// A silent node is suspected by another one, judged, or asked again.
+    Silence {
+        front: usize,
+        node: usize,
+    },
+    /// A SYN by which a node tries to reach a silent one, and that carries no request that could
+    /// still be answered.
+    Syn {
+        front: usize,
+        node: usize,
+        /// Whether it is a new connection, which another one follows.
+        is_new: bool,
+    },
     Check {
         node: usize,
         generation: u32,
@@ -40,6 +53,10 @@ pub(super) enum Next {
     Request {
         number: u64,
     },
+    /// The first SYN of a request had no answer, and is sent again.
+    Resent {
+        number: u64,
+    },
 }
 
 impl Next {
@@ -50,10 +67,13 @@ impl Next {
             Self::Written { .. } => 2,
             Self::HandedOn { .. } => 3,
             Self::Drained { .. } => 4,
-            Self::Check { .. } => 5,
-            Self::TimedOut { .. } => 6,
-            Self::Done { .. } => 7,
-            Self::Request { .. } => 8,
+            Self::Silence { .. } => 5,
+            Self::Syn { .. } => 6,
+            Self::Check { .. } => 7,
+            Self::TimedOut { .. } => 8,
+            Self::Done { .. } => 9,
+            Self::Request { .. } => 10,
+            Self::Resent { .. } => 11,
         }
     }
 }

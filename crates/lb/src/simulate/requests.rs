@@ -9,6 +9,10 @@ use super::{
     tally::{Became, Tally, Way, Why},
 };
 
+/// The time after which a client sends its first segment again (RFC 6298, TCP_TIMEOUT_INIT). One
+/// that is not answered then either is lost: the next comes 2 s later, when clients give up.
+const RESENT_AFTER: Duration = Duration::from_secs(1);
+
 /// All requests of a run.
 #[derive(Debug)]
 pub(super) struct Requests<'s> {
@@ -16,6 +20,8 @@ pub(super) struct Requests<'s> {
     /// The measured times at which they are sent, instead of a rate.
     measured: Option<&'s [Duration]>,
     under_way: BTreeMap<u64, Way>,
+    /// Those whose first segment had no answer, until it is sent again.
+    waiting: BTreeMap<u64, Way>,
     tally: Tally,
 }
 
@@ -25,13 +31,14 @@ impl<'s> Requests<'s> {
             load: input.load,
             measured: input.measured.requests.as_deref(),
             under_way: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             tally: Tally::new(input.load.lasts),
         }
     }
 
     /// Whether no request is in flight.
     pub(super) fn are_over(&self) -> bool {
-        self.under_way.is_empty()
+        self.under_way.is_empty() && self.waiting.is_empty()
     }
 
     pub(super) fn into_tally(self) -> Tally {
@@ -60,16 +67,49 @@ impl<'s> Requests<'s> {
         node: Option<usize>,
         delivered: Result<usize, Missed>,
     ) -> Option<Duration> {
-        let second = usize::try_from(now.as_secs()).unwrap_or(usize::MAX);
+        self.went(now, number, begun(now, node), delivered)
+    }
+
+    /// Notes a request whose first segment a node has forwarded to a silent pod. Returns the time
+    /// at which its client sends it again.
+    pub(super) fn waits(&mut self, now: Duration, number: u64, node: Option<usize>, pod: usize) -> Duration {
+        self.waiting.insert(number, Way { pod: Some(pod), is_delayed: true, ..begun(now, node) });
+        now + RESENT_AFTER
+    }
+
+    /// Returns the node and pod that a request went to whose first segment had no answer.
+    pub(super) fn waiting(&self, number: u64) -> Option<(usize, usize)> {
+        let way = self.waiting.get(&number)?;
+        way.node.zip(way.pod)
+    }
+
+    /// Notes what became of the first segment when it was sent again, as [`Self::sent`].
+    pub(super) fn resent(
+        &mut self,
+        now: Duration,
+        number: u64,
+        delivered: Result<usize, Missed>,
+    ) -> Option<Duration> {
+        let way = self.waiting.remove(&number)?;
+        self.went(now, number, way, delivered)
+    }
+
+    fn went(
+        &mut self,
+        now: Duration,
+        number: u64,
+        way: Way,
+        delivered: Result<usize, Missed>,
+    ) -> Option<Duration> {
         match delivered {
-            Err(Missed { why, pod }) => {
-                self.tally.count(Way { second, node, pod }, Became::Lost, Some(why));
+            Err(Missed { why, pod, .. }) => {
+                self.tally.count(Way { pod, ..way }, Became::Lost, Some(why));
                 None
             }
             Ok(pod) => {
-                let way = Way { second, node, pod: Some(pod) };
+                let way = Way { pod: Some(pod), ..way };
                 if self.load.request.is_zero() {
-                    self.tally.count(way, Became::Ok, None);
+                    self.tally.count(way, way.answered(), None);
                     return None;
                 }
                 self.under_way.insert(number, way);
@@ -81,7 +121,7 @@ impl<'s> Requests<'s> {
     /// Completes a request, unless it was cut before.
     pub(super) fn done(&mut self, number: u64) {
         if let Some(way) = self.under_way.remove(&number) {
-            self.tally.count(way, Became::Ok, None);
+            self.tally.count(way, way.answered(), None);
         }
     }
 
@@ -93,6 +133,9 @@ impl<'s> Requests<'s> {
             let is_cut = match through {
                 Through::Node(node) => way.node == Some(*node),
                 Through::Pods(pods) => way.pod.is_some_and(|pod| pods.contains(&pod)),
+                Through::Forwarded { node, pods } => {
+                    (way.node == Some(*node)) != way.pod.is_some_and(|pod| pods.contains(&pod))
+                }
             };
             if is_cut {
                 tally.count(*way, Became::Cut, Some(why));
@@ -100,4 +143,9 @@ impl<'s> Requests<'s> {
             !is_cut
         });
     }
+}
+
+fn begun(now: Duration, node: Option<usize>) -> Way {
+    let second = usize::try_from(now.as_secs()).unwrap_or(usize::MAX);
+    Way { second, node, pod: None, is_delayed: false }
 }

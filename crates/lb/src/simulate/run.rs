@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    agents::{Agents, Missed},
+    agents::{Agents, Delivered, Missed},
     effect::Effect,
     front::Front,
     input::{SimulateError, Simulation},
@@ -17,6 +17,11 @@ use super::{
     world::World,
 };
 use crate::change::Objects;
+
+/// The time between the first SYN of a connection and the second (RFC 6298, TCP_TIMEOUT_INIT).
+const SECOND_AFTER: Duration = Duration::from_secs(1);
+/// The time between the second SYN and the third.
+const THIRD_AFTER: Duration = Duration::from_secs(2);
 
 /// The state of a run.
 struct Run<'s> {
@@ -46,7 +51,7 @@ impl Simulation<'_> {
         self.check(world.machines().nodes().len())?;
         let front = Front::new(self, &version.standpoint);
         let question = front.question();
-        let mut agents = Agents::default();
+        let mut agents = Agents::new(self.proxy.silence(), self.learn.agent);
         agents.add_version(version);
         let mut run = Run {
             input: self,
@@ -91,10 +96,11 @@ impl Run<'_> {
         }
         let question = self.front.question();
         let nodes = 0..machines.nodes().len();
-        let answers: Vec<_> = nodes
+        let (answers, suspicions): (Vec<_>, Vec<_>) = nodes
             .map(|node| self.agents.answer(Duration::ZERO, node, machines, question, &mut self.random))
-            .collect();
-        let effects = self.front.begin_front(answers, &mut self.random);
+            .unzip();
+        let mut effects = self.front.begin_front(answers, &mut self.random);
+        effects.extend(suspicions.into_iter().flatten());
         self.apply(Duration::ZERO, effects);
         for event in &self.input.events {
             self.queue.push(event.at, Next::Step(Step::Event(event.event.clone())));
@@ -113,9 +119,7 @@ impl Run<'_> {
                     self.world.step(now, step).map_err(|source| SimulateError::Event { at: now, source })?
                 }
                 Next::Publish => self.publish(now),
-                Next::Written { node, version } => {
-                    self.agents.written(now, node, &machines.nodes()[node], version)
-                }
+                Next::Written { node, version } => self.agents.written(now, node, machines, version),
                 Next::HandedOn { version } => {
                     let standpoint = &self.agents.version(version).standpoint;
                     self.front.handed_on(now, standpoint, machines.nodes(), &mut self.random)
@@ -123,16 +127,16 @@ impl Run<'_> {
                 Next::Drained { node } => {
                     self.agents.drained(now, node, &machines.nodes()[node]).into_iter().collect()
                 }
+                Next::Silence { front, node } => self.agents.silence(now, front, node, machines),
+                Next::Syn { front, node, is_new } => self.syn(now, front, node, is_new),
                 Next::Check { node, generation } => self.check(now, node, generation),
                 Next::TimedOut { node, generation } => self.front.timed_out(node, generation),
                 Next::Done { number } => {
                     self.requests.done(number);
                     continue;
                 }
-                Next::Request { number } => {
-                    self.request(now, number);
-                    continue;
-                }
+                Next::Request { number } => self.request(now, number),
+                Next::Resent { number } => self.resent(now, number),
             };
             self.apply(now, effects);
         }
@@ -154,12 +158,19 @@ impl Run<'_> {
                 }
                 Effect::Crashed(node) => self.agents.crash(node),
                 Effect::Restarted(node) => {
-                    let machine = &self.world.machines().nodes()[node];
-                    let effects = self.agents.restart(now, node, machine);
+                    let effects = self.agents.restart(now, node, self.world.machines());
                     self.apply(now, effects);
                 }
                 Effect::Withdrawn(node) => {
                     let effects = self.front.withdraw(node);
+                    self.apply(now, effects);
+                }
+                Effect::Silent(node) => self.silent(now, node),
+                Effect::Back(node) => {
+                    let machines = self.world.machines();
+                    let mut effects = self.agents.back(now, node, machines);
+                    let standpoint = &self.agents.newest().standpoint;
+                    effects.extend(self.front.back(standpoint, machines.nodes()));
                     self.apply(now, effects);
                 }
             }
@@ -190,8 +201,10 @@ impl Run<'_> {
     fn check(&mut self, now: Duration, node: usize, generation: u32) -> Vec<Effect> {
         let Some(question) = self.front.check(node, generation) else { return Vec::new() };
         let machines = self.world.machines();
-        let answer = self.agents.answer(now, node, machines, question, &mut self.random);
-        self.front.answered(now, node, generation, answer)
+        let (answer, suspicion) = self.agents.answer(now, node, machines, question, &mut self.random);
+        let mut effects = self.front.answered(now, node, generation, answer);
+        effects.extend(suspicion);
+        effects
     }
 
     fn send_next(&mut self, number: u64) {
@@ -201,15 +214,77 @@ impl Run<'_> {
     }
 
     /// Sends a request by the balancer to a node, and from there to a pod.
-    fn request(&mut self, now: Duration, number: u64) {
+    fn request(&mut self, now: Duration, number: u64) -> Vec<Effect> {
         self.send_next(number + 1);
         let node = self.front.choose(number, &mut self.random);
-        let delivered = match node {
+        let Delivered { outcome, suspicion } = match node {
             Some(node) => self.agents.deliver(now, node, self.world.machines(), &mut self.random),
-            None => Err(Missed { why: Why::NoNode, pod: None }),
+            None => Delivered { outcome: Err(Missed::new(Why::NoNode)), suspicion: None },
         };
-        if let Some(done) = self.requests.sent(now, number, node, delivered) {
+        match outcome {
+            Err(Missed { pod: Some(pod), is_silent: true, .. }) if self.agents.is_tcp() => {
+                let at = self.requests.waits(now, number, node, pod);
+                self.queue.push(at, Next::Resent { number });
+            }
+            outcome => {
+                if let Some(done) = self.requests.sent(now, number, node, outcome) {
+                    self.queue.push(done, Next::Done { number });
+                }
+            }
+        }
+        suspicion.into_iter().collect()
+    }
+
+    /// Sends the first segment of a request again.
+    fn resent(&mut self, now: Duration, number: u64) -> Vec<Effect> {
+        let Some((node, pod)) = self.requests.waiting(number) else { return Vec::new() };
+        let machines = self.world.machines();
+        let Delivered { outcome, suspicion } =
+            self.agents.deliver_again(now, (node, pod), machines, &mut self.random);
+        if let Err(Missed { pod: Some(pod), is_silent: true, .. }) = outcome
+            && let Some(host) = machines.pods()[pod].node
+        {
+            // The third one comes too late for the request, but it is counted.
+            self.queue.push(now + THIRD_AFTER, Next::Syn { front: node, node: host, is_new: false });
+        }
+        if let Some(done) = self.requests.resent(now, number, outcome) {
             self.queue.push(done, Next::Done { number });
         }
+        suspicion.into_iter().collect()
+    }
+
+    /// Lets other TCP connections begin between the other nodes and one that is silent for them.
+    fn silent(&mut self, now: Duration, node: usize) {
+        let machines = self.world.machines();
+        if !machines.is_there(node) {
+            self.agents.gone(node);
+        }
+        let rate = self.input.proxy.silence().other_tcp;
+        if rate == 0 {
+            return;
+        }
+        for other in (0..machines.nodes().len()).filter(|other| *other != node) {
+            for (front, node) in [(other, node), (node, other)] {
+                let at = now + (Duration::from_secs(1) / rate).mul_f64(self.random.f64());
+                self.queue.push(at, Next::Syn { front, node, is_new: true });
+            }
+        }
+    }
+
+    /// Sends a SYN from a node to a silent one, and again as TCP does.
+    fn syn(&mut self, now: Duration, front: usize, node: usize, is_new: bool) -> Vec<Effect> {
+        if !self.agents.tries(front, node, self.world.machines()) {
+            return Vec::new();
+        }
+        let mut effects: Vec<_> = self.agents.unanswered(now, front, node).into_iter().collect();
+        let rate = self.input.proxy.silence().other_tcp;
+        if is_new && rate > 0 {
+            let again = Next::Syn { front, node, is_new: true };
+            effects.push(Effect::Later(now + Duration::from_secs(1) / rate, again));
+            for after in [SECOND_AFTER, SECOND_AFTER + THIRD_AFTER] {
+                effects.push(Effect::Later(now + after, Next::Syn { front, node, is_new: false }));
+            }
+        }
+        effects
     }
 }

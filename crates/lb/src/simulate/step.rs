@@ -1,6 +1,6 @@
 //! Future steps of events.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use super::event::Event;
 
@@ -11,11 +11,11 @@ pub(super) enum Step {
     /// A pod accepts no more connections.
     Stopped(usize),
     AgentBack(usize),
-    /// The announcements of a node that is gone have timed out.
-    Withdrawn(usize),
+    /// The announcements of a node that is gone since this time have timed out.
+    Withdrawn(usize, Duration),
     ApiBack,
-    /// Kubernetes has not heard from a node for too long.
-    TakenForLost(String),
+    /// Kubernetes has not heard from a node since this time, which is too long.
+    TakenForLost(usize, Duration),
     /// A new pod accepts connections.
     Serves(usize),
     /// The endpoints of a pod are updated.
@@ -32,7 +32,7 @@ impl Step {
     pub(super) const fn needs_api(&self) -> bool {
         match self {
             Self::Event(event) => event.needs_api(),
-            Self::Stopped(_) | Self::Withdrawn(_) | Self::Serves(_) | Self::ApiBack => false,
+            Self::Stopped(_) | Self::Withdrawn(..) | Self::Serves(_) | Self::ApiBack => false,
             // The other steps need it, also the return of an agent, which has to read the objects
             // first.
             _ => true,

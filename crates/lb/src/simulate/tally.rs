@@ -9,6 +9,9 @@ use serde::Serialize;
 pub struct Counts {
     /// The number of answered requests.
     pub ok: u64,
+    /// The number of requests that were answered because their client sent the first segment again,
+    /// a second later.
+    pub delayed: u64,
     /// The number of requests that never reached a pod.
     pub lost: u64,
     /// The number of requests that reached a pod but lost it before the whole answer had arrived.
@@ -18,12 +21,19 @@ pub struct Counts {
 impl Counts {
     #[must_use]
     pub const fn all(self) -> u64 {
-        self.ok + self.lost + self.cut
+        self.ok + self.delayed + self.lost + self.cut
+    }
+
+    /// Returns the number of requests whose first segment had no answer.
+    #[must_use]
+    pub const fn missed(self) -> u64 {
+        self.delayed + self.lost
     }
 
     pub(super) const fn increment(&mut self, fate: Became) {
         match fate {
             Became::Ok => self.ok += 1,
+            Became::Delayed => self.delayed += 1,
             Became::Lost => self.lost += 1,
             Became::Cut => self.cut += 1,
         }
@@ -34,13 +44,19 @@ impl Add for Counts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { ok: self.ok + other.ok, lost: self.lost + other.lost, cut: self.cut + other.cut }
+        Self {
+            ok: self.ok + other.ok,
+            delayed: self.delayed + other.delayed,
+            lost: self.lost + other.lost,
+            cut: self.cut + other.cut,
+        }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Became {
     Ok,
+    Delayed,
     Lost,
     Cut,
 }
@@ -77,6 +93,15 @@ pub(super) struct Way {
     pub(super) second: usize,
     pub(super) node: Option<usize>,
     pub(super) pod: Option<usize>,
+    /// Whether its first segment was sent again.
+    pub(super) is_delayed: bool,
+}
+
+impl Way {
+    /// Returns what becomes of the request if it is answered.
+    pub(super) const fn answered(self) -> Became {
+        if self.is_delayed { Became::Delayed } else { Became::Ok }
+    }
 }
 
 #[derive(Debug, Default)]

@@ -1,6 +1,9 @@
 //! Versions of the objects.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::IpAddr,
+};
 
 use crate::judge::Standpoint;
 
@@ -9,4 +12,8 @@ use crate::judge::Standpoint;
 pub(super) struct Version {
     pub(super) standpoint: Standpoint,
     pub(super) pods: HashMap<IpAddr, usize>,
+    /// The machines with endpoints that serve.
+    pub(super) hosts: BTreeSet<usize>,
+    /// The machines whose agents have said that they will go.
+    pub(super) leaving: BTreeSet<usize>,
 }

@@ -2,7 +2,7 @@
 //! and what each step does to them.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -14,6 +14,7 @@ use super::{
     input::{Learn, Simulation},
     line::What,
     machines::Machines,
+    proxy::Proxy,
     queue::Next,
     step::Step,
     tally::Why,
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     balancer::Balancer,
-    change::{Change, ChangeError, NodeChange, Objects, PodState, label},
+    change::{Change, ChangeError, NodeChange, Objects, PodState, RemovedNode, label},
     judge::{Judge, Standpoint},
     overrides::Overrides,
 };
@@ -32,8 +33,13 @@ pub(super) struct World<'s> {
     service: &'s ServiceName,
     balancer: &'s Balancer,
     learn: &'s Learn,
+    proxy: Proxy,
     /// The objects in the API server.
     objects: Objects,
+    /// The Nodes that Kubernetes takes for lost, and their endpoints.
+    lost: BTreeMap<String, RemovedNode>,
+    /// The machines whose agents have said that they will go.
+    leaving: BTreeSet<usize>,
     /// The end of the API's outage.
     away_until: Duration,
     machines: Machines,
@@ -48,7 +54,10 @@ impl<'s> World<'s> {
             service: input.service,
             balancer: &input.balancer,
             learn: &input.learn,
+            proxy: input.proxy,
             objects,
+            lost: BTreeMap::new(),
+            leaving: BTreeSet::new(),
             away_until: Duration::ZERO,
             machines: Machines::default(),
         }
@@ -66,19 +75,23 @@ impl<'s> World<'s> {
     /// Returns the current objects as a version, and adds the machines and pods that are new in it.
     /// `None` if the Service is no longer reached from outside.
     pub(super) fn next_version(&mut self) -> Option<Version> {
+        if self.proxy.is_kube_proxy() {
+            self.objects.forget_annotations();
+        }
         let cluster = self.objects.cluster();
         let judge = Judge::new(&cluster, None, Overrides::default());
         let standpoint = judge.standpoint(self.service, self.balancer)?;
         for name in standpoint.nodes.keys() {
             self.machines.add_node(name);
         }
-        let mut pods = HashMap::new();
+        let (mut pods, mut hosts) = (HashMap::new(), BTreeSet::new());
         for endpoint in self.objects.endpoints() {
             let serves = endpoint.ready || endpoint.serving;
             let pod = self.machines.add_pod(&label(endpoint), endpoint.node_name.as_deref(), serves);
             pods.insert(endpoint.address, pod);
+            hosts.extend(self.machines.pods()[pod].node.filter(|_| serves));
         }
-        Some(Version { standpoint, pods })
+        Some(Version { standpoint, pods, hosts, leaving: self.leaving.clone() })
     }
 
     /// Removes the machines that have been silent for long.
@@ -102,10 +115,15 @@ impl<'s> World<'s> {
             Step::Event(event) => return self.event(now, &event),
             Step::Stopped(pod) => self.stop(pod),
             Step::AgentBack(node) => vec![Effect::Restarted(node)],
-            Step::Withdrawn(node) => vec![Effect::Withdrawn(node)],
+            Step::Withdrawn(node, since) => match self.is_silent_since(node, since) {
+                true => vec![Effect::Withdrawn(node)],
+                false => Vec::new(),
+            },
             Step::ApiBack => vec![Effect::Note(What::ApiBack, None)],
-            Step::TakenForLost(name) => {
-                self.objects.make(&Change::Node(name.clone(), NodeChange::Gone))?;
+            Step::TakenForLost(node, since) if !self.is_silent_since(node, since) => Vec::new(),
+            Step::TakenForLost(node, _) => {
+                let name = self.machines.nodes()[node].name.clone();
+                self.lost.insert(name.clone(), self.objects.remove_node(&name)?);
                 vec![Effect::Note(What::TakenForLost, Some(name)), Effect::Changed]
             }
             Step::Serves(pod) => {
@@ -138,6 +156,9 @@ impl<'s> World<'s> {
         let mut effects = vec![Effect::Note(What::Event(event.clone()), event.node().map(str::to_owned))];
         match event {
             Event::Change(Change::Node(name, NodeChange::Gone)) => effects.extend(self.vanish(now, name)?),
+            Event::CutOff(name) => effects.extend(self.isolate(now, name)?),
+            Event::Back(name) => effects.extend(self.come_back(name)?),
+            Event::Notice(name) => effects.extend(self.give_notice(name)?),
             Event::Change(Change::Node(name, NodeChange::Drained)) => {
                 let moved = self.moved(&Change::Node(name.clone(), NodeChange::Drained))?;
                 self.objects.cordon(name);
@@ -237,12 +258,70 @@ impl<'s> World<'s> {
         let mut effects = vec![
             Effect::Cut(Why::NodeGone, Through::Node(node)),
             Effect::Cut(Why::PodGone, Through::Pods(self.machines.pods_on(node))),
-            later(now + self.balancer.vanished.value, Step::Withdrawn(node)),
         ];
-        if self.objects.nodes().any(|node| node.name == name) {
-            effects.push(later(now + self.learn.node_grace, Step::TakenForLost(name.to_owned())));
+        effects.extend(self.fall_silent(now, node));
+        let since = self.machines.nodes()[node].silent_since.unwrap_or(now);
+        effects.push(later(now + self.balancer.vanished.value, Step::Withdrawn(node, since)));
+        Ok(effects)
+    }
+
+    /// Cuts a node off from the others and from the API, but not from the balancer.
+    fn isolate(&mut self, now: Duration, name: &str) -> Outcome {
+        let node = self.machines.node_named(name)?;
+        if !self.machines.is_there(node) || !self.machines.isolate(node) {
+            return Ok(Vec::new());
+        }
+        let pods = self.machines.pods_on(node);
+        let mut effects = vec![Effect::Cut(Why::PodGone, Through::Forwarded { node, pods })];
+        effects.extend(self.fall_silent(now, node));
+        Ok(effects)
+    }
+
+    /// Begins the silence of a node, unless it was cut off before it is gone.
+    fn fall_silent(&mut self, now: Duration, node: usize) -> Vec<Effect> {
+        let mut effects = vec![Effect::Silent(node)];
+        let machine = &self.machines.nodes()[node];
+        let has_object = self.objects.nodes().any(|object| object.name == machine.name);
+        if machine.silent_since.is_none() {
+            self.machines.fall_silent(node, now);
+            if has_object {
+                effects.push(later(now + self.learn.node_grace, Step::TakenForLost(node, now)));
+            }
+        }
+        effects
+    }
+
+    fn is_silent_since(&self, node: usize, since: Duration) -> bool {
+        self.machines.nodes()[node].silent_since == Some(since)
+    }
+
+    /// Returns a node with its pods as they were, and its objects if they are gone meanwhile.
+    fn come_back(&mut self, name: &str) -> Outcome {
+        let node = self.machines.node_named(name)?;
+        let mut effects = Vec::new();
+        if let Some(removed) = self.lost.remove(name) {
+            self.objects.put_back(removed);
+            effects.push(Effect::Changed);
+        }
+        if self.leaving.remove(&node) {
+            effects.push(Effect::Changed);
+        }
+        if self.machines.come_back(node) {
+            effects.push(Effect::Back(node));
         }
         Ok(effects)
+    }
+
+    /// Gives the agent of a node notice that the node will go: it tells its balancers at once, and
+    /// the other agents by the API. kube-proxy does not ask for notice.
+    fn give_notice(&mut self, name: &str) -> Outcome {
+        let node = self.machines.node_named(name)?;
+        if self.proxy.is_kube_proxy() {
+            return Ok(Vec::new());
+        }
+        self.machines.give_notice(node);
+        self.leaving.insert(node);
+        Ok(vec![Effect::Changed])
     }
 
     fn stop(&mut self, pod: usize) -> Vec<Effect> {

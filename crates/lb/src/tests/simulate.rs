@@ -5,72 +5,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use traffic_policy_cluster::model::Policy;
 
-use super::*;
-use crate::{
-    Balancer, Change, Counts, Event, Learn, Load, Measured, NodeChange, PROFILES, SimulateError, Simulated,
-    Simulation, Timed, What, WhatIf, Why,
+use super::{
+    scene::{SECOND, Scene, counts, minds},
+    *,
 };
-
-const SECOND: Duration = Duration::from_secs(1);
-
-/// The inputs of a scene other than its objects.
-#[derive(Clone)]
-struct Scene<'t> {
-    balancer: Balancer,
-    events: &'t [&'t str],
-    learn: Learn,
-    load: Load,
-    seed: u64,
-}
-
-impl Scene<'_> {
-    fn new<'t>(balancer: &str, events: &'t [&'t str]) -> Scene<'t> {
-        Scene {
-            balancer: by_name(balancer).unwrap().clone(),
-            events,
-            learn: Learn::default(),
-            load: Load { rate: 100, lasts: SECOND * 60, request: Duration::ZERO },
-            seed: 1,
-        }
-    }
-
-    fn run(&self, yaml: &str) -> Result<Simulated, SimulateError> {
-        let cluster = cluster(yaml);
-        let events = self.events.iter().map(|event| event.parse().unwrap()).collect();
-        self.with(&cluster, events)
-    }
-
-    fn with(&self, cluster: &Cluster, events: Vec<Timed>) -> Result<Simulated, SimulateError> {
-        Simulation {
-            cluster,
-            service: &web(),
-            balancer: self.balancer.clone(),
-            events,
-            learn: self.learn,
-            load: self.load,
-            seed: self.seed,
-            measured: Measured::default(),
-        }
-        .run()
-    }
-}
-
-/// Returns the times, in seconds, at which the balancer changed its view of a node: `n3 dark`.
-fn minds(simulated: &Simulated) -> Vec<(f64, String)> {
-    let moments = simulated.line.iter().filter_map(|moment| {
-        let what = match moment.what {
-            What::Dark => "dark",
-            What::Green => "green",
-            _ => return None,
-        };
-        Some((moment.at.as_secs_f64(), format!("{} {what}", moment.nodes.join(" "))))
-    });
-    moments.collect()
-}
-
-fn counts(ok: u64, lost: u64, cut: u64) -> Counts {
-    Counts { ok, lost, cut }
-}
+use crate::{
+    Change, Counts, Event, Load, NodeChange, PROFILES, Proxy, SimulateError, Timed, What, WhatIf, Why,
+};
 
 #[test]
 fn a_switch_loses_nothing_with_the_drain_and_what_is_not_covered_without() {
@@ -81,7 +22,7 @@ fn a_switch_loses_nothing_with_the_drain_and_what_is_not_covered_without() {
         let run = Scene::new("gke", &["5s policy=Local"]).run(&yaml).unwrap();
         // 30 s for the controller, then two checks, 3 s apart.
         let [(at, mind)] = minds(&run).try_into().unwrap();
-        assert_eq!(mind, "n3 dark");
+        assert_eq!(mind, "n3 unhealthy");
         assert!((38.0..41.0).contains(&at), "{at}");
         let expected = if lost { ((at - 5.1) * 100.0 / 3.0) as u64 } else { 0 };
         assert!(run.total().lost.abs_diff(expected) <= 1, "{expected}: {:?}", run.total());
@@ -110,7 +51,7 @@ fn a_node_that_falls_back_does_not_drain() {
 }
 
 #[test]
-fn a_preempted_node_loses_what_is_sent_until_it_turns_dark_and_what_goes_to_its_pods() {
+fn a_preempted_node_loses_what_is_sent_until_it_turns_unhealthy_and_what_goes_to_its_pods() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster", "a@n1 b@n2");
     let run = Scene::new("haproxy", &["5s node=n3=gone"]).run(&yaml).unwrap();
     let [(at, _)] = minds(&run).try_into().unwrap();
@@ -119,8 +60,10 @@ fn a_preempted_node_loses_what_is_sent_until_it_turns_dark_and_what_goes_to_its_
     assert!(run.total().lost.abs_diff(((at - 5.0) * 100.0 / 3.0) as u64) <= 1, "{:?}", run.total());
     assert_eq!(run.why.keys().collect::<Vec<_>>(), [&Why::NodeGone]);
 
-    // With a pod: until Kubernetes considers the node lost, others forward requests to it.
-    let run = Scene::new("haproxy", &["5s node=n2=gone"]).run(&yaml).unwrap();
+    // With a pod: until Kubernetes considers the node lost, others with kube-proxy forward to it.
+    let mut scene = Scene::new("haproxy", &["5s node=n2=gone"]);
+    scene.proxy = Proxy::KubeProxy;
+    let run = scene.run(&yaml).unwrap();
     let lost_after = |second: usize| run.seconds[second..].iter().map(|second| second.all.lost).sum::<u64>();
     assert!(lost_after(20) > 1000 && lost_after(56) == 0, "{:?}", run.total());
     assert_eq!(run.by_pod()["a"].lost, 0);
@@ -157,8 +100,8 @@ fn a_rolling_update_is_lossless_if_pods_go_on_serving() {
     let run = scene.run(&yaml).unwrap();
     // n1 has no pod until its new one is ready, n2 has none permanently.
     assert!(run.total().lost > 100, "{:?}", run.total());
-    let dark: Vec<_> = minds(&run).into_iter().map(|(_, mind)| mind).collect();
-    assert_eq!(dark.last().unwrap(), "n2 dark", "{dark:?}");
+    let unhealthy: Vec<_> = minds(&run).into_iter().map(|(_, mind)| mind).collect();
+    assert_eq!(unhealthy.last().unwrap(), "n2 unhealthy", "{unhealthy:?}");
     // 500 ms for the endpoints, 100 ms for the agent, two checks, 3 s apart.
     scene.learn.pod_stop = Duration::from_millis(6600);
     let run = scene.run(&yaml).unwrap();
@@ -177,7 +120,7 @@ fn what_a_dead_agent_has_written_goes_on_while_its_health_ports_fail() {
     assert_eq!(run.total(), counts(6000, 0, 0), "{:?}", run.why);
     let minds = minds(&run);
     assert_eq!(minds.len(), 2, "{minds:?}");
-    assert!(minds[0].1 == "n1 dark" && minds[1].1 == "n1 green" && minds[1].0 > 25.0, "{minds:?}");
+    assert!(minds[0].1 == "n1 unhealthy" && minds[1].1 == "n1 healthy" && minds[1].0 > 25.0, "{minds:?}");
 
     // An agent that is down does not learn of a change.
     let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster drain=0s", "a@n1 b@n2");
@@ -197,7 +140,9 @@ fn nobody_learns_of_a_change_while_the_api_is_away() {
     assert!(run.total().lost > 100);
     // It does not learn of pods that are gone either, and keeps sending to them.
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");
-    let run = Scene::new("haproxy", &["5s node=n2=gone", "6s outage=50s"]).run(&yaml).unwrap();
+    let mut scene = Scene::new("haproxy", &["5s node=n2=gone", "6s outage=50s"]);
+    scene.proxy = Proxy::KubeProxy;
+    let run = scene.run(&yaml).unwrap();
     assert!(run.seconds[55].all.lost > 20 && run.seconds[57].all.lost == 0, "{:?}", run.seconds[55].all);
 }
 
@@ -255,8 +200,8 @@ fn events_that_are_wrong_are_refused_in_words() {
         ("policy=Local", "`policy=Local` is not a time"),
         ("5s", "`5s` does not say what happens: policy=Local|Cluster, drain=TIME"),
         ("5s policy=Locale", "`locale` is not a policy: Local or Cluster"),
-        ("5s node=n1", "`node=n1` is not node=NAME=gone, drained or added"),
-        ("5s node=n1=away", "`away` is not gone, drained or added"),
+        ("5s node=n1", "`node=n1` is not node=NAME=gone, back, cut-off, notice, drained or added"),
+        ("5s node=n1=away", "`away` is not node=NAME=gone, back, cut-off, notice, drained or added"),
         ("5s scale=many", "`scale=many` is not scale=N"),
         ("5s outage", "`` is not a time: write outage=30s"),
         ("5s crash=", "`crash=` does not name a node"),
@@ -309,6 +254,10 @@ fn event() -> impl Strategy<Value = String> {
         "node=n3=gone",
         "node=n2=drained",
         "node=n4=added",
+        "node=n1=back",
+        "node=n3=back",
+        "node=n1=cut-off",
+        "node=n2=notice",
         "scale=1",
         "scale=5",
         "spread",
@@ -329,13 +278,16 @@ proptest! {
     fn every_request_is_counted_once(
         profile in profile(), pods in pods(4), local: bool, seed: u64,
         rate in 1u32..200, request in 0u64..3000, stop in 0u64..9000,
-        events in prop::collection::vec(event(), 0..4),
+        events in prop::collection::vec(event(), 0..4), kube_proxy: bool,
     ) {
         let policy = if local { "Local" } else { "Cluster" };
         let cluster = cluster(&manifests("n1 n2 n3/spot", &format!("LoadBalancer {policy}"), &pods));
         let events: Vec<Timed> = events.iter().map(|event| event.parse().unwrap()).collect();
         let mut scene = Scene::new(profile, &[]);
         scene.seed = seed;
+        if kube_proxy {
+            scene.proxy = Proxy::KubeProxy;
+        }
         scene.load = Load { rate, lasts: SECOND * 40, request: Duration::from_millis(request) };
         scene.learn.pod_stop = Duration::from_millis(stop);
         let run = match scene.with(&cluster, events.clone()) {
@@ -352,9 +304,10 @@ proptest! {
             let sum = |counts: &std::collections::BTreeMap<usize, Counts>| counts.values().fold(Counts::default(), |a, b| a + *b);
             let (nodes, pods) = (sum(&second.nodes), sum(&second.pods));
             nobody += second.all.lost - nodes.lost;
-            prop_assert_eq!((nodes.ok, nodes.cut), (second.all.ok, second.all.cut));
+            let reached = |counts: Counts| (counts.ok, counts.delayed, counts.cut);
+            prop_assert_eq!(reached(nodes), reached(second.all));
             // A request that is answered or cut has reached a pod.
-            prop_assert_eq!((pods.ok, pods.cut), (second.all.ok, second.all.cut));
+            prop_assert_eq!(reached(pods), reached(second.all));
             prop_assert!(pods.lost <= nodes.lost);
         }
         prop_assert_eq!(nobody, run.why.get(&Why::NoNode).copied().unwrap_or(0));

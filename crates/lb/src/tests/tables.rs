@@ -19,7 +19,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1 b@n2",
         balancer: "gke",
         table: "n1 1 Ok(None) yes 1/2 33\nn2 1 Ok(None) yes 1/2 33\nn3 0 Ok(None) yes 0/2 33\n  a 50\n  b 50",
-        findings: &["warning green-without-pod", "note short-drain"],
+        findings: &["warning healthy-without-pod", "note short-drain"],
     },
     Case {
         nodes: "n1 n2 n3",
@@ -53,7 +53,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1",
         balancer: "aws-nlb",
         table: "n1 1 Ok(Some(1)) no 1/1 0\nn2,n3 0 Unavailable yes dropped 100\n  a 0",
-        findings: &["error nobody-green", "note one-node"],
+        findings: &["error nobody-healthy", "note one-node"],
     },
     Case {
         nodes: "n1 n2",
@@ -87,7 +87,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1 b@n2",
         balancer: "gke",
         table: "n1 1 Ok(None) yes 1/2 100\nn2 1 Unavailable no 1/2 0\nn3 0 Unavailable no 0/2 0\n  a 50\n  b 50",
-        findings: &["note dark-with-pod", "note leaving", "note short-drain"],
+        findings: &["note unhealthy-with-pod", "note leaving", "note short-drain"],
     },
     Case {
         nodes: "n1/excluded n2",
@@ -95,7 +95,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1 b@n2",
         balancer: "gke",
         table: "n1 1 Ok(Some(1)) no 1/1 0\nn2 1 Ok(Some(1)) yes 1/1 100\n  a 0\n  b 100",
-        findings: &["warning dark-with-pod", "warning uneven"],
+        findings: &["warning unhealthy-with-pod", "warning uneven"],
     },
     // Zones: each node uses the endpoints with a hint for its own zone.
     Case {
@@ -104,7 +104,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1/east b@n2/west",
         balancer: "cloud-provider-kind",
         table: "n1 1 Ok(None) yes 1/1 33\nn2 1 Ok(None) yes 1/1 33\nn3 0 Ok(None) yes 0/1 33\n  a 33\n  b 67",
-        findings: &["warning green-without-pod", "note uneven"],
+        findings: &["warning healthy-without-pod", "note uneven"],
     },
     Case {
         nodes: "n1 n2",
@@ -192,7 +192,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1 b@n2 c@n2",
         balancer: "aws-alb",
         table: "n1 1 Open yes 1/1 33\nn2 2 Open yes 2/2 33\nn3 0 Open yes 0/3 33\n  a 44\n  b 28\n  c 28",
-        findings: &["warning green-without-pod", "note uneven"],
+        findings: &["warning healthy-without-pod", "note uneven"],
     },
     Case {
         nodes: "n1/excluded n2",
@@ -200,7 +200,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1",
         balancer: "aws-nlb",
         table: "n1 1 Ok(Some(1)) no 1/1 0\nn2 0 Unavailable yes 0/1 100\n  a 100",
-        findings: &["error nobody-green", "note one-node"],
+        findings: &["error nobody-healthy", "note one-node"],
     },
     Case {
         nodes: "n1 n2",
@@ -217,7 +217,7 @@ const CASES: [Case; 24] = [
         pods: "a@n1 b@gone",
         balancer: "guess",
         table: "gone 1 Ok(Some(1)) no 1/1 0\nn1 1 Ok(Some(1)) yes 1/1 100\n  a 100\n  b 0",
-        findings: &["warning dark-with-pod", "warning uneven"],
+        findings: &["warning unhealthy-with-pod", "warning uneven"],
     },
 ];
 

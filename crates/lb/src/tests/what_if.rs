@@ -115,7 +115,7 @@ fn a_preempted_node_takes_its_pods_with_it() {
 }
 
 #[test]
-fn pods_that_move_leave_their_node_dark() {
+fn pods_that_move_leave_their_node_unhealthy() {
     let yaml = manifests("n1 n2 n3", "LoadBalancer Local", "a@n1 b@n2");
     let drained = Change::Node("n1".to_owned(), NodeChange::Drained);
     changed(&yaml, "gke", &[drained], |_, after, cost| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     super::{
         Answer, Judge, Overrides, Question,
-        probe::{Asking, Heard as Answered, Probed},
+        probe::{Asking, Heard as Answered, Http, Probed},
         tests::{balancer, cluster, manifests, web},
     },
     Heard, Snapshot,
@@ -31,20 +31,20 @@ const CASES: &[Case] = &[
         ["n1 n2", LOCAL, "a@n1 b@n2"],
         ["n1 n2", LOCAL, "a@n1"],
         &[
-            "shop/web: n2: turns dark: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; gke knows within 6 s",
+            "shop/web: n2: turns unhealthy: 200, 1 endpoint → 503; 1 → 0 pods; a request there: served → dropped; gke knows within 6 s",
         ],
     ),
     (
         ["n1 n2", LOCAL, "a@n1"],
         ["n1 n2", LOCAL, "a@n1 b@n2"],
         &[
-            "shop/web: n2: turns green: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; gke knows within 6 s",
+            "shop/web: n2: turns healthy: 503 → 200, 1 endpoint; 0 → 1 pod; a request there: dropped → served; gke knows within 6 s",
         ],
     ),
     (
         ["n1 n2", LOCAL, "a@n1 b@n2 c@n2"],
         ["n1 n2", LOCAL, "a@n1 b@n2"],
-        &["shop/web: n2: stays green: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod"],
+        &["shop/web: n2: stays healthy: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod"],
     ),
     // Nodes without a pod share a line.
     (
@@ -52,27 +52,27 @@ const CASES: &[Case] = &[
         ["n1 n2 n3", LOCAL, "a@n1"],
         &[
             "shop/web: externalTrafficPolicy Cluster → Local",
-            "shop/web: n1: stays green: 200 → 200, 1 endpoint",
-            "shop/web: 2 nodes without a pod: turns dark: 200 → 503; a request there: forwarded → dropped; gke knows within 6 s",
+            "shop/web: n1: stays healthy: 200 → 200, 1 endpoint",
+            "shop/web: 2 nodes without a pod: turns unhealthy: 200 → 503; a request there: forwarded → dropped; gke knows within 6 s",
         ],
     ),
     // A Node is added, is removed, and changes.
     (
         ["n1 n2", LOCAL, "a@n1 b@n2"],
         ["n1", LOCAL, "a@n1"],
-        &["n2: the Node is gone", "shop/web: n2: is gone, green, 1 pod"],
+        &["n2: the Node is gone", "shop/web: n2: is gone, healthy, 1 pod"],
     ),
     (
         ["n1", CLUSTER, "a@n1"],
         ["n1 n2", CLUSTER, "a@n1"],
-        &["n2: a new Node", "shop/web: n2: is there, green, 0 pods"],
+        &["n2: a new Node", "shop/web: n2: is there, healthy, 0 pods"],
     ),
     (
         ["n1 n2", CLUSTER, "a@n1"],
         ["n1 n2/leaving", CLUSTER, "a@n1"],
         &[
             "n2: said of the Node: nothing → leaving",
-            "shop/web: n2: turns dark: 200 → 503; gke knows within 24 s",
+            "shop/web: n2: turns unhealthy: 200 → 503; gke knows within 24 s",
         ],
     ),
 ];
@@ -88,11 +88,11 @@ fn what_has_happened() {
 #[test]
 fn the_beginning_and_the_end_of_a_service() {
     let (with, without) = (snapshot("n1 n2", LOCAL, "a@n1"), snapshot("n1 n2", "ClusterIP", "a@n1"));
-    assert_eq!(with.beginning(), ["shop/web: policy Local, 1 of 2 nodes green, 1 ready pod"]);
+    assert_eq!(with.beginning(), ["shop/web: policy Local, 1 of 2 nodes healthy, 1 ready pod"]);
     assert_eq!(with.changes(&without), ["shop/web: is not reached from outside any more"]);
     assert_eq!(
         without.changes(&with),
-        ["shop/web: is reached from outside: policy Local, 1 of 2 nodes green, 1 ready pod"]
+        ["shop/web: is reached from outside: policy Local, 1 of 2 nodes healthy, 1 ready pod"]
     );
     // The beginning and the end of an error are reported.
     let nobody = snapshot("n1 n2", LOCAL, "");
@@ -109,7 +109,7 @@ fn many_nodes_share_a_line() {
     let old = snapshot(&names(12), LOCAL, &pods(12));
     let lines = old.changes(&snapshot(&names(12), LOCAL, &pods(1)));
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].starts_with("shop/web: 11 nodes (n10, n11, n12, …): turns dark: "), "{lines:?}");
+    assert!(lines[0].starts_with("shop/web: 11 nodes (n10, n11, n12, …): turns unhealthy: "), "{lines:?}");
 }
 
 fn round(heard: &Answered) -> Probed {
@@ -131,12 +131,7 @@ fn a_difference_is_told_when_it_lasts() {
     let mut heard = Heard::default();
     let body =
         br#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":0,"serviceProxyHealthy":true}"#;
-    let well = Answered::Http(super::super::probe::Http::read(
-        Question::ServiceHealth(32080),
-        503,
-        Some(b"0"),
-        body,
-    ));
+    let well = Answered::Http(Http::read(Question::ServiceHealth(32080), 503, Some(b"0"), body));
     assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
     assert_eq!((heard.round(&round(&Answered::Refused)), heard.doubts()), (vec![], true));
     assert_eq!((heard.round(&round(&well)), heard.doubts()), (vec![], false));
@@ -149,4 +144,38 @@ fn a_difference_is_told_when_it_lasts() {
     assert_eq!(heard.round(&round(&Answered::Refused)), [""; 0]);
     assert_eq!(heard.round(&round(&well)), ["n1: shop/web: GET :32080: 503, as the objects say"]);
     assert!(heard.cause(&web(), "n1").is_none());
+}
+
+/// An agent says itself that it is cut off, or which nodes it leaves out.
+#[test]
+fn silent_nodes_are_told() {
+    let mut heard = Heard::default();
+    let mut round = |status: u16, more: &str| {
+        let body =
+            format!(r#"{{"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":true{more}}}"#);
+        let http = Http::read(Question::ProxyHealth, status, None, body.as_bytes());
+        let asking = Asking {
+            node: "n1".to_owned(),
+            service: None,
+            question: Question::ProxyHealth,
+            to: None,
+            expected: Answer::Ok(None),
+            kubelet_silent: false,
+            decides: true,
+        };
+        let lines = heard.round(&Probed::new(vec![(asking, Answered::Http(http), Duration::ZERO)]));
+        (lines, heard.answers(&web(), "n1"), heard.answers(&web(), "n3"))
+    };
+    let well = || "as told".to_owned();
+    assert_eq!(round(200, ""), (vec![], well(), well()));
+    let begins = "n1: leaves out the endpoints of n3: no answer from there".to_owned();
+    let left_out = (vec![begins], well(), "left out by 1".to_owned());
+    assert_eq!(round(200, r#","cutOff":false,"leftOut":["n3"]"#), left_out);
+    let ends = "n1: does not leave out n3 any more".to_owned();
+    let cut_off = r#","cutOff":true,"leftOut":[]"#;
+    assert_eq!(round(503, cut_off).0, [ends]);
+    let (lines, row, _) = round(503, cut_off);
+    assert_eq!(lines, ["n1: GET :10256/healthz: 503, cutOff true, and the objects say 200 (cut-off)"]);
+    assert_eq!(row, "cut-off");
+    assert_eq!(round(200, "").0, ["n1: GET :10256/healthz: 200, as the objects say"]);
 }

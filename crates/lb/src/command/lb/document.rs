@@ -68,7 +68,7 @@ struct Port {
     frontends: Vec<String>,
     asked: String,
     nodes: usize,
-    green: usize,
+    healthy: usize,
     rows: Vec<RowDocument>,
     pods: Vec<Pod>,
     /// The largest share of a pod over the mean.
@@ -91,7 +91,7 @@ struct RowDocument {
     weight: Option<usize>,
     /// `member`, `excluded`, `no-node`.
     membership: &'static str,
-    green: bool,
+    healthy: bool,
     traffic: bool,
     /// `delivered`, `forwarded`, `mixed`, `dropped`, `refused`.
     fate: &'static str,
@@ -194,7 +194,7 @@ impl Port {
                 .collect(),
             asked: print::question(port.question),
             nodes: port.nodes(),
-            green: port.green(),
+            healthy: port.healthy(),
             rows: port.rows.iter().map(|row| RowDocument::new(view, port, row)).collect(),
             pods: port
                 .pods
@@ -239,7 +239,7 @@ impl RowDocument {
                 Membership::Excluded => "excluded",
                 Membership::NoNode => "no-node",
             },
-            green: row.membership == Membership::Member && row.answer.is_green(),
+            healthy: row.membership == Membership::Member && row.answer.is_healthy(),
             traffic: row.takes,
             fate,
             here,

@@ -154,7 +154,7 @@ fn overview(out: &mut dyn Write, judgements: &[Judgement<'_>]) -> io::Result<()>
         })
         .collect();
     let header =
-        ["SERVICE", "POLICY", "BALANCER", "NODES", "GREEN", "TRAFFIC", "PODS", "SKEW", "LOST", "FINDINGS"];
+        ["SERVICE", "POLICY", "BALANCER", "NODES", "HEALTHY", "TRAFFIC", "PODS", "SKEW", "LOST", "FINDINGS"];
     view::table(out, header, &rows, |(judgement, port, first)| {
         let named: Vec<_> =
             port.keys.iter().map(|key| key.port.as_str()).filter(|name| !name.is_empty()).collect();
@@ -164,7 +164,7 @@ fn overview(out: &mut dyn Write, judgements: &[Judgement<'_>]) -> io::Result<()>
             view::policy(judgement.policy).to_owned(),
             judgement.balancer.name.to_owned(),
             port.nodes().to_string(),
-            port.green().to_string(),
+            port.healthy().to_string(),
             port.taking().to_string(),
             port.ready().to_string(),
             port.skew().map_or_else(|| "–".to_owned(), |skew| format!("{skew:.2}")),
@@ -323,7 +323,7 @@ fn traffic(port: &PortJudgement<'_>, row: &Row<'_>) -> String {
     match row.membership {
         Membership::Excluded => "no: excluded".to_owned(),
         Membership::NoNode => "no: no such Node".to_owned(),
-        Membership::Member if row.takes && port.failed_open => "yes: all are dark".to_owned(),
+        Membership::Member if row.takes && port.failed_open => "yes: all are unhealthy".to_owned(),
         Membership::Member if row.takes => "yes".to_owned(),
         Membership::Member => "no".to_owned(),
     }
@@ -345,7 +345,7 @@ fn asks(asked: Question, check: &Check) -> String {
         return "nothing: a speaker on the node announces it".to_owned();
     }
     format!(
-        "{}{} every {}, {} for an answer; dark after {} failures, green after {}",
+        "{}{} every {}, {} for an answer; unhealthy after {} failures, healthy after {}",
         question(asked),
         mark(check.ask.sure),
         fact(&check.interval, |time| view::span(*time)),
@@ -372,14 +372,14 @@ fn facts(balancer: &Balancer) -> Vec<String> {
         Weights::Annotated(name, value) => format!("with annotation {name}: {value}"),
     };
     vec![
-        format!("sends to all while all are dark: {}", fact(&balancer.fail_open, yes)),
+        format!("sends to all while all are unhealthy: {}", fact(&balancer.fail_open, yes)),
         format!("weighs nodes by their pods: {weights}{}", mark(balancer.weights.sure)),
         format!(
             "its controller hands changes on within: {}",
             fact(&balancer.controller, |time| view::span(*time))
         ),
         format!("ends connections itself: {}", fact(&balancer.proxies, yes)),
-        format!("cuts connections by a node that turns dark: {}", fact(&balancer.cuts, yes)),
+        format!("cuts connections by a node that turns unhealthy: {}", fact(&balancer.cuts, yes)),
         "? = assumed, not found in its source or documentation: docs/balancers.md".to_owned(),
     ]
 }

@@ -1,18 +1,21 @@
 //! `lb simulate`: the outcome of requests while a cluster changes, second by second.
 
 mod print;
+#[cfg(test)]
+mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
 use traffic_policy_cluster::model::{Policy, ServiceName, object::Service};
 
 use super::{BalancerArguments, SourceArguments, document, html, print::View};
 use crate::{
-    Balancer, Counts, Judge, Learn, Load, Measured, Moment, Simulated, Simulation, Span, Timed,
+    Balancer, Counts, Judge, Learn, Load, Measured, Moment, Proxy, Silence, Simulated, Simulation, Span,
+    Timed,
     page::{Event, Page, Part, Second, Timeline},
 };
 
@@ -26,7 +29,8 @@ pub(super) struct Arguments {
     service: String,
     /// An event and its time: '5s policy=Local'. Events are the flags of `lb what-if` without their
     /// dashes (policy=Local, drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread),
-    /// and rollout, crash=NODE (its agent), outage=TIME (of the API); may be repeated.
+    /// and node=NAME=back|cut-off|notice, rollout, crash=NODE (its agent), outage=TIME (of the
+    /// API); may be repeated.
     #[arg(
         long = "event",
         env = "TRAFFIC_POLICY_SIMULATE_EVENT",
@@ -47,6 +51,8 @@ pub(super) struct Arguments {
     seed: u64,
     #[command(flatten)]
     delays: Delays,
+    #[command(flatten)]
+    proxy: ProxyArguments,
     #[command(flatten)]
     output: OutputArguments,
     #[command(flatten)]
@@ -91,6 +97,53 @@ struct Delays {
     agent_restart: Span,
 }
 
+/// The proxy on the nodes, and how it notices nodes that went without a word.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Proxy")]
+struct ProxyArguments {
+    /// The proxy on all nodes: kube-proxy has no drain, ignores the annotations of traffic-policy,
+    /// and forwards to a node that is gone until Kubernetes removes its endpoints.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_SIMULATE_PROXY",
+        value_name = "PROXY",
+        default_value = "traffic-policy"
+    )]
+    proxy: Named,
+    /// The agents' flag: the number of unanswered SYNs after which a node is suspected; 0 turns it
+    /// off.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SUSPECT_SYNS", value_name = "N", default_value_t = 3)]
+    suspect_syns: u32,
+    /// The agents' flag: the largest part of the nodes with endpoints that a node leaves out.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_MAX_LEFT_OUT", value_name = "PERCENT", default_value_t = 50,
+        value_parser = clap::value_parser!(u8).range(0..=100))]
+    max_left_out: u8,
+    /// Number of TCP connections per second that each node makes to each other node with endpoints,
+    /// besides those of the Service: their SYNs raise suspicions, too.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_OTHER_TCP", value_name = "N", default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=1000))]
+    other_tcp: u32,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Named {
+    TrafficPolicy,
+    KubeProxy,
+}
+
+impl ProxyArguments {
+    const fn proxy(&self) -> Proxy {
+        match self.proxy {
+            Named::KubeProxy => Proxy::KubeProxy,
+            Named::TrafficPolicy => Proxy::TrafficPolicy(Silence {
+                suspect_syns: self.suspect_syns,
+                max_left_out: self.max_left_out,
+                other_tcp: self.other_tcp,
+            }),
+        }
+    }
+}
+
 impl Delays {
     const fn learn(&self) -> Learn {
         Learn {
@@ -106,11 +159,28 @@ impl Delays {
 
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
+        self.html.check()?;
+        self.simulate(|judge, shown| {
+            self.html.write(|| {
+                let judgements: Vec<_> = judge.service(shown.service).into_iter().collect();
+                let view = View { judge, why: false, all_nodes: false };
+                Page::new(format!("Simulated: {}", shown.service))
+                    .with(Part::Judged, &document::Document::new(&view, &judgements))?
+                    .with(Part::Timeline, &shown.time_line())
+            })?;
+            match self.output.output {
+                Output::Json => view::print_json(&shown.document()),
+                Output::Table => view::print(|out| shown.print(out)),
+            }
+        })
+    }
+
+    /// Runs the simulation, and lets a function show it.
+    fn simulate(&self, show: impl FnOnce(&Judge<'_>, &Shown<'_>) -> Result<()>) -> Result<()> {
         let Span(lasts) = self.lasts;
         if lasts.is_zero() {
             return Err(view::usage("--for 0: nothing would happen; write --for 60s").into());
         }
-        self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
         let cluster = self.source.read()?;
         let found = cluster.named(&self.service);
@@ -130,6 +200,7 @@ impl Arguments {
             cluster: &cluster,
             service: &service.name,
             balancer,
+            proxy: self.proxy.proxy(),
             events: self.events.clone(),
             learn: self.delays.learn(),
             load: Load { rate: self.rate, lasts, request: self.delays.request_time.0 },
@@ -143,22 +214,13 @@ impl Arguments {
             policy: service.external_policy,
             balancer: &simulation.balancer,
             why_balancer: &why,
+            proxy: self.proxy.proxy(),
             rate: self.rate,
             seed: self.seed,
             lasts,
             simulated: &simulated,
         };
-        self.html.write(|| {
-            let judgements: Vec<_> = judge.service(&service.name).into_iter().collect();
-            let view = View { judge: &judge, why: false, all_nodes: false };
-            Page::new(format!("Simulated: {}", service.name))
-                .with(Part::Judged, &document::Document::new(&view, &judgements))?
-                .with(Part::Timeline, &shown.time_line())
-        })?;
-        match self.output.output {
-            Output::Json => view::print_json(&shown.document()),
-            Output::Table => view::print(|out| shown.print(out)),
-        }
+        show(&judge, &shown)
     }
 }
 
@@ -168,6 +230,7 @@ struct Shown<'s> {
     policy: Policy,
     balancer: &'s Balancer,
     why_balancer: &'s str,
+    proxy: Proxy,
     rate: u32,
     seed: u64,
     lasts: Duration,
@@ -181,6 +244,7 @@ struct Document<'s> {
     /// The policy at the start.
     policy: &'static str,
     balancer: &'static str,
+    proxy: &'static str,
     rate: u32,
     seed: u64,
     lasts_seconds: f64,
@@ -220,8 +284,8 @@ impl Shown<'_> {
     /// Returns the time line for a page.
     fn time_line(&self) -> Timeline {
         let seconds = self.simulated.seconds.iter().map(|second| {
-            let Counts { ok, lost, cut } = second.all;
-            Second { ok, lost, cut }
+            let Counts { ok, delayed, lost, cut } = second.all;
+            Second { ok, delayed, lost, cut }
         });
         let events = self
             .simulated
@@ -229,7 +293,13 @@ impl Shown<'_> {
             .iter()
             .map(|moment| Event { second: moment.at.as_secs_f64(), what: print::sentence(moment) });
         Timeline {
-            title: format!("{}, {}, {} requests a second", self.service, self.balancer.name, self.rate),
+            title: format!(
+                "{}, {}, {}, {} requests a second",
+                self.service,
+                self.balancer.name,
+                self.proxy.name(),
+                self.rate
+            ),
             seconds: seconds.collect(),
             events: events.collect(),
         }
@@ -242,6 +312,7 @@ impl Shown<'_> {
             name: &self.service.name,
             policy: view::policy(self.policy),
             balancer: self.balancer.name,
+            proxy: self.proxy.name(),
             rate: self.rate,
             seed: self.seed,
             lasts_seconds: self.lasts.as_secs_f64(),

@@ -34,7 +34,7 @@ use crate::{
     watch::{self, Snapshot},
 };
 
-/// Follow the cluster, and report which nodes turn unhealthy (dark) or healthy (green), and when.
+/// Follow the cluster, and report which nodes turn healthy or unhealthy, and when.
 ///
 /// On a terminal this is a view of 80 columns that is redrawn; otherwise, and when the view closes,
 /// there is a line for each change, with its time (UTC). Ctrl-C stops it.
@@ -239,7 +239,7 @@ impl Watch<'_> {
         let status = source.status().get();
         let troubles: BTreeMap<_, _> = status.errors.into_iter().collect();
         let lines = self.picture.lines(screen.size(), &troubles, &self.out.log, |service, node| {
-            self.arguments.probe.probe.then(|| self.heard.cause(service, node))
+            self.arguments.probe.probe.then(|| self.heard.answers(service, node))
         });
         Ok(screen.draw(&lines)?)
     }

@@ -17,7 +17,7 @@ use crate::{
     page::{Page, Part},
 };
 
-/// Show what a change would do to a Service: which nodes turn unhealthy (dark), what each pod gets,
+/// Show what a change would do to a Service: which nodes turn unhealthy, what each pod gets,
 /// how many requests are lost and for how long, and what makes the change lossless. Nothing is
 /// changed.
 ///

@@ -36,7 +36,8 @@ impl Shown<'_> {
             view::span(self.lasts),
             self.seed
         )?;
-        writeln!(out, "balancer  {} ({})\n", self.balancer.name, self.why_balancer)?;
+        writeln!(out, "balancer  {} ({})", self.balancer.name, self.why_balancer)?;
+        writeln!(out, "proxy     {}\n", self.proxy.name())?;
         self.seconds(out)?;
         writeln!(out)?;
         self.totals(out)?;
@@ -54,15 +55,15 @@ impl Shown<'_> {
         let groups = grouped(&self.simulated.seconds);
         view::table(
             out,
-            ["SECOND", "REQUESTS", "OK", "LOST", "CUT", "SENT TO"],
+            ["SECOND", "REQUESTS", "OK", "DELAYED", "LOST", "CUT", "SENT TO"],
             &groups,
             |(range, all, nodes)| {
                 let second = match (range.start(), range.end()) {
                     (first, last) if first == last => first.to_string(),
                     (first, last) => format!("{first}–{last}"),
                 };
-                let [sent, ok, lost, cut] = [all.all(), all.ok, all.lost, all.cut].map(|n| n.to_string());
-                [second, sent, ok, lost, cut, self.sent_to(nodes)]
+                let [ok, delayed, lost, cut] = cells(all);
+                [second, all.all().to_string(), ok, delayed, lost, cut, self.sent_to(nodes)]
             },
         )
     }
@@ -84,35 +85,50 @@ impl Shown<'_> {
         let total = self.simulated.total();
         writeln!(
             out,
-            "TOTAL   {} requests: {} ok, {} lost, {} cut",
+            "TOTAL   {} requests: {} ok, {} delayed, {} lost, {} cut",
             total.all(),
             total.ok,
+            total.delayed,
             total.lost,
             total.cut
         )?;
+        if total.delayed > 0 {
+            writeln!(
+                out,
+                "  {} delayed: answered to the client's second SYN, a second later",
+                total.delayed
+            )?;
+        }
         for (reason, requests) in &self.simulated.why {
             writeln!(out, "  {requests} {}", why(*reason))?;
         }
         let mut pods: Vec<_> =
             self.simulated.by_pod().into_iter().filter(|(_, counts)| counts.all() > 0).collect();
-        pods.sort_by(|(a, x), (b, y)| y.ok.cmp(&x.ok).then_with(|| natural(a).cmp(&natural(b))));
+        let answered = |counts: &Counts| counts.ok + counts.delayed;
+        pods.sort_by(|(a, x), (b, y)| {
+            answered(y).cmp(&answered(x)).then_with(|| natural(a).cmp(&natural(b)))
+        });
         writeln!(out)?;
-        view::table(out, ["POD", "OK", "LOST", "CUT", "SHARE"], &pods, |(pod, counts)| {
-            let share = percent(counts.ok as f64 / total.ok.max(1) as f64);
-            let [ok, lost, cut] = [counts.ok, counts.lost, counts.cut].map(|count| count.to_string());
-            [(*pod).to_owned(), ok, lost, cut, share]
+        view::table(out, ["POD", "OK", "DELAYED", "LOST", "CUT", "SHARE"], &pods, |(pod, counts)| {
+            let share = percent(answered(counts) as f64 / answered(&total).max(1) as f64);
+            let [ok, delayed, lost, cut] = cells(counts);
+            [(*pod).to_owned(), ok, delayed, lost, cut, share]
         })
     }
+}
+
+fn cells(counts: &Counts) -> [String; 4] {
+    [counts.ok, counts.delayed, counts.lost, counts.cut].map(|count| count.to_string())
 }
 
 type Group = (RangeInclusive<usize>, Counts, BTreeMap<usize, u64>);
 
 /// Groups consecutive seconds that are alike: the same nodes were sent requests, and requests were
-/// lost or cut in all or in none.
+/// delayed, lost or cut in all or in none.
 fn grouped(seconds: &[Second]) -> Vec<Group> {
     let like = |second: &Second| {
         let nodes: BTreeSet<usize> = second.nodes.keys().copied().collect();
-        (nodes, second.all.lost > 0, second.all.cut > 0)
+        (nodes, [second.all.delayed, second.all.lost, second.all.cut].map(|count| count > 0))
     };
     let mut groups: Vec<Group> = Vec::new();
     let mut last = None;
@@ -148,7 +164,7 @@ pub(super) const fn why(why: Why) -> &'static str {
         Why::Dropped => "lost: dropped by a node without a pod (policy Local)",
         Why::Refused => "lost: refused, no endpoint anywhere",
         Why::PodGone => "lost or cut: passed on to a pod that is gone",
-        Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns dark",
+        Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns unhealthy",
     }
 }
 
@@ -168,9 +184,14 @@ pub(super) fn what(what: &What) -> String {
             "–" => "the balancer asks nothing from now on".to_owned(),
             asked => format!("the balancer asks {asked} from now on"),
         },
-        What::Dark => "turned dark".to_owned(),
-        What::Green => "turned green".to_owned(),
-        What::FailsOpen => "all are dark: the balancer sends to all of them".to_owned(),
-        What::NobodyLeft => "all are dark: the balancer sends to nobody".to_owned(),
+        What::Unhealthy => "turned unhealthy".to_owned(),
+        What::Healthy => "turned healthy".to_owned(),
+        What::LeftOut(node) => format!("{node} does not answer: left out of new connections"),
+        What::NotLeftOut(node) => format!("{node} does not answer; not left out, for too many are"),
+        What::TakenBack(node) => format!("{node} answers again"),
+        What::CutOff => "no other node answers: cut off itself, leaves out nobody and says 503".to_owned(),
+        What::InTouch => "another node answers: not cut off any more".to_owned(),
+        What::FailsOpen => "all are unhealthy: the balancer sends to all of them".to_owned(),
+        What::NobodyLeft => "all are unhealthy: the balancer sends to nobody".to_owned(),
     }
 }

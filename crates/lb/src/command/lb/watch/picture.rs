@@ -9,10 +9,7 @@ use traffic_policy_cluster::{
 };
 
 use super::super::print;
-use crate::{
-    Judge, Judgement, Membership,
-    probe::{Cause, expected_text},
-};
+use crate::{Judge, Judgement, Membership, probe::expected_text};
 
 /// The width of a name, in columns.
 const NAME: usize = 30;
@@ -34,7 +31,7 @@ struct ServiceLine {
     name: ServiceName,
     policy: Policy,
     balancer: &'static str,
-    green: usize,
+    healthy: usize,
     nodes: usize,
     pods: usize,
     lost: f64,
@@ -46,19 +43,19 @@ struct NodeLine {
     service: ServiceName,
     pods: usize,
     told: String,
-    green: bool,
+    healthy: bool,
     traffic: &'static str,
 }
 
 impl Picture {
     pub(super) fn new<'a>(judge: &Judge<'a>, judgements: &[Judgement<'a>]) -> Self {
         let services = judgements.iter().filter_map(|judgement| {
-            let worst = judgement.ports.iter().min_by_key(|port| port.green())?;
+            let worst = judgement.ports.iter().min_by_key(|port| port.healthy())?;
             Some(ServiceLine {
                 name: judgement.service.name.clone(),
                 policy: judgement.policy,
                 balancer: judgement.balancer.name,
-                green: worst.green(),
+                healthy: worst.healthy(),
                 nodes: worst.nodes(),
                 pods: worst.ready(),
                 lost: judgement.ports.iter().map(|port| port.lost).fold(0.0, f64::max),
@@ -72,14 +69,14 @@ impl Picture {
         Self { begun: true, nodes: judge.node_count(), services: services.collect(), rows }
     }
 
-    /// Renders the lines. `cause` returns why a node's answers differ; if its outer value is
-    /// `None`, nodes are not probed.
+    /// Renders the lines. `answers` returns what is known of a node's answers; nothing if nodes are
+    /// not probed.
     pub(super) fn lines(
         &self,
         (columns, height): (usize, usize),
         troubles: &BTreeMap<String, String>,
         log: &VecDeque<String>,
-        cause: impl Fn(&ServiceName, &str) -> Option<Option<Cause>>,
+        answers: impl Fn(&ServiceName, &str) -> Option<String>,
     ) -> Vec<String> {
         let time = Timestamp::now().strftime("%H:%M:%SZ");
         let mut lines = vec![format!(
@@ -95,7 +92,7 @@ impl Picture {
         // are counted.
         let room = height.saturating_sub(lines.len() + LOG + 3).max(1);
         lines.extend(match self.services.as_slice() {
-            [service] => self.of_one(service, room, cause),
+            [service] => self.of_one(service, room, answers),
             _ => self.of_many(room),
         });
         lines.push(String::new());
@@ -121,14 +118,14 @@ impl Picture {
         &self,
         service: &ServiceLine,
         room: usize,
-        cause: impl Fn(&ServiceName, &str) -> Option<Option<Cause>>,
+        answers: impl Fn(&ServiceName, &str) -> Option<String>,
     ) -> Vec<String> {
         let mut lines = vec![format!(
-            "{}  {}  {}  {} of {} green  lost {}",
+            "{}  {}  {}  {} of {} healthy  lost {}",
             shorten(&service.name.to_string()),
             view::policy(service.policy),
             service.balancer,
-            service.green,
+            service.healthy,
             service.nodes,
             print::percent(service.lost)
         )];
@@ -137,15 +134,11 @@ impl Picture {
         // Unhealthy nodes come first if there is not room for all.
         let mut order: Vec<&NodeLine> = self.rows.iter().collect();
         if order.len() > room {
-            order.sort_by_key(|row| row.green);
+            order.sort_by_key(|row| row.healthy);
         }
         let more = order.len().saturating_sub(room);
         for row in order.into_iter().take(room) {
-            let answer = match cause(&row.service, &row.node) {
-                None => String::new(),
-                Some(None) => "as told".to_owned(),
-                Some(Some(cause)) => cause.code().to_owned(),
-            };
+            let answer = answers(&row.service, &row.node).unwrap_or_default();
             rows.push([
                 shorten(&row.node),
                 row.pods.to_string(),
@@ -170,7 +163,7 @@ impl Picture {
         }
         let mut order: Vec<&ServiceLine> = self.services.iter().collect();
         if order.len() > room {
-            order.sort_by(|a, b| b.lost.total_cmp(&a.lost).then(a.green.cmp(&b.green)));
+            order.sort_by(|a, b| b.lost.total_cmp(&a.lost).then(a.healthy.cmp(&b.healthy)));
         }
         let rows: Vec<[String; 6]> = order
             .iter()
@@ -179,14 +172,14 @@ impl Picture {
                 [
                     shorten(&service.name.to_string()),
                     view::policy(service.policy).to_owned(),
-                    format!("{} of {}", service.green, service.nodes),
+                    format!("{} of {}", service.healthy, service.nodes),
                     service.pods.to_string(),
                     print::percent(service.lost),
                     service.skew.map_or_else(|| "–".to_owned(), |skew| format!("{skew:.2}")),
                 ]
             })
             .collect();
-        let mut lines = table(["SERVICE", "POLICY", "GREEN", "PODS", "LOST", "SKEW"], &rows);
+        let mut lines = table(["SERVICE", "POLICY", "HEALTHY", "PODS", "LOST", "SKEW"], &rows);
         if order.len() > room {
             lines.push(format!("and {} more Services", order.len() - room));
         }
@@ -198,14 +191,14 @@ fn node_lines<'a>(judge: &Judge<'a>, judgement: &Judgement<'a>) -> Vec<NodeLine>
     let mut lines = Vec::new();
     for port in judgement.ports.iter().take(1) {
         for row in &port.rows {
-            let green = row.membership == Membership::Member && row.answer.is_green();
+            let healthy = row.membership == Membership::Member && row.answer.is_healthy();
             for name in judge.names(port, row, row.count) {
                 lines.push(NodeLine {
                     node: name.to_owned(),
                     service: judgement.service.name.clone(),
                     pods: row.pods,
                     told: expected_text(row.answer),
-                    green,
+                    healthy,
                     traffic: if row.takes { "yes" } else { "no" },
                 });
             }
@@ -260,8 +253,11 @@ mod tests {
 
     #[test]
     fn no_line_is_longer_than_its_columns() {
-        let line =
-            format!("2026-11-22T18:00:00.000Z shop/web: {}: turns dark {}", "n".repeat(70), "x ".repeat(50));
+        let line = format!(
+            "2026-11-22T18:00:00.000Z shop/web: {}: turns unhealthy {}",
+            "n".repeat(70),
+            "x ".repeat(50)
+        );
         for columns in [40, 80] {
             let lines = wrapped(&line, columns);
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{lines:#?}");
@@ -275,21 +271,21 @@ mod tests {
     }
 
     #[test]
-    fn the_dark_ones_are_shown_where_not_all_have_room() {
+    fn the_unhealthy_ones_are_shown_where_not_all_have_room() {
         let service = ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() };
         let row = |number: usize| NodeLine {
             node: format!("node-{number}"),
             service: service.clone(),
             pods: 1,
             told: "200, 1 endpoint".to_owned(),
-            green: number != 40,
+            healthy: number != 40,
             traffic: "yes",
         };
         let line = ServiceLine {
             name: service.clone(),
             policy: Policy::Local,
             balancer: "gke",
-            green: 39,
+            healthy: 39,
             nodes: 40,
             pods: 40,
             lost: 0.0,
@@ -298,7 +294,7 @@ mod tests {
         let picture =
             Picture { begun: true, nodes: 40, services: vec![line], rows: (1..=40).map(row).collect() };
         let log: VecDeque<String> = (0..100).map(|number| format!("change {number}")).collect();
-        let lines = picture.lines((80, 24), &BTreeMap::new(), &log, |_, _| Some(None));
+        let lines = picture.lines((80, 24), &BTreeMap::new(), &log, |_, _| Some("as told".to_owned()));
         assert!(lines.len() <= 24, "{lines:#?}");
         assert!(lines.iter().any(|line| line.starts_with("node-40 ")), "{lines:#?}");
         assert!(lines.iter().any(|line| line.starts_with("and 2")), "{lines:#?}");
