@@ -13,4 +13,5 @@ pub mod controller;
 pub mod health;
 pub mod in_effect;
 pub mod metrics;
+pub mod notice;
 pub mod systemd;

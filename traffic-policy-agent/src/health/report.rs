@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
-use traffic_policy_cluster::source::Status;
+use traffic_policy_cluster::source::{Leaving, Status};
 
 /// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct Report {
     pub left_out: Vec<String>,
     /// Whether load balancers may send here, as far as the Node object decides that.
     pub node_eligible: bool,
+    /// The news that this node is about to go, and when, if there are any.
+    #[serde(default)]
+    pub leaving: Option<String>,
     /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
     /// Kinds of objects that wait to be listed anew: the maps may lack changes of them.
@@ -47,6 +50,9 @@ pub(super) struct Facts {
     pub failure: Option<String>,
     pub detached: Option<String>,
     pub left_out: Vec<String>,
+    pub leaving: Option<Leaving>,
+    /// Sources whose news may be missed, with the reasons.
+    pub deaf: BTreeMap<String, String>,
     pub source: Option<Status>,
 }
 
@@ -72,6 +78,8 @@ impl Report {
             waiting_for.push("a change is being written".to_owned());
         }
         waiting_for.extend(facts.detached.clone());
+        let deaf = facts.deaf.iter();
+        errors.extend(deaf.map(|(source, trouble)| (format!("--notice {source}"), trouble.clone())));
         let stale = facts.source.iter().flat_map(|source| &source.stale);
         let stale = stale.map(|(what, stale)| {
             let seconds = stale.since.elapsed().as_secs_f64();
@@ -84,6 +92,10 @@ impl Report {
             waiting_seconds: facts.waiting.map(|waiting| waiting.as_secs_f64()),
             waiting_for,
             node_eligible: facts.node_eligible,
+            leaving: facts.leaving.as_ref().map(|leaving| match leaving.gone_by {
+                Some(time) => format!("{}, by {time}", leaving.reason),
+                None => leaving.reason.clone(),
+            }),
             errors,
             stale: stale.collect(),
         }
@@ -106,6 +118,8 @@ mod tests {
             failure: None,
             detached: None,
             left_out: Vec::new(),
+            leaving: None,
+            deaf: BTreeMap::new(),
             source: Some(Status { synced: true, ..Status::default() }),
         }
     }

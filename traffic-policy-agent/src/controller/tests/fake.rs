@@ -352,6 +352,8 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         in_effect: InEffect::default(),
         adopt: false,
         socket_ender: None,
+        notices: Vec::new(),
+        board: Default::default(),
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
