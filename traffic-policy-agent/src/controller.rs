@@ -28,7 +28,7 @@ use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 use anyhow::{Result, bail};
 use ipnet::IpNet;
 use tokio::{
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use traffic_policy_cluster::source::{Kubernetes, Manifests, Source};
@@ -52,6 +52,7 @@ use crate::{
     health::ProxyHealth,
     in_effect::InEffect,
     metrics::{Metrics, MetricsServer},
+    notice::{self, Board},
     systemd::Notifier,
 };
 
@@ -82,6 +83,9 @@ pub struct Settings {
     /// The ender of UDP sockets; `None`: no UDP socket is ended.
     pub socket_ender: Option<SocketEnder>,
     pub silence: Silence,
+    /// Sources of news that this node is about to go, and the board on which they write.
+    pub notices: Vec<notice::Source>,
+    pub board: Board,
     pub dataplane: Config,
 }
 
@@ -104,6 +108,8 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
         adoption::check_node()?;
     }
     let health = ProxyHealth::new(true, true);
+    health.heed(settings.board.clone());
+    let notices = notice::start(&settings.notices, &settings.board);
     let healthz = listening::healthz(settings.healthz, &health)?;
     let metrics = Metrics::new(settings.node_name.clone(), health.clone());
     let mut dataplane = Dataplane::open(settings.dataplane.clone())?;
@@ -119,6 +125,7 @@ pub async fn run(settings: Settings, reloads: Reloads, notifier: Notifier) -> Re
     }
     let mut controller = Controller::new(settings, Timing::default(), dataplane, network, health, metrics);
     controller.notifier = notifier;
+    controller.notices = notices;
     let started = tokio::select! {
         biased;
         () = stop.requested() => {
@@ -153,6 +160,8 @@ struct Controller<P> {
     metrics_server: Option<MetricsServer>,
     /// The notifier of systemd; without effect until it is set.
     notifier: Notifier,
+    /// The tasks that listen for news that this node is about to go.
+    notices: JoinSet<()>,
     adoption: Adoption,
     silence: NodeWatch,
     /// Whether the node's addresses changed and the maps do not reflect that yet.
@@ -185,6 +194,7 @@ impl<P: PacketPath> Controller<P> {
             metrics,
             metrics_server: None,
             notifier: Notifier::default(),
+            notices: JoinSet::new(),
             needs_write: false,
             others_serve: false,
         }
@@ -320,6 +330,7 @@ impl<P: PacketPath> Controller<P> {
                     }
                     reload.done();
                 }
+                Some(_) = self.notices.join_next() => bail!("a source of --notice has stopped unexpectedly"),
                 () = stop.requested() => break,
             }
         }

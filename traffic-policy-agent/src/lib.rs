@@ -13,5 +13,6 @@ pub mod controller;
 pub mod health;
 pub mod in_effect;
 pub mod metrics;
+pub mod notice;
 mod silent_nodes;
 pub mod systemd;

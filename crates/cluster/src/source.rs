@@ -19,8 +19,8 @@ pub use self::{
     batch::{Batch, Change, Source, Update},
     events::{EventRecorder, ObjectEvent, Subject},
     kubernetes::{
-        Access, AccessError, Kubernetes, ListError, Listed, SERVICE_ACCOUNT, follow_cluster as watch_cluster,
-        list_cluster,
+        Access, AccessError, Announcement, Kubernetes, Leaving, ListError, Listed, SERVICE_ACCOUNT,
+        follow_cluster as watch_cluster, list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
     node_addresses::NodeAddresses,

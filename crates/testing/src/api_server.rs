@@ -1,9 +1,9 @@
 //! A small Kubernetes API server for tests, which shows the faults of real ones on demand.
 //!
-//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes and
-//! ServiceCIDRs, and accepts Events. Connections use HTTP/1.1, or HTTP/2 over TLS. The server can
-//! be slow, fall silent, cut connections, forget its history (410 Gone), refuse tokens, lack
-//! streaming lists, and stop and restart.
+//! It serves lists (in pages) and watches (with bookmarks) of Services, EndpointSlices, Nodes,
+//! ServiceCIDRs and Leases, and accepts Events and Leases. Connections use HTTP/1.1, or HTTP/2 over
+//! TLS. The server can be slow, fall silent, cut connections, forget its history (410 Gone), refuse
+//! tokens, lack streaming lists, and stop and restart.
 
 mod connection;
 mod http;
@@ -250,7 +250,8 @@ impl ApiServer {
         self.shared.change(|state| state.refused.insert(kind, status));
     }
 
-    /// Refuses all further patches of Nodes with this status, or accepts them if it is `None`.
+    /// Refuses all further patches of Nodes and writes of Leases with this status, or accepts them
+    /// if it is `None`.
     pub fn refuse_patches(&self, status: Option<u16>) {
         self.shared.change(|state| state.refused_patches = status);
     }

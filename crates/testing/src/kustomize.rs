@@ -62,19 +62,15 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
         let resource = folder.join(resource);
         objects.extend(if resource.is_dir() { build(&resource)? } else { documents(&resource)? });
     }
-    for (place, object) in objects.iter().enumerate() {
-        let again = objects[..place].iter().any(|other| identity(other) == identity(object));
-        ensure!(!again, "{}: {:?} is there twice", folder.display(), identity(object));
-    }
-    // A component changes the objects of the resources.
+    ensure_once(folder, &objects)?;
+    // A component adds objects to the resources, and changes all of them.
     for component in &kustomization.components {
         let component = folder.join(component);
         let content = read(&component, ("kustomize.config.k8s.io/v1alpha1", "Component"))?;
-        ensure!(
-            content.resources.is_empty(),
-            "{}: resources of components are not known here",
-            component.display()
-        );
+        for resource in &content.resources {
+            objects.extend(documents(&component.join(resource))?);
+        }
+        ensure_once(&component, &objects)?;
         ensure!(
             content.components.is_empty(),
             "{}: components of components are not known here",
@@ -84,6 +80,14 @@ pub fn build(folder: &Path) -> Result<Vec<Value>> {
     }
     change(folder, &kustomization, &mut objects)?;
     Ok(objects)
+}
+
+fn ensure_once(folder: &Path, objects: &[Value]) -> Result<()> {
+    for (place, object) in objects.iter().enumerate() {
+        let again = objects[..place].iter().any(|other| identity(other) == identity(object));
+        ensure!(!again, "{}: {:?} is there twice", folder.display(), identity(object));
+    }
+    Ok(())
 }
 
 fn read(folder: &Path, wanted: (&str, &str)) -> Result<Kustomization> {

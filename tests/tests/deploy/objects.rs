@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
-    core::v1::{ConfigMap, Pod, ServiceAccount},
-    rbac::v1::ClusterRoleBinding,
+    core::v1::{ConfigMap, Namespace, Pod, ServiceAccount},
+    rbac::v1::{ClusterRoleBinding, Role, RoleBinding},
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -25,6 +25,9 @@ fn decode(object: &Value) -> Result<(), String> {
     match object["kind"].as_str().unwrap() {
         "ServiceAccount" => strictly::<ServiceAccount>(object).map(drop),
         "ClusterRoleBinding" => strictly::<ClusterRoleBinding>(object).map(drop),
+        "Namespace" => strictly::<Namespace>(object).map(drop),
+        "Role" => strictly::<Role>(object).map(drop),
+        "RoleBinding" => strictly::<RoleBinding>(object).map(drop),
         "ConfigMap" => strictly::<ConfigMap>(object).map(drop),
         "DaemonSet" => strictly::<DaemonSet>(object).map(drop),
         "Pod" => strictly::<Pod>(object).map(drop),
@@ -74,6 +77,46 @@ fn objects_fit_each_other() {
         let source = &pod(folder).containers[0].env_from.clone().unwrap()[0];
         assert_eq!(source.config_map_ref.as_ref().unwrap().name, map["name"].as_str().unwrap());
         assert_eq!(map["namespace"], set["metadata"]["namespace"], "{folder}");
+    }
+}
+
+/// The component with which agents tell each other that their nodes are about to go: what its
+/// settings name exists, and its role allows what the agent does there and nothing elsewhere.
+#[test]
+fn notice_comes_with_what_it_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = crate::root();
+    let file = format!(
+        "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n\
+         resources: [{0}/deploy/overlays/kubeadm]\ncomponents: [{0}/deploy/components/notice]\n",
+        root.display()
+    );
+    std::fs::write(folder.path().join("kustomization.yaml"), file).unwrap();
+    let objects = traffic_policy_testing::kustomize::build(folder.path()).unwrap();
+    for object in &objects {
+        decode(object).unwrap_or_else(|error| panic!("{}: {error}", object["kind"]));
+    }
+    let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+    let settings = &of("ConfigMap")["data"];
+    assert!(settings["TRAFFIC_POLICY_KUBECONFIG"].is_string(), "the overlay's own stay");
+    let namespace = &settings["TRAFFIC_POLICY_ANNOUNCE_LEAVING"];
+    assert_eq!(&of("Namespace")["metadata"]["name"], namespace);
+    let (role, binding, account) = (of("Role"), of("RoleBinding"), &of("ServiceAccount")["metadata"]);
+    assert_eq!((&role["metadata"]["namespace"], &binding["metadata"]["namespace"]), (namespace, namespace));
+    assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+    let subject = &binding["subjects"][0];
+    assert_eq!((&subject["name"], &subject["namespace"]), (&account["name"], &account["namespace"]));
+    let verbs = serde_json::json!(["list", "watch", "create", "patch", "delete"]);
+    assert_eq!(
+        (&role["rules"][0]["resources"], &role["rules"][0]["verbs"]),
+        (&serde_json::json!(["leases"]), &verbs)
+    );
+    let pod = &of("DaemonSet")["spec"]["template"]["spec"];
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().any(|mount| mount["mountPath"] == "/run/dbus"), "{mounts:?}");
+    for mount in mounts {
+        let volumes = pod["volumes"].as_array().unwrap();
+        assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "no volume {}", mount["name"]);
     }
 }
 

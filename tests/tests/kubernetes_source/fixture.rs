@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use traffic_policy_cluster::{
     model::{Index, NodeInput},
-    source::{Access, Kubernetes, Source, Status},
+    source::{Access, Announcement, Kubernetes, Source, Status},
 };
 use traffic_policy_testing::api_server::ApiServer;
 use traffic_policy_testing::pace::scaled;
@@ -68,12 +68,22 @@ impl Agent {
     }
 
     pub async fn start(access: Access, files: TempDir) -> Self {
-        let source =
-            Kubernetes { relist_within: Duration::from_millis(100), ..Kubernetes::new(access, "here") }
-                .start()
-                .await
-                .unwrap();
-        Self { source, index: Index::default(), files }
+        Self::start_as(Kubernetes::new(access, "here"), files).await
+    }
+
+    /// A variant of [`Self::with_kubeconfig`] that announces that its node is about to go.
+    pub async fn announcing(server: &ApiServer, announcement: Announcement) -> Self {
+        let files = tempfile::tempdir().unwrap();
+        let path = files.path().join("kubeconfig");
+        server.write_kubeconfig(&path).unwrap();
+        let access = Access::Kubeconfig(path);
+        let source = Kubernetes { announcement: Some(announcement), ..Kubernetes::new(access, "here") };
+        Self::start_as(source, files).await
+    }
+
+    async fn start_as(source: Kubernetes, files: TempDir) -> Self {
+        let source = Kubernetes { relist_within: Duration::from_millis(100), ..source };
+        Self { source: source.start().await.unwrap(), index: Index::default(), files }
     }
 
     /// Each Service with its endpoints, as `name=endpoint,endpoint`.

@@ -7,5 +7,6 @@ mod connections;
 mod events;
 mod fixture;
 mod follow;
+mod leaving;
 mod service_cidrs;
 mod silence;

@@ -7,7 +7,7 @@ use clap::Args;
 use ipnet::IpNet;
 use traffic_policy_cluster::{
     model::{address::parse_cidr, parse_duration},
-    source::{Access, Kubernetes, Manifests, SERVICE_ACCOUNT},
+    source::{Access, Announcement, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
     Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
@@ -18,6 +18,7 @@ use super::{file_limit, reload::Reloader, silent_nodes::SilenceArguments, view};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     in_effect::InEffect,
+    notice::{self, Board},
     systemd::Notifier,
 };
 
@@ -114,6 +115,17 @@ pub(super) struct Arguments {
         value_name = "A|none"
     )]
     metrics_address: MetricsAddress,
+    /// A source of news that this node is about to go, upon which load balancers are told not to
+    /// send here; may be repeated. `logind`: the machine's shutdown; `gce`, `aws`, `azure`: the
+    /// cloud's metadata server, at URL if it is given; `node`: deletion of the Node object, or the
+    /// cluster autoscaler's taint; `file:PATH`: such a file exists.
+    #[arg(
+        long = "notice",
+        env = "TRAFFIC_POLICY_NOTICE",
+        value_name = "logind|gce[=URL]|aws[=URL]|azure[=URL]|node|file:PATH",
+        value_delimiter = ','
+    )]
+    notices: Vec<notice::Source>,
     #[command(flatten)]
     services: ServiceArguments,
     #[command(flatten)]
@@ -151,6 +163,17 @@ struct SourceArguments {
     /// --manifests.
     #[arg(long, env = "TRAFFIC_POLICY_NODE_CONDITION", conflicts_with = "manifests")]
     node_condition: bool,
+    /// Tell the agents of other nodes when this one is about to go (--notice), by a Lease in this
+    /// namespace, and heed theirs: new flows avoid endpoints of such nodes. This requires a role
+    /// there: list, watch, create, patch and delete leases. Not with --manifests.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_ANNOUNCE_LEAVING",
+        value_name = "NAMESPACE",
+        conflicts_with = "manifests",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
+    announce_leaving: Option<String>,
 }
 
 /// Capacity for Services.
@@ -355,6 +378,7 @@ impl Arguments {
     }
 
     fn settings(self, node_name: String, in_effect: InEffect, socket_ender: Option<SocketEnder>) -> Settings {
+        let board = Board::default();
         let origin = match (self.source.manifests, self.source.kubeconfig) {
             (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
             (None, kubeconfig) => {
@@ -368,6 +392,11 @@ impl Arguments {
                 Origin::Kubernetes(Kubernetes {
                     startup_taint: self.source.remove_startup_taint,
                     node_condition: self.source.node_condition,
+                    announcement: self.source.announce_leaving.map(|namespace| Announcement {
+                        namespace,
+                        news: board.news(),
+                        told: board.tell_others(),
+                    }),
                     ..Kubernetes::new(access, &node_name)
                 })
             }
@@ -386,6 +415,8 @@ impl Arguments {
             adopt: self.adopt,
             socket_ender,
             silence: self.silence.silence(),
+            notices: self.notices,
+            board,
             dataplane: Config {
                 pins: Some(self.pin_dir),
                 on_other_layout: self.on_other_layout,

@@ -29,6 +29,7 @@ use super::{
 use crate::{
     health::{ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
+    notice::{self, Reporter},
 };
 
 /// The desired state, and how far the maps follow it.
@@ -41,6 +42,8 @@ pub(super) struct ServiceSync {
     retry: Duration,
     index: Index,
     health: ProxyHealth,
+    /// The place of `--notice node`, if it is given.
+    news: Option<Reporter>,
     metrics: Metrics,
     service_health: ServiceHealth,
     /// Health checks as of the last write that succeeded.
@@ -60,6 +63,8 @@ pub(super) struct ServiceSync {
     shortage: Shortage,
     synced_once: bool,
     drains: Drains,
+    /// Other nodes that are about to go, as last logged.
+    leaving: BTreeSet<String>,
     socket_ender: Option<SocketEnder>,
     ending: sockets::EndingSockets,
     /// This node's addresses as of the last write.
@@ -79,6 +84,7 @@ impl ServiceSync {
             checks: BTreeMap::new(),
             health_addresses: BTreeSet::new(),
             health,
+            news: notice::of_node(&settings.notices, &settings.board),
             metrics,
             ports_changed: true,
             noted: false,
@@ -88,6 +94,7 @@ impl ServiceSync {
             shortage: Shortage::default(),
             synced_once: false,
             drains: Drains::default(),
+            leaving: BTreeSet::new(),
             socket_ender: settings.socket_ender.clone(),
             ending: sockets::EndingSockets::default(),
             local: BTreeSet::new(),
@@ -189,6 +196,13 @@ impl ServiceSync {
         let mut changes = self.index.update_with(&input, beat);
         let numbered = path.number_nodes(self.index.take_new_node_numbers());
         changes.ports.extend(self.shortage.keys().cloned());
+        if *self.index.leaving_nodes() != self.leaving {
+            self.leaving.clone_from(self.index.leaving_nodes());
+            match &*self.leaving.iter().map(String::as_str).collect::<Vec<_>>().join(", ") {
+                "" => tracing::info!("no other node is about to go"),
+                names => tracing::info!("other nodes that are about to go: {names}"),
+            }
+        }
         let desired = self.index.desired();
         let concern =
             chosen.concern(&self.node_name, addresses.iter().map(|address| address.address), &primary);
@@ -243,6 +257,9 @@ impl ServiceSync {
                 }
                 let first = !std::mem::replace(&mut self.synced_once, true);
                 self.health.set_node_eligible(desired.node_eligible);
+                if let Some(news) = &self.news {
+                    news.say(self.index.leaving_by_node(&self.node_name).map(notice::leaving));
+                }
                 self.health.synced();
                 if first {
                     self.observe(path, &source.events());

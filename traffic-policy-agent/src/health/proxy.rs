@@ -1,6 +1,7 @@
 //! `/healthz`, `/livez` and `/readyz`: whether this node's proxy keeps up, whether load balancers
 //! should use the node, and whether a rollout may continue with the next one.
 
+mod leaving;
 mod readiness;
 mod silence;
 
@@ -20,10 +21,12 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 use traffic_policy_cluster::source::{Stale, Status, StatusReader};
 
+use self::leaving::Farewell;
 use super::{
     listener::{Answer, FromHere, Served, json, not_found},
     report::{Facts, Report},
 };
+use crate::notice::Board;
 
 /// Age at which a waiting change is late.
 const LATE: Duration = Duration::from_secs(60);
@@ -74,6 +77,8 @@ struct State {
     /// Time at which the maps were last known to hold the desired state.
     updated: Option<Timestamp>,
     node_eligible: bool,
+    /// News that this node is about to go.
+    board: Board,
     families: Vec<&'static str>,
     /// Status of the source of objects, once it has started.
     source: Option<StatusReader>,
@@ -152,6 +157,8 @@ impl ProxyHealth {
             left_out: state.left_out.clone(),
             cut_off: state.cut_off,
             silent: state.silent.clone(),
+            leaving: state.board.leaving(),
+            deaf: state.board.troubles(),
             source,
         })
     }
@@ -219,9 +226,10 @@ impl ProxyHealth {
     fn healthz(&self) -> Answer {
         let state = self.state();
         let healthy = self.is_serving(&state);
-        let ok = healthy && state.node_eligible;
+        let eligible = state.node_eligible && state.board.leaving().is_none();
+        let ok = healthy && eligible;
         self.0.healthz.count(ok);
-        self.answer(&state, healthy, ok, Some(state.node_eligible))
+        self.answer(&state, healthy, ok, Some(eligible))
     }
 
     fn livez(&self) -> Answer {
@@ -242,6 +250,7 @@ impl ProxyHealth {
             last_updated: if ok { &now } else { updated },
             current_time: &now,
             node_eligible,
+            leaving: node_eligible.and_then(|_| state.board.leaving()).map(Farewell::from),
             healthy,
             stale: stale(state),
             cut_off: state.cut_off,
@@ -271,6 +280,9 @@ struct Body<'a> {
     current_time: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     node_eligible: Option<bool>,
+    /// The news that this node is about to go. kube-proxy's answer has no such member.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leaving: Option<Farewell>,
     healthy: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<BTreeMap<&'static str, Family<'a>>>,

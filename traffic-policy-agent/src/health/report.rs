@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use traffic_policy_cluster::source::Status;
+use traffic_policy_cluster::source::{Leaving, Status};
 
 /// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +32,9 @@ pub struct Report {
     pub nodes_left_out: BTreeMap<String, NodeLeftOut>,
     /// Whether load balancers may send here, as far as the Node object decides that.
     pub node_eligible: bool,
+    /// The news that this node is about to go, and when, if there are any.
+    #[serde(default)]
+    pub leaving: Option<String>,
     /// Errors that do not keep the maps out of sync, by subject.
     pub errors: BTreeMap<String, String>,
     /// Kinds of objects that wait to be listed anew: the maps may lack changes of them.
@@ -67,6 +70,9 @@ pub(super) struct Facts {
     pub left_out: Vec<String>,
     pub cut_off: bool,
     pub silent: Vec<(String, Instant, String)>,
+    pub leaving: Option<Leaving>,
+    /// Sources whose news may be missed, with the reasons.
+    pub deaf: BTreeMap<String, String>,
     pub source: Option<Status>,
 }
 
@@ -92,6 +98,8 @@ impl Report {
             waiting_for.push("a change is being written".to_owned());
         }
         waiting_for.extend(facts.detached.clone());
+        let deaf = facts.deaf.iter();
+        errors.extend(deaf.map(|(source, trouble)| (format!("--notice {source}"), trouble.clone())));
         let stale = facts.source.iter().flat_map(|source| &source.stale);
         let stale = stale.map(|(what, stale)| {
             let seconds = stale.since.elapsed().as_secs_f64();
@@ -106,6 +114,10 @@ impl Report {
             cut_off: facts.cut_off,
             nodes_left_out: facts.silent.iter().map(NodeLeftOut::of).collect(),
             node_eligible: facts.node_eligible,
+            leaving: facts.leaving.as_ref().map(|leaving| match leaving.gone_by {
+                Some(time) => format!("{}, by {time}", leaving.reason),
+                None => leaving.reason.clone(),
+            }),
             errors,
             stale: stale.collect(),
         }
@@ -134,6 +146,8 @@ mod tests {
             left_out: Vec::new(),
             cut_off: false,
             silent: Vec::new(),
+            leaving: None,
+            deaf: BTreeMap::new(),
             source: Some(Status { synced: true, ..Status::default() }),
         }
     }

@@ -9,8 +9,12 @@ use std::{
 };
 
 use hyper::{StatusCode, header::HeaderValue};
+use serde_json::Value;
 use tracing::{info, warn};
-use traffic_policy_cluster::model::{HealthCheck, ServiceName};
+use traffic_policy_cluster::{
+    model::{HealthCheck, ServiceName},
+    source::Leaving,
+};
 
 use super::{
     Connections, ProxyHealth,
@@ -218,7 +222,7 @@ impl ServiceHealth {
         let (name, counts, proxy) = (name.clone(), Arc::clone(&self.counts), self.proxy.clone());
         Served::start(address, Arc::clone(&self.connections), move |_| {
             let count = counts.lock().get(&name).copied();
-            answer(&name, count.unwrap_or(0), proxy.is_healthy())
+            answer(&name, count.unwrap_or(0), proxy.is_healthy(), proxy.leaving().as_ref())
         })
     }
 }
@@ -233,14 +237,16 @@ fn listen(check: &HealthCheck, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr>
     }
 }
 
-/// Returns the answer of kube-proxy, byte for byte.
-fn answer(name: &ServiceName, count: usize, healthy: bool) -> Answer {
+/// Returns the answer of kube-proxy, byte for byte, as long as the node is not about to go.
+fn answer(name: &ServiceName, count: usize, healthy: bool, leaving: Option<&Leaving>) -> Answer {
     let ServiceName { namespace, name } = name;
+    let farewell = leaving.map(|leaving| format!(",\n\t\"nodeLeaving\": {}", Value::from(&*leaving.reason)));
+    let farewell = farewell.unwrap_or_default();
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {namespace:?},\n\t\t\"name\": {name:?}\n\t}},\n\
-         \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+         \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}{farewell}\n}}"
     );
-    let ok = count != 0 && healthy;
+    let ok = count != 0 && healthy && leaving.is_none();
     let mut answer = json(if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body);
     answer.headers_mut().insert("x-load-balancing-endpoint-weight", HeaderValue::from(count));
     answer

@@ -223,6 +223,11 @@ pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
             .with(&[("version", env!("CARGO_PKG_VERSION"))], 1.0),
         Family::gauge("traffic_policy_node_info", "The name of the Node object; always 1.")
             .with(&[("node", node_name)], 1.0),
+        Family::gauge(
+            "traffic_policy_leaving",
+            "1: there is news that the node is about to go, and load balancers are told not to send here.",
+        )
+        .with(&[], f64::from(u8::from(health.leaving().is_some()))),
         Family::gauge("traffic_policy_healthy", "1: the maps were written once, and no change is late.")
             .with(&[], f64::from(u8::from(health.is_healthy()))),
     ]

@@ -83,7 +83,7 @@ impl Syncs {
                     }
                 }
                 Update::EndpointSlice(change) => self.slices(change, index),
-                Update::Node(_) | Update::ServiceCidr(_) | Update::Synced => {}
+                Update::Node(_) | Update::ServiceCidr(_) | Update::Leaving(_) | Update::Synced => {}
             }
         }
     }

@@ -2,6 +2,7 @@
 //! something changed.
 
 mod foreign;
+mod leaving;
 mod objects;
 mod ports;
 mod settle;
@@ -76,6 +77,7 @@ pub struct Index {
     /// goes on.
     deleted_nodes: BTreeMap<String, Node>,
     service_cidrs: BTreeMap<String, ServiceCidr>,
+    leaving: leaving::Announced,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
@@ -328,6 +330,7 @@ impl Index {
     /// Updates what depends on the node. Returns whether all Services must be examined again.
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) -> bool {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
+        self.leaving.leave_out(&input.node_name);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),

@@ -243,3 +243,12 @@ pub struct ServiceCidr {
     /// Unusable parts of this object, one sentence each, with the object and the field.
     pub problems: Vec<String>,
 }
+
+/// A node that has announced that it is about to go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeavingNode {
+    /// The name of the Lease by which it announces that.
+    pub name: ServiceName,
+    /// The name of the node, which is that of its endpoints' `nodeName`.
+    pub node: String,
+}

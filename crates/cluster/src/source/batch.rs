@@ -15,7 +15,7 @@ use super::{
 };
 use crate::model::{
     Index, Indexed, Policy, ServiceName,
-    object::{EndpointSlice, Node, Service, ServiceCidr},
+    object::{EndpointSlice, LeavingNode, Node, Service, ServiceCidr},
 };
 
 /// A change to objects of one kind.
@@ -37,6 +37,7 @@ pub enum Update {
     EndpointSlice(Change<EndpointSlice>),
     Node(Change<Node>),
     ServiceCidr(Change<ServiceCidr>),
+    Leaving(Change<LeavingNode>),
     /// All objects have been delivered: the known state is complete.
     Synced,
 }
@@ -65,6 +66,7 @@ impl Batch {
                 Update::EndpointSlice(change) => change.apply(index),
                 Update::Node(change) => change.apply(index),
                 Update::ServiceCidr(change) => change.apply(index),
+                Update::Leaving(change) => change.apply(index),
                 Update::Synced => {
                     let first = !index.is_synced();
                     index.set_synced();

@@ -26,7 +26,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-pub(super) use self::nodes::{node, service_cidr};
+pub(super) use self::nodes::{leaving, node, service_cidr};
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};
 

@@ -1,9 +1,11 @@
 //! The Kubernetes API: watches of Services, EndpointSlices, ServiceCIDRs and this node's Node.
 //!
 //! The built-in role `system:node-proxier` suffices: list and watch these, create Events. The role
-//! includes ServiceCIDRs only in versions that have them, so an agent can run without them.
+//! includes ServiceCIDRs only in versions that have them, so an agent can run without them. Leases
+//! by which nodes announce that they are about to go need a role of their own.
 
 mod access;
+mod announcement;
 pub(super) mod condition;
 mod connect;
 mod deadline;
@@ -22,6 +24,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    coordination::v1::Lease,
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
@@ -34,6 +37,7 @@ use tokio::{
 
 pub use self::{
     access::{Access, AccessError, SERVICE_ACCOUNT},
+    announcement::{Announcement, Leaving},
     follow::follow_cluster,
     list::{ListError, Listed, list_cluster},
 };
@@ -59,6 +63,9 @@ pub struct Kubernetes {
     pub startup_taint: Option<String>,
     /// Whether the agent's status is written to a condition of its Node.
     pub node_condition: bool,
+    /// The announcement to the other nodes when this one is about to go, and theirs to this one;
+    /// `None`: neither.
+    pub announcement: Option<Announcement>,
     /// The time within which lists are requested again, each at a random moment, after the API
     /// server has lost its history: all nodes notice at once.
     pub relist_within: Duration,
@@ -76,6 +83,7 @@ impl Kubernetes {
             node_name: node_name.to_owned(),
             startup_taint: None,
             node_condition: false,
+            announcement: None,
             relist_within: RELIST_WITHIN,
         }
     }
@@ -93,7 +101,7 @@ impl Kubernetes {
         let mut tasks = JoinSet::new();
         let (client, known) = lasting_client(&self.access, &writer, &mut tasks).await?;
 
-        let lists = Arc::new(AtomicUsize::new(4));
+        let lists = Arc::new(AtomicUsize::new(4 + usize::from(self.announcement.is_some())));
         let node_addresses = NodeAddresses::of_cluster(client.clone());
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
         tasks.spawn(poster);
@@ -148,6 +156,20 @@ impl Kubernetes {
             },
             sink.clone(),
         ));
+        if let Some(announcement) = self.announcement {
+            tasks.spawn(watch::run(
+                Api::namespaced(client.clone(), &announcement.namespace),
+                labelled(announcement::SELECTOR),
+                watch::Kind {
+                    plural: "Leases",
+                    without: Some("nodes that are about to go are not known (--announce-leaving)"),
+                    convert: |lease: &Lease| convert::leaving(lease).map(Some),
+                    update: Update::Leaving,
+                },
+                sink.clone(),
+            ));
+            tasks.spawn(announcement::run(client.clone(), self.node_name.clone(), announcement));
+        }
         tasks.spawn(watch::run(
             Api::all(client),
             watcher::Config::default(),

@@ -56,6 +56,10 @@ pub(super) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
             request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         return patch_node_status(&shared, &name, &body);
     }
+    if let [.., "namespaces", namespace, "leases"] = parts.as_slice() {
+        let (namespace, name) = ((*namespace).to_owned(), last.to_owned());
+        return write_lease(&shared, &namespace, &name, request).await;
+    }
     let Some(kind) = Kind::of_plural(last) else { return failure(StatusCode::NOT_FOUND, "not found") };
     let refused = shared.state().refused.get(&kind).and_then(|code| StatusCode::from_u16(*code).ok());
     if let Some(code) = refused {
@@ -99,6 +103,42 @@ fn patch_node_status(shared: &Shared, name: &str, body: &[u8]) -> Response<Body>
         node["status"]["conditions"] = conditions.into();
         None
     })
+}
+
+/// Applies or deletes one Lease. A server-side apply replaces what its author has written before,
+/// which is all of the object here.
+async fn write_lease(
+    shared: &Shared,
+    namespace: &str,
+    name: &str,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let refused = {
+        let state = shared.state();
+        let code = state.refused.get(&Kind::Lease).copied().or(state.refused_patches);
+        code.and_then(|code| StatusCode::from_u16(code).ok())
+    };
+    if let Some(code) = refused {
+        return failure(code, "leases.coordination.k8s.io is forbidden");
+    }
+    let found = shared.state().store.get(Kind::Lease, namespace, name);
+    match (request.method().clone(), found) {
+        (Method::DELETE, Some(_)) => {
+            shared.change(|state| state.store.delete(Kind::Lease, namespace, name));
+            json_answer(StatusCode::OK, &json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+        }
+        (Method::PATCH, found) => {
+            let body = request.into_body().collect().await;
+            let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let Ok(mut lease) = serde_json::from_slice::<Value>(&body) else {
+                return failure(StatusCode::BAD_REQUEST, "not JSON");
+            };
+            lease["metadata"]["namespace"] = namespace.into();
+            shared.change(|state| state.store.apply(Kind::Lease, lease.clone()));
+            json_answer(if found.is_some() { StatusCode::OK } else { StatusCode::CREATED }, &lease)
+        }
+        _ => failure(StatusCode::NOT_FOUND, "not found"),
+    }
 }
 
 /// Changes a Node and answers with it, unless `change` returns another response.
@@ -291,6 +331,11 @@ fn selection(namespace: Option<String>, query: &HashMap<String, String>) -> Sele
         namespace,
         name: fields.strip_prefix("metadata.name=").map(str::to_owned),
         without: labels.split(',').filter_map(|label| label.strip_prefix('!')).map(str::to_owned).collect(),
+        with: labels
+            .split(',')
+            .filter_map(|label| label.split_once('='))
+            .map(|(label, value)| (label.to_owned(), value.to_owned()))
+            .collect(),
     }
 }
 

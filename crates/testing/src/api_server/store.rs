@@ -10,10 +10,11 @@ pub enum Kind {
     EndpointSlice,
     Node,
     ServiceCidr,
+    Lease,
 }
 
 impl Kind {
-    const ALL: [Self; 4] = [Self::Service, Self::EndpointSlice, Self::Node, Self::ServiceCidr];
+    const ALL: [Self; 5] = [Self::Service, Self::EndpointSlice, Self::Node, Self::ServiceCidr, Self::Lease];
 
     pub(super) fn of(kind: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == kind)
@@ -29,6 +30,7 @@ impl Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
             Self::ServiceCidr => "ServiceCIDR",
+            Self::Lease => "Lease",
         }
     }
 
@@ -38,6 +40,7 @@ impl Kind {
             Self::EndpointSlice => "endpointslices",
             Self::Node => "nodes",
             Self::ServiceCidr => "servicecidrs",
+            Self::Lease => "leases",
         }
     }
 
@@ -46,12 +49,13 @@ impl Kind {
             Self::Service | Self::Node => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
             Self::ServiceCidr => "networking.k8s.io/v1",
+            Self::Lease => "coordination.k8s.io/v1",
         }
     }
 
     /// Whether objects of this kind have a namespace; those of the cluster have none.
     fn has_namespace(self) -> bool {
-        matches!(self, Self::Service | Self::EndpointSlice)
+        matches!(self, Self::Service | Self::EndpointSlice | Self::Lease)
     }
 }
 
@@ -81,6 +85,8 @@ pub(super) struct Selection {
     pub(super) name: Option<String>,
     /// Labels that must be absent, as in `!key`.
     pub(super) without: Vec<String>,
+    /// Labels that must have a value, as in `key=value`.
+    pub(super) with: Vec<(String, String)>,
 }
 
 impl Selection {
@@ -92,6 +98,7 @@ impl Selection {
         is(&self.namespace, "namespace")
             && is(&self.name, "name")
             && !self.without.iter().any(|label| metadata["labels"].get(label).is_some())
+            && self.with.iter().all(|(label, value)| metadata["labels"][label] == **value)
     }
 }
 

@@ -102,6 +102,12 @@ impl Agent {
                 writeln!(out, "            - no room in the maps for {left_out}")?;
             }
         }
+        if let Some(leaving) = &report.leaving {
+            writeln!(
+                out,
+                "node        about to go, so load balancers are told not to send here; the packet path goes on: {leaving}"
+            )?;
+        }
         if !report.node_eligible {
             writeln!(
                 out,

@@ -373,6 +373,8 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         adopt: false,
         socket_ender: None,
         silence: Silence { suspect_syns: 3, max_left_out: 50 },
+        notices: Vec::new(),
+        board: Default::default(),
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),

@@ -1,8 +1,8 @@
-//! Conversion of Nodes and of the ranges of the whole cluster.
+//! Conversion of Nodes, of their announcements, and of the ranges of the whole cluster.
 
 use std::{net::IpAddr, slice};
 
-use k8s_openapi::api::{core::v1::Node, networking::v1::ServiceCIDR};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, networking::v1::ServiceCIDR};
 
 use super::{FieldError, name, problems::Problems};
 use crate::model::{address::parse_ip, object};
@@ -56,4 +56,13 @@ pub(in crate::source) fn service_cidr(object: &ServiceCIDR) -> Result<object::Se
     let mut problems = Problems { object: format!("ServiceCIDR {name}"), sentences: Vec::new() };
     let cidrs = object.spec.as_ref().and_then(|spec| spec.cidrs.as_deref()).unwrap_or_default();
     Ok(object::ServiceCidr { cidrs: problems.cidrs("spec.cidrs", cidrs), problems: problems.sentences, name })
+}
+
+/// Converts the announcement of a node that is about to go.
+pub(in crate::source) fn leaving(lease: &Lease) -> Result<object::LeavingNode, FieldError> {
+    let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let node = holder.filter(|node| !node.is_empty());
+    let node =
+        node.ok_or_else(|| FieldError::new("spec.holderIdentity", "missing: it names the leaving node"))?;
+    Ok(object::LeavingNode { name: name(&lease.metadata)?, node })
 }

@@ -105,6 +105,7 @@ fn subject(path: &str) -> &'static str {
         Some("endpointslices") => "EndpointSlices",
         Some("nodes") => "Nodes",
         Some("servicecidrs") => "ServiceCIDRs",
+        Some("leases") => "Leases",
         Some("events") => "Events",
         _ => "other requests",
     }
