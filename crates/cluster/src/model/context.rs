@@ -38,7 +38,9 @@ pub(super) struct Context {
     pub(super) primary: Vec<IpAddr>,
     pub(super) numbers: Arc<NodeNumbers>,
     /// The silent nodes, whose endpoints take no new flows.
-    pub(super) left_out: Arc<BTreeSet<String>>,
+    pub(super) silent: Arc<BTreeSet<String>>,
+    /// The nodes that are about to go, whose endpoints take none while there are others.
+    pub(super) leaving: Arc<BTreeSet<String>>,
 }
 
 impl Context {

@@ -331,13 +331,15 @@ impl Index {
     fn update_node(&mut self, input: &NodeInput, changes: &mut Changes) -> bool {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
         self.leaving.leave_out(&input.node_name);
+        self.avoid_leaving();
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),
             zone: last_known.and_then(|node| node.zone.clone()),
             primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),
             numbers: Arc::clone(&self.context.numbers),
-            left_out: Arc::clone(&self.context.left_out),
+            silent: Arc::clone(&self.context.silent),
+            leaving: Arc::clone(&self.context.leaving),
         };
         let node = self.nodes.get(&input.node_name);
         let eligible = node.is_some_and(|node| !node.leaving);

@@ -85,7 +85,7 @@ pub(super) fn wanted(service: &Service, slices: &[&EndpointSlice], context: &Con
             if chosen.excess(limits).is_some() {
                 continue;
             }
-            if candidates.leave_out(&context.left_out) {
+            if candidates.leave_out(&context.silent, &context.leaving) {
                 served = service_port(service, port, ipv6, &candidates, context);
             }
             ready_here.extend(candidates.ready_local().map(|address| address.ip()));

@@ -19,8 +19,10 @@ pub(super) struct NodeTopology<'a> {
 #[derive(Debug, Default)]
 pub(super) struct Candidates<'a> {
     all: BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>,
-    /// The endpoints that no new flow may choose, because their node is silent.
+    /// The endpoints that no new flow may choose, because their node is silent or about to go.
     left_out: BTreeSet<SocketAddr>,
+    /// Those of them whose node is silent.
+    silent: BTreeSet<SocketAddr>,
 }
 
 impl<'a> Candidates<'a> {
@@ -45,17 +47,29 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Leaves out the endpoints of these nodes, after all were added: never those of this node, and
-    /// none at all if no usable endpoint would remain. Returns whether any was left out.
-    pub(super) fn leave_out(&mut self, nodes: &BTreeSet<String>) -> bool {
-        let is_silent = |(endpoint, local): &(&SliceEndpoint, bool)| {
-            !local && endpoint.node_name.as_deref().is_some_and(|node| nodes.contains(node))
-        };
-        let (silent, others): (Vec<_>, Vec<_>) = self.all.iter().partition(|(_, entry)| is_silent(entry));
-        if others.iter().any(|(_, (endpoint, _))| is_usable(endpoint)) {
-            self.left_out = silent.into_iter().map(|(address, _)| *address).collect();
+    /// Leaves out the endpoints of silent nodes and of those that are about to go, after all were
+    /// added: never those of this node. If no usable endpoint would remain, those of silent nodes
+    /// alone are left out, or else none. Returns whether any was left out.
+    pub(super) fn leave_out(&mut self, silent: &BTreeSet<String>, leaving: &BTreeSet<String>) -> bool {
+        let is_silent = |node: &str| silent.contains(node);
+        if let Some(left_out) = self.of(is_silent) {
+            self.silent.clone_from(&left_out);
+            self.left_out = left_out;
+        }
+        if let Some(left_out) = self.of(|node| is_silent(node) || leaving.contains(node)) {
+            self.left_out = left_out;
         }
         !self.left_out.is_empty()
+    }
+
+    /// Returns the endpoints on these nodes, without this one; `None` if no usable one is elsewhere.
+    fn of(&self, is_one: impl Fn(&str) -> bool) -> Option<BTreeSet<SocketAddr>> {
+        let (there, others): (Vec<_>, Vec<_>) = self
+            .all
+            .iter()
+            .partition(|(_, (endpoint, local))| !local && endpoint.node_name.as_deref().is_some_and(&is_one));
+        let remain = others.iter().any(|(_, (endpoint, _))| is_usable(endpoint));
+        remain.then(|| there.into_iter().map(|(address, _)| *address).collect())
     }
 
     /// Returns the list for policy Cluster: the [`eligible`] endpoints, without those that are left
@@ -93,11 +107,11 @@ impl<'a> Candidates<'a> {
     /// it does not serve (`publishNotReadyAddresses`): it gets new flows, so it must be allowed to
     /// keep them.
     ///
-    /// A UDP endpoint that is left out loses its flows, as one that vanishes does: a datagram of
+    /// A UDP endpoint of a silent node loses its flows, as one that vanishes does: a datagram of
     /// theirs is as good as a new flow's. Those of TCP and SCTP stay: what they have sent is with
     /// that endpoint alone, and it may come back.
     pub(super) fn serving(&self, protocol: Protocol) -> BTreeSet<SocketAddr> {
-        let keeps = |address: &SocketAddr| protocol != Protocol::Udp || !self.left_out.contains(address);
+        let keeps = |address: &SocketAddr| protocol != Protocol::Udp || !self.silent.contains(address);
         self.all
             .iter()
             .filter(|(_, (endpoint, _))| endpoint.serving || endpoint.ready)
@@ -294,7 +308,7 @@ mod tests {
             });
             let mut candidates = of(&|_| true);
             let nodes = silent.iter().map(|&node| node.to_owned()).collect();
-            let any = candidates.leave_out(&nodes);
+            let any = candidates.leave_out(&nodes, &BTreeSet::new());
             let expected = if remaining.any_usable() { &remaining } else { &whole };
             prop_assert_eq!(any, expected.all.len() < whole.all.len());
             let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default());
@@ -331,7 +345,7 @@ mod tests {
             for endpoint in &endpoints {
                 candidates.add(SocketAddr::new(endpoint.address, 80), endpoint, TOPOLOGY);
             }
-            candidates.leave_out(&silent.iter().map(|&node| node.to_owned()).collect());
+            candidates.leave_out(&silent.iter().map(|&node| node.to_owned()).collect(), &BTreeSet::new());
             let last = |endpoint: &Endpoint| endpoint.address.to_string();
             candidates.cluster(TOPOLOGY, &NodeNumbers::default()).iter().map(last).collect::<Vec<_>>()
         };

@@ -138,7 +138,7 @@ impl NodeSilence for Dataplane {
     async fn suspected(&mut self) -> String {
         let silence = &mut self.silence;
         if let Some(ring) = silence.ring.take() {
-            match AsyncFd::new(ring) {
+            match AsyncFd::register(ring) {
                 Ok(waiting) => silence.waiting = Some(waiting),
                 Err(error) => tracing::warn!("dead nodes are not noticed: tp_suspicions: {error}"),
             }

@@ -34,9 +34,7 @@ impl Announced {
 
 impl Index {
     /// The other nodes that have announced that they are about to go. They still run: their flows
-    /// stay, and only new ones should avoid them while there are other endpoints. It is to be
-    /// joined with the set of nodes that are left out of lists for another reason, such as silence,
-    /// before lists are computed: there is one filter, which takes one set.
+    /// stay, and only new ones avoid them while there are other endpoints.
     #[must_use]
     pub fn leaving_nodes(&self) -> &BTreeSet<String> {
         &self.leaving.others
@@ -62,12 +60,14 @@ impl Indexed for LeavingNode {
         }
         index.leaving.all.insert(self.name.clone(), self);
         index.leaving.renew();
+        index.avoid_leaving();
         true
     }
 
     fn delete(name: &ServiceName, index: &mut Index) -> bool {
         let found = index.leaving.all.remove(name).is_some();
         index.leaving.renew();
+        index.avoid_leaving();
         found
     }
 

@@ -21,23 +21,37 @@ impl Index {
     /// node's own name has no effect. Only Services with endpoints on nodes that came or went are
     /// examined again. Returns whether the set changed.
     pub fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
-        if *self.context.left_out == nodes {
+        if *self.context.silent == nodes {
             return false;
         }
-        let differ: BTreeSet<&str> =
-            self.context.left_out.symmetric_difference(&nodes).map(String::as_str).collect();
+        let nodes = Arc::new(nodes);
+        let former = std::mem::replace(&mut self.context.silent, Arc::clone(&nodes));
+        self.concern(&former, &nodes);
+        true
+    }
+
+    /// Takes over the nodes that are about to go, in the same way.
+    pub(super) fn avoid_leaving(&mut self) {
+        if *self.context.leaving != *self.leaving_nodes() {
+            let nodes = Arc::new(self.leaving_nodes().clone());
+            let former = std::mem::replace(&mut self.context.leaving, Arc::clone(&nodes));
+            self.concern(&former, &nodes);
+        }
+    }
+
+    /// Marks the Services with endpoints on nodes that are in one of two sets.
+    fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
+        let differ: BTreeSet<&str> = former.symmetric_difference(nodes).map(String::as_str).collect();
         let is_concerned = |slice: &&EndpointSlice| {
             let mut nodes = slice.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref());
             nodes.any(|node| differ.contains(node))
         };
         self.dirty.extend(self.slices.values().filter(is_concerned).map(EndpointSlice::service_name));
-        self.context.left_out = Arc::new(nodes);
-        true
     }
 
     /// The nodes whose endpoints take no new flows.
     pub fn left_out(&self) -> btree_set::Iter<'_, String> {
-        self.context.left_out.iter()
+        self.context.silent.iter()
     }
 
     /// Keeps the numbers of nodes that an earlier agent has given.

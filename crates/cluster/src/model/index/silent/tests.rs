@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, net::Ipv4Addr, time::Instant};
 
 use crate::model::{
     Index, NodeInput, Policy, Protocol, ServiceName,
-    object::{EndpointSlice, LastChange, Port, Service, SliceEndpoint, SlicePort},
+    object::{EndpointSlice, LastChange, LeavingNode, Port, Service, SliceEndpoint, SlicePort},
 };
 
 fn service(number: u16, protocol: Protocol) -> Service {
@@ -97,6 +97,24 @@ fn only_services_with_endpoints_on_the_node_change_and_back_again() {
     assert!(index.leave_out(BTreeSet::new()));
     assert_eq!(index.update(&input()).ports.len(), 2);
     assert_eq!(*index.desired(), whole);
+}
+
+/// They still run, so their flows stay; and a leaving node is better than a dead one.
+#[test]
+fn nodes_that_are_about_to_go_take_no_new_flows_while_there_are_others() {
+    let udp = Protocol::Udp;
+    let mut index = index(&[(udp, &["near", "far"]), (udp, &["far"]), (udp, &["far", "dead"])]);
+    let name = ServiceName { namespace: "n".to_owned(), name: "lease".to_owned() };
+    let lease = LeavingNode { name: name.clone(), node: "far".to_owned() };
+    assert!(index.apply(lease.clone()));
+    index.leave_out(set(&["dead"]));
+    assert_eq!(index.update(&input()).ports.len(), 2, "the only endpoint of the second stays");
+    assert_eq!(lists(&index, 0), [vec![1], vec![1, 2]]);
+    assert_eq!(lists(&index, 1), [vec![1], vec![1]]);
+    assert_eq!(lists(&index, 2), [vec![1], vec![1]]);
+    assert!(index.delete::<LeavingNode>(&name));
+    assert_eq!(index.update(&input()).ports.len(), 1);
+    assert_eq!(lists(&index, 0)[0], [1, 2]);
 }
 
 /// The nodes that are left out stay so through whatever else happens.
