@@ -138,7 +138,8 @@ impl NodeSilence for Dataplane {
     async fn suspected(&mut self) -> String {
         let silence = &mut self.silence;
         if let Some(ring) = silence.ring.take() {
-            match AsyncFd::register(ring) {
+            // SAFETY: the ring keeps its descriptor, open and the same, as long as it lives.
+            match unsafe { AsyncFd::register(ring) } {
                 Ok(waiting) => silence.waiting = Some(waiting),
                 Err(error) => tracing::warn!("dead nodes are not noticed: tp_suspicions: {error}"),
             }
