@@ -77,8 +77,8 @@ pub(super) struct NodeWatch {
     health_port: u16,
     /// The nodes that are left out.
     left_out: BTreeSet<String>,
-    /// Nodes that were found alive, and when they may be suspected again: one of their endpoints may
-    /// be what does not answer.
+    /// Nodes that were found alive, and when they may be suspected again: one of their endpoints
+    /// may be what does not answer.
     cleared: VecDeque<(Instant, String)>,
     /// The last time at which the nodes with endpoints were looked up.
     looked: Option<Instant>,

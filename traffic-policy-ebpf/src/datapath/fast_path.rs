@@ -67,7 +67,7 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
         Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
     };
     let Some(filter) = PREFILTER.get_ptr(0) else { return Outcome::DroppedInternalError.into() };
-    let matched = prefilter::classify_by::<F>(filter, &parsed.tuple);
+    let matched = prefilter::classify::<F>(filter, &parsed.tuple);
     if matches!(matched, Match::No) {
         trace::note(step::FILTER, Match::No as u32, [0; 2]);
         return Outcome::Passed.into();

@@ -50,7 +50,7 @@ fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
 #[inline(always)]
 pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outcome> {
     match F::parse_fixed(packet) {
-        Ok(parsed) if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) => Err(Outcome::Passed),
+        Ok(parsed) if !prefilter::may_concern::<F>(&parsed.tuple) => Err(Outcome::Passed),
         Ok(_) | Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => Ok(()),
         Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => Ok(()),
         Err(outcome) => Err(outcome),

@@ -14,15 +14,15 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{barrier::fetch_or, family::Family, maps::PREFILTER, trace, value::load};
 
-/// Classifies a packet by its tuple.
+/// Whether a packet may concern a Service.
 #[inline(always)]
-pub fn classify<F: Family>(tuple: &Tuple<F::Address>) -> Match {
-    PREFILTER.get_ptr(0).map_or(Match::No, |filter| classify_by::<F>(filter, tuple))
+pub fn may_concern<F: Family>(tuple: &Tuple<F::Address>) -> bool {
+    PREFILTER.get_ptr(0).is_some_and(|filter| !matches!(classify::<F>(filter, tuple), Match::No))
 }
 
-/// Classifies a packet as [`classify`] does, by the map's element.
+/// Classifies a packet by its tuple. `filter`: the map's element.
 #[inline(always)]
-pub fn classify_by<F: Family>(filter: *const Prefilter, tuple: &Tuple<F::Address>) -> Match {
+pub fn classify<F: Family>(filter: *const Prefilter, tuple: &Tuple<F::Address>) -> Match {
     // Requests to node ports and replies come first, and need no hash.
     let hash = || hash::address(tuple.destination);
     if is_primary::<F>(filter, tuple.destination)

@@ -60,7 +60,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         );
     }
     let parsed = headers.parsed;
-    if matches!(prefilter::classify::<F>(&parsed.tuple), Match::No) {
+    if !prefilter::may_concern::<F>(&parsed.tuple) {
         return Outcome::Passed.into();
     }
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {

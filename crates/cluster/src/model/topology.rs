@@ -62,7 +62,8 @@ impl<'a> Candidates<'a> {
         !self.left_out.is_empty()
     }
 
-    /// Returns the endpoints on these nodes, without this one; `None` if no usable one is elsewhere.
+    /// Returns the endpoints on these nodes, without this one; `None` if no usable one is
+    /// elsewhere.
     fn of(&self, is_one: impl Fn(&str) -> bool) -> Option<BTreeSet<SocketAddr>> {
         let (there, others): (Vec<_>, Vec<_>) = self
             .all
