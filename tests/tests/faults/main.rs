@@ -10,6 +10,7 @@ mod devices;
 mod full;
 mod left_out;
 mod listeners;
+mod living_nodes;
 mod objects;
 mod other_layout;
 mod ports;

@@ -1,0 +1,242 @@
+//! Nodes whose endpoints do not answer, or seem not to, while the node lives: none is left out.
+//! Each test then cuts the node off, and it is: so it could have been.
+
+use std::net::{IpAddr, SocketAddr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use socket2::{Domain, Socket, Type};
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::flood::{STRANGERS, Variation, Wire, stranger};
+use traffic_policy_testing::lab::{Family, Lab, Node, plan};
+use traffic_policy_testing::nftables;
+use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::packet::{Packet, flag};
+use traffic_policy_testing::traffic::connections::{NewConnections, Report};
+
+const NODE_PORT: u16 = 30_080;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// New connections a second: three SYNs to each endpoint come in a fraction of a second.
+const RATE: u32 = 60;
+
+/// Three nodes with a pod each, and an agent on the first, by which all connections come.
+struct Watched {
+    agent: Agent,
+    cluster: Cluster,
+}
+
+fn watched() -> Watched {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
+    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
+    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+    Watched { agent, cluster }
+}
+
+impl Watched {
+    fn far(&self) -> &Node {
+        self.cluster.lab.node(3)
+    }
+
+    /// Opens connections for some seconds, whether or not they are answered.
+    fn connect(&self, seconds: u32) -> Report {
+        let target = self.cluster.at(1, Family::V4, NODE_PORT);
+        let client = self.cluster.lab.client().netns();
+        NewConnections::start_bounded(client, RATE, (RATE * seconds).into(), move |_| Some(target)).wait()
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
+        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
+        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn suspicions(&self, result: &str) -> f64 {
+        let metrics = self.agent.scrape().unwrap();
+        metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
+    }
+
+    /// Fails if a node was left out at any time; `suspected`: whether one must have been asked.
+    fn none_is_dead(&self, what: &str, suspected: bool) {
+        assert_eq!(self.left_out(), [""; 0], "{what}: {}", self.agent.log());
+        assert!(self.suspicions("dead") < 0.5, "{what}: {}", self.agent.log());
+        if suspected {
+            assert!(self.suspicions("alive") > 0.5, "{what}: nothing was suspected, so nothing is shown");
+        }
+    }
+
+    /// The control: a node that is really gone is left out.
+    fn a_dead_one_is(&self, what: &str) {
+        self.cluster.lab.cut(self.far()).unwrap();
+        let start = Instant::now();
+        while self.left_out() != [self.far().name.clone()] {
+            assert!(
+                start.elapsed() < scaled(PATIENCE),
+                "{what}: a dead node is not noticed: {}",
+                self.agent.log()
+            );
+            self.connect(1);
+        }
+    }
+}
+
+/// Drops packets that arrive at a node, or are forwarded by it, by an expression of nftables.
+fn drop_at(node: &Node, what: &str) {
+    let rules = format!(
+        "table ip deaf {{ chain early {{ type filter hook prerouting priority -300; {what} drop\n }}\n }}\n"
+    );
+    node.netns().feed("nft", &["-f", "-"], &rules).unwrap();
+}
+
+#[test]
+fn a_pod_that_drops_everything() {
+    let watched = watched();
+    let pod = watched.far().pod(1);
+    pod.netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
+    watched.connect(3);
+    watched.none_is_dead("a deaf pod", true);
+    // Only ARP is left of the node as well.
+    watched.far().netns().nft_drop_input(nftables::Family::Ip, "firewall").unwrap();
+    watched.connect(3);
+    watched.none_is_dead("a deaf pod behind a firewall that eats the questions", true);
+    watched.a_dead_one_is("a deaf pod");
+}
+
+#[test]
+fn an_endpoint_whose_accept_queue_is_full() {
+    let mut watched = watched();
+    let pod = watched.far().pod(1).name.clone();
+    watched.cluster.stop_server(&pod);
+    let at = SocketAddr::new(watched.far().pod(1).address(Family::V4), TARGET);
+    let listener = watched.far().pod(1).netns().run(|| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&at.into()).unwrap();
+        socket.listen(0).unwrap();
+        socket
+    });
+    watched.connect(3);
+    watched.none_is_dead("a full accept queue", true);
+    watched.a_dead_one_is("a full accept queue");
+    drop(listener);
+}
+
+#[test]
+fn an_endpoint_that_only_resets() {
+    let mut watched = watched();
+    let pod = watched.far().pod(1).name.clone();
+    watched.cluster.stop_server(&pod);
+    let report = watched.connect(2);
+    assert!(report.failed > 0, "the control: it resets: {report}");
+    watched.none_is_dead("resets", false);
+    watched.a_dead_one_is("resets");
+}
+
+#[test]
+fn a_way_that_loses_packets() {
+    let watched = watched();
+    for (percent, seconds) in [(10, 2), (30, 2), (50, 4)] {
+        drop_at(watched.far(), &format!("numgen random mod 100 < {percent}"));
+        watched.connect(seconds);
+        watched.none_is_dead(&format!("{percent} % loss"), false);
+        watched.far().netns().delete_nft_table(nftables::Family::Ip, "deaf").unwrap();
+    }
+    watched.a_dead_one_is("loss");
+}
+
+/// What it sends back comes by the router.
+#[test]
+fn a_node_whose_answers_take_another_way() {
+    let watched = watched();
+    let lab = &watched.cluster.lab;
+    let here = lab.node(1).address(Family::V4);
+    let router = IpAddr::from(plan::gateway(0).v4);
+    watched.far().netns().netlink(async |net| net.route(here, 32, router).await).unwrap();
+    let report = watched.connect(2);
+    assert_eq!(report.failed, 0, "{report}");
+    watched.none_is_dead("an asymmetric route", false);
+    watched.a_dead_one_is("an asymmetric route");
+}
+
+/// The endpoints answer them, so nobody is suspected.
+#[test]
+fn forged_syns_whose_sources_never_answer() {
+    let watched = watched();
+    let lab = &watched.cluster.lab;
+    let quietly = lab.router().netlink(async |net| {
+        let [(network, prefix), _] = STRANGERS;
+        net.route(network, prefix, lab.client().address(Family::V4)).await
+    });
+    quietly.unwrap();
+    let node = lab.node(1);
+    let wire = Wire::open(lab.router(), ("br0", &node.name), plan::gateway(0), node.addresses).unwrap();
+    let target = (node.address(Family::V4), 0);
+    let until = Instant::now() + Duration::from_secs(2);
+    let mut number = 0;
+    while Instant::now() < until {
+        let copies = (number..number + 100).map(|number: u32| Variation {
+            source: (stranger(Family::V4, number), 1024 + (number & 0x7fff) as u16),
+            destination_port: NODE_PORT,
+            sequence: number.wrapping_mul(0x9e37_79b9),
+        });
+        wire.flood(Packet::tcp(target, target, flag::SYN), copies).unwrap();
+        number += 100;
+        // Some thousand a second: the pods answer each.
+        sleep(Duration::from_millis(20));
+    }
+    watched.none_is_dead("forged SYNs", false);
+    watched.a_dead_one_is("forged SYNs");
+}
+
+/// It keeps a dead node in the lists, and takes no living one out of them.
+#[test]
+fn a_neighbour_that_answers_arp_for_a_dead_node() {
+    let watched = watched();
+    let (spoofer, far) = (watched.cluster.lab.node(2), watched.far());
+    let address = far.address(Family::V4);
+    watched.cluster.lab.cut(far).unwrap();
+    spoofer.netns().netlink(async |net| net.address("eth0", address, 24).await).unwrap();
+    spoofer.netns().nft_drop_input(nftables::Family::Ip, "spoofer").unwrap();
+    watched.connect(4);
+    watched.none_is_dead("spoofed ARP", true);
+}
+
+/// More than half of the nodes are gone: it is not believed of all of them.
+#[test]
+fn no_more_than_half_of_the_nodes_are_left_out() {
+    let watched = watched();
+    let lab = &watched.cluster.lab;
+    lab.cut(lab.node(2)).unwrap();
+    lab.cut(lab.node(3)).unwrap();
+    watched.connect(4);
+    let left_out = watched.left_out();
+    assert_eq!(left_out.len(), 1, "{left_out:?}: {}", watched.agent.log());
+}
+
+/// The agent stands still while it asks: an answer that it reads late is an answer.
+#[test]
+fn an_agent_that_gets_no_processor() {
+    let watched = watched();
+    watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
+    let pid = Pid::from_raw(watched.agent.pid().unwrap().try_into().unwrap());
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| watched.connect(6));
+        while !load.is_finished() {
+            kill(pid, Signal::SIGSTOP).unwrap();
+            // Longer than a question may take.
+            sleep(Duration::from_millis(500));
+            kill(pid, Signal::SIGCONT).unwrap();
+            // Long enough to begin the next one.
+            sleep(Duration::from_millis(130));
+        }
+    });
+    watched.connect(3);
+    watched.none_is_dead("an agent that stands still", true);
+    watched.a_dead_one_is("an agent that stands still");
+}
