@@ -1,10 +1,12 @@
 //! Nodes of endpoints that have stopped answering: when the agent is told, and the SYNs that are
 //! sent elsewhere.
 
+use traffic_policy_ebpf::abi::NodeSilence;
 use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, SYN_NUMBER, everywhere};
+use crate::errors;
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -17,7 +19,15 @@ const AFTER: u32 = 1_000_000;
 fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
     let endpoints: Vec<_> = endpoints.iter().map(|spot| (*spot, ENDPOINT_PORT)).collect();
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&endpoints)).snat_ports(5000..6000));
+    watch(harness);
+}
+
+/// Has silent nodes suspected, and forgets what was sent to any.
+fn watch(harness: &mut Harness) {
     harness.change_config(|config| (config.suspect_syns, config.suspect_after) = (SYNS, AFTER));
+    for spot in [Spot::Near, Spot::Far] {
+        harness.change_node_silence(spot, |node| *node = NodeSilence::default());
+    }
 }
 
 fn of_port(terms: Terms, port: u16) -> Dialogue {
@@ -177,5 +187,34 @@ fn a_retransmission_leaves_a_dead_node_at_once() {
         harness.put(1, &Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Far, ENDPOINT_PORT)]));
         dialogue.open(harness);
         assert_ne!(endpoint(harness, dialogue), before, "{terms:?}");
+    });
+}
+
+/// A router says that it does not reach the endpoint: the agent is told at once, but only of a
+/// node that has not answered yet, and once.
+#[test]
+fn a_host_that_is_unreachable_is_suspected_at_once() {
+    everywhere(|harness, terms| {
+        if !terms.tcp {
+            return;
+        }
+        let host = if terms.v4() { (3, 1, [0; 4]) } else { (1, 3, [0; 4]) };
+        let about = errors::request(terms, errors::NODE);
+        for (kind, expected) in [(host, 1), (errors::port_unreachable(terms), 0)] {
+            harness.set_up(&errors::setup(errors::NODE, errors::NEAR));
+            watch(harness);
+            Dialogue::new(terms, errors::NODE).open(harness);
+            let error = errors::error(terms, kind, Spot::RouterNear, &about.seen, errors::WHOLE);
+            let told = suspicions(harness, |harness| {
+                for _ in 0..3 {
+                    let outcome = harness.run(terms.hook, &error).outcome;
+                    assert_eq!(outcome, "replied-icmp-error", "{terms:?}");
+                }
+            });
+            assert_eq!(told, expected, "{kind:?}, {terms:?}");
+            // The node has answered: the error may be forged.
+            harness.change_node_silence(Spot::Near, |node| (node.syns, node.reported) = (0, 0));
+            assert_eq!(suspicions(harness, |harness| _ = harness.run(terms.hook, &error)), 0, "{terms:?}");
+        }
     });
 }
