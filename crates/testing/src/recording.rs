@@ -14,9 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use traffic_policy_cluster::model::{Index, ServiceName};
 use traffic_policy_cluster::source;
-use traffic_policy_lb::{
-    self as lb, Event, Learn, Load, Measured, Proxy, Silence, Simulated, Simulation, Timed,
-};
+use traffic_policy_lb::{self as lb, Event, Learn, Load, Measured, Proxy, Simulated, Simulation, Timed};
 
 use self::order::{Happening, TimedCheck};
 pub use self::synced::{Synced, last_sync};
@@ -32,9 +30,6 @@ const HEALTHZ: u16 = 10256;
 /// The longest time by which a health port lags behind the maps: less than the duration of a check,
 /// on a busy machine.
 const NOTICE: Duration = Duration::from_millis(250);
-
-/// The proxy of the lab, whose agents do not notice nodes that go without a word.
-pub const PROXY: Proxy = Proxy::TrafficPolicy(Silence::OFF);
 
 /// A scene while it is played: its clock, and the events so far.
 pub struct Recording {
@@ -235,7 +230,7 @@ impl Recorded {
             cluster: &self.objects,
             service,
             balancer,
-            proxy: PROXY,
+            proxy: Proxy::default(),
             events: before.iter().chain(&self.events).cloned().collect(),
             learn: Learn::default(),
             load: Load { rate: self.rate, lasts, request: Duration::ZERO },

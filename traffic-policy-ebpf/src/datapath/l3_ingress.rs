@@ -14,7 +14,7 @@ use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::TcL3},
     family::{V4, V6},
     parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parse},
-    prefilter::{self, Match},
+    prefilter,
     verdict::{self, Decision},
 };
 

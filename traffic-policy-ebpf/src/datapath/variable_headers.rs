@@ -17,7 +17,7 @@ use crate::datapath::{
         fixed,
         variable::{ParseVariable, VariableHeaders},
     },
-    prefilter::{self, Match},
+    prefilter,
     reject, slow_path,
     verdict::{self, Decision},
 };

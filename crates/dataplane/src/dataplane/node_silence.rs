@@ -70,15 +70,19 @@ impl Silence {
     pub fn open(object: &mut Ebpf) -> Result<Self> {
         let mut take =
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
-        let signs = Mapped::new(take("tp_node_silence")?)?;
+        let mut signs = Mapped::new(take("tp_node_silence")?)?;
         let names = HashMap::try_from(take("tp_node_names")?)?;
         let ring = RingBuf::try_from(take("tp_suspicions")?)?;
         let mut numbered = BTreeMap::new();
-        for entry in names.iter() {
+        for entry in &names {
             let (number, name) = entry.context("the names of nodes cannot be read")?;
             if let (Ok(number), Some(name)) = (u16::try_from(number), text(&name)) {
                 numbered.insert(number, name);
             }
+        }
+        // An earlier agent may have stopped while a node was dead: this one judges for itself.
+        for number in numbered.keys() {
+            signs.store(word(usize::from(*number), dead_flag), 0);
         }
         Ok(Self { signs, names, ring: Some(ring), waiting: None, numbered })
     }
