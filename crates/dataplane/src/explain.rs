@@ -27,7 +27,10 @@ pub use self::{
     scope::NodeScope,
     simulator::Simulator,
 };
-use crate::{dataplane::wide, inspect::frontend_kind};
+use crate::{
+    dataplane::wide,
+    inspect::{DeadNode, frontend_kind},
+};
 
 /// The result for the sender of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -90,6 +93,8 @@ pub struct Explainer {
     /// The cookie of the node's network namespace, as affinity uses it.
     netns: u64,
     offline: bool,
+    /// The nodes that the agent has found dead; none offline.
+    dead: Vec<DeadNode>,
 }
 
 /// A function that finds the device on which packets from an address arrive; `None` if any device
@@ -105,7 +110,12 @@ impl Explainer {
         netns: u64,
         offline: bool,
     ) -> Self {
-        Self { simulator, scope, primary, route_lookup, netns, offline }
+        Self { simulator, scope, primary, route_lookup, netns, offline, dead: Vec::new() }
+    }
+
+    /// Sets the dead nodes, whose endpoints are left out.
+    pub fn set_dead(&mut self, dead: &[DeadNode]) {
+        self.dead = dead.to_vec();
     }
 
     /// Runs the programs for a flow and describes the result.
@@ -135,7 +145,12 @@ impl Explainer {
             }
         }
         let describer = describe::Describer { flow, from, facts: &facts, offline: self.offline };
-        steps.extend(judged.steps.iter().filter_map(|step| describer.describe(step)));
+        for step in &judged.steps {
+            steps.extend(describer.describe(step));
+            if describe::is_of_other_nodes(step) {
+                steps.extend(describe::dead_nodes(&self.dead, &facts.candidates));
+            }
+        }
         let verdict = verdict(judged.outcome);
         let has_endpoint = verdict == Verdict::Endpoints;
         let packet = if judged.frame.is_empty() { None } else { frame::read(&judged.frame) };

@@ -10,6 +10,7 @@ mod heartbeat;
 mod links;
 mod listener;
 mod maps;
+mod nodes;
 mod pinned;
 mod services;
 
@@ -21,6 +22,7 @@ pub use self::{
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},
     maps::PinnedMap,
+    nodes::{DeadNode, Nodes},
     pinned::Pinned,
     services::{
         FrontendView, Phase, ServicePort, external_policy, falls_back, frontend_kind, service_key,

@@ -56,6 +56,7 @@ fn held_connections_by_every_filter() {
             assert!(flow["request_packets"].as_u64().unwrap() >= 2, "{flow}");
             assert!(flow["reply_bytes"].as_u64().unwrap() > 40, "{flow}");
             assert_eq!(flow["device"], "eth0");
+            assert_eq!(flow["node"], "node-2");
             let gateway: IpAddr = flow["next_hop"].as_str().unwrap().parse().unwrap();
             assert_eq!(gateway, cluster.lab.node(2).address(family));
             assert!(flow["idle_seconds"].as_f64().unwrap() < 5.0, "{flow}");
@@ -66,7 +67,7 @@ fn held_connections_by_every_filter() {
         for flow in &delivered {
             assert_eq!(flow["kind"], "delivered");
             assert_eq!(flow["source"], flow["client"], "the client's address is kept");
-            assert_eq!(flow["next_hop"], Value::Null);
+            assert_eq!((&flow["next_hop"], &flow["node"]), (&Value::Null, &Value::Null));
         }
     }
     assert_eq!(list(&agent, &["--client", "192.0.2.0/24", "--state", "assured"]).len(), 4);

@@ -19,6 +19,7 @@ use traffic_policy_dataplane::{
     DEFAULT_PINS, advice,
     explain::simulator::Simulator,
     explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
+    inspect::{Nodes, Pinned},
     node::Network,
 };
 
@@ -219,7 +220,9 @@ impl LiveArguments {
         let (primary, pods) = simulator.node()?;
         let netns = simulator.netns()?;
         let scope = NodeScope { node: addresses.iter().map(|address| address.address).collect(), pods };
-        Ok(Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false))
+        let mut explainer = Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false);
+        explainer.set_dead(Nodes::read(&Pinned::open(&self.pin_dir)?)?.dead());
+        Ok(explainer)
     }
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum, builder::PossibleValue};
 use ipnet::IpNet;
 use serde::Serialize;
 use traffic_policy_cluster::model::ServicePortKey;
-use traffic_policy_dataplane::inspect::{Flow, FlowKind, FlowState, device_name, service_names};
+use traffic_policy_dataplane::inspect::{Flow, FlowKind, FlowState, Nodes, device_name, service_names};
 
 use super::view::{self, View};
 
@@ -104,7 +104,7 @@ impl Arguments {
                 .entry(ifindex)
                 .or_insert_with(|| device_name(ifindex).unwrap_or_else(|| format!("#{ifindex}")));
         }
-        let show = Show { names, devices };
+        let show = Show { names, devices, nodes: Nodes::read(&pinned)? };
         if self.view.json() {
             return view::print(|out| {
                 // One flow is written per line: a full table is large.
@@ -140,6 +140,7 @@ impl Arguments {
 struct Show {
     names: BTreeMap<u32, ServicePortKey>,
     devices: BTreeMap<u32, String>,
+    nodes: Nodes,
 }
 
 /// A flow, for programs.
@@ -166,6 +167,8 @@ struct Document<'a> {
     reply_bytes: u64,
     device: Option<&'a str>,
     next_hop: Option<IpAddr>,
+    /// The name of the endpoint's node; `None` if it is this one, or the endpoint has no `nodeName`.
+    node: Option<&'a str>,
 }
 
 impl Show {
@@ -187,6 +190,7 @@ impl Show {
             reply_bytes: flow.reply.map_or(0, |reply| reply.bytes),
             device: flow.hop.and_then(|(ifindex, _)| self.devices.get(&ifindex)).map(String::as_str),
             next_hop: flow.hop.map(|(_, gateway)| gateway),
+            node: self.nodes.name(flow.node),
         }
     }
 
@@ -261,6 +265,7 @@ mod tests {
             request: Traffic { packets: 3, bytes: 180 },
             reply: Some(Traffic { packets: 2, bytes: 120 }),
             hop: Some((7, "172.18.0.12".parse().unwrap())),
+            node: 2,
         }
     }
 
@@ -300,7 +305,11 @@ mod tests {
 
     #[test]
     fn a_row_and_a_document() {
-        let show = Show { names: [(3, key())].into(), devices: [(7, "eth0".to_owned())].into() };
+        let show = Show {
+            names: [(3, key())].into(),
+            devices: [(7, "eth0".to_owned())].into(),
+            nodes: Nodes::of(&[(2, "node-2", false)]),
+        };
         let row = show.row(&flow());
         assert_eq!(row[0], "shop/web:http");
         assert_eq!(row[6..], ["assured, removed", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
@@ -314,6 +323,9 @@ mod tests {
         assert_eq!(document["endpoint"], "10.244.2.2:8080");
         assert_eq!(document["idle_seconds"], 1.5);
         assert_eq!((&document["removed"], &document["gone"]), (&true.into(), &serde_json::Value::Null));
+        assert_eq!(document["node"], "node-2");
+        let elsewhere = serde_json::to_value(show.document(&Flow { node: 16_384, ..flow() })).unwrap();
+        assert_eq!(elsewhere["node"], serde_json::Value::Null, "the place of a next hop");
         assert_eq!((&document["device"], &document["next_hop"]), (&"eth0".into(), &"172.18.0.12".into()));
     }
 }

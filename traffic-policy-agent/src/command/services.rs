@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use traffic_policy_cluster::model::{Endpoint, Protocol};
-use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Phase, ServicePort};
+use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::view::{self, View};
@@ -40,12 +40,13 @@ impl Arguments {
             }
         }
         let counts = Counts::read(&pinned)?;
+        let nodes = Nodes::read(&pinned)?;
         if self.view.json() {
-            let documents: Vec<_> = ports.iter().map(|port| Document::new(port, &counts)).collect();
+            let documents: Vec<_> = ports.iter().map(|port| Document::new(port, &counts, &nodes)).collect();
             return view::print_json(&documents);
         }
         view::print(|out| match self.name {
-            Some(_) => ports.iter().try_for_each(|port| details(out, port, &counts)),
+            Some(_) => ports.iter().try_for_each(|port| details(out, port, &counts, &nodes)),
             None => overview(out, &ports, &counts),
         })
     }
@@ -68,6 +69,8 @@ struct Document {
     /// Endpoints for both policies.
     endpoints: Vec<EndpointDocument>,
     local_endpoints: Vec<EndpointDocument>,
+    /// The nodes that are dead: their endpoints are left out, of this Service as of any other.
+    left_out: Vec<String>,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
@@ -93,6 +96,11 @@ struct EndpointDocument {
     address: String,
     /// Whether the endpoint is on this node.
     local: bool,
+    /// The name of its node; `None` if it is this one, or the endpoint has no `nodeName`.
+    node: Option<String>,
+    /// Whether its node is dead. It is listed nevertheless if no endpoint elsewhere can take new
+    /// flows, and for the moment until the agent has removed it.
+    left_out: bool,
 }
 
 #[derive(Serialize)]
@@ -102,12 +110,14 @@ struct CountDocument {
 }
 
 impl Document {
-    fn new(port: &ServicePort, counts: &Counts) -> Self {
+    fn new(port: &ServicePort, counts: &Counts, nodes: &Nodes) -> Self {
         let endpoints = |list: &[Endpoint]| {
             list.iter()
                 .map(|endpoint| EndpointDocument {
                     address: endpoint.address.to_string(),
                     local: endpoint.local,
+                    node: nodes.name(endpoint.node).map(str::to_owned),
+                    left_out: nodes.is_dead(endpoint.node),
                 })
                 .collect()
         };
@@ -135,6 +145,7 @@ impl Document {
                 .collect(),
             endpoints: endpoints(&port.cluster),
             local_endpoints: endpoints(&port.local),
+            left_out: nodes.dead().iter().map(|node| node.name.clone()).collect(),
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
             counts: of(port, counts)
@@ -236,7 +247,7 @@ fn is_drop(outcome: Outcome) -> bool {
     }
 }
 
-fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Result<()> {
+fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts, nodes: &Nodes) -> io::Result<()> {
     writeln!(out, "{}  {} {}", port.key, port.key.protocol, family(port))?;
     writeln!(
         out,
@@ -262,8 +273,13 @@ fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Resu
             phase(frontend.phase)
         )?;
     }
-    list(out, "endpoints", &port.cluster)?;
-    list(out, "local list", &port.local)?;
+    list(out, "endpoints", &port.cluster, nodes)?;
+    list(out, "local list", &port.local, nodes)?;
+    for (place, node) in nodes.dead().iter().enumerate() {
+        let title = if place == 0 { "left out" } else { "" };
+        let since = node.silent.map(|silent| format!(" for {}", view::span(silent))).unwrap_or_default();
+        writeln!(out, "  {title:<10}  any endpoint on {}, dead{since}", node.name)?;
+    }
     for (place, (outcome, count)) in of(port, counts).enumerate() {
         let title = if place == 0 { "packets" } else { "" };
         writeln!(out, "  {title:<10}  {:<28} {:>12}  {} bytes", outcome.name(), count.packets, count.bytes)?;
@@ -271,14 +287,19 @@ fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts) -> io::Resu
     writeln!(out, "  flows       {}\n", counts.flows.get(&port.index).copied().unwrap_or(0))
 }
 
-fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint]) -> io::Result<()> {
+fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint], nodes: &Nodes) -> io::Result<()> {
     if endpoints.is_empty() {
         return writeln!(out, "  {title:<10}  none");
     }
     for (place, endpoint) in endpoints.iter().enumerate() {
         let title = if place == 0 { title } else { "" };
-        let here = if endpoint.local { "  (here)" } else { "" };
-        writeln!(out, "  {title:<10}  {}{here}", endpoint.address)?;
+        let node = match nodes.name(endpoint.node) {
+            _ if endpoint.local => "  (here)".to_owned(),
+            Some(node) if nodes.is_dead(endpoint.node) => format!("  on {node}, left out"),
+            Some(node) => format!("  on {node}"),
+            None => String::new(),
+        };
+        writeln!(out, "  {title:<10}  {}{node}", endpoint.address)?;
     }
     Ok(())
 }
@@ -293,8 +314,12 @@ mod tests {
     use crate::command::view;
 
     fn port() -> ServicePort {
-        let endpoint =
-            |text: &str, local| Endpoint { address: text.parse().unwrap(), local, remote: !local, node: 0 };
+        let endpoint = |text: &str, node| Endpoint {
+            address: text.parse().unwrap(),
+            local: node == 0,
+            remote: node != 0,
+            node,
+        };
         ServicePort {
             frontends: vec![FrontendView {
                 address: "172.18.0.11:30080".parse().unwrap(),
@@ -302,11 +327,15 @@ mod tests {
                 policy: Policy::Local,
                 phase: Phase::Draining(Duration::from_secs(28)),
             }],
-            cluster: vec![endpoint("10.244.1.2:8080", true), endpoint("10.244.2.2:8080", false)],
+            cluster: vec![endpoint("10.244.1.2:8080", 0), endpoint("10.244.2.2:8080", 2)],
             affinity: Some(Duration::from_secs(10_800)),
             source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
             ..view::tests::port()
         }
+    }
+
+    fn nodes(dead: bool) -> Nodes {
+        Nodes::of(&[(2, "node-2", dead), (3, "node-3", false)])
     }
 
     fn counts() -> Counts {
@@ -349,13 +378,14 @@ mod tests {
     #[test]
     fn all_that_is_known() {
         let mut out = Vec::new();
-        details(&mut out, &port(), &counts()).unwrap();
+        details(&mut out, &port(), &counts(), &nodes(false)).unwrap();
         let text = String::from_utf8(out).unwrap();
         for line in [
             "policy      external Local, internal Cluster",
             "affinity    a client keeps its endpoint for 3h00m",
             "sources     192.0.2.0/24",
             "10.244.1.2:8080  (here)",
+            "10.244.2.2:8080  on node-2\n",
             "local list  none",
             "dropped-no-local-endpoint               2  120 bytes",
             "flows       1",
@@ -363,14 +393,26 @@ mod tests {
             assert!(text.contains(line), "no {line:?} in\n{text}");
         }
         assert!(!text.contains("connected"), "of another Service\n{text}");
+        assert!(!text.contains("left out"), "nobody is dead\n{text}");
+        let mut out = Vec::new();
+        details(&mut out, &port(), &counts(), &nodes(true)).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        for line in ["10.244.2.2:8080  on node-2, left out\n", "  left out    any endpoint on node-2, dead\n"]
+        {
+            assert!(text.contains(line), "no {line:?} in\n{text}");
+        }
     }
 
     #[test]
     fn fields_for_programs() {
-        let document = serde_json::to_value(Document::new(&port(), &counts())).unwrap();
+        let document = serde_json::to_value(Document::new(&port(), &counts(), &nodes(true))).unwrap();
         assert_eq!(document["frontends"][0]["phase"], "draining");
         assert_eq!(document["frontends"][0]["drain_seconds"], 28.0);
         assert_eq!(document["endpoints"][0]["local"], true);
+        assert_eq!(document["endpoints"][0]["node"], serde_json::Value::Null, "this node");
+        assert_eq!(document["endpoints"][1]["node"], "node-2");
+        assert_eq!([0, 1].map(|at| document["endpoints"][at]["left_out"] == true), [false, true]);
+        assert_eq!(document["left_out"], serde_json::json!(["node-2"]));
         assert_eq!(document["counts"]["forwarded"]["bytes"], 300);
         assert_eq!(document["affinity_seconds"], 10_800);
         assert_eq!(document["flows"], 1);

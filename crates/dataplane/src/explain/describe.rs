@@ -13,7 +13,10 @@ use super::{
     flow::{Flow, From},
     simulator::Candidate,
 };
-use crate::{dataplane::from_wide, inspect::frontend_kind};
+use crate::{
+    dataplane::from_wide,
+    inspect::{DeadNode, frontend_kind},
+};
 
 /// The facts that follow from the steps.
 #[derive(Clone, Debug, Default)]
@@ -176,6 +179,48 @@ impl Describer<'_> {
     }
 }
 
+/// The most dead nodes that are described.
+const DESCRIBED: usize = 5;
+
+/// Whether a step chooses a list that may have endpoints of other nodes.
+pub fn is_of_other_nodes(step: &TraceStep) -> bool {
+    step.kind == step::LIST
+        && !matches!(ListKind::numbered(step.value), None | Some(ListKind::Local | ListKind::NoneHere))
+}
+
+/// Returns sentences on dead nodes, first on those of which the list still has an endpoint.
+pub fn dead_nodes(dead: &[DeadNode], candidates: &[Candidate]) -> Vec<String> {
+    let mut nodes: Vec<_> = dead.iter().collect();
+    nodes.sort_by_key(|node| !candidates.iter().any(|candidate| candidate.node == node.number));
+    let mut sentences: Vec<_> = nodes.iter().take(DESCRIBED).map(|node| left_out(node, candidates)).collect();
+    if let Some(more @ 1..) = nodes.len().checked_sub(DESCRIBED) {
+        sentences.push(format!("silence: {more} more nodes are dead, which `status` names"));
+    }
+    sentences
+}
+
+/// Returns a sentence on a dead node and the list that endpoints are chosen from.
+fn left_out(dead: &DeadNode, candidates: &[Candidate]) -> String {
+    let since = match dead.silent {
+        Some(silent) => {
+            format!("for {} s it has answered neither connections to its endpoints", silent.as_secs())
+        }
+        None => "it has answered neither its peers".to_owned(),
+    };
+    let there = candidates.iter().filter(|candidate| candidate.node == dead.number);
+    let there: Vec<_> = there.map(|candidate| candidate.address.to_string()).collect();
+    let list = if there.is_empty() {
+        "any endpoint that it has of this Service is left out of the list".to_owned()
+    } else {
+        format!(
+            "the list still has {}, because no endpoint elsewhere can take new flows, or because the agent is just \
+             removing it",
+            there.join(", ")
+        )
+    };
+    format!("silence: node {} is dead, {since} nor the agent's questions; {list}", dead.name)
+}
+
 fn kind(flags: u32) -> &'static str {
     match frontend_kind(flags) {
         Some(FrontendKind::ClusterIp) => "the ClusterIP",
@@ -184,5 +229,47 @@ fn kind(flags: u32) -> &'static str {
         Some(FrontendKind::ExternalIp) => "an external IP",
         Some(FrontendKind::LoopbackNodePort) => "the node port on loopback",
         None => "a frontend",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_dead_node_and_its_endpoints() {
+        let dead = |silent| DeadNode { number: 2, name: "far".to_owned(), silent };
+        let candidate = |node| Candidate { address: "10.244.2.2:8080".parse().unwrap(), local: false, node };
+        let text = left_out(&dead(Some(Duration::from_millis(12_700))), &[candidate(1)]);
+        assert!(text.contains("node far is dead, for 12 s it has answered neither"), "{text}");
+        assert!(text.ends_with("of this Service is left out of the list"), "{text}");
+        let text = left_out(&dead(None), &[candidate(2)]);
+        assert!(text.contains("still has 10.244.2.2:8080,") && !text.contains(" s it"), "{text}");
+    }
+
+    #[test]
+    fn many_dead_nodes_are_counted() {
+        let dead = |number| DeadNode { number, name: format!("n{number}"), silent: None };
+        let candidate = Candidate { address: "10.244.9.2:8080".parse().unwrap(), local: false, node: 9 };
+        let of = |count: u16| dead_nodes(&(1..=count).map(dead).collect::<Vec<_>>(), &[candidate]);
+        assert_eq!((of(0).len(), of(5).len()), (0, 5));
+        let sentences = of(9);
+        assert!(sentences[0].contains("node n9 is dead"), "its endpoint may be chosen: {sentences:?}");
+        assert!(sentences[5].contains("4 more nodes") && sentences.len() == 6, "{sentences:?}");
+    }
+
+    #[test]
+    fn only_lists_with_other_nodes_tell_of_them() {
+        let list =
+            |kind: ListKind| TraceStep { kind: step::LIST, value: kind as u32, ..TraceStep::default() };
+        for kind in [ListKind::Cluster, ListKind::Draining, ListKind::Internal, ListKind::NoneAnywhere] {
+            assert!(is_of_other_nodes(&list(kind)), "{kind:?}");
+        }
+        for kind in [ListKind::Local, ListKind::NoneHere] {
+            assert!(!is_of_other_nodes(&list(kind)), "{kind:?}");
+        }
+        assert!(!is_of_other_nodes(&TraceStep { kind: step::SLOT, ..list(ListKind::Cluster) }));
     }
 }

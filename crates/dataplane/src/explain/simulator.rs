@@ -26,6 +26,8 @@ pub struct Candidate {
     pub address: SocketAddr,
     /// Whether it is on this node, by its `nodeName` or as the node's own address.
     pub local: bool,
+    /// The number of its node in [`Nodes`][crate::inspect::Nodes]; 0 if it has none.
+    pub node: u16,
 }
 
 /// A device on which packets may arrive.
@@ -101,15 +103,15 @@ impl Simulator {
     /// # Errors
     /// The maps cannot be read.
     pub fn endpoint(&self, ipv6: bool, index: u32) -> Result<Candidate> {
-        let (address, port, flags) = if ipv6 {
+        let (address, port, flags, node) = if ipv6 {
             let slot = self.copy.maps.v6.slots.get(&index, 0)?;
-            (slot.address.to_ip(), slot.port, slot.flags)
+            (slot.address.to_ip(), slot.port, slot.flags, slot.node)
         } else {
             let slot = self.copy.maps.v4.slots.get(&index, 0)?;
-            (slot.address.to_ip(), slot.port, slot.flags)
+            (slot.address.to_ip(), slot.port, slot.flags, slot.node)
         };
         let address = SocketAddr::new(address, port.to_host());
-        Ok(Candidate { address, local: flags & SLOT_LOCAL != 0 })
+        Ok(Candidate { address, local: flags & SLOT_LOCAL != 0, node })
     }
 
     /// Returns the frontend at an address, as the maps hold it.

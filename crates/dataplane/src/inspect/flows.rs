@@ -46,6 +46,9 @@ pub struct Flow {
     /// The next hop towards the endpoint: device number and gateway; `None` if delivered here, or
     /// not resolved.
     pub hop: Option<(u32, IpAddr)>,
+    /// The number of the endpoint's node in [`Nodes`][super::Nodes], or the place of its next hop; 0
+    /// if neither is known, or it is on this node.
+    pub node: u16,
 }
 
 /// The location of the endpoint.
@@ -196,6 +199,7 @@ fn join<A: Address + FromWire>(
         request: traffic(request),
         reply: reply.map(traffic),
         hop: None,
+        node: request.head.node(),
     })
 }
 
@@ -238,6 +242,7 @@ mod tests {
             packets: abi::Packets::of(3),
             bytes: 180,
             service: 7,
+            head: abi::Head::of_node(5),
             ..abi::Flow::default()
         };
         let reply = abi::Flow {
@@ -254,6 +259,7 @@ mod tests {
         assert_eq!(flow.source.to_string(), "172.18.0.11:5555");
         assert_eq!(flow.endpoint.to_string(), "10.244.2.2:8080");
         assert_eq!((flow.state, flow.removed, flow.service), (FlowState::Assured, true, 7));
+        assert_eq!(flow.node, 5);
         assert_eq!(flow.idle, Duration::from_millis(200), "the later packet counts");
         assert_eq!(flow.reply, Some(Traffic { packets: 2, bytes: 120 }));
         let alone = join(&tuple, &request, None, &clock).unwrap();
