@@ -8,15 +8,14 @@ mod synced;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use traffic_policy_cluster::model::{Index, ServiceName};
 use traffic_policy_cluster::source;
-use traffic_policy_lb::{
-    self as lb, Event, Learn, Load, Measured, Proxy, Silence, Simulated, Simulation, Timed,
-};
+use traffic_policy_lb::{self as lb, Event, Learn, Load, Measured, Proxy, Simulated, Simulation, Timed};
 
 use self::order::{Happening, TimedCheck};
 pub use self::synced::{Synced, last_sync};
@@ -32,9 +31,6 @@ const HEALTHZ: u16 = 10256;
 /// The longest time by which a health port lags behind the maps: less than the duration of a check,
 /// on a busy machine.
 const NOTICE: Duration = Duration::from_millis(250);
-
-/// The proxy of the lab, whose agents do not notice nodes that go without a word.
-pub const PROXY: Proxy = Proxy::TrafficPolicy(Silence::OFF);
 
 /// A scene while it is played: its clock, and the events so far.
 pub struct Recording {
@@ -235,7 +231,7 @@ impl Recorded {
             cluster: &self.objects,
             service,
             balancer,
-            proxy: PROXY,
+            proxy: Proxy::default(),
             events: before.iter().chain(&self.events).cloned().collect(),
             learn: Learn::default(),
             load: Load { rate: self.rate, lasts, request: Duration::ZERO },
@@ -248,8 +244,13 @@ impl Recorded {
 
 /// Returns the objects that the agents of a cluster follow.
 pub fn objects(cluster: &Cluster) -> Result<lb::Cluster> {
+    objects_in(cluster.manifests.folder())
+}
+
+/// Returns the objects of a folder of manifests.
+pub fn objects_in(folder: &Path) -> Result<lb::Cluster> {
     let mut index = Index::default();
-    source::read_cluster(cluster.manifests.folder())?.apply(&mut index);
+    source::read_cluster(folder)?.apply(&mut index);
     Ok(lb::Cluster::new(index))
 }
 

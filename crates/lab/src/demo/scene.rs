@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use traffic_policy_cluster::model::ServiceName;
-use traffic_policy_lb::{self as lb, Learn, Load, Measured, Simulated, Simulation, Timed};
+use traffic_policy_lb::{self as lb, Learn, Load, Measured, Proxy, Simulated, Simulation, Timed};
 use traffic_policy_testing::recording::{self, Planned, Recorded, Recording, agree, profile};
 use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::{Balancer, Target};
@@ -69,7 +69,7 @@ impl Plan {
             cluster: &recording::objects(&cluster.base)?,
             service: &named(self.service),
             balancer,
-            proxy: recording::PROXY,
+            proxy: Proxy::default(),
             events: self.events.clone(),
             learn: Learn { agent: reaction, ..Learn::default() },
             load: Load { rate: RATE, lasts: self.lasts, request: Duration::ZERO },
