@@ -8,6 +8,7 @@ mod synced;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -243,8 +244,13 @@ impl Recorded {
 
 /// Returns the objects that the agents of a cluster follow.
 pub fn objects(cluster: &Cluster) -> Result<lb::Cluster> {
+    objects_in(cluster.manifests.folder())
+}
+
+/// Returns the objects of a folder of manifests.
+pub fn objects_in(folder: &Path) -> Result<lb::Cluster> {
     let mut index = Index::default();
-    source::read_cluster(cluster.manifests.folder())?.apply(&mut index);
+    source::read_cluster(folder)?.apply(&mut index);
     Ok(lb::Cluster::new(index))
 }
 
