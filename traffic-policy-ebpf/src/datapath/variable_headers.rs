@@ -17,8 +17,7 @@ use crate::datapath::{
         fixed,
         variable::{ParseVariable, VariableHeaders},
     },
-    prefilter,
-    reject, slow_path,
+    prefilter, reject, slow_path,
     verdict::{self, Decision},
 };
 
