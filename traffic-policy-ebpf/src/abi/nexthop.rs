@@ -41,7 +41,7 @@ pub struct HopKey {
     pub ifindex: u32,
     /// The address family: 2 (AF_INET) or 10 (AF_INET6).
     pub family: u8,
-    /// The generation, 0 or 1: see [`RuntimeConfig::route`][super::RuntimeConfig::route].
+    /// The generation, 0 or 1: see [`RouteConfig::route`][super::RouteConfig::route].
     pub generation: u8,
     /// The largest IP packet, in bytes. It depends on the destination (its route, or the result of
     /// path MTU discovery), not on the gateway alone.
@@ -49,7 +49,7 @@ pub struct HopKey {
 }
 
 /// The number of hops; half of them are in use at a time (see
-/// [`RuntimeConfig::route`][super::RuntimeConfig::route]).
+/// [`RouteConfig::route`][super::RouteConfig::route]).
 pub const HOPS: u32 = 16_384;
 /// The number of hops of one generation.
 pub const HOPS_PER_GENERATION: u32 = HOPS / 2;
