@@ -138,7 +138,12 @@ impl NodeWatch {
         effects.extend(match happening {
             Happening::Suspected(node) => {
                 tracing::debug!(node, "connections to its endpoints are not answered: asking it");
-                self.judgement.suspect(&node, now)
+                let effects = self.judgement.suspect(&node, now);
+                if !self.judgement.is_in_question(&node) {
+                    // Its endpoints are new, or nobody can be judged: later perhaps.
+                    self.cleared.push_back((now + AGAIN, node));
+                }
+                effects
             }
             Happening::Heard(asked, heard) => self.judgement.hear(&asked, heard, now),
             Happening::Again(_) => Vec::new(),

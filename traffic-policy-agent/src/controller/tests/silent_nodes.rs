@@ -139,3 +139,15 @@ async fn a_node_that_hears_nobody_says_503_and_leaves_out_nobody() {
     running.until("back", |_| running.health.is_healthy()).await;
     assert_eq!(running.fake.calls().dead, []);
 }
+
+/// What does not answer may be one endpoint; and a suspicion that nobody can judge yet is no last
+/// word.
+#[tokio::test]
+async fn a_node_that_was_not_found_dead_may_be_suspected_again() {
+    let running = running().await;
+    running.fake.calls().suspicions.extend(["far".to_owned(), "unknown".to_owned()]);
+    let again = |calls: &fake::Calls| calls.suspected_again.iter().cloned().collect::<BTreeSet<_>>();
+    let both = BTreeSet::from(["far".to_owned(), "unknown".to_owned()]);
+    running.until("both again", |calls| again(calls) == both).await;
+    assert_eq!(running.fake.calls().dead, []);
+}
