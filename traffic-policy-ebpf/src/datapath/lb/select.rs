@@ -27,10 +27,6 @@ use crate::datapath::{
     value::{borrow, load},
 };
 
-/// The endpoints that are tried in place of one whose node is silent. If half of them are on silent
-/// nodes, one retransmission in 256 finds no other.
-const TRIES: u32 = 8;
-
 /// Returns the frontend of a target, or null.
 #[inline(always)]
 pub fn frontend<F: Family>(target: &Target<F::Address>) -> *mut Frontend {
@@ -140,7 +136,7 @@ pub fn slot<F: Family>(
 }
 
 /// Returns the slot of an endpoint for a SYN that the endpoint of a silent node has not answered:
-/// on a node that answers, if one of a few tries finds any. Affinity holds until the agent has
+/// on a node that answers, if one of four tries finds any. Affinity holds until the agent has
 /// removed the endpoint.
 #[inline(always)]
 pub fn slot_elsewhere<F: Family>(
@@ -152,21 +148,35 @@ pub fn slot_elsewhere<F: Family>(
     if get!((list.frontend).affinity) != 0 {
         return slot::<F>(list, client, lookup);
     }
-    let mut hash = client.hash;
-    let mut index = 0;
-    let mut tries = 0;
-    while tries < TRIES {
-        hash = (hash ^ now as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^= hash >> 32;
-        index = list.range.base + hash::pick(hash, list.range.len);
-        let slot = F::slots().lookup::<u32, Slot<F::Address>>(&index);
-        if slot.is_some_and(|slot| !node_silence::is_silent(get!(slot.node), now)) {
-            break;
+    // Not a loop: the verifier of Linux 6.1 refuses the order of its instructions.
+    let first = mix(client.hash ^ now as u64);
+    let mut index = list.range.base + hash::pick(first, list.range.len);
+    if is_on_silent_node::<F>(index, now) {
+        let second = mix(first);
+        index = list.range.base + hash::pick(second, list.range.len);
+        if is_on_silent_node::<F>(index, now) {
+            let third = mix(second);
+            index = list.range.base + hash::pick(third, list.range.len);
+            if is_on_silent_node::<F>(index, now) {
+                index = list.range.base + hash::pick(mix(third), list.range.len);
+            }
         }
-        tries += 1;
     }
     trace::note(step::SLOT, index, [0; 2]);
     index
+}
+
+/// Returns another hash, of which each bit depends on all of the former.
+#[inline(always)]
+fn mix(hash: u64) -> u64 {
+    let product = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 32)
+}
+
+#[inline(always)]
+fn is_on_silent_node<F: Family>(index: u32, now: u32) -> bool {
+    let slot = F::slots().lookup::<u32, Slot<F::Address>>(&index);
+    slot.is_none_or(|slot| node_silence::is_silent(get!(slot.node), now))
 }
 
 /// Whether `--source-check` forbids the source of a packet that may create a flow. Its tuple is
