@@ -167,7 +167,8 @@ struct Document<'a> {
     reply_bytes: u64,
     device: Option<&'a str>,
     next_hop: Option<IpAddr>,
-    /// The name of the endpoint's node; `None` if it is this one, or the endpoint has no `nodeName`.
+    /// The name of the endpoint's node; `None` if it is this one, or the endpoint has no
+    /// `nodeName`.
     node: Option<&'a str>,
 }
 

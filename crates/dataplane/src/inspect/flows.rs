@@ -46,8 +46,8 @@ pub struct Flow {
     /// The next hop towards the endpoint: device number and gateway; `None` if delivered here, or
     /// not resolved.
     pub hop: Option<(u32, IpAddr)>,
-    /// The number of the endpoint's node in [`Nodes`][super::Nodes], or the place of its next hop; 0
-    /// if neither is known, or it is on this node.
+    /// The number of the endpoint's node in [`Nodes`][super::Nodes], or the place of its next hop;
+    /// 0 if neither is known, or it is on this node.
     pub node: u16,
 }
 
