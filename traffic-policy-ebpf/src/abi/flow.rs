@@ -238,7 +238,7 @@ impl Packets {
     const COUNT: u64 = (1 << 44) - 1;
     const SCALE: u64 = 15 << 44;
 
-    /// No packets yet, of an endpoint on this node.
+    /// No packets yet; the endpoint's node, by its place in `tp_node_silence`, is to answer a SYN.
     #[inline(always)]
     pub const fn awaited_from(node: u16) -> Self {
         Self((node as u64) << 48)

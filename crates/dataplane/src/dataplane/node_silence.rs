@@ -19,8 +19,7 @@ use super::{
     maps::mmap::{Mapped, config},
 };
 
-/// The suspicion that a node is dead: connections to its endpoints are not answered, and nothing
-/// else comes from any of them.
+/// The suspicion that a node is dead: SYNs to its endpoints are not answered, none of them.
 pub trait NodeSilence {
     /// Sets when a node is suspected: after this many SYNs, unanswered for 200 ms. 0: never.
     fn suspect_after(&mut self, syns: u32);

@@ -136,8 +136,8 @@ pub fn slot<F: Family>(
 }
 
 /// Returns the slot of an endpoint for a SYN that the endpoint of a silent node has not answered:
-/// on a node that answers, if one of four tries finds any. Affinity holds until the agent has
-/// removed the endpoint.
+/// on a node that answers, if one of four tries finds any, as always in a list of four or fewer.
+/// Affinity holds until the agent has removed the endpoint.
 #[inline(always)]
 pub fn slot_elsewhere<F: Family>(
     list: &List,
@@ -148,17 +148,17 @@ pub fn slot_elsewhere<F: Family>(
     if get!((list.frontend).affinity) != 0 {
         return slot::<F>(list, client, lookup);
     }
-    // Not a loop: the verifier of Linux 6.1 refuses the order of its instructions.
-    let first = mix(client.hash ^ now as u64);
-    let mut index = list.range.base + hash::pick(first, list.range.len);
+    let len = list.range.len;
+    let first = hash::pick(mix(client.hash ^ now as u64), len);
+    // Neighbours in a list are often on the same node, so the tries lie far apart. Not a loop: the
+    // verifier of Linux 6.1 refuses the order of its instructions.
+    let mut index = list.range.base + first;
     if is_on_silent_node::<F>(index, now) {
-        let second = mix(first);
-        index = list.range.base + hash::pick(second, list.range.len);
+        index = list.range.base + wrapped(first + len / 2, len);
         if is_on_silent_node::<F>(index, now) {
-            let third = mix(second);
-            index = list.range.base + hash::pick(third, list.range.len);
+            index = list.range.base + wrapped(first + len / 4, len);
             if is_on_silent_node::<F>(index, now) {
-                index = list.range.base + hash::pick(mix(third), list.range.len);
+                index = list.range.base + wrapped(first + len - len.div_ceil(4), len);
             }
         }
     }
@@ -166,11 +166,17 @@ pub fn slot_elsewhere<F: Family>(
     index
 }
 
-/// Returns another hash, of which each bit depends on all of the former.
+/// Returns another hash, whose upper and lower bits depend on the former.
 #[inline(always)]
 fn mix(hash: u64) -> u64 {
     let product = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ (product >> 32)
+}
+
+/// Reduces an offset that is less than twice the length of a list.
+#[inline(always)]
+fn wrapped(offset: u32, len: u32) -> u32 {
+    if offset >= len { offset - len } else { offset }
 }
 
 #[inline(always)]
