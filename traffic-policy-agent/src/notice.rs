@@ -12,6 +12,7 @@ mod file;
 mod gce;
 mod logind;
 mod metadata;
+mod poll;
 
 use std::{
     fmt::{self, Display, Formatter},

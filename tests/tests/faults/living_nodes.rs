@@ -150,7 +150,7 @@ fn a_way_that_loses_packets() {
     watched.a_dead_one_is("loss");
 }
 
-/// What it sends back comes by the router.
+/// Its answers come by the router.
 #[test]
 fn a_node_whose_answers_take_another_way() {
     let watched = watched();

@@ -137,8 +137,8 @@ fn a_retransmission_goes_to_a_node_that_answers() {
     });
 }
 
-/// What does not answer may be the endpoint: another SYN of the client, which a forger can send,
-/// moves nothing; nor does a retransmission while the node answers others, nor one after an answer.
+/// A SYN with another number, which can be forged, moves no connection; nor does a retransmission
+/// while the node answers others, nor one after an answer.
 #[test]
 fn other_syns_stay_where_they_are() {
     everywhere(|harness, terms| {

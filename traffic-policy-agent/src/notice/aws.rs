@@ -6,12 +6,13 @@ use anyhow::{Context as _, Result, bail};
 use hyper::StatusCode;
 use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use traffic_policy_cluster::source::Leaving;
 
 use super::{
     board::Reporter,
-    metadata::{LIMIT, Metadata, Pauses},
+    metadata::{LIMIT, Metadata},
+    poll::{self, Polled},
 };
 
 pub(super) const BASE: &str = "http://169.254.169.254";
@@ -33,23 +34,20 @@ struct Action {
 
 /// Asks forever.
 pub(super) async fn run(base: String, reporter: Reporter) {
-    let server = Metadata::new(&base);
-    let mut pauses = Pauses::default();
-    let mut token = None;
-    loop {
-        match ask(&server, &mut token).await {
-            Ok(leaving) => {
-                pauses.succeeded();
-                reporter.well();
-                reporter.say(leaving);
-                sleep(INTERVAL).await;
-            }
-            Err(error) => {
-                token = None;
-                reporter.trouble(format!("{error:#}"));
-                sleep(pauses.next()).await;
-            }
-        }
+    poll::run(Aws { server: Metadata::new(&base), token: None }, reporter).await;
+}
+
+struct Aws {
+    server: Metadata,
+    /// The token, and when it was given.
+    token: Option<(String, Instant)>,
+}
+
+impl Polled for Aws {
+    const INTERVAL: Duration = INTERVAL;
+
+    async fn request(&mut self) -> Result<Option<Leaving>> {
+        ask(&self.server, &mut self.token).await
     }
 }
 
@@ -62,14 +60,16 @@ async fn ask(server: &Metadata, token: &mut Option<(String, Instant)>) -> Result
         }
     };
     let answer = server.get(PATH, &[("X-aws-ec2-metadata-token", &current.0)], LIMIT).await?;
-    *token = Some(current);
-    match answer.status {
+    let leaving = match answer.status {
         // Nothing is due.
-        StatusCode::NOT_FOUND => Ok(None),
+        StatusCode::NOT_FOUND => None,
         StatusCode::OK => {
             let Action { action, time } = serde_json::from_str(&answer.body).context(PATH)?;
-            Ok(Some(Leaving { reason: format!("Spot interruption: {action}"), gone_by: time }))
+            Some(Leaving { reason: format!("Spot interruption: {action}"), gone_by: time })
         }
         other => bail!("{PATH}: status {other}"),
-    }
+    };
+    // After an error another token is requested.
+    *token = Some(current);
+    Ok(leaving)
 }

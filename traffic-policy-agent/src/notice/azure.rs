@@ -6,12 +6,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::{Timestamp, fmt::rfc2822};
 use serde::Deserialize;
-use tokio::time::sleep;
 use traffic_policy_cluster::source::Leaving;
 
 use super::{
     board::Reporter,
-    metadata::{Metadata, Pauses},
+    metadata::Metadata,
+    poll::{self, Polled},
 };
 
 pub(super) const BASE: &str = "http://169.254.169.254";
@@ -46,22 +46,20 @@ struct Event {
 
 /// Asks forever.
 pub(super) async fn run(base: String, reporter: Reporter) {
-    let server = Metadata::new(&base);
-    let mut pauses = Pauses::default();
-    let mut name = None;
-    loop {
-        match ask(&server, &mut name).await {
-            Ok(leaving) => {
-                pauses.succeeded();
-                reporter.well();
-                reporter.say(leaving);
-                sleep(INTERVAL).await;
-            }
-            Err(error) => {
-                reporter.trouble(format!("{error:#}"));
-                sleep(pauses.next()).await;
-            }
-        }
+    poll::run(Azure { server: Metadata::new(&base), name: None }, reporter).await;
+}
+
+struct Azure {
+    server: Metadata,
+    /// The name of this machine, once it is known.
+    name: Option<String>,
+}
+
+impl Polled for Azure {
+    const INTERVAL: Duration = INTERVAL;
+
+    async fn request(&mut self) -> Result<Option<Leaving>> {
+        ask(&self.server, &mut self.name).await
     }
 }
 

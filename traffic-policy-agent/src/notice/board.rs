@@ -15,7 +15,7 @@ pub struct Board(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    said: Mutex<Said>,
+    reports: Mutex<Reports>,
     /// The news of all sources together.
     news: watch::Sender<Option<Leaving>>,
     /// Whether the API server holds this node's announcement; `None`: nobody is told.
@@ -24,12 +24,12 @@ struct Shared {
 
 impl Default for Shared {
     fn default() -> Self {
-        Self { said: Mutex::default(), news: watch::channel(None).0, told: Mutex::default() }
+        Self { reports: Mutex::default(), news: watch::channel(None).0, told: Mutex::default() }
     }
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct Reports {
     leaving: BTreeMap<String, Leaving>,
     /// Why news of a source may be missed.
     troubles: BTreeMap<String, String>,
@@ -67,18 +67,18 @@ impl Board {
     /// Returns the sources whose news may be missed, with the reasons.
     #[must_use]
     pub fn troubles(&self) -> BTreeMap<String, String> {
-        self.said().troubles.clone()
+        self.reports().troubles.clone()
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
+    fn reports(&self) -> MutexGuard<'_, Reports> {
         // Each entry is valid by itself, whatever a panic interrupted.
-        self.0.said.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<String, Leaving>)) {
-        let mut said = self.said();
-        change(&mut said.leaving);
-        let together = together(&said.leaving);
+        let mut reports = self.reports();
+        change(&mut reports.leaving);
+        let together = together(&reports.leaving);
         self.0.news.send_if_modified(|news| {
             let differs = *news != together;
             match (&news, &together) {
@@ -92,12 +92,12 @@ impl Board {
     }
 }
 
-fn together(said: &BTreeMap<String, Leaving>) -> Option<Leaving> {
-    if said.is_empty() {
+fn together(reports: &BTreeMap<String, Leaving>) -> Option<Leaving> {
+    if reports.is_empty() {
         return None;
     }
-    let reasons: Vec<_> = said.iter().map(|(source, said)| format!("{source}: {}", said.reason)).collect();
-    let gone_by = said.values().filter_map(|said| said.gone_by).min();
+    let reasons: Vec<_> = reports.iter().map(|(source, said)| format!("{source}: {}", said.reason)).collect();
+    let gone_by = reports.values().filter_map(|said| said.gone_by).min();
     Some(Leaving { reason: reasons.join("; "), gone_by })
 }
 
@@ -119,7 +119,7 @@ impl Reporter {
 
     /// Reports that the source is heard.
     pub fn well(&self) {
-        if self.board.said().troubles.remove(&self.source).is_some() {
+        if self.board.reports().troubles.remove(&self.source).is_some() {
             tracing::info!("news from {} are heard", self.source);
         }
     }
@@ -127,10 +127,10 @@ impl Reporter {
     /// Reports why news of the source may be missed; what it said last stays. Each reason is logged
     /// once.
     pub fn trouble(&self, trouble: String) {
-        let mut said = self.board.said();
-        if said.troubles.get(&self.source) != Some(&trouble) {
+        let mut reports = self.board.reports();
+        if reports.troubles.get(&self.source) != Some(&trouble) {
             tracing::warn!("news from {} may be missed, trying again: {trouble}", self.source);
-            said.troubles.insert(self.source.clone(), trouble);
+            reports.troubles.insert(self.source.clone(), trouble);
         }
     }
 

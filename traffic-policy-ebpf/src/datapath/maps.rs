@@ -113,7 +113,7 @@ pub static ROUTE_MTUS6: LpmTrie<RoutePrefix<4>, u32, 16_384> = LpmTrie::new();
 pub static NEXTHOPS: Array<Hop, { HOP_COUNT as usize }> = Array::new();
 #[btf_map(name = "tp_nexthop_ids")]
 pub static NEXTHOP_IDS: HashMap<HopKey, u32, { HOP_COUNT as usize }, NO_PREALLOC> = HashMap::new();
-/// What was sent to each node of endpoints, and whether it answers: by the node's number, then by
+/// SYNs to the endpoints of each node, and the answers: by the node's number, then by
 /// the next hop of endpoints whose node is not known.
 #[btf_map(name = "tp_node_silence")]
 pub static NODE_SILENCE: Array<NodeSilence, { HOP_PLACES as usize + HOP_COUNT as usize }, MMAPABLE> =

@@ -15,6 +15,7 @@ mod list;
 mod observe;
 mod one_by_one;
 mod probe;
+mod reason;
 mod taint;
 mod watch;
 

@@ -43,7 +43,7 @@ const AT_ONCE: usize = 32;
 const ADDRESSES: usize = 4;
 const ENDPOINTS: usize = 3;
 
-/// What is known of a node.
+/// The means by which a node can be asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
     /// The addresses of its Node object; empty if they are unknown.

@@ -55,7 +55,7 @@ impl Missed {
     }
 }
 
-/// What became of the first segment of a connection, and the suspicion that it raises.
+/// The fate of a connection's first segment, and the suspicion that it raises.
 #[derive(Debug)]
 pub(super) struct Delivered {
     pub(super) outcome: Result<usize, Missed>,

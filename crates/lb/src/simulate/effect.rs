@@ -32,7 +32,8 @@ pub(super) enum Effect {
 pub(super) enum Through {
     Node(usize),
     Pods(BTreeSet<usize>),
-    /// What a node forwards to pods elsewhere, and what other nodes forward to its pods.
+    /// The segments that a node forwards to pods elsewhere, and those that other nodes forward to
+    /// its pods.
     Forwarded {
         node: usize,
         pods: BTreeSet<usize>,

@@ -233,7 +233,7 @@ impl Harness {
         unsafe { change(&mut *self.tables.config.pointer()) }
     }
 
-    /// What was sent to the node of an endpoint, and whether it answers.
+    /// Returns the SYNs to the node of an endpoint, and its answers.
     pub fn node_silence(&self, spot: Spot) -> NodeSilence {
         let place = u32::from(spot.node_number());
         self.node_silence.get(&place, 0).unwrap_or_else(|error| panic!("{error}"))

@@ -140,8 +140,8 @@ async fn a_node_that_hears_nobody_says_503_and_leaves_out_nobody() {
     assert_eq!(running.fake.calls().dead, []);
 }
 
-/// What does not answer may be one endpoint; and a suspicion that nobody can judge yet is no last
-/// word.
+/// A node that answers may have an endpoint that does not; a node without known endpoints is not
+/// judged yet.
 #[tokio::test]
 async fn a_node_that_was_not_found_dead_may_be_suspected_again() {
     let running = running().await;

@@ -16,6 +16,8 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
+use super::reason;
+
 /// The selector of all such Leases.
 pub(super) const SELECTOR: &str = "traffic-policy.io/leaving=true";
 const LABEL: &str = "traffic-policy.io/leaving";
@@ -104,10 +106,7 @@ pub(super) async fn run(client: Client, node_name: String, announcement: Announc
             }
             Err(error) => {
                 // Log each reason once.
-                let reason = match &error {
-                    kube::Error::Api(status) => status.message.clone(),
-                    other => other.to_string(),
-                };
+                let reason = reason::of(&error);
                 if reason != said {
                     tracing::warn!(
                         "the Lease {namespace}/{}, by which other nodes learn that this one is about to go, is not up to date, \

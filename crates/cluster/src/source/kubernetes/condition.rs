@@ -13,6 +13,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use super::reason;
+
 /// The condition's type.
 const TYPE: &str = "ServiceProxyReady";
 /// The interval at which the condition is written again as a sign of life.
@@ -57,10 +59,7 @@ pub(super) async fn run(
                 }
                 Err(error) => {
                     // Log each reason once.
-                    let reason = match &error {
-                        kube::Error::Api(status) => status.message.clone(),
-                        other => other.to_string(),
-                    };
+                    let reason = reason::of(&error);
                     if reason != said {
                         tracing::warn!(
                             "the condition {TYPE} of Node {node_name} is not written, trying again: {reason} (its role needs the verb list \

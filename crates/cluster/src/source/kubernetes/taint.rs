@@ -10,6 +10,8 @@ use kube::{
 use serde_json::json;
 use tokio::{sync::Notify, time::sleep};
 
+use super::reason;
+
 /// The shortest and longest pause between attempts: another controller may be updating the Node.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
@@ -26,7 +28,7 @@ pub(super) async fn run(client: Client, node_name: String, key: String, filled: 
             Ok(false) => tracing::info!("Node {node_name} has no start-up taint {key}"),
             Err(error) => {
                 // Log each reason once.
-                let reason = reason(&error);
+                let reason = reason::of(&error);
                 if reason != said {
                     tracing::warn!(
                         "the start-up taint {key} is not removed from Node {node_name}, trying again: {reason} (its role needs the \
@@ -40,13 +42,6 @@ pub(super) async fn run(client: Client, node_name: String, key: String, filled: 
             }
         }
         return std::future::pending().await;
-    }
-}
-
-fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
     }
 }
 
