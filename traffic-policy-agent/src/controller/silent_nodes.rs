@@ -128,8 +128,8 @@ impl NodeWatch {
         }
     }
 
-    /// Judges an occurrence, and asks the nodes that the judgement names. Returns the effects to log
-    /// and to post.
+    /// Judges an occurrence, and asks the nodes that the judgement names. Returns the effects to
+    /// log and to post.
     fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FRESH) {

@@ -8,7 +8,8 @@ pub const NODE_NAME_LENGTH: usize = 256;
 pub const HOP_PLACES: u32 = 16_384;
 
 /// SYNs to the endpoints of one node, and whether any of them answers: one element of
-/// `tp_node_silence`. The packet path writes all but [`Self::dead`], the agent that and a 0 in [`Self::syns`]. Times: low half of jiffies.
+/// `tp_node_silence`. The packet path writes all but [`Self::dead`], the agent that and a 0 in
+/// [`Self::syns`]. Times: low half of jiffies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct NodeSilence {
