@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::node::{Answer, Asker, Question, Sign};
+use traffic_policy_dataplane::node::{Answer, Asker, NeighbourManager, Network, Question, Sign};
 use traffic_policy_testing::impaired::{ImpairedWay, Impairment};
 use traffic_policy_testing::lab::{Family, Lab, Node};
 use traffic_policy_testing::netns::Namespace;
@@ -67,6 +67,35 @@ fn a_node_that_is_cut_off_is_silent_until_it_is_back() {
         }
         lab.mend(far).unwrap();
     }
+}
+
+/// The agent has the kernel keep the entries of next hops resolved. Such an entry says "reachable"
+/// for up to 45 s after its last answer.
+#[test]
+fn a_node_whose_neighbour_entry_is_managed_is_silent_as_well() {
+    let lab = lab();
+    let (here, far) = (lab.node(1).netns(), lab.node(2));
+    let question = whole(far);
+    assert!(is_alive(&ask(here, &question)));
+    here.block_on(async || {
+        let (network, _events) = Network::connect().unwrap();
+        let link = network.device_towards(far.address(Family::V4)).await.unwrap();
+        let hops = addresses(far).into_iter().map(|address| (link, address));
+        NeighbourManager::default().keep(&network, hops).await;
+    });
+    let managed = || here.netlink(async |net| net.managed_neighbours().await).unwrap();
+    assert_eq!(managed(), 2);
+    let answer = ask(here, &question);
+    assert!(is_alive(&answer), "{answer:?}");
+    lab.cut(far).unwrap();
+    for _ in 0..2 {
+        let answer = ask(here, &question);
+        assert!(matches!(answer, Answer::Silent(_)), "{answer:?}");
+    }
+    lab.mend(far).unwrap();
+    let answer = ask(here, &question);
+    assert!(is_alive(&answer), "{answer:?}");
+    assert_eq!(managed(), 2, "the kernel goes on keeping them");
 }
 
 /// A firewall on the node, and pods that are behind it.

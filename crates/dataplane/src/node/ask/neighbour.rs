@@ -6,6 +6,11 @@
 //! it as before. <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1049>
 //! An address without a valid entry is resolved by multicast, once: the kernel repeats that after a
 //! second.
+//!
+//! The kernel ignores the state in an update of a managed entry (`__neigh_update`), which then says
+//! NUD_REACHABLE for up to 45 s after the last answer: such an entry is set to NUD_PROBE without
+//! NTF_EXT_MANAGED, and is managed again at once.
+//! <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1328>
 
 use std::{io, net::IpAddr};
 
@@ -25,6 +30,7 @@ const NLM_F_CREATE: u16 = 0x400;
 const NDA_DST: u16 = 1;
 const NDA_FLAGS_EXT: u16 = 15;
 const NTF_USE: u8 = 1;
+const NTF_EXT_MANAGED: u32 = 1;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
@@ -54,8 +60,14 @@ struct Probed {
 struct Entry {
     state: u16,
     flags: u8,
-    /// NTF_EXT_MANAGED among others: an update that lacks them would clear them.
+    /// NTF_EXT_MANAGED among others: an update that lacks them clears them.
     more: Option<u32>,
+}
+
+impl Entry {
+    fn unmanaged(self) -> Self {
+        Self { more: self.more.map(|more| more & !NTF_EXT_MANAGED), ..self }
+    }
 }
 
 impl Prober {
@@ -92,9 +104,15 @@ impl Prober {
                 set(NLM_F_CREATE | NLM_F_REPLACE, Entry { state: 0, flags: entry.flags | NTF_USE, ..entry })
             } else {
                 // An entry that is probed already is probed anew only if it leaves that state.
-                let stale = Entry { state: NUD_STALE, ..entry };
-                set(NLM_F_REPLACE, stale)
-                    .and_then(|()| set(NLM_F_REPLACE, Entry { state: NUD_PROBE, ..entry }))
+                let mut to = |state| set(NLM_F_REPLACE, Entry { state, ..entry.unmanaged() });
+                let asked = to(NUD_STALE).and_then(|()| to(NUD_PROBE));
+                if entry == entry.unmanaged() {
+                    asked
+                } else {
+                    // Whatever became of the probe, the kernel has to go on keeping the entry.
+                    let kept = set(NLM_F_REPLACE, Entry { state: NUD_PROBE, ..entry });
+                    asked.and(kept)
+                }
             };
             probed.sent |= result.is_ok();
             sent.push((probed.address, result));
