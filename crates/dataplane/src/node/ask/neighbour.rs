@@ -4,8 +4,8 @@
 //! up CAP_NET_RAW. An entry that is set to NUD_PROBE is probed in the next jiffy by unicast
 //! (`neigh_timer_handler`), and becomes NUD_REACHABLE when it is answered; until then, packets use
 //! it as before. <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1049>
-//! An address without a valid entry is resolved by multicast, once: the kernel repeats that after a
-//! second.
+//! An address without a valid entry is resolved by multicast. The kernel repeats that after a second,
+//! too late for a question: the entry is made to begin anew, and packets that wait for it stay.
 //!
 //! The kernel ignores the state in an update of a managed entry (`__neigh_update`), which then says
 //! NUD_REACHABLE for up to 45 s after the last answer: such an entry is set to NUD_PROBE without
@@ -31,6 +31,7 @@ const NDA_DST: u16 = 1;
 const NDA_FLAGS_EXT: u16 = 15;
 const NTF_USE: u8 = 1;
 const NTF_EXT_MANAGED: u32 = 1;
+const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
@@ -101,7 +102,12 @@ impl Prober {
             let mut set =
                 |flags, entry| self.kernel.request(RTM_NEWNEIGH, flags, &update(probed, entry)).map(drop);
             let result = if entry.state & (NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE) == 0 {
-                set(NLM_F_CREATE | NLM_F_REPLACE, Entry { state: 0, flags: entry.flags | NTF_USE, ..entry })
+                let begun = match entry.state & NUD_INCOMPLETE {
+                    0 => Ok(()),
+                    _ => set(NLM_F_REPLACE, Entry { state: 0, ..entry.unmanaged() }),
+                };
+                let used = Entry { state: 0, flags: entry.flags | NTF_USE, ..entry };
+                begun.and(set(NLM_F_CREATE | NLM_F_REPLACE, used))
             } else {
                 // An entry that is probed already is probed anew only if it leaves that state.
                 let mut to = |state| set(NLM_F_REPLACE, Entry { state, ..entry.unmanaged() });
