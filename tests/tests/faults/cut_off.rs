@@ -16,7 +16,8 @@ const HEALTHZ: u16 = 10_256;
 const HEALTH_PORT: u16 = 32_090;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The client is a neighbour of the nodes: it reaches the first one, whatever becomes of the router.
+/// The client is a neighbour of the nodes: it reaches the first one, whatever becomes of the
+/// router.
 fn watched() -> Watched {
     let watched = Watched::start_in(Lab::builder().client_on_switch());
     let local = Service::new("local")

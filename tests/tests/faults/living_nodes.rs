@@ -81,8 +81,8 @@ fn a_way_that_loses_packets() {
     watched.a_dead_one_is("loss");
 }
 
-/// ARP and NDP are lost as well, and have to be asked again each second. The node may be found dead,
-/// but not for good: after each of a few deaths it has to answer twice as long.
+/// ARP and NDP are lost as well, and have to be asked again each second. The node may be found
+/// dead, but not for good: after each of a few deaths it has to answer twice as long.
 #[test]
 fn a_way_that_loses_packets_of_all_kinds() {
     let watched = Watched::start();

@@ -4,8 +4,9 @@
 //! up CAP_NET_RAW. An entry that is set to NUD_PROBE is probed in the next jiffy by unicast
 //! (`neigh_timer_handler`), and becomes NUD_REACHABLE when it is answered; until then, packets use
 //! it as before. <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1049>
-//! An address without a valid entry is resolved by multicast. The kernel repeats that after a second,
-//! too late for a question: the entry is made to begin anew, and packets that wait for it stay.
+//! An address without a valid entry is resolved by multicast. The kernel repeats that after a
+//! second, too late for a question: the entry is made to begin anew, and packets that wait for it
+//! stay.
 //!
 //! The kernel ignores the state in an update of a managed entry (`__neigh_update`), which then says
 //! NUD_REACHABLE for up to 45 s after the last answer: such an entry is set to NUD_PROBE without
