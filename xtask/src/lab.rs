@@ -16,6 +16,9 @@ pub(crate) struct Options {
 
 pub(crate) fn run(program: &str, options: &Options) -> Result<ExitCode> {
     setup::ensure()?;
+    if program == "demo" {
+        setup::programs::prepare(&setup::programs::RULES, "the scene with kube-proxy's rules fails");
+    }
     let built = build::program_beside_agent(program)?;
     let Some(mut command) = cargo::privileged(built) else {
         anyhow::bail!("network namespaces need root: run this as root, or install sudo");

@@ -2,6 +2,7 @@
 //! the other, each with the prediction of `lb`.
 
 pub mod cluster;
+pub mod dead_node;
 pub mod local_curl;
 pub mod node_port;
 mod policies;
@@ -15,11 +16,11 @@ use anyhow::{Result, ensure};
 
 use self::cluster::DemoCluster;
 
-/// Plays all scenes.
+/// Plays all scenes. `attach`: the attach mode of the agents.
 ///
 /// # Errors
 /// A scene cannot be played, or the lost requests differ from those of `lb simulate`.
-pub fn play(cluster: &DemoCluster) -> Result<()> {
+pub fn play(cluster: &DemoCluster, attach: &str) -> Result<()> {
     cluster.introduce();
     policies::show(cluster)?;
     local_curl::show(cluster)?;
@@ -27,6 +28,7 @@ pub fn play(cluster: &DemoCluster) -> Result<()> {
     differences.extend(switch::show(cluster)?);
     share::show(cluster)?;
     differences.extend(node_port::show(cluster)?);
+    differences.extend(dead_node::show(cluster, attach)?);
     ensure!(differences.is_empty(), "`lb simulate` does not agree: {}", differences.join("; "));
     Ok(())
 }

@@ -7,84 +7,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use socket2::{Domain, Socket, Type};
-use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::flood::{STRANGERS, Variation, Wire, stranger};
-use traffic_policy_testing::lab::{Family, Lab, Node, plan};
+use traffic_policy_testing::lab::{Family, Node, plan};
 use traffic_policy_testing::nftables;
-use traffic_policy_testing::object::{Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::packet::{Packet, flag};
-use traffic_policy_testing::traffic::connections::{NewConnections, Report};
 
-const NODE_PORT: u16 = 30_080;
-const PATIENCE: Duration = Duration::from_secs(30);
-/// New connections a second: three SYNs to each endpoint come in a fraction of a second.
-const RATE: u32 = 60;
-
-/// Three nodes with a pod each, and an agent on the first, by which all connections come.
-struct Watched {
-    agent: Agent,
-    cluster: Cluster,
-}
-
-fn watched() -> Watched {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
-    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
-    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
-    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
-    agent.wait_ready(PATIENCE).unwrap();
-    Watched { agent, cluster }
-}
-
-impl Watched {
-    fn far(&self) -> &Node {
-        self.cluster.lab.node(3)
-    }
-
-    /// Opens connections for some seconds, whether or not they are answered.
-    fn connect(&self, seconds: u32) -> Report {
-        let target = self.cluster.at(1, Family::V4, NODE_PORT);
-        let client = self.cluster.lab.client().netns();
-        NewConnections::start_bounded(client, RATE, (RATE * seconds).into(), move |_| Some(target)).wait()
-    }
-
-    fn left_out(&self) -> Vec<String> {
-        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
-        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
-        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
-    }
-
-    fn suspicions(&self, result: &str) -> f64 {
-        let metrics = self.agent.scrape().unwrap();
-        metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
-    }
-
-    /// Fails if a node was left out at any time; `suspected`: whether one must have been asked.
-    fn none_is_dead(&self, what: &str, suspected: bool) {
-        assert_eq!(self.left_out(), [""; 0], "{what}: {}", self.agent.log());
-        assert!(self.suspicions("dead") < 0.5, "{what}: {}", self.agent.log());
-        if suspected {
-            assert!(self.suspicions("alive") > 0.5, "{what}: nothing was suspected, so nothing is shown");
-        }
-    }
-
-    /// The control: a node that is really gone is left out.
-    fn a_dead_one_is(&self, what: &str) {
-        self.cluster.lab.cut(self.far()).unwrap();
-        let start = Instant::now();
-        while self.left_out() != [self.far().name.clone()] {
-            assert!(
-                start.elapsed() < scaled(PATIENCE),
-                "{what}: a dead node is not noticed: {}",
-                self.agent.log()
-            );
-            self.connect(1);
-        }
-    }
-}
+use crate::watched::{NODE_PORT, Watched};
 
 /// Drops packets that arrive at a node, or are forwarded by it, by an expression of nftables.
 fn drop_at(node: &Node, what: &str) {
@@ -96,7 +27,7 @@ fn drop_at(node: &Node, what: &str) {
 
 #[test]
 fn a_pod_that_drops_everything() {
-    let watched = watched();
+    let watched = Watched::start();
     let pod = watched.far().pod(1);
     pod.netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     watched.connect(3);
@@ -110,7 +41,7 @@ fn a_pod_that_drops_everything() {
 
 #[test]
 fn an_endpoint_whose_accept_queue_is_full() {
-    let mut watched = watched();
+    let mut watched = Watched::start();
     let pod = watched.far().pod(1).name.clone();
     watched.cluster.stop_server(&pod);
     let at = SocketAddr::new(watched.far().pod(1).address(Family::V4), TARGET);
@@ -129,7 +60,7 @@ fn an_endpoint_whose_accept_queue_is_full() {
 
 #[test]
 fn an_endpoint_that_only_resets() {
-    let mut watched = watched();
+    let mut watched = Watched::start();
     let pod = watched.far().pod(1).name.clone();
     watched.cluster.stop_server(&pod);
     let report = watched.connect(2);
@@ -140,7 +71,7 @@ fn an_endpoint_that_only_resets() {
 
 #[test]
 fn a_way_that_loses_packets() {
-    let watched = watched();
+    let watched = Watched::start();
     for (percent, seconds) in [(10, 2), (30, 2), (50, 4)] {
         drop_at(watched.far(), &format!("numgen random mod 100 < {percent}"));
         watched.connect(seconds);
@@ -150,10 +81,42 @@ fn a_way_that_loses_packets() {
     watched.a_dead_one_is("loss");
 }
 
+/// ARP and NDP are lost as well, and have to be asked again each second. The node may be found
+/// dead, but not for good: after each of a few deaths it has to answer twice as long.
+#[test]
+fn a_way_that_loses_packets_of_all_kinds() {
+    let watched = Watched::start();
+    let lab = &watched.cluster.lab;
+    let between = r#"iifname { "node-1", "node-3" } oifname { "node-1", "node-3" }"#;
+    let mut before = 0.0;
+    for (percent, most) in [(30, 2.5), (50, 4.5)] {
+        watched.on_switch(&[("forward", &format!("{between} numgen random mod 100 < {percent}"))]);
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| watched.connect(4));
+            while !load.is_finished() {
+                lab.flush_neighbours().unwrap();
+                // The interval at which the kernel would ask by itself.
+                sleep(Duration::from_secs(1));
+            }
+        });
+        watched.on_switch(&[]);
+        let deaths = watched.suspicions("dead") - before;
+        println!("{percent} % loss: {deaths} deaths, left out: {:?}", watched.left_out());
+        assert!(deaths < most, "{percent} % loss: {deaths} deaths: {}", watched.agent.log());
+        before += deaths;
+        until("the node to be back", Duration::from_secs(80), || watched.left_out().is_empty());
+    }
+    let report = watched.connect(2);
+    assert!(report.is_clean() && report.by_pod.len() == 3, "{report}");
+    let suspicions = watched.suspicions("alive") + before;
+    assert!(suspicions > 0.5, "nothing was suspected, so nothing is shown");
+    watched.a_dead_one_is("loss of all kinds");
+}
+
 /// Its answers come by the router.
 #[test]
 fn a_node_whose_answers_take_another_way() {
-    let watched = watched();
+    let watched = Watched::start();
     let lab = &watched.cluster.lab;
     let here = lab.node(1).address(Family::V4);
     let router = IpAddr::from(plan::gateway(0).v4);
@@ -167,7 +130,7 @@ fn a_node_whose_answers_take_another_way() {
 /// The endpoints answer them, so nobody is suspected.
 #[test]
 fn forged_syns_whose_sources_never_answer() {
-    let watched = watched();
+    let watched = Watched::start();
     let lab = &watched.cluster.lab;
     let quietly = lab.router().netlink(async |net| {
         let [(network, prefix), _] = STRANGERS;
@@ -197,7 +160,7 @@ fn forged_syns_whose_sources_never_answer() {
 /// It keeps a dead node in the lists, and takes no living one out of them.
 #[test]
 fn a_neighbour_that_answers_arp_for_a_dead_node() {
-    let watched = watched();
+    let watched = Watched::start();
     let (spoofer, far) = (watched.cluster.lab.node(2), watched.far());
     let address = far.address(Family::V4);
     watched.cluster.lab.cut(far).unwrap();
@@ -210,7 +173,7 @@ fn a_neighbour_that_answers_arp_for_a_dead_node() {
 /// More than half of the nodes are gone: it is not believed of all of them.
 #[test]
 fn no_more_than_half_of_the_nodes_are_left_out() {
-    let watched = watched();
+    let watched = Watched::start();
     let lab = &watched.cluster.lab;
     lab.cut(lab.node(2)).unwrap();
     lab.cut(lab.node(3)).unwrap();
@@ -222,7 +185,7 @@ fn no_more_than_half_of_the_nodes_are_left_out() {
 /// The agent stands still while it asks: an answer that it reads late is an answer.
 #[test]
 fn an_agent_that_gets_no_processor() {
-    let watched = watched();
+    let watched = Watched::start();
     watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     let pid = Pid::from_raw(watched.agent.pid().unwrap().try_into().unwrap());
     std::thread::scope(|scope| {

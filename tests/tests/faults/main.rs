@@ -6,6 +6,7 @@
 mod addresses;
 mod commands;
 mod configuration;
+mod cut_off;
 mod devices;
 mod full;
 mod left_out;
@@ -18,3 +19,4 @@ mod privileges;
 mod silent_nodes;
 mod start;
 mod taken_off;
+mod watched;

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::node::{Answer, Asker, Question, Sign};
+use traffic_policy_dataplane::node::{Answer, Asker, NeighbourManager, Network, Question, Sign};
 use traffic_policy_testing::impaired::{ImpairedWay, Impairment};
 use traffic_policy_testing::lab::{Family, Lab, Node};
 use traffic_policy_testing::netns::Namespace;
@@ -69,6 +69,35 @@ fn a_node_that_is_cut_off_is_silent_until_it_is_back() {
     }
 }
 
+/// The agent has the kernel keep the entries of next hops resolved. Such an entry says "reachable"
+/// for up to 45 s after its last answer.
+#[test]
+fn a_node_whose_neighbour_entry_is_managed_is_silent_as_well() {
+    let lab = lab();
+    let (here, far) = (lab.node(1).netns(), lab.node(2));
+    let question = whole(far);
+    assert!(is_alive(&ask(here, &question)));
+    here.block_on(async || {
+        let (network, _events) = Network::connect().unwrap();
+        let link = network.device_towards(far.address(Family::V4)).await.unwrap();
+        let hops = addresses(far).into_iter().map(|address| (link, address));
+        NeighbourManager::default().keep(&network, hops).await;
+    });
+    let managed = || here.netlink(async |net| net.managed_neighbours().await).unwrap();
+    assert_eq!(managed(), 2);
+    let answer = ask(here, &question);
+    assert!(is_alive(&answer), "{answer:?}");
+    lab.cut(far).unwrap();
+    for _ in 0..2 {
+        let answer = ask(here, &question);
+        assert!(matches!(answer, Answer::Silent(_)), "{answer:?}");
+    }
+    lab.mend(far).unwrap();
+    let answer = ask(here, &question);
+    assert!(is_alive(&answer), "{answer:?}");
+    assert_eq!(managed(), 2, "the kernel goes on keeping them");
+}
+
 /// A firewall on the node, and pods that are behind it.
 #[test]
 fn a_node_that_drops_icmp_and_tcp_is_alive_by_arp() {
@@ -129,6 +158,27 @@ fn a_way_that_loses_half_of_all_packets_is_no_death() {
     let answers: Vec<_> = (0..10).map(|_| ask(lab.client().netns(), &question)).collect();
     let silent = answers.iter().filter(|answer| !is_alive(answer)).count();
     assert!(silent <= 3, "{answers:?}");
+}
+
+/// ARP and NDP are lost as well, and nothing else can be asked before one of them is answered. Each
+/// of the six questions is answered with a chance of a quarter: one node of six is silent. If the
+/// kernel asked only once, as it does within a second, it would be every second one.
+#[test]
+fn a_way_that_loses_half_of_all_packets_to_unknown_neighbours_is_rarely_a_death() {
+    let lab = lab();
+    let rules = "table bridge lossy { chain c { type filter hook forward priority 0; \
+                 numgen random mod 100 < 50 drop\n }\n }\n";
+    lab.router().feed("nft", &["-f", "-"], rules).unwrap();
+    let question = whole(lab.node(2));
+    let answers: Vec<_> = (0..60)
+        .map(|_| {
+            lab.flush_neighbours().unwrap();
+            ask(lab.node(1).netns(), &question)
+        })
+        .collect();
+    let silent = answers.iter().filter(|answer| !is_alive(answer)).count();
+    println!("{silent} of {} times silent", answers.len());
+    assert!(silent <= 20, "{answers:?}");
 }
 
 /// Nothing is sent where no route leads, and that proves nothing.

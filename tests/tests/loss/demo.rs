@@ -4,16 +4,20 @@
 use std::time::Duration;
 
 use traffic_policy_lab::demo::cluster::{DemoCluster, RATE};
+use traffic_policy_lab::demo::dead_node::{self, Death, KubeProxyCluster};
 use traffic_policy_lab::demo::scene::Outcome;
 use traffic_policy_lab::demo::{node_port, preemption, switch};
 use traffic_policy_lb::{Change, Event, Timed};
+use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::pace::{self, scaled};
 use traffic_policy_testing::recording::{agree, allowed};
 
 use crate::quiet;
 
 /// The number of failed checks until the demo's load balancer takes a node out.
 const FAILURES: u32 = 3;
+const PODS: [&str; 3] = ["pod-1-1", "pod-2-1", "pod-2-2"];
 
 fn check(outcome: &Outcome) {
     let Outcome { label, recorded, predicted, replayed, late, phases, planned, .. } = outcome;
@@ -103,4 +107,51 @@ fn a_node_port_with_a_health_port_and_without() {
             assert!(said.starts_with("503"), "{said}");
         }
     }
+}
+
+/// Of the connections that see the node die none is lost, and none takes longer than a client's
+/// second SYN, a second later, does.
+const SLOWEST: Duration = Duration::from_millis(1600);
+
+#[test]
+fn a_node_that_dies() {
+    let _alone = quiet::alone();
+    let cluster = DemoCluster::build("tc").unwrap();
+    cluster.set(Policy::Cluster, Some("0")).unwrap();
+    dead_node::exclude(&cluster, true).unwrap();
+    // Agents that have run for a while have the kernel keep their next hops resolved.
+    let lab = &cluster.base.lab;
+    for number in [2, 3] {
+        cluster.base.ask_until_all(Protocol::Tcp, cluster.node_port(lab.node(number)), &PODS).unwrap();
+        let managed =
+            || lab.node(number).netns().netlink(async |net| net.managed_neighbours().await).unwrap();
+        pace::until("the next hops to be kept resolved", Duration::from_secs(15), || managed() > 0);
+    }
+    let death = dead_node::death(&cluster).unwrap();
+    let Death { cut, report, pod, predicted, replayed, left_out, .. } = &death;
+    let figures = format!(
+        "cut at {cut:?}, left out after {left_out:?}: {report}; predicted {predicted:?}, replayed {replayed:?}"
+    );
+    println!("agents: {figures}");
+    assert_eq!(death.differences(), [""; 0], "{figures}");
+    assert_eq!(report.failed, 0, "{figures}");
+    assert!(report.slowest < scaled(SLOWEST), "{figures}");
+    assert!(death.count(0, |ended| ended.pod.as_ref() == Some(pod)) > 40, "it was used: {figures}");
+    assert!(report.resent > 0, "{figures}");
+    // From a second after the death on, nothing is sent there.
+    let late = report.ended.iter().filter(|ended| ended.at > *cut + scaled(Duration::from_secs(1)));
+    let harmed: Vec<_> = late.filter(|ended| ended.resent || ended.pod.as_ref() == Some(pod)).collect();
+    assert!(harmed.is_empty(), "{harmed:?}: {figures}");
+    let back = dead_node::back(&cluster).unwrap();
+    println!("back after {:?}, {:.2} of all connections", back.after, back.share);
+    // Five standard deviations of 250 random choices, a third of which is the pod.
+    assert!((back.share - 1.0 / 3.0).abs() < 0.15, "{}", back.share);
+
+    let without = KubeProxyCluster::build("tc").unwrap().death(&cluster).unwrap();
+    println!("kube-proxy: {}; replayed {:?}", without.report, without.replayed);
+    assert_eq!(without.differences(), [""; 0], "{}", without.report);
+    assert!(without.report.failed > 200, "{}", without.report);
+    // The control: a simulator whose agents notice as little as kube-proxy does not agree.
+    let (delayed, lost) = (report.resent, without.replayed.lost);
+    assert!(lost.abs_diff(delayed) > dead_node::allowed(lost), "{delayed}, {lost}");
 }

@@ -10,8 +10,8 @@ use traffic_policy_lab::demo::cluster::DemoCluster;
 use traffic_policy_lab::demo::{self, local_curl};
 
 /// Shows the effect of externalTrafficPolicy on real requests: three nodes in network namespaces,
-/// an agent on each, a client and a load balancer. Takes about a minute; everything is removed at
-/// the end.
+/// an agent on each, a client and a load balancer. Takes a minute and a half; everything is
+/// removed at the end.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]
 struct Cli {
@@ -40,7 +40,7 @@ fn run(cli: &Cli) -> Result<()> {
     }
     let start = Instant::now();
     let cluster = DemoCluster::build(&cli.attach)?;
-    demo::play(&cluster)?;
+    demo::play(&cluster, &cli.attach)?;
     println!(
         "\nThat was all, in {:.0} s. Namespaces, programs and processes are removed now.",
         start.elapsed().as_secs_f64()

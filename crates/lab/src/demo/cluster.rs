@@ -9,7 +9,7 @@ use traffic_policy_lb::Learn;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab, Node};
+use traffic_policy_testing::lab::{Family, Lab, LabBuilder, Node};
 use traffic_policy_testing::object::{Policy, Port, Service};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::recording::Synced;
@@ -20,11 +20,11 @@ pub const NODE_PORT: u16 = 30080;
 /// The Service's healthCheckNodePort, under policy Local.
 pub const HEALTH_PORT: u16 = 32080;
 /// Port of /healthz on every node.
-const HEALTHZ_PORT: u16 = 10256;
+pub const HEALTHZ_PORT: u16 = 10256;
 const POD_PORT: u16 = TARGET;
 /// Requests per second of the load balancer.
 pub const RATE: u32 = 250;
-const LOAD_BALANCER_IP: &str = "203.0.113.80";
+pub const LOAD_BALANCER_IP: &str = "203.0.113.80";
 
 /// Three nodes, one agent each; node-1 has one pod, node-2 two, node-3 none.
 pub struct DemoCluster {
@@ -39,8 +39,7 @@ pub struct DemoCluster {
 
 impl DemoCluster {
     pub fn build(attach: &str) -> Result<Self> {
-        let lab = Lab::builder().pods(&[1, 2, 0]).wire_offloads(attach == "tc");
-        let mut base = Cluster::start(lab)?;
+        let mut base = Cluster::start(lab(attach))?;
         base.manifests.apply(&service(Policy::Cluster, None), &base.backends())?;
         let lab = &base.lab;
         let words = Agent::builder(lab, lab.node(1)).attach(attach).command_line();
@@ -174,6 +173,11 @@ impl DemoCluster {
         let node = self.base.lab.nodes().iter().find(|node| self.node_port(node) == target);
         node.map(|node| node.name.as_str()).with_context(|| format!("no node at {target}"))
     }
+}
+
+/// Returns three nodes with one, two and no pods.
+pub fn lab(attach: &str) -> LabBuilder {
+    Lab::builder().pods(&[1, 2, 0]).wire_offloads(attach == "tc")
 }
 
 /// Returns port and path of a node's health check.

@@ -48,6 +48,20 @@ pub struct Report {
     pub by_pod: BTreeMap<String, u64>,
     /// The number of requests sent to each target.
     pub by_target: BTreeMap<SocketAddr, u64>,
+    /// All requests that had a target, in the order in which they ended.
+    pub ended: Vec<Ended>,
+}
+
+/// One request that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The time since the meter's start at which it was sent.
+    pub at: Duration,
+    pub target: SocketAddr,
+    /// The pod that answered; `None`: it failed.
+    pub pod: Option<String>,
+    /// Whether a segment was retransmitted.
+    pub resent: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -77,9 +91,24 @@ impl NewConnections {
         total: u64,
         choose: impl Fn(u64) -> Option<SocketAddr> + Send + 'static,
     ) -> Self {
+        Self::start_patient(namespace, per_second, total, scaled(PATIENCE), choose)
+    }
+
+    /// A variant of [`Self::start_bounded`] for clients that give up after `patience`, whatever the
+    /// pace of this machine.
+    pub fn start_patient(
+        namespace: &Namespace,
+        per_second: u32,
+        total: u64,
+        patience: Duration,
+        choose: impl Fn(u64) -> Option<SocketAddr> + Send + 'static,
+    ) -> Self {
         let under_way = UnderWay::default();
         let shared = under_way.clone();
-        let work = async move |stop| meter(per_second, total, choose, &shared, stop).await;
+        let work = async move |stop| {
+            let load = Load { per_second, total, patience };
+            meter(load, choose, &shared, stop).await
+        };
         Self { running: namespace.start("new connections", work), under_way }
     }
 
@@ -104,10 +133,13 @@ impl Report {
     }
 
     fn add(&mut self, outcome: Outcome) {
+        let mut ended = Ended { at: outcome.at, target: outcome.target, pod: None, resent: false };
         match outcome.result {
             Ok((answer, resent)) => {
+                ended.resent = resent + answer.retransmitted > 0;
+                ended.pod = Some(answer.pod.clone());
                 self.ok += 1;
-                self.resent += u64::from(resent + answer.retransmitted > 0);
+                self.resent += u64::from(ended.resent);
                 self.slowest = self.slowest.max(outcome.took);
                 *self.by_pod.entry(answer.pod).or_default() += 1;
             }
@@ -119,6 +151,7 @@ impl Report {
                 }
             }
         }
+        self.ended.push(ended);
     }
 }
 
@@ -135,6 +168,15 @@ impl fmt::Display for Report {
     }
 }
 
+/// The requests of a meter.
+#[derive(Clone, Copy)]
+struct Load {
+    per_second: u32,
+    total: u64,
+    /// The time limit of each.
+    patience: Duration,
+}
+
 struct Outcome {
     target: SocketAddr,
     at: Duration,
@@ -144,12 +186,12 @@ struct Outcome {
 }
 
 async fn meter(
-    per_second: u32,
-    total: u64,
+    load: Load,
     choose: impl Fn(u64) -> Option<SocketAddr>,
     numbers: &UnderWay,
     stop: Stop,
 ) -> Report {
+    let Load { per_second, total, patience } = load;
     let mut report = Report::default();
     let mut under_way = JoinSet::new();
     let mut tick = interval(Duration::from_secs(1) / per_second.max(1));
@@ -165,7 +207,7 @@ async fn meter(
             *report.by_target.entry(target).or_default() += 1;
             let (start, numbers) = (start.clone(), numbers.clone());
             under_way.spawn(async move {
-                let outcome = request(target, start).await;
+                let outcome = request(target, start, patience).await;
                 lock(&numbers).remove(&number);
                 outcome
             });
@@ -188,11 +230,10 @@ fn lock(under_way: &UnderWay) -> MutexGuard<'_, BTreeSet<u64>> {
     under_way.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn request(target: SocketAddr, meter_start: Arc<Instant>) -> Outcome {
+async fn request(target: SocketAddr, meter_start: Arc<Instant>, patience: Duration) -> Outcome {
     let at = meter_start.elapsed();
     let start = Instant::now();
-    let result =
-        timeout(scaled(PATIENCE), exchange(target)).await.context("no answer").and_then(|result| result);
+    let result = timeout(patience, exchange(target)).await.context("no answer").and_then(|result| result);
     Outcome { target, at, took: start.elapsed(), result }
 }
 

@@ -4,8 +4,14 @@
 //! up CAP_NET_RAW. An entry that is set to NUD_PROBE is probed in the next jiffy by unicast
 //! (`neigh_timer_handler`), and becomes NUD_REACHABLE when it is answered; until then, packets use
 //! it as before. <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1049>
-//! An address without a valid entry is resolved by multicast, once: the kernel repeats that after a
-//! second.
+//! An address without a valid entry is resolved by multicast. The kernel repeats that after a
+//! second, too late for a question: the entry is made to begin anew, and packets that wait for it
+//! stay.
+//!
+//! The kernel ignores the state in an update of a managed entry (`__neigh_update`), which then says
+//! NUD_REACHABLE for up to 45 s after the last answer: such an entry is set to NUD_PROBE without
+//! NTF_EXT_MANAGED, and is managed again at once.
+//! <https://github.com/torvalds/linux/blob/v6.1/net/core/neighbour.c#L1328>
 
 use std::{io, net::IpAddr};
 
@@ -25,6 +31,8 @@ const NLM_F_CREATE: u16 = 0x400;
 const NDA_DST: u16 = 1;
 const NDA_FLAGS_EXT: u16 = 15;
 const NTF_USE: u8 = 1;
+const NTF_EXT_MANAGED: u32 = 1;
+const NUD_INCOMPLETE: u16 = 0x01;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
@@ -54,8 +62,14 @@ struct Probed {
 struct Entry {
     state: u16,
     flags: u8,
-    /// NTF_EXT_MANAGED among others: an update that lacks them would clear them.
+    /// NTF_EXT_MANAGED among others: an update that lacks them clears them.
     more: Option<u32>,
+}
+
+impl Entry {
+    fn unmanaged(self) -> Self {
+        Self { more: self.more.map(|more| more & !NTF_EXT_MANAGED), ..self }
+    }
 }
 
 impl Prober {
@@ -89,12 +103,23 @@ impl Prober {
             let mut set =
                 |flags, entry| self.kernel.request(RTM_NEWNEIGH, flags, &update(probed, entry)).map(drop);
             let result = if entry.state & (NUD_REACHABLE | NUD_STALE | NUD_DELAY | NUD_PROBE) == 0 {
-                set(NLM_F_CREATE | NLM_F_REPLACE, Entry { state: 0, flags: entry.flags | NTF_USE, ..entry })
+                let begun = match entry.state & NUD_INCOMPLETE {
+                    0 => Ok(()),
+                    _ => set(NLM_F_REPLACE, Entry { state: 0, ..entry.unmanaged() }),
+                };
+                let used = Entry { state: 0, flags: entry.flags | NTF_USE, ..entry };
+                begun.and(set(NLM_F_CREATE | NLM_F_REPLACE, used))
             } else {
                 // An entry that is probed already is probed anew only if it leaves that state.
-                let stale = Entry { state: NUD_STALE, ..entry };
-                set(NLM_F_REPLACE, stale)
-                    .and_then(|()| set(NLM_F_REPLACE, Entry { state: NUD_PROBE, ..entry }))
+                let mut to = |state| set(NLM_F_REPLACE, Entry { state, ..entry.unmanaged() });
+                let asked = to(NUD_STALE).and_then(|()| to(NUD_PROBE));
+                if entry == entry.unmanaged() {
+                    asked
+                } else {
+                    // Whatever became of the probe, the kernel has to go on keeping the entry.
+                    let kept = set(NLM_F_REPLACE, Entry { state: NUD_PROBE, ..entry });
+                    asked.and(kept)
+                }
             };
             probed.sent |= result.is_ok();
             sent.push((probed.address, result));
