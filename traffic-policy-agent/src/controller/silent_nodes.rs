@@ -11,7 +11,7 @@ use std::{
 use tokio::{task::JoinSet, time::sleep_until};
 use traffic_policy_cluster::{
     model::Index,
-    source::{NodeAddresses, ObjectEvent, Source, Subject},
+    source::{Heartbeat, NodeAddresses, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
     NodeSilence, PacketPath,
@@ -59,6 +59,8 @@ fn by_network() -> Ask {
 pub(super) enum Happening {
     Suspected(String),
     Heard(Asked, Heard),
+    /// The Node of a dead node was read.
+    Read(String, Option<Heartbeat>),
     Time,
     /// A node that was found alive may be suspected again.
     Again(String),
@@ -70,7 +72,7 @@ pub(super) struct NodeWatch {
     /// Whether suspicions are taken at all.
     is_on: bool,
     by: Ask,
-    questions: JoinSet<(Asked, Heard)>,
+    questions: JoinSet<Happening>,
     /// The addresses of nodes, once the source has started.
     addresses: Option<NodeAddresses>,
     network: Network,
@@ -122,7 +124,7 @@ impl NodeWatch {
                 Happening::Again(node)
             }
             node = path.suspected(), if self.is_on => Happening::Suspected(node),
-            Some(Ok((asked, heard))) = self.questions.join_next() => Happening::Heard(asked, heard),
+            Some(Ok(happening)) = self.questions.join_next() => happening,
             () = sleep_until((self.ticked + TICK).into()), if self.judgement.is_active() => Happening::Time,
             else => std::future::pending().await,
         }
@@ -147,17 +149,20 @@ impl NodeWatch {
                 effects
             }
             Happening::Heard(asked, heard) => self.judgement.hear(&asked, heard, now),
-            Happening::Again(_) => Vec::new(),
+            Happening::Read(node, Some(heartbeat)) => self.judgement.heartbeat(&node, heartbeat, now),
+            Happening::Again(_) | Happening::Read(_, None) => Vec::new(),
             Happening::Time => {
                 self.ticked = now;
                 self.judgement.tick(now)
             }
         });
         let (questions, told): (Vec<_>, Vec<_>) =
-            effects.into_iter().partition(|effect| matches!(effect, Effect::Ask(_)));
+            effects.into_iter().partition(|effect| matches!(effect, Effect::Ask(_) | Effect::Look(_)));
         for question in questions {
-            if let Effect::Ask(asked) = question {
-                self.ask(asked, index);
+            match question {
+                Effect::Ask(asked) => self.ask(asked, index),
+                Effect::Look(node) => self.look_at(node),
+                _ => {}
             }
         }
         told
@@ -178,7 +183,7 @@ impl NodeWatch {
                         }
                         Err(error) => heard(Answer::Unjudged(format!("{error:#}"))),
                     };
-                    (Asked::Gateway, heard)
+                    Happening::Heard(Asked::Gateway, heard)
                 });
             }
             Asked::Node(node) => {
@@ -194,9 +199,19 @@ impl NodeWatch {
                             if look_up { addresses.of(&node).await } else { addresses.known_of(&node) };
                     }
                     let heard = heard(by(question).await);
-                    (Asked::Node(node), heard)
+                    Happening::Heard(Asked::Node(node), heard)
                 });
             }
+        }
+    }
+
+    /// Reads the Node of a dead node.
+    fn look_at(&mut self, node: String) {
+        if let Some(addresses) = self.addresses.clone() {
+            self.questions.spawn(async move {
+                let heartbeat = addresses.heartbeat(&node).await;
+                Happening::Read(node, heartbeat)
+            });
         }
     }
 
@@ -260,7 +275,7 @@ impl<P: PacketPath> Controller<P> {
             });
         };
         match effect {
-            Effect::Ask(_) => {}
+            Effect::Ask(_) | Effect::Look(_) => {}
             Effect::Cleared(node) => {
                 self.metrics.suspicion(false);
                 tracing::debug!(node, "it is alive");
@@ -280,13 +295,14 @@ impl<P: PacketPath> Controller<P> {
                     format!("Node {node} does not answer ({asked}): its endpoints are left out"),
                 );
             }
-            Effect::Returned { node, after } => {
+            Effect::Returned { node, after, unheard } => {
                 let after = after.as_secs();
-                tracing::info!(node, after_s = after, "the node answers again: its endpoints are used");
+                let why = if *unheard { "has a newer heartbeat" } else { "answers again" };
+                tracing::info!(node, after_s = after, "the node {why}: its endpoints are used");
                 post(
                     false,
                     "NodeBack",
-                    format!("Node {node} answers again after {after} s: its endpoints are used"),
+                    format!("Node {node} {why} after {after} s: its endpoints are used"),
                 );
             }
             Effect::Removed(node) => {
