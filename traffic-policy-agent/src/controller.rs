@@ -15,6 +15,7 @@ mod node_port_addresses;
 mod reload;
 mod replacement;
 mod service_sync;
+mod silent_hops;
 mod silent_nodes;
 mod sockets;
 mod stop;

@@ -15,6 +15,7 @@ mod objects;
 mod other_layout;
 mod ports;
 mod privileges;
+mod silent_hops;
 mod silent_nodes;
 mod start;
 mod taken_off;

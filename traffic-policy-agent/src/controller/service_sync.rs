@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
-    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
+    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
@@ -114,15 +114,14 @@ impl ServiceSync {
         &self.index
     }
 
-    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be
-    /// written.
     /// Keeps the numbers of nodes that an earlier agent has given.
     pub(super) fn keep_node_numbers(&mut self, numbers: Vec<(u16, String)>) {
         self.index.keep_node_numbers(numbers);
     }
 
-    pub(super) fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
-        self.index.leave_out(nodes) && self.index.is_synced()
+    /// Sets whose endpoints take no new flows. Returns whether the maps are to be written.
+    pub(super) fn leave_out(&mut self, silent: Silent) -> bool {
+        self.index.leave_out(silent) && self.index.is_synced()
     }
 
     /// Whether all objects have been listed once.

@@ -218,7 +218,8 @@ fn left_out(dead: &DeadNode, candidates: &[Candidate]) -> String {
             there.join(", ")
         )
     };
-    format!("silence: node {} is dead, {since} nor the agent's questions; {list}", dead.name)
+    let node = if dead.is_hop() { "" } else { "node " };
+    format!("silence: {node}{} is dead, {since} nor the agent's questions; {list}", dead.name)
 }
 
 fn kind(flags: u32) -> &'static str {

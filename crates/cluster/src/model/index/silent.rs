@@ -7,26 +7,37 @@
 
 use std::{
     collections::{BTreeSet, btree_set},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use super::{
-    super::{Protocol, object::EndpointSlice, topology::is_usable},
+    super::{
+        Protocol, Silent,
+        object::{EndpointSlice, SliceEndpoint},
+        topology::is_usable,
+    },
     Index,
 };
 
 impl Index {
-    /// Sets the nodes whose endpoints take no new flows, from the next [`Index::update`] on; this
-    /// node's own name has no effect. Only Services with endpoints on nodes that came or went are
-    /// examined again. Returns whether the set changed.
-    pub fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
-        if *self.context.silent == nodes {
+    /// Sets whose endpoints take no new flows, from the next [`Index::update`] on; this node's own
+    /// name has no effect. Only Services with endpoints that came or went are examined again.
+    /// Returns whether anything changed.
+    pub fn leave_out(&mut self, silent: impl Into<Silent>) -> bool {
+        let silent = silent.into();
+        if *self.context.silent == silent {
             return false;
         }
-        let nodes = Arc::new(nodes);
-        let former = std::mem::replace(&mut self.context.silent, Arc::clone(&nodes));
-        self.concern(&former, &nodes);
+        let silent = Arc::new(silent);
+        let former = std::mem::replace(&mut self.context.silent, Arc::clone(&silent));
+        self.concern(&former.nodes, &silent.nodes);
+        let differ: BTreeSet<_> = former.addresses.symmetric_difference(&silent.addresses).collect();
+        if !differ.is_empty() {
+            let is_concerned =
+                |endpoint: &SliceEndpoint| endpoint.node_name.is_none() && differ.contains(&endpoint.address);
+            self.concern_services(is_concerned);
+        }
         true
     }
 
@@ -42,16 +53,19 @@ impl Index {
     /// Marks the Services with endpoints on nodes that are in one of two sets.
     fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
         let differ: BTreeSet<&str> = former.symmetric_difference(nodes).map(String::as_str).collect();
-        let is_concerned = |slice: &&EndpointSlice| {
-            let mut nodes = slice.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref());
-            nodes.any(|node| differ.contains(node))
-        };
-        self.dirty.extend(self.slices.values().filter(is_concerned).map(EndpointSlice::service_name));
+        self.concern_services(|endpoint| {
+            endpoint.node_name.as_deref().is_some_and(|node| differ.contains(node))
+        });
+    }
+
+    fn concern_services(&mut self, is_concerned: impl Fn(&SliceEndpoint) -> bool) {
+        let slices = self.slices.values().filter(|slice| slice.endpoints.iter().any(&is_concerned));
+        self.dirty.extend(slices.map(EndpointSlice::service_name));
     }
 
     /// The nodes whose endpoints take no new flows.
     pub fn left_out(&self) -> btree_set::Iter<'_, String> {
-        self.context.silent.iter()
+        self.context.silent.nodes.iter()
     }
 
     /// Keeps the numbers of nodes that an earlier agent has given.
@@ -79,12 +93,43 @@ impl Index {
     /// protocol.
     #[must_use]
     pub fn endpoints_of(&self, node: &str, most: usize) -> Vec<(SocketAddr, Protocol)> {
+        self.some_endpoints(|endpoint| endpoint.node_name.as_deref() == Some(node), most)
+    }
+
+    /// The addresses of usable endpoints without a `nodeName`: at most `most`, which may be in
+    /// several slices.
+    #[must_use]
+    pub fn endpoints_without_node(&self, most: usize) -> BTreeSet<IpAddr> {
+        let mut found = BTreeSet::new();
+        for endpoint in self.slices.values().flat_map(|slice| &slice.endpoints) {
+            if endpoint.node_name.is_none() && is_usable(endpoint) {
+                found.insert(endpoint.address);
+                if found.len() >= most {
+                    break;
+                }
+            }
+        }
+        found
+    }
+
+    /// A few usable endpoints without a `nodeName` that have one of these addresses, as
+    /// [`Self::endpoints_of`] a node.
+    #[must_use]
+    pub fn endpoints_at(&self, addresses: &BTreeSet<IpAddr>, most: usize) -> Vec<(SocketAddr, Protocol)> {
+        self.some_endpoints(
+            |endpoint| endpoint.node_name.is_none() && addresses.contains(&endpoint.address),
+            most,
+        )
+    }
+
+    fn some_endpoints(
+        &self,
+        is_one: impl Fn(&SliceEndpoint) -> bool,
+        most: usize,
+    ) -> Vec<(SocketAddr, Protocol)> {
         let mut found: Vec<(SocketAddr, Protocol)> = Vec::new();
         for slice in self.slices.values() {
-            let here = slice
-                .endpoints
-                .iter()
-                .filter(|endpoint| endpoint.node_name.as_deref() == Some(node) && is_usable(endpoint));
+            let here = slice.endpoints.iter().filter(|endpoint| is_one(endpoint) && is_usable(endpoint));
             for (endpoint, port) in
                 here.flat_map(|endpoint| slice.ports.iter().map(move |port| (endpoint, port)))
             {

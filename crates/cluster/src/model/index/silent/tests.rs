@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, net::Ipv4Addr, time::Instant};
 
 use crate::model::{
-    Index, NodeInput, Policy, Protocol, ServiceName,
+    Index, NodeInput, Policy, Protocol, ServiceName, Silent,
     object::{EndpointSlice, LastChange, LeavingNode, Port, Service, SliceEndpoint, SlicePort},
 };
 
@@ -133,6 +133,32 @@ fn a_change_of_slices_or_of_the_node_keeps_them_out() {
     index.apply(slice(1, Protocol::Udp, &["far"]));
     let _ = index.update(&addresses);
     assert_eq!(lists(&index, 0)[0], [1], "nothing else is left");
+}
+
+/// An endpoint without a node is left out by its address, and only such a one.
+#[test]
+fn endpoints_without_a_node_are_left_out_by_their_addresses() {
+    let mut index = index(&[(Protocol::Tcp, &["here", "far"]), (Protocol::Udp, &["far"])]);
+    let mut nameless = slice(1, Protocol::Tcp, &["", "", "far"]);
+    for endpoint in &mut nameless.endpoints[..2] {
+        endpoint.node_name = None;
+    }
+    let addresses: Vec<_> = nameless.endpoints.iter().map(|endpoint| endpoint.address).collect();
+    index.apply(nameless);
+    let _ = index.update(&input());
+    assert_eq!(lists(&index, 0)[0], [1, 2, 3]);
+    assert_eq!(index.endpoints_without_node(10), addresses[..2].iter().copied().collect());
+    assert_eq!(index.endpoints_without_node(1).len(), 1);
+    let silent = Silent { addresses: addresses[1..].iter().copied().collect(), ..Silent::default() };
+    assert_eq!(index.endpoints_at(&silent.addresses, 3).len(), 1, "the other has a node");
+    assert!(index.leave_out(silent.clone()));
+    assert!(!index.leave_out(silent), "already");
+    assert_eq!(index.update(&input()).ports.len(), 1);
+    assert_eq!(lists(&index, 0), [vec![1, 3], vec![1, 2, 3]]);
+    let all = addresses.iter().copied().collect();
+    assert!(index.leave_out(Silent { nodes: set(&["far"]), addresses: all }));
+    let _ = index.update(&input());
+    assert_eq!(lists(&index, 0)[0], [1, 2, 3], "the last ones");
 }
 
 /// Its room must not be given to another Service while a node is silent.
