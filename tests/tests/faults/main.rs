@@ -7,6 +7,7 @@ mod addresses;
 mod commands;
 mod configuration;
 mod devices;
+mod failed_neighbours;
 mod full;
 mod left_out;
 mod listeners;

@@ -1,5 +1,6 @@
-//! Next hops of endpoints without a `nodeName`: each stands for the node that they do not name,
-//! while one of them is in question. Which endpoints are behind it, the kernel's routes say.
+//! Next hops of endpoints, by the kernel's routes. One of endpoints without a `nodeName` stands for
+//! the node that they do not name, while one of them is in question. One that the kernel finds no
+//! answer of (NUD_FAILED) makes the nodes behind it suspect.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,12 +12,22 @@ use std::{
 
 use tokio::task::JoinSet;
 use traffic_policy_cluster::model::Index;
-use traffic_policy_dataplane::node::{self, HopAddress};
+use traffic_policy_dataplane::{
+    Suspect,
+    node::{self, HopAddress},
+};
 
 /// The most endpoints whose routes are looked up: each costs some microseconds of a thread.
 const ENDPOINTS: usize = 10_000;
 /// The time after which routes are looked up again while a hop is in question.
 const FRESH: Duration = Duration::from_secs(1);
+
+/// The time for which it is known which hops lead to endpoints: whoever scans a network makes
+/// hundreds of neighbours fail.
+const KNOWN: Duration = Duration::from_secs(10);
+/// The most nodes that are suspected for one neighbour that failed: with more, it is a router, and
+/// their connections show which of them are gone.
+const BEHIND: usize = 4;
 
 /// The next hops towards addresses.
 pub(super) type Routes = io::Result<BTreeMap<IpAddr, HopAddress>>;
@@ -37,8 +48,24 @@ pub(super) struct SilentHops {
     /// Suspected hops whose endpoints are looked up.
     suspected: BTreeSet<HopAddress>,
     ways: Ways,
-    look: JoinSet<Routes>,
+    look: JoinSet<Look>,
     looked: Option<Instant>,
+    /// Neighbours that failed, until it is known what is behind them.
+    failed: BTreeSet<HopAddress>,
+    /// Which hops lead to endpoints, and when that was looked up.
+    leads: Option<(Instant, Leads)>,
+}
+
+/// The nodes behind each hop that leads to endpoints: none for endpoints without a `nodeName`.
+type Leads = BTreeMap<HopAddress, BTreeSet<String>>;
+
+/// Routes that were looked up: towards the endpoints without a `nodeName`, and one of each of these
+/// nodes.
+#[derive(Debug)]
+pub(super) struct Look {
+    routes: Routes,
+    /// `None`: no node was of interest.
+    nodes: Option<Vec<(String, IpAddr)>>,
 }
 
 impl SilentHops {
@@ -49,6 +76,8 @@ impl SilentHops {
             ways: Arc::new(node::ways),
             look: JoinSet::new(),
             looked: None,
+            failed: BTreeSet::new(),
+            leads: None,
         }
     }
 
@@ -68,9 +97,9 @@ impl SilentHops {
     }
 
     /// Waits for routes that are looked up. Cancel-safe; `None` if none are.
-    pub(super) async fn next(&mut self) -> Option<Routes> {
-        let routes = self.look.join_next().await?;
-        Some(routes.unwrap_or_else(|error| Err(io::Error::other(error))))
+    pub(super) async fn next(&mut self) -> Option<Look> {
+        let look = self.look.join_next().await?;
+        Some(look.unwrap_or_else(|error| Look { routes: Err(io::Error::other(error)), nodes: None }))
     }
 
     /// Takes a suspicion: [`Self::take`] returns it, once it is known what is behind the hop.
@@ -79,16 +108,47 @@ impl SilentHops {
         self.look_up(index, now);
     }
 
-    /// Follows changes of routes and endpoints while a hop is in question, and forgets all hops
-    /// afterwards.
-    pub(super) fn refresh(&mut self, in_question: impl Fn(&str) -> bool, index: &Index, now: Instant) {
-        if !self.suspected.is_empty() {
+    /// Takes neighbours that the kernel has asked in vain: [`Self::take`] returns who is behind
+    /// them.
+    pub(super) fn fail(&mut self, hops: BTreeSet<HopAddress>, index: &Index, now: Instant) {
+        let known = self.leads.as_ref();
+        let known = known.filter(|(at, _)| now.saturating_duration_since(*at) < KNOWN);
+        let failed = hops.into_iter().filter(|hop| known.is_none_or(|(_, leads)| leads.contains_key(hop)));
+        let before = self.failed.len();
+        self.failed.extend(failed);
+        if self.failed.len() > before {
             self.look_up(index, now);
-        } else if !self.known.keys().any(|name| in_question(name)) {
+        }
+    }
+
+    /// Follows changes of routes and endpoints while a hop is in question, and forgets all hops
+    /// afterwards. Returns whether it did.
+    pub(super) fn refresh(
+        &mut self,
+        in_question: impl Fn(&str) -> bool,
+        index: &Index,
+        now: Instant,
+    ) -> bool {
+        if self.look_again(index, now) {
+            return false;
+        }
+        if !self.known.keys().any(|name| in_question(name)) {
+            let any = !self.known.is_empty();
             self.known.clear();
+            return any;
         } else if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FRESH) {
             self.look_up(index, now);
         }
+        false
+    }
+
+    /// Looks up what is behind hops that are still to be judged. Returns whether there are any.
+    pub(super) fn look_again(&mut self, index: &Index, now: Instant) -> bool {
+        let any = !self.suspected.is_empty() || !self.failed.is_empty();
+        if any {
+            self.look_up(index, now);
+        }
+        any
     }
 
     /// One look-up at a time: it takes milliseconds.
@@ -97,24 +157,52 @@ impl SilentHops {
             return;
         }
         self.looked = Some(now);
-        let (ways, addresses) = (Arc::clone(&self.ways), index.endpoints_without_node(ENDPOINTS));
-        self.look.spawn_blocking(move || ways(&addresses));
+        let (ways, mut addresses) = (Arc::clone(&self.ways), index.endpoints_without_node(ENDPOINTS));
+        let nodes = (!self.failed.is_empty()).then(|| index.endpoint_of_each_node());
+        addresses.extend(nodes.iter().flatten().map(|(_, address)| *address));
+        self.look.spawn_blocking(move || Look { routes: ways(&addresses), nodes });
     }
 
-    /// Takes over routes, and returns the hops that have been suspected.
-    pub(super) fn take(&mut self, routes: Routes) -> BTreeSet<HopAddress> {
-        let suspected = std::mem::take(&mut self.suspected);
-        match routes {
-            Ok(routes) => {
-                // The name of one in question must still lead to its address.
-                self.known.values_mut().for_each(|hop| hop.behind.clear());
-                for (endpoint, address) in routes {
-                    let hop = Hop { address, behind: BTreeSet::new() };
-                    self.known.entry(address.to_string()).or_insert(hop).behind.insert(endpoint);
-                }
+    /// Takes over routes, and returns who is suspected.
+    pub(super) fn take(&mut self, look: Look, now: Instant) -> BTreeSet<Suspect> {
+        let mut suspects: BTreeSet<_> =
+            std::mem::take(&mut self.suspected).into_iter().map(Suspect::Hop).collect();
+        let mut routes = match look.routes {
+            Ok(routes) => routes,
+            Err(error) => {
+                tracing::warn!("the next hops of endpoints are not known: {error}");
+                self.failed.clear();
+                return suspects;
             }
-            Err(error) => tracing::warn!("the next hops of endpoints without a node are not known: {error}"),
+        };
+        let mut leads = Leads::new();
+        let has_nodes = look.nodes.is_some();
+        for (node, endpoint) in look.nodes.into_iter().flatten() {
+            if let Some(hop) = routes.remove(&endpoint) {
+                leads.entry(hop).or_default().insert(node);
+            }
         }
-        suspected
+        // The name of one in question must still lead to its address.
+        self.known.values_mut().for_each(|hop| hop.behind.clear());
+        for (endpoint, address) in routes {
+            let hop = Hop { address, behind: BTreeSet::new() };
+            self.known.entry(address.to_string()).or_insert(hop).behind.insert(endpoint);
+            leads.entry(address).or_default();
+        }
+        // Without the nodes, it says nothing on neighbours that failed meanwhile.
+        if !has_nodes {
+            return suspects;
+        }
+        for hop in std::mem::take(&mut self.failed) {
+            suspects.extend(leads.get(&hop).into_iter().flatten().take(BEHIND).cloned().map(Suspect::Node));
+            if self.known.get(&hop.to_string()).is_some_and(|hop| !hop.behind.is_empty()) {
+                suspects.insert(Suspect::Hop(hop));
+            }
+        }
+        self.leads = Some((now, leads));
+        suspects
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,12 +15,12 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_dataplane::{
     NodeSilence, PacketPath, Suspect,
-    node::{Answer, Asker, Network, Question},
+    node::{Answer, Asker, HopAddress, Network, Question},
 };
 
 use super::{
     Controller,
-    silent_hops::{Routes, SilentHops},
+    silent_hops::{Look, SilentHops},
 };
 use crate::silent_nodes::{Effect, Heard, SilentNodes, Subject as Asked};
 
@@ -61,8 +61,8 @@ fn by_network() -> Ask {
 #[derive(Debug)]
 pub(super) enum Happening {
     Suspected(Suspect),
-    /// Routes to endpoints without a node were looked up.
-    Routed(Routes),
+    /// Routes to endpoints were looked up.
+    Routed(Look),
     Heard(Asked, Heard),
     /// The Node of a dead node was read.
     Read(String, Option<Heartbeat>),
@@ -118,6 +118,13 @@ impl NodeWatch {
         self.hops.route_by(ways);
     }
 
+    /// Takes neighbours that the kernel has asked in vain: who is behind them is suspected.
+    pub(super) fn neighbours_failed(&mut self, failed: BTreeSet<HopAddress>, index: &Index) {
+        if self.is_on && !failed.is_empty() {
+            self.hops.fail(failed, index, Instant::now());
+        }
+    }
+
     pub(super) fn follow(&mut self, source: &Source) {
         self.addresses = Some(source.node_addresses());
     }
@@ -148,7 +155,9 @@ impl NodeWatch {
         if !matches!(happening, Happening::Routed(_)) {
             let (judgement, left_out) = (&self.judgement, &self.left_out);
             let in_question = |name: &str| judgement.is_in_question(name) || left_out.contains(name);
-            self.hops.refresh(in_question, index, now);
+            if self.hops.refresh(in_question, index, now) {
+                self.looked = None;
+            }
         }
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FRESH) {
             self.looked = Some(now);
@@ -160,12 +169,14 @@ impl NodeWatch {
                 Vec::new()
             }
             Happening::Suspected(node @ Suspect::Node(_)) => self.suspect(node, now),
-            Happening::Routed(routes) => {
-                let suspected = self.hops.take(routes);
+            Happening::Routed(look) => {
+                let suspects = self.hops.take(look, now);
                 let mut effects = self.follow_endpoints(index);
-                for hop in suspected {
-                    effects.extend(self.suspect(Suspect::Hop(hop), now));
+                for suspect in suspects {
+                    effects.extend(self.suspect(suspect, now));
                 }
+                // Others may have been suspected meanwhile.
+                self.hops.look_again(index, now);
                 effects
             }
             Happening::Heard(asked, heard) => self.judgement.hear(&asked, heard, now),

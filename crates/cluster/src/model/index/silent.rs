@@ -6,7 +6,7 @@
 //! endpoints by node would cost memory, and time at each change of a slice, instead.
 
 use std::{
-    collections::{BTreeSet, btree_set},
+    collections::{BTreeMap, BTreeSet, btree_set},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -94,6 +94,18 @@ impl Index {
     #[must_use]
     pub fn endpoints_of(&self, node: &str, most: usize) -> Vec<(SocketAddr, Protocol)> {
         self.some_endpoints(|endpoint| endpoint.node_name.as_deref() == Some(node), most)
+    }
+
+    /// Each node with usable endpoints, and the address of one of them for each family.
+    #[must_use]
+    pub fn endpoint_of_each_node(&self) -> Vec<(String, IpAddr)> {
+        let mut found = BTreeMap::new();
+        for endpoint in self.slices.values().flat_map(|slice| &slice.endpoints) {
+            if let Some(node) = endpoint.node_name.as_deref().filter(|_| is_usable(endpoint)) {
+                found.entry((node, endpoint.address.is_ipv6())).or_insert(endpoint.address);
+            }
+        }
+        found.into_iter().map(|((node, _), address)| (node.to_owned(), address)).collect()
     }
 
     /// The addresses of usable endpoints without a `nodeName`: at most `most`, which may be in

@@ -189,6 +189,9 @@ fn nodes_and_a_few_of_their_endpoints() {
     ];
     assert_eq!(found, expected.map(|(address, protocol)| (address.parse().unwrap(), protocol)));
     assert_eq!(index.endpoints_of("gone", 3), []);
+    let each = [("far", [10, 100, 1, 1]), ("here", [10, 100, 1, 4]), ("near", [10, 100, 2, 2])];
+    let each = each.map(|(node, address)| (node.to_owned(), address.into()));
+    assert_eq!(index.endpoint_of_each_node(), each);
 }
 
 /// The cost that the module states: a walk over the endpoints, and no update of other Services.
