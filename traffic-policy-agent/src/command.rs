@@ -10,6 +10,7 @@ mod end_sockets;
 mod explain;
 mod file_limit;
 mod flows;
+mod left_out;
 mod line;
 mod monitor;
 mod reload;

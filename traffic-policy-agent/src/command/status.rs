@@ -269,7 +269,7 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Requests the report of this node's agent.
-fn report_of(address: SocketAddr) -> Result<health::Report> {
+pub(super) fn report_of(address: SocketAddr) -> Result<health::Report> {
     let body = agent_request::get(address, "/status", PATIENCE)?;
     serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))
 }

@@ -27,7 +27,7 @@ use super::{
     sockets,
 };
 use crate::{
-    health::{ProxyHealth, ServiceHealth},
+    health::{EndpointLeftOut, ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
     notice::{self, Reporter},
 };
@@ -223,6 +223,7 @@ impl ServiceSync {
         match result {
             Ok(written) => {
                 self.local = local;
+                self.health.set_endpoints_left_out(endpoints_left_out(&self.index));
                 self.end_sockets(path);
                 let held_back = self.shortage.holds_back() || !written.left_out.is_empty();
                 let refused = Some(&desired.refused).filter(|_| changes.refused);
@@ -338,6 +339,21 @@ impl ServiceSync {
             ));
         }
     }
+}
+
+fn endpoints_left_out(index: &Index) -> Vec<EndpointLeftOut> {
+    let of_ports = index.left_out_endpoints();
+    let endpoints = of_ports.iter().flat_map(|(key, endpoints)| endpoints.iter().map(move |one| (key, one)));
+    endpoints
+        .map(|(key, (address, node))| EndpointLeftOut {
+            namespace: key.service.namespace.clone(),
+            name: key.service.name.clone(),
+            port: key.port.clone(),
+            protocol: key.protocol.to_string(),
+            address: *address,
+            node: node.clone(),
+        })
+        .collect()
 }
 
 /// Logs new warnings, and posts an Event where a Service is concerned. Notes, which every node has

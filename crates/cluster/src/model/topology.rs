@@ -24,7 +24,7 @@ pub struct Silent {
 }
 
 impl Silent {
-    fn has(&self, endpoint: &SliceEndpoint) -> bool {
+    pub(super) fn has(&self, endpoint: &SliceEndpoint) -> bool {
         match &endpoint.node_name {
             Some(node) => self.nodes.contains(&**node),
             None => self.addresses.contains(&endpoint.address),

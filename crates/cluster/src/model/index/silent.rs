@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     super::{
-        Protocol, Silent,
+        Protocol, ServicePortKey, Silent,
         object::{EndpointSlice, SliceEndpoint},
         topology::is_usable,
     },
@@ -66,6 +66,38 @@ impl Index {
     /// The nodes whose endpoints take no new flows.
     pub fn left_out(&self) -> btree_set::Iter<'_, String> {
         self.context.silent.nodes.iter()
+    }
+
+    /// The endpoints that are left out because they are silent, as of the last [`Index::update`]:
+    /// those that could take new flows otherwise, each with its node's name, if it has one.
+    #[must_use]
+    pub fn left_out_endpoints(&self) -> BTreeMap<ServicePortKey, BTreeSet<(SocketAddr, Option<String>)>> {
+        let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        let silent = &self.context.silent;
+        if **silent == Silent::default() {
+            return found;
+        }
+        for slice in self.slices.values() {
+            let endpoints =
+                slice.endpoints.iter().filter(|endpoint| is_usable(endpoint) && silent.has(endpoint));
+            for (endpoint, port) in
+                endpoints.flat_map(|endpoint| slice.ports.iter().map(move |port| (endpoint, port)))
+            {
+                let key = ServicePortKey {
+                    service: slice.service_name(),
+                    port: port.name.clone(),
+                    protocol: port.protocol,
+                    ipv6: slice.ipv6,
+                };
+                let address = SocketAddr::new(endpoint.address, port.port);
+                let Some(served) = self.desired.ports.get(&key) else { continue };
+                if !served.cluster.iter().any(|listed| listed.address == address) {
+                    let node = endpoint.node_name.as_deref().map(str::to_owned);
+                    found.entry(key).or_default().insert((address, node));
+                }
+            }
+        }
+        found
     }
 
     /// Keeps the numbers of nodes that an earlier agent has given.

@@ -94,8 +94,12 @@ fn only_services_with_endpoints_on_the_node_change_and_back_again() {
     assert_eq!(lists(&index, 1), [vec![1], vec![1]], "UDP flows move");
     assert_eq!(lists(&index, 3), [vec![1], vec![1]], "the last endpoint");
     assert_eq!(index.left_out().collect::<Vec<_>>(), ["far"]);
+    let left_out: Vec<_> = index.left_out_endpoints().into_values().flatten().collect();
+    let of_far = |address: &str| (address.parse().unwrap(), Some("far".to_owned()));
+    assert_eq!(left_out, [of_far("10.100.1.2:8080"), of_far("10.100.2.2:8080")], "not the last ones");
     assert!(index.leave_out(BTreeSet::new()));
     assert_eq!(index.update(&input()).ports.len(), 2);
+    assert!(index.left_out_endpoints().is_empty());
     assert_eq!(*index.desired(), whole);
 }
 
