@@ -14,6 +14,7 @@ mod left_out;
 mod line;
 mod monitor;
 mod reload;
+mod report;
 mod run;
 mod services;
 mod silent_nodes;

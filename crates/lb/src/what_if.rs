@@ -24,8 +24,8 @@ use super::{
 /// `--node-monitor-grace-period`, 50 s from Kubernetes 1.32 on, 40 s before.
 pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
 
-/// The time after which agents leave out a node that vanished: unanswered SYNs for 200 ms, questions
-/// for 300 ms, and the maps are written. It takes some connections, so it is longer without load.
+/// The time after which agents leave out a node that vanished: unanswered SYNs for 200 ms,
+/// questions for 300 ms, and the maps are written. It takes some connections, so it is longer without load.
 const NOTICED: Fact<Duration> = unsure(Duration::from_millis(600));
 
 /// A Service before and after some changes.
@@ -202,8 +202,8 @@ impl Between<'_, '_> {
                 );
                 cost.cut.push((sent, format!("connections by {name}")));
             }
-            // Other nodes keep choosing its pods until their agents leave it out or, with kube-proxy,
-            // until Kubernetes considers it lost.
+            // Other nodes keep choosing its pods until their agents leave it out or, with
+            // kube-proxy, until Kubernetes considers it lost.
             let pods: f64 =
                 self.port.pods.iter().filter(|pod| pod.node == Some(name)).map(|pod| pod.share).sum();
             let own = match self.old.get(name).map(|seen| (seen.share, seen.fate)) {

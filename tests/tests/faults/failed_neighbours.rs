@@ -1,5 +1,5 @@
-//! The kernel finds no answer of a neighbour that leads to endpoints (NUD_FAILED): the agent asks the
-//! nodes behind it at once, though nobody connects by the packet path.
+//! The kernel finds no answer of a neighbour that leads to endpoints (NUD_FAILED): the agent asks
+//! the nodes behind it at once, though nobody connects by the packet path.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;

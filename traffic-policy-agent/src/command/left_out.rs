@@ -3,7 +3,7 @@
 use traffic_policy_cluster::model::ServicePortKey;
 use traffic_policy_dataplane::inspect::{DeadNode, Heartbeat, Nodes, Pinned, Presence};
 
-use super::{status, view};
+use super::{report, view};
 use crate::health::EndpointLeftOut;
 
 /// Asks the agent for the endpoints that it leaves out, if any node is dead. `None`: no agent
@@ -16,7 +16,7 @@ pub(super) fn endpoints(pinned: &Pinned, nodes: &Nodes) -> Option<Vec<EndpointLe
         return None;
     }
     let address = Heartbeat::read(pinned).ok()?.address()?;
-    Some(status::report_of(address).ok()?.endpoints_left_out)
+    Some(report::of(address).ok()?.endpoints_left_out)
 }
 
 /// Returns a line for each endpoint of a Service port that is left out; if no agent tells, for each

@@ -112,8 +112,8 @@ impl Silence {
         Ok(Self { signs, names, ring: Some(ring), waiting: None, numbered })
     }
 
-    /// Returns the places of a suspect: none for a node that endpoints have never named, several for
-    /// a hop by which packets of several sizes leave.
+    /// Returns the places of a suspect: none for a node that endpoints have never named, several
+    /// for a hop by which packets of several sizes leave.
     fn places(&self, suspect: &Suspect, hops: &HopIndex) -> Vec<usize> {
         match suspect {
             Suspect::Node(node) => {
@@ -143,8 +143,8 @@ fn hop_place(index: u32) -> usize {
     (HOP_PLACES + index % HOPS) as usize
 }
 
-/// Returns the neighbour that is a hop; `None` for a device without Ethernet, behind which there may
-/// be any number of nodes.
+/// Returns the neighbour that is a hop; `None` for a device without Ethernet, behind which there
+/// may be any number of nodes.
 pub(crate) fn hop_address(key: &HopKey) -> Option<HopAddress> {
     let address = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
     (!address.is_unspecified()).then_some(HopAddress { link: key.ifindex, address })
