@@ -347,8 +347,8 @@ impl SilentNodes {
     }
 
     /// Takes what the Node of a dead node says. If its kubelet has gone on, the node is asked at
-    /// once: one answer suffices then; and if it has never answered a question, as behind a firewall,
-    /// silence does not count against it.
+    /// once. One answer suffices then; and if it has never answered a question, as behind a
+    /// firewall, silence does not count against it.
     pub fn heartbeat(&mut self, node: &str, heartbeat: Heartbeat, now: Instant) -> Vec<Effect> {
         let Some(State::Dead(dead)) = self.states.get_mut(node) else { return Vec::new() };
         if !dead.looks.see(heartbeat) {

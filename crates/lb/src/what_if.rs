@@ -25,7 +25,8 @@ use super::{
 pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
 
 /// The time after which agents leave out a node that vanished: unanswered SYNs for 200 ms,
-/// questions for 300 ms, and the maps are written. It takes some connections, so it is longer without load.
+/// questions for 300 ms, and the maps are written. It takes some connections, so it is longer
+/// without load.
 const NOTICED: Fact<Duration> = unsure(Duration::from_millis(600));
 
 /// A Service before and after some changes.
