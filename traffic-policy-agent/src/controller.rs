@@ -15,6 +15,7 @@ mod node_port_addresses;
 mod reload;
 mod replacement;
 mod service_sync;
+mod silent_hops;
 mod silent_nodes;
 mod sockets;
 mod stop;
@@ -416,6 +417,8 @@ impl<P: PacketPath> Controller<P> {
 
     async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {
         self.needs_write |= self.network.changed(first, events, &mut self.path).await;
+        let failed = std::mem::take(&mut self.network.failed);
+        self.silence.neighbours_failed(failed, self.services.index());
         if self.network.needs_rescan() || self.needs_write {
             self.rescan(source).await?;
         }

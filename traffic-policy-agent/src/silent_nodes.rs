@@ -4,11 +4,13 @@
 //! ```text
 //! healthy ── suspected ──> asked ── silent ──> dead, if anybody else answers
 //!    ↑                       │                  │ asked once a second
-//!    └─────── answers ───────┴── answers in a row ┘
+//!    └─────── answers ───────┴── answers in a row, or a newer heartbeat of its Node and an answer
+//!                                or none ever ┘
 //! ```
 
 mod damping;
 mod hearing;
+mod heartbeat;
 mod witnesses;
 
 use std::{
@@ -19,8 +21,10 @@ use std::{
 pub use self::hearing::{Heard, Subject};
 use self::{
     damping::Damping,
+    heartbeat::Looks,
     witnesses::{Verdict, Witnesses},
 };
+use traffic_policy_cluster::source::Heartbeat;
 
 /// The interval at which dead nodes are asked, and all others while this node is cut off.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -31,6 +35,8 @@ const SIGN: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     Ask(Subject),
+    /// The Node of this dead node is to be read: [`SilentNodes::heartbeat`] takes what it says.
+    Look(String),
     /// The suspicion was wrong.
     Cleared(String),
     Died {
@@ -43,6 +49,8 @@ pub enum Effect {
     Returned {
         node: String,
         after: Duration,
+        /// Whether a heartbeat speaks for it, and no answer of its own.
+        unheard: bool,
     },
     /// Kubernetes has removed the endpoints of a dead node.
     Removed(String),
@@ -89,6 +97,9 @@ struct Dead {
     last: Instant,
     /// Whether an answer is being waited for.
     waits: bool,
+    looks: Looks,
+    /// Whether its kubelet has gone on: the next answer decides.
+    beats: bool,
 }
 
 /// All nodes that are not healthy, and whether this one is cut off.
@@ -100,6 +111,8 @@ pub struct SilentNodes {
     /// The other nodes with endpoints.
     nodes: BTreeSet<String>,
     states: BTreeMap<String, State>,
+    /// The nodes that have answered a question: their silence says something.
+    answered: BTreeSet<String>,
     damping: Damping,
     witnesses: Option<Witnesses>,
     /// The time of the last answer of anybody.
@@ -124,6 +137,7 @@ impl SilentNodes {
             most,
             nodes: BTreeSet::new(),
             states: BTreeMap::new(),
+            answered: BTreeSet::new(),
             damping: Damping::default(),
             witnesses: None,
             heard: None,
@@ -150,6 +164,7 @@ impl SilentNodes {
     pub fn follow(&mut self, nodes: &BTreeSet<&str>) -> Vec<Effect> {
         let others = nodes.iter().filter(|node| **node != self.own);
         self.nodes = others.map(|node| (*node).to_owned()).collect();
+        self.answered.retain(|node| self.nodes.contains(node));
         let gone: Vec<_> = self.states.keys().filter(|node| !self.nodes.contains(*node)).cloned().collect();
         let mut effects = Vec::new();
         for node in gone {
@@ -182,6 +197,9 @@ impl SilentNodes {
         }
         let waited = self.witnesses.as_mut().and_then(|witnesses| witnesses.hear(subject, &heard));
         if let Subject::Node(node) = subject {
+            if heard == Heard::Alive && !self.answered.contains(node) {
+                self.answered.insert(node.clone());
+            }
             self.hear_node(node, heard, now, &mut effects);
         }
         self.decide(waited, now, &mut effects);
@@ -192,13 +210,20 @@ impl SilentNodes {
         match (self.states.get_mut(node), heard) {
             (Some(State::Dead(dead)), heard) => {
                 dead.waits = false;
+                let beats = std::mem::take(&mut dead.beats);
+                let mut unheard = false;
                 match heard {
+                    Heard::Alive if beats => dead.row = dead.needed,
                     Heard::Alive => dead.row += 1,
-                    Heard::Silent(_) => dead.row = 0,
-                    Heard::Nothing | Heard::Absent => {}
+                    Heard::Silent(_) => {
+                        dead.row = 0;
+                        unheard = beats && !self.answered.contains(node);
+                    }
+                    Heard::Nothing | Heard::Absent => unheard = beats,
                 }
-                if dead.row >= dead.needed {
-                    effects.push(Effect::Returned { node: node.to_owned(), after: now - dead.since });
+                if dead.row >= dead.needed || unheard {
+                    let after = now - dead.since;
+                    effects.push(Effect::Returned { node: node.to_owned(), after, unheard });
                     self.damping.returned(node, now);
                     self.states.remove(node);
                 }
@@ -274,7 +299,8 @@ impl SilentNodes {
         let Some(State::Judged { since, asked }) = self.states.remove(node) else { return };
         let needed = self.damping.needed(node, now);
         effects.push(Effect::Died { node: node.to_owned(), silent: now - since, asked: asked.clone() });
-        let dead = Dead { since, asked, row: 0, needed, last: now, waits: false };
+        let looks = Looks::begin(&format!("{}{node}", self.own), now);
+        let dead = Dead { since, asked, row: 0, needed, last: now, waits: false, looks, beats: false };
         self.states.insert(node.to_owned(), State::Dead(dead));
         let (dead, most) = (self.dead().count(), self.most());
         if dead > most && !std::mem::replace(&mut self.too_many, true) {
@@ -299,12 +325,13 @@ impl SilentNodes {
         self.too_many &= self.dead().count() > self.most();
         let mut effects = Vec::new();
         for (node, state) in &mut self.states {
-            if let State::Dead(dead) = state
-                && !dead.waits
-                && now.saturating_duration_since(dead.last) >= AGAIN
-            {
+            let State::Dead(dead) = state else { continue };
+            if !dead.waits && now.saturating_duration_since(dead.last) >= AGAIN {
                 (dead.waits, dead.last) = (true, now);
                 effects.push(Effect::Ask(Subject::Node(node.clone())));
+            }
+            if dead.looks.are_due(now) {
+                effects.push(Effect::Look(node.clone()));
             }
         }
         if let Some(cut_off) = &mut self.cut_off
@@ -317,6 +344,18 @@ impl SilentNodes {
             effects.extend(Witnesses::choose(&salt, others).asked().cloned().map(Effect::Ask));
         }
         effects
+    }
+
+    /// Takes what the Node of a dead node says. If its kubelet has gone on, the node is asked at
+    /// once. One answer suffices then; and if it has never answered a question, as behind a
+    /// firewall, silence does not count against it.
+    pub fn heartbeat(&mut self, node: &str, heartbeat: Heartbeat, now: Instant) -> Vec<Effect> {
+        let Some(State::Dead(dead)) = self.states.get_mut(node) else { return Vec::new() };
+        if !dead.looks.see(heartbeat) {
+            return Vec::new();
+        }
+        (dead.beats, dead.waits, dead.last) = (true, true, now);
+        vec![Effect::Ask(Subject::Node(node.to_owned()))]
     }
 
     fn choose(&self, node: &str) -> Witnesses {

@@ -47,3 +47,4 @@ pub use node_numbers::{LAST as LAST_NODE_NUMBER, NodeNumbers};
 pub use object::Policy;
 pub use reach::{HealthReach, Reach};
 pub use render::render;
+pub use topology::Silent;

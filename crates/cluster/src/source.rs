@@ -23,6 +23,6 @@ pub use self::{
         follow_cluster as watch_cluster, list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},
-    node_addresses::NodeAddresses,
+    node_addresses::{Heartbeat, NodeAddresses},
     status::{Stale, Status, StatusReader},
 };

@@ -34,6 +34,7 @@ pub mod veth_peer;
 
 use aya::Ebpf;
 
+pub(crate) use self::node_silence::hop_address;
 pub use self::{
     adoption::{Adopted, ConnectionAdoption, adopt_pinned},
     bpf::{
@@ -61,7 +62,7 @@ pub use self::{
     },
     nexthop::{Changed, NextHop, NextHops},
     node::NodeDescription,
-    node_silence::NodeSilence,
+    node_silence::{NodeSilence, Suspect},
     packet_path::PacketPath,
     privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},

@@ -7,7 +7,10 @@ mod frame;
 mod scope;
 pub mod simulator;
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -95,7 +98,13 @@ pub struct Explainer {
     offline: bool,
     /// The nodes that the agent has found dead; none offline.
     dead: Vec<DeadNode>,
+    /// Their endpoints that are left out, as far as the agent tells.
+    left_out: LeftOutEndpoints,
 }
+
+/// Endpoints that are left out, by Service port, with the names of their nodes: none for one that
+/// names no node. `None`: nobody tells.
+pub type LeftOutEndpoints = Option<BTreeMap<ServicePortKey, Vec<(SocketAddr, Option<String>)>>>;
 
 /// A function that finds the device on which packets from an address arrive; `None` if any device
 /// will do.
@@ -110,12 +119,13 @@ impl Explainer {
         netns: u64,
         offline: bool,
     ) -> Self {
-        Self { simulator, scope, primary, route_lookup, netns, offline, dead: Vec::new() }
+        Self { simulator, scope, primary, route_lookup, netns, offline, dead: Vec::new(), left_out: None }
     }
 
-    /// Sets the dead nodes, whose endpoints are left out.
-    pub fn set_dead(&mut self, dead: &[DeadNode]) {
+    /// Sets the dead nodes, and those of their endpoints that are left out.
+    pub fn set_dead(&mut self, dead: &[DeadNode], left_out: LeftOutEndpoints) {
         self.dead = dead.to_vec();
+        self.left_out = left_out;
     }
 
     /// Runs the programs for a flow and describes the result.
@@ -148,7 +158,11 @@ impl Explainer {
         for step in &judged.steps {
             steps.extend(describer.describe(step));
             if describe::is_of_other_nodes(step) {
-                steps.extend(describe::dead_nodes(&self.dead, &facts.candidates));
+                let of_port = |all: &BTreeMap<_, Vec<_>>| {
+                    facts.service.as_ref().and_then(|key| all.get(key)).cloned().unwrap_or_default()
+                };
+                let left_out = self.left_out.as_ref().map(of_port);
+                steps.extend(describe::dead_nodes(&self.dead, &facts.candidates, left_out.as_deref()));
             }
         }
         let verdict = verdict(judged.outcome);

@@ -23,6 +23,7 @@ mod sock_diag;
 pub mod socket_ender;
 pub mod sockets;
 pub mod veth;
+mod way;
 
 pub use self::{
     ask::{Answer, Asker, Question, Sign},
@@ -38,4 +39,5 @@ pub use self::{
     ports::bound_ports,
     refusal::Refusal,
     route_mtus::RouteMtus,
+    way::{HopAddress, ways},
 };

@@ -19,6 +19,7 @@ mod overrides;
 pub mod page;
 pub mod probe;
 mod profiles;
+mod proxy;
 mod rules;
 mod simulate;
 #[cfg(test)]
@@ -36,9 +37,10 @@ pub use judge::Judge;
 pub use nodes::Who;
 pub use overrides::{Overrides, Span};
 pub use profiles::{CUSTOM, PROFILES, by_name};
+pub use proxy::{Proxy, Silence};
 pub use simulate::{
-    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Proxy, Second, Silence, SimulateError, Simulated,
-    Simulation, Timed, What, Why,
+    Counts, Event, Learn, Load, Measured, Moment, PodEvent, Second, SimulateError, Simulated, Simulation,
+    Timed, What, Why,
 };
 pub use verdict::{Answer, Fate, Judgement, Membership, PodShare, PortJudgement, Question, Row};
 pub use what_if::{Cost, Loss, WhatIf};

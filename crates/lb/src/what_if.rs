@@ -1,10 +1,13 @@
 //! The effect of a change: before and after, the losses in between, and the conditions for a
 //! lossless change.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use serde::Serialize;
-use traffic_policy_cluster::model::{DEFAULT_DRAIN, Policy, ServiceName, health_port};
+use traffic_policy_cluster::model::{DEFAULT_DRAIN, Policy, Protocol, ServiceName, health_port};
 
 use super::{
     balancer::{Ask, Balancer, Fact, unsure},
@@ -13,12 +16,18 @@ use super::{
     judge::Judge,
     nodes::Who,
     overrides::Overrides,
+    proxy::Proxy,
     verdict::{Fate, Judgement, PortJudgement, as_f64},
 };
 
 /// The time for which Kubernetes considers a node that vanished ready, and its pods with it:
 /// `--node-monitor-grace-period`, 50 s from Kubernetes 1.32 on, 40 s before.
 pub(super) const NODE_GRACE: Fact<Duration> = unsure(Duration::from_secs(50));
+
+/// The time after which agents leave out a node that vanished: unanswered SYNs for 200 ms,
+/// questions for 300 ms, and the maps are written. It takes some connections, so it is longer
+/// without load.
+const NOTICED: Fact<Duration> = unsure(Duration::from_millis(600));
 
 /// A Service before and after some changes.
 #[derive(Debug)]
@@ -27,9 +36,10 @@ pub struct WhatIf {
     after: Cluster,
     name: ServiceName,
     changes: Vec<Change>,
+    proxy: Proxy,
 }
 
-/// Requests that are lost until all parts have reacted to a change.
+/// Requests that are lost, or late, until all parts have reacted to a change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
     /// The share of all requests.
@@ -42,6 +52,10 @@ pub struct Loss {
 }
 
 impl Loss {
+    fn of(share: f64, time: Fact<Duration>, why: String) -> Self {
+        Self { share, seconds: time.value.as_secs_f64(), sure: time.sure, why }
+    }
+
     /// Returns the loss in seconds of all traffic.
     #[must_use]
     pub fn weight(&self) -> f64 {
@@ -53,6 +67,9 @@ impl Loss {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cost {
     pub lost: Vec<Loss>,
+    /// Requests that are answered late: a retransmission of their SYN reaches another pod, a second
+    /// after the first.
+    pub late: Vec<Loss>,
     /// The shares of open connections that are cut, with the reasons.
     pub cut: Vec<(f64, String)>,
     /// The value of `traffic-policy.io/drain` that makes a change to policy Local lossless, in
@@ -63,7 +80,7 @@ pub struct Cost {
 }
 
 impl WhatIf {
-    /// Applies changes to a Service. `None`: the Service does not exist.
+    /// Applies changes to a Service on nodes with this proxy. `None`: the Service does not exist.
     ///
     /// # Errors
     /// A change cannot be applied, because its nodes or pods do not exist.
@@ -71,13 +88,21 @@ impl WhatIf {
         cluster: &Cluster,
         name: &ServiceName,
         changes: &[Change],
+        proxy: Proxy,
     ) -> Result<Option<Self>, ChangeError> {
         let Some(mut objects) = Objects::of(cluster, name) else { return Ok(None) };
+        if proxy.is_kube_proxy() {
+            objects.forget_annotations();
+        }
         let before = objects.cluster();
         for change in changes {
             objects.make(change)?;
         }
-        Ok(Some(Self { before, after: objects.cluster(), name: name.clone(), changes: changes.to_vec() }))
+        if proxy.is_kube_proxy() {
+            objects.forget_annotations();
+        }
+        let after = objects.cluster();
+        Ok(Some(Self { before, after, name: name.clone(), changes: changes.to_vec(), proxy }))
     }
 
     /// Returns the judges before and after.
@@ -108,6 +133,7 @@ impl WhatIf {
             after: after.1,
             port: old,
             changes: &self.changes,
+            proxy: self.proxy,
         };
         let mut cost = Cost::default();
         between.vanished(&mut cost);
@@ -149,6 +175,7 @@ struct Between<'b, 'a> {
     after: &'b Judgement<'a>,
     port: &'b PortJudgement<'a>,
     changes: &'b [Change],
+    proxy: Proxy,
 }
 
 impl Between<'_, '_> {
@@ -176,7 +203,8 @@ impl Between<'_, '_> {
                 );
                 cost.cut.push((sent, format!("connections by {name}")));
             }
-            // Other nodes keep choosing its pods until Kubernetes considers it lost.
+            // Other nodes keep choosing its pods until their agents leave it out or, with
+            // kube-proxy, until Kubernetes considers it lost.
             let pods: f64 =
                 self.port.pods.iter().filter(|pod| pod.node == Some(name)).map(|pod| pod.share).sum();
             let own = match self.old.get(name).map(|seen| (seen.share, seen.fate)) {
@@ -185,16 +213,46 @@ impl Between<'_, '_> {
             };
             let others = pods - own;
             if others > 1e-9 {
-                cost.lose(
-                    others,
-                    NODE_GRACE,
-                    format!(
-                        "requests that other nodes forward to its pods until Kubernetes takes {name} for lost"
+                match self.agents_leave_out(name) {
+                    Ok(()) => cost.late.push(Loss::of(
+                        others,
+                        NOTICED,
+                        format!("connections that other nodes forward to its pods until their agents leave {name} out: a second SYN reaches another pod"),
+                    )),
+                    Err(why) => cost.lose(
+                        others,
+                        NODE_GRACE,
+                        format!(
+                            "requests that other nodes forward to its pods until Kubernetes takes {name} for lost{why}"
+                        ),
                     ),
-                );
+                }
                 cost.cut.push((others, format!("connections by other nodes to pods of {name}")));
             }
         }
+    }
+
+    /// Whether the agents of other nodes leave out a node that vanished, as soon as connections to
+    /// its pods are not answered; else the reason why not, for the end of a sentence.
+    fn agents_leave_out(&self, name: &str) -> Result<(), &'static str> {
+        let silence = self.proxy.silence();
+        if silence.suspect_syns == 0 {
+            return Err("");
+        }
+        if self.port.keys.iter().any(|key| key.protocol != Protocol::Tcp) {
+            return Err(": only TCP raises a suspicion, that of other Services too");
+        }
+        let hosts: BTreeSet<&str> = self.port.pods.iter().filter_map(|pod| pod.node).collect();
+        let gone: Vec<_> = self.gone().filter(|node| hosts.contains(node)).collect();
+        if hosts.iter().all(|node| gone.contains(node)) {
+            return Err(": there is no pod elsewhere");
+        }
+        // A node without pods counts itself besides: it may leave out one more.
+        let most = hosts.len() * usize::from(silence.max_left_out) / 100;
+        if gone.iter().position(|node| *node == name).is_none_or(|place| place >= most) {
+            return Err(": more nodes are gone than agents leave out (--max-left-out)");
+        }
+        Ok(())
     }
 
     /// Adds the cost of a change from Cluster to Local.
@@ -231,7 +289,9 @@ impl Between<'_, '_> {
             return;
         }
         let needed = balancer.drain();
-        cost.drain = Some((needed.value.as_secs_f64(), needed.sure));
+        // kube-proxy has none.
+        let has_drain = !self.proxy.is_kube_proxy();
+        cost.drain = has_drain.then_some((needed.value.as_secs_f64(), needed.sure));
         let drain = self.after.service.drain.unwrap_or(DEFAULT_DRAIN);
         if let Some(rest) = needed.value.checked_sub(drain).filter(|rest| !rest.is_zero())
             && share > 0.0
@@ -242,6 +302,9 @@ impl Between<'_, '_> {
                 "requests that are sent to nodes without a pod after their drain is over, until the balancer has given them up"
                     .to_owned(),
             );
+        }
+        if !has_drain {
+            return;
         }
         cost.advice.push(
             "kube-proxy has no drain: with it the whole time is lost, by the share of the nodes without a pod".to_owned(),
@@ -311,7 +374,7 @@ impl Between<'_, '_> {
 
 impl Cost {
     fn lose(&mut self, share: f64, time: Fact<Duration>, why: String) {
-        self.lost.push(Loss { share, seconds: time.value.as_secs_f64(), sure: time.sure, why });
+        self.lost.push(Loss::of(share, time, why));
     }
 
     /// Returns the total loss in seconds of all traffic.

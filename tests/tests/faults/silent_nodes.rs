@@ -28,7 +28,12 @@ fn endpoint(address: IpAddr) -> (SocketAddr, Protocol) {
 /// All that is known of a node with one pod.
 fn whole(node: &Node) -> Question {
     let endpoints = Family::BOTH.map(|family| endpoint(node.pod(1).address(family)));
-    Question { addresses: addresses(node), endpoints: endpoints.to_vec(), health_port: HEALTH_PORT }
+    Question {
+        addresses: addresses(node),
+        endpoints: endpoints.to_vec(),
+        health_port: HEALTH_PORT,
+        hop: None,
+    }
 }
 
 fn ask(from: &Namespace, question: &Question) -> Answer {
@@ -105,15 +110,20 @@ fn a_node_that_drops_icmp_and_tcp_is_alive_by_arp() {
     let (here, far) = (lab.node(1).netns(), lab.node(2));
     far.netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     let address = far.address(Family::V4);
-    let question = Question { addresses: vec![address], endpoints: Vec::new(), health_port: HEALTH_PORT };
+    let question =
+        Question { addresses: vec![address], endpoints: Vec::new(), health_port: HEALTH_PORT, hop: None };
     // The entry is unknown, then known, and then probed already.
     lab.flush_neighbours().unwrap();
     for _ in 0..3 {
         assert_eq!(ask(here, &question), Answer::Alive(Sign::Neighbour(address)));
     }
     // In IPv6 the firewall would drop NDP as well.
-    let deaf =
-        Question { addresses: Vec::new(), endpoints: vec![endpoint(address)], health_port: HEALTH_PORT };
+    let deaf = Question {
+        addresses: Vec::new(),
+        endpoints: vec![endpoint(address)],
+        health_port: HEALTH_PORT,
+        hop: None,
+    };
     let answer = ask(here, &deaf);
     assert!(matches!(answer, Answer::Silent(_)), "the control: nothing else answers: {answer:?}");
 }
@@ -139,7 +149,8 @@ fn a_stopped_process_is_no_dead_node() {
 fn a_node_behind_a_router_is_asked_without_arp() {
     let lab = lab();
     let (client, far) = (lab.client().netns(), lab.node(2));
-    let question = Question { addresses: addresses(far), endpoints: Vec::new(), health_port: HEALTH_PORT };
+    let question =
+        Question { addresses: addresses(far), endpoints: Vec::new(), health_port: HEALTH_PORT, hop: None };
     let answer = ask(client, &question);
     assert!(matches!(answer, Answer::Alive(Sign::Echo(_) | Sign::Tcp(_))), "{answer:?}");
     lab.cut(far).unwrap();
@@ -153,8 +164,12 @@ fn a_node_behind_a_router_is_asked_without_arp() {
 fn a_way_that_loses_half_of_all_packets_is_no_death() {
     let lab = lab();
     let _way = ImpairedWay::start(&lab, Impairment { lose: 2, ..Impairment::default() }).unwrap();
-    let question =
-        Question { addresses: addresses(lab.node(2)), endpoints: Vec::new(), health_port: HEALTH_PORT };
+    let question = Question {
+        addresses: addresses(lab.node(2)),
+        endpoints: Vec::new(),
+        health_port: HEALTH_PORT,
+        hop: None,
+    };
     let answers: Vec<_> = (0..10).map(|_| ask(lab.client().netns(), &question)).collect();
     let silent = answers.iter().filter(|answer| !is_alive(answer)).count();
     assert!(silent <= 3, "{answers:?}");

@@ -1,7 +1,7 @@
 //! `explain`: the command line, and its sentences.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io::{BufWriter, Read, Write},
     net::IpAddr,
     path::PathBuf,
@@ -24,6 +24,7 @@ use traffic_policy_dataplane::{
 };
 
 use super::{
+    left_out,
     run::service_cidr,
     view::{self, Output},
 };
@@ -221,7 +222,18 @@ impl LiveArguments {
         let netns = simulator.netns()?;
         let scope = NodeScope { node: addresses.iter().map(|address| address.address).collect(), pods };
         let mut explainer = Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false);
-        explainer.set_dead(Nodes::read(&Pinned::open(&self.pin_dir)?)?.dead());
+        let pinned = Pinned::open(&self.pin_dir)?;
+        let nodes = Nodes::read(&pinned)?;
+        let left_out = left_out::endpoints(&pinned, &nodes).map(|endpoints| {
+            let mut of_ports: BTreeMap<_, Vec<_>> = BTreeMap::new();
+            for one in endpoints {
+                if let Some(key) = one.key() {
+                    of_ports.entry(key).or_default().push((one.address, one.node));
+                }
+            }
+            of_ports
+        });
+        explainer.set_dead(nodes.dead(), left_out);
         Ok(explainer)
     }
 }

@@ -12,7 +12,11 @@ use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
-use super::view::{self, View};
+use super::{
+    left_out,
+    view::{self, View},
+};
+use crate::health::EndpointLeftOut;
 
 /// Show Services: frontends, policies, phases, endpoints, and packets by outcome.
 ///
@@ -41,12 +45,18 @@ impl Arguments {
         }
         let counts = Counts::read(&pinned)?;
         let nodes = Nodes::read(&pinned)?;
+        // The overview names none.
+        let named = self.view.json() || self.name.is_some();
+        let left_out = if named { left_out::endpoints(&pinned, &nodes) } else { None };
         if self.view.json() {
-            let documents: Vec<_> = ports.iter().map(|port| Document::new(port, &counts, &nodes)).collect();
+            let documents: Vec<_> =
+                ports.iter().map(|port| Document::new(port, &counts, &nodes, left_out.as_deref())).collect();
             return view::print_json(&documents);
         }
         view::print(|out| match self.name {
-            Some(_) => ports.iter().try_for_each(|port| details(out, port, &counts, &nodes)),
+            Some(_) => {
+                ports.iter().try_for_each(|port| details(out, port, &counts, &nodes, left_out.as_deref()))
+            }
             None => overview(out, &ports, &counts),
         })
     }
@@ -71,6 +81,8 @@ struct Document {
     local_endpoints: Vec<EndpointDocument>,
     /// The nodes that are dead: their endpoints are left out, of this Service as of any other.
     left_out: Vec<String>,
+    /// Those of this Service port, which take no new flows; `null` if no agent runs to tell.
+    endpoints_left_out: Option<Vec<LeftOutDocument>>,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
@@ -104,13 +116,20 @@ struct EndpointDocument {
 }
 
 #[derive(Serialize)]
+struct LeftOutDocument {
+    address: String,
+    /// `None`: it has no `nodeName`, and its next hop is dead.
+    node: Option<String>,
+}
+
+#[derive(Serialize)]
 struct CountDocument {
     packets: u64,
     bytes: u64,
 }
 
 impl Document {
-    fn new(port: &ServicePort, counts: &Counts, nodes: &Nodes) -> Self {
+    fn new(port: &ServicePort, counts: &Counts, nodes: &Nodes, left_out: Option<&[EndpointLeftOut]>) -> Self {
         let endpoints = |list: &[Endpoint]| {
             list.iter()
                 .map(|endpoint| EndpointDocument {
@@ -146,6 +165,12 @@ impl Document {
             endpoints: endpoints(&port.cluster),
             local_endpoints: endpoints(&port.local),
             left_out: nodes.dead().iter().map(|node| node.name.clone()).collect(),
+            endpoints_left_out: left_out.map(|all| {
+                all.iter()
+                    .filter(|one| one.key().as_ref() == Some(&port.key))
+                    .map(|one| LeftOutDocument { address: one.address.to_string(), node: one.node.clone() })
+                    .collect()
+            }),
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
             counts: of(port, counts)
@@ -247,7 +272,13 @@ fn is_drop(outcome: Outcome) -> bool {
     }
 }
 
-fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts, nodes: &Nodes) -> io::Result<()> {
+fn details(
+    out: &mut dyn Write,
+    port: &ServicePort,
+    counts: &Counts,
+    nodes: &Nodes,
+    left_out: Option<&[EndpointLeftOut]>,
+) -> io::Result<()> {
     writeln!(out, "{}  {} {}", port.key, port.key.protocol, family(port))?;
     writeln!(
         out,
@@ -275,10 +306,10 @@ fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts, nodes: &Nod
     }
     list(out, "endpoints", &port.cluster, nodes)?;
     list(out, "local list", &port.local, nodes)?;
-    for (place, node) in nodes.dead().iter().enumerate() {
+    let lines = left_out::lines(&port.key, nodes, left_out);
+    for (place, line) in lines.iter().enumerate() {
         let title = if place == 0 { "left out" } else { "" };
-        let since = node.silent.map(|silent| format!(" for {}", view::span(silent))).unwrap_or_default();
-        writeln!(out, "  {title:<10}  any endpoint on {}, dead{since}", node.name)?;
+        writeln!(out, "  {title:<10}  {line}")?;
     }
     for (place, (outcome, count)) in of(port, counts).enumerate() {
         let title = if place == 0 { "packets" } else { "" };
@@ -305,116 +336,4 @@ fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint], nodes: &Nodes)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use traffic_policy_cluster::model::{FrontendKind, Policy};
-
-    use super::*;
-    use crate::command::view;
-
-    fn port() -> ServicePort {
-        let endpoint = |text: &str, node| Endpoint {
-            address: text.parse().unwrap(),
-            local: node == 0,
-            remote: node != 0,
-            node,
-        };
-        ServicePort {
-            frontends: vec![FrontendView {
-                address: "172.18.0.11:30080".parse().unwrap(),
-                kind: FrontendKind::NodePort,
-                policy: Policy::Local,
-                phase: Phase::Draining(Duration::from_secs(28)),
-            }],
-            cluster: vec![endpoint("10.244.1.2:8080", 0), endpoint("10.244.2.2:8080", 2)],
-            affinity: Some(Duration::from_secs(10_800)),
-            source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
-            ..view::tests::port()
-        }
-    }
-
-    fn nodes(dead: bool) -> Nodes {
-        Nodes::of(&[(2, "node-2", dead), (3, "node-3", false)])
-    }
-
-    fn counts() -> Counts {
-        let count = |packets, bytes| Count { packets, bytes };
-        Counts {
-            packets: [
-                ((2, Outcome::Connected), count(9, 9)),
-                ((3, Outcome::Forwarded), count(5, 300)),
-                ((3, Outcome::ForwardedIcmpError), count(4, 224)),
-                ((3, Outcome::DroppedNoLocalEndpoint), count(2, 120)),
-                ((4, Outcome::Forwarded), count(9, 9)),
-            ]
-            .into(),
-            flows: [(3, 1)].into(),
-        }
-    }
-
-    #[test]
-    fn one_line_for_each_frontend() {
-        let mut out = Vec::new();
-        overview(&mut out, &[port()], &counts()).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        let line: Vec<_> = text.lines().nth(1).unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();
-        assert_eq!(
-            line.iter().map(|cell| cell.trim()).collect::<Vec<_>>(),
-            [
-                "shop/web:http",
-                "NodePort",
-                "172.18.0.11:30080/tcp",
-                "Local",
-                "draining, 28s left",
-                "2 (1 here)",
-                "1",
-                "11",
-                "2"
-            ]
-        );
-    }
-
-    #[test]
-    fn all_that_is_known() {
-        let mut out = Vec::new();
-        details(&mut out, &port(), &counts(), &nodes(false)).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        for line in [
-            "policy      external Local, internal Cluster",
-            "affinity    a client keeps its endpoint for 3h00m",
-            "sources     192.0.2.0/24",
-            "10.244.1.2:8080  (here)",
-            "10.244.2.2:8080  on node-2\n",
-            "local list  none",
-            "dropped-no-local-endpoint               2  120 bytes",
-            "flows       1",
-        ] {
-            assert!(text.contains(line), "no {line:?} in\n{text}");
-        }
-        assert!(!text.contains("connected"), "of another Service\n{text}");
-        assert!(!text.contains("left out"), "nobody is dead\n{text}");
-        let mut out = Vec::new();
-        details(&mut out, &port(), &counts(), &nodes(true)).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        for line in ["10.244.2.2:8080  on node-2, left out\n", "  left out    any endpoint on node-2, dead\n"]
-        {
-            assert!(text.contains(line), "no {line:?} in\n{text}");
-        }
-    }
-
-    #[test]
-    fn fields_for_programs() {
-        let document = serde_json::to_value(Document::new(&port(), &counts(), &nodes(true))).unwrap();
-        assert_eq!(document["frontends"][0]["phase"], "draining");
-        assert_eq!(document["frontends"][0]["drain_seconds"], 28.0);
-        assert_eq!(document["endpoints"][0]["local"], true);
-        assert_eq!(document["endpoints"][0]["node"], serde_json::Value::Null, "this node");
-        assert_eq!(document["endpoints"][1]["node"], "node-2");
-        assert_eq!([0, 1].map(|at| document["endpoints"][at]["left_out"] == true), [false, true]);
-        assert_eq!(document["left_out"], serde_json::json!(["node-2"]));
-        assert_eq!(document["counts"]["forwarded"]["bytes"], 300);
-        assert_eq!(document["affinity_seconds"], 10_800);
-        assert_eq!(document["flows"], 1);
-    }
-}
+mod tests;

@@ -2,7 +2,7 @@
 
 mod text;
 
-use std::{net::SocketAddr, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -14,7 +14,7 @@ use traffic_policy_dataplane::{
 use traffic_policy_ebpf::abi::{ABI_VERSION, Address, Address4, Address6, Tuple};
 
 use super::{
-    agent_request, services,
+    report, services,
     view::{self, View},
 };
 use crate::{check, health};
@@ -163,7 +163,7 @@ impl Agent {
         let mut report = None;
         // An agent that is still loading has no report on the maps.
         if matches!(presence, Presence::Running { .. }) {
-            match word.address().context("it has not said where it answers").and_then(report_of) {
+            match word.address().context("it has not said where it answers").and_then(report::of) {
                 Ok(answer) => report = Some(answer),
                 Err(error) => {
                     warnings.push(format!("the agent runs, but does not report its state: {error:#}"));
@@ -263,13 +263,4 @@ fn draining(pinned: &Pinned) -> Result<Vec<Draining>> {
         }
     }
     Ok(draining)
-}
-
-/// Time limit of the agent's answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Requests the report of this node's agent.
-fn report_of(address: SocketAddr) -> Result<health::Report> {
-    let body = agent_request::get(address, "/status", PATIENCE)?;
-    serde_json::from_slice(&body).with_context(|| format!("{address} answers with something else"))
 }

@@ -1,5 +1,4 @@
-//! The node's network within the run loop: its changes become epochs, and devices are found,
-//! attached to and forgotten.
+//! The node's network in the run loop: changes become epochs; devices are found and attached to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,6 +31,8 @@ pub(super) struct NodeNetwork {
     /// Value of `--device`; if empty, devices are found by routes and addresses.
     named: Vec<String>,
     neighbours: NeighbourManager,
+    /// Neighbours that the kernel has asked in vain, until they are taken from here.
+    pub(super) failed: BTreeSet<node::HopAddress>,
     addresses: Vec<Address>,
     /// Named devices that do not exist at present.
     missing: BTreeSet<String>,
@@ -68,6 +69,7 @@ impl NodeNetwork {
             network,
             named,
             neighbours: NeighbourManager::default(),
+            failed: BTreeSet::new(),
             addresses: Vec::new(),
             missing: BTreeSet::new(),
             has_route_mtus: false,
@@ -194,6 +196,7 @@ impl NodeNetwork {
                 }
                 Event::RouteMtu => (routes, devices) = (true, true),
                 Event::Neighbour(neighbour) => neighbours |= self.neighbours.changed(neighbour),
+                Event::NeighbourFailed(hop) => drop(self.failed.insert(hop)),
                 Event::NeighbourGone(link, address) => neighbours |= self.neighbours.gone(link, address),
                 Event::Lost => (routes, devices, addresses) = (true, true, true),
             }

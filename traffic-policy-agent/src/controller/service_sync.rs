@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
-    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
+    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
@@ -27,7 +27,7 @@ use super::{
     sockets,
 };
 use crate::{
-    health::{ProxyHealth, ServiceHealth},
+    health::{EndpointLeftOut, ProxyHealth, ServiceHealth},
     metrics::{Metrics, NoLocal, Observed},
     notice::{self, Reporter},
 };
@@ -114,15 +114,14 @@ impl ServiceSync {
         &self.index
     }
 
-    /// Sets the nodes whose endpoints take no new flows. Returns whether the maps are to be
-    /// written.
     /// Keeps the numbers of nodes that an earlier agent has given.
     pub(super) fn keep_node_numbers(&mut self, numbers: Vec<(u16, String)>) {
         self.index.keep_node_numbers(numbers);
     }
 
-    pub(super) fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
-        self.index.leave_out(nodes) && self.index.is_synced()
+    /// Sets whose endpoints take no new flows. Returns whether the maps are to be written.
+    pub(super) fn leave_out(&mut self, silent: Silent) -> bool {
+        self.index.leave_out(silent) && self.index.is_synced()
     }
 
     /// Whether all objects have been listed once.
@@ -224,6 +223,7 @@ impl ServiceSync {
         match result {
             Ok(written) => {
                 self.local = local;
+                self.health.set_endpoints_left_out(endpoints_left_out(&self.index));
                 self.end_sockets(path);
                 let held_back = self.shortage.holds_back() || !written.left_out.is_empty();
                 let refused = Some(&desired.refused).filter(|_| changes.refused);
@@ -339,6 +339,21 @@ impl ServiceSync {
             ));
         }
     }
+}
+
+fn endpoints_left_out(index: &Index) -> Vec<EndpointLeftOut> {
+    let of_ports = index.left_out_endpoints();
+    let endpoints = of_ports.iter().flat_map(|(key, endpoints)| endpoints.iter().map(move |one| (key, one)));
+    endpoints
+        .map(|(key, (address, node))| EndpointLeftOut {
+            namespace: key.service.namespace.clone(),
+            name: key.service.name.clone(),
+            port: key.port.clone(),
+            protocol: key.protocol.to_string(),
+            address: *address,
+            node: node.clone(),
+        })
+        .collect()
 }
 
 /// Logs new warnings, and posts an Event where a Service is concerned. Notes, which every node has

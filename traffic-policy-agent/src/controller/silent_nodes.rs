@@ -10,15 +10,18 @@ use std::{
 
 use tokio::{task::JoinSet, time::sleep_until};
 use traffic_policy_cluster::{
-    model::Index,
-    source::{NodeAddresses, ObjectEvent, Source, Subject},
+    model::{Index, Silent},
+    source::{Heartbeat, NodeAddresses, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
-    NodeSilence, PacketPath,
-    node::{Answer, Asker, Network, Question},
+    NodeSilence, PacketPath, Suspect,
+    node::{Answer, Asker, HopAddress, Network, Question},
 };
 
-use super::Controller;
+use super::{
+    Controller,
+    silent_hops::{Look, SilentHops},
+};
 use crate::silent_nodes::{Effect, Heard, SilentNodes, Subject as Asked};
 
 /// The interval at which time is told to the judgement, and after which the nodes with endpoints
@@ -57,29 +60,34 @@ fn by_network() -> Ask {
 /// An occurrence that concerns a silent node.
 #[derive(Debug)]
 pub(super) enum Happening {
-    Suspected(String),
+    Suspected(Suspect),
+    /// Routes to endpoints were looked up.
+    Routed(Look),
     Heard(Asked, Heard),
+    /// The Node of a dead node was read.
+    Read(String, Option<Heartbeat>),
     Time,
-    /// A node that was found alive may be suspected again.
-    Again(String),
+    /// One that was found alive may be suspected again.
+    Again(Suspect),
 }
 
 /// Questions that are under way, and what follows from the answers.
 pub(super) struct NodeWatch {
     judgement: SilentNodes,
+    hops: SilentHops,
     /// Whether suspicions are taken at all.
     is_on: bool,
     by: Ask,
-    questions: JoinSet<(Asked, Heard)>,
+    questions: JoinSet<Happening>,
     /// The addresses of nodes, once the source has started.
     addresses: Option<NodeAddresses>,
     network: Network,
     health_port: u16,
-    /// The nodes that are left out.
+    /// The names of those that are left out.
     left_out: BTreeSet<String>,
-    /// Nodes that were found alive, and when they may be suspected again: one of their endpoints
+    /// Those that were found alive, and when they may be suspected again: one of their endpoints
     /// may be what does not answer.
-    cleared: VecDeque<(Instant, String)>,
+    cleared: VecDeque<(Instant, Suspect)>,
     /// The last time at which the nodes with endpoints were looked up.
     looked: Option<Instant>,
     ticked: Instant,
@@ -89,6 +97,7 @@ impl NodeWatch {
     pub(super) fn new(own: String, silence: Silence, network: Network, health_port: u16) -> Self {
         Self {
             judgement: SilentNodes::new(own, silence.max_left_out),
+            hops: SilentHops::new(),
             is_on: silence.suspect_syns > 0 && silence.max_left_out > 0,
             by: by_network(),
             questions: JoinSet::new(),
@@ -104,8 +113,16 @@ impl NodeWatch {
 
     /// Sets another way to ask.
     #[cfg(test)]
-    pub(super) fn ask_by(&mut self, by: Ask) {
+    pub(super) fn ask_by(&mut self, by: Ask, ways: super::silent_hops::Ways) {
         self.by = by;
+        self.hops.route_by(ways);
+    }
+
+    /// Takes neighbours that the kernel has asked in vain: who is behind them is suspected.
+    pub(super) fn neighbours_failed(&mut self, failed: BTreeSet<HopAddress>, index: &Index) {
+        if self.is_on && !failed.is_empty() {
+            self.hops.fail(failed, index, Instant::now());
+        }
     }
 
     pub(super) fn follow(&mut self, source: &Source) {
@@ -118,11 +135,14 @@ impl NodeWatch {
         let again_at = again.unwrap_or_else(Instant::now);
         tokio::select! {
             () = sleep_until(again_at.into()), if again.is_some() => {
-                let (_, node) = self.cleared.pop_front().unwrap_or((again_at, String::new()));
-                Happening::Again(node)
+                match self.cleared.pop_front() {
+                    Some((_, suspect)) => Happening::Again(suspect),
+                    None => Happening::Time,
+                }
             }
-            node = path.suspected(), if self.is_on => Happening::Suspected(node),
-            Some(Ok((asked, heard))) = self.questions.join_next() => Happening::Heard(asked, heard),
+            suspect = path.suspected(), if self.is_on => Happening::Suspected(suspect),
+            Some(routes) = self.hops.next() => Happening::Routed(routes),
+            Some(Ok(happening)) = self.questions.join_next() => happening,
             () = sleep_until((self.ticked + TICK).into()), if self.judgement.is_active() => Happening::Time,
             else => std::future::pending().await,
         }
@@ -132,35 +152,77 @@ impl NodeWatch {
     /// log and to post.
     fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
+        if !matches!(happening, Happening::Routed(_)) {
+            let (judgement, left_out) = (&self.judgement, &self.left_out);
+            let in_question = |name: &str| judgement.is_in_question(name) || left_out.contains(name);
+            if self.hops.refresh(in_question, index, now) {
+                self.looked = None;
+            }
+        }
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= FRESH) {
             self.looked = Some(now);
-            effects.extend(self.judgement.follow(&index.nodes_of_endpoints()));
+            effects.extend(self.follow_endpoints(index));
         }
         effects.extend(match happening {
-            Happening::Suspected(node) => {
-                tracing::debug!(node, "connections to its endpoints are not answered: asking it");
-                let effects = self.judgement.suspect(&node, now);
-                if !self.judgement.is_in_question(&node) {
-                    // Its endpoints are new, or nobody can be judged: later perhaps.
-                    self.cleared.push_back((now + AGAIN, node));
+            Happening::Suspected(Suspect::Hop(hop)) => {
+                self.hops.suspect(hop, index, now);
+                Vec::new()
+            }
+            Happening::Suspected(node @ Suspect::Node(_)) => self.suspect(node, now),
+            Happening::Routed(look) => {
+                let suspects = self.hops.take(look, now);
+                let mut effects = self.follow_endpoints(index);
+                for suspect in suspects {
+                    effects.extend(self.suspect(suspect, now));
                 }
+                // Others may have been suspected meanwhile.
+                self.hops.look_again(index, now);
                 effects
             }
             Happening::Heard(asked, heard) => self.judgement.hear(&asked, heard, now),
-            Happening::Again(_) => Vec::new(),
+            Happening::Read(node, Some(heartbeat)) => self.judgement.heartbeat(&node, heartbeat, now),
+            Happening::Again(_) | Happening::Read(_, None) => Vec::new(),
             Happening::Time => {
                 self.ticked = now;
                 self.judgement.tick(now)
             }
         });
         let (questions, told): (Vec<_>, Vec<_>) =
-            effects.into_iter().partition(|effect| matches!(effect, Effect::Ask(_)));
+            effects.into_iter().partition(|effect| matches!(effect, Effect::Ask(_) | Effect::Look(_)));
         for question in questions {
-            if let Effect::Ask(asked) = question {
-                self.ask(asked, index);
+            match question {
+                Effect::Ask(asked) => self.ask(asked, index),
+                Effect::Look(node) => self.look_at(node),
+                _ => {}
             }
         }
         told
+    }
+
+    /// Takes over who has endpoints now.
+    fn follow_endpoints(&mut self, index: &Index) -> Vec<Effect> {
+        let mut names = index.nodes_of_endpoints();
+        names.extend(self.hops.names());
+        self.judgement.follow(&names)
+    }
+
+    fn suspect(&mut self, suspect: Suspect, now: Instant) -> Vec<Effect> {
+        let name = suspect.to_string();
+        tracing::debug!(node = name, "connections to its endpoints are not answered: asking it");
+        let effects = self.judgement.suspect(&name, now);
+        if !self.judgement.is_in_question(&name) {
+            // Its endpoints are new, or nobody can be judged: later perhaps.
+            self.cleared.push_back((now + AGAIN, suspect));
+        }
+        effects
+    }
+
+    /// Returns the one whom the judgement knows by a name.
+    fn named(&self, name: &str) -> Suspect {
+        match self.hops.get(name) {
+            Some(hop) => Suspect::Hop(hop.address),
+            None => Suspect::Node(name.to_owned()),
+        }
     }
 
     /// Asks in a task of its own: it may take a second to learn the node's addresses.
@@ -178,10 +240,17 @@ impl NodeWatch {
                         }
                         Err(error) => heard(Answer::Unjudged(format!("{error:#}"))),
                     };
-                    (Asked::Gateway, heard)
+                    Happening::Heard(Asked::Gateway, heard)
                 });
             }
             Asked::Node(node) => {
+                if let Some(hop) = self.hops.get(&node) {
+                    question.hop = Some(hop.address);
+                    question.endpoints = index.endpoints_at(&hop.behind, ENDPOINTS);
+                    let asked = async move { Happening::Heard(Asked::Node(node), heard(by(question).await)) };
+                    self.questions.spawn(asked);
+                    return;
+                }
                 question.addresses = index.all_node_addresses(&node).to_vec();
                 question.endpoints = index.endpoints_of(&node, ENDPOINTS);
                 let addresses = self.addresses.clone();
@@ -194,22 +263,51 @@ impl NodeWatch {
                             if look_up { addresses.of(&node).await } else { addresses.known_of(&node) };
                     }
                     let heard = heard(by(question).await);
-                    (Asked::Node(node), heard)
+                    Happening::Heard(Asked::Node(node), heard)
                 });
             }
         }
     }
 
-    /// Returns the nodes to be left out, if they differ from before, with those that came or went.
-    fn changed(&mut self) -> Option<Vec<(String, bool)>> {
-        let left_out = self.judgement.left_out().iter().map(|node| node.node.to_owned()).collect();
-        if left_out == self.left_out {
-            return None;
+    /// Reads the Node of a dead node.
+    fn look_at(&mut self, node: String) {
+        // A next hop has no Node.
+        if let Some(addresses) = self.addresses.clone().filter(|_| self.hops.get(&node).is_none()) {
+            self.questions.spawn(async move {
+                let heartbeat = addresses.heartbeat(&node).await;
+                Happening::Read(node, heartbeat)
+            });
         }
+    }
+
+    /// Takes over who is to be left out, and returns those that came or went.
+    fn changed(&mut self) -> Vec<(Suspect, bool)> {
+        let left_out: BTreeSet<_> =
+            self.judgement.left_out().iter().map(|node| node.node.to_owned()).collect();
         let changed = self.left_out.symmetric_difference(&left_out);
-        let changed = changed.map(|node| (node.clone(), left_out.contains(node))).collect();
+        let changed = changed.map(|name| (self.named(name), left_out.contains(name))).collect();
         self.left_out = left_out;
-        Some(changed)
+        changed
+    }
+
+    /// Returns whose endpoints are to be left out.
+    fn silent(&self) -> Silent {
+        let mut silent = Silent::default();
+        for name in &self.left_out {
+            match self.hops.get(name) {
+                Some(hop) => silent.addresses.extend(&hop.behind),
+                None => drop(silent.nodes.insert(name.clone())),
+            }
+        }
+        silent
+    }
+}
+
+/// Begins a sentence about one that the judgement knows by this name.
+fn who(name: &str) -> String {
+    match name.strip_prefix("next hop ") {
+        Some(address) => format!("Next hop {address}"),
+        None => format!("Node {name}"),
     }
 }
 
@@ -229,27 +327,30 @@ impl<P: PacketPath> Controller<P> {
     /// Follows an occurrence that concerns a silent node. Returns whether the maps are to be
     /// written.
     pub(super) fn follow_silence(&mut self, happening: Happening, source: &Source) -> bool {
-        if let Happening::Again(node) = &happening {
-            self.path.suspect_again(node);
+        if let Happening::Again(suspect) = &happening {
+            self.path.suspect_again(suspect);
             return false;
         }
         let effects = self.silence.take(happening, self.services.index(), Instant::now());
         for effect in effects {
             self.tell(&effect, source);
             if let Effect::Cleared(node) = effect {
-                self.silence.cleared.push_back((Instant::now() + AGAIN, node));
+                let suspect = self.silence.named(&node);
+                self.silence.cleared.push_back((Instant::now() + AGAIN, suspect));
             }
         }
         let judgement = &self.silence.judgement;
         let left_out = judgement.left_out();
         let left_out = left_out.iter().map(|node| (node.node.to_owned(), node.since, node.asked.to_owned()));
         self.health.set_silence(judgement.is_cut_off(), left_out.collect());
-        let Some(changed) = self.silence.changed() else { return false };
-        self.metrics.nodes_left_out(self.silence.left_out.len());
-        for (node, dead) in changed {
-            self.path.set_dead(&node, dead);
+        let changed = self.silence.changed();
+        if !changed.is_empty() {
+            self.metrics.nodes_left_out(self.silence.left_out.len());
         }
-        self.services.leave_out(self.silence.left_out.clone())
+        for (suspect, dead) in changed {
+            self.path.set_dead(&suspect, dead);
+        }
+        self.services.leave_out(self.silence.silent())
     }
 
     fn tell(&self, effect: &Effect, source: &Source) {
@@ -260,7 +361,7 @@ impl<P: PacketPath> Controller<P> {
             });
         };
         match effect {
-            Effect::Ask(_) => {}
+            Effect::Ask(_) | Effect::Look(_) => {}
             Effect::Cleared(node) => {
                 self.metrics.suspicion(false);
                 tracing::debug!(node, "it is alive");
@@ -277,16 +378,17 @@ impl<P: PacketPath> Controller<P> {
                 post(
                     true,
                     "NodeLeftOut",
-                    format!("Node {node} does not answer ({asked}): its endpoints are left out"),
+                    format!("{} does not answer ({asked}): its endpoints are left out", who(node)),
                 );
             }
-            Effect::Returned { node, after } => {
+            Effect::Returned { node, after, unheard } => {
                 let after = after.as_secs();
-                tracing::info!(node, after_s = after, "the node answers again: its endpoints are used");
+                let why = if *unheard { "has a newer heartbeat" } else { "answers again" };
+                tracing::info!(node, after_s = after, "the node {why}: its endpoints are used");
                 post(
                     false,
                     "NodeBack",
-                    format!("Node {node} answers again after {after} s: its endpoints are used"),
+                    format!("{} {why} after {after} s: its endpoints are used", who(node)),
                 );
             }
             Effect::Removed(node) => {

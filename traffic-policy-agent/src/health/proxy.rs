@@ -24,7 +24,7 @@ use traffic_policy_cluster::source::{Stale, Status, StatusReader};
 use self::leaving::Farewell;
 use super::{
     listener::{Answer, FromHere, Served, json, not_found},
-    report::{Facts, Report},
+    report::{EndpointLeftOut, Facts, Report},
 };
 use crate::notice::Board;
 
@@ -92,6 +92,8 @@ struct State {
     cut_off: bool,
     /// Dead nodes whose endpoints are left out: name, time since which, and what was asked.
     silent: Vec<(String, Instant, String)>,
+    /// Their endpoints.
+    endpoints_left_out: Vec<EndpointLeftOut>,
 }
 
 impl ProxyHealth {
@@ -157,6 +159,7 @@ impl ProxyHealth {
             left_out: state.left_out.clone(),
             cut_off: state.cut_off,
             silent: state.silent.clone(),
+            endpoints_left_out: state.endpoints_left_out.clone(),
             leaving: state.board.leaving(),
             deaf: state.board.troubles(),
             source,

@@ -2,11 +2,15 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
-use traffic_policy_cluster::source::{Leaving, Status};
+use traffic_policy_cluster::{
+    model::{Protocol, ServiceName, ServicePortKey},
+    source::{Leaving, Status},
+};
 
 /// Status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +34,9 @@ pub struct Report {
     /// Dead nodes whose endpoints are left out, by name.
     #[serde(default)]
     pub nodes_left_out: BTreeMap<String, NodeLeftOut>,
+    /// Their endpoints, by Service port, without those that are the last of one.
+    #[serde(default)]
+    pub endpoints_left_out: Vec<EndpointLeftOut>,
     /// Whether load balancers may send here, as far as the Node object decides that.
     pub node_eligible: bool,
     /// The news that this node is about to go, and when, if there are any.
@@ -60,6 +67,35 @@ pub struct NodeLeftOut {
     pub asked: String,
 }
 
+/// An endpoint that takes no new flows because its node, or its next hop, is dead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointLeftOut {
+    pub namespace: String,
+    /// The name of the Service.
+    pub name: String,
+    /// The name of the Service port.
+    pub port: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
+    pub address: SocketAddr,
+    /// `None`: it names no node.
+    pub node: Option<String>,
+}
+
+impl EndpointLeftOut {
+    /// Returns the Service port; `None` if its protocol is not known.
+    #[must_use]
+    pub fn key(&self) -> Option<ServicePortKey> {
+        let mut protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+        Some(ServicePortKey {
+            service: ServiceName { namespace: self.namespace.clone(), name: self.name.clone() },
+            port: self.port.clone(),
+            protocol: protocols.find(|protocol| protocol.to_string() == self.protocol)?,
+            ipv6: self.address.is_ipv6(),
+        })
+    }
+}
+
 /// Inputs of a report.
 pub(super) struct Facts {
     pub updated: Option<String>,
@@ -70,6 +106,7 @@ pub(super) struct Facts {
     pub left_out: Vec<String>,
     pub cut_off: bool,
     pub silent: Vec<(String, Instant, String)>,
+    pub endpoints_left_out: Vec<EndpointLeftOut>,
     pub leaving: Option<Leaving>,
     /// Sources whose news may be missed, with the reasons.
     pub deaf: BTreeMap<String, String>,
@@ -113,6 +150,7 @@ impl Report {
             waiting_for,
             cut_off: facts.cut_off,
             nodes_left_out: facts.silent.iter().map(NodeLeftOut::of).collect(),
+            endpoints_left_out: facts.endpoints_left_out.clone(),
             node_eligible: facts.node_eligible,
             leaving: facts.leaving.as_ref().map(|leaving| match leaving.gone_by {
                 Some(time) => format!("{}, by {time}", leaving.reason),
@@ -146,6 +184,7 @@ mod tests {
             left_out: Vec::new(),
             cut_off: false,
             silent: Vec::new(),
+            endpoints_left_out: Vec::new(),
             leaving: None,
             deaf: BTreeMap::new(),
             source: Some(Status { synced: true, ..Status::default() }),

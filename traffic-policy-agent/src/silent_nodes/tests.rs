@@ -9,6 +9,8 @@ struct Cluster {
     dead: BTreeSet<String>,
     /// The gateway; `None`: there is none.
     gateway: Option<Heard>,
+    /// The heartbeats of Nodes.
+    beats: BTreeMap<String, Heartbeat>,
     /// What happened, in words.
     told: Vec<String>,
 }
@@ -26,6 +28,7 @@ impl Cluster {
             now: Instant::now(),
             dead: BTreeSet::new(),
             gateway: Some(Heard::Alive),
+            beats: BTreeMap::new(),
             told: Vec::new(),
         }
     }
@@ -44,11 +47,18 @@ impl Cluster {
         while !effects.is_empty() {
             let mut next = Vec::new();
             for effect in effects {
+                if let Effect::Look(node) = &effect {
+                    if let Some(heartbeat) = self.beats.get(node).cloned() {
+                        next.extend(self.machine.heartbeat(node, heartbeat, self.now));
+                    }
+                    continue;
+                }
                 let Effect::Ask(subject) = effect else {
                     self.told.push(match effect {
-                        Effect::Ask(_) => continue,
+                        Effect::Ask(_) | Effect::Look(_) => continue,
                         Effect::Cleared(node) => format!("{node} lives"),
                         Effect::Died { node, .. } => format!("{node} died"),
+                        Effect::Returned { node, unheard: true, .. } => format!("{node} returned unheard"),
                         Effect::Returned { node, .. } => format!("{node} returned"),
                         Effect::Removed(node) => format!("{node} removed"),
                         Effect::CutOff => "cut off".to_owned(),
@@ -217,6 +227,81 @@ fn a_witness_that_is_silent_is_in_question_itself() {
     let told = cluster.told();
     assert_eq!(told[0], "a died", "{told:?}");
     assert!(cluster.left_out().iter().all(|node| ["a", "b", "c"].contains(node)), "{told:?}");
+}
+
+fn beat(ready: bool, at: &str) -> Heartbeat {
+    Heartbeat { ready, at: at.to_owned() }
+}
+
+/// It is behind a firewall, and was never heard. The control: a node that answered once is silent
+/// because it does not reach this one.
+#[test]
+fn a_node_that_cannot_be_asked_returns_by_a_newer_heartbeat() {
+    for answered_before in [false, true] {
+        let mut cluster = Cluster::new(&["a", "b", "c"], 50);
+        if answered_before {
+            cluster.suspect("a");
+        }
+        cluster.kill(&["a"]);
+        cluster.suspect("a");
+        cluster.beats.insert("a".to_owned(), beat(true, "10:00"));
+        cluster.pass(800);
+        assert_eq!(cluster.left_out(), ["a"], "its last heartbeat may be older than its death");
+        cluster.beats.insert("a".to_owned(), beat(false, "10:05"));
+        cluster.pass(800);
+        assert_eq!(cluster.left_out(), ["a"], "it is not ready");
+        cluster.told();
+        cluster.beats.insert("a".to_owned(), beat(true, "10:10"));
+        cluster.pass(800);
+        if answered_before {
+            assert_eq!((cluster.told(), cluster.left_out()), (vec![], vec!["a"]));
+        } else {
+            assert_eq!((cluster.told(), cluster.left_out()), (vec!["a returned unheard".to_owned()], vec![]));
+        }
+    }
+}
+
+/// Each death doubles what is needed, but not what a heartbeat needs.
+#[test]
+fn one_answer_suffices_with_a_newer_heartbeat() {
+    for beats in [true, false] {
+        let mut cluster = Cluster::new(&["a", "b", "c"], 50);
+        cluster.kill(&["a"]);
+        cluster.suspect("a");
+        let first = cluster.machine.heartbeat("a", beat(true, "10:00"), cluster.now);
+        assert_eq!(first, []);
+        cluster.dead.clear();
+        let at = if beats { "10:01" } else { "10:00" };
+        let effects = cluster.machine.heartbeat("a", beat(true, at), cluster.now);
+        assert_eq!(effects.len(), usize::from(beats), "it is asked at once");
+        cluster.follow(effects);
+        assert_eq!(cluster.left_out().is_empty(), beats);
+    }
+    let mut cluster = Cluster::new(&["a"], 50);
+    assert_eq!(cluster.machine.heartbeat("a", beat(true, "10:00"), cluster.now), [], "it is not dead");
+}
+
+/// 5,000 nodes would read the Node of one that is dead.
+#[test]
+fn a_node_is_looked_at_rarely_and_not_by_all_at_once() {
+    let looks = |own: &str| {
+        let mut machine = SilentNodes::new(own.to_owned(), 50);
+        machine.follow(&["a", "b", own].into());
+        let start = Instant::now();
+        let ask = Subject::Node("a".to_owned());
+        machine.hear(&Subject::Gateway, Heard::Alive, start);
+        machine.suspect("a", start);
+        machine.hear(&ask, silent(), start);
+        let seconds = (0..7200).filter(|second| {
+            let effects = machine.tick(start + Duration::from_secs(*second));
+            machine.hear(&ask, silent(), start + Duration::from_secs(*second));
+            effects.contains(&Effect::Look("a".to_owned()))
+        });
+        seconds.collect::<Vec<_>>()
+    };
+    let (one, other) = (looks("here"), looks("there"));
+    assert!(one[0] >= 60 && one[0] <= 121 && one.len() <= 16, "{one:?}");
+    assert_ne!(one[0], other[0]);
 }
 
 /// A verdict needs silence that proves something.

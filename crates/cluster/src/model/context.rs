@@ -4,7 +4,12 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use super::{HealthPortRules, Limits, node_numbers::NodeNumbers, object::Service, topology::NodeTopology};
+use super::{
+    HealthPortRules, Limits,
+    node_numbers::NodeNumbers,
+    object::Service,
+    topology::{NodeTopology, Silent},
+};
 
 /// Inputs of the model from the node that the agent runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,8 +42,8 @@ pub(super) struct Context {
     /// The addresses of this node's Node object.
     pub(super) primary: Vec<IpAddr>,
     pub(super) numbers: Arc<NodeNumbers>,
-    /// The silent nodes, whose endpoints take no new flows.
-    pub(super) silent: Arc<BTreeSet<String>>,
+    /// Those whose endpoints take no new flows.
+    pub(super) silent: Arc<Silent>,
     /// The nodes that are about to go, whose endpoints take none while there are others.
     pub(super) leaving: Arc<BTreeSet<String>>,
 }

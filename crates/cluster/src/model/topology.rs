@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use super::{Endpoint, Protocol, node_numbers::NodeNumbers, object::SliceEndpoint};
@@ -15,13 +15,36 @@ pub(super) struct NodeTopology<'a> {
     pub(super) zone: Option<&'a str>,
 }
 
+/// Those whose endpoints take no new flows, although Kubernetes counts them as ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Silent {
+    pub nodes: BTreeSet<String>,
+    /// The addresses of endpoints without a `nodeName`, whose next hop is silent.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Silent {
+    pub(super) fn has(&self, endpoint: &SliceEndpoint) -> bool {
+        match &endpoint.node_name {
+            Some(node) => self.nodes.contains(&**node),
+            None => self.addresses.contains(&endpoint.address),
+        }
+    }
+}
+
+impl From<BTreeSet<String>> for Silent {
+    fn from(nodes: BTreeSet<String>) -> Self {
+        Self { nodes, addresses: BTreeSet::new() }
+    }
+}
+
 /// The endpoints of one Service port and family, from all slices, one for each address and port.
 #[derive(Debug, Default)]
 pub(super) struct Candidates<'a> {
     all: BTreeMap<SocketAddr, (&'a SliceEndpoint, bool)>,
-    /// The endpoints that no new flow may choose, because their node is silent or about to go.
+    /// The endpoints that no new flow may choose: silent ones, and those of nodes about to go.
     left_out: BTreeSet<SocketAddr>,
-    /// Those of them whose node is silent.
+    /// The silent ones of them.
     silent: BTreeSet<SocketAddr>,
 }
 
@@ -47,28 +70,28 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Leaves out the endpoints of silent nodes and of those that are about to go, after all were
-    /// added: never those of this node. If no usable endpoint would remain, those of silent nodes
-    /// alone are left out, or else none. Returns whether any was left out.
-    pub(super) fn leave_out(&mut self, silent: &BTreeSet<String>, leaving: &BTreeSet<String>) -> bool {
-        let is_silent = |node: &str| silent.contains(node);
-        if let Some(left_out) = self.of(is_silent) {
+    /// Leaves out the silent endpoints and those of nodes that are about to go, after all were
+    /// added: never those of this node. If no usable endpoint would remain, the silent ones alone
+    /// are left out, or else none. Returns whether any was left out.
+    pub(super) fn leave_out(&mut self, silent: &Silent, leaving: &BTreeSet<String>) -> bool {
+        if let Some(left_out) = self.of(|endpoint| silent.has(endpoint)) {
             self.silent.clone_from(&left_out);
             self.left_out = left_out;
         }
-        if let Some(left_out) = self.of(|node| is_silent(node) || leaving.contains(node)) {
+        let leaves = |endpoint: &SliceEndpoint| {
+            endpoint.node_name.as_deref().is_some_and(|node| leaving.contains(node))
+        };
+        if let Some(left_out) = self.of(|endpoint| silent.has(endpoint) || leaves(endpoint)) {
             self.left_out = left_out;
         }
         !self.left_out.is_empty()
     }
 
-    /// Returns the endpoints on these nodes, without this one; `None` if no usable one is
-    /// elsewhere.
-    fn of(&self, is_one: impl Fn(&str) -> bool) -> Option<BTreeSet<SocketAddr>> {
-        let (there, others): (Vec<_>, Vec<_>) = self
-            .all
-            .iter()
-            .partition(|(_, (endpoint, local))| !local && endpoint.node_name.as_deref().is_some_and(&is_one));
+    /// Returns the endpoints of a kind, without those of this node; `None` if no usable one is of
+    /// another kind.
+    fn of(&self, is_one: impl Fn(&SliceEndpoint) -> bool) -> Option<BTreeSet<SocketAddr>> {
+        let (there, others): (Vec<_>, Vec<_>) =
+            self.all.iter().partition(|(_, (endpoint, local))| !local && is_one(endpoint));
         let remain = others.iter().any(|(_, (endpoint, _))| is_usable(endpoint));
         remain.then(|| there.into_iter().map(|(address, _)| *address).collect())
     }
@@ -108,7 +131,7 @@ impl<'a> Candidates<'a> {
     /// it does not serve (`publishNotReadyAddresses`): it gets new flows, so it must be allowed to
     /// keep them.
     ///
-    /// A UDP endpoint of a silent node loses its flows, as one that vanishes does: a datagram of
+    /// A silent UDP endpoint loses its flows, as one that vanishes does: a datagram of
     /// theirs is as good as a new flow's. Those of TCP and SCTP stay: what they have sent is with
     /// that endpoint alone, and it may come back.
     pub(super) fn serving(&self, protocol: Protocol) -> BTreeSet<SocketAddr> {
@@ -308,8 +331,8 @@ mod tests {
                 node == Some("here") || !node.is_some_and(|node| silent.contains(&node))
             });
             let mut candidates = of(&|_| true);
-            let nodes = silent.iter().map(|&node| node.to_owned()).collect();
-            let any = candidates.leave_out(&nodes, &BTreeSet::new());
+            let nodes: BTreeSet<_> = silent.iter().map(|&node| node.to_owned()).collect();
+            let any = candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let expected = if remaining.any_usable() { &remaining } else { &whole };
             prop_assert_eq!(any, expected.all.len() < whole.all.len());
             let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default());
@@ -346,7 +369,8 @@ mod tests {
             for endpoint in &endpoints {
                 candidates.add(SocketAddr::new(endpoint.address, 80), endpoint, TOPOLOGY);
             }
-            candidates.leave_out(&silent.iter().map(|&node| node.to_owned()).collect(), &BTreeSet::new());
+            let nodes: BTreeSet<_> = silent.iter().map(|&node| node.to_owned()).collect();
+            candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let last = |endpoint: &Endpoint| endpoint.address.to_string();
             candidates.cluster(TOPOLOGY, &NodeNumbers::default()).iter().map(last).collect::<Vec<_>>()
         };

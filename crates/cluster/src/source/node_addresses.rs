@@ -1,5 +1,5 @@
-//! Addresses of other nodes by their names, which the sources do not follow: a cluster of 5,000
-//! nodes would send each heartbeat of each of them to all others.
+//! Addresses and heartbeats of other nodes by their names, which the sources do not follow: a
+//! cluster of 5,000 nodes would send each heartbeat of each of them to all others.
 
 use std::{
     collections::HashMap,
@@ -30,6 +30,16 @@ pub struct NodeAddresses {
     known: Arc<Mutex<HashMap<String, Known>>>,
 }
 
+/// A Node object's word on its kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Whether its condition `Ready` is true.
+    pub ready: bool,
+    /// The condition's `lastHeartbeatTime` (RFC 3339). The kubelet writes it every five minutes,
+    /// or at `nodeStatusReportFrequency`, while nothing else of its status changes.
+    pub at: String,
+}
+
 #[derive(Clone, Debug, Default)]
 struct Known {
     addresses: Vec<IpAddr>,
@@ -56,12 +66,12 @@ impl NodeAddresses {
             return known.addresses;
         }
         let looked = match timeout(PATIENCE, look_up(nodes, node)).await {
-            Ok(Ok(addresses)) => Ok(addresses),
+            Ok(Ok(node)) => Ok(node.and_then(|node| Some(convert::node(&node).ok()?.all_addresses))),
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
         };
         let (addresses, age) = match looked {
-            Ok(addresses) => (addresses, KNOWN),
+            Ok(addresses) => (addresses.unwrap_or_default(), KNOWN),
             Err(error) => {
                 tracing::debug!(node, "the addresses of the node are not known: {error}");
                 (known.addresses, FAILED)
@@ -74,6 +84,15 @@ impl NodeAddresses {
         }
         all.insert(node.to_owned(), Known { addresses: addresses.clone(), until });
         addresses
+    }
+
+    /// Returns the heartbeat of a Node as it is now; `None` if the source has no heartbeats, or the
+    /// API server does not answer within a second.
+    pub async fn heartbeat(&self, node: &str) -> Option<Heartbeat> {
+        let node = timeout(PATIENCE, look_up(self.nodes.as_ref()?, node)).await.ok()?.ok()??;
+        let ready = node.status?.conditions?.into_iter().find(|condition| condition.type_ == "Ready")?;
+        let at = serde_json::to_value(ready.last_heartbeat_time?).ok()?;
+        Some(Heartbeat { ready: ready.status == "True", at: at.as_str()?.to_owned() })
     }
 
     /// Returns the last known addresses of a Node, without looking it up.
@@ -90,11 +109,10 @@ impl NodeAddresses {
 
 /// Looks up a Node by a list, which the role `system:node-proxier` allows. Any version will do, so
 /// the API server takes it from its cache: all nodes may ask for the same one at once.
-async fn look_up(nodes: &Api<Node>, name: &str) -> Result<Vec<IpAddr>, kube::Error> {
+async fn look_up(nodes: &Api<Node>, name: &str) -> Result<Option<Node>, kube::Error> {
     let parameters = ListParams::default().fields(&format!("metadata.name={name}")).match_any();
     let list = nodes.list(&parameters).await?;
-    let node = list.items.first().and_then(|node| convert::node(node).ok());
-    Ok(node.map(|node| node.all_addresses).unwrap_or_default())
+    Ok(list.items.into_iter().next())
 }
 
 impl std::fmt::Debug for NodeAddresses {
@@ -119,7 +137,8 @@ mod tests {
 
     const LIST: &str = r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [{"metadata": {"name": "far"},
         "status": {"addresses": [{"type": "Hostname", "address": "far"}, {"type": "InternalIP", "address": "192.0.2.7"},
-        {"type": "InternalIP", "address": "2001:db8::7"}]}}]}"#;
+        {"type": "InternalIP", "address": "2001:db8::7"}], "conditions": [{"type": "Ready", "status": "True",
+        "lastHeartbeatTime": "2026-01-02T03:04:05Z"}]}}]}"#;
 
     fn addresses(status: u16, asked: &Arc<AtomicUsize>) -> NodeAddresses {
         let asked = Arc::clone(asked);
@@ -149,6 +168,20 @@ mod tests {
         }
         assert_eq!(addresses.known_of("far").len(), 2);
         assert_eq!(asked.load(Ordering::Relaxed), 1);
+    }
+
+    /// What was looked up for its addresses says nothing of the moment.
+    #[tokio::test]
+    async fn a_heartbeat_is_read_anew_each_time() {
+        let asked = Arc::default();
+        let of = addresses(200, &asked);
+        let expected = Heartbeat { ready: true, at: "2026-01-02T03:04:05Z".to_owned() };
+        for _ in 0..2 {
+            assert_eq!(of.heartbeat("far").await.as_ref(), Some(&expected));
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+        assert_eq!(addresses(403, &asked).heartbeat("far").await, None);
+        assert_eq!(NodeAddresses::in_index().heartbeat("far").await, None);
     }
 
     #[tokio::test]

@@ -137,16 +137,16 @@ impl NextHops for Dataplane {
     }
 }
 
-/// Moves to the other generation when the current one is nearly full.
+/// Moves to the other generation when the current one is nearly full, and returns it.
 ///
 /// # Errors
 /// An entry of `tp_nexthop_ids` cannot be removed.
-pub fn renew(maps: &mut Maps) -> Result<()> {
+pub fn renew(maps: &mut Maps) -> Result<Option<u32>> {
     let route = route(maps);
     let generation = route >> 16 & 1;
     let used = maps.usage.load(used_hops(generation));
     if used < u64::from(HOPS_PER_GENERATION) * 9 / 10 {
-        return Ok(());
+        return Ok(None);
     }
     let other = 1 - generation;
     let old: Vec<HopKey> = maps
@@ -161,7 +161,7 @@ pub fn renew(maps: &mut Maps) -> Result<()> {
     maps.usage.store(used_hops(other), 0);
     set_route(maps, other, next_epoch(route));
     tracing::info!(used, "moved to fresh next hops");
-    Ok(())
+    Ok(Some(other))
 }
 
 /// Whether the route epoch has ever been raised.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     future::{Future, pending},
 };
 
@@ -12,27 +13,51 @@ use aya::{
     maps::{HashMap, MapData, RingBuf},
 };
 use tokio::io::unix::AsyncFd;
-use traffic_policy_ebpf::abi::{HOP_PLACES, HOPS, NODE_NAME_LENGTH, NodeSilence as Signs, Suspicion};
+use traffic_policy_ebpf::abi::{
+    HOP_PLACES, HOPS, HOPS_PER_GENERATION, HopKey, NODE_NAME_LENGTH, NodeSilence as Signs, Suspicion,
+};
 
 use super::{
     Dataplane,
-    maps::mmap::{Mapped, config},
+    maps::{
+        keys::from_wide,
+        mmap::{Mapped, config},
+    },
 };
+use crate::node::HopAddress;
+
+/// One whose endpoints are silent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Suspect {
+    /// A node, by the name that its endpoints give.
+    Node(String),
+    /// The next hop of endpoints that name no node.
+    Hop(HopAddress),
+}
+
+/// The name of a node as it is; that of a hop is none that a node can have.
+impl fmt::Display for Suspect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(name) => f.write_str(name),
+            Self::Hop(hop) => hop.fmt(f),
+        }
+    }
+}
 
 /// The suspicion that a node is dead: SYNs to its endpoints are not answered, none of them.
 pub trait NodeSilence {
     /// Sets when a node is suspected: after this many SYNs, unanswered for 200 ms. 0: never.
     fn suspect_after(&mut self, syns: u32);
 
-    /// Waits for the next suspicion, and returns the node's name. Cancel-safe. It never returns if
-    /// nothing is suspected.
-    fn suspected(&mut self) -> impl Future<Output = String> + Send;
+    /// Waits for the next suspicion. Cancel-safe. It never returns if nothing is suspected.
+    fn suspected(&mut self) -> impl Future<Output = Suspect> + Send;
 
-    /// Lets a node that was found alive be suspected again.
-    fn suspect_again(&mut self, node: &str);
+    /// Lets one that was found alive be suspected again.
+    fn suspect_again(&mut self, suspect: &Suspect);
 
-    /// Sets whether a node is dead: new flows go to none of its endpoints.
-    fn set_dead(&mut self, node: &str, dead: bool);
+    /// Sets whether one is dead: SYNs that are retransmitted to its endpoints go to others.
+    fn set_dead(&mut self, suspect: &Suspect, dead: bool);
 
     /// Returns the numbers by which the maps know nodes, with the names.
     fn node_numbers(&self) -> Vec<(u16, String)>;
@@ -80,20 +105,53 @@ impl Silence {
             }
         }
         // An earlier agent may have stopped while a node was dead: this one judges for itself.
-        for number in numbered.keys() {
-            signs.store(word(usize::from(*number), dead_flag), 0);
+        let hops = HOP_PLACES as usize..(HOP_PLACES + HOPS) as usize;
+        for place in numbered.keys().map(|number| usize::from(*number)).chain(hops) {
+            signs.store(word(place, dead_flag), 0);
         }
         Ok(Self { signs, names, ring: Some(ring), waiting: None, numbered })
     }
 
-    /// Returns the place of a node; `None` if endpoints have never named it.
-    fn place(&self, node: &str) -> Option<usize> {
-        self.numbered.iter().find(|(_, name)| *name == node).map(|(number, _)| usize::from(*number))
+    /// Returns the places of a suspect: none for a node that endpoints have never named, several
+    /// for a hop by which packets of several sizes leave.
+    fn places(&self, suspect: &Suspect, hops: &HopIndex) -> Vec<usize> {
+        match suspect {
+            Suspect::Node(node) => {
+                let place = self.numbered.iter().find(|(_, name)| *name == node);
+                place.map(|(number, _)| usize::from(*number)).into_iter().collect()
+            }
+            Suspect::Hop(hop) => {
+                let found =
+                    hops.iter().filter_map(Result::ok).filter(|(key, _)| hop_address(key) == Some(*hop));
+                found.map(|(_, index)| hop_place(index)).collect()
+            }
+        }
+    }
+
+    /// Forgets the signs of a generation of hops, whose numbers are given anew.
+    pub fn forget_hops(&mut self, generation: u32) {
+        let first = generation * HOPS_PER_GENERATION;
+        for index in first..first + HOPS_PER_GENERATION {
+            self.signs.store(word(hop_place(index), |signs| signs), Signs::default());
+        }
     }
 }
 
-/// Returns the next node of the ring that has a name.
-fn next(ring: &mut RingBuf<MapData>, numbered: &BTreeMap<u16, String>) -> Option<String> {
+type HopIndex = HashMap<MapData, HopKey, u32>;
+
+fn hop_place(index: u32) -> usize {
+    (HOP_PLACES + index % HOPS) as usize
+}
+
+/// Returns the neighbour that is a hop; `None` for a device without Ethernet, behind which there
+/// may be any number of nodes.
+pub(crate) fn hop_address(key: &HopKey) -> Option<HopAddress> {
+    let address = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
+    (!address.is_unspecified()).then_some(HopAddress { link: key.ifindex, address })
+}
+
+/// Returns the next one of the ring who can be asked.
+fn next(ring: &mut RingBuf<MapData>, numbered: &BTreeMap<u16, String>, hops: &HopIndex) -> Option<Suspect> {
     loop {
         let item = ring.next()?;
         if item.len() < size_of::<Suspicion>() {
@@ -101,9 +159,18 @@ fn next(ring: &mut RingBuf<MapData>, numbered: &BTreeMap<u16, String>) -> Option
         }
         // SAFETY: the item has as many bytes as a suspicion, and any bytes are a valid one.
         let suspicion = unsafe { item.as_ptr().cast::<Suspicion>().read_unaligned() };
-        let number = u16::try_from(suspicion.place).ok();
-        if let Some(name) = number.and_then(|number| numbered.get(&number)) {
-            return Some(name.clone());
+        let suspect = match suspicion.place.checked_sub(HOP_PLACES) {
+            Some(index) => {
+                let mut of_index = hops.iter().filter_map(Result::ok).filter(|(_, other)| *other == index);
+                of_index.find_map(|(key, _)| hop_address(&key)).map(Suspect::Hop)
+            }
+            None => {
+                let number = u16::try_from(suspicion.place).ok();
+                number.and_then(|number| numbered.get(&number)).cloned().map(Suspect::Node)
+            }
+        };
+        if suspect.is_some() {
+            return suspect;
         }
     }
 }
@@ -138,7 +205,7 @@ impl NodeSilence for Dataplane {
         self.maps.config.store(config::suspect_syns, syns);
     }
 
-    async fn suspected(&mut self) -> String {
+    async fn suspected(&mut self) -> Suspect {
         let silence = &mut self.silence;
         if let Some(ring) = silence.ring.take() {
             // SAFETY: the ring keeps its descriptor, open and the same, as long as it lives.
@@ -149,8 +216,8 @@ impl NodeSilence for Dataplane {
         }
         let Some(waiting) = &mut silence.waiting else { return pending().await };
         loop {
-            if let Some(name) = next(waiting.get_mut(), &silence.numbered) {
-                return name;
+            if let Some(suspect) = next(waiting.get_mut(), &silence.numbered, &self.maps.hop_index) {
+                return suspect;
             }
             match waiting.readable_mut().await {
                 Ok(mut guard) => guard.clear_ready(),
@@ -162,18 +229,18 @@ impl NodeSilence for Dataplane {
         }
     }
 
-    fn suspect_again(&mut self, node: &str) {
-        if let Some(place) = self.silence.place(node) {
+    fn suspect_again(&mut self, suspect: &Suspect) {
+        for place in self.silence.places(suspect, &self.maps.hop_index) {
             self.silence.signs.store(word(place, syns), 0);
         }
     }
 
-    fn set_dead(&mut self, node: &str, dead: bool) {
-        if let Some(place) = self.silence.place(node) {
+    fn set_dead(&mut self, suspect: &Suspect, dead: bool) {
+        for place in self.silence.places(suspect, &self.maps.hop_index) {
             self.silence.signs.store(word(place, dead_flag), u16::from(dead));
         }
         if !dead {
-            self.suspect_again(node);
+            self.suspect_again(suspect);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Sentences that describe the steps of a traced packet.
 
+use std::net::SocketAddr;
+
 use traffic_policy_cluster::model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
 use traffic_policy_ebpf::{
     abi::{
@@ -189,10 +191,16 @@ pub fn is_of_other_nodes(step: &TraceStep) -> bool {
 }
 
 /// Returns sentences on dead nodes, first on those of which the list still has an endpoint.
-pub fn dead_nodes(dead: &[DeadNode], candidates: &[Candidate]) -> Vec<String> {
+/// `endpoints`: those of this Service port that are left out, if the agent tells.
+pub fn dead_nodes(
+    dead: &[DeadNode],
+    candidates: &[Candidate],
+    endpoints: Option<&[(SocketAddr, Option<String>)]>,
+) -> Vec<String> {
     let mut nodes: Vec<_> = dead.iter().collect();
     nodes.sort_by_key(|node| !candidates.iter().any(|candidate| candidate.node == node.number));
-    let mut sentences: Vec<_> = nodes.iter().take(DESCRIBED).map(|node| left_out(node, candidates)).collect();
+    let mut sentences: Vec<_> =
+        nodes.iter().take(DESCRIBED).map(|node| left_out(node, candidates, endpoints)).collect();
     if let Some(more @ 1..) = nodes.len().checked_sub(DESCRIBED) {
         sentences.push(format!("silence: {more} more nodes are dead, which `status` names"));
     }
@@ -200,7 +208,11 @@ pub fn dead_nodes(dead: &[DeadNode], candidates: &[Candidate]) -> Vec<String> {
 }
 
 /// Returns a sentence on a dead node and the list that endpoints are chosen from.
-fn left_out(dead: &DeadNode, candidates: &[Candidate]) -> String {
+fn left_out(
+    dead: &DeadNode,
+    candidates: &[Candidate],
+    endpoints: Option<&[(SocketAddr, Option<String>)]>,
+) -> String {
     let since = match dead.silent {
         Some(silent) => {
             format!("for {} s it has answered neither connections to its endpoints", silent.as_secs())
@@ -209,7 +221,20 @@ fn left_out(dead: &DeadNode, candidates: &[Candidate]) -> String {
     };
     let there = candidates.iter().filter(|candidate| candidate.node == dead.number);
     let there: Vec<_> = there.map(|candidate| candidate.address.to_string()).collect();
-    let list = if there.is_empty() {
+    // The agent does not tell which hop leads to an endpoint that names no node.
+    let name = (!dead.is_hop()).then_some(dead.name.as_str());
+    let out = endpoints.map(|all| all.iter().filter(|(_, node)| node.as_deref() == name));
+    let out = out.map(|out| out.map(|(address, _)| address.to_string()).collect::<Vec<_>>());
+    let list = if let Some(out) = out.filter(|_| there.is_empty()) {
+        match out.as_slice() {
+            [] => "it has no endpoint of this Service port".to_owned(),
+            out => format!(
+                "its {} left out of the list: {}",
+                if out.len() == 1 { "endpoint is" } else { "endpoints are" },
+                out.join(", ")
+            ),
+        }
+    } else if there.is_empty() {
         "any endpoint that it has of this Service is left out of the list".to_owned()
     } else {
         format!(
@@ -218,7 +243,8 @@ fn left_out(dead: &DeadNode, candidates: &[Candidate]) -> String {
             there.join(", ")
         )
     };
-    format!("silence: node {} is dead, {since} nor the agent's questions; {list}", dead.name)
+    let node = if dead.is_hop() { "" } else { "node " };
+    format!("silence: {node}{} is dead, {since} nor the agent's questions; {list}", dead.name)
 }
 
 fn kind(flags: u32) -> &'static str {
@@ -242,10 +268,17 @@ mod tests {
     fn a_dead_node_and_its_endpoints() {
         let dead = |silent| DeadNode { number: 2, name: "far".to_owned(), silent };
         let candidate = |node| Candidate { address: "10.244.2.2:8080".parse().unwrap(), local: false, node };
-        let text = left_out(&dead(Some(Duration::from_millis(12_700))), &[candidate(1)]);
+        let text = left_out(&dead(Some(Duration::from_millis(12_700))), &[candidate(1)], None);
         assert!(text.contains("node far is dead, for 12 s it has answered neither"), "{text}");
         assert!(text.ends_with("of this Service is left out of the list"), "{text}");
-        let text = left_out(&dead(None), &[candidate(2)]);
+        let endpoint =
+            |last: u8, node: &str| (SocketAddr::from(([10, 244, 2, last], 80)), Some(node.to_owned()));
+        let endpoints = [endpoint(2, "far"), endpoint(3, "far"), endpoint(4, "near")];
+        let text = left_out(&dead(None), &[candidate(1)], Some(&endpoints));
+        assert!(text.ends_with("endpoints are left out of the list: 10.244.2.2:80, 10.244.2.3:80"), "{text}");
+        let text = left_out(&dead(None), &[candidate(1)], Some(&endpoints[2..]));
+        assert!(text.ends_with("no endpoint of this Service port"), "{text}");
+        let text = left_out(&dead(None), &[candidate(2)], Some(&[]));
         assert!(text.contains("still has 10.244.2.2:8080,") && !text.contains(" s it"), "{text}");
     }
 
@@ -253,7 +286,7 @@ mod tests {
     fn many_dead_nodes_are_counted() {
         let dead = |number| DeadNode { number, name: format!("n{number}"), silent: None };
         let candidate = Candidate { address: "10.244.9.2:8080".parse().unwrap(), local: false, node: 9 };
-        let of = |count: u16| dead_nodes(&(1..=count).map(dead).collect::<Vec<_>>(), &[candidate]);
+        let of = |count: u16| dead_nodes(&(1..=count).map(dead).collect::<Vec<_>>(), &[candidate], None);
         assert_eq!((of(0).len(), of(5).len()), (0, 5));
         let sentences = of(9);
         assert!(sentences[0].contains("node n9 is dead"), "its endpoint may be chosen: {sentences:?}");

@@ -3,12 +3,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{NODE_NAME_LENGTH, NodeSilence};
+use traffic_policy_ebpf::abi::{HOP_PLACES, HopKey, NODE_NAME_LENGTH, NodeSilence};
 
 use super::{
     heartbeat::{Clock, Heartbeat},
     pinned::Pinned,
 };
+use crate::dataplane::hop_address;
 
 /// The nodes that endpoints are on, by the numbers that flows and slots have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,14 +18,24 @@ pub struct Nodes {
     dead: Vec<DeadNode>,
 }
 
-/// A node that the agent has found dead: its endpoints are left out.
+/// A node that the agent has found dead, or a next hop that stands for one: its endpoints are left
+/// out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadNode {
+    /// The node's number, or the place of the next hop.
     pub number: u16,
     pub name: String,
     /// The time since the first SYN to its endpoints that has remained unanswered; `None` if none
     /// has, because the node was found dead in another way.
     pub silent: Option<Duration>,
+}
+
+impl DeadNode {
+    /// Whether it is a next hop, whose endpoints name no node.
+    #[must_use]
+    pub fn is_hop(&self) -> bool {
+        u32::from(self.number) >= HOP_PLACES
+    }
 }
 
 impl Nodes {
@@ -42,18 +53,30 @@ impl Nodes {
             let Ok(place) = u16::try_from(number) else { continue };
             nodes.add(place, &name, &signs.value(number)?, clock.as_ref());
         }
+        for (key, index) in pinned.map("tp_nexthop_ids")?.entries::<HopKey, u32>()? {
+            let place = HOP_PLACES + index;
+            if let (Some(hop), Ok(number)) = (hop_address(&key), u16::try_from(place)) {
+                nodes.mark(number, hop.to_string(), &signs.value(place)?, clock.as_ref());
+            }
+        }
         nodes.dead.sort_by(|a, b| a.name.cmp(&b.name));
+        // A hop has several places if packets of several sizes leave by it.
+        nodes.dead.dedup_by(|a, b| a.name == b.name && a.is_hop());
         Ok(nodes)
     }
 
     fn add(&mut self, number: u16, name: &[u8], signs: &NodeSilence, clock: Option<&Clock>) {
         let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
         let name = String::from_utf8_lossy(&name[..length]).into_owned();
+        self.mark(number, name.clone(), signs, clock);
+        self.names.insert(number, name);
+    }
+
+    fn mark(&mut self, number: u16, name: String, signs: &NodeSilence, clock: Option<&Clock>) {
         if signs.dead != 0 {
             let silent = clock.filter(|_| signs.syns != 0).map(|clock| clock.idle(signs.asked));
-            self.dead.push(DeadNode { number, name: name.clone(), silent });
+            self.dead.push(DeadNode { number, name, silent });
         }
-        self.names.insert(number, name);
     }
 
     /// Returns the name of a node; `None` for the place of a next hop, and for 0.

@@ -27,6 +27,7 @@ use tokio::sync::Semaphore;
 use traffic_policy_cluster::model::Protocol;
 
 use self::{echo::Echo, knock::Knock, neighbour::Prober};
+use super::way::HopAddress;
 
 /// The rounds of one attempt, and the time for the answers of each.
 const ROUNDS: u32 = 3;
@@ -48,6 +49,8 @@ const ENDPOINTS: usize = 3;
 pub struct Question {
     /// The addresses of its Node object; empty if they are unknown.
     pub addresses: Vec<IpAddr>,
+    /// The neighbour that it is, if it is known as a next hop alone.
+    pub hop: Option<HopAddress>,
     /// Some of its endpoints.
     pub endpoints: Vec<(SocketAddr, Protocol)>,
     /// The port on which the node's proxy serves its health.
@@ -126,7 +129,15 @@ fn judge(mut open: impl FnMut() -> io::Result<Probes>, now: impl Fn() -> Instant
                     probes.failure.map_or_else(|| "nothing is known of it".to_owned(), |why| why.to_string());
                 return Answer::Unjudged(format!("it cannot be asked: {why}"));
             }
-            Silence::Complete => return Answer::Silent(probes.asked),
+            Silence::Complete => {
+                let unasked = probes.hop.filter(|hop| !probes.asked.contains(&Sign::Neighbour(*hop)));
+                return match unasked {
+                    Some(hop) => {
+                        Answer::Unjudged(format!("nobody resolves {hop}, and others may be behind it"))
+                    }
+                    None => Answer::Silent(probes.asked),
+                };
+            }
         }
     }
     Answer::Unjudged("this node itself is late: it lacks CPU time".to_owned())
@@ -150,19 +161,24 @@ struct Probes {
     knocks: Vec<Knock>,
     /// The questions that were sent.
     asked: Vec<Sign>,
+    /// The next hop that is asked, whose entry alone speaks for all that is behind it.
+    hop: Option<IpAddr>,
     /// The reason why the last question that was not sent was not.
     failure: Option<io::Error>,
 }
 
 impl Probes {
     fn open(question: &Question) -> io::Result<Self> {
-        let addresses = || question.addresses.iter().take(ADDRESSES);
+        let hop = question.hop.and_then(|hop| hop.global());
+        let addresses = || hop.iter().chain(&question.addresses).take(ADDRESSES);
         let tcp = question.endpoints.iter().filter(|(_, protocol)| *protocol == Protocol::Tcp);
         let ports = addresses().map(|address| SocketAddr::new(*address, question.health_port));
         let ports = ports.chain(tcp.take(ENDPOINTS).map(|(address, _)| *address)).collect();
         let mut pods = BTreeSet::new();
         let endpoints = question.endpoints.iter().map(|(address, _)| address.ip());
-        let pods = endpoints.filter(|address| !question.addresses.contains(address) && pods.insert(*address));
+        let pods = endpoints.filter(|address| {
+            !question.addresses.contains(address) && hop != Some(*address) && pods.insert(*address)
+        });
         let mut failure = None;
         let mut echoes = Vec::new();
         for address in addresses().copied().chain(pods.take(ENDPOINTS)) {
@@ -171,11 +187,12 @@ impl Probes {
                 Err(error) => failure = Some(error),
             }
         }
-        let neighbours = match addresses().next() {
-            None => None,
-            Some(_) => Some(Prober::open(addresses().copied())?),
+        let neighbours = match (addresses().next(), question.hop) {
+            (None, None) => None,
+            _ => Some(Prober::open(addresses().copied(), question.hop)?),
         };
-        Ok(Self { neighbours, echoes, ports, knocks: Vec::new(), asked: Vec::new(), failure })
+        let hop = question.hop.map(|hop| hop.address);
+        Ok(Self { neighbours, echoes, ports, knocks: Vec::new(), asked: Vec::new(), hop, failure })
     }
 
     /// Asks in all rounds, until the first answer.
@@ -207,7 +224,7 @@ impl Probes {
 
     /// Sends the questions of one round. Some are answered at once.
     fn send(&mut self) -> Option<Sign> {
-        let Self { neighbours, echoes, ports, knocks, asked, failure } = self;
+        let Self { neighbours, echoes, ports, knocks, asked, failure, .. } = self;
         let mut sent = |sign: Sign, result: io::Result<()>| match result {
             Ok(()) if asked.contains(&sign) => {}
             Ok(()) => asked.push(sign),

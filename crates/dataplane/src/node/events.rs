@@ -12,7 +12,7 @@ use netlink_sys::{AsyncSocket, Socket, SocketAddr};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use rtnetlink::{Handle, MulticastGroup, new_connection, new_multicast_connection};
 
-use super::route_mtus;
+use super::{route_mtus, way::HopAddress};
 
 /// A change of the network configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Event {
     /// A route with an MTU.
     RouteMtu,
     Neighbour(Neighbour),
+    /// A neighbour that the kernel has asked in vain: NUD_FAILED.
+    NeighbourFailed(HopAddress),
     /// The removal of a neighbour's entry on this device.
     NeighbourGone(u32, IpAddr),
     /// A loss of events that were not read in time: anything may have changed.
@@ -107,6 +109,10 @@ fn event(message: &RouteNetlinkMessage) -> Option<Event> {
         | RouteNetlinkMessage::DelRoute(_)
         | RouteNetlinkMessage::NewRule(_)
         | RouteNetlinkMessage::DelRule(_) => Some(Event::Route),
+        RouteNetlinkMessage::NewNeighbour(message) if message.header.state == NeighbourState::Failed => {
+            let link = message.header.ifindex;
+            address(message).map(|address| Event::NeighbourFailed(HopAddress { link, address }))
+        }
         RouteNetlinkMessage::NewNeighbour(message) => neighbour(message).map(Event::Neighbour),
         RouteNetlinkMessage::DelNeighbour(message) => {
             address(message).map(|address| Event::NeighbourGone(message.header.ifindex, address))

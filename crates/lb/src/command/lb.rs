@@ -4,6 +4,7 @@ mod document;
 mod html;
 mod print;
 mod probe;
+mod proxy;
 mod simulate;
 mod watch;
 mod what_if;

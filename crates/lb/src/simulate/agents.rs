@@ -9,7 +9,6 @@ use super::{
     effect::Effect,
     line::What,
     machines::{Machine, Machines, Reached},
-    proxy,
     queue::Next,
     silence::{Facts, Silences},
     tally::Why,
@@ -17,6 +16,7 @@ use super::{
 };
 use crate::{
     judge::OnNode,
+    proxy,
     verdict::{Answer, Fate, Question},
 };
 

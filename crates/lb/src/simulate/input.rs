@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use traffic_policy_cluster::model::ServiceName;
 
-use super::{event::Timed, proxy::Proxy};
-use crate::{balancer::Balancer, change::ChangeError, cluster::Cluster, what_if::NODE_GRACE};
+use super::event::Timed;
+use crate::{balancer::Balancer, change::ChangeError, cluster::Cluster, proxy::Proxy, what_if::NODE_GRACE};
 
 /// The largest number of requests in one simulation.
 pub const MOST_REQUESTS: u64 = 20_000_000;

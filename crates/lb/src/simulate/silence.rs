@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::{effect::Effect, line::What, machines::Machines, proxy, queue::Next};
+use super::{effect::Effect, line::What, machines::Machines, queue::Next};
+use crate::proxy;
 
 /// The least time between the first unanswered SYN and a suspicion.
 const SUSPECTED_AFTER: Duration = Duration::from_millis(200);
@@ -202,7 +203,8 @@ impl Silences {
         let Some(known) = self.fronts.get_mut(&front) else { return Vec::new() };
         let mut others = hosts.iter().filter(|node| **node != front).peekable();
         // A single other node may be gone itself; the gateway answers unless this one is isolated.
-        let is_enough = hosts.iter().filter(|node| **node != front).count() > 1;
+        let count = hosts.iter().filter(|node| **node != front).count();
+        let is_enough = count > 1;
         let may_be = others.peek().is_some() && (is_enough || machines.nodes()[front].is_isolated);
         let is_cut_off = may_be
             && others.all(|node| {
@@ -210,7 +212,8 @@ impl Silences {
             });
         let most = match is_cut_off {
             true => 0,
-            false => hosts.len() * usize::from(self.settings.max_left_out) / 100,
+            // The agent counts its own node, whether or not that has endpoints.
+            false => (count + 1) * usize::from(self.settings.max_left_out) / 100,
         };
         let left_out: Vec<usize> = known.dead.iter().take(most).copied().collect();
         let mut effects = Vec::new();

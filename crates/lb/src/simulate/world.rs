@@ -14,7 +14,6 @@ use super::{
     input::{Learn, Simulation},
     line::What,
     machines::Machines,
-    proxy::Proxy,
     queue::Next,
     step::Step,
     tally::Why,
@@ -25,6 +24,7 @@ use crate::{
     change::{Change, ChangeError, NodeChange, Objects, PodState, RemovedNode, label},
     judge::{Judge, Standpoint},
     overrides::Overrides,
+    proxy::Proxy,
 };
 
 /// Objects, machines and pods.

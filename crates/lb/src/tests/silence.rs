@@ -149,6 +149,21 @@ fn the_last_endpoints_are_never_left_out() {
     }
 }
 
+/// The agent counts its own node, whether or not that has endpoints: two of four are the half.
+#[test]
+fn a_node_without_endpoints_counts_itself() {
+    let nodes = "n1 n2/excluded n3/excluded n4/excluded";
+    let yaml = manifests(nodes, "LoadBalancer Cluster", "b@n2 c@n3 d@n4");
+    let mut scene = Scene::new("haproxy", &["5s node=n2=gone", "10s node=n3=gone"]);
+    let mut told = |max_left_out| {
+        scene.proxy = ours(Silence { max_left_out, ..ALL });
+        let told = noticed(&scene.run(&yaml).unwrap());
+        told.iter().take(2).map(|line| line.split_once(' ').unwrap().1.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(told(50), ["n1: n2 left out", "n1: n3 left out"]);
+    assert_eq!(told(49), ["n1: n2 left out", "n1: n3 not left out"]);
+}
+
 #[test]
 fn half_of_the_nodes_with_endpoints_are_left_out_at_most() {
     let nodes = "n1 n2/excluded n3/excluded n4/excluded n5/excluded";

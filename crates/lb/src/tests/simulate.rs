@@ -326,7 +326,7 @@ proptest! {
         let yaml = manifests("n1 n2 n3 n4", "LoadBalancer Cluster", &names.join(" "));
         let before = cluster(&yaml);
         let switch = [Change::Policy(Policy::Local)];
-        let what_if = WhatIf::new(&before, &web(), &switch).unwrap().unwrap();
+        let what_if = WhatIf::new(&before, &web(), &switch, Proxy::default()).unwrap().unwrap();
         let [old, new] = what_if.judges(balancer(profile), &Overrides::default());
         let cost = what_if.cost(&(&old, &old.service(&web()).unwrap()), &(&new, &new.service(&web()).unwrap()));
         let mut scene = Scene::new(profile, &[]);
@@ -384,7 +384,7 @@ proptest! {
             prop_assert!((lost - expected).abs() < 0.05, "{lost} {expected}");
         }
         for change in [Change::Policy(Policy::Local), Change::Node("n4".to_owned(), NodeChange::Gone)] {
-            let what_if = WhatIf::new(&before, &web(), std::slice::from_ref(&change)).unwrap().unwrap();
+            let what_if = WhatIf::new(&before, &web(), std::slice::from_ref(&change), Proxy::default()).unwrap().unwrap();
             let [old, new] = what_if.judges(balancer(profile), &Overrides::default());
             let (a, b) = (old.service(&web()).unwrap(), new.service(&web()).unwrap());
             let loses = |judgement: &Judgement<'_>| judgement.ports[0].lost > 0.0 || judgement.ports[0].taking() == 0;

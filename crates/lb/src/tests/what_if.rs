@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use traffic_policy_cluster::model::Policy;
 
 use super::*;
-use crate::{Change, ChangeError, Cost, NodeChange, PROFILES, WhatIf};
+use crate::{Change, ChangeError, Cost, NodeChange, PROFILES, Proxy, Silence, WhatIf};
 
 fn changed<T>(
     yaml: &str,
@@ -15,8 +15,18 @@ fn changed<T>(
     changes: &[Change],
     look: impl FnOnce(&str, &str, &Cost) -> T,
 ) -> Result<T, ChangeError> {
+    changed_by(Proxy::default(), yaml, name, changes, look)
+}
+
+fn changed_by<T>(
+    proxy: Proxy,
+    yaml: &str,
+    name: &str,
+    changes: &[Change],
+    look: impl FnOnce(&str, &str, &Cost) -> T,
+) -> Result<T, ChangeError> {
     let cluster = cluster(yaml);
-    let what_if = WhatIf::new(&cluster, &web(), changes)?.expect("the Service is there");
+    let what_if = WhatIf::new(&cluster, &web(), changes, proxy)?.expect("the Service is there");
     let [before, after] = what_if.judges(balancer(name), &Overrides::default());
     let (old, new) = (before.service(&web()).unwrap(), after.service(&web()).unwrap());
     let cost = what_if.cost(&(&before, &old), &(&after, &new));
@@ -74,6 +84,34 @@ fn a_preempted_node_without_a_pod_costs_under_cluster_and_nothing_under_local() 
     }
 }
 
+/// Agents leave out a node whose pods do not answer; kube-proxy goes on until Kubernetes removes
+/// them. So do agents for UDP, for more than half of the nodes, and if there is nothing else.
+#[test]
+fn agents_notice_a_node_that_is_gone() {
+    let yaml = manifests("n1 n2 n3/excluded", "LoadBalancer Cluster", "a@n1 b@n3");
+    let late = |cost: &Cost| {
+        let late = cost.late.iter().map(|late| ((late.share * 100.0).round() as u32, late.seconds));
+        (lost(cost), late.collect::<Vec<_>>())
+    };
+    let of = |proxy, yaml: &str, nodes: &[&str]| {
+        let changes: Vec<_> = nodes.iter().map(|node| gone(node)).collect();
+        changed_by(proxy, yaml, "gke", &changes, |_, _, cost| late(cost)).unwrap()
+    };
+    let agents = Proxy::default();
+    assert_eq!(of(agents, &yaml, &["n3"]), (vec![], vec![(50, 0.6)]));
+    let until_removed = (vec![(50, 50)], vec![]);
+    assert_eq!(of(Proxy::KubeProxy, &yaml, &["n3"]), until_removed);
+    let off = Proxy::TrafficPolicy(Silence { suspect_syns: 0, ..Silence::default() });
+    assert_eq!(of(off, &yaml, &["n3"]), until_removed);
+    let udp = yaml.replace("{name: http, ", "{name: http, protocol: UDP, ");
+    assert_ne!(udp, yaml);
+    assert_eq!(of(agents, &udp, &["n3"]), until_removed);
+    let two = manifests("n1 n2 n3/excluded n4/excluded", "LoadBalancer Cluster", "a@n1 b@n3 c@n4");
+    assert_eq!(of(agents, &two, &["n3", "n4"]), (vec![(33, 50)], vec![(33, 0.6)]), "half of three is one");
+    let alone = manifests("n1 n3/excluded", "LoadBalancer Cluster", "b@n3");
+    assert_eq!(of(agents, &alone, &["n3"]), (vec![(100, 50)], vec![]));
+}
+
 /// Each endpoint has its own zone as its hint under `trafficDistribution`, also where a change
 /// places it.
 #[test]
@@ -107,8 +145,8 @@ fn a_preempted_node_takes_its_pods_with_it() {
     let yaml = manifests("n1 n2", "LoadBalancer Cluster", "a@n1 b@n2");
     changed(&yaml, "gke", &[gone("n2")], |_, after, cost| {
         assert_eq!(after, "n1 1 Ok(None) yes 1/1 100\n  a 100");
-        // Its own half is lost for 25 s; half of the other's until Kubernetes considers it lost.
-        assert_eq!(lost(cost), [(50, 25), (25, 50)]);
+        // Its own half is lost for 25 s; half of the other's until its agent leaves n2 out.
+        assert_eq!((lost(cost), cost.late.len()), (vec![(50, 25)], 1));
         assert_eq!(cost.cut.len(), 2);
     })
     .unwrap();

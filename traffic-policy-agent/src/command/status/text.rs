@@ -122,9 +122,11 @@ impl Agent {
         }
         for (node, left_out) in &report.nodes_left_out {
             let since = view::span(Duration::from_secs_f64(left_out.seconds));
+            // The name of a next hop says what it is.
+            let what = if node.contains(' ') { "" } else { "node " };
             writeln!(
                 out,
-                "left out    the endpoints of node {node}, which has not answered for {since} (asked: {})",
+                "left out    the endpoints of {what}{node}, which has not answered for {since} (asked: {})",
                 left_out.asked
             )?;
         }

@@ -18,8 +18,8 @@ use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, Servi
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
     FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
-    RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Written,
-    node::{RouteMtus, conntrack::Connection},
+    RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect, Written,
+    node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
 use super::super::*;
@@ -83,7 +83,9 @@ pub(super) struct Calls {
     /// Numbers of nodes with their names.
     pub numbered: Vec<(u16, String)>,
     /// Nodes that are yet to be suspected.
-    pub suspicions: VecDeque<String>,
+    pub suspicions: VecDeque<Suspect>,
+    /// The next hops of endpoints.
+    pub ways: BTreeMap<IpAddr, HopAddress>,
     /// Addresses that do not answer; the gateway has none of them.
     pub silent: BTreeSet<IpAddr>,
     /// Whether the gateway answers.
@@ -410,7 +412,7 @@ impl Running {
         let metrics_read = metrics.clone();
         let mut controller =
             Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
-        controller.silence.ask_by(fake.ask());
+        controller.silence.ask_by(fake.ask(), fake.ways());
         let source = controller.start().await.unwrap();
         let (reloads, reloading) = Reloads::channel();
         let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };

@@ -3,11 +3,14 @@
 use std::{net::IpAddr, sync::Arc};
 
 use traffic_policy_dataplane::{
-    NodeSilence,
-    node::{Answer, Question, Sign},
+    NodeSilence, Suspect,
+    node::{Answer, HopAddress, Question, Sign},
 };
 
-use super::{super::silent_nodes::Ask, *};
+use super::{
+    super::{silent_hops::Ways, silent_nodes::Ask},
+    *,
+};
 
 impl Fake {
     /// Returns a way to ask nodes, by their endpoints, and the gateway, which has none.
@@ -24,14 +27,22 @@ impl Fake {
             Box::pin(async { answer })
         })
     }
+
+    pub fn ways(&self) -> Ways {
+        let fake = self.clone();
+        Arc::new(move |addresses| {
+            let ways = fake.calls().ways.clone();
+            Ok(ways.into_iter().filter(|(address, _)| addresses.contains(address)).collect())
+        })
+    }
 }
 
 impl NodeSilence for Fake {
-    async fn suspected(&mut self) -> String {
+    async fn suspected(&mut self) -> Suspect {
         loop {
             let next = self.calls().suspicions.pop_front();
-            if let Some(node) = next {
-                return node;
+            if let Some(suspect) = next {
+                return suspect;
             }
             // The test adds a suspicion; nothing else tells this task.
             sleep(Duration::from_millis(5)).await;
@@ -42,12 +53,12 @@ impl NodeSilence for Fake {
         self.calls().suspect_syns = syns;
     }
 
-    fn suspect_again(&mut self, node: &str) {
-        self.calls().suspected_again.push(node.to_owned());
+    fn suspect_again(&mut self, suspect: &Suspect) {
+        self.calls().suspected_again.push(suspect.to_string());
     }
 
-    fn set_dead(&mut self, node: &str, dead: bool) {
-        self.calls().dead.push((node.to_owned(), dead));
+    fn set_dead(&mut self, suspect: &Suspect, dead: bool) {
+        self.calls().dead.push((suspect.to_string(), dead));
     }
 
     fn node_numbers(&self) -> Vec<(u16, String)> {
@@ -60,6 +71,10 @@ impl NodeSilence for Fake {
     }
 }
 
+fn node(name: &str) -> Suspect {
+    Suspect::Node(name.to_owned())
+}
+
 /// The nodes with their endpoints' addresses.
 const NODES: [(&str, [u8; 4]); 4] =
     [("here", [10, 1, 0, 1]), ("far", [10, 1, 1, 1]), ("near", [10, 1, 2, 1]), ("odd", [10, 1, 3, 1])];
@@ -69,9 +84,16 @@ fn address(node: &str) -> IpAddr {
 }
 
 async fn running() -> Running {
+    without_names(&[]).await
+}
+
+/// The endpoints of some nodes do not name them.
+async fn without_names(nameless: &'static [&'static str]) -> Running {
     let running = Running::start(QUICK, |folder, fake| {
-        let endpoints =
-            NODES.map(|(node, _)| format!("{{addresses: [{}], nodeName: {node}}}", address(node)));
+        let endpoints = NODES.map(|(node, _)| match nameless.contains(&node) {
+            true => format!("{{addresses: [{}]}}", address(node)),
+            false => format!("{{addresses: [{}], nodeName: {node}}}", address(node)),
+        });
         let text = format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: web}}\n\
              spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}\n---\n\
@@ -104,11 +126,11 @@ fn metric(running: &Running, name: &str) -> String {
 #[tokio::test]
 async fn a_dead_node_is_left_out_until_it_answers() {
     let running = running().await;
-    running.fake.calls().suspicions.push_back("far".to_owned());
+    running.fake.calls().suspicions.push_back(node("far"));
     let wrong = "traffic_policy_node_suspicions_total{result=\"alive\"}";
     running.until("cleared", |_| metric(&running, wrong) == "1").await;
     running.fake.calls().silent.insert(address("far"));
-    running.fake.calls().suspicions.push_back("far".to_owned());
+    running.fake.calls().suspicions.push_back(node("far"));
     running.until("left out", |asked| lists(asked, &["here", "near", "odd"])).await;
     assert_eq!(running.fake.calls().dead, [("far".to_owned(), true)]);
     let report = running.health.report();
@@ -130,7 +152,7 @@ async fn a_node_that_hears_nobody_says_503_and_leaves_out_nobody() {
         let mut asked = running.fake.calls();
         asked.silent = ["far", "near", "odd"].map(address).into();
         asked.gateway = false;
-        asked.suspicions.push_back("near".to_owned());
+        asked.suspicions.push_back(node("near"));
     }
     running.until("cut off", |_| running.health.report().cut_off).await;
     assert!(!running.health.is_healthy());
@@ -145,9 +167,52 @@ async fn a_node_that_hears_nobody_says_503_and_leaves_out_nobody() {
 #[tokio::test]
 async fn a_node_that_was_not_found_dead_may_be_suspected_again() {
     let running = running().await;
-    running.fake.calls().suspicions.extend(["far".to_owned(), "unknown".to_owned()]);
+    running.fake.calls().suspicions.extend([node("far"), node("unknown")]);
     let again = |calls: &fake::Calls| calls.suspected_again.iter().cloned().collect::<BTreeSet<_>>();
     let both = BTreeSet::from(["far".to_owned(), "unknown".to_owned()]);
     running.until("both again", |calls| again(calls) == both).await;
     assert_eq!(running.fake.calls().dead, []);
+}
+
+/// The endpoint of `far` is reached by a hop of its own, two others by one router.
+#[tokio::test]
+async fn a_silent_next_hop_stands_for_the_node_that_its_endpoints_do_not_name() {
+    let running = without_names(&["far", "near", "odd"]).await;
+    let hop = |last: u8| HopAddress { link: 2, address: IpAddr::from([192, 0, 2, last]) };
+    let (own, router) = (Suspect::Hop(hop(1)), Suspect::Hop(hop(9)));
+    {
+        let mut asked = running.fake.calls();
+        asked.ways =
+            [("far", hop(1)), ("near", hop(9)), ("odd", hop(9))].map(|(n, h)| (address(n), h)).into();
+        asked.silent = [address("far"), address("near")].into();
+        // One endpoint behind it answers, so the router lives.
+        asked.suspicions.push_back(router.clone());
+    }
+    running.until("cleared", |asked| asked.suspected_again == [router.to_string()]).await;
+    assert!(lists(&running.fake.calls(), &["here", "far", "near", "odd"]));
+    running.fake.calls().suspicions.push_back(own.clone());
+    running.until("left out", |asked| lists(asked, &["here", "near", "odd"])).await;
+    assert_eq!(running.fake.calls().dead, [("next hop 192.0.2.1".to_owned(), true)]);
+    assert!(running.health.report().nodes_left_out.contains_key("next hop 192.0.2.1"));
+    // Now another hop leads there: nothing is behind the dead one.
+    running.fake.calls().ways.insert(address("far"), hop(9));
+    running.until("routed elsewhere", |asked| lists(asked, &["here", "far", "near", "odd"])).await;
+    assert_eq!(running.fake.calls().dead.last(), Some(&(own.to_string(), false)));
+    running.until("forgotten", |_| running.health.report().nodes_left_out.is_empty()).await;
+}
+
+/// The router and all behind it are silent: none but it is left out, and the last endpoint stays.
+#[tokio::test]
+async fn all_behind_a_dead_router_are_left_out_together() {
+    let running = without_names(&["far", "near"]).await;
+    let router = HopAddress { link: 2, address: IpAddr::from([192, 0, 2, 9]) };
+    {
+        let mut asked = running.fake.calls();
+        asked.ways = ["far", "near"].map(|node| (address(node), router)).into();
+        asked.silent = asked.ways.keys().copied().collect();
+        asked.suspicions.push_back(Suspect::Hop(router));
+    }
+    running.until("left out", |asked| lists(asked, &["here", "odd"])).await;
+    running.fake.calls().silent.clear();
+    running.until("back", |asked| lists(asked, &["here", "far", "near", "odd"])).await;
 }

@@ -2,9 +2,14 @@
 
 use std::time::Instant;
 
-use super::ProxyHealth;
+use super::{EndpointLeftOut, ProxyHealth};
 
 impl ProxyHealth {
+    /// Sets the endpoints that the maps leave out because they are silent.
+    pub fn set_endpoints_left_out(&self, endpoints: Vec<EndpointLeftOut>) {
+        self.state().endpoints_left_out = endpoints;
+    }
+
     /// Sets whether this node is cut off from all others, which no restart mends either; and the
     /// dead nodes that are left out: name, time since which, and what was asked without an answer.
     pub fn set_silence(&self, cut_off: bool, silent: Vec<(String, Instant, String)>) {

@@ -6,27 +6,38 @@
 //! endpoints by node would cost memory, and time at each change of a slice, instead.
 
 use std::{
-    collections::{BTreeSet, btree_set},
-    net::SocketAddr,
+    collections::{BTreeMap, BTreeSet, btree_set},
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use super::{
-    super::{Protocol, object::EndpointSlice, topology::is_usable},
+    super::{
+        Protocol, ServicePortKey, Silent,
+        object::{EndpointSlice, SliceEndpoint},
+        topology::is_usable,
+    },
     Index,
 };
 
 impl Index {
-    /// Sets the nodes whose endpoints take no new flows, from the next [`Index::update`] on; this
-    /// node's own name has no effect. Only Services with endpoints on nodes that came or went are
-    /// examined again. Returns whether the set changed.
-    pub fn leave_out(&mut self, nodes: BTreeSet<String>) -> bool {
-        if *self.context.silent == nodes {
+    /// Sets whose endpoints take no new flows, from the next [`Index::update`] on; this node's own
+    /// name has no effect. Only Services with endpoints that came or went are examined again.
+    /// Returns whether anything changed.
+    pub fn leave_out(&mut self, silent: impl Into<Silent>) -> bool {
+        let silent = silent.into();
+        if *self.context.silent == silent {
             return false;
         }
-        let nodes = Arc::new(nodes);
-        let former = std::mem::replace(&mut self.context.silent, Arc::clone(&nodes));
-        self.concern(&former, &nodes);
+        let silent = Arc::new(silent);
+        let former = std::mem::replace(&mut self.context.silent, Arc::clone(&silent));
+        self.concern(&former.nodes, &silent.nodes);
+        let differ: BTreeSet<_> = former.addresses.symmetric_difference(&silent.addresses).collect();
+        if !differ.is_empty() {
+            let is_concerned =
+                |endpoint: &SliceEndpoint| endpoint.node_name.is_none() && differ.contains(&endpoint.address);
+            self.concern_services(is_concerned);
+        }
         true
     }
 
@@ -42,16 +53,51 @@ impl Index {
     /// Marks the Services with endpoints on nodes that are in one of two sets.
     fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
         let differ: BTreeSet<&str> = former.symmetric_difference(nodes).map(String::as_str).collect();
-        let is_concerned = |slice: &&EndpointSlice| {
-            let mut nodes = slice.endpoints.iter().filter_map(|endpoint| endpoint.node_name.as_deref());
-            nodes.any(|node| differ.contains(node))
-        };
-        self.dirty.extend(self.slices.values().filter(is_concerned).map(EndpointSlice::service_name));
+        self.concern_services(|endpoint| {
+            endpoint.node_name.as_deref().is_some_and(|node| differ.contains(node))
+        });
+    }
+
+    fn concern_services(&mut self, is_concerned: impl Fn(&SliceEndpoint) -> bool) {
+        let slices = self.slices.values().filter(|slice| slice.endpoints.iter().any(&is_concerned));
+        self.dirty.extend(slices.map(EndpointSlice::service_name));
     }
 
     /// The nodes whose endpoints take no new flows.
     pub fn left_out(&self) -> btree_set::Iter<'_, String> {
-        self.context.silent.iter()
+        self.context.silent.nodes.iter()
+    }
+
+    /// The endpoints that are left out because they are silent, as of the last [`Index::update`]:
+    /// those that could take new flows otherwise, each with its node's name, if it has one.
+    #[must_use]
+    pub fn left_out_endpoints(&self) -> BTreeMap<ServicePortKey, BTreeSet<(SocketAddr, Option<String>)>> {
+        let mut found: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        let silent = &self.context.silent;
+        if **silent == Silent::default() {
+            return found;
+        }
+        for slice in self.slices.values() {
+            let endpoints =
+                slice.endpoints.iter().filter(|endpoint| is_usable(endpoint) && silent.has(endpoint));
+            for (endpoint, port) in
+                endpoints.flat_map(|endpoint| slice.ports.iter().map(move |port| (endpoint, port)))
+            {
+                let key = ServicePortKey {
+                    service: slice.service_name(),
+                    port: port.name.clone(),
+                    protocol: port.protocol,
+                    ipv6: slice.ipv6,
+                };
+                let address = SocketAddr::new(endpoint.address, port.port);
+                let Some(served) = self.desired.ports.get(&key) else { continue };
+                if !served.cluster.iter().any(|listed| listed.address == address) {
+                    let node = endpoint.node_name.as_deref().map(str::to_owned);
+                    found.entry(key).or_default().insert((address, node));
+                }
+            }
+        }
+        found
     }
 
     /// Keeps the numbers of nodes that an earlier agent has given.
@@ -79,12 +125,55 @@ impl Index {
     /// protocol.
     #[must_use]
     pub fn endpoints_of(&self, node: &str, most: usize) -> Vec<(SocketAddr, Protocol)> {
+        self.some_endpoints(|endpoint| endpoint.node_name.as_deref() == Some(node), most)
+    }
+
+    /// Each node with usable endpoints, and the address of one of them for each family.
+    #[must_use]
+    pub fn endpoint_of_each_node(&self) -> Vec<(String, IpAddr)> {
+        let mut found = BTreeMap::new();
+        for endpoint in self.slices.values().flat_map(|slice| &slice.endpoints) {
+            if let Some(node) = endpoint.node_name.as_deref().filter(|_| is_usable(endpoint)) {
+                found.entry((node, endpoint.address.is_ipv6())).or_insert(endpoint.address);
+            }
+        }
+        found.into_iter().map(|((node, _), address)| (node.to_owned(), address)).collect()
+    }
+
+    /// The addresses of usable endpoints without a `nodeName`: at most `most`, which may be in
+    /// several slices.
+    #[must_use]
+    pub fn endpoints_without_node(&self, most: usize) -> BTreeSet<IpAddr> {
+        let mut found = BTreeSet::new();
+        for endpoint in self.slices.values().flat_map(|slice| &slice.endpoints) {
+            if endpoint.node_name.is_none() && is_usable(endpoint) {
+                found.insert(endpoint.address);
+                if found.len() >= most {
+                    break;
+                }
+            }
+        }
+        found
+    }
+
+    /// A few usable endpoints without a `nodeName` that have one of these addresses, as
+    /// [`Self::endpoints_of`] a node.
+    #[must_use]
+    pub fn endpoints_at(&self, addresses: &BTreeSet<IpAddr>, most: usize) -> Vec<(SocketAddr, Protocol)> {
+        self.some_endpoints(
+            |endpoint| endpoint.node_name.is_none() && addresses.contains(&endpoint.address),
+            most,
+        )
+    }
+
+    fn some_endpoints(
+        &self,
+        is_one: impl Fn(&SliceEndpoint) -> bool,
+        most: usize,
+    ) -> Vec<(SocketAddr, Protocol)> {
         let mut found: Vec<(SocketAddr, Protocol)> = Vec::new();
         for slice in self.slices.values() {
-            let here = slice
-                .endpoints
-                .iter()
-                .filter(|endpoint| endpoint.node_name.as_deref() == Some(node) && is_usable(endpoint));
+            let here = slice.endpoints.iter().filter(|endpoint| is_one(endpoint) && is_usable(endpoint));
             for (endpoint, port) in
                 here.flat_map(|endpoint| slice.ports.iter().map(move |port| (endpoint, port)))
             {

@@ -80,7 +80,9 @@ impl FlowSweeps for Dataplane {
         if self.needs_prune && swept.no_flows && !self.stale {
             self.prune();
         }
-        nexthop::renew(&mut self.maps)?;
+        if let Some(generation) = nexthop::renew(&mut self.maps)? {
+            self.silence.forget_hops(generation);
+        }
         Ok(true)
     }
 

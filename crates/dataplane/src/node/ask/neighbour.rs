@@ -15,17 +15,14 @@
 
 use std::{io, net::IpAddr};
 
-use super::super::netlink::{Connection, Message, attribute, find, protocols};
+use super::super::{
+    netlink::{Connection, Message, attribute, find, protocols},
+    way::{HopAddress, parts, way},
+};
 
 // linux/rtnetlink.h, linux/neighbour.h
-const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
 const RTM_GETNEIGH: u16 = 30;
-const RTN_UNICAST: u8 = 1;
-const RTA_DST: u16 = 1;
-const RTA_OIF: u16 = 4;
-const RTA_GATEWAY: u16 = 5;
-const RTA_VIA: u16 = 18;
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
 const NDA_DST: u16 = 1;
@@ -39,7 +36,7 @@ const NUD_DELAY: u16 = 0x08;
 const NUD_PROBE: u16 = 0x10;
 const NUD_NOARP: u16 = 0x40;
 const NUD_PERMANENT: u16 = 0x80;
-/// `struct ndmsg`, `struct rtmsg`.
+/// `struct ndmsg`.
 const HEADER: usize = 12;
 
 /// A connection to the kernel, and the addresses that are on-link.
@@ -73,11 +70,15 @@ impl Entry {
 }
 
 impl Prober {
-    /// Opens a connection, and looks up the routes.
-    pub fn open(addresses: impl Iterator<Item = IpAddr>) -> io::Result<Self> {
+    /// Opens a connection, and looks up the routes. `hop`: a neighbour whose device is known.
+    pub fn open(addresses: impl Iterator<Item = IpAddr>, hop: Option<HopAddress>) -> io::Result<Self> {
         let mut kernel = Connection::open(protocols::NETLINK_ROUTE)?;
-        let mut neighbours = Vec::new();
+        let hop = hop.map(|hop| Probed { address: hop.address, link: hop.link, sent: false });
+        let mut neighbours = Vec::from_iter(hop);
         for address in addresses {
+            if neighbours.iter().any(|known| known.address == address) {
+                continue;
+            }
             if let Some(link) = on_link(&mut kernel, address) {
                 neighbours.push(Probed { address, link, sent: false });
             }
@@ -140,21 +141,8 @@ impl Prober {
 
 /// Returns the device on which an address is a neighbour, if it is one.
 fn on_link(kernel: &mut Connection, address: IpAddr) -> Option<u32> {
-    let (family, bits, bytes) = parts(address);
-    let mut request = vec![0; HEADER];
-    (request[0], request[1]) = (family, bits);
-    request.extend(attribute(RTA_DST, &bytes));
-    let routes = kernel.request(RTM_GETROUTE, 0, &request).ok()?;
-    routes.iter().find_map(neighbour_route)
-}
-
-/// Returns the device of a route without a gateway.
-fn neighbour_route(route: &Message) -> Option<u32> {
-    let attributes = route.payload.get(HEADER..)?;
-    let unicast = route.payload.get(7) == Some(&RTN_UNICAST);
-    let gateway = [RTA_GATEWAY, RTA_VIA].into_iter().any(|kind| find(attributes, kind).is_some());
-    let link = find(attributes, RTA_OIF).filter(|_| unicast && !gateway)?;
-    Some(u32::from_ne_bytes(*link.first_chunk()?))
+    let hop = way(kernel, address).ok()??;
+    (hop.address == address).then_some(hop.link)
 }
 
 /// Reads an entry; `None` if there is none.
@@ -192,35 +180,9 @@ fn message(probed: &Probed, entry: Entry) -> Vec<u8> {
     message
 }
 
-fn parts(address: IpAddr) -> (u8, u8, Vec<u8>) {
-    match address {
-        IpAddr::V4(address) => (libc::AF_INET as u8, 32, address.octets().to_vec()),
-        IpAddr::V6(address) => (libc::AF_INET6 as u8, 128, address.octets().to_vec()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_unicast_route_without_a_gateway_is_on_link() {
-        let route = |kind: u8, attributes: &[&[u8]]| {
-            let mut payload = vec![0; HEADER];
-            payload[7] = kind;
-            payload.extend(attributes.concat());
-            neighbour_route(&Message { kind: 24, payload })
-        };
-        let out = attribute(RTA_OIF, &7u32.to_ne_bytes());
-        let gateway = attribute(RTA_GATEWAY, &[192, 0, 2, 1]);
-        let via = attribute(RTA_VIA, &[10, 0, 0xfe, 0x80]);
-        assert_eq!(route(RTN_UNICAST, &[&out]), Some(7));
-        assert_eq!(route(RTN_UNICAST, &[&out, &gateway]), None);
-        assert_eq!(route(RTN_UNICAST, &[&out, &via]), None);
-        // RTN_LOCAL, RTN_BLACKHOLE
-        assert_eq!(route(2, &[&out]), None);
-        assert_eq!(route(6, &[&out]), None);
-    }
 
     /// Otherwise a probe would end the kernel's care for an entry, or a router's place.
     #[test]

@@ -7,12 +7,12 @@ mod tests;
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
 use traffic_policy_cluster::model::{Policy, ServiceName, object::Service};
 
-use super::{BalancerArguments, SourceArguments, document, html, print::View};
+use super::{BalancerArguments, SourceArguments, document, html, print::View, proxy::NamedProxy};
 use crate::{
     Balancer, Counts, Judge, Learn, Load, Measured, Moment, Proxy, Silence, Simulated, Simulation, Span,
     Timed,
@@ -109,7 +109,7 @@ struct ProxyArguments {
         value_name = "PROXY",
         default_value = "traffic-policy"
     )]
-    proxy: Named,
+    proxy: NamedProxy,
     /// The agents' flag: the number of unanswered SYNs after which a node is suspected; 0 turns it
     /// off.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SUSPECT_SYNS", value_name = "N", default_value_t = 3)]
@@ -125,17 +125,11 @@ struct ProxyArguments {
     other_tcp: u32,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Named {
-    TrafficPolicy,
-    KubeProxy,
-}
-
 impl ProxyArguments {
     const fn proxy(&self) -> Proxy {
         match self.proxy {
-            Named::KubeProxy => Proxy::KubeProxy,
-            Named::TrafficPolicy => Proxy::TrafficPolicy(Silence {
+            NamedProxy::KubeProxy => Proxy::KubeProxy,
+            NamedProxy::TrafficPolicy => Proxy::TrafficPolicy(Silence {
                 suspect_syns: self.suspect_syns,
                 max_left_out: self.max_left_out,
                 other_tcp: self.other_tcp,

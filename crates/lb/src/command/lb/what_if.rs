@@ -11,7 +11,7 @@ use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
 use traffic_policy_cluster::model::Policy;
 
-use super::{BalancerArguments, SourceArguments, document, html, print};
+use super::{BalancerArguments, SourceArguments, document, html, print, proxy::NamedProxy};
 use crate::{
     Change, Cost, Fate, Judge, Judgement, NodeChange, PortJudgement, Row, Span, WhatIf, Who,
     page::{Page, Part},
@@ -48,6 +48,15 @@ pub(super) struct Arguments {
     /// The annotation traffic-policy.io/drain.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_DRAIN", value_name = "TIME")]
     drain: Option<Span>,
+    /// The proxy on all nodes: kube-proxy has no drain, ignores the annotations of traffic-policy,
+    /// and forwards to a node that is gone until Kubernetes removes its endpoints.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_WHAT_IF_PROXY",
+        value_name = "PROXY",
+        default_value = "traffic-policy"
+    )]
+    proxy: NamedProxy,
     /// Requests per second: losses are then given as numbers, too.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_RATE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
@@ -111,7 +120,7 @@ impl Arguments {
                 )
             }
         };
-        let Some(what_if) = WhatIf::new(&cluster, name, &changes)? else {
+        let Some(what_if) = WhatIf::new(&cluster, name, &changes, self.proxy.with_defaults())? else {
             bail!("there is no Service {name}")
         };
         let [before, after] = what_if.judges(named, &overrides);
@@ -302,6 +311,16 @@ impl<'a> Compared<'_, 'a> {
                 loss.why
             );
             print::paragraph(out, "LOST    ", &text)?;
+        }
+        for late in &cost.late {
+            let about = if late.sure { "" } else { "about " };
+            let text = format!(
+                "{} for up to {about}{} s, by a second: {}",
+                print::percent(late.share),
+                late.seconds,
+                late.why
+            );
+            print::paragraph(out, "LATE    ", &text)?;
         }
         for (share, what) in &cost.cut {
             print::paragraph(out, "CUT     ", &format!("{}: {what}", print::percent(*share)))?;

@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, net::Ipv4Addr, time::Instant};
 
 use crate::model::{
-    Index, NodeInput, Policy, Protocol, ServiceName,
+    Index, NodeInput, Policy, Protocol, ServiceName, Silent,
     object::{EndpointSlice, LastChange, LeavingNode, Port, Service, SliceEndpoint, SlicePort},
 };
 
@@ -94,8 +94,12 @@ fn only_services_with_endpoints_on_the_node_change_and_back_again() {
     assert_eq!(lists(&index, 1), [vec![1], vec![1]], "UDP flows move");
     assert_eq!(lists(&index, 3), [vec![1], vec![1]], "the last endpoint");
     assert_eq!(index.left_out().collect::<Vec<_>>(), ["far"]);
+    let left_out: Vec<_> = index.left_out_endpoints().into_values().flatten().collect();
+    let of_far = |address: &str| (address.parse().unwrap(), Some("far".to_owned()));
+    assert_eq!(left_out, [of_far("10.100.1.2:8080"), of_far("10.100.2.2:8080")], "not the last ones");
     assert!(index.leave_out(BTreeSet::new()));
     assert_eq!(index.update(&input()).ports.len(), 2);
+    assert!(index.left_out_endpoints().is_empty());
     assert_eq!(*index.desired(), whole);
 }
 
@@ -135,6 +139,32 @@ fn a_change_of_slices_or_of_the_node_keeps_them_out() {
     assert_eq!(lists(&index, 0)[0], [1], "nothing else is left");
 }
 
+/// An endpoint without a node is left out by its address, and only such a one.
+#[test]
+fn endpoints_without_a_node_are_left_out_by_their_addresses() {
+    let mut index = index(&[(Protocol::Tcp, &["here", "far"]), (Protocol::Udp, &["far"])]);
+    let mut nameless = slice(1, Protocol::Tcp, &["", "", "far"]);
+    for endpoint in &mut nameless.endpoints[..2] {
+        endpoint.node_name = None;
+    }
+    let addresses: Vec<_> = nameless.endpoints.iter().map(|endpoint| endpoint.address).collect();
+    index.apply(nameless);
+    let _ = index.update(&input());
+    assert_eq!(lists(&index, 0)[0], [1, 2, 3]);
+    assert_eq!(index.endpoints_without_node(10), addresses[..2].iter().copied().collect());
+    assert_eq!(index.endpoints_without_node(1).len(), 1);
+    let silent = Silent { addresses: addresses[1..].iter().copied().collect(), ..Silent::default() };
+    assert_eq!(index.endpoints_at(&silent.addresses, 3).len(), 1, "the other has a node");
+    assert!(index.leave_out(silent.clone()));
+    assert!(!index.leave_out(silent), "already");
+    assert_eq!(index.update(&input()).ports.len(), 1);
+    assert_eq!(lists(&index, 0), [vec![1, 3], vec![1, 2, 3]]);
+    let all = addresses.iter().copied().collect();
+    assert!(index.leave_out(Silent { nodes: set(&["far"]), addresses: all }));
+    let _ = index.update(&input());
+    assert_eq!(lists(&index, 0)[0], [1, 2, 3], "the last ones");
+}
+
 /// Its room must not be given to another Service while a node is silent.
 #[test]
 fn a_service_keeps_its_room_while_its_endpoints_are_left_out() {
@@ -163,6 +193,9 @@ fn nodes_and_a_few_of_their_endpoints() {
     ];
     assert_eq!(found, expected.map(|(address, protocol)| (address.parse().unwrap(), protocol)));
     assert_eq!(index.endpoints_of("gone", 3), []);
+    let each = [("far", [10, 100, 1, 1]), ("here", [10, 100, 1, 4]), ("near", [10, 100, 2, 2])];
+    let each = each.map(|(node, address)| (node.to_owned(), address.into()));
+    assert_eq!(index.endpoint_of_each_node(), each);
 }
 
 /// The cost that the module states: a walk over the endpoints, and no update of other Services.

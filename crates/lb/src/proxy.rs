@@ -20,12 +20,12 @@ impl Proxy {
         }
     }
 
-    pub(super) const fn is_kube_proxy(self) -> bool {
+    pub(crate) const fn is_kube_proxy(self) -> bool {
         matches!(self, Self::KubeProxy)
     }
 
     /// Returns the settings by which nodes notice each other's silence.
-    pub(super) const fn silence(self) -> Silence {
+    pub(crate) const fn silence(self) -> Silence {
         match self {
             Self::TrafficPolicy(silence) => silence,
             Self::KubeProxy => Silence::OFF,
@@ -56,7 +56,7 @@ impl Silence {
     pub const OFF: Self = Self { suspect_syns: 0, max_left_out: 50, other_tcp: 0 };
 
     /// Whether the number of unanswered SYNs raises a suspicion.
-    pub(super) const fn is_suspect(self, syns: u32) -> bool {
+    pub(crate) const fn is_suspect(self, syns: u32) -> bool {
         self.suspect_syns > 0 && syns >= self.suspect_syns
     }
 }

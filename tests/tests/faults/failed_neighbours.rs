@@ -1,0 +1,120 @@
+//! The kernel finds no answer of a neighbour that leads to endpoints (NUD_FAILED): the agent asks
+//! the nodes behind it at once, though nobody connects by the packet path.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::pace::scaled;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Watched {
+    agent: Agent,
+    cluster: Cluster,
+}
+
+fn watched() -> Watched {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
+    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(30_080));
+    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+    Watched { agent, cluster }
+}
+
+impl Watched {
+    /// Makes the kernel ask for a neighbour that it does not know, until it gives up: it asks three
+    /// times, a second each.
+    fn until_it_fails(&self, address: IpAddr) {
+        self.cluster.lab.flush_neighbours().unwrap();
+        self.send(address, Duration::from_secs(5));
+    }
+
+    /// Sends datagrams of the node itself.
+    fn send(&self, address: IpAddr, time: Duration) {
+        self.cluster.lab.node(1).netns().run(|| {
+            let any: SocketAddr = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse().unwrap();
+            let socket = UdpSocket::bind(any).unwrap();
+            let until = Instant::now() + time;
+            while Instant::now() < until {
+                // The kernel may say that the host is not reached.
+                let _ = socket.send_to(b"?", (address, 9));
+                // Some datagrams, no flood.
+                sleep(Duration::from_millis(50));
+            }
+        });
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
+        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
+        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn suspicions(&self) -> [f64; 2] {
+        let metrics = self.agent.scrape().unwrap();
+        ["alive", "dead"].map(|result| {
+            metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
+        })
+    }
+}
+
+fn dies(family: Family, unused: &str) {
+    let watched = watched();
+    watched.until_it_fails(unused.parse().unwrap());
+    assert_eq!(watched.suspicions(), [0.0, 0.0], "the control: nothing is behind it");
+    let far = watched.cluster.lab.node(3);
+    watched.cluster.lab.cut(far).unwrap();
+    watched.until_it_fails(far.address(family));
+    let start = Instant::now();
+    while watched.left_out() != [far.name.clone()] {
+        assert!(start.elapsed() < scaled(PATIENCE), "{}", watched.agent.log());
+        sleep(Duration::from_millis(50));
+    }
+    // Nobody has connected: the packet path has seen no SYN to it.
+    watched.cluster.lab.mend(far).unwrap();
+    let start = Instant::now();
+    while !watched.left_out().is_empty() {
+        assert!(start.elapsed() < scaled(PATIENCE), "{}", watched.agent.log());
+        sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_node_that_dies_without_a_connection_to_it() {
+    dies(Family::V4, "172.18.0.99");
+}
+
+#[test]
+fn and_in_ipv6() {
+    dies(Family::V6, "fd00:172:18::99");
+}
+
+/// The entry alone is wrong: the node answers when it is asked.
+#[test]
+fn a_node_that_lives_is_asked_and_stays() {
+    let watched = watched();
+    let far = watched.cluster.lab.node(3);
+    let address = far.address(Family::V4);
+    let text = address.to_string();
+    let fail = ["neighbour", "replace", &text, "dev", "eth0", "nud", "failed"];
+    let start = Instant::now();
+    while watched.suspicions()[0] < 0.5 {
+        assert!(start.elapsed() < scaled(PATIENCE), "nothing was suspected: {}", watched.agent.log());
+        // The kernel tells of a failure only where the entry was valid.
+        watched.send(address, Duration::from_millis(100));
+        let mut ip = Command::new("ip");
+        ip.args(fail);
+        assert!(watched.cluster.lab.node(1).netns().output(ip).unwrap().status.success());
+        // A question takes 300 ms at most.
+        sleep(Duration::from_millis(500));
+    }
+    assert_eq!((watched.left_out(), watched.suspicions()[1]), (vec![], 0.0), "{}", watched.agent.log());
+}

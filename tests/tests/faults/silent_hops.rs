@@ -1,0 +1,134 @@
+//! Endpoints that name no node: their next hop stands for it. One that dies is left out with what
+//! is behind it; a router that lives is not, however many endpoints behind it are silent.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab, Node, plan};
+use traffic_policy_testing::nftables;
+use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::connections::{NewConnections, Report};
+
+const NODE_PORT: u16 = 30_080;
+const PATIENCE: Duration = Duration::from_secs(30);
+/// New connections a second: three SYNs to each endpoint come in a fraction of a second.
+const RATE: u32 = 60;
+
+/// Three nodes with a pod each, of which the first alone is named by its endpoint, and an agent
+/// there, by which all connections come.
+struct Watched {
+    agent: Agent,
+    cluster: Cluster,
+}
+
+fn watched(others: &[Backend]) -> Watched {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
+    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
+    let mut backends = vec![Backend::of(cluster.lab.node(1).pod(1))];
+    backends.extend([2, 3].map(|node| Backend::of(cluster.lab.node(node).pod(1)).without_node()));
+    backends.extend_from_slice(others);
+    cluster.manifests.apply(&web, &backends).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+    agent.wait_ready(PATIENCE).unwrap();
+    Watched { agent, cluster }
+}
+
+impl Watched {
+    fn far(&self) -> &Node {
+        self.cluster.lab.node(3)
+    }
+
+    fn connect(&self, seconds: u32, family: Family) -> Report {
+        let target = self.cluster.at(1, family, NODE_PORT);
+        let client = self.cluster.lab.client().netns();
+        NewConnections::start_bounded(client, RATE, (RATE * seconds).into(), move |_| Some(target)).wait()
+    }
+
+    fn left_out(&self) -> Vec<String> {
+        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
+        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
+        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
+    }
+
+    fn suspicions(&self, result: &str) -> f64 {
+        let metrics = self.agent.scrape().unwrap();
+        metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
+    }
+
+    /// Connects until the names that are left out are these.
+    fn until(&self, family: Family, names: &[String]) {
+        let start = Instant::now();
+        while self.left_out() != names {
+            assert!(
+                start.elapsed() < scaled(PATIENCE),
+                "{:?} instead of {names:?}: {}",
+                self.left_out(),
+                self.agent.log()
+            );
+            self.connect(1, family);
+        }
+    }
+
+    fn dies_and_returns(&self, family: Family) {
+        let far = self.far();
+        let pod = &far.pod(1).name;
+        assert!(self.connect(2, family).by_pod.contains_key(pod), "the control: it was used");
+        self.cluster.lab.cut(far).unwrap();
+        self.until(family, &[format!("next hop {}", far.address(family))]);
+        let report = self.connect(2, family);
+        assert!(report.is_clean() && !report.by_pod.contains_key(pod), "{report}");
+        let at = SocketAddr::new(far.pod(1).address(family), TARGET).to_string();
+        let output = self.agent.command(&["services", "web"]).unwrap();
+        let service = String::from_utf8(output.stdout).unwrap();
+        let line = service.lines().find(|line| line.contains(&at)).unwrap_or_default();
+        assert!(line.contains("left out") && line.ends_with("its next hop is dead"), "{service}");
+        self.cluster.lab.mend(far).unwrap();
+        self.until(family, &[]);
+        let report = self.connect(2, family);
+        assert!(report.is_clean() && report.by_pod.contains_key(pod), "{report}");
+    }
+}
+
+#[test]
+fn a_next_hop_that_dies_stands_for_the_node_that_is_not_named() {
+    watched(&[]).dies_and_returns(Family::V4);
+}
+
+#[test]
+fn and_in_ipv6() {
+    watched(&[]).dies_and_returns(Family::V6);
+}
+
+/// Its pod is silent, but the node answers.
+#[test]
+fn a_next_hop_that_answers_is_not_left_out() {
+    let watched = watched(&[]);
+    watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
+    watched.connect(3, Family::V4);
+    assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
+    assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");
+    assert!(watched.suspicions("dead") < 0.5, "{}", watched.agent.log());
+}
+
+/// An endpoint far behind it exists no more.
+#[test]
+fn a_router_that_lives_is_not_left_out_for_the_silence_of_others() {
+    let gone = plan::client(0);
+    let watched = watched(&[Backend::at(&gone)]);
+    // The client itself is that endpoint: nothing reaches its port by the router.
+    let drop = format!(
+        "table ip gone {{ chain forward {{ type filter hook forward priority 0; ip daddr {} tcp dport {TARGET} drop\n }}\n }}\n",
+        gone.v4
+    );
+    watched.cluster.lab.router().feed("nft", &["-f", "-"], &drop).unwrap();
+    watched.connect(3, Family::V4);
+    assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
+    assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");
+    // It could have been left out: a hop that dies is.
+    watched.cluster.lab.cut(watched.far()).unwrap();
+    watched.until(Family::V4, &[format!("next hop {}", watched.far().address(Family::V4))]);
+}
