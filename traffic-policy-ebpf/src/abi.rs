@@ -9,6 +9,7 @@
 mod address;
 mod affinity;
 mod client_hop;
+mod direct;
 mod endpoint;
 mod event;
 mod flow;
@@ -41,7 +42,8 @@ pub use self::{
     address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
-    endpoint::{EndpointKey, SLOT_LOCAL, SLOT_REMOTE, Slot},
+    direct::{DirectEndpoint, DirectEndpointKey},
+    endpoint::{EndpointKey, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, Slot},
     event::{EventBucket, MonitorEvent},
     flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
     flow_key::FlowKey,
@@ -61,7 +63,7 @@ pub use self::{
     route_config::RouteConfig,
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
-    scratch::{AffinityLookup, ExtensionWalk, FibQuery, PortSearch, Scratch, Via},
+    scratch::{AffinityLookup, ExtensionWalk, FibQuery, Opened, Outer, PortSearch, Scratch, Via},
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{SocketKey, TranslatedSocket},
@@ -75,7 +77,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

@@ -126,6 +126,7 @@ pub mod l3_ingress;
 pub mod lb;
 pub mod maps;
 pub mod node_silence;
+pub mod open;
 pub mod own;
 pub mod parse;
 pub mod prefilter;

@@ -81,7 +81,7 @@ mod programs {
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, l3_ingress, priority_tag, reject, slow_path,
+        icmp_errors, l3_ingress, open, priority_tag, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
@@ -124,6 +124,7 @@ mod programs {
         tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_priority => priority_tag::run;
         tp_tc_split4 => split::run::<false>;
+        tp_tc_open4 => open::run;
     }
 
     // Programs on devices without Ethernet, whose packets begin with the IP header.

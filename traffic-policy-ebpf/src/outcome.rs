@@ -65,6 +65,9 @@ outcomes! {
     /// An ICMP error of this node or one of its endpoints about a request, rewritten at egress.
     RepliedLocalIcmpError = 7, "replied-local-icmp-error", Pass;
 
+    /// The packet was sent unchanged, within an outer packet, to the node of its endpoint.
+    ForwardedDirect = 13, "forwarded-direct", Send;
+
     /// No endpoint on any node: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live expired here: time exceeded was sent.
@@ -107,6 +110,10 @@ outcomes! {
     DroppedMartianSource = 29, "dropped-martian-source", Drop;
     /// The endpoint is on another node, behind a device to which no program is attached.
     DroppedUnattachedDevice = 30, "dropped-unattached-device", Drop;
+
+    /// Another node has sent the packet for an endpoint that this node does not have for that
+    /// Service, or that does not take it.
+    DroppedUnknownEndpoint = 31, "dropped-unknown-endpoint", Drop;
 
     /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be
     /// updated.

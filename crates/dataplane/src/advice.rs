@@ -56,6 +56,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     let (service, client) = (context.service(), context.client());
     match outcome {
         Outcome::Forwarded => "the endpoint is on another node, so the source became this node's address and the reply comes back here".to_owned(),
+        Outcome::ForwardedDirect => "the endpoint is on another node, which gets the packet unchanged, within another one, and answers the client without this node".to_owned(),
         Outcome::Replied => "a reply of an endpoint on another node, sent on to the client from the address it had asked".to_owned(),
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
@@ -97,6 +98,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::DroppedMartianSource => format!("no packet from outside can have {client} as its source: it is this node's own or a frontend's, reserved, or its way back is not {}", context.device()),
         Outcome::DroppedUnattachedDevice => "the endpoint is on another node, and the route to it leaves by a device that no program is attached to: its replies would not come back translated".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the address lies in the cluster's range of ClusterIPs, and no Service has it".to_owned(),
+        Outcome::DroppedUnknownEndpoint => "another node has sent it for an endpoint that is not here, or not for this Service".to_owned(),
         Outcome::Passed => "neither its port nor its address belongs to a Service: the node's own traffic".to_owned(),
         Outcome::PassedNotIp => "it is neither IPv4 nor IPv6, or carries a VLAN tag and belongs to the VLAN's own device".to_owned(),
         Outcome::PassedMalformed => "it is shorter than its headers say, or a header is not valid: the stack judges it".to_owned(),
@@ -124,6 +126,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let (namespace, name) = context.name();
     let text = match outcome {
         Outcome::Forwarded
+        | Outcome::ForwardedDirect
         | Outcome::Replied
         | Outcome::Delivered
         | Outcome::RepliedLocal
@@ -177,6 +180,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         Outcome::DroppedMartianSource => "none if it was forged; if a router sends this node's own packets back to it, let it reach Services otherwise, or set --source-check off".to_owned(),
         Outcome::DroppedUnattachedDevice => "name the device with --device; `check` says of each tunnel whether programs can be attached to it".to_owned(),
         Outcome::DroppedUnallocatedClusterIp => "the client uses the address of a Service that is gone, or DNS still gives it: look the name up again".to_owned(),
+        Outcome::DroppedUnknownEndpoint => "none if it is rare: the endpoint went while the packet was on its way; otherwise see whether the agents of both nodes read the same objects (`status`)".to_owned(),
         Outcome::PassedNotIp => "for VLANs, attach to the VLAN's own device too: --device".to_owned(),
         Outcome::PassedMalformed => "capture it at the sender if it should have been a request".to_owned(),
         Outcome::PassedUnsupportedProtocol if context.socket => "let the client use the address of an endpoint (a headless Service gives them), or run outside of this node".to_owned(),

@@ -11,6 +11,7 @@ pub mod clock;
 mod config;
 pub mod counters;
 mod devices;
+mod direct;
 pub mod gc;
 mod heartbeat;
 pub mod kernel;
@@ -99,6 +100,7 @@ pub struct Dataplane {
     adopted: bool,
     named: node::Named,
     silence: node_silence::Silence,
+    direct: direct::Direct,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

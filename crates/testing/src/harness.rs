@@ -12,6 +12,7 @@
 //! ```
 
 mod both;
+mod direct;
 mod flows;
 mod loaded;
 mod maps;

@@ -13,6 +13,7 @@ mod clock;
 mod conversation;
 mod delivered;
 mod dialogue;
+mod direct;
 mod errors;
 mod extensions;
 mod forwarding;

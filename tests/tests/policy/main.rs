@@ -9,6 +9,7 @@ mod big_tcp;
 mod both_ways;
 mod choice;
 mod collision;
+mod direct;
 mod drain;
 mod endpoints;
 mod errors;

@@ -198,7 +198,10 @@ impl Show {
     fn row(&self, flow: &Flow) -> [String; 11] {
         let reply = flow.reply.unwrap_or(traffic_policy_dataplane::inspect::Traffic { packets: 0, bytes: 0 });
         let mut state = flow.state.name().to_owned();
-        for (flag, text) in [(flow.removed, ", removed"), (flow.reply.is_none(), ", no reply entry")] {
+        for (flag, text) in [
+            (flow.removed, ", removed"),
+            (flow.reply.is_none() && flow.kind != FlowKind::Direct, ", no reply entry"),
+        ] {
             if flag {
                 state += text;
             }
@@ -230,6 +233,7 @@ impl Show {
 const fn kind(kind: FlowKind) -> &'static str {
     match kind {
         FlowKind::Forwarded => "forwarded",
+        FlowKind::Direct => "direct",
         FlowKind::Delivered => "delivered",
         FlowKind::Conntrack => "conntrack",
     }

@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
-    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning},
+    model::{Changes, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
@@ -37,6 +37,7 @@ pub(super) struct ServiceSync {
     node_name: String,
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
+    forwarding: Forwarding,
     health_ports: HealthPorts,
     /// Delay before a failed write is tried again.
     retry: Duration,
@@ -77,6 +78,7 @@ impl ServiceSync {
             node_name: settings.node_name.clone(),
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
+            forwarding: settings.forwarding,
             health_ports: HealthPorts::of(settings),
             retry,
             index: Index::default(),
@@ -187,6 +189,7 @@ impl ServiceSync {
             loopback_ipv4: chosen.loopback(false),
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
+            forwarding: self.forwarding,
             health_ports: self.health_ports.look(),
             limits: path.limits(),
             ipv4: true,

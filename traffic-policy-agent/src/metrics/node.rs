@@ -274,8 +274,13 @@ mod tests {
 
     fn port(internal: Policy, external: Policy, local: usize, has_endpoints: bool) -> ServicePort {
         let frontend = |address: &str, kind| Frontend { address: address.parse().unwrap(), kind };
-        let endpoint =
-            Endpoint { address: "10.1.0.1:80".parse().unwrap(), local: true, remote: false, node: 0 };
+        let endpoint = Endpoint {
+            address: "10.1.0.1:80".parse().unwrap(),
+            local: true,
+            remote: false,
+            opens: false,
+            node: 0,
+        };
         ServicePort {
             frontends: BTreeSet::from([
                 frontend("10.96.0.1:80", FrontendKind::ClusterIp),
@@ -283,6 +288,8 @@ mod tests {
             ]),
             external_policy: external,
             external_fallback: false,
+            forwarding: traffic_policy_cluster::model::Forwarding::Snat,
+            here: BTreeSet::new(),
             internal_policy: internal,
             cluster: Vec::new(),
             local: vec![endpoint; local],

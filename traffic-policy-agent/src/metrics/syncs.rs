@@ -83,7 +83,11 @@ impl Syncs {
                     }
                 }
                 Update::EndpointSlice(change) => self.slices(change, index),
-                Update::Node(_) | Update::ServiceCidr(_) | Update::Leaving(_) | Update::Synced => {}
+                Update::Node(_)
+                | Update::ServiceCidr(_)
+                | Update::Leaving(_)
+                | Update::Direct(_)
+                | Update::Synced => {}
             }
         }
     }

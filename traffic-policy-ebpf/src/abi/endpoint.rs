@@ -8,6 +8,8 @@ pub const SLOT_LOCAL: u16 = 1;
 /// The endpoint is on another node, by its `nodeName`: it is never delivered here whatever the
 /// routes say.
 pub const SLOT_REMOTE: u16 = 2;
+/// The endpoint's node opens packets that other nodes send it for the endpoint.
+pub const SLOT_OPENS: u16 = 4;
 
 /// An endpoint, by value.
 #[repr(C)]
@@ -15,7 +17,7 @@ pub const SLOT_REMOTE: u16 = 2;
 pub struct Slot<A> {
     pub address: A,
     pub port: Port,
-    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`].
+    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`].
     pub flags: u16,
     /// The number of its node in `tp_node_names`; 0: it has no `nodeName`, or is on this node.
     pub node: u16,

@@ -21,6 +21,10 @@ pub mod kind {
     /// The reply entry of [`LEFT`]: it keeps the source port that conntrack has chosen from being
     /// given to another flow.
     pub const LEFT_REPLY: u8 = 6;
+    /// A request entry with its endpoint on another node: the packet travels unchanged within an
+    /// outer packet from `source` to `destination`, which that node opens. It has no reply entry:
+    /// the endpoint's replies go to the client without passing this node.
+    pub const DIRECT: u8 = 7;
 }
 
 /// A flow entry, for requests or for replies: all that an established packet needs.

@@ -82,6 +82,9 @@ pub mod frontend {
     /// The connections of an earlier proxy are not in the flow tables yet: a packet that has no
     /// flow and opens none goes to the stack.
     pub const ADOPTING: u32 = 16;
+    /// Packets travel unchanged to endpoints of nodes that open them:
+    /// [`SLOT_OPENS`][super::SLOT_OPENS].
+    pub const DIRECT: u32 = 32;
     /// The position of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 

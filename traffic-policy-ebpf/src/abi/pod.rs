@@ -25,6 +25,10 @@ unsafe impl<A: Address> aya::Pod for Slot<A> {}
 // SAFETY: as above.
 unsafe impl<A: Address> aya::Pod for SlotRoute<A> {}
 // SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for DirectEndpointKey<A> {}
+// SAFETY: as above.
+unsafe impl aya::Pod for DirectEndpoint {}
+// SAFETY: as above.
 unsafe impl aya::Pod for Hop {}
 // SAFETY: as above.
 unsafe impl aya::Pod for HopKey {}

@@ -3,7 +3,7 @@
 
 use super::{
     Address, Affinity, AffinityKey, ClientHops, Flow, FlowKey, Fragment, FragmentKey, Hop, HopKey, Port,
-    Ports, RouteQuery, Tuple,
+    Ports, RouteQuery, Slot, Tuple,
 };
 
 /// Per-CPU scratch space: state that one program hands to the next, and structures too large for
@@ -68,6 +68,9 @@ pub struct Scratch<A: Address> {
     pub made_room: u32,
     /// 1: the queue of TCP is looked at first.
     pub tcp_first: u64,
+    /// The packet that was opened last, and the outer packet that is to be built.
+    pub opened: Opened<A>,
+    pub outer: Outer<A>,
     /// The key of an entry that a callback looks up, whose stack has no room for it.
     pub flow_key: FlowKey<A>,
     /// The next hops of the clients that had replies on this CPU.
@@ -107,6 +110,33 @@ pub struct Via<A> {
     pub attached: u32,
     /// Padding.
     pub zero: u32,
+}
+
+/// The parts of an outer packet that do not follow from the inner one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Outer<A> {
+    /// The first bytes of its Ethernet header, as in [`Hop`]; 0: written by the kernel.
+    pub macs: u64,
+    pub source_mac_tail: u32,
+    /// Padding.
+    pub zero: u32,
+    pub source: A,
+    pub destination: A,
+}
+
+/// A packet that was taken out of an outer packet, until the program that forwards it has read
+/// this.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Opened<A> {
+    /// The endpoint that another node has chosen, by the destination of the outer packet.
+    pub endpoint: Slot<A>,
+    /// 1: such a packet is on its way to that program.
+    pub pending: u32,
+    /// 1: it is refused, and the answer is sent by the route to the client, not to the node that
+    /// sent the packet.
+    pub routed: u32,
 }
 
 /// The result of the walk over IPv6 extension headers.

@@ -84,6 +84,7 @@ pub fn end<A: Address>(entry: *const Flow<A>) {
         (get!(entry.kind), get!(entry.service), get!(entry.packets).count(), get!(entry.bytes));
     let outcome = match kind {
         kind::FORWARD => Outcome::Forwarded,
+        kind::DIRECT => Outcome::ForwardedDirect,
         kind::REPLY => Outcome::Replied,
         kind::DELIVER => Outcome::Delivered,
         kind::REPLY_LOCAL => Outcome::RepliedLocal,

@@ -8,6 +8,7 @@ pub mod directory;
 pub mod established;
 pub mod gc;
 pub mod inserted;
+pub mod one_way;
 pub mod pair;
 pub mod recycle;
 pub mod silence;

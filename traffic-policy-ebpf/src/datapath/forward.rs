@@ -4,6 +4,7 @@
 //! A whole packet is translated here, a later fragment and an ICMP error in files of their own.
 
 pub mod client_hop;
+pub mod direct;
 pub mod fragment;
 pub mod icmp;
 pub mod nexthop;

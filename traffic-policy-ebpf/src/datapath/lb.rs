@@ -4,7 +4,7 @@ pub mod affinity;
 pub mod select;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Frontend, IndexRange, Port, Tuple, scope},
+    abi::{Address, Frontend, IndexRange, Port, Tuple, frontend, scope},
     outcome::Outcome,
 };
 
@@ -46,6 +46,14 @@ pub struct List {
     pub range: IndexRange,
     /// Whether it is the list of policy Local.
     pub local: bool,
+}
+
+impl List {
+    /// Whether packets to endpoints of other nodes may travel unchanged.
+    #[inline(always)]
+    pub fn is_direct(&self) -> bool {
+        get!((self.frontend).flags) & frontend::DIRECT != 0
+    }
 }
 
 impl<A: Address> Target<A> {

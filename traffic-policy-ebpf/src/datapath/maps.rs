@@ -10,12 +10,12 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use traffic_policy_ebpf::abi::{
-    Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, EndpointKey, EventBucket, Flow,
-    FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOP_PLACES, HOPS as HOP_COUNT, Hop, HopKey,
-    LocalNode, MonitorEvent, NODE_NAME_LENGTH, NodeSilence, OutcomeCounters, PacketTrace, Piece, Prefilter,
-    RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr, ServiceCount, ServiceCountKey,
-    ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange, Suspicion, Sweep, TableUsage,
-    TranslatedSocket, Tuple, hook, jump,
+    Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, DirectEndpoint, DirectEndpointKey,
+    EndpointKey, EventBucket, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOP_PLACES,
+    HOPS as HOP_COUNT, Hop, HopKey, LocalNode, MonitorEvent, NODE_NAME_LENGTH, NodeSilence, OutcomeCounters,
+    PacketTrace, Piece, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr,
+    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange,
+    Suspicion, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked up an element may later read other bytes: since
@@ -67,6 +67,13 @@ pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_node_addrs6")]
 pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
+/// The addresses of the nodes that may send packets directly to endpoints of this one.
+#[btf_map(name = "tp_direct_from4")]
+pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
+/// This node's endpoints of Service ports that are forwarded directly.
+#[btf_map(name = "tp_direct_eps4")]
+pub static DIRECT_ENDPOINTS4: HashMap<DirectEndpointKey<Address4>, DirectEndpoint, 16_384, NO_PREALLOC> =
+    HashMap::new();
 /// The last endpoint of each client of a Service with session affinity.
 #[btf_map(name = "tp_affinity")]
 pub static AFFINITY: LruHashMap<AffinityKey, Affinity, 65_536> = LruHashMap::new();

@@ -19,6 +19,7 @@ use crate::datapath::{
     flow::table::FlowTable,
     forward::Rewrite,
     maps::{CONFIG, DEVICES, REJECT_LIMITS, Table},
+    open,
     parse::Parsed,
     value::{borrow, load, store},
     verdict::{self, Decision},
@@ -178,14 +179,19 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
         // in several buffers. The frame is still unchanged, and TC answers it.
         return if P::TC { Outcome::DroppedInternalError } else { Outcome::PassedToTc }.into();
     }
-    Decision::sent(outcome, send_back(packet, leaving))
+    Decision::sent(outcome, send_back::<P, F>(packet, leaving))
 }
 
 /// Sends the answer by the device that the packet came by, or hands it to the stack if the packet
 /// was outgoing, and returns the verdict.
 #[inline(always)]
-fn send_back<P: Packet>(packet: P, leaving: u32) -> i32 {
+fn send_back<P: Packet, F: Family>(packet: P, leaving: u32) -> i32 {
     let ifindex = packet.ingress();
+    if let Some(skb) = packet.skb()
+        && open::is_answered_by_route::<P, F>()
+    {
+        return skb.send_routed(ifindex);
+    }
     if let Some(skb) = packet.skb()
         && leaving == 0
         && let Some(device) = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex)

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step},
+    abi::{Address, Flow, RouteKind, SLOT_OPENS, Slot, frontend, kind, step},
     hash,
     outcome::Outcome,
     tcp::flag,
@@ -25,12 +25,12 @@ use crate::datapath::{
         unassured,
     },
     forward::{
-        self, Forwarding, Rewrite,
+        self, Forwarding, Rewrite, direct,
         nexthop::{self, Route},
     },
     lb::{Client, List, Target, select},
     maps::{CONFIG, TABLE_USAGE},
-    node_silence, own,
+    node_silence, open, own,
     parse::{Parsed, fixed},
     prefilter, reject, trace,
     value::borrow,
@@ -49,6 +49,8 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                     Ok((forwarding, last)) => {
                         let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
                             Outcome::PassedToTc.into()
+                        } else if direct::is_direct::<F>(forwarding.entry) {
+                            direct::forward(packet, &parsed, &forwarding, last)
                         } else {
                             forward::forward(packet, &parsed, &forwarding, last)
                         };
@@ -57,9 +59,9 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                     }
                     Err(decision) => decision,
                 };
-                reject::if_refused::<P, F>(packet, &parsed, decision)
+                reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
             }
-            Err(outcome) => outcome.into(),
+            Err(outcome) => open::conclude::<P, F>(outcome.into()),
         };
     verdict::finish(packet, P::HOOK, decision)
 }
@@ -82,7 +84,12 @@ pub fn prepare<P: Packet, F: Rewrite>(
         if get!(entry.kind) == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        match state::track(packet, parsed, entry) {
+        let transition = if open::was_opened::<P, F>() && get!(entry.kind) != kind::DELIVER {
+            open::over_other(packet, parsed, entry)
+        } else {
+            state::track(packet, parsed, entry)
+        };
+        match transition {
             Transition::Keep(entry) => kept = entry,
             Transition::Ignore(entry) => {
                 kept = entry;
@@ -210,7 +217,7 @@ fn create<P: Packet, F: Family>(
     restart: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Created<F::Address>, Decision> {
-    if P::TC && restart.is_null() && delivered::by_xdp(packet, parsed) {
+    if P::TC && restart.is_null() && !open::was_opened::<P, F>() && delivered::by_xdp(packet, parsed) {
         return Err(Outcome::PassedDelivered.into());
     }
     let (Some(config), Some(usage), Some(scratch)) =
@@ -221,23 +228,28 @@ fn create<P: Packet, F: Family>(
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
+    // Asked again at each place: what the verifier knows is what it walks twice.
+    let opened = open::was_opened::<P, F>();
     // This check comes before that of the source: a peer may answer from a port that is a
     // Service's, too.
-    if own::is_answered_by::<P, F>(parsed, now) {
+    if !opened && own::is_answered_by::<P, F>(parsed, now) {
         return Err(Outcome::PassedOwnAnswer.into());
     }
-    let list = list(packet, parsed, &client)?;
-    let index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
-        select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup))
-    } else {
-        select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
-    };
+    let list = if opened { open::list(packet, parsed, scratch)? } else { list(packet, parsed, &client)? };
+    let mut index = 0;
+    if !open::was_opened::<P, F>() {
+        index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
+            select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup))
+        } else {
+            select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
+        };
+    }
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
     };
-    // Its range is quarantined before it is rewritten, so it does not change while this program
-    // runs.
-    let slot = borrow(slot);
+    // The range of a slot is quarantined before it is rewritten, so it does not change while this
+    // program runs.
+    let slot = open::given_or::<P, F>(scratch, slot);
 
     let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
     let (local, source, hop, epoch, unresolved) = match route {
@@ -259,18 +271,32 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
     }
+    let direct = direct::can_be::<P, F>() && !local && list.is_direct() && slot.flags & SLOT_OPENS != 0;
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);
-    } else {
+    } else if !direct {
         prefilter::note_source::<F>(source);
     }
 
     recycle::make_room::<F>(scratch, usage, now);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
-    let node = node_silence::place(slot.node, hop);
-    let new_flow =
-        NewFlow { packet, parsed, slot, source, service: list.service, hop, epoch, now, local, place, node };
+    // The answers of a direct flow's endpoint are not seen here.
+    let node = if direct { 0 } else { node_silence::place(slot.node, hop) };
+    let new_flow = NewFlow {
+        packet,
+        parsed,
+        slot,
+        source,
+        service: list.service,
+        hop,
+        epoch,
+        now,
+        local,
+        direct,
+        place,
+        node,
+    };
     new_flow.write(scratch, hash, get!(config.snat_port_count));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {

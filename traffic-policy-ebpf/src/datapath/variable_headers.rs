@@ -12,7 +12,8 @@ use crate::datapath::{
     clock, counters,
     ctx::{Packet, Skb},
     egress,
-    forward::{self, Rewrite, fragment, sctp},
+    forward::{self, Rewrite, direct, fragment, sctp},
+    open,
     parse::{
         fixed,
         variable::{ParseVariable, VariableHeaders},
@@ -31,10 +32,10 @@ pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
 fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     let headers = match read::<P, F, { jump::SCTP }>(packet) {
         Ok(headers) => headers,
-        Err(outcome) => return outcome.into(),
+        Err(outcome) => return open::conclude::<P, F>(outcome.into()),
     };
     if let Err(outcome) = F::check_options(packet, &headers.parsed) {
-        return outcome.into();
+        return open::conclude::<P, F>(outcome.into());
     }
     if !fragment::note(&headers) {
         return Outcome::DroppedInternalError.into();
@@ -43,30 +44,30 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     if headers.later != 0 {
         let (later, entry) = match fragment::later(headers, now) {
             Ok(found) => found,
-            Err(outcome) => return outcome.into(),
+            Err(outcome) => return open::conclude::<P, F>(outcome.into()),
         };
-        if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER) {
-            return Outcome::PassedStaleFlow.into();
+        if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER | kind::DIRECT) {
+            return open::conclude::<P, F>(Outcome::PassedStaleFlow.into());
         }
         let decision = match forward::resolve_egress::<P, F>(packet, entry, now) {
+            Ok(forwarding) if direct::is_direct::<F>(entry) => {
+                direct::forward(packet, &later, &forwarding, later.last)
+            }
             Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
             Err(decision) => decision,
         };
-        return reject::if_refused::<P, F>(
-            packet,
-            &later.parsed,
-            Decision { service: get!(entry.service), ..decision },
-        );
+        let decision = open::conclude::<P, F>(Decision { service: get!(entry.service), ..decision });
+        return reject::if_refused::<P, F>(packet, &later.parsed, decision);
     }
     let parsed = headers.parsed;
-    if !prefilter::may_concern::<F>(&parsed.tuple) {
+    if !prefilter::may_concern::<F>(&parsed.tuple) && !open::was_opened::<P, F>() {
         return Outcome::Passed.into();
     }
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
-        return Outcome::PassedMalformed.into();
+        return open::conclude::<P, F>(Outcome::PassedMalformed.into());
     }
     if !fixed::is_whole(packet, &parsed) {
-        return Outcome::PassedMalformed.into();
+        return open::conclude::<P, F>(Outcome::PassedMalformed.into());
     }
     let prepared = slow_path::prepare(packet, &parsed, now);
     let cut = matches!(&prepared, Ok((forwarding, _)) if sctp::is_cut::<P, F>(&parsed, forwarding.entry));
@@ -87,6 +88,8 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         Ok((forwarding, last)) => {
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
+            } else if direct::is_direct::<F>(forwarding.entry) {
+                direct::forward(packet, &parsed, &forwarding, last)
             } else {
                 forward::forward(packet, &parsed, &forwarding, last)
             };
@@ -95,7 +98,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         }
         Err(decision) => decision,
     };
-    reject::if_refused::<P, F>(packet, &parsed, decision)
+    reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
 }
 
 /// Reads the headers of a packet. SCTP continues in its own program of index `SCTP`.

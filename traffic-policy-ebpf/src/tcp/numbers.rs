@@ -115,6 +115,12 @@ pub const fn continues(segment: Numbers, last: Numbers) -> bool {
     segment.wrapping_sub(last) & !ADVANCE == 0
 }
 
+/// Whether the sequence number of a segment is near that of the last one of its direction.
+#[inline(always)]
+pub const fn is_near(segment: &Segment, last: Numbers) -> bool {
+    within(beyond(sequence(segment.numbers), sequence(last)), NEAR)
+}
+
 /// Whether `number` acknowledges a SYN or SYN-ACK with these numbers, and at most what was sent
 /// after it.
 #[inline(always)]

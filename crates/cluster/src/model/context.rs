@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use super::{
-    HealthPortRules, Limits,
+    Forwarding, HealthPortRules, Limits,
+    direct_nodes::DirectNodes,
     node_numbers::NodeNumbers,
     object::Service,
     topology::{NodeTopology, Silent},
@@ -28,6 +29,8 @@ pub struct NodeInput {
     pub health_ports: HealthPortRules,
     /// The capacity of the maps.
     pub limits: Limits,
+    /// The way of packets to endpoints of other nodes, where a Service has no annotation.
+    pub forwarding: Forwarding,
     /// Whether this node has IPv4.
     pub ipv4: bool,
     /// Whether this node has IPv6.
@@ -46,6 +49,8 @@ pub(super) struct Context {
     pub(super) silent: Arc<Silent>,
     /// The nodes that are about to go, whose endpoints take none while there are others.
     pub(super) leaving: Arc<BTreeSet<String>>,
+    /// The other nodes that open packets.
+    pub(super) direct: Arc<DirectNodes>,
 }
 
 impl Context {

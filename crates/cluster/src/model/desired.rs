@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Excess, Policy, Protocol, ServiceName, ServicePortKey};
+use super::{Excess, Forwarding, Policy, Protocol, ServiceName, ServicePortKey};
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,6 +38,8 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether its `nodeName` is another node.
     pub remote: bool,
+    /// Whether that other node opens packets that are forwarded to it directly.
+    pub opens: bool,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
 }
@@ -74,6 +76,10 @@ pub struct ServicePort {
     pub source_ranges: Vec<ipnet::IpNet>,
     /// The time-out of `sessionAffinity: ClientIP`, if set.
     pub affinity: Option<Duration>,
+    pub forwarding: Forwarding,
+    /// The endpoints on this node in any condition, for which packets are opened; empty if no other
+    /// node forwards directly.
+    pub here: BTreeSet<SocketAddr>,
 }
 
 impl ServicePort {
@@ -113,6 +119,8 @@ pub struct Desired {
     pub cluster_ips: BTreeMap<IpAddr, u32>,
     /// Ranges of ClusterIPs: an address in them that no Service has is unallocated.
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
+    /// The addresses of the other nodes that may forward packets to this one directly.
+    pub direct_nodes: BTreeSet<IpAddr>,
     pub warnings: BTreeSet<Warning>,
 }
 

@@ -1,6 +1,7 @@
 //! An index of the objects, and the desired state that follows from them, recomputed only where
 //! something changed.
 
+mod direct;
 mod foreign;
 mod leaving;
 mod objects;
@@ -22,7 +23,7 @@ use super::{
     conflicts::Claims,
     context::{Context, NodeInput},
     health_ports,
-    object::{EndpointSlice, Node, Service, ServiceCidr},
+    object::{DirectNode, EndpointSlice, Node, Service, ServiceCidr},
     service_port::{self, Wanted},
     shares::Shares,
 };
@@ -40,6 +41,8 @@ pub struct Changes {
     pub health: BTreeSet<ServiceName>,
     pub node_eligible: bool,
     pub service_cidrs: bool,
+    /// Whether the set of nodes that may forward to this one directly changed.
+    pub direct_nodes: bool,
     pub warnings: bool,
     /// Warnings that were added.
     pub warned: BTreeSet<Warning>,
@@ -58,6 +61,7 @@ impl Changes {
         self.cluster_ips.extend(earlier.cluster_ips);
         self.health.extend(earlier.health);
         self.refused |= earlier.refused;
+        self.direct_nodes |= earlier.direct_nodes;
     }
 }
 
@@ -78,6 +82,7 @@ pub struct Index {
     deleted_nodes: BTreeMap<String, Node>,
     service_cidrs: BTreeMap<String, ServiceCidr>,
     leaving: leaving::Announced,
+    direct: BTreeMap<ServiceName, DirectNode>,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,
@@ -332,6 +337,7 @@ impl Index {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
         self.leaving.leave_out(&input.node_name);
         self.avoid_leaving();
+        self.note_direct_nodes(&input.node_name, changes);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),
@@ -340,6 +346,7 @@ impl Index {
             numbers: Arc::clone(&self.context.numbers),
             silent: Arc::clone(&self.context.silent),
             leaving: Arc::clone(&self.context.leaving),
+            direct: Arc::clone(&self.context.direct),
         };
         let node = self.nodes.get(&input.node_name);
         let eligible = node.is_some_and(|node| !node.leaving);

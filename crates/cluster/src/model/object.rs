@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Protocol, ServiceName};
+use super::{Forwarding, Protocol, ServiceName};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub struct Service {
     /// Whether it has the annotation `traffic-policy.io/external-fallback: cluster`.
     pub external_fallback: bool,
     pub drain: Option<Duration>,
+    /// The annotation `traffic-policy.io/forwarding`.
+    pub forwarding: Option<Forwarding>,
     /// Fields that identify the load balancer, if they were requested.
     pub signs: Option<Box<Signs>>,
     /// Unusable parts of this object, one sentence each, with the object and the field.
@@ -88,6 +90,7 @@ impl Service {
             health_annotation: 0,
             external_fallback: false,
             drain: None,
+            forwarding: None,
             signs: None,
             problems: Vec::new(),
         }
@@ -251,4 +254,15 @@ pub struct LeavingNode {
     pub name: ServiceName,
     /// The name of the node, which is that of its endpoints' `nodeName`.
     pub node: String,
+}
+
+/// A node whose agent opens packets that other nodes forward to it directly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectNode {
+    /// The name of the Lease by which it says so.
+    pub name: ServiceName,
+    /// The name of the node, which is that of its endpoints' `nodeName`.
+    pub node: String,
+    /// The addresses that such packets of its own have as their source.
+    pub addresses: Vec<IpAddr>,
 }

@@ -184,7 +184,7 @@ fn service_port(
         external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
         cluster: if cluster_used {
-            candidates.cluster(context.topology(), &context.numbers)
+            candidates.cluster(context.topology(), &context.numbers, &context.direct)
         } else {
             Vec::new()
         },
@@ -194,6 +194,8 @@ fn service_port(
         drain: service.drain,
         source_ranges: source_ranges(service, ipv6, context),
         affinity: service.affinity,
+        forwarding: service.forwarding.unwrap_or(context.input.forwarding),
+        here: if context.direct.names.is_empty() || ipv6 { BTreeSet::new() } else { candidates.here() },
         frontends,
     }
 }

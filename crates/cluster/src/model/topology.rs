@@ -6,7 +6,9 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{Endpoint, Protocol, node_numbers::NodeNumbers, object::SliceEndpoint};
+use super::{
+    Endpoint, Protocol, direct_nodes::DirectNodes, node_numbers::NodeNumbers, object::SliceEndpoint,
+};
 
 /// The location of this node, for the topology hints.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +100,12 @@ impl<'a> Candidates<'a> {
 
     /// Returns the list for policy Cluster: the [`eligible`] endpoints, without those that are left
     /// out; ready ones are narrowed by topology.
-    pub(super) fn cluster(&self, topology: NodeTopology<'_>, numbers: &NodeNumbers) -> Vec<Endpoint> {
+    pub(super) fn cluster(
+        &self,
+        topology: NodeTopology<'_>,
+        numbers: &NodeNumbers,
+        direct: &DirectNodes,
+    ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
         let (mut list, ready) = eligible(remaining, |(_, endpoint, _)| *endpoint);
         if ready {
@@ -108,7 +115,8 @@ impl<'a> Candidates<'a> {
         sorted(list.into_iter().map(|(address, endpoint, local)| {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
-            Endpoint { node: number.unwrap_or(0), ..chosen(address, endpoint, local) }
+            let opens = !local && direct.open(address.ip(), endpoint.node_name.as_deref());
+            Endpoint { opens, node: number.unwrap_or(0), ..chosen(address, endpoint, local) }
         }))
     }
 
@@ -144,6 +152,11 @@ impl<'a> Candidates<'a> {
             .collect()
     }
 
+    /// Returns the endpoints on this node, in any condition.
+    pub(super) fn here(&self) -> BTreeSet<SocketAddr> {
+        self.all.iter().filter(|(_, (_, local))| *local).map(|(&address, _)| address).collect()
+    }
+
     pub(super) fn ready_local(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.all.iter().filter(|(_, (endpoint, local))| *local && endpoint.ready).map(|(&address, _)| address)
     }
@@ -173,7 +186,7 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
-    Endpoint { address, local, remote: !local && endpoint.node_name.is_some(), node: 0 }
+    Endpoint { address, local, remote: !local && endpoint.node_name.is_some(), opens: false, node: 0 }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind
@@ -276,7 +289,7 @@ mod tests {
             for (address, endpoint) in &endpoints {
                 candidates.add(*address, endpoint, TOPOLOGY);
             }
-            let (cluster, local) = (candidates.cluster(TOPOLOGY, &NodeNumbers::default()), candidates.local());
+            let (cluster, local) = (candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()), candidates.local());
             // A list is empty only if no endpoint could be in it.
             prop_assert_eq!(cluster.is_empty(), !candidates.any_usable());
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
@@ -307,7 +320,7 @@ mod tests {
             for (address, endpoint) in endpoints.iter().rev() {
                 twice.add(*address, endpoint, TOPOLOGY);
             }
-            prop_assert_eq!(once.cluster(TOPOLOGY, &NodeNumbers::default()), twice.cluster(TOPOLOGY, &NodeNumbers::default()));
+            prop_assert_eq!(once.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()), twice.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()));
             prop_assert_eq!(once.local(), twice.local());
         }
 
@@ -335,8 +348,8 @@ mod tests {
             let any = candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let expected = if remaining.any_usable() { &remaining } else { &whole };
             prop_assert_eq!(any, expected.all.len() < whole.all.len());
-            let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default());
-            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY, &NodeNumbers::default()));
+            let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default());
+            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()));
             prop_assert_eq!(list.is_empty(), !whole.any_usable(), "never the last ones");
             prop_assert_eq!(candidates.any_usable(), whole.any_usable());
             prop_assert_eq!(candidates.local(), whole.local());
@@ -372,7 +385,11 @@ mod tests {
             let nodes: BTreeSet<_> = silent.iter().map(|&node| node.to_owned()).collect();
             candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let last = |endpoint: &Endpoint| endpoint.address.to_string();
-            candidates.cluster(TOPOLOGY, &NodeNumbers::default()).iter().map(last).collect::<Vec<_>>()
+            candidates
+                .cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default())
+                .iter()
+                .map(last)
+                .collect::<Vec<_>>()
         };
         assert_eq!(list(&[]), ["10.0.0.1:80"]);
         assert_eq!(list(&["there"]), ["10.0.0.2:80", "10.0.0.3:80"]);

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::model::{
     Index, Indexed, Policy, ServiceName,
-    object::{EndpointSlice, LeavingNode, Node, Service, ServiceCidr},
+    object::{DirectNode, EndpointSlice, LeavingNode, Node, Service, ServiceCidr},
 };
 
 /// A change to objects of one kind.
@@ -38,6 +38,7 @@ pub enum Update {
     Node(Change<Node>),
     ServiceCidr(Change<ServiceCidr>),
     Leaving(Change<LeavingNode>),
+    Direct(Change<DirectNode>),
     /// All objects have been delivered: the known state is complete.
     Synced,
 }
@@ -67,6 +68,7 @@ impl Batch {
                 Update::Node(change) => change.apply(index),
                 Update::ServiceCidr(change) => change.apply(index),
                 Update::Leaving(change) => change.apply(index),
+                Update::Direct(change) => change.apply(index),
                 Update::Synced => {
                     let first = !index.is_synced();
                     index.set_synced();

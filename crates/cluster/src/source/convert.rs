@@ -26,7 +26,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-pub(super) use self::nodes::{leaving, node, service_cidr};
+pub(super) use self::nodes::{direct, leaving, node, service_cidr};
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};
 
@@ -139,6 +139,7 @@ pub(super) fn service(
     let drain = annotations::drain(&service.metadata, &mut problems);
     let health_annotation = annotations::health_port(&service.metadata, &mut problems);
     let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
+    let forwarding = annotations::forwarding(&service.metadata, &mut problems);
 
     Ok(Some(object::Service {
         created: service.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
@@ -157,6 +158,7 @@ pub(super) fn service(
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         health_annotation,
         external_fallback,
+        forwarding,
         drain,
         signs: None,
         problems: problems.sentences,

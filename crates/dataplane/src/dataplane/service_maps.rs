@@ -53,6 +53,7 @@ impl ServiceMaps for Dataplane {
         if self.stale {
             self.plan_anew()?;
         }
+        let compares_all = self.compares_all();
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {
             addresses,
@@ -80,6 +81,14 @@ impl ServiceMaps for Dataplane {
                     tracing::warn!("{error:#}");
                     failed.get_or_insert(error);
                 }
+            }
+        }
+        // Last: a packet that is opened for a Service port needs its frontend.
+        match self.direct.sync(desired, changes, &self.planner, addresses, compares_all) {
+            Ok(written) => elements += written,
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                failed.get_or_insert(error);
             }
         }
         if let Some(error) = failed {

@@ -17,6 +17,7 @@ use super::{
     },
     check_privileges, clock,
     devices::{Devices, pinned_devices},
+    direct::Direct,
     gc::Gc,
     heartbeat,
     maps::mmap::{config, routes, table_usage},
@@ -95,6 +96,7 @@ impl Dataplane {
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
         let silence = Silence::open(&mut object)?;
+        let direct = Direct::open(&mut object)?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
@@ -114,6 +116,7 @@ impl Dataplane {
             adopted,
             named: node::Named::default(),
             silence,
+            direct,
             route_mtus: None,
             adoption: Adoption::default(),
         })

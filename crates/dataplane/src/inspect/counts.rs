@@ -54,6 +54,7 @@ pub struct ServiceCount {
 pub fn outcome(kind: u8) -> Option<Outcome> {
     Some(match kind {
         kind::FORWARD => Outcome::Forwarded,
+        kind::DIRECT => Outcome::ForwardedDirect,
         kind::REPLY => Outcome::Replied,
         kind::DELIVER => Outcome::Delivered,
         kind::REPLY_LOCAL => Outcome::RepliedLocal,

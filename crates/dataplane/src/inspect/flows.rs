@@ -56,6 +56,8 @@ pub struct Flow {
 pub enum FlowKind {
     /// The endpoint is on another node.
     Forwarded,
+    /// The endpoint is on another node, which answers the client itself.
+    Direct,
     /// The endpoint is on this node.
     Delivered,
     /// The endpoint is wherever conntrack translates to: the flow began under kube-proxy.
@@ -138,7 +140,9 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
     let by = Multipliers::of(pinned.element::<RuntimeConfig>("tp_config")?.seed);
     let (mut requests, mut replies) = (Vec::new(), HashMap::new());
     pinned.map(map)?.each(|key: FlowKey<A>, entry: abi::Flow<A>| match entry.kind {
-        kind::FORWARD | kind::DELIVER | kind::LEFT => requests.push((key.unfolded(&entry, by), entry)),
+        kind::FORWARD | kind::DELIVER | kind::LEFT | kind::DIRECT => {
+            requests.push((key.unfolded(&entry, by), entry));
+        }
         kind::REPLY | kind::REPLY_LOCAL | kind::LEFT_REPLY => {
             replies.insert(key.unfolded(&entry, by), entry);
         }
@@ -146,10 +150,11 @@ fn family<A: Address + FromWire + Eq + std::hash::Hash>(
         _ => {}
     })?;
     for (tuple, request) in requests {
-        let reply = replies.get(&request.translated(tuple.protocol).reversed());
+        let has_reply = request.kind != kind::DIRECT;
+        let reply = replies.get(&request.translated(tuple.protocol).reversed()).filter(|_| has_reply);
         // The entry is of a kind that this version does not know.
         let Some(mut flow) = join(&tuple, &request, reply, clock) else { continue };
-        if request.kind == kind::FORWARD {
+        if matches!(request.kind, kind::FORWARD | kind::DIRECT) {
             flow.hop = hops.get(&request.hop.into()).map(|hop| (hop.ifindex, gateway(hop)));
         }
         visit(flow);
@@ -187,10 +192,15 @@ fn join<A: Address + FromWire>(
         client: address(tuple.source, tuple.ports.source()),
         frontend: address(tuple.destination, tuple.ports.destination()),
         endpoint: address(request.destination, request.ports.destination()),
-        source: address(request.source, request.ports.source()),
+        source: if request.kind == kind::DIRECT {
+            address(tuple.source, tuple.ports.source())
+        } else {
+            address(request.source, request.ports.source())
+        },
         kind: match request.kind {
             kind::DELIVER => FlowKind::Delivered,
             kind::LEFT => FlowKind::Conntrack,
+            kind::DIRECT => FlowKind::Direct,
             _ => FlowKind::Forwarded,
         },
         state: FlowState::of(request.state, reply.map_or(0, |reply| reply.state)),

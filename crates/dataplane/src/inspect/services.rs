@@ -10,8 +10,8 @@ use anyhow::Result;
 use ipnet::IpNet;
 use traffic_policy_cluster::model::{Endpoint, FrontendKind, Policy, ServiceName, ServicePortKey};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
-    Slot, frontend, frontend_kind, policy, scope,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+    ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -260,6 +260,7 @@ where
                 address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                 local: slot.flags & SLOT_LOCAL != 0,
                 remote: slot.flags & SLOT_REMOTE != 0,
+                opens: slot.flags & SLOT_OPENS != 0,
                 node: slot.node,
             })
         })

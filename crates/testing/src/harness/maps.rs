@@ -10,8 +10,8 @@ use traffic_policy_dataplane::{ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr, Slot,
-    SourceRange, TableUsage, WideAddress, scope, source_check,
+    Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -140,7 +140,14 @@ impl Harness {
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
         clear(&mut self.tables.removed)?;
-        for name in ["tp_own_sent4", "tp_own_sent6", "tp_fragments4", "tp_fragments6"] {
+        for name in [
+            "tp_own_sent4",
+            "tp_own_sent6",
+            "tp_fragments4",
+            "tp_fragments6",
+            "tp_direct_from4",
+            "tp_direct_eps4",
+        ] {
             self.map(name).empty()?;
         }
         for name in ["tp_scratch4", "tp_scratch6"] {
@@ -372,6 +379,8 @@ fn write<A: Address + Wire>(
                 SLOT_LOCAL
             } else if remote {
                 SLOT_REMOTE
+            } else if frontend.is_direct() {
+                SLOT_OPENS
             } else {
                 0
             };

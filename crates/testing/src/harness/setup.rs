@@ -76,6 +76,17 @@ impl Frontend {
         self
     }
 
+    /// Forwards directly to endpoints of other nodes, which open such packets.
+    #[must_use]
+    pub fn direct(mut self) -> Self {
+        self.flags |= frontend::DIRECT;
+        self
+    }
+
+    pub(super) fn is_direct(&self) -> bool {
+        self.flags & frontend::DIRECT != 0
+    }
+
     pub(super) fn is_cluster_ip(&self) -> bool {
         frontend::kind(self.flags) == frontend_kind::CLUSTER_IP
     }

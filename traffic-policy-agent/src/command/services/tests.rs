@@ -10,6 +10,7 @@ fn port() -> ServicePort {
         address: text.parse().unwrap(),
         local: node == 0,
         remote: node != 0,
+        opens: false,
         node,
     };
     ServicePort {

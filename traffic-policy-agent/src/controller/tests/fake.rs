@@ -14,7 +14,7 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
+use traffic_policy_cluster::model::{Changes, Desired, Forwarding, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
     FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
@@ -369,6 +369,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         origin: Origin::Manifests(manifests),
         node_port_addresses: "all".parse().unwrap(),
         service_cidrs: BTreeSet::new(),
+        forwarding: Forwarding::Snat,
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
         in_effect: InEffect::default(),

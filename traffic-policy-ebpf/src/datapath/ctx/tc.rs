@@ -8,8 +8,8 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{
         bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
-        bpf_skb_vlan_pop,
+        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
 };
 use traffic_policy_ebpf::abi::{Piece, hook};
@@ -52,6 +52,14 @@ const VLAN: u32 = 0xfff;
 /// BPF_F_RECOMPUTE_CSUM: updates a sum over the frame that the device has computed.
 const RECOMPUTE_SUM: u64 = 1;
 
+/// BPF_ADJ_ROOM_MAC: behind the Ethernet header.
+const BEHIND_MAC: u32 = 1;
+/// BPF_F_ADJ_ROOM_FIXED_GSO: the segments of an aggregate keep their length, which was compared
+/// with the MTU.
+const FIXED_GSO: u64 = 1;
+/// BPF_F_ADJ_ROOM_ENCAP_L3_IPV4.
+const ENCAPSULATED_IPV4: u64 = 2;
+
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
@@ -72,6 +80,13 @@ impl<const L2: usize, const SCTP: bool> SkBuff<L2, SCTP> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
+    }
+
+    /// Makes or removes room behind the Ethernet header.
+    #[inline(always)]
+    fn adjust(self, by: i32, flags: u64) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_skb_adjust_room(self.skb, by, BEHIND_MAC, flags) == 0 }
     }
 
     /// Marks a redirected packet for the egress program of its outgoing device.
@@ -222,6 +237,10 @@ impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
+    fn make_room(self, bytes: u32) -> bool {
+        self.adjust(bytes as i32, FIXED_GSO | ENCAPSULATED_IPV4)
+    }
+    #[inline(always)]
     fn jumps() -> Table {
         if L2 == 0 { Table::of(&raw const L3_TAIL_CALLS) } else { Table::of(&raw const TC_TAIL_CALLS) }
     }
@@ -280,6 +299,10 @@ impl<const L2: usize, const SCTP: bool> Skb for SkBuff<L2, SCTP> {
                 && (port_delta == 0
                     || bpf_l4_csum_replace(self.skb, offset, 0, port_delta as u64, mangled) == 0)
         }
+    }
+    #[inline(always)]
+    fn remove_room(self, bytes: u32) -> bool {
+        self.adjust(-(bytes as i32), FIXED_GSO)
     }
     #[inline(always)]
     fn update_sum(self, delta: u16) {

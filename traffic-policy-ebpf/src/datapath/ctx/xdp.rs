@@ -3,7 +3,7 @@
 use aya_ebpf::{
     bindings::xdp_md,
     cty::c_void,
-    helpers::{bpf_redirect, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
+    helpers::{bpf_redirect, bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
 };
 use traffic_policy_ebpf::abi::{DeviceInfo, hook};
 
@@ -132,6 +132,11 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
         let by = length as i32 - all as i32;
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
+    }
+    #[inline(always)]
+    fn make_room(self, bytes: u32) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_xdp_adjust_head(self.md, -(bytes as i32)) == 0 }
     }
     #[inline(always)]
     fn jumps() -> Table {

@@ -134,7 +134,7 @@ pub fn flow_entry<F: Family>(
     let (key, flow) = (load(key), load(entry));
     let tuple = key.unfolded(&flow, table::multipliers());
     if get!(sweep.mark) == mark::ONLY {
-        if matches!(flow.kind, kind::FORWARD | kind::DELIVER)
+        if matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::DIRECT)
             && flow.state & REMOVED == 0
             && is_removed::<F>(&flow, tuple.protocol)
         {
@@ -144,7 +144,7 @@ pub fn flow_entry<F: Family>(
     }
     set!(sweep.entries += 1);
     match flow.kind {
-        kind::FORWARD | kind::DELIVER => request::<F>(sweep, &tuple, &flow, entry),
+        kind::FORWARD | kind::DELIVER | kind::DIRECT => request::<F>(sweep, &tuple, &flow, entry),
         kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, entry),
         _ => {}
     }
@@ -174,9 +174,11 @@ fn request<F: Family>(
 ) {
     let (now, timeouts, mark) = (get!(sweep.now), get!(sweep.timeouts), get!(sweep.mark));
     let reply_key = flow.translated(tuple.protocol).reversed();
-    let reply = FlowTable::<F>::new().find(&reply_key);
+    let direct = flow.kind == kind::DIRECT;
+    let reply = if direct { ptr::null_mut() } else { FlowTable::<F>::new().find(&reply_key) };
     let mut quiet_for = clock::since(flow.last, now);
-    let mut reply_state = RST;
+    // A direct flow has no reply entry; its client's FIN counts for both sides.
+    let mut reply_state = if direct { flow.state } else { RST };
     if !reply.is_null() {
         let since = clock::since(get!(reply.last), now);
         quiet_for = if since < quiet_for { since } else { quiet_for };

@@ -55,6 +55,8 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// Whether the endpoint is on this node.
     pub local: bool,
+    /// Whether the packets travel unchanged to an endpoint on another node.
+    pub direct: bool,
     /// The place of the endpoint's node in `tp_node_silence`.
     pub node: u16,
     /// The place of the main table's entry that the new flow overwrites; [`NEW`] if there is none.
@@ -172,7 +174,13 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             port_delta: 0,
             hop: self.hop,
             epoch: self.epoch,
-            kind: if self.local { kind::DELIVER } else { kind::FORWARD },
+            kind: if self.local {
+                kind::DELIVER
+            } else if self.direct {
+                kind::DIRECT
+            } else {
+                kind::FORWARD
+            },
             state: 0,
             head: Head::of_node(self.node),
             last: self.now,
@@ -188,14 +196,19 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 }
 
 /// Inserts the entries that [`NewFlow::write`] has written: the reply entry with a source port,
-/// then the request entry, unless it overwrites an existing one. False: another CPU has created the
-/// request entry.
+/// except for a direct flow, then the request entry, unless it overwrites an existing one. False:
+/// another CPU has created the request entry.
 ///
 /// # Errors
 /// There is no free port, or no room.
 #[inline(always)]
 pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
-    insert_reply::<F>(scratch, usage)?;
+    if !F::V6 && get!(scratch.request.kind) == kind::DIRECT {
+        let search = place!(mut scratch.port_search);
+        set!(search.ports = Ports::new(get!(search.client_ports).source(), get!(search.endpoint_port)));
+    } else {
+        insert_reply::<F>(scratch, usage)?;
+    }
     // Not earlier: a flow that gets no port must not push out another.
     let place = unassured::take_place::<F>(scratch, usage, get!(scratch.key.protocol));
     set!(scratch.request.tail = Tail::of_queue_place(place));

@@ -21,6 +21,7 @@ use crate::datapath::{
         claim::CLAIMED,
         datagrams,
         established::{note_window, window_of},
+        one_way,
         pair::{Transition, again, assure, begin_count, counterpart, counterpart_key},
         silence,
     },
@@ -50,6 +51,10 @@ pub fn track<P: Packet, F: Family>(
             request(packet, parsed, entry, counterpart(parsed, key))
         }
         kind::REPLY | kind::REPLY_LOCAL => track_reply(packet, parsed, entry),
+        kind::DIRECT => {
+            unmark(entry);
+            one_way::track(packet, parsed, entry)
+        }
         kind::LEFT | kind::LEFT_REPLY => Transition::Leave(Outcome::PassedToConntrack),
         // An entry that is being written.
         _ => Transition::Leave(Outcome::PassedStaleFlow),

@@ -258,7 +258,7 @@ fn evict<F: Family>(spares: u64) -> i32 {
 /// Whether an entry belongs to an unassured flow, and holds this place.
 #[inline(always)]
 fn is_at<A: Address>(request: *const Flow<A>, place: u32) -> bool {
-    matches!(get!(request.kind), kind::FORWARD | kind::DELIVER)
+    matches!(get!(request.kind), kind::FORWARD | kind::DELIVER | kind::DIRECT)
         && get!(request.state) & ASSURED == 0
         && get!(request.tail) == Tail::of_queue_place(place)
 }

@@ -19,6 +19,8 @@ use crate::datapath::{
 const FRAGMENT: u16 = 0x3fffu16.to_be();
 
 const PROTOCOL_ICMP: u8 = 1;
+/// IPv4 within IPv4: RFC 2003.
+pub const PROTOCOL_IPIP: u8 = 4;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Parse for V4 {
@@ -68,6 +70,12 @@ impl Parse for V4 {
     }
 
     #[inline(always)]
+    fn holds_packet<P: Packet>(packet: P) -> bool {
+        let ip = packet.data() + P::L2;
+        ip + 20 <= packet.end() && load8::<9>(ip) == PROTOCOL_IPIP
+    }
+
+    #[inline(always)]
     fn addresses_at(ip: usize) -> (Address4, Address4) {
         (Address4::from_wire(load32::<12>(ip)), Address4::from_wire(load32::<16>(ip)))
     }
@@ -111,6 +119,11 @@ impl Parse for V6 {
         }
         // Types below 128 are errors; these four are defined: RFC 4443 section 3.
         load8::<6>(ip) == PROTOCOL_ICMP6 && matches!(load8::<40>(ip), 1..=4)
+    }
+
+    #[inline(always)]
+    fn holds_packet<P: Packet>(_: P) -> bool {
+        false
     }
 
     #[inline(always)]

@@ -205,6 +205,8 @@ pub trait Parse: Family + Sized {
     fn parse_fixed<P: Packet>(packet: P) -> Result<Parsed<Self>, Outcome>;
     /// Returns source and destination of the IP header at `ip`.
     fn addresses_at(ip: usize) -> (Self::Address, Self::Address);
+    /// Whether a packet of another protocol holds a packet of this family.
+    fn holds_packet<P: Packet>(packet: P) -> bool;
     /// Whether a packet of another protocol is an ICMP error, by its type.
     fn is_icmp_error<P: Packet>(packet: P) -> bool;
 }
@@ -231,6 +233,10 @@ pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outco
             } else {
                 packet.jump::<F, { jump::ICMP_ERROR }>();
             }
+        }
+        Outcome::PassedUnsupportedProtocol if !OUT && P::TC && F::holds_packet(packet) => {
+            packet.jump::<F, { jump::OPEN }>();
+            return outcome.into();
         }
         _ => return outcome.into(),
     }

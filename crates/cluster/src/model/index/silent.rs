@@ -51,7 +51,7 @@ impl Index {
     }
 
     /// Marks the Services with endpoints on nodes that are in one of two sets.
-    fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
+    pub(super) fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
         let differ: BTreeSet<&str> = former.symmetric_difference(nodes).map(String::as_str).collect();
         self.concern_services(|endpoint| {
             endpoint.node_name.as_deref().is_some_and(|node| differ.contains(node))

@@ -6,7 +6,9 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::problems::{Problems, quoted};
-use crate::model::{FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration};
+use crate::model::{
+    FALLBACK_ANNOTATION, FORWARDING_ANNOTATION, Forwarding, HEALTH_PORT_ANNOTATION, parse_duration,
+};
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
 const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
@@ -58,4 +60,15 @@ pub(super) fn external_fallback(metadata: &ObjectMeta, problems: &mut Problems) 
             false
         }
     }
+}
+
+/// Returns the way of packets to endpoints of other nodes; `None` without the annotation.
+pub(super) fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Forwarding> {
+    let text = text(metadata, FORWARDING_ANNOTATION)?;
+    let forwarding = Forwarding::parse(text);
+    if forwarding.is_none() {
+        let what = format!("{} is neither snat nor direct, and is ignored", quoted(text));
+        tell(problems, FORWARDING_ANNOTATION, &what);
+    }
+    forwarding
 }

@@ -8,6 +8,12 @@ use super::{FieldError, name, problems::Problems};
 use crate::model::{address::parse_ip, object};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// The label of a Lease by which a node says that it opens packets, and its value: the kind of
+/// packets.
+const DIRECT_LABEL: &str = "traffic-policy.io/opens";
+const DIRECT_VALUE: &str = "ipip";
+/// The annotation with the addresses of such a node, separated by commas.
+const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-from";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -65,4 +71,30 @@ pub(in crate::source) fn leaving(lease: &Lease) -> Result<object::LeavingNode, F
     let node =
         node.ok_or_else(|| FieldError::new("spec.holderIdentity", "missing: it names the leaving node"))?;
     Ok(object::LeavingNode { name: name(&lease.metadata)?, node })
+}
+
+/// Converts the Lease by which a node says that it opens packets. A Lease of another kind is
+/// `None`.
+pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNode>, FieldError> {
+    let labels = lease.metadata.labels.as_ref();
+    if labels.and_then(|labels| labels.get(DIRECT_LABEL)).is_none_or(|value| value != DIRECT_VALUE) {
+        return Ok(None);
+    }
+    let node = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let node = node
+        .filter(|node| !node.is_empty())
+        .ok_or_else(|| FieldError::new("spec.holderIdentity", "missing: it names the node"))?;
+    let path = format!("metadata.annotations[{DIRECT_ADDRESSES}]");
+    let annotations = lease.metadata.annotations.as_ref();
+    let text = annotations
+        .and_then(|annotations| annotations.get(DIRECT_ADDRESSES))
+        .ok_or_else(|| FieldError::new(path.as_str(), "missing: it has the node's addresses"))?;
+    let addresses = text
+        .split(',')
+        .map(|address| {
+            parse_ip(address.trim())
+                .ok_or_else(|| FieldError::new(path.as_str(), format!("{address:?} is not an IP address")))
+        })
+        .collect::<Result<_, _>>()?;
+    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, addresses }))
 }

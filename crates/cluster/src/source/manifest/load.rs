@@ -9,6 +9,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    coordination::v1::Lease,
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
@@ -33,6 +34,7 @@ pub(super) struct Objects {
     pub(super) slices: Vec<object::EndpointSlice>,
     pub(super) nodes: Vec<object::Node>,
     pub(super) service_cidrs: Vec<object::ServiceCidr>,
+    pub(super) direct_nodes: Vec<object::DirectNode>,
 }
 
 impl Objects {
@@ -44,6 +46,7 @@ impl Objects {
         Batch(vec![
             Update::Node(all(self.nodes)),
             Update::ServiceCidr(all(self.service_cidrs)),
+            Update::Direct(all(self.direct_nodes)),
             Update::Service(all(self.services)),
             Update::EndpointSlice(all(self.slices)),
             Update::Synced,
@@ -178,6 +181,12 @@ impl Loader {
                 objects.nodes.push(detail::node(node, detail)?);
                 convert::name(&node.metadata)
             }),
+            ("coordination.k8s.io/v1", "Lease") => {
+                self.object(place, &kind, value, |objects, lease: &Lease| {
+                    objects.direct_nodes.extend(convert::direct(lease)?);
+                    convert::name(&lease.metadata)
+                })
+            }
             // Both versions have the same fields.
             ("networking.k8s.io/v1" | "networking.k8s.io/v1beta1", "ServiceCIDR") => {
                 self.object(place, &kind, value, |objects, object: &ServiceCIDR| {

@@ -33,7 +33,7 @@ const XDP_JUMPS: [(u32, &str); 10] = [
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
     (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
-const TC_JUMPS: [(u32, &str); 20] = [
+const TC_JUMPS: [(u32, &str); 21] = [
     (jump::SLOW_PATH, "tp_tc_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
@@ -42,6 +42,7 @@ const TC_JUMPS: [(u32, &str); 20] = [
     (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::SPLIT, "tp_tc_split4"),
+    (jump::OPEN, "tp_tc_open4"),
     (jump::SCTP, "tp_tc_sctp4"),
     (jump::SCTP_OUT, "tp_tc_sctp_out4"),
     (jump::SCTP_SPLIT, "tp_tc_sctp_cut4"),

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Frontend, FrontendKey, Port, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr,
+        Address, EndpointKey, Frontend, FrontendKey, Port, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, ServiceCidr,
         ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
     },
     outcome::Outcome,
@@ -79,6 +79,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                         address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                         local: slot.flags & SLOT_LOCAL != 0,
                         remote: slot.flags & SLOT_REMOTE != 0,
+                        opens: slot.flags & SLOT_OPENS != 0,
                         node: slot.node,
                     })
                 })
@@ -273,11 +274,14 @@ fn put_slots<A: Address, const W: usize>(
 }
 
 fn slot<A>(address: A, endpoint: &Endpoint) -> Slot<A> {
-    let flags = match (endpoint.local, endpoint.remote) {
+    let mut flags = match (endpoint.local, endpoint.remote) {
         (true, _) => SLOT_LOCAL,
         (false, true) => SLOT_REMOTE,
         (false, false) => 0,
     };
+    if endpoint.opens {
+        flags |= SLOT_OPENS;
+    }
     Slot { address, port: Port::from_host(endpoint.address.port()), flags, node: endpoint.node, zero: 0 }
 }
 

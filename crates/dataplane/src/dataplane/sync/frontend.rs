@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use traffic_policy_cluster::model::{self, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey};
+use traffic_policy_cluster::model::{
+    self, Forwarding, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey,
+};
 use traffic_policy_ebpf::abi::{Frontend, NAME_LENGTH, ServiceInfo, frontend, frontend_kind, policy};
 
 use crate::dataplane::maps::keys::number;
@@ -27,6 +29,9 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 
     }
     if node_address {
         flags |= frontend::NODE_ADDRESS;
+    }
+    if port.forwarding == Forwarding::Direct {
+        flags |= frontend::DIRECT;
     }
     if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
         flags |= frontend::SOURCE_RANGES;

@@ -233,6 +233,11 @@ impl Planner {
         &self.held.frontends
     }
 
+    /// Returns the index of a Service port; `None` if it found no room.
+    pub fn index_of(&self, key: &ServicePortKey) -> Option<u32> {
+        self.ports.get(key).map(|applied| applied.index)
+    }
+
     /// Whether the Service port names the endpoint as serving again, or still.
     pub fn is_serving(&self, endpoint: &RemovedEndpoint) -> bool {
         let owner = self.owners.get(&endpoint.service).and_then(|key| self.ports.get(key));
@@ -269,7 +274,13 @@ impl Planner {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
             endpoints
                 .iter()
-                .map(|e| if own(e) { Endpoint { local: true, remote: false, node: 0, ..*e } } else { *e })
+                .map(|e| {
+                    if own(e) {
+                        Endpoint { local: true, remote: false, opens: false, node: 0, ..*e }
+                    } else {
+                        *e
+                    }
+                })
                 .collect()
         };
         let cluster = self.lists.place(key.ipv6, old_cluster, &placed(&port.cluster), now, &mut plan.ops);

@@ -16,7 +16,7 @@ fn key(name: &str) -> ServicePortKey {
 }
 
 fn endpoint(text: &str, local: bool) -> Endpoint {
-    Endpoint { address: text.parse().unwrap(), local, remote: false, node: 0 }
+    Endpoint { address: text.parse().unwrap(), local, remote: false, opens: false, node: 0 }
 }
 
 fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
@@ -29,6 +29,8 @@ fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
         .into(),
         external_policy: policy,
         external_fallback: false,
+        forwarding: traffic_policy_cluster::model::Forwarding::Snat,
+        here: BTreeSet::new(),
         internal_policy: Policy::Cluster,
         cluster: endpoints.to_vec(),
         local,

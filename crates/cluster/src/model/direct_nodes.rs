@@ -1,0 +1,20 @@
+//! The nodes to which packets can be forwarded directly.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+/// The other nodes that open packets that are forwarded to them directly.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct DirectNodes {
+    pub(super) names: BTreeSet<String>,
+    pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+impl DirectNodes {
+    /// Whether packets to an endpoint of another node are opened there. A node's own address is
+    /// none that they can be sent to: network plugins send packets of their own to it.
+    pub(super) fn open(&self, address: IpAddr, node: Option<&str>) -> bool {
+        address.is_ipv4()
+            && node.is_some_and(|node| self.names.contains(node))
+            && !self.addresses.contains(&address)
+    }
+}

@@ -1,0 +1,181 @@
+//! The maps of direct forwarding: the nodes that may send, and the endpoints of this node. IPv4
+//! only.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap as Index},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+};
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf,
+    maps::{HashMap, MapData},
+};
+use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
+use traffic_policy_ebpf::abi::{Address4, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
+
+use super::{
+    maps::keys::{FromWire as _, ToWire as _},
+    sync::plan::Planner,
+};
+
+/// Both maps, and what they hold.
+pub struct Direct {
+    nodes: HashMap<MapData, Address4, u32>,
+    endpoints: HashMap<MapData, DirectEndpointKey<Address4>, DirectEndpoint>,
+    /// The elements as they are in the maps; `None`: not read yet.
+    held: Option<Held>,
+    /// The elements that each Service port wants.
+    wanted: Index<ServicePortKey, Vec<Element>>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    nodes: BTreeSet<Ipv4Addr>,
+    endpoints: BTreeMap<Key, u16>,
+}
+
+/// An endpoint's address, and the index of the Service port or [`NO_SERVICE`].
+type Key = (Ipv4Addr, u32);
+type Element = (Key, u16);
+
+impl Direct {
+    /// Takes the maps out of a loaded object.
+    ///
+    /// # Errors
+    /// A map is missing or of another type: object and agent are of different builds.
+    pub fn open(object: &mut Ebpf) -> Result<Self> {
+        let mut take =
+            |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
+        let nodes = take("tp_direct_from4")?.try_into().context("map tp_direct_from4 has another type")?;
+        let endpoints = take("tp_direct_eps4")?.try_into().context("map tp_direct_eps4 has another type")?;
+        Ok(Self { nodes, endpoints, held: None, wanted: Index::new() })
+    }
+
+    /// Makes the maps equal to the desired state, and returns the number of elements written.
+    /// `addresses`: this node's own, at which nothing is opened.
+    ///
+    /// # Errors
+    /// The kernel refuses a change; the next call reads the maps again.
+    pub fn sync(
+        &mut self,
+        desired: &Desired,
+        changes: &Changes,
+        planner: &Planner,
+        addresses: &BTreeSet<IpAddr>,
+        all: bool,
+    ) -> Result<usize> {
+        let mut held = match self.held.take() {
+            Some(held) if !all => held,
+            _ => self.read().context("reading the maps of direct forwarding failed")?,
+        };
+        let mut written = self.sync_nodes(desired, &mut held)?;
+        let mut doubtful = BTreeSet::new();
+        if all {
+            self.wanted.clear();
+            doubtful.extend(held.endpoints.keys().copied());
+        }
+        let keys: Vec<_> = if all { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
+        for key in keys {
+            let former = self.wanted.remove(key).unwrap_or_default();
+            doubtful.extend(former.iter().map(|(key, _)| *key));
+            let wanted = elements(desired, key, planner, addresses);
+            doubtful.extend(wanted.iter().map(|(key, _)| *key));
+            if !wanted.is_empty() {
+                self.wanted.insert(key.clone(), wanted);
+            }
+        }
+        if !doubtful.is_empty() {
+            written += self.sync_endpoints(&doubtful, &mut held)?;
+        }
+        self.held = Some(held);
+        Ok(written)
+    }
+
+    fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {
+        let v4 = |address: &IpAddr| if let IpAddr::V4(address) = address { Some(*address) } else { None };
+        let wanted: BTreeSet<Ipv4Addr> = desired.direct_nodes.iter().filter_map(v4).collect();
+        let mut written = 0;
+        for address in held.nodes.difference(&wanted) {
+            self.nodes
+                .remove(&address.to_wire())
+                .context("forgetting a node that forwards directly failed")?;
+            written += 1;
+        }
+        for address in wanted.difference(&held.nodes) {
+            self.nodes.insert(address.to_wire(), 1, 0).with_context(|| {
+                format!("naming {address}, which forwards directly, failed (is the map full?)")
+            })?;
+            written += 1;
+        }
+        held.nodes = wanted;
+        Ok(written)
+    }
+
+    /// Brings these elements up to date: of Service ports with the same one, any may name the port.
+    fn sync_endpoints(&mut self, doubtful: &BTreeSet<Key>, held: &mut Held) -> Result<usize> {
+        let wanted: BTreeMap<Key, u16> =
+            self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
+        let mut written = 0;
+        for key in doubtful {
+            let (wanted, found) = (wanted.get(key), held.endpoints.get(key));
+            if wanted == found {
+                continue;
+            }
+            let element = DirectEndpointKey { address: key.0.to_wire(), service: key.1 };
+            written += 1;
+            if let Some(port) = wanted {
+                let value = DirectEndpoint { port: Port::from_host(*port), zero: 0 };
+                self.endpoints.insert(element, value, 0).with_context(|| {
+                    format!("naming endpoint {} of direct forwarding failed (is the map full?)", key.0)
+                })?;
+                held.endpoints.insert(*key, *port);
+            } else {
+                self.endpoints
+                    .remove(&element)
+                    .context("forgetting an endpoint of direct forwarding failed")?;
+                held.endpoints.remove(key);
+            }
+        }
+        Ok(written)
+    }
+
+    fn read(&self) -> Result<Held> {
+        let v4 = |address: Address4| match address.to_ip() {
+            IpAddr::V4(address) => address,
+            IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
+        };
+        let mut held = Held::default();
+        for address in self.nodes.keys() {
+            held.nodes.insert(v4(address?));
+        }
+        for entry in &self.endpoints {
+            let (key, value) = entry?;
+            held.endpoints.insert((v4(key.address), key.service), value.port.to_host());
+        }
+        Ok(held)
+    }
+}
+
+/// Returns the elements that a Service port wants: two for each address of its endpoints here. Of
+/// several ports at one address, the lowest is taken.
+fn elements(
+    desired: &Desired,
+    key: &ServicePortKey,
+    planner: &Planner,
+    addresses: &BTreeSet<IpAddr>,
+) -> Vec<Element> {
+    let (Some(port), Some(index)) = (desired.ports.get(key), planner.index_of(key)) else {
+        return Vec::new();
+    };
+    let mut elements = Vec::new();
+    let mut last = None;
+    for endpoint in port.here.iter().filter(|endpoint| !addresses.contains(&endpoint.ip())) {
+        let SocketAddr::V4(endpoint) = endpoint else { continue };
+        if last.replace(*endpoint.ip()) != Some(*endpoint.ip()) {
+            elements.push(((*endpoint.ip(), index), endpoint.port()));
+            elements.push(((*endpoint.ip(), NO_SERVICE), 0));
+        }
+    }
+    elements
+}

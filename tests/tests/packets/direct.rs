@@ -1,0 +1,185 @@
+//! Direct forwarding: the packet around a packet, and what is opened.
+
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, Transport, flag};
+
+use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
+/// The node in front, where this node has the endpoint.
+const FRONT: Spot = Spot::Router;
+const IPIP: u8 = 4;
+
+fn terms(hook: Hook) -> impl Iterator<Item = Terms> {
+    Terms::all().filter(move |terms| terms.v4() && terms.hook == hook)
+}
+
+fn each_ingress(mut work: impl FnMut(&mut Harness, Terms) + Send) {
+    harness::with(|harness| Hook::INGRESS.into_iter().flat_map(terms).for_each(|terms| work(harness, terms)));
+}
+
+/// A packet within another one.
+fn within(inner: &Packet, from: Spot, to: Spot) -> Packet {
+    let ip = &inner.bytes()[14..];
+    Packet::new(from.addresses().v4.into(), to.addresses().v4.into(), Transport::Other(IPIP)).payload(ip)
+}
+
+/// The same as it leaves this node for the endpoint's.
+fn sent(inner: &Packet) -> Packet {
+    within(inner, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
+        outer.ttl = 64;
+        outer.label = 0;
+        outer.dont_fragment = true;
+        outer.traffic_class = inner.traffic_class;
+    })
+}
+
+#[test]
+fn packets_leave_within_packets_to_the_endpoint() {
+    each_ingress(|harness, terms| {
+        for to in [NODE, VIP] {
+            harness.set_up(&Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR]).direct()));
+            let request = terms.request(to).with(|packet| packet.traffic_class = 0x2e);
+            for _ in 0..3 {
+                harness.run(terms.hook, &request).expect("forwarded-direct").expect_frame(&sent(&request));
+            }
+            if terms.tcp {
+                for flags in [flag::ACK, flag::FIN | flag::ACK, flag::RST] {
+                    let next = terms.request(to).with(|packet| packet.tcp_mut().flags = flags);
+                    harness.run(terms.hook, &next).expect("forwarded-direct").expect_frame(&sent(&next));
+                }
+            }
+            assert_eq!(harness.flows(terms.family).len(), 1, "no entry for replies, {terms:?}");
+        }
+    });
+}
+
+#[test]
+fn a_packet_that_would_be_too_long_is_refused_with_what_fits() {
+    each_ingress(|harness, terms| {
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+        let header = if terms.tcp { 40 } else { 28 };
+        let of_length = |length: usize| {
+            terms.request(VIP).payload(&vec![7; length - header]).with(|packet| packet.dont_fragment = true)
+        };
+        let longest = of_length(1480);
+        harness.run(terms.hook, &longest).expect("forwarded-direct").expect_frame(&sent(&longest));
+        let ran = harness.run(terms.hook, &of_length(1481));
+        if terms.xdp() {
+            ran.expect("passed-to-tc");
+        } else {
+            ran.expect("rejected-mtu-exceeded");
+            // The MTU is in the last two bytes of the ICMP header.
+            assert_eq!(ran.frame[14 + 20 + 6..14 + 20 + 8], 1480_u16.to_be_bytes(), "{terms:?}");
+        }
+    });
+}
+
+/// A node whose endpoint is on it, as another one sends to it.
+fn set_up_home(harness: &mut Harness, to: (Spot, u16)) {
+    harness.set_up(&Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR])));
+    harness.let_send_directly(FRONT);
+    harness.open_for(LOCAL.0, 1, LOCAL.1);
+}
+
+fn arrives(inner: &Packet, from: Spot, to: Spot) -> Packet {
+    within(inner, from, to).macs(Spot::Router.mac(), Device::Eth0.mac())
+}
+
+#[test]
+fn what_another_node_sends_is_opened_for_its_endpoint() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            let request = terms.request(VIP);
+            let delivered = request.clone().destination(terms.at(LOCAL));
+            for _ in 0..2 {
+                let ran = harness.run(terms.hook, &arrives(&request, FRONT, LOCAL.0));
+                ran.expect("delivered").expect_frame(&delivered);
+            }
+            let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).ttl(63);
+            let answered = answer.clone().source(terms.at(VIP));
+            harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+        }
+    });
+}
+
+/// Neither from a host that is no node, nor to an address without an endpoint; nor what is not
+/// whole. The stack gets it as it is.
+#[test]
+fn everything_else_is_left_alone() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            let request = terms.request(VIP);
+            let fragment = arrives(&request, FRONT, LOCAL.0).with(|outer| outer.more_fragments = true);
+            for (what, packet, outcome) in [
+                ("from a host", arrives(&request, Spot::Client, LOCAL.0), "passed-unsupported-protocol"),
+                ("to the node", arrives(&request, FRONT, Spot::Node), "passed-unsupported-protocol"),
+                ("to another pod", arrives(&request, FRONT, Spot::LocalTyped), "passed-unsupported-protocol"),
+                ("a fragment", fragment, "passed-fragment"),
+            ] {
+                let ran = harness.run(terms.hook, &packet);
+                assert_eq!(ran.outcome, outcome, "{what}, {terms:?}");
+            }
+        }
+    });
+}
+
+/// It is dropped, never handed on as it is: this node's stack would send it back to the other node.
+#[test]
+fn what_was_inside_never_passes_untranslated() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            let unknown = terms.packet((Spot::Client, CLIENT_PORT), (Spot::Vip, PORT + 1));
+            let not_ip = Packet::new(
+                Spot::Client.addresses().v4.into(),
+                Spot::Vip.addresses().v4.into(),
+                Transport::Other(47),
+            );
+            let martian = terms.packet((Spot::Node, CLIENT_PORT), VIP);
+            for (what, inner, outcome) in [
+                ("no Service", unknown, "dropped-unknown-endpoint"),
+                ("another protocol", not_ip.payload(&[0; 40]), "dropped-unknown-endpoint"),
+                ("this node as client", martian, "dropped-martian-source"),
+            ] {
+                let ran = harness.run(terms.hook, &arrives(&inner, FRONT, LOCAL.0));
+                assert_eq!(ran.outcome, outcome, "{what}, {terms:?}");
+            }
+            // A flow of the same client through this node to another one is not taken for it.
+            set_up_home(harness, VIP);
+            harness.run(terms.hook, &terms.request(VIP)).expect("forwarded");
+            if terms.tcp {
+                let segment = terms.request(VIP).with(|packet| packet.tcp_mut().flags = flag::ACK);
+                let ran = harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0));
+                ran.expect("dropped-unknown-endpoint");
+            }
+            let request = terms.request(VIP);
+            let ran = harness.run(terms.hook, &arrives(&request, FRONT, LOCAL.0));
+            ran.expect("delivered").expect_frame(&request.clone().destination(terms.at(LOCAL)));
+        }
+    });
+}
+
+/// A segment of a connection that nobody here knows is answered for the frontend.
+#[test]
+fn an_unknown_connection_is_reset_as_the_frontend() {
+    harness::with(|harness| {
+        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
+        set_up_home(harness, VIP);
+        let segment = terms.request(VIP).with(|packet| {
+            packet.tcp_mut().flags = flag::ACK;
+            *packet = packet.clone().numbers(1000, 2000);
+        });
+        let ran = harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0));
+        ran.expect("reset-no-flow");
+        let ip = &ran.frame[14..];
+        assert_eq!(ip[12..16], Spot::Vip.addresses().v4.octets(), "from the frontend");
+        assert_eq!(ip[16..20], Spot::Client.addresses().v4.octets(), "to the client");
+        assert_eq!(ip[20 + 13], flag::RST);
+    });
+}

@@ -1,0 +1,94 @@
+//! State of flows of which this node sees only the requests: those that it forwards directly. The
+//! endpoint's node tracks both directions; here a flow has to last as long, and to end soon after.
+
+use traffic_policy_ebpf::{
+    abi::Flow,
+    outcome::Outcome,
+    tcp::{
+        ASSURED, FIN, REMOVED, RST, flag,
+        numbers::{self, Segment},
+    },
+};
+
+use crate::datapath::{
+    clock,
+    ctx::Packet,
+    family::Family,
+    flow::{
+        claim::CLAIMED,
+        pair::{Transition, again},
+        unassured,
+    },
+    parse::Parsed,
+};
+
+/// The seconds without a packet after which a SYN on a connection of a removed endpoint opens
+/// another one.
+const SILENCE: u32 = 3;
+
+/// Updates the state of a direct flow from one of its packets.
+///
+/// A datagram never assures its flow: an answer is not seen. A stream that is in use keeps its
+/// place in the queue of unassured flows.
+#[inline(always)]
+pub fn track<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
+    let state = get!(entry.state);
+    if !parsed.is_tcp() {
+        return if state & REMOVED != 0 { again::<P, F>(parsed, entry) } else { Transition::Keep(entry) };
+    }
+    let (segment, own) = (parsed.segment(), get!(entry.numbers));
+    if own == CLAIMED {
+        return Transition::Leave(Outcome::DroppedTableFull);
+    }
+    if parsed.opens(packet) {
+        return opens::<P, F>(parsed, entry, &segment);
+    }
+    let near = numbers::is_near(&segment, own);
+    if segment.flags & flag::RST != 0 {
+        if !near {
+            return Transition::Ignore(entry);
+        }
+        set!(entry.state = state | RST);
+        return Transition::Keep(entry);
+    }
+    if state & ASSURED == 0 {
+        if !near || segment.flags & flag::ACK == 0 {
+            return Transition::Ignore(entry);
+        }
+        unassured::leave::<F>(entry, &parsed.tuple);
+        set!(entry.state |= ASSURED);
+    } else if segment.flags & flag::FIN != 0 && near {
+        set!(entry.state = state | FIN);
+    }
+    set!(entry.numbers = segment.numbers);
+    Transition::Keep(entry)
+}
+
+/// Updates the state from a SYN. A connection that goes on keeps its endpoint, whose node judges
+/// the SYN.
+#[inline(always)]
+fn opens<P: Packet, F: Family>(
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+    syn: &Segment,
+) -> Transition<F::Address> {
+    let state = get!(entry.state);
+    if state & (RST | FIN) != 0 || state & (REMOVED | ASSURED) == REMOVED {
+        return again::<P, F>(parsed, entry);
+    }
+    if state & ASSURED == 0 {
+        if get!(entry.numbers) != syn.opening() {
+            set!(entry.numbers = syn.opening());
+        }
+        return Transition::Keep(entry);
+    }
+    let quiet = clock::jiffies().wrapping_sub(get!(entry.last));
+    if state & REMOVED != 0 && quiet >= SILENCE * clock::hz() {
+        return again::<P, F>(parsed, entry);
+    }
+    Transition::Ignore(entry)
+}

@@ -1,0 +1,147 @@
+//! Direct forwarding: a packet travels unchanged, within an outer packet that is addressed to the
+//! endpoint, to the endpoint's node, which opens it ([`crate::datapath::open`]). IPv4 within IPv4:
+//! RFC 2003.
+
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
+use traffic_policy_ebpf::{
+    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, kind},
+    checksum::fold,
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
+    family::{Family, V4},
+    forward::{self, Forwarding, Rewrite, Translatable},
+    parse::{self, ETHERTYPE_IPV4, fixed::PROTOCOL_IPIP},
+    value::store,
+    verdict::Decision,
+    words::{load8, load16, store16, store32, store64},
+};
+
+/// The bytes of the outer header.
+pub const OUTER: u32 = 20;
+/// Version and header length of the outer header.
+const VERSION_AND_LENGTH: u8 = 0x45;
+const TTL: u8 = 64;
+/// The outer packet is never fragmented: packets that are too long are refused.
+const DONT_FRAGMENT: u16 = 0x4000u16.to_be();
+
+/// Whether packets of a family and kind of program can be forwarded directly.
+#[inline(always)]
+pub const fn can_be<P: Packet, F: Family>() -> bool {
+    !F::V6 && !P::SCTP
+}
+
+/// Whether a flow is forwarded directly.
+#[inline(always)]
+pub fn is_direct<F: Family>(entry: *const Flow<F::Address>) -> bool {
+    !F::V6 && get!(entry.kind) == kind::DIRECT
+}
+
+/// Sends a packet within an outer packet. All checks precede the first write.
+#[inline(always)]
+pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+    packet: P,
+    inner: &C,
+    forwarding: &Forwarding<F::Address>,
+    now: u32,
+) -> Decision {
+    let entry = forwarding.entry;
+    if inner.ttl() <= 1 {
+        return inner.ttl_exceeded().into();
+    }
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
+    let (mtu, flags, ifindex) = if !hop.is_null() {
+        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
+    } else if P::TC && unresolved != 0 {
+        let (mtu, flags) = forward::unresolved::<F>(unresolved, scratch);
+        (mtu, flags, unresolved)
+    } else {
+        return Outcome::DroppedNoRoute.into();
+    };
+    if inner.wire_length(packet) + OUTER > mtu {
+        return if P::TC { inner.mtu_exceeded(mtu - OUTER) } else { Outcome::PassedToTc.into() };
+    }
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+        return Outcome::PassedToTc.into();
+    }
+    inner.account(entry, now);
+    let (macs, source_mac_tail) =
+        if hop.is_null() { (0, 0) } else { (get!(hop.macs), get!(hop.source_mac_tail)) };
+    let (source, destination) = (get!(entry.source), get!(entry.destination));
+    store(place!(mut scratch.outer), Outer { macs, source_mac_tail, zero: 0, source, destination });
+    let context = packet.raw();
+    let built = if P::TC { wrap_tc4(context.cast()) } else { wrap_xdp4(context.cast()) };
+    if built != BUILT {
+        return Outcome::DroppedInternalError.into();
+    }
+    let action = if let Some(skb) = packet.skb()
+        && (hop.is_null() || flags & HOP_NO_ETHERNET != 0)
+    {
+        if flags & HOP_NO_ETHERNET != 0 {
+            skb.send_routed(ifindex)
+        } else {
+            skb.send_to(ifindex, place!(mut scratch.neighbour))
+        }
+    } else {
+        packet.send(ifindex)
+    };
+    Decision::sent(Outcome::ForwardedDirect, action)
+}
+
+/// The results of [`wrap`].
+const BUILT: i32 = 0;
+const REFUSED: i32 = 1;
+
+global_functions! {
+    wrap_xdp4 => wrap::<Xdp>, context: *mut xdp_md;
+    wrap_tc4 => wrap::<Tc>, context: *mut __sk_buff;
+}
+
+/// Puts the outer header of `Scratch::outer` in front of an IPv4 packet.
+#[inline(always)]
+fn wrap<P: Packet>(context: *mut P::Context) -> i32 {
+    let Some(scratch) = V4::scratch() else { return REFUSED };
+    let packet = P::of(context);
+    if !packet.make_room(OUTER) {
+        return REFUSED;
+    }
+    let (data, end) = (packet.data(), packet.end());
+    if data + parse::ETHERNET + 2 * OUTER as usize > end {
+        return REFUSED;
+    }
+    let ip = data + parse::ETHERNET;
+    let inner = ip + OUTER as usize;
+    let outer = place!(const scratch.outer);
+    let macs = get!(outer.macs);
+    if macs != 0 || !P::TC {
+        store64::<0>(data, macs);
+        store32::<8>(data, get!(outer.source_mac_tail));
+        store16::<12>(data, ETHERTYPE_IPV4);
+    }
+    let length = u16::from_be(load16::<2>(inner)).wrapping_add(OUTER as u16);
+    header(ip, load8::<1>(inner), length, get!(outer.source), get!(outer.destination));
+    BUILT
+}
+
+/// Writes the outer header. The type of service is the inner one, with the two bits of ECN
+/// (RFC 6040 section 4.1).
+#[inline(always)]
+fn header(ip: usize, tos: u8, length: u16, source: Address4, destination: Address4) {
+    let first = u16::from_ne_bytes([VERSION_AND_LENGTH, tos]);
+    let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
+    let length = length.to_be();
+    let (from, to) = (source.wire() as u64, destination.wire() as u64);
+    let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
+    let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
+    store16::<0>(ip, first);
+    store16::<2>(ip, length);
+    store16::<4>(ip, 0);
+    store16::<6>(ip, DONT_FRAGMENT);
+    store16::<8>(ip, time_and_protocol);
+    store16::<10>(ip, !fold(sum));
+    store32::<12>(ip, source.wire());
+    store32::<16>(ip, destination.wire());
+}

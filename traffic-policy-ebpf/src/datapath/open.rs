@@ -1,0 +1,259 @@
+//! The program that opens packets which other nodes have sent directly to endpoints of this one. It
+//! runs in TC: the stack gets the packet in any case.
+//!
+//! ```text
+//! outer: node → endpoint     inner: client → frontend
+//! ```
+//!
+//! A packet is opened only if its outer source is an address of a node, and its outer destination
+//! an endpoint of this node; every other one is left alone. What was inside takes the path of all
+//! packets, except that the endpoint is given: it is the one that the other node has chosen. It is
+//! never handed to the stack as it is, which would send it back to that node.
+
+use traffic_policy_ebpf::{
+    abi::{
+        Address as _, Address4, DirectEndpoint, DirectEndpointKey, Flow, Frontend, IndexRange, NO_SERVICE,
+        Port, SLOT_LOCAL, Scratch, Slot, hook, jump, kind, scope,
+    },
+    checksum,
+    outcome::{Outcome, Verdict},
+    tcp::{ANSWERED, ASSURED, flag},
+};
+
+use core::ptr;
+
+use crate::datapath::{
+    clock,
+    ctx::{LINEAR, Packet, Skb as _, tc::Tc},
+    family::{Family, V4},
+    flow::{
+        established,
+        pair::{Transition, again},
+        table::FlowTable,
+    },
+    forward::{self, Forwarding, direct::OUTER},
+    lb::{List, Target, select},
+    maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
+    parse::{self, ETHERNET, Parse, Parsed, fixed},
+    value::{borrow, load},
+    verdict::{self, Decision},
+    words::{load8, load16, store8, store16},
+};
+
+/// Bits of the type of service: RFC 3168 section 5. Congestion experienced, and both bits.
+const CE: u8 = 3;
+const ECN: u8 = 3;
+/// The bits for more fragments, or for an offset, memory order.
+const FRAGMENT: u16 = 0x3fffu16.to_be();
+
+/// The program.
+#[inline(always)]
+pub fn run(packet: Tc) -> i32 {
+    verdict::finish(packet, hook::INGRESS, incoming(packet))
+}
+
+#[inline(always)]
+fn incoming(packet: Tc) -> Decision {
+    packet.pull(LINEAR + OUTER);
+    let ip = packet.data() + ETHERNET;
+    let inner = ip + OUTER as usize;
+    if inner + 20 > packet.end() || load8::<0>(ip) != 0x45 || load16::<6>(ip) & FRAGMENT != 0 {
+        return Outcome::PassedUnsupportedProtocol.into();
+    }
+    let (source, destination) = V4::addresses_at(ip);
+    let Some(scratch) = V4::scratch() else { return Outcome::DroppedInternalError.into() };
+    if Table::of(&raw const DIRECT_FROM4).lookup::<_, u32>(&source).is_none()
+        || port_of(&DirectEndpointKey { address: destination, service: NO_SERVICE }).is_none()
+    {
+        return Outcome::PassedUnsupportedProtocol.into();
+    }
+    let marked = load8::<1>(ip) & ECN == CE;
+    if !packet.remove_room(OUTER) {
+        return Outcome::DroppedInternalError.into();
+    }
+    let ip = packet.data() + ETHERNET;
+    if ip + 20 > packet.end() || load8::<0>(ip) >> 4 != 4 {
+        return Outcome::DroppedUnknownEndpoint.into();
+    }
+    if marked {
+        mark_congestion(ip);
+    }
+    set!(scratch.opened.endpoint.address = destination);
+    set!(scratch.opened.pending = 1);
+    let parsed = match V4::parse_fixed(packet) {
+        Ok(parsed) => parsed,
+        Err(outcome) => {
+            let decision = parse::hand_over::<Tc, V4, false>(packet, outcome);
+            set!(scratch.opened.pending = 0);
+            return not_passed(decision);
+        }
+    };
+    let flags = parsed.tcp_flags();
+    if flags & (flag::SYN | flag::FIN | flag::RST) == 0 && fixed::is_whole(packet, &parsed) {
+        let now = clock::jiffies();
+        let numbers = established::numbers_of(&parsed);
+        let entry = FlowTable::<V4>::new().find(&parsed.tuple);
+        if !entry.is_null()
+            && get!(entry.kind) == kind::DELIVER
+            && get!(entry.state) & !ANSWERED == ASSURED
+            && established::advance(entry, &parsed, numbers, now)
+        {
+            set!(scratch.opened.pending = 0);
+            let forwarding = Forwarding { entry, hop: ptr::null(), unresolved: 0 };
+            return forward::forward(packet, &parsed, &forwarding, now);
+        }
+    }
+    packet.jump::<V4, { jump::SLOW_PATH }>();
+    set!(scratch.opened.pending = 0);
+    Outcome::DroppedInternalError.into()
+}
+
+/// Notes in the inner packet that a router on the way was congested: RFC 6040 section 4.2.
+#[inline(always)]
+fn mark_congestion(ip: usize) {
+    let tos = load8::<1>(ip);
+    if tos & ECN == 0 || tos & ECN == CE {
+        return;
+    }
+    let before = load16::<0>(ip);
+    store8::<1>(ip, tos | CE);
+    let delta = checksum::delta(before as u64, load16::<0>(ip) as u64);
+    store16::<10>(ip, checksum::update(load16::<10>(ip), delta));
+}
+
+/// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
+#[inline(always)]
+const fn can_be_opened<P: Packet, F: Family>() -> bool {
+    P::TC && !F::V6 && !P::SCTP && P::L2 != 0
+}
+
+/// Whether the packet that this program sees was opened.
+#[inline(always)]
+pub fn was_opened<P: Packet, F: Family>() -> bool {
+    can_be_opened::<P, F>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) != 0)
+}
+
+/// Concludes the program with a decision on a packet that may have been opened: such a packet does
+/// not pass, unless it was translated.
+#[inline(always)]
+pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
+    if !can_be_opened::<P, F>() {
+        return decision;
+    }
+    let Some(scratch) = F::scratch() else { return decision };
+    if get!(scratch.opened.pending) == 0 {
+        return decision;
+    }
+    set!(scratch.opened.pending = 0);
+    set!(scratch.opened.routed = decision.is_answered() as u32);
+    not_passed(decision)
+}
+
+/// Whether the refused packet that this program answers was opened.
+#[inline(always)]
+pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
+    if !can_be_opened::<P, F>() {
+        return false;
+    }
+    let Some(scratch) = F::scratch() else { return false };
+    let routed = get!(scratch.opened.routed);
+    set!(scratch.opened.routed = 0);
+    routed != 0
+}
+
+/// Returns the decision on an opened packet.
+#[inline(always)]
+fn not_passed(decision: Decision) -> Decision {
+    if matches!(decision.outcome.verdict(), Verdict::Pass) && !matches!(decision.outcome, Outcome::Delivered)
+    {
+        return Outcome::DroppedUnknownEndpoint.into();
+    }
+    decision
+}
+
+/// Returns the given endpoint of an opened packet, and `slot` for every other one. Where a packet
+/// can be opened, both lie in scratch memory: the verifier walks what follows once.
+#[inline(always)]
+pub fn given_or<'a, P: Packet, F: Family>(
+    scratch: *mut Scratch<F::Address>,
+    slot: *const Slot<F::Address>,
+) -> &'a Slot<F::Address> {
+    if !can_be_opened::<P, F>() {
+        return borrow(slot);
+    }
+    if get!(scratch.opened.pending) == 0 {
+        set!(scratch.opened.endpoint = load(slot));
+    }
+    borrow(place!(const scratch.opened.endpoint))
+}
+
+/// Returns what becomes of an opened packet with an entry that would send it on to another node:
+/// the client reached this node before, on the same ports. A SYN begins a new flow.
+#[inline(always)]
+pub fn over_other<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
+    if parsed.is_tcp() && !parsed.opens(packet)
+        || get!(entry.kind) != kind::FORWARD && get!(entry.kind) != kind::DIRECT
+    {
+        return Transition::Leave(Outcome::DroppedUnknownEndpoint);
+    }
+    again::<P, F>(parsed, entry)
+}
+
+/// Returns the list, which has no range, for an opened packet without a flow, and completes the
+/// given endpoint in scratch memory.
+///
+/// # Errors
+/// The client's address is martian, this node does not have the endpoint for the Service, or it
+/// does not know the connection.
+#[inline(always)]
+pub fn list<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    scratch: *mut Scratch<F::Address>,
+) -> Result<List, Decision> {
+    let found = frontend(parsed);
+    if found.is_null() {
+        return Err(Outcome::DroppedUnknownEndpoint.into());
+    }
+    let service = get!(found.service);
+    let slot = place!(mut scratch.opened.endpoint);
+    let key = DirectEndpointKey { address: get!(slot.address).wide().ipv4(), service };
+    let Some(port) = port_of(&key) else {
+        return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
+    };
+    if select::is_martian::<P, F>(packet) {
+        return Err(Outcome::DroppedMartianSource.into());
+    }
+    if parsed.is_tcp() && !parsed.opens(packet) {
+        return Err(Decision::refused(Outcome::ResetNoFlow, service));
+    }
+    set!(slot.port = port);
+    set!(slot.flags = SLOT_LOCAL);
+    set!(slot.node = 0);
+    Ok(List { frontend: found, service, range: IndexRange::default(), local: true })
+}
+
+/// Returns the frontend of an opened packet, or null. A node port on an address of another node is
+/// served by the one that this node has at its own address.
+#[inline(always)]
+fn frontend<F: Family>(parsed: &Parsed<F>) -> *const Frontend {
+    let target = Target::of(&parsed.tuple);
+    let found = select::frontend::<F>(&target);
+    if !found.is_null() {
+        return found;
+    }
+    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
+    let address = F::narrow(get!(node.primary[F::INDEX]));
+    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
+}
+
+/// Returns the port of an endpoint of this node.
+#[inline(always)]
+fn port_of(key: &DirectEndpointKey<Address4>) -> Option<Port> {
+    let found = Table::of(&raw const DIRECT_ENDPOINTS4).lookup::<_, DirectEndpoint>(key)?;
+    Some(get!(found.port))
+}
