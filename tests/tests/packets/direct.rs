@@ -1,8 +1,10 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
+use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
+use crate::sweeping::{SLACK, TIMEOUTS, sweeper};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -181,5 +183,86 @@ fn an_unknown_connection_is_reset_as_the_frontend() {
         assert_eq!(ip[12..16], Spot::Vip.addresses().v4.octets(), "from the frontend");
         assert_eq!(ip[16..20], Spot::Client.addresses().v4.octets(), "to the client");
         assert_eq!(ip[20 + 13], flag::RST);
+    });
+}
+
+/// The states that the client's packets alone show, each with its time.
+#[test]
+fn a_flow_lasts_as_its_requests_show() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            let tcp: &[(&[u8], u32)] = &[
+                (&[], TIMEOUTS.unassured),
+                (&[flag::ACK], TIMEOUTS.established),
+                (&[flag::ACK, flag::FIN | flag::ACK], TIMEOUTS.finished),
+                (&[flag::ACK, flag::RST], TIMEOUTS.reset),
+            ];
+            for (flags, timeout) in if terms.tcp { tcp } else { &[(&[][..], TIMEOUTS.udp)] } {
+                harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+                harness.run(terms.hook, &terms.request(VIP)).expect("forwarded-direct");
+                for flags in *flags {
+                    let next = terms.request(VIP).with(|packet| packet.tcp_mut().flags = *flags);
+                    harness.run(terms.hook, &next).expect("forwarded-direct");
+                }
+                let mut sweeper = sweeper();
+                for (idle, deleted) in [(timeout - SLACK, 0), (timeout + SLACK, 1)] {
+                    let last = harness.now().wrapping_sub(idle);
+                    let [flow] = harness.flows(terms.family)[..] else { panic!("one entry, {terms:?}") };
+                    harness.change(&flow, |entry| entry.last = last);
+                    harness.sweep(&mut sweeper, false);
+                    let found = harness.sweep(&mut sweeper, false)[terms.family as usize];
+                    assert_eq!(found.deleted, deleted, "{flags:x?} idle for {idle}, {terms:?}");
+                }
+                assert_eq!(harness.flows(terms.family), []);
+            }
+        }
+    });
+}
+
+/// A RST that is far from the connection's numbers, as a forged one is, does not end it.
+#[test]
+fn a_forged_reset_ends_no_flow() {
+    harness::with(|harness| {
+        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+        let segment = |flags, sequence| {
+            let packet = terms.request(VIP).with(|packet| packet.tcp_mut().flags = flags);
+            packet.numbers(sequence, 5000)
+        };
+        for (flags, sequence) in [(flag::SYN, 1000), (flag::ACK, 1001), (flag::RST, 1_000_000)] {
+            harness.run(terms.hook, &segment(flags, sequence)).expect("forwarded-direct");
+        }
+        let state = |harness: &Harness| harness.flows(terms.family)[0].state;
+        assert_eq!(state(harness), tcp::ASSURED);
+        harness.run(terms.hook, &segment(flag::RST, 1001)).expect("forwarded-direct");
+        assert_eq!(state(harness), tcp::ASSURED | tcp::RST);
+    });
+}
+
+/// A SYN with a forged source, and the ACK after it, is all that a flow costs: unassured ones make
+/// room for each other, and a table that is full for ended ones.
+#[test]
+fn ended_flows_make_room_in_a_full_table() {
+    harness::with(|harness| {
+        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+        let of_port =
+            |port: u16| terms.packet((Spot::Client, port), VIP).macs(Spot::Router.mac(), Device::Eth0.mac());
+        harness.sweep(&mut sweeper(), false);
+        let room = u16::try_from(harness::SIZES.flows4).unwrap();
+        for port in 1..=room {
+            for flags in [flag::SYN, flag::ACK, flag::RST] {
+                let packet = of_port(port).with(|packet| packet.tcp_mut().flags = flags);
+                harness.run(terms.hook, &packet).expect("forwarded-direct");
+            }
+        }
+        harness.run(terms.hook, &of_port(20_000)).expect("dropped-table-full");
+        let last = harness.now().wrapping_sub(TIMEOUTS.reset + SLACK);
+        for flow in harness.flows(terms.family) {
+            harness.change(&flow, |entry| entry.last = last);
+        }
+        let served = (0..32)
+            .any(|port| harness.run(terms.hook, &of_port(20_001 + port)).outcome == "forwarded-direct");
+        assert!(served, "no ended flow was removed");
     });
 }

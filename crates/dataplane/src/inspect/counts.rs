@@ -106,7 +106,7 @@ impl Counts {
         let mut add = |kind, service, (packets, bytes)| {
             let Some(outcome) = outcome(kind) else { return };
             counts.packets.entry((service, outcome)).or_default().add(packets, bytes);
-            if matches!(kind, kind::FORWARD | kind::DELIVER) {
+            if matches!(kind, kind::FORWARD | kind::DELIVER | kind::DIRECT) {
                 *counts.flows.entry(service).or_default() += 1;
             }
         };

@@ -155,7 +155,7 @@ impl FlowEntry {
 
     /// Whether this is a request entry.
     pub fn is_request(&self) -> bool {
-        matches!(self.kind, kind::FORWARD | kind::DELIVER)
+        matches!(self.kind, kind::FORWARD | kind::DELIVER | kind::DIRECT)
     }
 }
 

@@ -104,6 +104,10 @@ fn look<F: Family>() -> i64 {
         set!(held.protocol = 0);
         return 0;
     }
+    if !F::V6 && get!(request.kind) == kind::DIRECT {
+        look_at_direct::<F>(scratch, request);
+        return 0;
+    }
     if !matches!(get!(request.kind), kind::FORWARD | kind::DELIVER) {
         return 0;
     }
@@ -147,6 +151,41 @@ fn look<F: Family>() -> i64 {
     }
     remove::<F>(request, request_key, reply, borrow(reply_key), room);
     0
+}
+
+/// Removes a direct flow, which has no reply entry, if it has been idle for too long. Its key is
+/// `Scratch::other`.
+#[inline(always)]
+fn look_at_direct<F: Family>(scratch: *mut Scratch<F::Address>, request: *mut Flow<F::Address>) {
+    let Some(sweep) = GC_PASS.get_ptr(0) else { return };
+    let (key, room) = (borrow(place!(const scratch.other)), place!(mut scratch.flow_key));
+    let state = get!(request.state);
+    let limit = super::timeout(&get!(sweep.timeouts), key.protocol, state, state);
+    if limit == 0 || clock::since(get!(request.last), get!(scratch.port_search.now)) <= limit {
+        return;
+    }
+    let former = claim(request);
+    if former == CLAIMED {
+        return;
+    }
+    // If the entry was removed before the claim, it belongs to another flow by now.
+    if FlowTable::<F>::new().find_in(key, room) != request {
+        give_back(request, former);
+        return;
+    }
+    remove_alone::<F>(request, key, room);
+}
+
+/// Removes a request entry that has no reply entry.
+#[inline(always)]
+pub fn remove_alone<F: Family>(
+    request: *mut Flow<F::Address>,
+    key: &Tuple<F::Address>,
+    room: *mut FlowKey<F::Address>,
+) {
+    directory::leave::<F>(request);
+    counters::end(request.cast_const());
+    FlowTable::<F>::new().remove_in(key, room);
 }
 
 /// The [`look`] of a family, as a callback of `bpf_loop`.

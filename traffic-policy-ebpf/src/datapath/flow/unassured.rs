@@ -27,11 +27,10 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     barrier::fetch_add,
-    counters,
     family::{Family, V4, V6},
     flow::{
         claim::{CLAIMED, claim, give_back},
-        datagrams, directory, recycle,
+        datagrams, recycle,
         table::{self, FlowTable},
     },
     maps::TABLE_USAGE,
@@ -246,9 +245,7 @@ fn evict<F: Family>(spares: u64) -> i32 {
     let reply = table.find_in(borrow(reply_key), room);
     if reply.is_null() || !table::is_counterpart_in_place(reply, request_key) {
         // Its reply entry has been removed, or belongs to another flow.
-        directory::leave::<F>(request);
-        counters::end(request.cast_const());
-        table.remove_in(borrow(request_key), room);
+        recycle::remove_alone::<F>(request, borrow(request_key), room);
     } else {
         recycle::remove::<F>(request, request_key, reply, borrow(reply_key), room);
     }
