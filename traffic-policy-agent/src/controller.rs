@@ -31,7 +31,10 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use traffic_policy_cluster::source::{Kubernetes, Manifests, Source};
+use traffic_policy_cluster::{
+    model::Algorithm,
+    source::{Kubernetes, Manifests, Source},
+};
 use traffic_policy_dataplane::{
     Changed, Config, Dataplane, PacketPath,
     inspect::service_count_reader,
@@ -73,6 +76,8 @@ pub struct Settings {
     pub node_port_addresses: NodePortAddresses,
     /// Ranges of cluster IPs in addition to those of ServiceCIDR objects.
     pub service_cidrs: BTreeSet<IpNet>,
+    /// The algorithm of Services whose annotation names none.
+    pub algorithm: Algorithm,
     pub healthz: SocketAddr,
     /// Listening address of metrics; `None`: no metrics.
     pub metrics: Option<SocketAddr>,

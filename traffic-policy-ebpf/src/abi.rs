@@ -17,6 +17,7 @@ mod fragment;
 mod frontends;
 mod heartbeat;
 mod local_node;
+pub mod maglev;
 mod nexthop;
 mod node_silence;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
@@ -75,7 +76,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -91,7 +92,7 @@ const _: () = {
     assert!(offset_of!(Flow<Address6>, epoch) == offset_of!(Flow<Address6>, hop) + 2);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
-    assert!(size_of::<Frontend>() == 40);
+    assert!(size_of::<Frontend>() == 48);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_cluster::model::{Endpoint, Protocol};
-use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Nodes, Phase, ServicePort};
+use traffic_policy_cluster::model::{Algorithm, Endpoint, Protocol};
+use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::view::{self, View};
@@ -71,6 +71,10 @@ struct Document {
     local_endpoints: Vec<EndpointDocument>,
     /// The nodes that are dead: their endpoints are left out, of this Service as of any other.
     left_out: Vec<String>,
+    /// The choice of an endpoint: `random` or `maglev`.
+    algorithm: &'static str,
+    /// The slots of its Maglev table; `None` without one, also if it asks for one.
+    maglev_slots: Option<u32>,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
@@ -146,6 +150,15 @@ impl Document {
             endpoints: endpoints(&port.cluster),
             local_endpoints: endpoints(&port.local),
             left_out: nodes.dead().iter().map(|node| node.name.clone()).collect(),
+            algorithm: match port.choice {
+                Choice::Random => Algorithm::Random,
+                Choice::Maglev(_) | Choice::WithoutTable => Algorithm::Maglev,
+            }
+            .name(),
+            maglev_slots: match port.choice {
+                Choice::Maglev(slots) => Some(slots),
+                Choice::Random | Choice::WithoutTable => None,
+            },
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
             counts: of(port, counts)
@@ -255,6 +268,11 @@ fn details(out: &mut dyn Write, port: &ServicePort, counts: &Counts, nodes: &Nod
         view::policy(port.external_policy),
         view::policy(port.internal_policy)
     )?;
+    match port.choice {
+        Choice::Random => {}
+        Choice::Maglev(slots) => writeln!(out, "  algorithm   maglev, {slots} slots")?,
+        Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
+    }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;
     }
@@ -330,6 +348,7 @@ mod tests {
             cluster: vec![endpoint("10.244.1.2:8080", 0), endpoint("10.244.2.2:8080", 2)],
             affinity: Some(Duration::from_secs(10_800)),
             source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+            choice: Choice::Maglev(16_381),
             ..view::tests::port()
         }
     }
@@ -382,6 +401,7 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         for line in [
             "policy      external Local, internal Cluster",
+            "algorithm   maglev, 16381 slots",
             "affinity    a client keeps its endpoint for 3h00m",
             "sources     192.0.2.0/24",
             "10.244.1.2:8080  (here)",
@@ -414,6 +434,7 @@ mod tests {
         assert_eq!([0, 1].map(|at| document["endpoints"][at]["left_out"] == true), [false, true]);
         assert_eq!(document["left_out"], serde_json::json!(["node-2"]));
         assert_eq!(document["counts"]["forwarded"]["bytes"], 300);
+        assert_eq!((&document["algorithm"], &document["maglev_slots"]), (&"maglev".into(), &16_381.into()));
         assert_eq!(document["affinity_seconds"], 10_800);
         assert_eq!(document["flows"], 1);
     }

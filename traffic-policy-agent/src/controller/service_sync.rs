@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
-    model::{Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
+    model::{Algorithm, Changes, Excess, HealthCheck, Index, NodeInput, ServiceName, Warning},
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
@@ -37,6 +37,7 @@ pub(super) struct ServiceSync {
     node_name: String,
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
+    algorithm: Algorithm,
     health_ports: HealthPorts,
     /// Delay before a failed write is tried again.
     retry: Duration,
@@ -77,6 +78,7 @@ impl ServiceSync {
             node_name: settings.node_name.clone(),
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
+            algorithm: settings.algorithm,
             health_ports: HealthPorts::of(settings),
             retry,
             index: Index::default(),
@@ -189,6 +191,7 @@ impl ServiceSync {
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
             health_ports: self.health_ports.look(),
+            algorithm: self.algorithm,
             limits: path.limits(),
             ipv4: true,
             ipv6: true,

@@ -228,7 +228,7 @@ fn create<P: Packet, F: Family>(
     }
     let list = list(packet, parsed, &client)?;
     let index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
-        select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup))
+        select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
     } else {
         select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
     };

@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 
-use super::{HealthPortRules, Limits, node_numbers::NodeNumbers, object::Service, topology::NodeTopology};
+use super::{
+    Algorithm, HealthPortRules, Limits, node_numbers::NodeNumbers, object::Service, topology::NodeTopology,
+};
 
 /// Inputs of the model from the node that the agent runs on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct NodeInput {
     pub service_cidrs: BTreeSet<IpNet>,
     /// Rules for the ports that an annotation may give a Service as its health port on this node.
     pub health_ports: HealthPortRules,
+    /// The algorithm of Services whose annotation names none.
+    pub algorithm: Algorithm,
     /// The capacity of the maps.
     pub limits: Limits,
     /// Whether this node has IPv4.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Excess, Policy, Protocol, ServiceName, ServicePortKey};
+use super::{Algorithm, Excess, Policy, Protocol, ServiceName, ServicePortKey};
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +74,8 @@ pub struct ServicePort {
     pub source_ranges: Vec<ipnet::IpNet>,
     /// The time-out of `sessionAffinity: ClientIP`, if set.
     pub affinity: Option<Duration>,
+    /// The choice of the endpoint of a new connection from outside, from the list for policy Cluster.
+    pub algorithm: Algorithm,
 }
 
 impl ServicePort {

@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Protocol, ServiceName};
+use super::{Algorithm, Protocol, ServiceName};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub struct Service {
     pub health_annotation: u16,
     /// Whether it has the annotation `traffic-policy.io/external-fallback: cluster`.
     pub external_fallback: bool,
+    /// The annotation `traffic-policy.io/algorithm`.
+    pub algorithm: Option<Algorithm>,
     pub drain: Option<Duration>,
     /// Fields that identify the load balancer, if they were requested.
     pub signs: Option<Box<Signs>>,
@@ -87,6 +89,7 @@ impl Service {
             health_check_node_port: 0,
             health_annotation: 0,
             external_fallback: false,
+            algorithm: None,
             drain: None,
             signs: None,
             problems: Vec::new(),

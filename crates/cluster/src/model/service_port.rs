@@ -194,6 +194,7 @@ fn service_port(
         drain: service.drain,
         source_ranges: source_ranges(service, ipv6, context),
         affinity: service.affinity,
+        algorithm: service.algorithm.unwrap_or(context.input.algorithm),
         frontends,
     }
 }

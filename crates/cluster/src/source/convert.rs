@@ -138,6 +138,7 @@ pub(super) fn service(
         .collect();
     let drain = annotations::drain(&service.metadata, &mut problems);
     let health_annotation = annotations::health_port(&service.metadata, &mut problems);
+    let algorithm = annotations::algorithm(&service.metadata, &mut problems);
     let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
 
     Ok(Some(object::Service {
@@ -157,6 +158,7 @@ pub(super) fn service(
         health_check_node_port: optional_port("spec.healthCheckNodePort", spec.health_check_node_port)?,
         health_annotation,
         external_fallback,
+        algorithm,
         drain,
         signs: None,
         problems: problems.sentences,

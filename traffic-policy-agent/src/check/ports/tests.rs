@@ -102,6 +102,7 @@ fn listeners_on_node_ports() {
         health_check_node_port: 32_000,
         health_annotation: 0,
         external_fallback: false,
+        algorithm: None,
         drain: None,
         problems: Vec::new(),
         signs: None,

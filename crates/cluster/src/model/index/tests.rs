@@ -35,6 +35,7 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         health_check_node_port: 32_000,
         health_annotation: 0,
         external_fallback: false,
+        algorithm: None,
         drain: None,
         signs: None,
         problems: Vec::new(),

@@ -6,7 +6,9 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::problems::{Problems, quoted};
-use crate::model::{FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration};
+use crate::model::{
+    ALGORITHM_ANNOTATION, Algorithm, FALLBACK_ANNOTATION, HEALTH_PORT_ANNOTATION, parse_duration,
+};
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
 const LONGEST_DRAIN: Duration = Duration::from_secs(24 * 3600);
@@ -58,4 +60,15 @@ pub(super) fn external_fallback(metadata: &ObjectMeta, problems: &mut Problems) 
             false
         }
     }
+}
+
+/// Returns the algorithm of the annotation; `None` if there is none.
+pub(super) fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algorithm> {
+    let text = text(metadata, ALGORITHM_ANNOTATION)?;
+    let algorithm = text.parse().ok();
+    if algorithm.is_none() {
+        let what = format!("{} is neither \"random\" nor \"maglev\", and is ignored", quoted(text));
+        tell(problems, ALGORITHM_ANNOTATION, &what);
+    }
+    algorithm
 }
