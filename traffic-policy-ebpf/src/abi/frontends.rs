@@ -116,7 +116,7 @@ pub struct Frontend {
     /// The slots of the endpoints for policy Cluster, and for policy Local.
     pub cluster: IndexRange,
     pub local: IndexRange,
-    /// The Maglev table of `cluster`: its first element in `tp_maglev`, and the number of its slots.
+    /// The Maglev table of `cluster`: the first element in `tp_maglev`, and the number of slots.
     pub maglev: IndexRange,
     /// The time in CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other
     /// nodes although the policy is Local and no endpoint is on this node; 0 = not draining.

@@ -74,7 +74,7 @@ pub struct ServicePort {
     pub source_ranges: Vec<ipnet::IpNet>,
     /// The time-out of `sessionAffinity: ClientIP`, if set.
     pub affinity: Option<Duration>,
-    /// The choice of the endpoint of a new connection from outside, from the list for policy Cluster.
+    /// The choice among the endpoints for policy Cluster, for connections from outside.
     pub algorithm: Algorithm,
 }
 

@@ -16,7 +16,7 @@ use crate::datapath::{
 const NONE: u32 = u32::MAX;
 
 /// Returns the place of the endpoint for `Scratch::opening` within the list for policy Cluster. It
-/// is beyond the list if the frontend was replaced meanwhile, and its table belongs to another list.
+/// may be beyond the list, if the frontend was replaced meanwhile: the table is another list's.
 #[inline(always)]
 pub fn place<F: Family>(frontend: *const Frontend) -> u32 {
     let frontend = frontend.cast_mut();

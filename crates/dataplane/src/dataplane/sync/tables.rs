@@ -1,9 +1,9 @@
 //! Maglev tables in `tp_maglev`: the place of each, kept or newly allocated.
 //!
 //! A table gives places in one list of endpoints, and both are replaced by the same write, that of
-//! the frontend: a changed table is therefore written as a whole into a range that no program reads.
-//! It would differ in most slots anyway, since the places of all endpoints behind a changed one do.
-//! Tables of Service ports whose endpoints did not change are neither computed nor written.
+//! the frontend: a changed table is therefore written as a whole into a range that no program
+//! reads. It would differ in most slots anyway, since the places of all endpoints behind a changed
+//! one do. Tables of Service ports whose endpoints did not change are neither computed nor written.
 
 use std::time::{Duration, Instant};
 
