@@ -350,12 +350,15 @@ fn remove<A: Address + Wire>(
     Ok(())
 }
 
+/// The maps that a frontend is written into: frontends, slots, elements of Maglev tables.
+type Places<'a, A> = (
+    &'a mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    &'a mut Array<MapData, Slot<A>>,
+    &'a mut Array<MapData, u64>,
+);
+
 fn write<A: Address + Wire>(
-    (frontends, slots, tables): (
-        &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
-        &mut Array<MapData, Slot<A>>,
-        &mut Array<MapData, u64>,
-    ),
+    (frontends, slots, tables): Places<'_, A>,
     number: u32,
     frontend: &Frontend,
     family: Family,
