@@ -65,7 +65,8 @@ impl Watch {
     /// Forgets every phase but the present one.
     fn forget_all_but_last(&self) {
         let mut phases = self.phases.lock().unwrap_or_else(PoisonError::into_inner);
-        phases.drain(..phases.len().saturating_sub(1));
+        let former = phases.len().saturating_sub(1);
+        phases.drain(..former);
     }
 
     /// The statuses in their order.
