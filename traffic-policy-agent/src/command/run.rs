@@ -1,12 +1,12 @@
 //! `run`: the agent itself.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
 use traffic_policy_cluster::{
-    model::{Algorithm, address::parse_cidr, maglev::TableSize, parse_duration},
+    model::{address::parse_cidr, parse_duration},
     source::{Access, Announcement, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
@@ -14,7 +14,10 @@ use traffic_policy_dataplane::{
     SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
 };
 
-use super::{file_limit, reload::Reloader, silent_nodes::SilenceArguments, view};
+use super::{
+    endpoint_choice::ChoiceArguments, file_limit, metrics_address::MetricsAddress, reload::Reloader,
+    silent_nodes::SilenceArguments, view,
+};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     in_effect::InEffect,
@@ -93,15 +96,6 @@ pub(super) struct Arguments {
         value_name = "off|martian|strict"
     )]
     source_check: SourceCheck,
-    /// How the endpoint of a new connection from outside is chosen for Services whose annotation
-    /// traffic-policy.io/algorithm names no other way. `maglev`: by a table that is equal on every
-    /// node.
-    #[arg(long, env = "TRAFFIC_POLICY_ALGORITHM", default_value_t, value_name = "random|maglev")]
-    algorithm: Algorithm,
-    /// Slots of a Maglev table, the same number on every node: 251, 509, 1021, 2039, 4093, 8191,
-    /// 16381, 32749, 65521 or 131071; best 100 for each endpoint.
-    #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_SIZE", default_value_t, value_name = "N")]
-    maglev_size: TableSize,
     /// Take over, from conntrack, the connections that kube-proxy has begun, so that its rules can
     /// be removed without losing them. Nothing happens where there are none: the flag may stay.
     #[arg(long, env = "TRAFFIC_POLICY_ADOPT")]
@@ -135,6 +129,8 @@ pub(super) struct Arguments {
         value_delimiter = ','
     )]
     notices: Vec<notice::Source>,
+    #[command(flatten)]
+    choice: ChoiceArguments,
     #[command(flatten)]
     services: ServiceArguments,
     #[command(flatten)]
@@ -208,11 +204,6 @@ struct ServiceArguments {
     #[arg(long, env = "TRAFFIC_POLICY_SERVICE_ENTRIES", default_value_t = MapSizes::DEFAULT.services, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     service_entries: u32,
-    /// Elements of all Maglev tables, of eight bytes for four slots each: a table of 16,381 slots
-    /// takes 4,096. One more table than Service ports have is needed for changes.
-    #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_ENTRIES", default_value_t = MapSizes::DEFAULT.maglev, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
-    maglev_entries: u32,
     /// Counts of Service ports, one for each outcome that has occurred. Packets without room for
     /// their count are not counted.
     #[arg(long, env = "TRAFFIC_POLICY_SERVICE_COUNT_ENTRIES", default_value_t = MapSizes::DEFAULT.service_counts, value_name = "N",
@@ -301,24 +292,6 @@ impl TableArguments {
             udp: self.idle_udp,
             udp_answered: self.idle_udp_answered,
         }
-    }
-}
-
-/// Value of `--metrics-address`; `None`: metrics are not served.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MetricsAddress(pub(super) Option<SocketAddr>);
-
-impl FromStr for MetricsAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() || text == "none" {
-            return Ok(Self(None));
-        }
-        let address = text
-            .parse()
-            .map_err(|_| format!("`{text}` is not an address: write 127.0.0.1:10249, [::1]:10249 or none"))?;
-        Ok(Self(Some(address)))
     }
 }
 
@@ -423,7 +396,7 @@ impl Arguments {
             origin,
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
-            algorithm: self.algorithm,
+            algorithm: self.choice.algorithm,
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             in_effect,
@@ -443,7 +416,7 @@ impl Arguments {
                     source_ranges: services.source_range_entries,
                     slots: services.endpoint_entries,
                     services: services.service_entries,
-                    maglev: services.maglev_entries,
+                    maglev: self.choice.maglev_entries,
                     service_counts: services.service_count_entries,
                     removed_endpoints: services.removed_endpoint_entries,
                     node_addresses: services.node_address_entries,
@@ -458,7 +431,7 @@ impl Arguments {
                 mode: self.attach,
                 cgroup: self.cgroup,
                 source_check: self.source_check,
-                table_size: self.maglev_size,
+                table_size: self.choice.maglev_size,
             },
         }
     }

@@ -367,7 +367,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         origin: Origin::Manifests(manifests),
         node_port_addresses: "all".parse().unwrap(),
         service_cidrs: BTreeSet::new(),
-        algorithm: traffic_policy_cluster::model::Algorithm::default(),
+        algorithm: Algorithm::default(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
         in_effect: InEffect::default(),
