@@ -62,10 +62,12 @@ fn permutations_are_as_specified() {
     page::compare(PAGE, "permutations", &page::table(&headings, &rows));
 }
 
+/// Weights in words, and by the number of an endpoint.
+type Weights = (&'static str, fn(u32) -> u32);
+
 #[test]
 fn tables_are_as_specified() {
-    let weights: [(&str, fn(u32) -> u32); 2] =
-        [("1", |_| 1), ("1, 2, 3, 1, 2, 3, …", |number| number % 3 + 1)];
+    let weights: [Weights; 2] = [("1", |_| 1), ("1, 2, 3, 1, 2, 3, …", |number| number % 3 + 1)];
     let mut rows = Vec::new();
     for (count, slots, weights) in
         [(3, 251, weights[0]), (3, 251, weights[1]), (10, 16_381, weights[0]), (100, 16_381, weights[1])]
