@@ -33,7 +33,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use traffic_policy_cluster::{
-    model::Forwarding,
+    model::{Algorithm, Forwarding},
     source::{Kubernetes, Manifests, Source},
 };
 use traffic_policy_dataplane::{
@@ -79,6 +79,8 @@ pub struct Settings {
     pub service_cidrs: BTreeSet<IpNet>,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
+    /// The algorithm of Services whose annotation names none.
+    pub algorithm: Algorithm,
     pub healthz: SocketAddr,
     /// Listening address of metrics; `None`: no metrics.
     pub metrics: Option<SocketAddr>,

@@ -18,6 +18,7 @@ mod fragment;
 mod frontends;
 mod heartbeat;
 mod local_node;
+pub mod maglev;
 mod nexthop;
 mod node_silence;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
@@ -93,7 +94,7 @@ const _: () = {
     assert!(offset_of!(Flow<Address6>, epoch) == offset_of!(Flow<Address6>, hop) + 2);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
-    assert!(size_of::<Frontend>() == 40);
+    assert!(size_of::<Frontend>() == 48);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

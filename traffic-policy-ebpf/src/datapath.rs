@@ -66,7 +66,7 @@
 //! - [`node_silence`]: nodes that have stopped answering.
 //! - [`own`]: the node's own traffic on ports that Services use, too.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, sources, policy, endpoint;
-//!   [`lb::affinity`]: session affinity.
+//!   [`lb::affinity`]: session affinity; [`lb::maglev`]: tables equal on every node.
 //! - [`flow::table`]: the flow tables; [`flow::established`]: packets that need nothing but their
 //!   translation; [`flow::state`]: state transitions; [`flow::pair`]: both entries of a flow;
 //!   [`flow::silence`]: SYNs on existing flows; [`flow::associations`]: state transitions of SCTP;

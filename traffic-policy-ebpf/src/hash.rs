@@ -4,6 +4,9 @@ use crate::abi::{Address, Tuple};
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// The seed of [`tuple`] for Maglev tables, which all nodes have in common: docs/maglev.md.
+pub const MAGLEV_SEED: u64 = 0x6d61_676c_6576_0001;
+
 #[inline(always)]
 const fn mix(h: u64, word: u64) -> u64 {
     let h = (h ^ word).wrapping_mul(MULTIPLIER);

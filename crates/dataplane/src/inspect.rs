@@ -25,7 +25,7 @@ pub use self::{
     nodes::{DeadNode, Nodes},
     pinned::Pinned,
     services::{
-        FrontendView, Phase, ServicePort, external_policy, falls_back, frontend_kind, service_key,
+        Choice, FrontendView, Phase, ServicePort, external_policy, falls_back, frontend_kind, service_key,
         service_names,
     },
 };

@@ -11,6 +11,7 @@ mod glossary;
 mod journeys;
 mod limits;
 mod links;
+mod maglev;
 mod maps;
 mod metrics;
 mod monitoring;

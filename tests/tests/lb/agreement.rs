@@ -140,7 +140,7 @@ proptest! {
                 continue;
             };
             // The flags as the packet path reads them.
-            let flags = frontend::flags(written, FrontendKind::NodePort, true);
+            let flags = frontend::flags(written, FrontendKind::NodePort, true, false);
             let list = if flags & LOCAL == 0 { &written.cluster } else { &written.local };
             prop_assert!(flags & LOCAL != 0 || written.external_policy == Policy::Cluster || service_falls_back);
             let expected = match list.len() {

@@ -197,7 +197,8 @@ fn a_flow_lasts_as_its_requests_show() {
                 (&[flag::ACK, flag::FIN | flag::ACK], TIMEOUTS.finished),
                 (&[flag::ACK, flag::RST], TIMEOUTS.reset),
             ];
-            for (flags, timeout) in if terms.tcp { tcp } else { &[(&[][..], TIMEOUTS.udp)] } {
+            let udp: &[(&[u8], u32)] = &[(&[], TIMEOUTS.udp)];
+            for (flags, timeout) in if terms.tcp { tcp } else { udp } {
                 harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
                 harness.run(terms.hook, &terms.request(VIP)).expect("forwarded-direct");
                 for flags in *flags {

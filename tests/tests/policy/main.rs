@@ -19,6 +19,7 @@ mod health;
 mod host_network;
 mod icmp;
 mod jumbo;
+mod maglev;
 mod matrix;
 mod neighbours;
 mod other_proxy;

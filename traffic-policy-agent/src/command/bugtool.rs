@@ -18,7 +18,7 @@ use clap::Args;
 use serde::Serialize;
 use traffic_policy_dataplane::{DEFAULT_PINS, node::Network};
 
-use super::{agent_request, run::MetricsAddress, view};
+use super::{agent_request, metrics_address::MetricsAddress, view};
 
 /// Collect the contents of a fault report in one tar, whether an agent runs or not. Changes
 /// nothing.

@@ -12,7 +12,7 @@ use traffic_policy_cluster::source::Manifests;
 use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, Mode, PortRanges, SnatPortRange};
 
 use super::{
-    run::MetricsAddress,
+    metrics_address::MetricsAddress,
     view::{self, Output},
 };
 use crate::check::{self, Finding, Settings, Severity};

@@ -1,6 +1,6 @@
 //! `run`: the agent itself.
 
-use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -14,7 +14,10 @@ use traffic_policy_dataplane::{
     SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
 };
 
-use super::{file_limit, reload::Reloader, silent_nodes::SilenceArguments, view};
+use super::{
+    endpoint_choice::ChoiceArguments, file_limit, metrics_address::MetricsAddress, reload::Reloader,
+    silent_nodes::SilenceArguments, view,
+};
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
     in_effect::InEffect,
@@ -135,6 +138,8 @@ pub(super) struct Arguments {
         value_delimiter = ','
     )]
     notices: Vec<notice::Source>,
+    #[command(flatten)]
+    choice: ChoiceArguments,
     #[command(flatten)]
     services: ServiceArguments,
     #[command(flatten)]
@@ -299,24 +304,6 @@ impl TableArguments {
     }
 }
 
-/// Value of `--metrics-address`; `None`: metrics are not served.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MetricsAddress(pub(super) Option<SocketAddr>);
-
-impl FromStr for MetricsAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() || text == "none" {
-            return Ok(Self(None));
-        }
-        let address = text
-            .parse()
-            .map_err(|_| format!("`{text}` is not an address: write 127.0.0.1:10249, [::1]:10249 or none"))?;
-        Ok(Self(Some(address)))
-    }
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
 }
@@ -424,6 +411,7 @@ impl Arguments {
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             forwarding: self.forwarding,
+            algorithm: self.choice.algorithm,
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             in_effect,
@@ -443,6 +431,7 @@ impl Arguments {
                     source_ranges: services.source_range_entries,
                     slots: services.endpoint_entries,
                     services: services.service_entries,
+                    maglev: self.choice.maglev_entries,
                     service_counts: services.service_count_entries,
                     removed_endpoints: services.removed_endpoint_entries,
                     node_addresses: services.node_address_entries,
@@ -457,6 +446,7 @@ impl Arguments {
                 mode: self.attach,
                 cgroup: self.cgroup,
                 source_check: self.source_check,
+                table_size: self.choice.maglev_size,
             },
         }
     }

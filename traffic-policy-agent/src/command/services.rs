@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_cluster::model::{Endpoint, Protocol};
-use traffic_policy_dataplane::inspect::{Count, Counts, FrontendView, Nodes, Phase, ServicePort};
+use traffic_policy_cluster::model::{Algorithm, Endpoint, Protocol};
+use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
 use super::{
@@ -83,6 +83,10 @@ struct Document {
     left_out: Vec<String>,
     /// Those of this Service port, which take no new flows; `null` if no agent runs to tell.
     endpoints_left_out: Option<Vec<LeftOutDocument>>,
+    /// The choice of an endpoint: `random` or `maglev`.
+    algorithm: &'static str,
+    /// The slots of its Maglev table; `None` without one, also if it asks for one.
+    maglev_slots: Option<u32>,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
@@ -171,6 +175,15 @@ impl Document {
                     .map(|one| LeftOutDocument { address: one.address.to_string(), node: one.node.clone() })
                     .collect()
             }),
+            algorithm: match port.choice {
+                Choice::Random => Algorithm::Random,
+                Choice::Maglev(_) | Choice::WithoutTable => Algorithm::Maglev,
+            }
+            .name(),
+            maglev_slots: match port.choice {
+                Choice::Maglev(slots) => Some(slots),
+                Choice::Random | Choice::WithoutTable => None,
+            },
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
             counts: of(port, counts)
@@ -286,6 +299,11 @@ fn details(
         view::policy(port.external_policy),
         view::policy(port.internal_policy)
     )?;
+    match port.choice {
+        Choice::Random => {}
+        Choice::Maglev(slots) => writeln!(out, "  algorithm   maglev, {slots} slots")?,
+        Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
+    }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;
     }

@@ -32,7 +32,7 @@ impl View {
 #[cfg(test)]
 pub mod tests {
     use traffic_policy_cluster::model::{FrontendKind, Policy, Protocol, ServiceName, ServicePortKey};
-    use traffic_policy_dataplane::inspect::{FrontendView, Phase, ServicePort};
+    use traffic_policy_dataplane::inspect::{Choice, FrontendView, Phase, ServicePort};
 
     /// Returns a Service port of policy Local without an endpoint here.
     pub fn port() -> ServicePort {
@@ -56,6 +56,7 @@ pub mod tests {
             local: Vec::new(),
             affinity: None,
             source_ranges: Vec::new(),
+            choice: Choice::Random,
         }
     }
 }

@@ -10,7 +10,9 @@ use std::{
 use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
-    model::{Changes, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning},
+    model::{
+        Algorithm, Changes, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning,
+    },
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
 use traffic_policy_dataplane::{
@@ -38,6 +40,7 @@ pub(super) struct ServiceSync {
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
     forwarding: Forwarding,
+    algorithm: Algorithm,
     health_ports: HealthPorts,
     /// Delay before a failed write is tried again.
     retry: Duration,
@@ -79,6 +82,7 @@ impl ServiceSync {
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
             forwarding: settings.forwarding,
+            algorithm: settings.algorithm,
             health_ports: HealthPorts::of(settings),
             retry,
             index: Index::default(),
@@ -191,6 +195,7 @@ impl ServiceSync {
             service_cidrs: self.service_cidrs.clone(),
             forwarding: self.forwarding,
             health_ports: self.health_ports.look(),
+            algorithm: self.algorithm,
             limits: path.limits(),
             ipv4: true,
             ipv6: true,

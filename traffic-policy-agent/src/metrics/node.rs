@@ -298,6 +298,7 @@ mod tests {
             drain: None,
             source_ranges: Vec::new(),
             affinity: None,
+            algorithm: traffic_policy_cluster::model::Algorithm::default(),
         }
     }
 

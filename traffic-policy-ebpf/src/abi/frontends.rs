@@ -85,6 +85,9 @@ pub mod frontend {
     /// Packets travel unchanged to endpoints of nodes that open them:
     /// [`SLOT_OPENS`][super::SLOT_OPENS].
     pub const DIRECT: u32 = 32;
+    /// The endpoints of the list for policy Cluster are chosen by the table in
+    /// [`Frontend::maglev`][super::Frontend]; sockets choose at random.
+    pub const MAGLEV: u32 = 64;
     /// The position of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 
@@ -116,11 +119,14 @@ pub struct Frontend {
     /// The slots of the endpoints for policy Cluster, and for policy Local.
     pub cluster: IndexRange,
     pub local: IndexRange,
+    /// The Maglev table of `cluster`: the first element in `tp_maglev`, and the number of slots.
+    pub maglev: IndexRange,
     /// The time in CLOCK_MONOTONIC nanoseconds until which new flows are still forwarded to other
     /// nodes although the policy is Local and no endpoint is on this node; 0 = not draining.
     pub drain_until: u64,
     /// The seconds for which a client keeps its endpoint (`sessionAffinity: ClientIP`), counted
     /// from its last new connection; 0 = no affinity.
     pub affinity: u32,
-    pub zero: u32,
+    /// The check word of the Maglev table, by which a later agent recognises it.
+    pub digest: u32,
 }

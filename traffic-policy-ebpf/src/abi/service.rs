@@ -7,10 +7,12 @@ pub const NAME_LENGTH: usize = 64;
 /// The index that stands for "no Service".
 pub const NO_SERVICE: u32 = u32::MAX;
 
-/// Policies of a Service, as its own fields name them.
+/// Policies of a Service, as its own fields and annotations name them.
 pub mod policy {
     pub const EXTERNAL_LOCAL: u8 = 1;
     pub const INTERNAL_LOCAL: u8 = 2;
+    /// Endpoints are to be chosen by a Maglev table; a frontend's flags tell whether it has one.
+    pub const MAGLEV: u8 = 4;
 }
 
 /// The name of the Service port that has an index. The agent writes it for display; the packet path

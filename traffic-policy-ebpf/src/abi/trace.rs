@@ -20,7 +20,8 @@ pub mod step {
     pub const LIST: u32 = 5;
     /// The affinity was looked up. `value`: see [`super::AffinityMatch`].
     pub const AFFINITY: u32 = 6;
-    /// An endpoint was chosen. `value`: its index in `tp_endpoints`.
+    /// An endpoint was chosen. `value`: its index in `tp_endpoints`. `words[0]`: 1 if a Maglev
+    /// table chose it.
     pub const SLOT: u32 = 7;
     /// The route of the endpoint. `value`: see [`super::RouteKind`]. `words`: those of the
     /// [`WideAddress`][crate::abi::WideAddress] of the source towards it.

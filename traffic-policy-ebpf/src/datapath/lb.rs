@@ -1,6 +1,7 @@
 //! Types of load balancing: the target, the client, and the list of endpoints that may serve it.
 
 pub mod affinity;
+pub mod maglev;
 pub mod select;
 
 use traffic_policy_ebpf::{

@@ -239,7 +239,7 @@ fn create<P: Packet, F: Family>(
     let mut index = 0;
     if !open::was_opened::<P, F>() {
         index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
-            select::slot::<F>(&list, &client, place!(mut scratch.affinity_lookup))
+            select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use super::{
-    Forwarding, HealthPortRules, Limits,
+    Algorithm, Forwarding, HealthPortRules, Limits,
     direct_nodes::DirectNodes,
     node_numbers::NodeNumbers,
     object::Service,
@@ -27,6 +27,8 @@ pub struct NodeInput {
     pub service_cidrs: BTreeSet<IpNet>,
     /// Rules for the ports that an annotation may give a Service as its health port on this node.
     pub health_ports: HealthPortRules,
+    /// The algorithm of Services whose annotation names none.
+    pub algorithm: Algorithm,
     /// The capacity of the maps.
     pub limits: Limits,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.

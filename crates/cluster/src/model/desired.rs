@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Excess, Forwarding, Policy, Protocol, ServiceName, ServicePortKey};
+use super::{Algorithm, Excess, Forwarding, Policy, Protocol, ServiceName, ServicePortKey};
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +80,8 @@ pub struct ServicePort {
     /// The endpoints on this node in any condition, for which packets are opened; empty if no other
     /// node forwards directly.
     pub here: BTreeSet<SocketAddr>,
+    /// The choice among the endpoints for policy Cluster, for connections from outside.
+    pub algorithm: Algorithm,
 }
 
 impl ServicePort {

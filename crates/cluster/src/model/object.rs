@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Forwarding, Protocol, ServiceName};
+use super::{Algorithm, Forwarding, Protocol, ServiceName};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +58,8 @@ pub struct Service {
     pub health_annotation: u16,
     /// Whether it has the annotation `traffic-policy.io/external-fallback: cluster`.
     pub external_fallback: bool,
+    /// The annotation `traffic-policy.io/algorithm`.
+    pub algorithm: Option<Algorithm>,
     pub drain: Option<Duration>,
     /// The annotation `traffic-policy.io/forwarding`.
     pub forwarding: Option<Forwarding>,
@@ -89,6 +91,7 @@ impl Service {
             health_check_node_port: 0,
             health_annotation: 0,
             external_fallback: false,
+            algorithm: None,
             drain: None,
             forwarding: None,
             signs: None,

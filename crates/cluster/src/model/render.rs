@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::{Desired, Endpoint, FrontendKind, Policy, ServicePort, ServicePortKey};
+use super::{Algorithm, Desired, Endpoint, FrontendKind, Policy, ServicePort, ServicePortKey};
 
 /// Renders the whole state, in order of names.
 #[must_use]
@@ -55,6 +55,9 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
     }
     if !port.source_ranges.is_empty() {
         lines.push(format!("  source ranges {}", list(port.source_ranges.iter())));
+    }
+    if port.algorithm != Algorithm::default() {
+        lines.push(format!("  algorithm {}", port.algorithm));
     }
     if let Some(affinity) = port.affinity {
         lines.push(format!("  affinity {}s", affinity.as_secs()));

@@ -196,6 +196,7 @@ fn service_port(
         affinity: service.affinity,
         forwarding: service.forwarding.unwrap_or(context.input.forwarding),
         here: if context.direct.names.is_empty() || ipv6 { BTreeSet::new() } else { candidates.here() },
+        algorithm: service.algorithm.unwrap_or(context.input.algorithm),
         frontends,
     }
 }

@@ -138,6 +138,7 @@ pub(super) fn service(
         .collect();
     let drain = annotations::drain(&service.metadata, &mut problems);
     let health_annotation = annotations::health_port(&service.metadata, &mut problems);
+    let algorithm = annotations::algorithm(&service.metadata, &mut problems);
     let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
     let forwarding = annotations::forwarding(&service.metadata, &mut problems);
 
@@ -159,6 +160,7 @@ pub(super) fn service(
         health_annotation,
         external_fallback,
         forwarding,
+        algorithm,
         drain,
         signs: None,
         problems: problems.sentences,

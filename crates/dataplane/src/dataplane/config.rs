@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use traffic_policy_cluster::model::maglev::TableSize;
 use traffic_policy_ebpf::{abi::source_check, tcp::Timeouts};
 
 use super::{
@@ -52,6 +53,8 @@ pub struct Config {
     pub mode: Mode,
     pub cgroup: Cgroup,
     pub source_check: SourceCheck,
+    /// The slots of Maglev tables.
+    pub table_size: TableSize,
 }
 
 /// The value of `--source-check`: the sources that new flows may have.

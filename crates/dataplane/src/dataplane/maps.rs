@@ -48,6 +48,9 @@ pub struct Family<A: Address, const W: usize> {
 pub struct Maps {
     pub v4: Family<Address4, 1>,
     pub v6: Family<Address6, 4>,
+    /// Maglev tables, and the same map for batches.
+    pub tables: Array<MapData, u64>,
+    pub table_rows: Rows<u64>,
     pub services: HashMap<MapData, u32, ServiceInfo>,
     pub service_counts: HashMap<MapData, ServiceCountKey, ServiceCount>,
     pub sockets: HashMap<MapData, SocketKey, TranslatedSocket>,
@@ -103,6 +106,8 @@ pub struct Room {
     pub route_mtus: [u32; 2],
     /// The number of Service ports.
     pub services: u32,
+    /// The elements of Maglev tables.
+    pub tables: u32,
     pub devices: u32,
     pub removed: u32,
 }
@@ -110,8 +115,8 @@ pub struct Room {
 impl Room {
     /// Converts the capacity for the planner.
     pub fn plan_capacity(&self) -> Capacity {
-        let Self { frontends, source_ranges, slots, .. } = *self;
-        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services: self.services }
+        let Self { frontends, source_ranges, slots, services, tables, .. } = *self;
+        Capacity { frontends, source_ranges, slots: slots[0].min(slots[1]), services, tables }
     }
 
     fn of(object: &Ebpf) -> Result<Self> {
@@ -126,6 +131,7 @@ impl Room {
             node_addresses: both("tp_node_addrs")?,
             route_mtus: both("tp_route_mtus")?,
             services: size(object, "tp_svc_names")?,
+            tables: size(object, "tp_maglev")?,
             devices: size(object, "tp_devices")?,
             removed: size(object, "tp_removed_eps")?,
         })
@@ -164,6 +170,7 @@ impl Maps {
         let room = Room::of(object)?;
         let swept = Swept::of(object)?;
         let rows4 = (Rows::of(object, "tp_endpoints4")?, Rows::of(object, "tp_ep_routes4")?);
+        let table_rows = Rows::of(object, "tp_maglev")?;
         let rows6 = (Rows::of(object, "tp_endpoints6")?, Rows::of(object, "tp_ep_routes6")?);
         Ok(Self {
             v4: Family {
@@ -190,6 +197,8 @@ impl Maps {
                 slot_rows: rows6,
                 size: sizes[1],
             },
+            tables: typed!(object, "tp_maglev"),
+            table_rows,
             services: typed!(object, "tp_svc_names"),
             service_counts: typed!(object, "tp_svc_counts"),
             sockets: typed!(object, "tp_sockets"),

@@ -61,6 +61,7 @@ impl ServiceMaps for Dataplane {
             monotonic: clock::monotonic()?,
             now: Instant::now(),
             adopting: self.adoption.is_pending(),
+            table_size: self.config.table_size,
         };
         let plan = self.planner.plan(desired, changes, &context);
         let needed = apply::needed(&plan.ops, self.planner.service_cidrs());

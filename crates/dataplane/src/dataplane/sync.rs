@@ -9,3 +9,4 @@ pub mod op;
 pub mod plan;
 pub mod ranges;
 pub mod snat_ports;
+pub mod tables;

@@ -75,6 +75,7 @@ impl Figures for Dataplane {
         entries.extend(
             [
                 ("services", usage.services, room.services),
+                ("maglev", usage.tables, room.tables),
                 ("hops", maps.usage.load(used_hops(generation)), HOPS_PER_GENERATION),
                 ("devices", self.attached().count() as u64, room.devices),
                 ("removed-endpoints", gc.removed().len() as u64, room.removed),

@@ -113,6 +113,7 @@ impl Describer<'_> {
                 let place = if chosen.local { "on this node" } else { "not known to be on this node" };
                 let many = self.facts.candidates.len();
                 let how = match self.from {
+                    From::External if step.words[0] != 0 => "by its Maglev table, as on every node",
                     From::External => "by a hash of the flow",
                     From::Pod | From::Node => "at random: a socket may get another one",
                 };

@@ -41,6 +41,17 @@ pub struct ServicePort {
     pub affinity: Option<Duration>,
     /// The sources that may use its load balancer addresses; empty for all.
     pub source_ranges: Vec<IpNet>,
+    pub choice: Choice,
+}
+
+/// The choice of the endpoint of a new connection from outside, from the list for policy Cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Random,
+    /// By a Maglev table with this many slots.
+    Maglev(u32),
+    /// At random, although the Service asks for a Maglev table: there is no endpoint, or no room.
+    WithoutTable,
 }
 
 /// An address on which a Service port is reachable.
@@ -171,6 +182,11 @@ impl ServicePort {
                     local: Vec::new(),
                     affinity: None,
                     source_ranges: Vec::new(),
+                    choice: if info.policies & policy::MAGLEV == 0 {
+                        Choice::Random
+                    } else {
+                        Choice::WithoutTable
+                    },
                 };
                 Some((index, port))
             })
@@ -223,6 +239,9 @@ where
         });
         if frontend.affinity != 0 {
             port.affinity = Some(Duration::from_secs(frontend.affinity.into()));
+        }
+        if frontend.flags & frontend::MAGLEV != 0 {
+            port.choice = Choice::Maglev(frontend.maglev.len);
         }
         // All frontends of a Service port have the same lists.
         if port.cluster.is_empty() {

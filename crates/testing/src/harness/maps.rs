@@ -1,17 +1,19 @@
 //! Writes a [`Setup`] into the maps, over whatever an earlier test left there.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData, PerCpuValues};
-use traffic_policy_dataplane::{ToWire as _, wide};
+use traffic_policy_cluster::model::Protocol;
+use traffic_policy_cluster::model::maglev::{Member, table};
+use traffic_policy_dataplane::{Maps, ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
     Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, scope, source_check,
+    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -31,10 +33,9 @@ impl Harness {
     fn try_set_up(&mut self, setup: &Setup) -> Result<()> {
         self.clear()?;
         for (number, frontend) in (1..).zip(&setup.frontends) {
-            let v4 = &mut self.loaded.tables.v4;
-            write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4)?;
-            let v6 = &mut self.loaded.tables.v6;
-            write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6)?;
+            let Maps { v4, v6, tables, .. } = &mut self.loaded.tables;
+            write((&mut v4.frontends, &mut v4.slots, tables), number, frontend, Family::V4)?;
+            write((&mut v6.frontends, &mut v6.slots, tables), number, frontend, Family::V6)?;
             self.write_sources(number, frontend)?;
         }
         let config = RuntimeConfig {
@@ -261,10 +262,9 @@ impl Harness {
 
     /// Adds a frontend, or replaces one.
     pub fn put(&mut self, number: u32, frontend: &Frontend) {
-        let v4 = &mut self.loaded.tables.v4;
-        let first = write(&mut v4.frontends, &mut v4.slots, number, frontend, Family::V4);
-        let v6 = &mut self.loaded.tables.v6;
-        let second = write(&mut v6.frontends, &mut v6.slots, number, frontend, Family::V6);
+        let Maps { v4, v6, tables, .. } = &mut self.loaded.tables;
+        let first = write((&mut v4.frontends, &mut v4.slots, tables), number, frontend, Family::V4);
+        let second = write((&mut v6.frontends, &mut v6.slots, tables), number, frontend, Family::V6);
         let third = self.write_sources(number, frontend);
         // SAFETY: as in `try_set_up`.
         unsafe { prefilter::name(self.loaded.tables.prefilter.pointer(), frontend) };
@@ -357,9 +357,15 @@ fn remove<A: Address + Wire>(
     Ok(())
 }
 
+/// The maps that a frontend is written into: frontends, slots, elements of Maglev tables.
+type Places<'a, A> = (
+    &'a mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
+    &'a mut Array<MapData, Slot<A>>,
+    &'a mut Array<MapData, u64>,
+);
+
 fn write<A: Address + Wire>(
-    frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
-    slots: &mut Array<MapData, Slot<A>>,
+    (frontends, slots, tables): Places<'_, A>,
     number: u32,
     frontend: &Frontend,
     family: Family,
@@ -400,7 +406,23 @@ fn write<A: Address + Wire>(
         affinity: frontend.affinity,
         ..FrontendEntry::default()
     };
-    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP, PROTOCOL_SCTP] {
+    let protocols =
+        [(PROTOCOL_TCP, Protocol::Tcp), (PROTOCOL_UDP, Protocol::Udp), (PROTOCOL_SCTP, Protocol::Sctp)];
+    for (place, (protocol, name)) in (0..).zip(protocols) {
+        let mut entry = entry;
+        if let Some(size) = frontend.maglev {
+            let address = |(spot, port): &(Spot, u16)| SocketAddr::new(spot.of(family), *port);
+            let endpoints = frontend.cluster.iter();
+            let members: Vec<_> =
+                endpoints.map(|endpoint| Member::new(address(endpoint), name, Member::WEIGHT)).collect();
+            let base =
+                (number * 6 + u32::from(family == Family::V6) * 3 + place) * maglev::elements(size.slots());
+            let places = table(&members, size).context("there is no such table")?;
+            for (index, element) in (base..).zip(maglev::pack(&places)) {
+                tables.set(index, element, 0)?;
+            }
+            entry.maglev = IndexRange { base, len: size.slots() };
+        }
         frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
     }
     if frontend.is_cluster_ip() {

@@ -1,5 +1,6 @@
 //! The content of the maps before the first packet.
 
+use traffic_policy_cluster::model::maglev::TableSize;
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
 use super::{Device, Spot};
@@ -15,6 +16,8 @@ pub struct Frontend {
     pub drain_until: u64,
     /// Seconds for which a client stays with its endpoint.
     pub affinity: u32,
+    /// The slots of the Maglev table of policy Cluster.
+    pub maglev: Option<TableSize>,
     /// Source ranges; if there are any, no other client is served.
     pub sources: Vec<Spot>,
 }
@@ -32,6 +35,7 @@ impl Frontend {
             local: Vec::new(),
             drain_until: 0,
             affinity: 0,
+            maglev: None,
             sources: Vec::new(),
         }
     }
@@ -65,6 +69,21 @@ impl Frontend {
     #[must_use]
     pub fn affinity(mut self, seconds: u32) -> Self {
         self.affinity = seconds;
+        self
+    }
+
+    /// Chooses the endpoints of policy Cluster by a Maglev table.
+    #[must_use]
+    pub fn maglev(mut self, size: TableSize) -> Self {
+        self.maglev = Some(size);
+        self.flags |= frontend::MAGLEV;
+        self
+    }
+
+    /// Makes it a node port.
+    #[must_use]
+    pub fn node_port(mut self) -> Self {
+        self.flags |= frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
         self
     }
 

@@ -103,6 +103,7 @@ fn listeners_on_node_ports() {
         health_annotation: 0,
         external_fallback: false,
         forwarding: None,
+        algorithm: None,
         drain: None,
         problems: Vec::new(),
         signs: None,

@@ -23,6 +23,7 @@ fn port() -> ServicePort {
         cluster: vec![endpoint("10.244.1.2:8080", 0), endpoint("10.244.2.2:8080", 2)],
         affinity: Some(Duration::from_secs(10_800)),
         source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+        choice: Choice::Maglev(16_381),
         ..view::tests::port()
     }
 }
@@ -77,6 +78,7 @@ fn all_that_is_known() {
         "policy      external Local, internal Cluster",
         "affinity    a client keeps its endpoint for 3h00m",
         "sources     192.0.2.0/24",
+        "algorithm   maglev, 16381 slots",
         "10.244.1.2:8080  (here)",
         "10.244.2.2:8080  on node-2\n",
         "local list  none",
@@ -99,6 +101,7 @@ fn all_that_is_known() {
 fn fields_for_programs() {
     let document = serde_json::to_value(Document::new(&port(), &counts(), &nodes(true), None)).unwrap();
     assert_eq!(document["frontends"][0]["phase"], "draining");
+    assert_eq!((&document["algorithm"], &document["maglev_slots"]), (&"maglev".into(), &16_381.into()));
     assert_eq!(document["frontends"][0]["drain_seconds"], 28.0);
     assert_eq!(document["endpoints"][0]["local"], true);
     assert_eq!(document["endpoints"][0]["node"], serde_json::Value::Null, "this node");

@@ -370,6 +370,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         node_port_addresses: "all".parse().unwrap(),
         service_cidrs: BTreeSet::new(),
         forwarding: Forwarding::Snat,
+        algorithm: Algorithm::default(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,
         in_effect: InEffect::default(),
@@ -381,6 +382,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
+            table_size: traffic_policy_cluster::model::maglev::TableSize::default(),
             on_other_layout: Default::default(),
             sizes: Default::default(),
             idle: Default::default(),

@@ -21,7 +21,7 @@ use crate::datapath::{
     ctx::{Packet, tc::Tc, xdp::Xdp},
     family::{Family, V4, V6},
     forward::nexthop,
-    lb::{Client, List, Refusal, Target, affinity},
+    lb::{Client, List, Refusal, Target, affinity, maglev},
     maps::LOCAL_NODE,
     node_silence, prefilter, trace,
     value::{borrow, load},
@@ -123,7 +123,38 @@ pub fn slot<F: Family>(
     client: &Client<F::Address>,
     lookup: *mut AffinityLookup<F::Address>,
 ) -> u32 {
-    let offset = hash::pick(client.hash, list.range.len);
+    last_or::<F>(list, client, lookup, hash::pick(client.hash, list.range.len), 0)
+}
+
+/// Returns the slot of the endpoint for the packet whose tuple is `Scratch::opening`: as [`slot`]
+/// does, or by the table of a Service port that has one.
+#[inline(always)]
+pub fn slot_of_packet<F: Family>(
+    list: &List,
+    client: &Client<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
+) -> u32 {
+    let mut offset = hash::pick(client.hash, list.range.len);
+    let mut by_table = 0;
+    // The endpoints of a Local list are other ones on each node.
+    if get!((list.frontend).flags) & frontend::MAGLEV != 0 && !list.local {
+        let place = maglev::place::<F>(list.frontend);
+        if place < list.range.len {
+            (offset, by_table) = (place, 1);
+        }
+    }
+    last_or::<F>(list, client, lookup, offset, by_table)
+}
+
+/// Returns the slot of the endpoint that a client used last, or else that at `offset`.
+#[inline(always)]
+fn last_or<F: Family>(
+    list: &List,
+    client: &Client<F::Address>,
+    lookup: *mut AffinityLookup<F::Address>,
+    offset: u32,
+    by_table: u64,
+) -> u32 {
     let lasts = get!((list.frontend).affinity);
     let offset = if lasts == 0 {
         offset
@@ -131,7 +162,7 @@ pub fn slot<F: Family>(
         affinity::endpoint_of_client::<F>(list, client, lookup, offset, lasts)
     };
     let index = list.range.base + offset;
-    trace::note(step::SLOT, index, [0; 2]);
+    trace::note(step::SLOT, index, [by_table, 0]);
     index
 }
 
@@ -146,7 +177,7 @@ pub fn slot_elsewhere<F: Family>(
     now: u32,
 ) -> u32 {
     if get!((list.frontend).affinity) != 0 {
-        return slot::<F>(list, client, lookup);
+        return slot_of_packet::<F>(list, client, lookup);
     }
     let len = list.range.len;
     let first = hash::pick(mix(client.hash ^ now as u64), len);

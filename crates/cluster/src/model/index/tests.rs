@@ -36,6 +36,7 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         health_annotation: 0,
         external_fallback: false,
         forwarding: None,
+        algorithm: None,
         drain: None,
         signs: None,
         problems: Vec::new(),

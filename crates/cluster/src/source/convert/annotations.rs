@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::problems::{Problems, quoted};
 use crate::model::{
-    FALLBACK_ANNOTATION, FORWARDING_ANNOTATION, Forwarding, HEALTH_PORT_ANNOTATION, parse_duration,
+    ALGORITHM_ANNOTATION, Algorithm, FALLBACK_ANNOTATION, FORWARDING_ANNOTATION, Forwarding,
+    HEALTH_PORT_ANNOTATION, parse_duration,
 };
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
@@ -71,4 +72,15 @@ pub(super) fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Opti
         tell(problems, FORWARDING_ANNOTATION, &what);
     }
     forwarding
+}
+
+/// Returns the algorithm of the annotation; `None` if there is none.
+pub(super) fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algorithm> {
+    let text = text(metadata, ALGORITHM_ANNOTATION)?;
+    let algorithm = text.parse().ok();
+    if algorithm.is_none() {
+        let what = format!("{} is neither \"random\" nor \"maglev\", and is ignored", quoted(text));
+        tell(problems, ALGORITHM_ANNOTATION, &what);
+    }
+    algorithm
 }

@@ -47,6 +47,8 @@ pub struct MapSizes {
     pub slots: u32,
     /// Service ports, of both families together.
     pub services: u32,
+    /// Elements of Maglev tables, of both families together: four slots each.
+    pub maglev: u32,
     /// Counts of Service ports by outcome.
     pub service_counts: u32,
     /// Removed endpoints that are kept until their flows and sockets have been handled.
@@ -79,6 +81,7 @@ impl MapSizes {
         source_ranges: 65_536,
         slots: 262_144,
         services: 65_536,
+        maglev: 524_288,
         service_counts: 262_144,
         removed_endpoints: 65_536,
         node_addresses: 4_096,
@@ -89,7 +92,7 @@ impl MapSizes {
     };
 
     /// Returns each size with the flag that sets it, and a map that has it.
-    fn named(&self) -> [(&'static str, &'static str, u32); 14] {
+    fn named(&self) -> [(&'static str, &'static str, u32); 15] {
         [
             ("--flow-entries", "tp_flows4", self.flows4),
             ("--flow-entries-v6", "tp_flows6", self.flows6),
@@ -98,6 +101,7 @@ impl MapSizes {
             ("--source-range-entries", "tp_src_ranges4", self.source_ranges),
             ("--endpoint-entries", "tp_endpoints4", self.slots),
             ("--service-entries", "tp_svc_names", self.services),
+            ("--maglev-entries", "tp_maglev", self.maglev),
             ("--service-count-entries", "tp_svc_counts", self.service_counts),
             ("--removed-endpoint-entries", "tp_removed_eps", self.removed_endpoints),
             ("--node-address-entries", "tp_node_addrs4", self.node_addresses),
@@ -154,6 +158,7 @@ impl MapSizes {
             "tp_src_ranges4" | "tp_src_ranges6" => Some(self.source_ranges),
             "tp_endpoints4" | "tp_endpoints6" | "tp_ep_routes4" | "tp_ep_routes6" => Some(self.slots),
             "tp_svc_names" => Some(self.services),
+            "tp_maglev" => Some(self.maglev),
             "tp_svc_counts" => Some(self.service_counts),
             "tp_removed_eps" => Some(self.removed_endpoints),
             "tp_node_addrs4" | "tp_node_addrs6" => Some(self.node_addresses),

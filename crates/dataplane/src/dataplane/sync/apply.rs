@@ -117,7 +117,8 @@ pub fn needed(ops: &[Op], service_cidrs: &BTreeSet<IpNet>) -> Needed {
             Op::Slots { endpoints, .. } => endpoints.iter().for_each(|e| needed.endpoint(e.address)),
             Op::SetFrontend(id, frontend) => needed.frontend(id.address, frontend),
             Op::ClusterIp(address, true) => needed.address(*address),
-            Op::DeleteFrontend(_)
+            Op::Table { .. }
+            | Op::DeleteFrontend(_)
             | Op::AddSourceRange(_)
             | Op::RemoveSourceRange(_)
             | Op::SetInfo(..)
@@ -144,6 +145,12 @@ pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
                 put_slots(&mut maps.v4, *base, endpoints, v4)?;
             }
             Ok(endpoints.len())
+        }
+        Op::Table { base, elements } => {
+            maps.table_rows
+                .write(&mut maps.tables, *base, elements)
+                .context("writing a Maglev table failed")?;
+            Ok(elements.len())
         }
         Op::SetFrontend(id, frontend) => put_frontend(maps, *id, Some(*frontend)),
         Op::DeleteFrontend(id) => put_frontend(maps, *id, None),

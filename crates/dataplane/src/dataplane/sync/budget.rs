@@ -17,6 +17,8 @@ pub struct Capacity {
     /// The slots of each family.
     pub slots: u32,
     pub services: u32,
+    /// Elements of Maglev tables, of both families together.
+    pub tables: u32,
 }
 
 /// The entries of one map, of both families.
@@ -97,6 +99,8 @@ pub enum Lack {
     Endpoints { needed: usize },
     Frontends { needed: usize, free: u32 },
     SourceRanges { needed: usize, free: u32 },
+    Tables,
+    TableSlots { endpoints: usize, slots: u32 },
 }
 
 impl fmt::Display for Lack {
@@ -116,6 +120,15 @@ impl fmt::Display for Lack {
                 write!(
                     f,
                     "it needs {needed} more source ranges, and {free} are free (--source-range-entries)"
+                )
+            }
+            Self::Tables => {
+                write!(f, "its Maglev table finds no room: endpoints are chosen at random (--maglev-entries)")
+            }
+            Self::TableSlots { endpoints, slots } => {
+                write!(
+                    f,
+                    "its {endpoints} endpoints are more than a Maglev table takes, which has {slots} slots: they are chosen at random (--maglev-size)"
                 )
             }
         }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use traffic_policy_cluster::model::{
-    self, Forwarding, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey,
+    self, Algorithm, Forwarding, FrontendKind, HeldPolicy, Policy, ServicePort, ServicePortKey,
 };
 use traffic_policy_ebpf::abi::{Frontend, NAME_LENGTH, ServiceInfo, frontend, frontend_kind, policy};
 
 use crate::dataplane::maps::keys::number;
 
 /// Returns the flags of a frontend, see [`frontend`].
-pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 {
+pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_table: bool) -> u32 {
     let policy =
         if kind == FrontendKind::ClusterIp { port.internal_policy } else { port.external_policy_here() };
     let number = match kind {
@@ -26,6 +26,9 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool) -> u32 
     }
     if port.has_endpoints {
         flags |= frontend::HAS_ENDPOINTS;
+    }
+    if has_table {
+        flags |= frontend::MAGLEV;
     }
     if node_address {
         flags |= frontend::NODE_ADDRESS;
@@ -83,6 +86,9 @@ pub fn info(key: &ServicePortKey, port: &ServicePort) -> ServiceInfo {
     }
     if port.internal_policy == Policy::Local {
         policies |= policy::INTERNAL_LOCAL;
+    }
+    if port.algorithm == Algorithm::Maglev {
+        policies |= policy::MAGLEV;
     }
     ServiceInfo {
         namespace: name(&key.service.namespace),

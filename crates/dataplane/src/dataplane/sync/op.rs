@@ -20,6 +20,11 @@ pub enum Op {
         base: u32,
         endpoints: Vec<Endpoint>,
     },
+    /// Writes a Maglev table into elements that no program reads yet.
+    Table {
+        base: u32,
+        elements: Vec<u64>,
+    },
     SetFrontend(FrontendId, Frontend),
     DeleteFrontend(FrontendId),
     /// Sets the Service port of an index in `tp_svc_names`, which `services` reads.

@@ -17,12 +17,14 @@ use std::{
 };
 
 use ipnet::IpNet;
-use traffic_policy_cluster::model::{Changes, Desired, Endpoint, ServicePort, ServicePortKey};
+use traffic_policy_cluster::model::{
+    Changes, Desired, Endpoint, ServicePort, ServicePortKey, maglev::TableSize,
+};
 use traffic_policy_ebpf::abi::{self, Frontend, IndexRange};
 
 pub use self::usage::Usage;
 use self::{
-    takeover::{Vacated, take_over},
+    takeover::{Place, Vacated, take_over},
     usage::Demands,
 };
 use super::{
@@ -31,6 +33,7 @@ use super::{
     frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
+    tables::{Table, Tables},
 };
 use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint, Source};
 
@@ -40,6 +43,7 @@ pub struct Planner {
     held: Held,
     ports: BTreeMap<ServicePortKey, Applied>,
     lists: EndpointLists,
+    tables: Tables,
     indices: Ranges,
     budget: Budget,
     /// The endpoints in the maps as they were found, until the first plan has compared them.
@@ -60,6 +64,7 @@ struct Applied {
     index: u32,
     cluster: IndexRange,
     local: IndexRange,
+    table: Table,
 }
 
 /// The operations for one change of the desired state.
@@ -86,6 +91,8 @@ pub struct Context<'a> {
     pub now: Instant,
     /// Whether the connections of an earlier proxy are about to be adopted.
     pub adopting: bool,
+    /// The slots of Maglev tables.
+    pub table_size: TableSize,
 }
 
 impl Planner {
@@ -106,11 +113,13 @@ impl Planner {
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
+        let tables = Tables::new(capacity.tables, held.frontends.values());
         let lists = EndpointLists::new(std::mem::take(&mut held.slots), capacity.slots, frontends);
         Self {
             held,
             ports: BTreeMap::new(),
             lists,
+            tables,
             indices,
             budget,
             found,
@@ -127,6 +136,7 @@ impl Planner {
     pub fn plan(&mut self, desired: &Desired, changes: &Changes, context: &Context<'_>) -> Plan {
         let mut plan = Plan::default();
         self.lists.begin();
+        self.tables.begin();
         let mut before = HashSet::new();
         let keys: Vec<&ServicePortKey> =
             if self.first { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
@@ -256,18 +266,18 @@ impl Planner {
         let old = self.ports.remove(key);
         let adopted = old
             .as_ref()
-            .map(|old| (old.index, old.cluster, old.local))
+            .map(Applied::place)
             .or_else(|| take_over(key, port, vacated))
             .or_else(|| self.adopt(key, port));
-        if let Some(lack) = self.lack(key, port, adopted.map(|(index, ..)| index), demands) {
+        if let Some(lack) = self.lack(key, port, adopted.map(|place| place.index), demands) {
             self.leave_out(key, port, lack, old, adopted, plan);
             return;
         }
         let now = context.now;
         let index =
-            adopted.map(|(index, ..)| index).or_else(|| self.indices.take(1, now).map(|range| range.base));
-        let (old_cluster, old_local) =
-            adopted.map_or_else(Default::default, |(_, cluster, local)| (cluster, local));
+            adopted.map(|place| place.index).or_else(|| self.indices.take(1, now).map(|range| range.base));
+        let Place { cluster: old_cluster, local: old_local, table: old_table, .. } =
+            adopted.unwrap_or_default();
         // The node's own addresses need no route: the packet path could not distinguish them from a
         // destination that has none.
         let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
@@ -301,6 +311,13 @@ impl Planner {
             self.leave_out(key, port, lack, old, adopted, plan);
             return;
         };
+        // The endpoints of a Service port whose table finds no room are chosen at random.
+        let size = context.table_size;
+        let table =
+            self.tables.place(old_table, key, port, size, now, &mut plan.ops).unwrap_or_else(|lack| {
+                plan.left_out.push(LeftOut::new(key, lack, &port.local, &port.local));
+                Table::default()
+            });
         let drain = Drain { default: context.drain, now: context.monotonic };
         // Sources are allowed before the frontends require them, and removed after.
         let sources = sources(key, port, index);
@@ -318,14 +335,23 @@ impl Planner {
         for id_and_kind in &port.frontends {
             let id = FrontendId { address: id_and_kind.address, protocol: key.protocol };
             let held = self.held.frontends.get(&id).copied();
-            let mut flags =
-                frontend::flags(port, id_and_kind.kind, context.addresses.contains(&id.address.ip()));
+            let own = context.addresses.contains(&id.address.ip());
+            let mut flags = frontend::flags(port, id_and_kind.kind, own, table.range.len > 0);
             if context.adopting {
                 flags |= abi::frontend::ADOPTING;
             }
             let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
             let affinity = frontend::affinity(port);
-            let wanted = Frontend { service: index, flags, cluster, local, drain_until, affinity, zero: 0 };
+            let wanted = Frontend {
+                service: index,
+                flags,
+                cluster,
+                local,
+                maglev: table.range,
+                drain_until,
+                affinity,
+                digest: table.digest,
+            };
             if held != Some(wanted) {
                 plan.ops.push(Op::SetFrontend(id, wanted));
                 if self.held.frontends.insert(id, wanted).is_none() {
@@ -338,19 +364,22 @@ impl Planner {
                 self.lists.free(key.ipv6, old, now);
             }
         }
+        if old_table.range != table.range {
+            self.tables.free(old_table, now);
+        }
         for source in self.sources_of(key.ipv6, index) {
             if !sources.contains(&source) {
                 self.remove_source(source, plan);
             }
         }
         self.owners.insert(index, key.clone());
-        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local });
+        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local, table });
     }
 
     /// Returns the time for which the next plan should wait, so that slots freed by this one can be
     /// used again.
     pub fn pause(&self) -> Duration {
-        self.lists.pause()
+        self.lists.pause().max(self.tables.pause())
     }
 
     /// Whether the next plan compares everything with the content of the maps.

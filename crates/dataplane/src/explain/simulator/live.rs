@@ -35,6 +35,7 @@ const SHARED: &[&str] = &[
     "tp_svc_cidrs6",
     "tp_endpoints4",
     "tp_endpoints6",
+    "tp_maglev",
     "tp_config",
     "tp_prefilter",
     "tp_snat_ports",

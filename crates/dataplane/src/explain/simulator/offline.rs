@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
-use traffic_policy_cluster::model::{Changes, Desired};
+use traffic_policy_cluster::model::{Changes, Desired, maglev::TableSize};
 use traffic_policy_ebpf::abi::{DeviceInfo, HOP_XDP, Hop, RuntimeConfig};
 
 use super::{Entrance, PacketHook, Simulator};
@@ -78,8 +78,14 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
 }
 
 fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
-    let context =
-        Context { addresses, drain: Duration::ZERO, monotonic: 0, now: Instant::now(), adopting: false };
+    let context = Context {
+        addresses,
+        drain: Duration::ZERO,
+        monotonic: 0,
+        now: Instant::now(),
+        adopting: false,
+        table_size: TableSize::default(),
+    };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
     let plan = planner.plan(desired, &Changes::default(), &context);
     apply::needed(&plan.ops, planner.service_cidrs()).add_to(&mut maps.prefilter);

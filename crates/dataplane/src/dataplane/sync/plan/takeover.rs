@@ -10,13 +10,27 @@ use super::{
     super::{
         budget::{Lack, LeftOut},
         op::Op,
+        tables::Table,
     },
     Applied, Plan, Planner, ids,
 };
 use crate::dataplane::maps::keys::FrontendId;
 
-/// The index, the list for policy Cluster, and the list for policy Local.
-pub(super) type Place = (u32, IndexRange, IndexRange);
+/// The index, the list for policy Cluster, the list for policy Local, and the table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    pub(super) index: u32,
+    pub(super) cluster: IndexRange,
+    pub(super) local: IndexRange,
+    pub(super) table: Table,
+}
+
+impl Applied {
+    pub(super) fn place(&self) -> Place {
+        let Self { index, cluster, local, table, .. } = *self;
+        Place { index, cluster, local, table }
+    }
+}
 
 impl Planner {
     /// Returns the index and ranges of an earlier agent for this Service port, found by its
@@ -28,7 +42,12 @@ impl Planner {
         ids(key, port)
             .filter_map(|id| self.held.frontends.get(&id))
             .find(|frontend| !self.owners.contains_key(&frontend.service))
-            .map(|frontend| (frontend.service, frontend.cluster, frontend.local))
+            .map(|frontend| Place {
+                index: frontend.service,
+                cluster: frontend.cluster,
+                local: frontend.local,
+                table: Table::of(frontend),
+            })
     }
 
     /// Returns a Service port as an earlier agent left it: those of its frontends and endpoints
@@ -67,6 +86,7 @@ impl Planner {
                 self.lists.free(ipv6, range, now);
             }
         }
+        self.tables.free(Table::of(frontend), now);
     }
 
     /// Withdraws a Service port; its index and ranges may be taken over in the same plan.
@@ -88,6 +108,7 @@ impl Planner {
         for range in [old.cluster, old.local] {
             self.lists.free(ipv6, range, now);
         }
+        self.tables.free(old.table, now);
     }
 
     /// Frees the entries of an earlier agent that belonged only to Service ports that no longer
@@ -115,12 +136,13 @@ impl Planner {
         plan: &mut Plan,
     ) {
         let kept = old.or_else(|| {
-            let (index, cluster, local) = adopted?;
+            let Place { index, cluster, local, table } = adopted?;
             Some(Applied {
                 port: Arc::new(self.as_found(key, port, index, [cluster, local])),
                 index,
                 cluster,
                 local,
+                table,
             })
         });
         let Some(kept) = kept else {
@@ -153,6 +175,5 @@ pub(super) fn take_over(
         (left.key.ipv6, left.key.protocol) == (key.ipv6, key.protocol)
             && !left.applied.port.frontends.is_disjoint(&port.frontends)
     })?;
-    let Applied { index, cluster, local, .. } = vacated.swap_remove(place).applied;
-    Some((index, cluster, local))
+    Some(vacated.swap_remove(place).applied.place())
 }

@@ -1,14 +1,15 @@
 //! Tests of a plan: the writes, their order, and the writes that are omitted.
 
 mod room;
+mod tables;
 
-use traffic_policy_cluster::model::{FrontendKind, Policy, Protocol, ServiceName};
+use traffic_policy_cluster::model::{Algorithm, FrontendKind, Policy, Protocol, ServiceName};
 use traffic_policy_ebpf::abi::{frontend, frontend_kind};
 
 use super::*;
 
 const CAPACITY: Capacity =
-    Capacity { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200 };
+    Capacity { frontends: [100, 100], source_ranges: [100, 100], slots: 100, services: 200, tables: 256 };
 
 fn key(name: &str) -> ServicePortKey {
     let service = ServiceName { namespace: "default".into(), name: name.into() };
@@ -39,6 +40,7 @@ fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {
         drain: None,
         source_ranges: vec![],
         affinity: None,
+        algorithm: Algorithm::Random,
     }
 }
 
@@ -79,6 +81,7 @@ impl Node {
             monotonic: self.monotonic,
             now: self.now,
             adopting: false,
+            table_size: "251".parse().unwrap(),
         };
         let changes = Changes {
             ports: changed.iter().cloned().collect(),
@@ -405,7 +408,7 @@ fn what_is_used_up_and_what_drains() {
     let six = ServicePortKey { ipv6: true, ..key("b") };
     node.desired.ports.insert(six.clone(), ranged.into());
     let _ = node.plan(&[six]);
-    let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2 };
+    let both = Usage { frontends: [1, 1], slots: [2, 1], source_ranges: [0, 1], services: 2, tables: 0 };
     assert_eq!(node.planner.usage(), both);
 
     let _ = node.set("a", Some(port(A, Policy::Local, &remote)));

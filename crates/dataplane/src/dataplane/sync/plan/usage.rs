@@ -24,6 +24,8 @@ pub struct Usage {
     pub source_ranges: [u64; 2],
     /// The indices of Service ports.
     pub services: u64,
+    /// The elements of Maglev tables.
+    pub tables: u64,
 }
 
 /// The entries that a Service needs, over all of its ports of one family: splitting many addresses
@@ -74,6 +76,7 @@ impl Planner {
             slots: self.lists.used(),
             source_ranges: self.budget.source_ranges.used(),
             services: self.ports.len() as u64,
+            tables: self.tables.used(),
         }
     }
 

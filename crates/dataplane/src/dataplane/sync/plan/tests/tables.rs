@@ -1,0 +1,102 @@
+//! Maglev tables: when they are written, kept, freed, and what happens without room for one. There
+//! is room for four tables of 251 slots.
+
+use super::*;
+use crate::dataplane::sync::ranges::QUARANTINE;
+
+fn maglev(address: &str, endpoints: &[Endpoint]) -> ServicePort {
+    ServicePort { algorithm: Algorithm::Maglev, ..port(address, Policy::Cluster, endpoints) }
+}
+
+fn three() -> [Endpoint; 3] {
+    ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"].map(|text| endpoint(text, false))
+}
+
+fn tables(plan: &Plan) -> Vec<&Op> {
+    plan.ops.iter().filter(|op| matches!(op, Op::Table { .. })).collect()
+}
+
+fn frontend_of(node: &Node) -> Frontend {
+    *node.planner.frontends().values().next().unwrap()
+}
+
+#[test]
+fn a_table_precedes_its_frontend_and_moves_with_the_list() {
+    let mut node = Node::new();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &three())));
+    let place = |wanted: &dyn Fn(&Op) -> bool| plan.ops.iter().position(wanted).unwrap();
+    assert!(place(&|op| matches!(op, Op::Table { .. })) < place(&|op| matches!(op, Op::SetFrontend(..))));
+    let Op::Table { base, elements } = tables(&plan)[0] else { unreachable!() };
+    let first = frontend_of(&node);
+    assert_eq!((first.maglev.base, first.maglev.len, elements.len()), (*base, 251, 63));
+    assert_ne!(first.flags & frontend::MAGLEV, 0);
+
+    // Another list has another table, in other elements, with one write of the frontend.
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &three()[..2])));
+    assert_eq!(tables(&plan).len(), 1);
+    let second = frontend_of(&node);
+    assert_ne!((second.maglev.base, second.digest), (first.maglev.base, first.digest));
+    assert_eq!(node.planner.usage().tables, 63);
+
+    let plan = node.set("a", Some(port("192.0.2.1:30080", Policy::Cluster, &three()[..2])));
+    assert_eq!(tables(&plan), Vec::<&Op>::new());
+    let last = frontend_of(&node);
+    assert_eq!((last.maglev, last.digest, last.flags & frontend::MAGLEV), (IndexRange::default(), 0, 0));
+    assert_eq!(node.planner.usage().tables, 0);
+}
+
+#[test]
+fn what_does_not_change_the_endpoints_writes_no_table() {
+    let mut node = Node::new();
+    node.set("a", Some(maglev("192.0.2.1:30080", &three())));
+    // The number of a node is in the slots, not in the table.
+    let renumbered = three().map(|endpoint| Endpoint { node: 7, ..endpoint });
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &renumbered)));
+    assert!(!plan.ops.is_empty() && tables(&plan).is_empty(), "{:?}", plan.ops);
+    node.restart();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &renumbered)));
+    assert!(plan.ops.is_empty(), "an earlier agent has written it: {:?}", plan.ops);
+    assert_eq!(node.planner.usage().tables, 63);
+}
+
+#[test]
+fn no_table_without_endpoints() {
+    let mut node = Node::new();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &[])));
+    assert!(tables(&plan).is_empty() && plan.left_out.is_empty());
+}
+
+#[test]
+fn without_room_the_choice_is_random_until_there_is_some() {
+    let mut node = Node::new();
+    for (name, number) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
+        assert!(
+            node.set(name, Some(maglev(&format!("192.0.2.1:3000{number}"), &three()))).left_out.is_empty()
+        );
+    }
+    let plan = node.set("e", Some(maglev("192.0.2.1:30005", &three())));
+    assert_eq!(plan.left_out.iter().map(|out| out.lack).collect::<Vec<_>>(), [Lack::Tables]);
+    let of_e = |node: &Node| {
+        let frontends = node.planner.frontends().iter();
+        *frontends.clone().find(|(id, _)| id.address.port() == 30_005).unwrap().1
+    };
+    assert_eq!((of_e(&node).flags & frontend::MAGLEV, of_e(&node).cluster.len), (0, 3));
+
+    node.set("a", None);
+    node.now += QUARANTINE;
+    let plan = node.plan(&[key("e")]);
+    assert_eq!((plan.left_out.len(), tables(&plan).len()), (0, 1));
+    assert_ne!(of_e(&node).flags & frontend::MAGLEV, 0);
+}
+
+#[test]
+fn more_endpoints_than_slots_are_chosen_at_random() {
+    let mut node = Node::new();
+    node.planner = Planner::new(Held::default(), Capacity { slots: 1000, ..CAPACITY });
+    let many: Vec<_> = (0..252).map(|last| endpoint(&format!("10.0.1.{last}:80"), false)).collect();
+    let many: Vec<_> = many.into_iter().chain(three()).collect();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &many)));
+    let lacks: Vec<_> = plan.left_out.iter().map(|out| out.lack).collect();
+    assert_eq!(lacks, [Lack::TableSlots { endpoints: 255, slots: 251 }]);
+    assert_eq!(frontend_of(&node).flags & frontend::MAGLEV, 0);
+}

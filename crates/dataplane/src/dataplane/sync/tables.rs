@@ -1,0 +1,121 @@
+//! Maglev tables in `tp_maglev`: the place of each, kept or newly allocated.
+//!
+//! A table gives places in one list of endpoints, and both are replaced by the same write, that of
+//! the frontend: a changed table is therefore written as a whole into a range that no program
+//! reads. It would differ in most slots anyway, since the places of all endpoints behind a changed
+//! one do. Tables of Service ports whose endpoints did not change are neither computed nor written.
+
+use std::time::{Duration, Instant};
+
+use traffic_policy_cluster::model::{
+    Algorithm, ServicePort, ServicePortKey,
+    maglev::{Member, TableSize, digest, table},
+};
+use traffic_policy_ebpf::abi::{Frontend, IndexRange, maglev};
+
+use super::{
+    budget::Lack,
+    op::Op,
+    ranges::{QUARANTINE, Ranges},
+};
+
+/// A table in the map; the default is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Table {
+    /// The first element, and the number of slots.
+    pub range: IndexRange,
+    /// The check word of the table's members.
+    pub digest: u32,
+}
+
+impl Table {
+    /// Returns the table that a frontend names.
+    pub fn of(frontend: &Frontend) -> Self {
+        Self { range: frontend.maglev, digest: frontend.digest }
+    }
+
+    /// Returns the elements of the map that it takes.
+    fn elements(self) -> IndexRange {
+        elements(self.range)
+    }
+}
+
+fn elements(range: IndexRange) -> IndexRange {
+    IndexRange { base: range.base, len: maglev::elements(range.len) }
+}
+
+/// The free elements.
+#[derive(Debug)]
+pub struct Tables {
+    ranges: Ranges,
+    used: u64,
+    /// The number of elements that the current plan writes.
+    written: u32,
+}
+
+impl Tables {
+    /// Starts from the content of the maps. `size`: the elements of `tp_maglev`.
+    pub fn new<'a>(size: u32, frontends: impl Iterator<Item = &'a Frontend>) -> Self {
+        let taken: Vec<_> = frontends.map(|frontend| elements(frontend.maglev)).collect();
+        let ranges = Ranges::new(size, taken);
+        Self { used: (size - ranges.unused()).into(), ranges, written: 0 }
+    }
+
+    /// Returns the table for the list of policy Cluster, which `ops` writes unless it is the old
+    /// one; none for a Service port without one.
+    ///
+    /// # Errors
+    /// The table finds no room, or the endpoints outnumber its slots: they are to be chosen at
+    /// random.
+    pub fn place(
+        &mut self,
+        old: Table,
+        key: &ServicePortKey,
+        port: &ServicePort,
+        size: TableSize,
+        now: Instant,
+        ops: &mut Vec<Op>,
+    ) -> Result<Table, Lack> {
+        if port.algorithm != Algorithm::Maglev || port.cluster.is_empty() {
+            return Ok(Table::default());
+        }
+        let members = port.cluster.iter();
+        let members: Vec<Member> =
+            members.map(|endpoint| Member::new(endpoint.address, key.protocol, Member::WEIGHT)).collect();
+        let digest = digest(&members, size);
+        if old.range.len == size.slots() && old.digest == digest {
+            return Ok(old);
+        }
+        let Some(places) = table(&members, size) else {
+            return Err(Lack::TableSlots { endpoints: members.len(), slots: size.slots() });
+        };
+        let taken = self.ranges.take(maglev::elements(size.slots()), now).ok_or(Lack::Tables)?;
+        self.used += u64::from(taken.len);
+        self.written += taken.len;
+        ops.push(Op::Table { base: taken.base, elements: maglev::pack(&places).collect() });
+        Ok(Table { range: IndexRange { base: taken.base, len: size.slots() }, digest })
+    }
+
+    /// Frees the elements of a table.
+    pub fn free(&mut self, table: Table, now: Instant) {
+        let elements = table.elements();
+        self.used = self.used.saturating_sub(elements.len.into());
+        self.ranges.release(elements, now);
+    }
+
+    /// Begins a plan.
+    pub fn begin(&mut self) {
+        self.written = 0;
+    }
+
+    /// Returns the time for which the next plan should wait: a second if the tables that were
+    /// written took more than half of what was free, so that those that they replace are free then.
+    pub fn pause(&self) -> Duration {
+        if self.written > self.ranges.unused() { QUARANTINE } else { Duration::ZERO }
+    }
+
+    /// Returns the number of elements in use.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+}

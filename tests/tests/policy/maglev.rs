@@ -1,0 +1,102 @@
+//! Two nodes with the same Service send the same connection to the same endpoint.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::explain::{self, Flow};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::scaled;
+
+const PORT: u16 = 30_080;
+const FLOWS: u16 = 200;
+
+fn vip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [203, 0, 113, 9].into(),
+        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
+    }
+}
+
+fn service() -> Service {
+    let service = Cluster::node_port("web", Policy::Cluster, PORT);
+    let announced = Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family)));
+    announced.annotation("traffic-policy.io/algorithm", "maglev")
+}
+
+/// Connections to the load balancer's addresses and to a node port of this node.
+fn flows(cluster: &Cluster, node: usize) -> Vec<Flow> {
+    let client = cluster.lab.client();
+    let of = |family| {
+        let targets = [SocketAddr::new(vip(family), 80), cluster.at(node, family, PORT)];
+        let sources = (40_000..40_000 + FLOWS).map(move |port| SocketAddr::new(client.address(family), port));
+        sources.flat_map(move |source| targets.map(|target| Flow::new("TCP", source, target)))
+    };
+    Family::BOTH.into_iter().flat_map(of).collect()
+}
+
+/// The endpoint of each of them, as the node's agent explains it.
+fn endpoints(cluster: &Cluster, agent: &Agent, node: usize) -> Vec<SocketAddr> {
+    let answers = explain::live(agent, &flows(cluster, node), &[]).unwrap();
+    answers.iter().map(|answer| answer.endpoint.unwrap_or_else(|| panic!("{answer:?}"))).collect()
+}
+
+/// Waits until the agent has so many endpoints for each Service port, by a table of 1,021 slots.
+fn wait_for(agent: &Agent, count: usize) {
+    let until = Instant::now() + scaled(Duration::from_secs(10));
+    loop {
+        let ports = agent.json(&["services", "web"]).unwrap();
+        let is_so = |port: &serde_json::Value| {
+            port["endpoints"].as_array().is_some_and(|list| list.len() == count)
+                && port["algorithm"] == "maglev"
+                && port["maglev_slots"] == 1021
+        };
+        let ports = ports.as_array().unwrap();
+        if !ports.is_empty() && ports.iter().all(is_so) {
+            return;
+        }
+        assert!(Instant::now() < until, "{ports:?}");
+        // The agent is asked by a process of its own each time.
+        sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn nodes_agree_before_and_after_an_endpoint_leaves() {
+    let cluster = Cluster::start(Lab::builder().pods(&[3, 3])).unwrap();
+    let lab = &cluster.lab;
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    let mut agents = Agent::start_all(lab, |agent| agent.flags(&["--maglev-size", "1021"])).unwrap();
+    agents.iter().for_each(|agent| wait_for(agent, 6));
+    let before = endpoints(&cluster, &agents[0], 1);
+    assert_eq!(before, endpoints(&cluster, &agents[1], 2));
+
+    let mut rest: Vec<_> = lab.pods().map(Backend::of).collect();
+    rest.remove(2);
+    cluster.manifests.endpoints(&service(), &rest).unwrap();
+    agents.iter().for_each(|agent| wait_for(agent, 5));
+    let after = endpoints(&cluster, &agents[0], 1);
+    assert_eq!(after, endpoints(&cluster, &agents[1], 2));
+    let moved = before.iter().zip(&after).filter(|(old, new)| after.contains(old) && old != new).count();
+    assert!(moved < before.len() / 10, "{moved} of {}", before.len());
+
+    // An agent that takes over the maps keeps the table, and finds later changes.
+    agents[0].kill().unwrap();
+    agents[0].start_again().unwrap();
+    agents[0].wait_ready(scaled(Duration::from_secs(20))).unwrap();
+    assert_eq!(after, endpoints(&cluster, &agents[0], 1));
+    cluster.manifests.endpoints(&service(), &cluster.backends()).unwrap();
+    agents.iter().for_each(|agent| wait_for(agent, 6));
+    assert_eq!(before, endpoints(&cluster, &agents[0], 1));
+    assert_eq!(before, endpoints(&cluster, &agents[1], 2));
+
+    // Real connections go where they should.
+    lab.route_vip(vip(Family::V4), lab.node(1)).unwrap();
+    let answer = cluster.answer(Protocol::Tcp, SocketAddr::new(vip(Family::V4), 80)).unwrap();
+    assert!(lab.pods().any(|pod| pod.name == answer.pod), "{answer:?}");
+}

@@ -1,0 +1,48 @@
+//! The endpoint of a new connection by its Service port's Maglev table, equal on every node:
+//! docs/maglev.md.
+
+use traffic_policy_ebpf::{
+    abi::{Frontend, frontend, frontend_kind, maglev},
+    hash,
+};
+
+use crate::datapath::{
+    family::{Family, V4, V6},
+    maps::{MAGLEV, Table},
+    value::load,
+};
+
+/// The value for "not known": no place in a list.
+const NONE: u32 = u32::MAX;
+
+/// Returns the place of the endpoint for `Scratch::opening` within the list for policy Cluster. It
+/// may be beyond the list, if the frontend was replaced meanwhile: the table is another list's.
+#[inline(always)]
+pub fn place<F: Family>(frontend: *const Frontend) -> u32 {
+    let frontend = frontend.cast_mut();
+    (if F::V6 { by_table6(frontend) } else { by_table4(frontend) }) as u32
+}
+
+global_functions! {
+    by_table4 => by_table::<V4>, frontend: *mut Frontend;
+    by_table6 => by_table::<V6>, frontend: *mut Frontend;
+}
+
+/// Implements [`place`].
+#[inline(always)]
+fn by_table<F: Family>(frontend: *mut Frontend) -> i32 {
+    if frontend.is_null() {
+        return NONE as i32;
+    }
+    let Some(scratch) = F::scratch() else { return NONE as i32 };
+    let mut tuple = get!(scratch.opening);
+    if frontend::kind(get!(frontend.flags)) == frontend_kind::NODE_PORT {
+        // Each node has addresses of its own.
+        tuple.destination = F::Address::default();
+    }
+    let range = get!(frontend.maglev);
+    let slot = hash::pick(hash::tuple(&tuple, hash::MAGLEV_SEED), range.len);
+    let index = range.base + maglev::element_of(slot);
+    let Some(element) = Table::of(&raw const MAGLEV).lookup::<u32, u64>(&index) else { return NONE as i32 };
+    maglev::place(load(element), slot) as i32
+}
