@@ -112,6 +112,18 @@ fn endpoints_see_the_client(attach: &str) {
             assert!(count >= 20, "{attach} {protocol:?} {to}: {count} {what} in {frames:?}");
         }
     }
+    // What a person sees of it, on the node in front.
+    let said = |arguments: &[&str]| cluster.agents[0].json(arguments).unwrap();
+    let (from, to) = (client.to_string(), targets(&cluster)[0].to_string());
+    let explained = cluster.agents[0].command(&["explain", &from, &to]).unwrap();
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    assert!(explained.contains("forwarded-direct"), "{explained}");
+    let served = said(&["services", "default/web"]);
+    assert_eq!(served[0]["forwarding"], "direct", "{served}");
+    let flows = said(&["flows"]);
+    let flows = flows.as_array().unwrap();
+    let direct = |flow: &&Value| flow["kind"] == "direct" && flow["source"] == flow["client"];
+    assert_eq!(flows.iter().filter(direct).count(), flows.len(), "{flows:?}");
     let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
     assert!(cluster.agents[0].packets(hook, "forwarded-direct").unwrap() > 0, "{attach}");
     assert_eq!(cluster.agents[0].packets(hook, "forwarded").unwrap(), 0, "{attach}");

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_cluster::model::{Algorithm, Endpoint, Protocol};
+use traffic_policy_cluster::model::{Algorithm, Endpoint, Forwarding, Protocol};
 use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -87,6 +87,8 @@ struct Document {
     algorithm: &'static str,
     /// The slots of its Maglev table; `None` without one, also if it asks for one.
     maglev_slots: Option<u32>,
+    /// The way to endpoints of other nodes: `snat` or `direct`.
+    forwarding: &'static str,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
     affinity_seconds: Option<u64>,
     source_ranges: Vec<String>,
@@ -184,6 +186,7 @@ impl Document {
                 Choice::Maglev(slots) => Some(slots),
                 Choice::Random | Choice::WithoutTable => None,
             },
+            forwarding: port.forwarding.name(),
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
             counts: of(port, counts)
@@ -303,6 +306,11 @@ fn details(
         Choice::Random => {}
         Choice::Maglev(slots) => writeln!(out, "  algorithm   maglev, {slots} slots")?,
         Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
+    }
+    if port.forwarding == Forwarding::Direct {
+        let remote = || port.cluster.iter().filter(|endpoint| !endpoint.local);
+        let (opened, all) = (remote().filter(|endpoint| endpoint.opens).count(), remote().count());
+        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes")?;
     }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;

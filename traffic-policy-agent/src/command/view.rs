@@ -31,7 +31,9 @@ impl View {
 
 #[cfg(test)]
 pub mod tests {
-    use traffic_policy_cluster::model::{FrontendKind, Policy, Protocol, ServiceName, ServicePortKey};
+    use traffic_policy_cluster::model::{
+        Forwarding, FrontendKind, Policy, Protocol, ServiceName, ServicePortKey,
+    };
     use traffic_policy_dataplane::inspect::{Choice, FrontendView, Phase, ServicePort};
 
     /// Returns a Service port of policy Local without an endpoint here.
@@ -57,6 +59,7 @@ pub mod tests {
             affinity: None,
             source_ranges: Vec::new(),
             choice: Choice::Random,
+            forwarding: Forwarding::Snat,
         }
     }
 }

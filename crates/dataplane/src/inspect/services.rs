@@ -8,7 +8,9 @@ use std::{
 
 use anyhow::Result;
 use ipnet::IpNet;
-use traffic_policy_cluster::model::{Endpoint, FrontendKind, Policy, ServiceName, ServicePortKey};
+use traffic_policy_cluster::model::{
+    Endpoint, Forwarding, FrontendKind, Policy, ServiceName, ServicePortKey,
+};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
     ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
@@ -42,6 +44,9 @@ pub struct ServicePort {
     /// The sources that may use its load balancer addresses; empty for all.
     pub source_ranges: Vec<IpNet>,
     pub choice: Choice,
+    /// The way of its packets to endpoints of other nodes that open them; all others are
+    /// [`Forwarding::Snat`].
+    pub forwarding: Forwarding,
 }
 
 /// The choice of the endpoint of a new connection from outside, from the list for policy Cluster.
@@ -182,6 +187,7 @@ impl ServicePort {
                     local: Vec::new(),
                     affinity: None,
                     source_ranges: Vec::new(),
+                    forwarding: Forwarding::Snat,
                     choice: if info.policies & policy::MAGLEV == 0 {
                         Choice::Random
                     } else {
@@ -242,6 +248,9 @@ where
         }
         if frontend.flags & frontend::MAGLEV != 0 {
             port.choice = Choice::Maglev(frontend.maglev.len);
+        }
+        if frontend.flags & frontend::DIRECT != 0 {
+            port.forwarding = Forwarding::Direct;
         }
         // All frontends of a Service port have the same lists.
         if port.cluster.is_empty() {

@@ -10,7 +10,7 @@ fn port() -> ServicePort {
         address: text.parse().unwrap(),
         local: node == 0,
         remote: node != 0,
-        opens: false,
+        opens: node == 2,
         node,
     };
     ServicePort {
@@ -24,6 +24,7 @@ fn port() -> ServicePort {
         affinity: Some(Duration::from_secs(10_800)),
         source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
         choice: Choice::Maglev(16_381),
+        forwarding: Forwarding::Direct,
         ..view::tests::port()
     }
 }
@@ -79,6 +80,7 @@ fn all_that_is_known() {
         "affinity    a client keeps its endpoint for 3h00m",
         "sources     192.0.2.0/24",
         "algorithm   maglev, 16381 slots",
+        "forwarding  direct, to 1 of 1 endpoints of other nodes",
         "10.244.1.2:8080  (here)",
         "10.244.2.2:8080  on node-2\n",
         "local list  none",
