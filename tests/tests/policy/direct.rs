@@ -10,6 +10,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Node};
 use traffic_policy_testing::object::{Port, Service};
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{Answer, HeldConnections};
 
 const NODE_PORT: u16 = 30080;
@@ -178,4 +179,39 @@ fn the_annotation_changes_it_without_cutting_a_connection() {
         let report = held.finish();
         assert!(report.is_clean(), "begun under {begun}: {report}");
     }
+}
+
+/// 30 MB each way at once, every byte compared: the segments that the client sends fit once it has
+/// heard of the smaller MTU.
+fn bulk_data_passes(attach: &str, wire_offloads: bool) {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(wire_offloads)).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    cluster.launch(|agent| agent.attach(attach).flags(&["--forwarding", "direct"])).unwrap();
+    let to = cluster.at(1, Family::V4, NODE_PORT);
+    let report = transfer(cluster.lab.client().netns(), to, 30_000_000).unwrap();
+    println!("{attach}: {report:?}");
+    let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
+    for (agent, node) in [(front, "front"), (home, "home")] {
+        for outcome in
+            ["dropped-internal-error", "dropped-unknown-endpoint", "dropped-mtu-exceeded", "forwarded"]
+        {
+            for hook in ["xdp", "tc-ingress"] {
+                assert_eq!(agent.packets(hook, outcome).unwrap(), 0, "{attach} {node} {hook} {outcome}");
+            }
+        }
+    }
+    assert!(home.packets("tc-ingress", "delivered").unwrap() > 100, "{attach}");
+}
+
+/// Aggregates of up to 64 KB with unfinished checksums.
+#[test]
+fn bulk_data_passes_tc_with_offloads() {
+    bulk_data_passes("tc", true);
+}
+
+#[test]
+fn bulk_data_passes_xdp() {
+    bulk_data_passes("xdp", false);
 }
