@@ -119,6 +119,10 @@ pub struct Outer<A> {
     /// The first bytes of its Ethernet header, as in [`Hop`]; 0: written by the kernel.
     pub macs: u64,
     pub source_mac_tail: u32,
+    /// The device by which it leaves, and the flag
+    /// [`HOP_NO_ETHERNET`][super::HOP_NO_ETHERNET] if that device has no Ethernet.
+    pub ifindex: u32,
+    pub flags: u32,
     /// Padding.
     pub zero: u32,
     pub source: A,

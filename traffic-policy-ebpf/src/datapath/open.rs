@@ -12,12 +12,12 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address as _, Address4, DirectEndpoint, DirectEndpointKey, Flow, Frontend, IndexRange, NO_SERVICE,
-        Port, SLOT_LOCAL, Scratch, Slot, hook, jump, kind, scope,
+        Address as _, Address4, DirectEndpoint, DirectEndpointKey, Frontend, IndexRange, NO_SERVICE, Port,
+        SLOT_LOCAL, Scratch, Slot, hook, jump, kind, scope,
     },
     checksum,
     outcome::{Outcome, Verdict},
-    tcp::{ANSWERED, ASSURED, flag},
+    tcp::{ANSWERED, ASSURED, REMOVED, RST, flag},
 };
 
 use core::ptr;
@@ -26,11 +26,7 @@ use crate::datapath::{
     clock,
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4},
-    flow::{
-        established,
-        pair::{Transition, again},
-        table::FlowTable,
-    },
+    flow::{established, table::FlowTable},
     forward::{self, Forwarding, direct::OUTER},
     lb::{List, Target, select},
     maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
@@ -85,18 +81,26 @@ fn incoming(packet: Tc) -> Decision {
         Err(outcome) => {
             let decision = parse::hand_over::<Tc, V4, false>(packet, outcome);
             set!(scratch.opened.pending = 0);
-            return not_passed(decision);
+            return ends_here(decision);
         }
     };
     let flags = parsed.tcp_flags();
-    if flags & (flag::SYN | flag::FIN | flag::RST) == 0 && fixed::is_whole(packet, &parsed) {
-        let now = clock::jiffies();
-        let numbers = established::numbers_of(&parsed);
-        let entry = FlowTable::<V4>::new().find(&parsed.tuple);
-        if !entry.is_null()
-            && get!(entry.kind) == kind::DELIVER
-            && get!(entry.state) & !ANSWERED == ASSURED
-            && established::advance(entry, &parsed, numbers, now)
+    let now = clock::jiffies();
+    let entry = FlowTable::<V4>::new().find(&parsed.tuple);
+    if !entry.is_null() {
+        let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
+        if matches!(kind, kind::FORWARD | kind::DIRECT) {
+            if parsed.is_tcp() && !parsed.opens(packet) {
+                set!(scratch.opened.pending = 0);
+                return Outcome::DroppedUnknownEndpoint.into();
+            }
+            // The client has come by another node since: its flow through this one is over.
+            set!(entry.state = entry_state | RST | REMOVED);
+        } else if kind == kind::DELIVER
+            && entry_state & !ANSWERED == ASSURED
+            && flags & (flag::SYN | flag::FIN | flag::RST) == 0
+            && fixed::is_whole(packet, &parsed)
+            && established::advance(entry, &parsed, established::numbers_of(&parsed), now)
         {
             set!(scratch.opened.pending = 0);
             let forwarding = Forwarding { entry, hop: ptr::null(), unresolved: 0 };
@@ -133,8 +137,8 @@ pub fn was_opened<P: Packet, F: Family>() -> bool {
     can_be_opened::<P, F>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) != 0)
 }
 
-/// Concludes the program with a decision on a packet that may have been opened: such a packet does
-/// not pass, unless it was translated.
+/// Concludes the program with a decision on a packet that may have been opened: such a packet is
+/// neither handed to the stack untranslated nor sent to another node.
 #[inline(always)]
 pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
     if !can_be_opened::<P, F>() {
@@ -146,7 +150,7 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
     }
     set!(scratch.opened.pending = 0);
     set!(scratch.opened.routed = decision.is_answered() as u32);
-    not_passed(decision)
+    ends_here(decision)
 }
 
 /// Whether the refused packet that this program answers was opened.
@@ -161,14 +165,14 @@ pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
     routed != 0
 }
 
-/// Returns the decision on an opened packet.
+/// Returns the decision on an opened packet: it is delivered, answered or dropped.
 #[inline(always)]
-fn not_passed(decision: Decision) -> Decision {
-    if matches!(decision.outcome.verdict(), Verdict::Pass) && !matches!(decision.outcome, Outcome::Delivered)
-    {
-        return Outcome::DroppedUnknownEndpoint.into();
+fn ends_here(decision: Decision) -> Decision {
+    let drops = matches!(decision.outcome.verdict(), Verdict::Drop);
+    if drops || decision.is_answered() || matches!(decision.outcome, Outcome::Delivered) {
+        return decision;
     }
-    decision
+    Outcome::DroppedUnknownEndpoint.into()
 }
 
 /// Returns the given endpoint of an opened packet, and `slot` for every other one. Where a packet
@@ -185,22 +189,6 @@ pub fn given_or<'a, P: Packet, F: Family>(
         set!(scratch.opened.endpoint = load(slot));
     }
     borrow(place!(const scratch.opened.endpoint))
-}
-
-/// Returns what becomes of an opened packet with an entry that would send it on to another node:
-/// the client reached this node before, on the same ports. A SYN begins a new flow.
-#[inline(always)]
-pub fn over_other<P: Packet, F: Family>(
-    packet: P,
-    parsed: &Parsed<F>,
-    entry: *mut Flow<F::Address>,
-) -> Transition<F::Address> {
-    if parsed.is_tcp() && !parsed.opens(packet)
-        || get!(entry.kind) != kind::FORWARD && get!(entry.kind) != kind::DIRECT
-    {
-        return Transition::Leave(Outcome::DroppedUnknownEndpoint);
-    }
-    again::<P, F>(parsed, entry)
 }
 
 /// Returns the list, which has no range, for an opened packet without a flow, and completes the

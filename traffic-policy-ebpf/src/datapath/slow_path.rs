@@ -84,12 +84,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
         if get!(entry.kind) == kind::REPLY_LOCAL {
             return Err(Outcome::PassedStaleFlow.into());
         }
-        let transition = if open::was_opened::<P, F>() && get!(entry.kind) != kind::DELIVER {
-            open::over_other(packet, parsed, entry)
-        } else {
-            state::track(packet, parsed, entry)
-        };
-        match transition {
+        match state::track(packet, parsed, entry) {
             Transition::Keep(entry) => kept = entry,
             Transition::Ignore(entry) => {
                 kept = entry;
@@ -228,16 +223,17 @@ fn create<P: Packet, F: Family>(
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
-    // Asked again at each place: what the verifier knows is what it walks twice.
-    let opened = open::was_opened::<P, F>();
-    // This check comes before that of the source: a peer may answer from a port that is a
-    // Service's, too.
-    if !opened && own::is_answered_by::<P, F>(parsed, now) {
-        return Err(Outcome::PassedOwnAnswer.into());
-    }
-    let list = if opened { open::list(packet, parsed, scratch)? } else { list(packet, parsed, &client)? };
-    let mut index = 0;
-    if !open::was_opened::<P, F>() {
+    let (list, index);
+    if open::was_opened::<P, F>() {
+        list = open::list(packet, parsed, scratch)?;
+        index = 0;
+    } else {
+        // This check comes before that of the source: a peer may answer from a port that is a
+        // Service's, too.
+        if own::is_answered_by::<P, F>(parsed, now) {
+            return Err(Outcome::PassedOwnAnswer.into());
+        }
+        list = self::list(packet, parsed, &client)?;
         index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
             select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {

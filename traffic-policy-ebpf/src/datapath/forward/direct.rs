@@ -4,7 +4,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, kind},
+    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, kind},
     checksum::fold,
     outcome::Outcome,
 };
@@ -71,46 +71,57 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     let (macs, source_mac_tail) =
         if hop.is_null() { (0, 0) } else { (get!(hop.macs), get!(hop.source_mac_tail)) };
     let (source, destination) = (get!(entry.source), get!(entry.destination));
-    store(place!(mut scratch.outer), Outer { macs, source_mac_tail, zero: 0, source, destination });
+    let flags = flags & HOP_NO_ETHERNET;
+    store(
+        place!(mut scratch.outer),
+        Outer { macs, source_mac_tail, ifindex, flags, zero: 0, source, destination },
+    );
     let context = packet.raw();
-    let built = if P::TC { wrap_tc4(context.cast()) } else { wrap_xdp4(context.cast()) };
-    if built != BUILT {
+    let action = if P::TC { send_tc4(context.cast()) } else { send_xdp4(context.cast()) };
+    if action == REFUSED {
         return Outcome::DroppedInternalError.into();
     }
-    let action = if let Some(skb) = packet.skb()
-        && (hop.is_null() || flags & HOP_NO_ETHERNET != 0)
-    {
-        if flags & HOP_NO_ETHERNET != 0 {
-            skb.send_routed(ifindex)
-        } else {
-            skb.send_to(ifindex, place!(mut scratch.neighbour))
-        }
-    } else {
-        packet.send(ifindex)
-    };
     Decision::sent(Outcome::ForwardedDirect, action)
 }
 
-/// The results of [`wrap`].
-const BUILT: i32 = 0;
-const REFUSED: i32 = 1;
+/// The result of [`send`] if the kernel refused; none of its verdicts.
+const REFUSED: i32 = i32::MIN;
 
 global_functions! {
-    wrap_xdp4 => wrap::<Xdp>, context: *mut xdp_md;
-    wrap_tc4 => wrap::<Tc>, context: *mut __sk_buff;
+    send_xdp4 => send::<Xdp>, context: *mut xdp_md;
+    send_tc4 => send::<Tc>, context: *mut __sk_buff;
 }
 
-/// Puts the outer header of `Scratch::outer` in front of an IPv4 packet.
+/// Sends an IPv4 packet within the outer packet of `Scratch::outer`, and returns the verdict.
 #[inline(always)]
-fn wrap<P: Packet>(context: *mut P::Context) -> i32 {
+fn send<P: Packet>(context: *mut P::Context) -> i32 {
     let Some(scratch) = V4::scratch() else { return REFUSED };
     let packet = P::of(context);
-    if !packet.make_room(OUTER) {
+    if !wrap(packet, scratch) {
         return REFUSED;
+    }
+    let outer = place!(const scratch.outer);
+    let ifindex = get!(outer.ifindex);
+    if let Some(skb) = packet.skb() {
+        if get!(outer.flags) & HOP_NO_ETHERNET != 0 {
+            return skb.send_routed(ifindex);
+        }
+        if get!(outer.macs) == 0 {
+            return skb.send_to(ifindex, place!(mut scratch.neighbour));
+        }
+    }
+    packet.send(ifindex)
+}
+
+/// Puts the outer header of `Scratch::outer` in front of an IPv4 packet. False: the kernel refused.
+#[inline(always)]
+fn wrap<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
+    if !packet.make_room(OUTER) {
+        return false;
     }
     let (data, end) = (packet.data(), packet.end());
     if data + parse::ETHERNET + 2 * OUTER as usize > end {
-        return REFUSED;
+        return false;
     }
     let ip = data + parse::ETHERNET;
     let inner = ip + OUTER as usize;
@@ -123,7 +134,7 @@ fn wrap<P: Packet>(context: *mut P::Context) -> i32 {
     }
     let length = u16::from_be(load16::<2>(inner)).wrapping_add(OUTER as u16);
     header(ip, load8::<1>(inner), length, get!(outer.source), get!(outer.destination));
-    BUILT
+    true
 }
 
 /// Writes the outer header. The type of service is the inner one, with the two bits of ECN
