@@ -28,7 +28,7 @@ global_functions! {
     by_table6 => by_table::<V6>, frontend: *mut Frontend;
 }
 
-/// Implements [`place`].
+/// Implements [`place()`].
 #[inline(always)]
 fn by_table<F: Family>(frontend: *mut Frontend) -> i32 {
     if frontend.is_null() {
