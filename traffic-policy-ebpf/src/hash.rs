@@ -4,7 +4,7 @@ use crate::abi::{Address, Tuple};
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The seed of [`tuple`] for Maglev tables, which all nodes have in common: docs/maglev.md.
+/// The seed of [`tuple()`] for Maglev tables, which all nodes have in common: docs/maglev.md.
 pub const MAGLEV_SEED: u64 = 0x6d61_676c_6576_0001;
 
 #[inline(always)]

@@ -83,7 +83,7 @@ pub mod frontend {
     /// flow and opens none goes to the stack.
     pub const ADOPTING: u32 = 16;
     /// Packets travel unchanged to endpoints of nodes that open them:
-    /// [`SLOT_OPENS`][super::SLOT_OPENS].
+    /// [`SLOT_OPENS`][crate::abi::SLOT_OPENS].
     pub const DIRECT: u32 = 32;
     /// The endpoints of the list for policy Cluster are chosen by the table in
     /// [`Frontend::maglev`][super::Frontend]; sockets choose at random.

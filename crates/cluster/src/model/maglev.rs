@@ -136,7 +136,7 @@ const FREE: u16 = u16::MAX;
 
 /// Returns the table of these members: the position among `members` for each slot. The order of
 /// `members` does not matter. `None` if there are none with a weight, or more than slots or than
-/// [`MOST_MEMBERS`].
+/// `MOST_MEMBERS`.
 #[must_use]
 pub fn table(members: &[Member], size: TableSize) -> Option<Vec<u16>> {
     if members.len() > MOST_MEMBERS.min(size.0 as usize) {
