@@ -13,7 +13,10 @@ use aya_build::{Package, Toolchain};
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
     // The floor's maps have the layouts of the packet path.
-    println!("cargo:rerun-if-changed={}", concat!(env!("CARGO_MANIFEST_DIR"), "/../../traffic-policy-ebpf/src"));
+    println!(
+        "cargo:rerun-if-changed={}",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../traffic-policy-ebpf/src")
+    );
     println!("cargo:rustc-check-cfg=cfg(bpf_object)");
     let Some(found) = toolchain::find().filter(|_| toolchain::linker_found()) else { return Ok(()) };
     // As for the packet path. SAFETY: this program has one thread.

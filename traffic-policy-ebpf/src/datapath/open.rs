@@ -198,7 +198,7 @@ pub fn given_or<'a, P: Packet, F: Family>(
 /// The client's address is martian, this node does not have the endpoint for the Service, or it
 /// does not know the connection.
 #[inline(always)]
-pub fn list<P: Packet, F: Family>(
+pub fn given<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,

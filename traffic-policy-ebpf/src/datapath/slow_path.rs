@@ -225,7 +225,7 @@ fn create<P: Packet, F: Family>(
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let (list, index);
     if open::was_opened::<P, F>() {
-        list = open::list(packet, parsed, scratch)?;
+        list = open::given(packet, parsed, scratch)?;
         index = 0;
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
