@@ -1,8 +1,10 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
+use std::net::IpAddr;
+
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_testing::packet::{Packet, Transport, flag};
+use traffic_policy_testing::packet::{Packet, Transport, chunk, flag};
 
 use crate::dialogue::Dialogue;
 use crate::sweeping::{SLACK, TIMEOUTS, sweeper};
@@ -285,5 +287,39 @@ fn ended_flows_make_room_in_a_full_table() {
         let served = (0..32)
             .any(|port| harness.run(terms.hook, &of_port(20_001 + port)).outcome == "forwarded-direct");
         assert!(served, "no ended flow was removed");
+    });
+}
+
+/// Whatever was inside, the next packet of another client is judged by itself.
+#[test]
+fn nothing_that_was_inside_concerns_the_next_packet() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            let [client, vip] = [Spot::Client, Spot::Vip].map(|spot| IpAddr::from(spot.addresses().v4));
+            let sctp = Packet::sctp((client, CLIENT_PORT), (vip, PORT), 7, &[chunk::DATA, 0, 0, 4]);
+            let error = Packet::new(client, vip, Transport::Icmp { kind: 3, code: 1, rest: [0; 4] });
+            let fragment = terms.request(VIP).with(|packet| packet.fragment_offset = 100);
+            let options = terms.request(VIP).with(|packet| packet.options = vec![1; 4]);
+            let sctp_fragment = sctp.clone().with(|packet| packet.more_fragments = true);
+            for (what, inner) in [
+                ("SCTP", sctp),
+                ("a fragment of SCTP", sctp_fragment),
+                ("an ICMP error", error.payload(&terms.request(VIP).bytes()[14..])),
+                ("a later fragment", fragment),
+                ("options", options),
+                ("a request", terms.request(VIP)),
+            ] {
+                set_up_home(harness, VIP);
+                let ran = harness.run(terms.hook, &arrives(&inner, FRONT, LOCAL.0));
+                assert!(
+                    ran.outcome == "delivered" || ran.outcome.starts_with("dropped-"),
+                    "{what}: {}",
+                    ran.outcome
+                );
+                let other = terms.packet((Spot::OtherClient, CLIENT_PORT), VIP);
+                let other = other.macs(Spot::Router.mac(), Device::Eth0.mac());
+                assert_eq!(harness.run(terms.hook, &other).outcome, "forwarded", "after {what}, {terms:?}");
+            }
+        }
     });
 }

@@ -136,6 +136,8 @@ pub struct Outer<A> {
 pub struct Opened<A> {
     /// The endpoint that another node has chosen, by the destination of the outer packet.
     pub endpoint: Slot<A>,
+    /// The index of its Service port, or [`NO_SERVICE`][super::NO_SERVICE].
+    pub service: u32,
     /// 1: such a packet is on its way to that program.
     pub pending: u32,
     /// 1: it is refused, and the answer is sent by the route to the client, not to the node that

@@ -10,10 +10,11 @@
 //! packets, except that the endpoint is given: it is the one that the other node has chosen. It is
 //! never handed to the stack as it is, which would send it back to that node.
 
+use aya_ebpf::bindings::__sk_buff;
 use traffic_policy_ebpf::{
     abi::{
-        Address as _, Address4, DirectEndpoint, DirectEndpointKey, Frontend, IndexRange, NO_SERVICE, Port,
-        SLOT_LOCAL, Scratch, Slot, hook, jump, kind, scope,
+        Address4, DirectEndpoint, DirectEndpointKey, Frontend, NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port,
+        SLOT_LOCAL, Scratch, Slot, Tuple, hook, jump, kind, scope,
     },
     checksum,
     outcome::{Outcome, Verdict},
@@ -28,7 +29,7 @@ use crate::datapath::{
     family::{Family, V4},
     flow::{established, table::FlowTable},
     forward::{self, Forwarding, direct::OUTER},
-    lb::{List, Target, select},
+    lb::{Target, select},
     maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
     parse::{self, ETHERNET, Parse, Parsed, fixed},
     value::{borrow, load},
@@ -69,6 +70,10 @@ fn incoming(packet: Tc) -> Decision {
     }
     let ip = packet.data() + ETHERNET;
     if ip + 20 > packet.end() || load8::<0>(ip) >> 4 != 4 {
+        return Outcome::DroppedUnknownEndpoint.into();
+    }
+    // Others continue in programs that do not conclude an opened packet.
+    if !matches!(load8::<9>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP) {
         return Outcome::DroppedUnknownEndpoint.into();
     }
     if marked {
@@ -191,8 +196,8 @@ pub fn given_or<'a, P: Packet, F: Family>(
     borrow(place!(const scratch.opened.endpoint))
 }
 
-/// Returns the list, which has no range, for an opened packet without a flow, and completes the
-/// given endpoint in scratch memory.
+/// Completes the given endpoint in scratch memory, for an opened packet without a flow whose tuple
+/// is `Scratch::opening`, and returns the Service port's index.
 ///
 /// # Errors
 /// The client's address is martian, this node does not have the endpoint for the Service, or it
@@ -202,41 +207,66 @@ pub fn given<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,
-) -> Result<List, Decision> {
-    let found = frontend(parsed);
-    if found.is_null() {
-        return Err(Outcome::DroppedUnknownEndpoint.into());
-    }
-    let service = get!(found.service);
-    let slot = place!(mut scratch.opened.endpoint);
-    let key = DirectEndpointKey { address: get!(slot.address).wide().ipv4(), service };
-    let Some(port) = port_of(&key) else {
+) -> Result<u32, Decision> {
+    let found = complete4(packet.raw().cast());
+    let service = get!(scratch.opened.service);
+    if found == UNKNOWN {
         return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
-    };
-    if select::is_martian::<P, F>(packet) {
-        return Err(Outcome::DroppedMartianSource.into());
+    }
+    if found != KNOWN {
+        return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
         return Err(Decision::refused(Outcome::ResetNoFlow, service));
     }
+    Ok(service)
+}
+
+/// The results of [`complete`].
+const KNOWN: i32 = 0;
+const UNKNOWN: i32 = 1;
+const MARTIAN: i32 = 2;
+
+global_functions! {
+    complete4 => complete, context: *mut __sk_buff;
+}
+
+/// Completes `Scratch::opened` with the Service port and the endpoint's own port.
+#[inline(always)]
+fn complete(context: *mut __sk_buff) -> i32 {
+    let Some(scratch) = V4::scratch() else { return UNKNOWN };
+    set!(scratch.opened.service = NO_SERVICE);
+    let found = frontend(borrow(place!(const scratch.opening)));
+    if found.is_null() {
+        return UNKNOWN;
+    }
+    let service = get!(found.service);
+    set!(scratch.opened.service = service);
+    let slot = place!(mut scratch.opened.endpoint);
+    let Some(port) = port_of(&DirectEndpointKey { address: get!(slot.address), service }) else {
+        return UNKNOWN;
+    };
+    if select::is_martian::<Tc, V4>(Tc::of(context)) {
+        return MARTIAN;
+    }
     set!(slot.port = port);
     set!(slot.flags = SLOT_LOCAL);
     set!(slot.node = 0);
-    Ok(List { frontend: found, service, range: IndexRange::default(), local: true })
+    KNOWN
 }
 
 /// Returns the frontend of an opened packet, or null. A node port on an address of another node is
 /// served by the one that this node has at its own address.
 #[inline(always)]
-fn frontend<F: Family>(parsed: &Parsed<F>) -> *const Frontend {
-    let target = Target::of(&parsed.tuple);
-    let found = select::frontend::<F>(&target);
+fn frontend(tuple: &Tuple<Address4>) -> *const Frontend {
+    let target = Target::of(tuple);
+    let found = select::frontend::<V4>(&target);
     if !found.is_null() {
         return found;
     }
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = F::narrow(get!(node.primary[F::INDEX]));
-    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
+    let address = get!(node.primary[V4::INDEX]).ipv4();
+    select::frontend::<V4>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Returns the port of an endpoint of this node.

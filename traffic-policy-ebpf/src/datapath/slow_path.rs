@@ -223,22 +223,23 @@ fn create<P: Packet, F: Family>(
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
-    let (list, index);
+    let (service, index, may_be_direct);
     if open::was_opened::<P, F>() {
-        list = open::given(packet, parsed, scratch)?;
-        index = 0;
+        service = open::given(packet, parsed, scratch)?;
+        (index, may_be_direct) = (0, false);
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
         if own::is_answered_by::<P, F>(parsed, now) {
             return Err(Outcome::PassedOwnAnswer.into());
         }
-        list = self::list(packet, parsed, &client)?;
+        let list = list(packet, parsed, &client)?;
         index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
             select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
+        (service, may_be_direct) = (list.service, direct::can_be::<P, F>() && list.is_direct());
     }
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -251,7 +252,7 @@ fn create<P: Packet, F: Family>(
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => {
             trace::note(step::ROUTE, RouteKind::None as u32, [0; 2]);
-            return Err(Decision::refused(outcome, list.service));
+            return Err(Decision::refused(outcome, service));
         }
         Route::Local => (true, parsed.tuple.source, 0, 0, 0),
         Route::Via(via) if via.hop != 0 => (false, via.source, via.hop, via.epoch, 0),
@@ -265,9 +266,9 @@ fn create<P: Packet, F: Family>(
     let way = if local { RouteKind::Local as u32 } else { RouteKind::NextHop as u32 + (hop == 0) as u32 };
     trace::note(step::ROUTE, way, source.wide().wire());
     if !local && parsed.ttl <= 1 {
-        return Err(Decision::refused(Outcome::RejectedTtlExceeded, list.service));
+        return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    let direct = direct::can_be::<P, F>() && !local && list.is_direct() && slot.flags & SLOT_OPENS != 0;
+    let direct = may_be_direct && !local && slot.flags & SLOT_OPENS != 0;
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);
@@ -279,20 +280,8 @@ fn create<P: Packet, F: Family>(
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
     // The answers of a direct flow's endpoint are not seen here.
     let node = if direct { 0 } else { node_silence::place(slot.node, hop) };
-    let new_flow = NewFlow {
-        packet,
-        parsed,
-        slot,
-        source,
-        service: list.service,
-        hop,
-        epoch,
-        now,
-        local,
-        direct,
-        place,
-        node,
-    };
+    let new_flow =
+        NewFlow { packet, parsed, slot, source, service, hop, epoch, now, local, direct, place, node };
     new_flow.write(scratch, hash, get!(config.snat_port_count));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {
@@ -301,7 +290,7 @@ fn create<P: Packet, F: Family>(
             inserted = snat_port::insert::<F>(scratch, usage);
         }
     }
-    let inserted = inserted.map_err(|outcome| Decision::refused(outcome, list.service))?;
+    let inserted = inserted.map_err(|outcome| Decision::refused(outcome, service))?;
     inserted::conclude::<F>();
     let request = place!(mut scratch.request);
     if !restart.is_null() {
@@ -316,7 +305,7 @@ fn create<P: Packet, F: Family>(
     }
     let request = FlowTable::<F>::new().find(&parsed.tuple);
     if request.is_null() {
-        return Err(Decision::refused(Outcome::DroppedTableFull, list.service));
+        return Err(Decision::refused(Outcome::DroppedTableFull, service));
     }
     Ok(Created { request, unresolved })
 }

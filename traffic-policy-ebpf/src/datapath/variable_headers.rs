@@ -38,7 +38,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         return open::conclude::<P, F>(outcome.into());
     }
     if !fragment::note(&headers) {
-        return Outcome::DroppedInternalError.into();
+        return open::conclude::<P, F>(Outcome::DroppedInternalError.into());
     }
     let now = clock::jiffies();
     if headers.later != 0 {
