@@ -11,7 +11,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -73,18 +73,10 @@ fn dies(family: Family, unused: &str) {
     let far = watched.cluster.lab.node(3);
     watched.cluster.lab.cut(far).unwrap();
     watched.until_it_fails(far.address(family));
-    let start = Instant::now();
-    while watched.left_out() != [far.name.clone()] {
-        assert!(start.elapsed() < scaled(PATIENCE), "{}", watched.agent.log());
-        sleep(Duration::from_millis(50));
-    }
+    until("it is left out", PATIENCE, || watched.left_out() == [far.name.clone()]);
     // Nobody has connected: the packet path has seen no SYN to it.
     watched.cluster.lab.mend(far).unwrap();
-    let start = Instant::now();
-    while !watched.left_out().is_empty() {
-        assert!(start.elapsed() < scaled(PATIENCE), "{}", watched.agent.log());
-        sleep(Duration::from_millis(50));
-    }
+    until("it is back", PATIENCE, || watched.left_out().is_empty());
 }
 
 #[test]

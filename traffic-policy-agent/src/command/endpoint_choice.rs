@@ -1,15 +1,15 @@
-//! Flags of `run` for the choice of the endpoint of a new connection.
+//! Flags of `run` for the choice of the endpoint of a new connection, and the way to it.
 
 use clap::Args;
-use traffic_policy_cluster::model::{Algorithm, maglev::TableSize};
+use traffic_policy_cluster::model::{Algorithm, Forwarding, maglev::TableSize};
 use traffic_policy_dataplane::MapSizes;
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Choice of endpoints")]
+#[command(next_help_heading = "Choice of endpoints, and the way to them")]
 pub(super) struct ChoiceArguments {
-    /// How the endpoint of a new connection from outside is chosen for Services whose annotation
-    /// traffic-policy.io/algorithm names no other way. `maglev`: by a table that is equal on every
-    /// node.
+    /// Choice of the endpoint of a new connection from outside, for Services without the annotation
+    /// traffic-policy.io/algorithm. `random`: at random; `maglev`: by a table that is equal on
+    /// every node.
     #[arg(long, env = "TRAFFIC_POLICY_ALGORITHM", default_value_t, value_name = "random|maglev")]
     pub(super) algorithm: Algorithm,
     /// Slots of a Maglev table, the same number on every node: 251, 509, 1021, 2039, 4093, 8191,
@@ -21,4 +21,18 @@ pub(super) struct ChoiceArguments {
     #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_ENTRIES", default_value_t = MapSizes::DEFAULT.maglev, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub(super) maglev_entries: u32,
+    /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
+    /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4), so that
+    /// the endpoint sees the client, and its node answers without this one. Only endpoints of nodes
+    /// for which there is a Lease with the label traffic-policy.io/opens=ipip get packets directly;
+    /// such Leases are read with `--manifests` only, so far. All others, IPv6 and SCTP use `snat`.
+    /// The annotation traffic-policy.io/forwarding of a Service overrides it.
+    #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
+        value_parser = forwarding)]
+    pub(super) forwarding: Forwarding,
+}
+
+/// Parses `--forwarding`.
+fn forwarding(text: &str) -> Result<Forwarding, String> {
+    Forwarding::parse(text).ok_or_else(|| "it is snat or direct".to_owned())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
 use traffic_policy_cluster::{
-    model::{Forwarding, address::parse_cidr, parse_duration},
+    model::{address::parse_cidr, parse_duration},
     source::{Access, Announcement, Kubernetes, Manifests, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
@@ -85,15 +85,6 @@ pub(super) struct Arguments {
     /// traffic-policy.io/drain of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_DRAIN", default_value = "30s", value_name = "TIME", value_parser = duration)]
     drain: Duration,
-    /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
-    /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4), so that
-    /// the endpoint sees the client, and its node answers without this one. Only endpoints of nodes
-    /// for which there is a Lease with the label traffic-policy.io/opens=ipip get packets directly;
-    /// such Leases are read with `--manifests` only, so far. All others, IPv6 and SCTP use `snat`.
-    /// The annotation traffic-policy.io/forwarding of a Service overrides it.
-    #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
-        value_parser = forwarding)]
-    forwarding: Forwarding,
     /// Sources that new connections from outside may have. `martian`: all but impossible ones,
     /// which are this node's own addresses and pods, addresses and ports of Services, and networks
     /// that are no source (0/8, 127/8, multicast, 240/4; ::, ::1); `strict`: of these, only those
@@ -308,11 +299,6 @@ fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text).ok_or_else(|| format!("`{text}` is not a time: write 30s, 2m, 24h or 0"))
 }
 
-/// Parses `--forwarding`.
-fn forwarding(text: &str) -> Result<Forwarding, String> {
-    Forwarding::parse(text).ok_or_else(|| "it is snat or direct".to_owned())
-}
-
 /// Parses a CIDR of `--service-cidr`.
 pub(super) fn service_cidr(text: &str) -> Result<IpNet, String> {
     match parse_cidr(text) {
@@ -410,7 +396,7 @@ impl Arguments {
             origin,
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
-            forwarding: self.forwarding,
+            forwarding: self.choice.forwarding,
             algorithm: self.choice.algorithm,
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,

@@ -22,8 +22,8 @@ const ENDPOINTS: usize = 10_000;
 /// The time after which routes are looked up again while a hop is in question.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The time for which it is known which hops lead to endpoints: whoever scans a network makes
-/// hundreds of neighbours fail.
+/// The time for which the hops that lead to endpoints are kept: a scan of a network makes hundreds
+/// of neighbours fail, and each look-up costs as much as the first.
 const KNOWN: Duration = Duration::from_secs(10);
 /// The most nodes that are suspected for one neighbour that failed: with more, it is a router, and
 /// their connections show which of them are gone.

@@ -24,6 +24,14 @@ pub struct Slot<A> {
     pub zero: u16,
 }
 
+impl<A> Slot<A> {
+    /// 1 if it has [`SLOT_OPENS`].
+    #[inline(always)]
+    pub const fn opens(&self) -> u8 {
+        (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
+    }
+}
+
 /// The key of `tp_removed_eps`: an endpoint that takes no more new flows of one Service port. It
 /// may still take flows of other Service ports.
 #[repr(C)]

@@ -5,7 +5,7 @@ pub mod maglev;
 pub mod select;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Frontend, IndexRange, Port, Tuple, frontend, scope},
+    abi::{Address, Frontend, IndexRange, Port, Tuple, scope},
     outcome::Outcome,
 };
 
@@ -47,14 +47,6 @@ pub struct List {
     pub range: IndexRange,
     /// Whether it is the list of policy Local.
     pub local: bool,
-}
-
-impl List {
-    /// Whether packets to endpoints of other nodes may travel unchanged.
-    #[inline(always)]
-    pub fn is_direct(&self) -> bool {
-        get!((self.frontend).flags) & frontend::DIRECT != 0
-    }
 }
 
 impl<A: Address> Target<A> {

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, SLOT_OPENS, Slot, frontend, kind, step},
+    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step},
     hash,
     outcome::Outcome,
     tcp::flag,
@@ -226,7 +226,7 @@ fn create<P: Packet, F: Family>(
     let (service, index, may_be_direct);
     if open::was_opened::<P, F>() {
         service = open::given(packet, parsed, scratch)?;
-        (index, may_be_direct) = (0, false);
+        (index, may_be_direct) = (0, 0);
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
@@ -239,7 +239,7 @@ fn create<P: Packet, F: Family>(
         } else {
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
-        (service, may_be_direct) = (list.service, direct::can_be::<P, F>() && list.is_direct());
+        (service, may_be_direct) = (list.service, direct::wanted::<P, F>(&list));
     }
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -268,18 +268,17 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    let direct = may_be_direct && !local && slot.flags & SLOT_OPENS != 0;
+    let direct = may_be_direct & slot.opens();
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);
-    } else if !direct {
+    } else {
         prefilter::note_source::<F>(source);
     }
 
     recycle::make_room::<F>(scratch, usage, now);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
-    // The answers of a direct flow's endpoint are not seen here.
-    let node = if direct { 0 } else { node_silence::place(slot.node, hop) };
+    let node = node_silence::place(slot.node, hop);
     let new_flow =
         NewFlow { packet, parsed, slot, source, service, hop, epoch, now, local, direct, place, node };
     new_flow.write(scratch, hash, get!(config.snat_port_count));

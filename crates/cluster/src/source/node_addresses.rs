@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 
-    /// What was looked up for its addresses says nothing of the moment.
+    /// A look-up of addresses is kept for minutes, and a heartbeat in it would be old.
     #[tokio::test]
     async fn a_heartbeat_is_read_anew_each_time() {
         let asked = Arc::default();

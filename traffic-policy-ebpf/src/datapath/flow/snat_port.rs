@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceOrPlace, Flow, Fold, Head, NO_PORT_PLACES, PROTOCOL_TCP, Packets, Port, PortSearch,
-        Ports, Scratch, Slot, TableUsage, Tail, Tuple, kind, step,
+        Address, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch,
+        Slot, TableUsage, Tail, Tuple, kind, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -16,12 +16,13 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    barrier::opaque,
     counters,
     ctx::Packet,
     family::{Family, V4, V6},
     flow::{
-        directory, recycle,
+        directory,
+        no_port::NoPort,
+        recycle,
         table::{self, FlowTable},
         unassured,
     },
@@ -29,7 +30,7 @@ use crate::datapath::{
     own,
     parse::Parsed,
     trace,
-    value::{borrow, load, load_once, store, store_once},
+    value::{borrow, load, store},
     words::{load16, load32},
 };
 
@@ -55,13 +56,17 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// Whether the endpoint is on this node.
     pub local: bool,
-    /// Whether the packets travel unchanged to an endpoint on another node.
-    pub direct: bool,
+    /// 1 if the packets travel unchanged to an endpoint on another node.
+    pub direct: u8,
     /// The place of the endpoint's node in `tp_node_silence`.
     pub node: u16,
     /// The place of the main table's entry that the new flow overwrites; [`NEW`] if there is none.
     pub place: u32,
 }
+
+/// The distance from [`kind::FORWARD`] to [`kind::DIRECT`]: the kind is computed without a branch,
+/// so that the verifier walks what follows once.
+const TO_DIRECT: u8 = kind::DIRECT - kind::FORWARD;
 
 /// The [`NewFlow::place`] of a flow that has no entry yet.
 pub const NEW: u32 = u32::MAX;
@@ -174,13 +179,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             port_delta: 0,
             hop: self.hop,
             epoch: self.epoch,
-            kind: if self.local {
-                kind::DELIVER
-            } else if self.direct {
-                kind::DIRECT
-            } else {
-                kind::FORWARD
-            },
+            kind: if self.local { kind::DELIVER } else { kind::FORWARD + self.direct * TO_DIRECT },
             state: 0,
             head: Head::of_node(self.node),
             last: self.now,
@@ -247,15 +246,13 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
     }
     let mut inserted = if F::V6 { first_port6() } else { first_port4() };
     if inserted == EXISTS {
-        let (known, now) = (no_port(scratch, usage), get!(scratch.port_search.now));
-        if load_once(known.word) == known.value(now)
-            || load_once(known.word) == known.value(now.wrapping_sub(1))
-        {
+        let known = NoPort::of(scratch, usage);
+        if known.is_known() {
             return Err(Outcome::DroppedNoSnatPort);
         }
         inserted = if F::V6 { other_port6() } else { other_port4() };
         if inserted == EXISTS {
-            store_once(known.word, known.value(now));
+            known.note();
         }
     }
     match inserted {
@@ -263,28 +260,6 @@ fn insert_reply<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableU
         EXISTS => Err(Outcome::DroppedNoSnatPort),
         _ => Err(Outcome::DroppedTableFull),
     }
-}
-
-/// Notes that an endpoint has no free port: until the end of the next jiffy the search is skipped.
-struct NoPort {
-    word: *mut u64,
-    endpoint: u64,
-}
-
-impl NoPort {
-    #[inline(always)]
-    fn value(&self, now: u32) -> u64 {
-        self.endpoint & !(u32::MAX as u64) | now as u64
-    }
-}
-
-/// Returns the word for the endpoint of the reply entry in `scratch`.
-#[inline(always)]
-fn no_port<A: Address>(scratch: *mut Scratch<A>, usage: *mut TableUsage) -> NoPort {
-    let port = get!(scratch.port_search.endpoint_port).to_host() as u32;
-    let endpoint = hash::endpoint(get!(scratch.key.source), port << 16 | get!(scratch.key.protocol));
-    let index = opaque(endpoint) as usize & (NO_PORT_PLACES - 1);
-    NoPort { word: place!(mut usage.no_port[index]), endpoint }
 }
 
 global_functions! {

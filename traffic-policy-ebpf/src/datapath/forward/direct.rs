@@ -4,7 +4,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, kind},
+    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, frontend, kind},
     checksum::fold,
     outcome::Outcome,
 };
@@ -13,6 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
     family::{Family, V4},
     forward::{self, Forwarding, Rewrite, Translatable},
+    lb::List,
     parse::{self, ETHERTYPE_IPV4, fixed::PROTOCOL_IPIP},
     value::store,
     verdict::Decision,
@@ -27,10 +28,14 @@ const TTL: u8 = 64;
 /// The outer packet is never fragmented: packets that are too long are refused.
 const DONT_FRAGMENT: u16 = 0x4000u16.to_be();
 
-/// Whether packets of a family and kind of program can be forwarded directly.
+/// 1 if a Service's packets are to be forwarded directly, and programs of this kind can do that. A
+/// number that is computed without a branch: the verifier would walk both ways to the end.
 #[inline(always)]
-pub const fn can_be<P: Packet, F: Family>() -> bool {
-    !F::V6 && !P::SCTP
+pub fn wanted<P: Packet, F: Family>(list: &List) -> u8 {
+    if F::V6 || P::SCTP {
+        return 0;
+    }
+    (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u8 & 1
 }
 
 /// Whether a flow is forwarded directly.
