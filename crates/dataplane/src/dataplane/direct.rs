@@ -15,7 +15,10 @@ use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
 use traffic_policy_ebpf::abi::{Address4, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
 
 use super::{
-    maps::keys::{FromWire as _, ToWire as _},
+    maps::{
+        keys::{FromWire as _, ToWire as _},
+        size,
+    },
     sync::plan::Planner,
 };
 
@@ -27,6 +30,9 @@ pub struct Direct {
     held: Option<Held>,
     /// The elements that each Service port wants.
     wanted: Index<ServicePortKey, Vec<Element>>,
+    /// The number of elements that fit into `endpoints`, and whether some found no room last time.
+    room: usize,
+    is_full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -45,11 +51,12 @@ impl Direct {
     /// # Errors
     /// A map is missing or of another type: object and agent are of different builds.
     pub fn open(object: &mut Ebpf) -> Result<Self> {
+        let room = size(object, "tp_direct_eps4")? as usize;
         let mut take =
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
         let nodes = take("tp_direct_from4")?.try_into().context("map tp_direct_from4 has another type")?;
         let endpoints = take("tp_direct_eps4")?.try_into().context("map tp_direct_eps4 has another type")?;
-        Ok(Self { nodes, endpoints, held: None, wanted: Index::new() })
+        Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false })
     }
 
     /// Makes the maps equal to the desired state, and returns the number of elements written.
@@ -114,30 +121,31 @@ impl Direct {
 
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.
     fn sync_endpoints(&mut self, doubtful: &BTreeSet<Key>, held: &mut Held) -> Result<usize> {
-        let wanted: BTreeMap<Key, u16> =
+        let wanted =
             self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
-        let mut written = 0;
-        for key in doubtful {
-            let (wanted, found) = (wanted.get(key), held.endpoints.get(key));
-            if wanted == found {
-                continue;
-            }
+        let Plan { writes, lacking } = plan(doubtful, &wanted, &held.endpoints, self.room);
+        if lacking > 0 && !self.is_full {
+            tracing::warn!(
+                "there is no room for {lacking} elements of {} in tp_direct_eps4: packets that other nodes forward directly to \
+                 those endpoints are not opened; set --forwarding snat, or the annotation of Services with many ports",
+                self.room
+            );
+        }
+        self.is_full = lacking > 0;
+        for (key, port) in &writes {
             let element = DirectEndpointKey { address: key.0.to_wire(), service: key.1 };
-            written += 1;
-            if let Some(port) = wanted {
+            if let Some(port) = port {
                 let value = DirectEndpoint { port: Port::from_host(*port), zero: 0 };
-                self.endpoints.insert(element, value, 0).with_context(|| {
-                    format!("naming endpoint {} of direct forwarding failed (is the map full?)", key.0)
-                })?;
+                let written = self.endpoints.insert(element, value, 0);
+                written.with_context(|| format!("naming endpoint {} of direct forwarding failed", key.0))?;
                 held.endpoints.insert(*key, *port);
             } else {
-                self.endpoints
-                    .remove(&element)
-                    .context("forgetting an endpoint of direct forwarding failed")?;
+                let removed = self.endpoints.remove(&element);
+                removed.context("forgetting an endpoint of direct forwarding failed")?;
                 held.endpoints.remove(key);
             }
         }
-        Ok(written)
+        Ok(writes.len())
     }
 
     fn read(&self) -> Result<Held> {
@@ -155,6 +163,41 @@ impl Direct {
         }
         Ok(held)
     }
+}
+
+/// The writes that make some elements equal to what is wanted: removals come first.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    /// The new port of an element, or `None` to remove it.
+    writes: Vec<(Key, Option<u16>)>,
+    /// The number of elements for which there is no room.
+    lacking: usize,
+}
+
+/// Plans for the elements in `doubtful` in a map for `room` elements. An element without room is
+/// left out alone: a tenant with many Services must not keep the others from being written.
+fn plan(
+    doubtful: &BTreeSet<Key>,
+    wanted: &BTreeMap<Key, u16>,
+    held: &BTreeMap<Key, u16>,
+    room: usize,
+) -> Plan {
+    let removed = doubtful.iter().filter(|key| held.contains_key(key) && !wanted.contains_key(key));
+    let mut writes: Vec<_> = removed.map(|key| (*key, None)).collect();
+    let mut free = room.saturating_sub(held.len() - writes.len());
+    let mut lacking = 0;
+    for (key, port) in wanted {
+        match held.get(key) {
+            Some(found) if found == port => {}
+            Some(_) => writes.push((*key, Some(*port))),
+            None if free == 0 => lacking += 1,
+            None => {
+                free -= 1;
+                writes.push((*key, Some(*port)));
+            }
+        }
+    }
+    Plan { writes, lacking }
 }
 
 /// Returns the elements that a Service port wants: two for each address of its endpoints here. Of
@@ -178,4 +221,43 @@ fn elements(
         }
     }
     elements
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elements(list: &[(u8, u32, u16)]) -> BTreeMap<Key, u16> {
+        list.iter().map(|(last, service, port)| ((Ipv4Addr::new(10, 0, 0, *last), *service), *port)).collect()
+    }
+
+    fn planned(wanted: &[(u8, u32, u16)], held: &[(u8, u32, u16)], room: usize) -> Plan {
+        let (wanted, held) = (elements(wanted), elements(held));
+        let doubtful = wanted.keys().chain(held.keys()).copied().collect();
+        plan(&doubtful, &wanted, &held, room)
+    }
+
+    #[test]
+    fn only_what_differs_is_written() {
+        let key = |last, service| (Ipv4Addr::new(10, 0, 0, last), service);
+        let plan = planned(&[(1, 1, 80), (2, 1, 81), (3, 1, 80)], &[(1, 1, 80), (2, 1, 80), (4, 1, 80)], 8);
+        let writes = vec![(key(4, 1), None), (key(2, 1), Some(81)), (key(3, 1), Some(80))];
+        assert_eq!(plan, Plan { writes, lacking: 0 });
+    }
+
+    /// The address as such, without a Service, is written last: nothing is opened before.
+    #[test]
+    fn an_address_is_opened_for_a_service_first() {
+        let plan = planned(&[(1, NO_SERVICE, 0), (1, 7, 80)], &[], 8);
+        assert_eq!(plan.writes.iter().map(|((_, service), _)| *service).collect::<Vec<_>>(), [7, NO_SERVICE]);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_left_out_alone() {
+        let held = [(1, 1, 80), (2, 1, 80)];
+        let plan = planned(&[(2, 1, 80), (3, 1, 80), (4, 1, 80)], &held, 2);
+        assert_eq!((plan.writes.len(), plan.lacking), (2, 1), "one is removed, and one comes in its place");
+        let plan = planned(&[(1, 1, 81), (2, 1, 80), (3, 1, 80)], &held, 2);
+        assert_eq!((plan.writes.len(), plan.lacking), (1, 1), "a port is changed in place");
+    }
 }
