@@ -206,8 +206,8 @@ const fn family(port: &ServicePort) -> &'static str {
 /// Returns the counts of a Service port.
 fn of<'a>(port: &ServicePort, counts: &'a Counts) -> impl Iterator<Item = (Outcome, &'a Count)> {
     let index = port.index;
-    let range = (index, Outcome::Forwarded)..=(index, Outcome::Connected);
-    counts.packets.range(range).map(|((_, outcome), count)| (*outcome, count))
+    let from = counts.packets.range((index, Outcome::Forwarded)..);
+    from.take_while(move |((of, _), _)| *of == index).map(|((_, outcome), count)| (*outcome, count))
 }
 
 const fn phase_name(phase: Phase) -> &'static str {
