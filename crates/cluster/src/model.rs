@@ -32,6 +32,7 @@ mod shares;
 mod slice_ports;
 mod source_ranges;
 mod topology;
+mod weights;
 
 pub use capacity::Limits;
 pub use context::NodeInput;
@@ -53,3 +54,4 @@ pub use object::Policy;
 pub use reach::{HealthReach, Reach};
 pub use render::render;
 pub use topology::Silent;
+pub use weights::{WEIGHT_ANNOTATION, Weights};

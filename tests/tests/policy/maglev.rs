@@ -100,3 +100,48 @@ fn nodes_agree_before_and_after_an_endpoint_leaves() {
     let answer = cluster.answer(Protocol::Tcp, SocketAddr::new(vip(Family::V4), 80)).unwrap();
     assert!(lab.pods().any(|pod| pod.name == answer.pod), "{answer:?}");
 }
+
+/// The weights of an annotation, followed live: the same share for each node, then none for one.
+#[test]
+fn nodes_have_the_shares_that_weights_give_them() {
+    let cluster = Cluster::start(Lab::builder().pods(&[3, 1])).unwrap();
+    let weighted = |weight: &str| service().annotation("traffic-policy.io/weight", weight);
+    cluster.manifests.apply(&weighted("nodes"), &cluster.backends()).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.flags(&["--maglev-size", "1021"])).unwrap();
+    // 1,021 slots by weights 1, 1, 1, 3.
+    wait_for_slots(&agents, &[170, 170, 170, 511]);
+    assert_eq!(endpoints(&cluster, &agents[0], 1), endpoints(&cluster, &agents[1], 2));
+
+    cluster.manifests.apply(&weighted("node-2=0"), &cluster.backends()).unwrap();
+    wait_for_slots(&agents, &[340, 340, 341, 0]);
+    let chosen = endpoints(&cluster, &agents[0], 1);
+    let there: Vec<_> = cluster.lab.pods().filter(|pod| pod.name.starts_with("pod-2-")).collect();
+    let family = |to: &SocketAddr| if to.is_ipv6() { Family::V6 } else { Family::V4 };
+    let is_there = |to: &SocketAddr| there.iter().any(|pod| pod.address(family(to)) == to.ip());
+    assert!(!there.is_empty() && !chosen.iter().any(is_there), "{chosen:?}");
+    assert_eq!(chosen, endpoints(&cluster, &agents[1], 2));
+}
+
+/// Waits until every agent shows so many slots for the endpoints, each up to one more or less.
+fn wait_for_slots(agents: &[Agent], wanted: &[i64]) {
+    let until = Instant::now() + scaled(Duration::from_secs(10));
+    let slots = |port: &serde_json::Value| -> Vec<i64> {
+        let endpoints = port["endpoints"].as_array().unwrap();
+        endpoints.iter().filter_map(|endpoint| endpoint["slots"].as_i64()).collect()
+    };
+    for agent in agents {
+        loop {
+            let ports = agent.json(&["services", "web"]).unwrap();
+            let ports = ports.as_array().unwrap();
+            let are_so = |slots: &[i64]| {
+                slots.len() == wanted.len() && slots.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1)
+            };
+            if !ports.is_empty() && ports.iter().all(|port| are_so(&slots(port))) {
+                break;
+            }
+            assert!(Instant::now() < until, "{:?}", ports.iter().map(slots).collect::<Vec<_>>());
+            // The agent is asked by a process of its own each time.
+            sleep(Duration::from_millis(100));
+        }
+    }
+}

@@ -48,18 +48,36 @@ impl Arguments {
         // The overview names none.
         let named = self.view.json() || self.name.is_some();
         let left_out = if named { left_out::endpoints(&pinned, &nodes) } else { None };
+        // A table is thousands of elements: those of all Services would take seconds.
+        let slots = |port: &ServicePort| if self.name.is_some() { port.slots(&pinned) } else { Ok(None) };
+        let slots = ports.iter().map(slots).collect::<Result<Vec<_>>>()?;
+        let shown = ports.iter().zip(&slots).map(|(port, slots)| Shown {
+            port,
+            counts: &counts,
+            nodes: &nodes,
+            left_out: left_out.as_deref(),
+            slots: slots.as_deref(),
+        });
         if self.view.json() {
-            let documents: Vec<_> =
-                ports.iter().map(|port| Document::new(port, &counts, &nodes, left_out.as_deref())).collect();
-            return view::print_json(&documents);
+            return view::print_json(&shown.map(|shown| Document::new(&shown)).collect::<Vec<_>>());
         }
         view::print(|out| match self.name {
-            Some(_) => {
-                ports.iter().try_for_each(|port| details(out, port, &counts, &nodes, left_out.as_deref()))
-            }
+            Some(_) => shown.clone().try_for_each(|shown| details(out, &shown)),
             None => overview(out, &ports, &counts),
         })
     }
+}
+
+/// A Service port and what else is known of it.
+#[derive(Clone, Copy)]
+struct Shown<'a> {
+    port: &'a ServicePort,
+    counts: &'a Counts,
+    nodes: &'a Nodes,
+    /// The endpoints that are left out; `None` if no agent runs to tell.
+    left_out: Option<&'a [EndpointLeftOut]>,
+    /// The slots of each endpoint for policy Cluster in the Maglev table, if there is one.
+    slots: Option<&'a [u32]>,
 }
 
 /// A Service port, for programs.
@@ -119,6 +137,8 @@ struct EndpointDocument {
     /// Whether its node is dead. It is listed nevertheless if no endpoint elsewhere can take new
     /// flows, and for the moment until the agent has removed it.
     left_out: bool,
+    /// Its slots in the Maglev table; `null` without one, and unless the Service is named.
+    slots: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -135,14 +155,16 @@ struct CountDocument {
 }
 
 impl Document {
-    fn new(port: &ServicePort, counts: &Counts, nodes: &Nodes, left_out: Option<&[EndpointLeftOut]>) -> Self {
-        let endpoints = |list: &[Endpoint]| {
+    fn new(&Shown { port, counts, nodes, left_out, slots }: &Shown<'_>) -> Self {
+        let endpoints = |list: &[Endpoint], slots: Option<&[u32]>| {
             list.iter()
-                .map(|endpoint| EndpointDocument {
+                .enumerate()
+                .map(|(place, endpoint)| EndpointDocument {
                     address: endpoint.address.to_string(),
                     local: endpoint.local,
                     node: nodes.name(endpoint.node).map(str::to_owned),
                     left_out: nodes.is_dead(endpoint.node),
+                    slots: slots.and_then(|slots| slots.get(place).copied()),
                 })
                 .collect()
         };
@@ -168,8 +190,8 @@ impl Document {
                     },
                 })
                 .collect(),
-            endpoints: endpoints(&port.cluster),
-            local_endpoints: endpoints(&port.local),
+            endpoints: endpoints(&port.cluster, slots),
+            local_endpoints: endpoints(&port.local, None),
             left_out: nodes.dead().iter().map(|node| node.name.clone()).collect(),
             endpoints_left_out: left_out.map(|all| {
                 all.iter()
@@ -183,7 +205,7 @@ impl Document {
             }
             .name(),
             maglev_slots: match port.choice {
-                Choice::Maglev(slots) => Some(slots),
+                Choice::Maglev(table) => Some(table.len),
                 Choice::Random | Choice::WithoutTable => None,
             },
             forwarding: port.forwarding.name(),
@@ -290,10 +312,7 @@ fn is_drop(outcome: Outcome) -> bool {
 
 fn details(
     out: &mut dyn Write,
-    port: &ServicePort,
-    counts: &Counts,
-    nodes: &Nodes,
-    left_out: Option<&[EndpointLeftOut]>,
+    &Shown { port, counts, nodes, left_out, slots }: &Shown<'_>,
 ) -> io::Result<()> {
     writeln!(out, "{}  {} {}", port.key, port.key.protocol, family(port))?;
     writeln!(
@@ -304,7 +323,7 @@ fn details(
     )?;
     match port.choice {
         Choice::Random => {}
-        Choice::Maglev(slots) => writeln!(out, "  algorithm   maglev, {slots} slots")?,
+        Choice::Maglev(table) => writeln!(out, "  algorithm   maglev, {} slots", table.len)?,
         Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
     }
     if port.forwarding == Forwarding::Direct {
@@ -330,8 +349,8 @@ fn details(
             phase(frontend.phase)
         )?;
     }
-    list(out, "endpoints", &port.cluster, nodes)?;
-    list(out, "local list", &port.local, nodes)?;
+    list(out, "endpoints", &port.cluster, nodes, slots)?;
+    list(out, "local list", &port.local, nodes, None)?;
     let lines = left_out::lines(&port.key, nodes, left_out);
     for (place, line) in lines.iter().enumerate() {
         let title = if place == 0 { "left out" } else { "" };
@@ -344,7 +363,14 @@ fn details(
     writeln!(out, "  flows       {}\n", counts.flows.get(&port.index).copied().unwrap_or(0))
 }
 
-fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint], nodes: &Nodes) -> io::Result<()> {
+fn list(
+    out: &mut dyn Write,
+    title: &str,
+    endpoints: &[Endpoint],
+    nodes: &Nodes,
+    slots: Option<&[u32]>,
+) -> io::Result<()> {
+    let all = slots.map_or(0, |slots| slots.iter().sum::<u32>()).max(1);
     if endpoints.is_empty() {
         return writeln!(out, "  {title:<10}  none");
     }
@@ -356,7 +382,10 @@ fn list(out: &mut dyn Write, title: &str, endpoints: &[Endpoint], nodes: &Nodes)
             Some(node) => format!("  on {node}"),
             None => String::new(),
         };
-        writeln!(out, "  {title:<10}  {}{node}", endpoint.address)?;
+        let share = slots.and_then(|slots| slots.get(place)).map_or_else(String::new, |slots| {
+            format!(", {:.2} % of new connections", 100.0 * f64::from(*slots) / f64::from(all))
+        });
+        writeln!(out, "  {title:<10}  {}{node}{share}", endpoint.address)?;
     }
     Ok(())
 }

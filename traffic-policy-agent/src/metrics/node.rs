@@ -280,6 +280,7 @@ mod tests {
             remote: false,
             opens: false,
             node: 0,
+            weight: 1,
         };
         ServicePort {
             frontends: BTreeSet::from([

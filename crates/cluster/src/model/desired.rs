@@ -42,6 +42,8 @@ pub struct Endpoint {
     pub opens: bool,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
+    /// Its weight in a Maglev table.
+    pub weight: u16,
 }
 
 /// The annotation that, under policy Local, lets nodes without an endpoint forward external traffic

@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Algorithm, Forwarding, Protocol, ServiceName};
+use super::{Algorithm, Forwarding, Protocol, ServiceName, Weights};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,8 @@ pub struct Service {
     pub external_fallback: bool,
     /// The annotation `traffic-policy.io/algorithm`.
     pub algorithm: Option<Algorithm>,
+    /// The annotation `traffic-policy.io/weight`.
+    pub weights: Weights,
     pub drain: Option<Duration>,
     /// The annotation `traffic-policy.io/forwarding`.
     pub forwarding: Option<Forwarding>,
@@ -92,6 +94,7 @@ impl Service {
             health_annotation: 0,
             external_fallback: false,
             algorithm: None,
+            weights: Weights::default(),
             drain: None,
             forwarding: None,
             signs: None,

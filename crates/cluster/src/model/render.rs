@@ -72,7 +72,8 @@ fn policy(policy: Policy) -> &'static str {
 }
 
 fn endpoint(endpoint: &Endpoint) -> String {
-    format!("{}{}", endpoint.address, if endpoint.local { "(here)" } else { "" })
+    let weight = if endpoint.weight == 1 { String::new() } else { format!("*{}", endpoint.weight) };
+    format!("{}{weight}{}", endpoint.address, if endpoint.local { "(here)" } else { "" })
 }
 
 fn list(items: impl Iterator<Item = impl Display>) -> String {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Endpoint, Protocol, direct_nodes::DirectNodes, node_numbers::NodeNumbers, object::SliceEndpoint,
+    Endpoint, Protocol, Weights, direct_nodes::DirectNodes, node_numbers::NodeNumbers, object::SliceEndpoint,
 };
 
 /// The location of this node, for the topology hints.
@@ -105,6 +105,7 @@ impl<'a> Candidates<'a> {
         topology: NodeTopology<'_>,
         numbers: &NodeNumbers,
         direct: &DirectNodes,
+        weights: &Weights,
     ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
         let (mut list, ready) = eligible(remaining, |(_, endpoint, _)| *endpoint);
@@ -112,11 +113,13 @@ impl<'a> Candidates<'a> {
             let scope = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint)).scope(topology);
             list.retain(|(_, endpoint, _)| scope.has(endpoint));
         }
-        sorted(list.into_iter().map(|(address, endpoint, local)| {
+        let nodes: Vec<_> = list.iter().map(|(_, endpoint, _)| endpoint.node_name.as_deref()).collect();
+        let weights = weights.of(&nodes);
+        sorted(list.into_iter().zip(weights).map(|((address, endpoint, local), weight)| {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let opens = !local && direct.open(address.ip(), endpoint.node_name.as_deref());
-            Endpoint { opens, node: number.unwrap_or(0), ..chosen(address, endpoint, local) }
+            Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
     }
 
@@ -186,7 +189,8 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
-    Endpoint { address, local, remote: !local && endpoint.node_name.is_some(), opens: false, node: 0 }
+    let remote = !local && endpoint.node_name.is_some();
+    Endpoint { address, local, remote, opens: false, node: 0, weight: 1 }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind
@@ -259,6 +263,10 @@ mod tests {
 
     const TOPOLOGY: NodeTopology<'_> = NodeTopology { node_name: "here", zone: Some("zone-a") };
 
+    fn cluster(candidates: &Candidates<'_>) -> Vec<Endpoint> {
+        candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default(), &Weights::default())
+    }
+
     fn endpoint() -> impl Strategy<Value = (SocketAddr, SliceEndpoint)> {
         let node = prop_oneof![Just(None), Just(Some("here")), Just(Some("there"))];
         let hint = |here| prop_oneof![Just(None), Just(Some(here)), Just(Some("elsewhere"))];
@@ -289,7 +297,7 @@ mod tests {
             for (address, endpoint) in &endpoints {
                 candidates.add(*address, endpoint, TOPOLOGY);
             }
-            let (cluster, local) = (candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()), candidates.local());
+            let (cluster, local) = (cluster(&candidates), candidates.local());
             // A list is empty only if no endpoint could be in it.
             prop_assert_eq!(cluster.is_empty(), !candidates.any_usable());
             prop_assert!(local.iter().all(|endpoint| endpoint.local));
@@ -320,7 +328,7 @@ mod tests {
             for (address, endpoint) in endpoints.iter().rev() {
                 twice.add(*address, endpoint, TOPOLOGY);
             }
-            prop_assert_eq!(once.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()), twice.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()));
+            prop_assert_eq!(cluster(&once), cluster(&twice));
             prop_assert_eq!(once.local(), twice.local());
         }
 
@@ -348,8 +356,8 @@ mod tests {
             let any = candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let expected = if remaining.any_usable() { &remaining } else { &whole };
             prop_assert_eq!(any, expected.all.len() < whole.all.len());
-            let list = candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default());
-            prop_assert_eq!(&list, &expected.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default()));
+            let list = cluster(&candidates);
+            prop_assert_eq!(&list, &cluster(expected));
             prop_assert_eq!(list.is_empty(), !whole.any_usable(), "never the last ones");
             prop_assert_eq!(candidates.any_usable(), whole.any_usable());
             prop_assert_eq!(candidates.local(), whole.local());
@@ -385,11 +393,7 @@ mod tests {
             let nodes: BTreeSet<_> = silent.iter().map(|&node| node.to_owned()).collect();
             candidates.leave_out(&nodes.into(), &BTreeSet::new());
             let last = |endpoint: &Endpoint| endpoint.address.to_string();
-            candidates
-                .cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default())
-                .iter()
-                .map(last)
-                .collect::<Vec<_>>()
+            cluster(&candidates).iter().map(last).collect::<Vec<_>>()
         };
         assert_eq!(list(&[]), ["10.0.0.1:80"]);
         assert_eq!(list(&["there"]), ["10.0.0.2:80", "10.0.0.3:80"]);

@@ -139,6 +139,7 @@ pub(super) fn service(
     let drain = annotations::drain(&service.metadata, &mut problems);
     let health_annotation = annotations::health_port(&service.metadata, &mut problems);
     let algorithm = annotations::algorithm(&service.metadata, &mut problems);
+    let weights = annotations::weights(&service.metadata, &mut problems);
     let external_fallback = annotations::external_fallback(&service.metadata, &mut problems);
     let forwarding = annotations::forwarding(&service.metadata, &mut problems);
 
@@ -161,6 +162,7 @@ pub(super) fn service(
         external_fallback,
         forwarding,
         algorithm,
+        weights,
         drain,
         signs: None,
         problems: problems.sentences,

@@ -13,7 +13,7 @@ use traffic_policy_cluster::model::{
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    ServiceInfo, Slot, frontend, frontend_kind, policy, scope,
+    ServiceInfo, Slot, frontend, frontend_kind, maglev, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -53,8 +53,8 @@ pub struct ServicePort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Random,
-    /// By a Maglev table with this many slots.
-    Maglev(u32),
+    /// By the Maglev table of this many slots, from this element of `tp_maglev` on.
+    Maglev(IndexRange),
     /// At random, although the Service asks for a Maglev table: there is no endpoint, or no room.
     WithoutTable,
 }
@@ -211,6 +211,30 @@ impl ServicePort {
     }
 }
 
+impl ServicePort {
+    /// Returns the number of slots that each endpoint for policy Cluster has in the Maglev table;
+    /// `None` without a table.
+    ///
+    /// # Errors
+    /// The table cannot be read.
+    pub fn slots(&self, pinned: &Pinned) -> Result<Option<Vec<u32>>> {
+        let Choice::Maglev(table) = self.choice else { return Ok(None) };
+        let map = pinned.map("tp_maglev")?;
+        let mut slots = vec![0; self.cluster.len()];
+        for element in 0..maglev::elements(table.len) {
+            let places: u64 = map.value(table.base.saturating_add(element))?;
+            let first = element * maglev::SLOTS_PER_ELEMENT;
+            for slot in first..table.len.min(first + maglev::SLOTS_PER_ELEMENT) {
+                // A table that is replaced meanwhile may name places that the list lacks.
+                if let Some(count) = slots.get_mut(maglev::place(places, slot) as usize) {
+                    *count += 1;
+                }
+            }
+        }
+        Ok(Some(slots))
+    }
+}
+
 fn add_frontends<A: Address + FromWire>(
     pinned: &Pinned,
     frontends: &str,
@@ -247,7 +271,7 @@ where
             port.affinity = Some(Duration::from_secs(frontend.affinity.into()));
         }
         if frontend.flags & frontend::MAGLEV != 0 {
-            port.choice = Choice::Maglev(frontend.maglev.len);
+            port.choice = Choice::Maglev(frontend.maglev);
         }
         if frontend.flags & frontend::DIRECT != 0 {
             port.forwarding = Forwarding::Direct;
@@ -290,6 +314,8 @@ where
                 remote: slot.flags & SLOT_REMOTE != 0,
                 opens: slot.flags & SLOT_OPENS != 0,
                 node: slot.node,
+                // Maps hold the shares that follow from it.
+                weight: 1,
             })
         })
         .collect()

@@ -104,6 +104,7 @@ fn listeners_on_node_ports() {
         external_fallback: false,
         forwarding: None,
         algorithm: None,
+        weights: Default::default(),
         drain: None,
         problems: Vec::new(),
         signs: None,

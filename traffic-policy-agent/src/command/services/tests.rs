@@ -1,6 +1,7 @@
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use traffic_policy_cluster::model::{FrontendKind, Policy};
+use traffic_policy_ebpf::abi::IndexRange;
 
 use super::*;
 use crate::command::view;
@@ -12,6 +13,7 @@ fn port() -> ServicePort {
         remote: node != 0,
         opens: node == 2,
         node,
+        weight: 1,
     };
     ServicePort {
         frontends: vec![FrontendView {
@@ -23,7 +25,7 @@ fn port() -> ServicePort {
         cluster: vec![endpoint("10.244.1.2:8080", 0), endpoint("10.244.2.2:8080", 2)],
         affinity: Some(Duration::from_secs(10_800)),
         source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
-        choice: Choice::Maglev(16_381),
+        choice: Choice::Maglev(IndexRange { base: 0, len: 16_381 }),
         forwarding: Forwarding::Direct,
         ..view::tests::port()
     }
@@ -31,6 +33,11 @@ fn port() -> ServicePort {
 
 fn nodes(dead: bool) -> Nodes {
     Nodes::of(&[(2, "node-2", dead), (3, "node-3", false)])
+}
+
+fn shown<'a>(port: &'a ServicePort, nodes: &'a Nodes, left_out: Option<&'a [EndpointLeftOut]>) -> Shown<'a> {
+    static COUNTS: LazyLock<Counts> = LazyLock::new(counts);
+    Shown { port, counts: &COUNTS, nodes, left_out, slots: None }
 }
 
 fn counts() -> Counts {
@@ -73,7 +80,8 @@ fn one_line_for_each_frontend() {
 #[test]
 fn all_that_is_known() {
     let mut out = Vec::new();
-    details(&mut out, &port(), &counts(), &nodes(false), Some(&[])).unwrap();
+    details(&mut out, &Shown { slots: Some(&[5460, 10_921]), ..shown(&port(), &nodes(false), Some(&[])) })
+        .unwrap();
     let text = String::from_utf8(out).unwrap();
     for line in [
         "policy      external Local, internal Cluster",
@@ -81,8 +89,8 @@ fn all_that_is_known() {
         "sources     192.0.2.0/24",
         "algorithm   maglev, 16381 slots",
         "forwarding  direct, to 1 of 1 endpoints of other nodes",
-        "10.244.1.2:8080  (here)",
-        "10.244.2.2:8080  on node-2\n",
+        "10.244.1.2:8080  (here), 33.33 % of new connections",
+        "10.244.2.2:8080  on node-2, 66.67 % of new connections\n",
         "local list  none",
         "dropped-no-local-endpoint               2  120 bytes",
         "flows       1",
@@ -92,7 +100,7 @@ fn all_that_is_known() {
     assert!(!text.contains("connected"), "of another Service\n{text}");
     assert!(!text.contains("left out"), "nobody is dead\n{text}");
     let mut out = Vec::new();
-    details(&mut out, &port(), &counts(), &nodes(true), None).unwrap();
+    details(&mut out, &shown(&port(), &nodes(true), None)).unwrap();
     let text = String::from_utf8(out).unwrap();
     for line in ["10.244.2.2:8080  on node-2, left out\n", "  left out    any endpoint on node-2, dead\n"] {
         assert!(text.contains(line), "no {line:?} in\n{text}");
@@ -101,7 +109,12 @@ fn all_that_is_known() {
 
 #[test]
 fn fields_for_programs() {
-    let document = serde_json::to_value(Document::new(&port(), &counts(), &nodes(true), None)).unwrap();
+    let (port, nodes) = (port(), nodes(true));
+    let slots = Shown { slots: Some(&[5460, 10_921]), ..shown(&port, &nodes, None) };
+    let document = serde_json::to_value(Document::new(&slots)).unwrap();
+    assert_eq!([0, 1].map(|at| document["endpoints"][at]["slots"].as_u64()), [5460, 10_921].map(Some));
+    let document = serde_json::to_value(Document::new(&shown(&port, &nodes, None))).unwrap();
+    assert_eq!(document["endpoints"][0]["slots"], serde_json::Value::Null, "not asked for");
     assert_eq!(document["frontends"][0]["phase"], "draining");
     assert_eq!((&document["algorithm"], &document["maglev_slots"]), (&"maglev".into(), &16_381.into()));
     assert_eq!(document["frontends"][0]["drain_seconds"], 28.0);
@@ -135,13 +148,13 @@ fn endpoints_that_are_left_out() {
         endpoint(&key.port, "[fd00::3]:8080", Some("node-2")),
     ];
     let mut out = Vec::new();
-    details(&mut out, &port(), &counts(), &nodes(true), Some(&all)).unwrap();
+    details(&mut out, &shown(&port(), &nodes(true), Some(&all))).unwrap();
     let text = String::from_utf8(out).unwrap();
     let lines: Vec<_> = text.lines().skip_while(|line| !line.starts_with("  left out")).take(3).collect();
     assert_eq!(lines[0], "  left out    10.244.2.3:8080 on node-2, dead", "{text}");
     assert_eq!(lines[1].trim(), "10.244.7.3:8080, its next hop is dead", "{text}");
     assert!(lines[2].starts_with("  packets"), "{text}");
-    let document = serde_json::to_value(Document::new(&port(), &counts(), &nodes(true), Some(&all))).unwrap();
+    let document = serde_json::to_value(Document::new(&shown(&port(), &nodes(true), Some(&all)))).unwrap();
     let expected = serde_json::json!([
         {"address": "10.244.2.3:8080", "node": "node-2"}, {"address": "10.244.7.3:8080", "node": null}
     ]);

@@ -37,6 +37,7 @@ fn service(i: u8, created: Option<i64>, node_port: u16, vip: u8, external_policy
         external_fallback: false,
         forwarding: None,
         algorithm: None,
+        weights: Default::default(),
         drain: None,
         signs: None,
         problems: Vec::new(),

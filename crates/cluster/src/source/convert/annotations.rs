@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::problems::{Problems, quoted};
 use crate::model::{
     ALGORITHM_ANNOTATION, Algorithm, FALLBACK_ANNOTATION, FORWARDING_ANNOTATION, Forwarding,
-    HEALTH_PORT_ANNOTATION, parse_duration,
+    HEALTH_PORT_ANNOTATION, WEIGHT_ANNOTATION, Weights, parse_duration,
 };
 
 const DRAIN_ANNOTATION: &str = "traffic-policy.io/drain";
@@ -83,4 +83,15 @@ pub(super) fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Optio
         tell(problems, ALGORITHM_ANNOTATION, &what);
     }
     algorithm
+}
+
+/// Returns the weights of the annotation; those that are equal if there is none.
+pub(super) fn weights(metadata: &ObjectMeta, problems: &mut Problems) -> Weights {
+    let Some(text) = text(metadata, WEIGHT_ANNOTATION) else { return Weights::default() };
+    text.parse().unwrap_or_else(|error: String| {
+        // The text of an entry may be as long as an annotation.
+        let what = format!("{} is ignored: {}", quoted(text), error.chars().take(200).collect::<String>());
+        tell(problems, WEIGHT_ANNOTATION, &what);
+        Weights::default()
+    })
 }

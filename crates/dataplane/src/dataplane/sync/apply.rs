@@ -81,6 +81,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                         remote: slot.flags & SLOT_REMOTE != 0,
                         opens: slot.flags & SLOT_OPENS != 0,
                         node: slot.node,
+                        weight: 1,
                     })
                 })
                 .collect::<Result<_>>()?;

@@ -280,15 +280,16 @@ impl Planner {
             adopted.unwrap_or_default();
         // The node's own addresses need no route: the packet path could not distinguish them from a
         // destination that has none.
+        // Weights are in the table alone: lists differ by what is in the slots.
         let placed = |endpoints: &[Endpoint]| -> Vec<Endpoint> {
             let own = |endpoint: &Endpoint| context.addresses.contains(&endpoint.address.ip());
             endpoints
                 .iter()
                 .map(|e| {
                     if own(e) {
-                        Endpoint { local: true, remote: false, opens: false, node: 0, ..*e }
+                        Endpoint { local: true, remote: false, opens: false, node: 0, weight: 1, ..*e }
                     } else {
-                        *e
+                        Endpoint { weight: 1, ..*e }
                     }
                 })
                 .collect()

@@ -80,8 +80,9 @@ impl Tables {
             return Ok(Table::default());
         }
         let members = port.cluster.iter();
-        let members: Vec<Member> =
-            members.map(|endpoint| Member::new(endpoint.address, key.protocol, Member::WEIGHT)).collect();
+        let members: Vec<Member> = members
+            .map(|endpoint| Member::new(endpoint.address, key.protocol, endpoint.weight.into()))
+            .collect();
         let digest = digest(&members, size);
         if old.range.len == size.slots() && old.digest == digest {
             return Ok(old);

@@ -17,7 +17,7 @@ fn key(name: &str) -> ServicePortKey {
 }
 
 fn endpoint(text: &str, local: bool) -> Endpoint {
-    Endpoint { address: text.parse().unwrap(), local, remote: false, opens: false, node: 0 }
+    Endpoint { address: text.parse().unwrap(), local, remote: false, opens: false, node: 0, weight: 1 }
 }
 
 fn port(address: &str, policy: Policy, endpoints: &[Endpoint]) -> ServicePort {

@@ -260,6 +260,7 @@ fn lists_under_churn_find_room() {
                         remote: false,
                         opens: false,
                         node: 0,
+                        weight: 1,
                     })
                     .collect();
                 let frontend = format!("192.0.2.1:{}", 30_000 + number);

@@ -1,6 +1,8 @@
 //! Maglev tables: when they are written, kept, freed, and what happens without room for one. There
 //! is room for four tables of 251 slots.
 
+use traffic_policy_ebpf::abi::maglev;
+
 use super::*;
 use crate::dataplane::sync::ranges::QUARANTINE;
 
@@ -99,4 +101,23 @@ fn more_endpoints_than_slots_are_chosen_at_random() {
     let lacks: Vec<_> = plan.left_out.iter().map(|out| out.lack).collect();
     assert_eq!(lacks, [Lack::TableSlots { endpoints: 255, slots: 251 }]);
     assert_eq!(frontend_of(&node).flags & frontend::MAGLEV, 0);
+}
+
+#[test]
+fn another_weight_is_another_table_for_the_same_list() {
+    let mut node = Node::new();
+    node.set("a", Some(maglev("192.0.2.1:30080", &three())));
+    let first = frontend_of(&node);
+    let [one, two, three] = three();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &[Endpoint { weight: 2, ..one }, two, three])));
+    let Op::Table { elements, .. } = tables(&plan)[0] else { unreachable!() };
+    let places = (0..251).map(|slot| maglev::place(elements[maglev::element_of(slot) as usize], slot));
+    let of_first = places.filter(|place| *place == 0).count();
+    assert!((125..=126).contains(&of_first), "{of_first} of 251 slots by weights 2, 1, 1");
+    let second = frontend_of(&node);
+    assert_ne!(second.digest, first.digest);
+    assert_eq!(second.cluster, first.cluster, "the list stays");
+    node.restart();
+    let plan = node.set("a", Some(maglev("192.0.2.1:30080", &[Endpoint { weight: 2, ..one }, two, three])));
+    assert!(plan.ops.is_empty(), "an earlier agent has written it: {:?}", plan.ops);
 }
