@@ -3,6 +3,7 @@
 
 mod adoption;
 mod attachments;
+mod direct_part;
 mod drains;
 mod flight;
 mod gc;
@@ -34,7 +35,7 @@ use tokio::{
 };
 use traffic_policy_cluster::{
     model::{Algorithm, Forwarding},
-    source::{Kubernetes, Manifests, Source},
+    source::{Kubernetes, Manifests, Opening, Source},
 };
 use traffic_policy_dataplane::{
     Changed, Config, Dataplane, PacketPath,
@@ -43,7 +44,7 @@ use traffic_policy_dataplane::{
 };
 
 use self::{
-    adoption::Adoption, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync,
+    adoption::Adoption, direct_part::Part, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync,
     silent_nodes::NodeWatch, stop::Stop, timing::Timing, unattached::Unattached,
 };
 pub use self::{
@@ -79,6 +80,8 @@ pub struct Settings {
     pub service_cidrs: BTreeSet<IpNet>,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
+    /// The Leases of direct forwarding; `None`: this node writes none.
+    pub opening: Option<Opening>,
     /// The algorithm of Services whose annotation names none.
     pub algorithm: Algorithm,
     pub healthz: SocketAddr,
@@ -171,6 +174,7 @@ struct Controller<P> {
     /// The tasks that listen for news that this node is about to go.
     notices: JoinSet<()>,
     adoption: Adoption,
+    part: Part,
     silence: NodeWatch,
     /// Whether the node's addresses changed and the maps do not reflect that yet.
     needs_write: bool,
@@ -195,6 +199,7 @@ impl<P: PacketPath> Controller<P> {
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
+            part: Part::new(&settings),
             settings,
             timing,
             path,
@@ -215,8 +220,7 @@ impl<P: PacketPath> Controller<P> {
         }
         self.services.keep_node_numbers(self.path.node_numbers());
         self.path.suspect_after(self.settings.silence.suspect_syns);
-        let (metrics, in_effect) = (&self.metrics, &self.settings.in_effect);
-        let serve = |address| listening::metrics(address, metrics, in_effect);
+        let serve = |address| listening::metrics(address, &self.metrics, &self.settings.in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
         self.network.refresh().await?;
         if self.path.is_replacing() {
@@ -401,6 +405,7 @@ impl<P: PacketPath> Controller<P> {
     /// Brings the maps up to date, then the health-check ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let was_ready = self.services.synced_once();
+        self.resume_part();
         let (health, notifier) = (&self.health, &self.notifier);
         let beat = || {
             health.beat();
@@ -414,6 +419,7 @@ impl<P: PacketPath> Controller<P> {
             self.notifier.ready();
             source.filled();
         }
+        self.take_part();
         self.report_status(source);
         // Maintenance concludes a replacement that has begun: writes may come many times a second.
         if self.path.is_replacing() {

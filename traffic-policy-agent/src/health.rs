@@ -18,5 +18,5 @@ pub(crate) use listener::not_found;
 pub(crate) use listener::tests;
 pub use listener::{Answer, Served};
 pub use proxy::{Answered, HealthzServer, ProxyHealth};
-pub use report::{EndpointLeftOut, NodeLeftOut, Report, StaleKind};
+pub use report::{DirectForwarding, EndpointLeftOut, NodeLeftOut, Report, StaleKind};
 pub use service::{ListenFailure, ServiceHealth};

@@ -19,7 +19,8 @@ pub use self::{
     batch::{Batch, Change, Source, Update},
     events::{EventRecorder, ObjectEvent, Subject},
     kubernetes::{
-        Access, AccessError, Announcement, Kubernetes, Leaving, ListError, Listed, SERVICE_ACCOUNT,
+        Access, AccessError, Announcement, DirectNews, DirectPart, DirectTold, Kubernetes, Leaving,
+        ListError, Listed, Opening, SERVICE_ACCOUNT, WithdrawError, Withdrawal,
         follow_cluster as watch_cluster, list_cluster,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},

@@ -4,6 +4,7 @@
 mod describe;
 mod flow;
 mod frame;
+mod opened;
 mod scope;
 pub mod simulator;
 
@@ -27,12 +28,13 @@ use self::{
 pub use self::{
     flow::{Flow, From, SOURCE_PORT, Transport, read},
     frame::Seen,
+    opened::Outer,
     scope::NodeScope,
     simulator::Simulator,
 };
 use crate::{
     dataplane::wide,
-    inspect::{DeadNode, frontend_kind},
+    inspect::{Nodes, frontend_kind},
 };
 
 /// The result for the sender of a flow.
@@ -96,8 +98,8 @@ pub struct Explainer {
     /// The cookie of the node's network namespace, as affinity uses it.
     netns: u64,
     offline: bool,
-    /// The nodes that the agent has found dead; none offline.
-    dead: Vec<DeadNode>,
+    /// The nodes that endpoints are on, and which of them the agent has found dead; none offline.
+    nodes: Nodes,
     /// Their endpoints that are left out, as far as the agent tells.
     left_out: LeftOutEndpoints,
 }
@@ -119,12 +121,21 @@ impl Explainer {
         netns: u64,
         offline: bool,
     ) -> Self {
-        Self { simulator, scope, primary, route_lookup, netns, offline, dead: Vec::new(), left_out: None }
+        Self {
+            simulator,
+            scope,
+            primary,
+            route_lookup,
+            netns,
+            offline,
+            nodes: Nodes::default(),
+            left_out: None,
+        }
     }
 
-    /// Sets the dead nodes, and those of their endpoints that are left out.
-    pub fn set_dead(&mut self, dead: &[DeadNode], left_out: LeftOutEndpoints) {
-        self.dead = dead.to_vec();
+    /// Sets the nodes, and those endpoints of dead ones that are left out.
+    pub fn set_nodes(&mut self, nodes: Nodes, left_out: LeftOutEndpoints) {
+        self.nodes = nodes;
         self.left_out = left_out;
     }
 
@@ -162,7 +173,7 @@ impl Explainer {
                     facts.service.as_ref().and_then(|key| all.get(key)).cloned().unwrap_or_default()
                 };
                 let left_out = self.left_out.as_ref().map(of_port);
-                steps.extend(describe::dead_nodes(&self.dead, &facts.candidates, left_out.as_deref()));
+                steps.extend(describe::dead_nodes(self.nodes.dead(), &facts.candidates, left_out.as_deref()));
             }
         }
         let verdict = verdict(judged.outcome);
@@ -171,6 +182,8 @@ impl Explainer {
         let endpoint = facts.chosen.filter(|_| has_endpoint).map(|chosen| chosen.address);
         let (source, masquerade) = match (endpoint, packet) {
             (None, _) => (None, false),
+            // What leaves is the outer packet.
+            (Some(_), _) if facts.direct => (Some(flow.source), false),
             (Some(_), Some(packet)) => (Some(packet.source), packet.source != flow.source),
             (Some(endpoint), None) => {
                 let masquerade = masquerades(&facts, from, flow, endpoint);
@@ -196,7 +209,7 @@ impl Explainer {
             service: facts.service.as_ref().map(ToString::to_string),
             key: facts.service,
             steps,
-            packet: packet.filter(|_| has_endpoint),
+            packet: packet.filter(|_| has_endpoint && !facts.direct),
             cause: judged.outcome,
             frontend: frontend_kind(facts.flags),
         })
@@ -237,7 +250,8 @@ impl Explainer {
 
     fn facts(&self, flow: &Flow, judged: &Judged) -> Result<FlowFacts> {
         let ipv6 = flow.destination.is_ipv6();
-        let mut facts = FlowFacts::default();
+        let direct = judged.outcome as u32 == Outcome::ForwardedDirect as u32;
+        let mut facts = FlowFacts { direct, ..FlowFacts::default() };
         for step in &judged.steps {
             match step.kind {
                 step::FRONTEND => {
@@ -250,7 +264,11 @@ impl Explainer {
                     let range = IndexRange { base: step.words[0] as u32, len: step.words[1] as u32 };
                     facts.candidates = self.simulator.candidates(ipv6, range)?;
                 }
-                step::SLOT => facts.chosen = Some(self.simulator.endpoint(ipv6, step.value)?),
+                step::SLOT => {
+                    let chosen = self.simulator.endpoint(ipv6, step.value)?;
+                    facts.node = self.nodes.name(chosen.node).map(str::to_owned);
+                    facts.chosen = Some(chosen);
+                }
                 _ => {}
             }
         }
@@ -301,7 +319,9 @@ const fn hook_name(number: u32) -> &'static str {
 /// Returns the verdict for the sender of a new flow.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
-        Outcome::Forwarded | Outcome::Delivered | Outcome::Connected => Verdict::Endpoints,
+        Outcome::Forwarded | Outcome::ForwardedDirect | Outcome::Delivered | Outcome::Connected => {
+            Verdict::Endpoints
+        }
         _ if outcome.verdict() == Kernel::Drop => Verdict::Drop,
         _ if outcome.verdict() == Kernel::Send => Verdict::Reject,
         _ => Verdict::Unhandled,

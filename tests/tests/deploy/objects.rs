@@ -80,15 +80,13 @@ fn objects_fit_each_other() {
     }
 }
 
-/// The component with which agents tell each other that their nodes are about to go: what its
-/// settings name exists, and its role allows what the agent does there and nothing elsewhere.
-#[test]
-fn notice_comes_with_what_it_takes() {
+/// Builds the overlay for kubeadm with one more component.
+fn kubeadm_with(component: &str) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let root = crate::root();
     let file = format!(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n\
-         resources: [{0}/deploy/overlays/kubeadm]\ncomponents: [{0}/deploy/components/notice]\n",
+         resources: [{0}/deploy/overlays/kubeadm]\ncomponents: [{0}/deploy/components/{component}]\n",
         root.display()
     );
     std::fs::write(folder.path().join("kustomization.yaml"), file).unwrap();
@@ -96,10 +94,16 @@ fn notice_comes_with_what_it_takes() {
     for object in &objects {
         decode(object).unwrap_or_else(|error| panic!("{}: {error}", object["kind"]));
     }
+    objects
+}
+
+/// Fails unless what the setting names exists, and its role allows what the agent does there and
+/// nothing elsewhere.
+fn expect_role_for_leases(objects: &[Value], setting: &str) {
     let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
     let settings = &of("ConfigMap")["data"];
     assert!(settings["TRAFFIC_POLICY_KUBECONFIG"].is_string(), "the overlay's own stay");
-    let namespace = &settings["TRAFFIC_POLICY_ANNOUNCE_LEAVING"];
+    let namespace = &settings[setting];
     assert_eq!(&of("Namespace")["metadata"]["name"], namespace);
     let (role, binding, account) = (of("Role"), of("RoleBinding"), &of("ServiceAccount")["metadata"]);
     assert_eq!((&role["metadata"]["namespace"], &binding["metadata"]["namespace"]), (namespace, namespace));
@@ -111,13 +115,27 @@ fn notice_comes_with_what_it_takes() {
         (&role["rules"][0]["resources"], &role["rules"][0]["verbs"]),
         (&serde_json::json!(["leases"]), &verbs)
     );
-    let pod = &of("DaemonSet")["spec"]["template"]["spec"];
+}
+
+/// The component with which agents tell each other that their nodes are about to go.
+#[test]
+fn notice_comes_with_what_it_takes() {
+    let objects = kubeadm_with("notice");
+    expect_role_for_leases(&objects, "TRAFFIC_POLICY_ANNOUNCE_LEAVING");
+    let set = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+    let pod = &set["spec"]["template"]["spec"];
     let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
     assert!(mounts.iter().any(|mount| mount["mountPath"] == "/run/dbus"), "{mounts:?}");
     for mount in mounts {
         let volumes = pod["volumes"].as_array().unwrap();
         assert!(volumes.iter().any(|volume| volume["name"] == mount["name"]), "no volume {}", mount["name"]);
     }
+}
+
+/// The component with which agents tell each other that their nodes open packets.
+#[test]
+fn direct_forwarding_comes_with_what_it_takes() {
+    expect_role_for_leases(&kubeadm_with("direct"), "TRAFFIC_POLICY_ANNOUNCE_OPENING");
 }
 
 /// Combinations of valid fields that the API server would refuse, or a kubelet would not start.

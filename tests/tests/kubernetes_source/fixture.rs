@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use traffic_policy_cluster::{
     model::{Index, NodeInput},
-    source::{Access, Announcement, Kubernetes, Source, Status},
+    source::{Access, Announcement, Kubernetes, Opening, Source, Status},
 };
 use traffic_policy_testing::api_server::ApiServer;
 use traffic_policy_testing::pace::scaled;
@@ -78,6 +78,16 @@ impl Agent {
         server.write_kubeconfig(&path).unwrap();
         let access = Access::Kubeconfig(path);
         let source = Kubernetes { announcement: Some(announcement), ..Kubernetes::new(access, "here") };
+        Self::start_as(source, files).await
+    }
+
+    /// A variant of [`Self::with_kubeconfig`] that takes part in direct forwarding.
+    pub async fn opening(server: &ApiServer, opening: Opening) -> Self {
+        let files = tempfile::tempdir().unwrap();
+        let path = files.path().join("kubeconfig");
+        server.write_kubeconfig(&path).unwrap();
+        let access = Access::Kubeconfig(path);
+        let source = Kubernetes { opening: Some(opening), ..Kubernetes::new(access, "here") };
         Self::start_as(source, files).await
     }
 

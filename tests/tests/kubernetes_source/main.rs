@@ -8,5 +8,6 @@ mod events;
 mod fixture;
 mod follow;
 mod leaving;
+mod opening;
 mod service_cidrs;
 mod silence;

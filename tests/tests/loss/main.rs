@@ -14,6 +14,7 @@ mod control;
 mod crowd;
 mod dead_node;
 mod demo;
+mod direct;
 mod distant;
 mod endpoints;
 mod flood;

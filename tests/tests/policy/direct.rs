@@ -116,9 +116,23 @@ fn endpoints_see_the_client(attach: &str) {
     // What a person sees of it, on the node in front.
     let said = |arguments: &[&str]| cluster.agents[0].json(arguments).unwrap();
     let (from, to) = (client.to_string(), targets(&cluster)[0].to_string());
-    let explained = cluster.agents[0].command(&["explain", &from, &to]).unwrap();
-    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
-    assert!(explained.contains("forwarded-direct"), "{explained}");
+    let explain = |agent: usize, more: &[&str]| {
+        let explained = cluster.agents[agent].command(&[&["explain", &from, &to], more].concat()).unwrap();
+        String::from_utf8_lossy(&explained.stdout).into_owned()
+    };
+    let explained = explain(0, &[]);
+    for text in ["forwarded-direct", "VERDICT     to ", "route: to node node-", "which opens it: unchanged"] {
+        assert!(explained.contains(text), "no {text:?} in {explained}");
+    }
+    // And on the endpoint's node, as the sentence says.
+    let (front, pod) = (cluster.lab.node(1), cluster.lab.pods().next().unwrap());
+    let (front, pod) = (front.addresses.v4.to_string(), pod.addresses.v4.to_string());
+    let explained = explain(1, &["--opened-from", &front, "--at", &pod]);
+    for text in ["opened: ", "(delivered, at tc)", from.as_str(), &format!("to {pod}:{TARGET}")] {
+        assert!(explained.contains(text), "no {text:?} in {explained}");
+    }
+    let stranger = explain(1, &["--opened-from", "192.0.2.77", "--at", &pod]);
+    assert!(stranger.contains("not opened: 192.0.2.77 is no address in another node's Lease"), "{stranger}");
     let served = said(&["services", "default/web"]);
     assert_eq!(served[0]["forwarding"], "direct", "{served}");
     let flows = said(&["flows"]);

@@ -1,12 +1,19 @@
 //! `cleanup`: restores the node to its state before the first `run`.
 
-use std::io::ErrorKind;
+use std::{
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use nix::sys::signal::{SigSet, Signal};
+use tokio::runtime::{Builder, Runtime};
+use traffic_policy_cluster::source::{Access, SERVICE_ACCOUNT, Withdrawal};
 use traffic_policy_dataplane::{
-    self as dataplane, Removed,
+    self as dataplane, PinsLook, Removed,
+    inspect::Pinned,
     node::{self, Network, kept_nat},
     veth_peer,
 };
@@ -22,7 +29,90 @@ pub(super) struct Arguments {
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
+    opening: OpeningArguments,
+    #[command(flatten)]
     view: View,
+}
+
+/// The Lease by which other nodes learn that this one opens packets.
+#[derive(Debug, Args)]
+struct OpeningArguments {
+    /// The namespace that `run --announce-opening` is given: before anything is detached, the other
+    /// nodes are told to forward nothing directly to this one, and have ten seconds to hear of it.
+    #[arg(long, env = "TRAFFIC_POLICY_ANNOUNCE_OPENING", value_name = "NAMESPACE", requires = "node_name")]
+    announce_opening: Option<String>,
+    /// Name of this node's Node object, for --announce-opening.
+    #[arg(long, env = "TRAFFIC_POLICY_NODE_NAME", value_name = "N")]
+    node_name: Option<String>,
+    /// Kubeconfig for --announce-opening. Default: in-cluster, by service account.
+    #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
+    kubeconfig: Option<PathBuf>,
+    /// In-cluster: a real address of the API server, for --announce-opening.
+    #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
+    api_server: Option<String>,
+    /// Detach although other nodes may go on forwarding packets directly to this one, which are
+    /// lost then.
+    #[arg(long)]
+    force: bool,
+}
+
+/// The time for which the other nodes hear that this one opens no packets, before it opens none.
+const HEARD: Duration = Duration::from_secs(10);
+
+impl OpeningArguments {
+    /// Tells the other nodes to forward nothing directly to this one, and waits until they have
+    /// heard of it. Returns what is to be removed at the end.
+    fn withdraw(&self, runtime: &Runtime, pins: &Path) -> Result<Option<Withdrawal>> {
+        let look = PinsLook::at(pins)?;
+        if look.used_by.is_some() {
+            // The clean-up itself refuses, and the agent would say again that it opens packets.
+            return Ok(None);
+        }
+        let (Some(namespace), Some(node)) = (&self.announce_opening, &self.node_name) else {
+            anyhow::ensure!(
+                self.force || !takes_part(pins),
+                "other nodes may forward packets directly to pods of this one, and they would be lost: give --announce-opening NAMESPACE \
+                 with --node-name, and --kubeconfig or --api-server, as `run` has them, so that they are told first; or, if this node's \
+                 Lease traffic-policy-opens-NODE is gone already, --force"
+            );
+            return Ok(None);
+        };
+        let access = match &self.kubeconfig {
+            Some(file) => Access::Kubeconfig(file.clone()),
+            None => Access::InCluster {
+                api_server: self.api_server.clone(),
+                service_account: SERVICE_ACCOUNT.into(),
+            },
+        };
+        let told = runtime.block_on(async {
+            let withdrawal = Withdrawal::begin(&access, namespace, node).await?;
+            if withdrawal.stop_opening("its programs are being removed").await? {
+                tracing::info!(
+                    "the other nodes are told to forward nothing directly to this one; its programs go in {} s",
+                    HEARD.as_secs()
+                );
+                tokio::time::sleep(HEARD).await;
+            }
+            anyhow::Ok(withdrawal)
+        });
+        match told {
+            Ok(withdrawal) => Ok(Some(withdrawal)),
+            Err(error) if self.force => {
+                tracing::warn!("{error:#}");
+                Ok(None)
+            }
+            Err(error) => Err(error.context(
+                "nothing is detached, because other nodes may forward packets directly to this one (--force detaches all the same)",
+            )),
+        }
+    }
+}
+
+/// Whether packets of other nodes are opened here: their addresses are in the maps.
+fn takes_part(pins: &Path) -> bool {
+    let from = Pinned::open(pins).and_then(|pinned| pinned.map("tp_direct_from4")?.keys::<u32>());
+    // There may be no packet path of this version.
+    from.is_ok_and(|addresses| !addresses.is_empty())
 }
 
 impl Arguments {
@@ -35,14 +125,21 @@ impl Arguments {
 
     fn clean_up(self) -> Result<()> {
         let pins = &self.view.pin_dir;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let withdrawal = self.opening.withdraw(&runtime, pins)?;
         let devices = dataplane::pinned_devices(pins);
         let removed = dataplane::cleanup(pins)?;
         if removed.is_some() {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let (network, _events) = Network::connect()?;
                 node::release(&network, &devices).await
             })?;
+        }
+        if let Some(withdrawal) = withdrawal
+            && let Err(error) = runtime.block_on(withdrawal.remove())
+        {
+            // It says that nothing is opened here.
+            tracing::warn!("{error:#}");
         }
         let kept_nat = match kept_nat::release() {
             // A process without the permission to look has created none.

@@ -24,12 +24,23 @@ pub(super) struct ChoiceArguments {
     /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
     /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4), so that
     /// the endpoint sees the client, and its node answers without this one. Only endpoints of nodes
-    /// for which there is a Lease with the label traffic-policy.io/opens=ipip get packets directly;
-    /// such Leases are read with `--manifests` only, so far. All others, IPv6 and SCTP use `snat`.
-    /// The annotation traffic-policy.io/forwarding of a Service overrides it.
+    /// that say that they open such packets (--announce-opening) get them; all others, IPv6 and
+    /// SCTP use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,
+    /// Take part in direct forwarding: tell the agents of other nodes, by a Lease in this
+    /// namespace, while this node opens packets that they forward directly, and heed theirs. To be
+    /// set on every node, whichever way its own packets take. This requires a role there: list,
+    /// watch, create, patch and delete leases. With --manifests the Leases are files.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_ANNOUNCE_OPENING",
+        value_name = "NAMESPACE",
+        conflicts_with = "manifests",
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
+    pub(super) announce_opening: Option<String>,
 }
 
 /// Parses `--forwarding`.

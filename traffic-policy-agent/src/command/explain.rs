@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io::{BufWriter, Read, Write},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     path::PathBuf,
 };
 
@@ -18,7 +18,7 @@ use traffic_policy_cluster::{
 use traffic_policy_dataplane::{
     DEFAULT_PINS, advice,
     explain::simulator::Simulator,
-    explain::{self, Answer, Explainer, Flow, From, NodeScope, Verdict},
+    explain::{self, Answer, Explainer, Flow, From, NodeScope, Outer, Verdict},
     inspect::{Nodes, Pinned},
     node::Network,
 };
@@ -57,6 +57,19 @@ pub(super) struct Arguments {
     /// range of its pods, or any other.
     #[arg(long, env = "TRAFFIC_POLICY_FROM", value_name = "PLACE")]
     from: Option<From>,
+    /// The flow comes within a packet of another node, which forwards it directly and has this
+    /// address.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_OPENED_FROM",
+        value_name = "IP",
+        requires = "at",
+        conflicts_with_all = ["flows", "manifests", "cluster"]
+    )]
+    opened_from: Option<Ipv4Addr>,
+    /// The endpoint of this node to which that packet is addressed.
+    #[arg(long, env = "TRAFFIC_POLICY_OPENED_AT", value_name = "IP", requires = "opened_from")]
+    at: Option<Ipv4Addr>,
     /// What-if: the external policy of every Service.
     #[arg(long, env = "TRAFFIC_POLICY_POLICY", value_name = "POLICY", ignore_case = true)]
     policy: Option<PolicyArgument>,
@@ -141,11 +154,15 @@ impl Arguments {
         let flows = self.flows()?;
         let many = self.flows.is_some();
         let output = self.output;
+        let outer = self.opened_from.zip(self.at).map(|(source, destination)| Outer { source, destination });
         let mut explainer = self.explainer()?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         for flow in &flows {
-            let answer =
-                explainer.explain(flow).with_context(|| format!("{} cannot be explained", flow.name))?;
+            let answer = match outer {
+                Some(outer) => explainer.explain_opened(flow, outer),
+                None => explainer.explain(flow),
+            };
+            let answer = answer.with_context(|| format!("{} cannot be explained", flow.name))?;
             let mut text = Vec::new();
             match output {
                 Output::Table if !many => print(&mut text, flow, &answer)?,
@@ -233,7 +250,7 @@ impl LiveArguments {
             }
             of_ports
         });
-        explainer.set_dead(nodes.dead(), left_out);
+        explainer.set_nodes(nodes, left_out);
         Ok(explainer)
     }
 }

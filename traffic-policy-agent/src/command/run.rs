@@ -7,7 +7,7 @@ use clap::Args;
 use ipnet::IpNet;
 use traffic_policy_cluster::{
     model::{address::parse_cidr, parse_duration},
-    source::{Access, Announcement, Kubernetes, Manifests, SERVICE_ACCOUNT},
+    source::{Access, Announcement, Kubernetes, Manifests, Opening, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
     Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
@@ -366,6 +366,7 @@ impl Arguments {
 
     fn settings(self, node_name: String, in_effect: InEffect, socket_ender: Option<SocketEnder>) -> Settings {
         let board = Board::default();
+        let opening = self.choice.announce_opening.map(Opening::new);
         let origin = match (self.source.manifests, self.source.kubeconfig) {
             (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
             (None, kubeconfig) => {
@@ -384,6 +385,7 @@ impl Arguments {
                         news: board.news(),
                         told: board.tell_others(),
                     }),
+                    opening: opening.clone(),
                     ..Kubernetes::new(access, &node_name)
                 })
             }
@@ -397,6 +399,7 @@ impl Arguments {
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             forwarding: self.choice.forwarding,
+            opening,
             algorithm: self.choice.algorithm,
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,

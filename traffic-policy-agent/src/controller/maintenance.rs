@@ -22,6 +22,8 @@ impl<P: PacketPath> Controller<P> {
         if self.path.has_others() {
             self.replace_others().await;
         }
+        self.take_part();
+        self.needs_write |= self.services.holds_in_vain();
         self.beat();
         if (self.network.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await

@@ -40,6 +40,10 @@ pub(super) struct ServiceSync {
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
     forwarding: Forwarding,
+    /// Whether no flow is to begin as a direct one yet.
+    hold_direct: bool,
+    /// The same as of the last write.
+    held_direct: bool,
     algorithm: Algorithm,
     health_ports: HealthPorts,
     /// Delay before a failed write is tried again.
@@ -82,6 +86,8 @@ impl ServiceSync {
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
             forwarding: settings.forwarding,
+            hold_direct: false,
+            held_direct: false,
             algorithm: settings.algorithm,
             health_ports: HealthPorts::of(settings),
             retry,
@@ -123,6 +129,16 @@ impl ServiceSync {
     /// Keeps the numbers of nodes that an earlier agent has given.
     pub(super) fn keep_node_numbers(&mut self, numbers: Vec<(u16, String)>) {
         self.index.keep_node_numbers(numbers);
+    }
+
+    /// Sets whether no flow is to begin as a direct one, from the next write on.
+    pub(super) fn hold_direct(&mut self, hold: bool) {
+        self.hold_direct = hold;
+    }
+
+    /// Whether flows may begin as direct ones, but the maps do not say so yet.
+    pub(super) fn holds_in_vain(&self) -> bool {
+        self.held_direct && !self.hold_direct
     }
 
     /// Sets whose endpoints take no new flows. Returns whether the maps are to be written.
@@ -194,12 +210,14 @@ impl ServiceSync {
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
             forwarding: self.forwarding,
+            hold_direct: self.hold_direct,
             health_ports: self.health_ports.look(),
             algorithm: self.algorithm,
             limits: path.limits(),
             ipv4: true,
             ipv6: true,
         };
+        self.held_direct = self.hold_direct;
         let mut changes = self.index.update_with(&input, beat);
         let numbered = path.number_nodes(self.index.take_new_node_numbers());
         changes.ports.extend(self.shortage.keys().cloned());

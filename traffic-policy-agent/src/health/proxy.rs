@@ -24,7 +24,7 @@ use traffic_policy_cluster::source::{Stale, Status, StatusReader};
 use self::leaving::Farewell;
 use super::{
     listener::{Answer, FromHere, Served, json, not_found},
-    report::{EndpointLeftOut, Facts, Report},
+    report::{DirectForwarding, EndpointLeftOut, Facts, Report},
 };
 use crate::notice::Board;
 
@@ -94,6 +94,8 @@ struct State {
     silent: Vec<(String, Instant, String)>,
     /// Their endpoints.
     endpoints_left_out: Vec<EndpointLeftOut>,
+    /// The part in direct forwarding, if this node takes any.
+    direct: Option<DirectForwarding>,
 }
 
 impl ProxyHealth {
@@ -162,6 +164,7 @@ impl ProxyHealth {
             endpoints_left_out: state.endpoints_left_out.clone(),
             leaving: state.board.leaving(),
             deaf: state.board.troubles(),
+            direct: state.direct.clone(),
             source,
         })
     }
@@ -177,6 +180,17 @@ impl ProxyHealth {
     /// healthy.
     pub fn set_detached(&self, detached: Option<String>) {
         self.state().detached = detached;
+    }
+
+    /// Sets the part that this node takes in direct forwarding; `None`: it takes none.
+    pub fn set_direct(&self, direct: Option<DirectForwarding>) {
+        self.state().direct = direct;
+    }
+
+    /// Returns the part that this node takes in direct forwarding.
+    #[must_use]
+    pub fn direct(&self) -> Option<DirectForwarding> {
+        self.state().direct.clone()
     }
 
     /// Sets whether the Node object allows load balancers to send here. Initially `false`.

@@ -1,7 +1,7 @@
 //! `/status`: whether the maps are in sync with the cluster, and the obstacles by name.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -47,6 +47,26 @@ pub struct Report {
     /// Kinds of objects that wait to be listed anew: the maps may lack changes of them.
     #[serde(default)]
     pub stale: BTreeMap<String, StaleKind>,
+    /// The part that this node takes in direct forwarding; `None`: it takes none.
+    #[serde(default)]
+    pub direct: Option<DirectForwarding>,
+}
+
+/// The part that a node takes in direct forwarding.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectForwarding {
+    /// Whether it opens packets, and the other nodes have been told so.
+    pub opens: bool,
+    /// Why it opens none, if that is known.
+    pub why_not: Option<String>,
+    /// Whether its Lease has been written.
+    pub told: bool,
+    /// Why its Leases are not up to date.
+    pub trouble: Option<String>,
+    /// Whether its own flows are not direct yet, because the others may not know it.
+    pub waits: bool,
+    /// The other nodes that open packets of this one.
+    pub nodes: BTreeSet<String>,
 }
 
 /// A kind of objects that waits to be listed anew.
@@ -110,6 +130,7 @@ pub(super) struct Facts {
     pub leaving: Option<Leaving>,
     /// Sources whose news may be missed, with the reasons.
     pub deaf: BTreeMap<String, String>,
+    pub direct: Option<DirectForwarding>,
     pub source: Option<Status>,
 }
 
@@ -137,6 +158,9 @@ impl Report {
         waiting_for.extend(facts.detached.clone());
         let deaf = facts.deaf.iter();
         errors.extend(deaf.map(|(source, trouble)| (format!("--notice {source}"), trouble.clone())));
+        if let Some(trouble) = facts.direct.as_ref().and_then(|direct| direct.trouble.clone()) {
+            errors.insert("--announce-opening".to_owned(), trouble);
+        }
         let stale = facts.source.iter().flat_map(|source| &source.stale);
         let stale = stale.map(|(what, stale)| {
             let seconds = stale.since.elapsed().as_secs_f64();
@@ -158,6 +182,7 @@ impl Report {
             }),
             errors,
             stale: stale.collect(),
+            direct: facts.direct.clone(),
         }
     }
 }
@@ -187,6 +212,7 @@ mod tests {
             endpoints_left_out: Vec::new(),
             leaving: None,
             deaf: BTreeMap::new(),
+            direct: None,
             source: Some(Status { synced: true, ..Status::default() }),
         }
     }

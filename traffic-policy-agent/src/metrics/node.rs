@@ -218,7 +218,18 @@ pub fn health(health: &ProxyHealth) -> Vec<Family> {
 
 /// Returns metrics about the agent itself.
 pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
+    let direct = health.direct().unwrap_or_default();
     vec![
+        Family::gauge(
+            "traffic_policy_direct_nodes",
+            "Other nodes that open packets which this one forwards directly.",
+        )
+        .with(&[], direct.nodes.len() as f64),
+        Family::gauge(
+            "traffic_policy_direct_opens",
+            "1: this node opens packets that others forward directly, and they have been told so.",
+        )
+        .with(&[], f64::from(u8::from(direct.opens))),
         Family::gauge("traffic_policy_build_info", "The agent's version; always 1.")
             .with(&[("version", env!("CARGO_PKG_VERSION"))], 1.0),
         Family::gauge("traffic_policy_node_info", "The name of the Node object; always 1.")

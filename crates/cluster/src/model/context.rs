@@ -33,6 +33,8 @@ pub struct NodeInput {
     pub limits: Limits,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
+    /// Whether no flow is to begin as a direct one yet: other nodes may not know this one.
+    pub hold_direct: bool,
     /// Whether this node has IPv4.
     pub ipv4: bool,
     /// Whether this node has IPv6.

@@ -1,8 +1,9 @@
-//! The nodes to which packets can be forwarded directly.
+//! The nodes that take part in direct forwarding.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-/// The other nodes that open packets that are forwarded to them directly.
+/// The other nodes that open packets which are forwarded to them directly, and the addresses from
+/// which any other node may send some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DirectNodes {
     pub(super) names: BTreeSet<String>,

@@ -337,7 +337,7 @@ impl Index {
         self.deleted_nodes.retain(|name, _| *name == input.node_name);
         self.leaving.leave_out(&input.node_name);
         self.avoid_leaving();
-        self.note_direct_nodes(&input.node_name, changes);
+        self.note_direct_nodes(input, changes);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
             input: input.clone(),

@@ -262,13 +262,16 @@ pub struct LeavingNode {
     pub node: String,
 }
 
-/// A node whose agent opens packets that other nodes forward to it directly.
+/// A node that takes part in direct forwarding: it sends packets, and its agent may open those of
+/// others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectNode {
     /// The name of the Lease by which it says so.
     pub name: ServiceName,
     /// The name of the node, which is that of its endpoints' `nodeName`.
     pub node: String,
+    /// Whether it opens packets that other nodes forward to it.
+    pub opens: bool,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
 }

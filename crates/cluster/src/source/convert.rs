@@ -26,7 +26,9 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 
-pub(super) use self::nodes::{direct, leaving, node, service_cidr};
+pub(super) use self::nodes::{
+    DIRECT_ADDRESSES, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS, direct, leaving, node, service_cidr,
+};
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};
 

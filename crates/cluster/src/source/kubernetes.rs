@@ -2,7 +2,8 @@
 //!
 //! The built-in role `system:node-proxier` suffices: list and watch these, create Events. The role
 //! includes ServiceCIDRs only in versions that have them, so an agent can run without them. Leases
-//! by which nodes announce that they are about to go need a role of their own.
+//! by which nodes announce that they are about to go, or that they open packets of others, need a
+//! role of their own.
 
 mod access;
 mod announcement;
@@ -14,6 +15,7 @@ mod known_versions;
 mod list;
 mod observe;
 mod one_by_one;
+mod opening;
 mod probe;
 mod reason;
 mod taint;
@@ -41,6 +43,7 @@ pub use self::{
     announcement::{Announcement, Leaving},
     follow::follow_cluster,
     list::{ListError, Listed, list_cluster},
+    opening::{DirectNews, DirectPart, DirectTold, Opening, WithdrawError, Withdrawal},
 };
 use self::{
     connect::{Next, Renewed},
@@ -67,6 +70,8 @@ pub struct Kubernetes {
     /// The announcement to the other nodes when this one is about to go, and theirs to this one;
     /// `None`: neither.
     pub announcement: Option<Announcement>,
+    /// The Leases by which nodes take part in direct forwarding; `None`: this one takes none.
+    pub opening: Option<Opening>,
     /// The time within which lists are requested again, each at a random moment, after the API
     /// server has lost its history: all nodes notice at once.
     pub relist_within: Duration,
@@ -85,6 +90,7 @@ impl Kubernetes {
             startup_taint: None,
             node_condition: false,
             announcement: None,
+            opening: None,
             relist_within: RELIST_WITHIN,
         }
     }
@@ -102,7 +108,8 @@ impl Kubernetes {
         let mut tasks = JoinSet::new();
         let (client, known) = lasting_client(&self.access, &writer, &mut tasks).await?;
 
-        let lists = Arc::new(AtomicUsize::new(4 + usize::from(self.announcement.is_some())));
+        let more = [self.announcement.is_some(), self.opening.is_some()].map(usize::from);
+        let lists = Arc::new(AtomicUsize::new(4 + more.iter().sum::<usize>()));
         let node_addresses = NodeAddresses::of_cluster(client.clone());
         let (events, poster) = events::channel(client.clone(), self.node_name.clone());
         tasks.spawn(poster);
@@ -170,6 +177,20 @@ impl Kubernetes {
                 sink.clone(),
             ));
             tasks.spawn(announcement::run(client.clone(), self.node_name.clone(), announcement));
+        }
+        if let Some(opening) = self.opening {
+            tasks.spawn(watch::run(
+                Api::namespaced(client.clone(), &opening.namespace),
+                labelled(opening::SELECTOR),
+                watch::Kind {
+                    plural: "Leases of direct forwarding",
+                    without: Some("no node is known to open packets, and none are forwarded directly (--announce-opening)"),
+                    convert: |lease: &Lease| convert::direct(lease),
+                    update: Update::Direct,
+                },
+                sink.clone(),
+            ));
+            tasks.spawn(opening::run(client.clone(), self.node_name.clone(), opening));
         }
         tasks.spawn(watch::run(
             Api::all(client),

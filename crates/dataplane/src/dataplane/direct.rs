@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -33,7 +34,13 @@ pub struct Direct {
     /// The number of elements that fit into `endpoints`, and whether some found no room last time.
     room: usize,
     is_full: bool,
+    /// What an earlier agent has left stays until then, as long as no node is known.
+    kept_until: Option<Instant>,
 }
+
+/// The time for which an agent that knows of no other node leaves the maps alone: it may have been
+/// started without `--announce-opening`, and the others send packets until they have found out.
+const KEPT: Duration = Duration::from_secs(1800);
 
 #[derive(Debug, Default)]
 struct Held {
@@ -56,7 +63,8 @@ impl Direct {
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
         let nodes = take("tp_direct_from4")?.try_into().context("map tp_direct_from4 has another type")?;
         let endpoints = take("tp_direct_eps4")?.try_into().context("map tp_direct_eps4 has another type")?;
-        Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false })
+        let kept_until = Instant::now().checked_add(KEPT);
+        Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false, kept_until })
     }
 
     /// Makes the maps equal to the desired state, and returns the number of elements written.
@@ -72,6 +80,10 @@ impl Direct {
         addresses: &BTreeSet<IpAddr>,
         all: bool,
     ) -> Result<usize> {
+        if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| Instant::now() < until) {
+            return Ok(0);
+        }
+        let all = all || self.kept_until.take().is_some();
         let mut held = match self.held.take() {
             Some(held) if !all => held,
             _ => self.read().context("reading the maps of direct forwarding failed")?,
@@ -81,6 +93,10 @@ impl Direct {
         if all {
             self.wanted.clear();
             doubtful.extend(held.endpoints.keys().copied());
+        }
+        if self.is_full {
+            // What found no room may find some now, and lacks until then.
+            doubtful.extend(self.wanted.values().flatten().map(|(key, _)| *key));
         }
         let keys: Vec<_> = if all { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
         for key in keys {
@@ -97,6 +113,11 @@ impl Direct {
         }
         self.held = Some(held);
         Ok(written)
+    }
+
+    /// Whether some elements found no room.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {

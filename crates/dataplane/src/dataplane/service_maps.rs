@@ -41,6 +41,10 @@ pub trait ServiceMaps {
 
     /// Returns the limits of the maps: the model builds no more of any one Service.
     fn limits(&self) -> Limits;
+
+    /// Whether some packets that other nodes forward directly to endpoints here are not opened, for
+    /// want of room.
+    fn lacks_direct_room(&self) -> bool;
 }
 
 impl ServiceMaps for Dataplane {
@@ -117,6 +121,10 @@ impl ServiceMaps for Dataplane {
     fn limits(&self) -> Limits {
         let Capacity { frontends, source_ranges, slots, .. } = self.maps.room.plan_capacity();
         Limits { frontends, source_ranges, endpoints: slots }
+    }
+
+    fn lacks_direct_room(&self) -> bool {
+        self.direct.is_full()
     }
 }
 

@@ -30,6 +30,10 @@ pub struct FlowFacts {
     pub falls_back: bool,
     pub candidates: Vec<Candidate>,
     pub chosen: Option<Candidate>,
+    /// The name of the node that the chosen endpoint is on, if it is known.
+    pub node: Option<String>,
+    /// Whether the packet is forwarded directly.
+    pub direct: bool,
 }
 
 /// Returns the origin of a flow in words.
@@ -122,6 +126,14 @@ impl Describer<'_> {
             step::ROUTE => {
                 let source = from_wide(WideAddress::from_wire(step.words), destination.is_ipv6());
                 match RouteKind::numbered(step.value)? {
+                    RouteKind::NextHop | RouteKind::Unresolved if self.facts.direct => {
+                        let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
+                        let endpoint = self.facts.chosen?.address.ip();
+                        format!(
+                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} (IPv4 in IPv4); that node \
+                             answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
+                        )
+                    }
                     RouteKind::Local => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
                     RouteKind::NextHop if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
                     RouteKind::NextHop => format!("route: to another node by a known next hop; the source becomes {source}, so that the reply comes back here"),

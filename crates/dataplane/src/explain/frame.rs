@@ -1,6 +1,6 @@
 //! The construction of the first packet of a flow as a frame.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
@@ -49,6 +49,27 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
         other => builder.write(&mut frame, IpNumber(other.0), &[0; 12]).context(context)?,
     }
     Ok(frame)
+}
+
+/// The length of an Ethernet header, and of an IPv4 header without options.
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+
+/// Puts the IPv4 packet of a frame within another packet (RFC 2003).
+pub fn within(frame: &[u8], source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    let (ethernet, inner) = frame.split_at(ETHERNET);
+    let length = (IPV4 + inner.len()) as u16;
+    let mut header = [0; IPV4];
+    (header[0], header[8], header[9]) = (0x45, TTL, IpNumber::IPV4.0);
+    header[2..4].copy_from_slice(&length.to_be_bytes());
+    header[12..16].copy_from_slice(&source.octets());
+    header[16..20].copy_from_slice(&destination.octets());
+    let words = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !(((folded & 0xffff) + (folded >> 16)) as u16);
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
+    [ethernet, &header, inner].concat()
 }
 
 /// The source, destination and time to live of a packet with ports.
@@ -107,6 +128,13 @@ mod tests {
             let seen = read(&build(&flow, [2; 6]).unwrap()).unwrap();
             assert_eq!(seen, Seen { source: flow.source, destination: flow.destination, ttl: TTL });
         }
+        let flow = Flow::from_arguments("192.0.2.1:7", "10.0.0.1:80", None).unwrap();
+        let frame = build(&flow, [2; 6]).unwrap();
+        let outer = within(&frame, [10, 0, 0, 1].into(), [10, 1, 0, 2].into());
+        assert_eq!((outer.len(), &outer[34..]), (frame.len() + 20, &frame[14..]));
+        let sliced = SlicedPacket::from_ethernet(&outer).unwrap();
+        let Some(etherparse::NetSlice::Ipv4(ip)) = &sliced.net else { panic!("{outer:?}") };
+        assert_eq!(ip.header().to_header().calc_header_checksum(), ip.header().header_checksum());
         let other = Flow::from_arguments("192.0.2.1", "10.0.0.1:80/33", None).unwrap();
         assert_eq!(read(&build(&other, [2; 6]).unwrap()), None);
     }

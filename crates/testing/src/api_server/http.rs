@@ -330,6 +330,11 @@ fn selection(namespace: Option<String>, query: &HashMap<String, String>) -> Sele
     Selection {
         namespace,
         name: fields.strip_prefix("metadata.name=").map(str::to_owned),
+        having: labels
+            .split(',')
+            .filter(|label| !label.is_empty() && !label.contains(['!', '=']))
+            .map(str::to_owned)
+            .collect(),
         without: labels.split(',').filter_map(|label| label.strip_prefix('!')).map(str::to_owned).collect(),
         with: labels
             .split(',')

@@ -83,6 +83,8 @@ pub(super) struct Selection {
     pub(super) namespace: Option<String>,
     /// The `metadata.name` of a field selector.
     pub(super) name: Option<String>,
+    /// Labels that must be there, as in `key`.
+    pub(super) having: Vec<String>,
     /// Labels that must be absent, as in `!key`.
     pub(super) without: Vec<String>,
     /// Labels that must have a value, as in `key=value`.
@@ -97,6 +99,7 @@ impl Selection {
         };
         is(&self.namespace, "namespace")
             && is(&self.name, "name")
+            && self.having.iter().all(|label| metadata["labels"].get(label).is_some())
             && !self.without.iter().any(|label| metadata["labels"].get(label).is_some())
             && self.with.iter().all(|(label, value)| metadata["labels"][label] == **value)
     }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{super::view, Agent, Document};
+use crate::health::DirectForwarding;
 
 impl Document {
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -120,6 +121,9 @@ impl Agent {
                 "node        CUT OFF: no other node and no gateway answers; load balancers are told not to send here"
             )?;
         }
+        if let Some(direct) = &report.direct {
+            writeln!(out, "direct      {}", direct_forwarding(direct))?;
+        }
         for (node, left_out) in &report.nodes_left_out {
             let since = view::span(Duration::from_secs_f64(left_out.seconds));
             // The name of a next hop says what it is.
@@ -139,6 +143,33 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Returns what part the node takes in direct forwarding.
+fn direct_forwarding(direct: &DirectForwarding) -> String {
+    let own = match (&direct.why_not, &direct.trouble) {
+        _ if direct.opens => "this node opens packets of the others".to_owned(),
+        (Some(why), _) => format!("this node opens no packets of the others: {why}"),
+        (None, Some(trouble)) => {
+            format!(
+                "the others do not know that this node opens packets, for its Lease cannot be written: {trouble}"
+            )
+        }
+        (None, None) if direct.told => "the others are being told that this node opens packets".to_owned(),
+        // Leases that are files, or the first moments.
+        (None, None) => "nothing is told to the others yet".to_owned(),
+    };
+    let some: Vec<_> = direct.nodes.iter().take(5).map(String::as_str).collect();
+    let more = match direct.nodes.len().saturating_sub(some.len()) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let others = match some.as_slice() {
+        _ if direct.waits => "its own are not sent directly until the others know it".to_owned(),
+        [] => "no other node opens packets".to_owned(),
+        some => format!("its own are opened by {}{more}", some.join(", ")),
+    };
+    format!("{own}; {others}")
 }
 
 #[cfg(test)]

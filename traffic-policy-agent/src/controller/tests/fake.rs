@@ -138,6 +138,10 @@ impl ServiceMaps for Fake {
     fn limits(&self) -> Limits {
         Limits::default()
     }
+
+    fn lacks_direct_room(&self) -> bool {
+        false
+    }
 }
 
 impl NodeDescription for Fake {
@@ -370,6 +374,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         node_port_addresses: "all".parse().unwrap(),
         service_cidrs: BTreeSet::new(),
         forwarding: Forwarding::Snat,
+        opening: None,
         algorithm: Algorithm::default(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
         metrics: None,

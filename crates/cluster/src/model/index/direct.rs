@@ -1,16 +1,28 @@
-//! Nodes of an [`Index`] whose agents open packets that are forwarded to them directly.
+//! Nodes of an [`Index`] that take part in direct forwarding.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{Changes, Index, Indexed};
-use crate::model::{ServiceName, direct_nodes::DirectNodes, object::DirectNode};
+use crate::model::{NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
 
 impl Index {
-    /// Takes over the nodes that open packets, without this one.
-    pub(super) fn note_direct_nodes(&mut self, own: &str, changes: &mut Changes) {
-        let others = || self.direct.values().filter(|other| other.node != own);
+    /// The other nodes that open packets, as far as this one may send them some.
+    #[must_use]
+    pub fn direct_nodes(&self) -> &BTreeSet<String> {
+        &self.context.direct.names
+    }
+
+    /// All nodes with a Lease of direct forwarding, this one among them.
+    pub fn direct_leases(&self) -> impl Iterator<Item = &DirectNode> {
+        self.direct.values()
+    }
+
+    /// Takes over the nodes that take part in direct forwarding, without this one.
+    pub(super) fn note_direct_nodes(&mut self, input: &NodeInput, changes: &mut Changes) {
+        let others = || self.direct.values().filter(|other| other.node != input.node_name);
+        let opening = others().filter(|other| other.opens && !input.hold_direct);
         let direct = DirectNodes {
-            names: others().map(|other| other.node.clone()).collect(),
+            names: opening.map(|other| other.node.clone()).collect(),
             addresses: others().flat_map(|other| other.addresses.iter().copied()).collect(),
         };
         if *self.context.direct == direct {
@@ -21,7 +33,7 @@ impl Index {
             self.desired.direct_nodes.clone_from(&direct.addresses);
             changes.direct_nodes = true;
         }
-        if former.names.is_empty() || direct.names.is_empty() {
+        if former.addresses.is_empty() || direct.addresses.is_empty() {
             // Endpoints on this node are opened for from now on, or no longer.
             self.dirty.extend(self.services.keys().cloned());
         } else {
@@ -63,7 +75,7 @@ mod tests {
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
-        DirectNode { name, node: node.to_owned(), addresses: vec![address.parse().unwrap()] }
+        DirectNode { name, node: node.to_owned(), opens: true, addresses: vec![address.parse().unwrap()] }
     }
 
     #[test]
@@ -80,5 +92,20 @@ mod tests {
         assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
         assert!(index.update(&input).direct_nodes);
         assert!(addresses(&index).is_empty());
+    }
+
+    #[test]
+    fn one_that_opens_nothing_may_still_send() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        let names = |index: &Index| index.direct_nodes().iter().cloned().collect::<Vec<_>>();
+        index.apply(node("there", "192.0.2.2"));
+        index.update(&NodeInput { hold_direct: true, ..input.clone() });
+        assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1, "this one waits");
+        index.update(&input);
+        assert_eq!(names(&index), ["there"]);
+        index.apply(DirectNode { opens: false, ..node("there", "192.0.2.2") });
+        assert!(!index.update(&input).direct_nodes, "its flows go on");
+        assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
     }
 }

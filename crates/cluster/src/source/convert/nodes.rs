@@ -8,12 +8,13 @@ use super::{FieldError, name, problems::Problems};
 use crate::model::{address::parse_ip, object};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// The label of a Lease by which a node says that it opens packets, and its value: the kind of
-/// packets.
-const DIRECT_LABEL: &str = "traffic-policy.io/opens";
-const DIRECT_VALUE: &str = "ipip";
+/// The label of a Lease by which a node takes part in direct forwarding.
+pub(in crate::source) const DIRECT_LABEL: &str = "traffic-policy.io/opens";
+/// Its values: the kind of packets that the node opens, or that it only sends some.
+pub(in crate::source) const DIRECT_OPENS: &str = "ipip";
+pub(in crate::source) const DIRECT_SENDS: &str = "none";
 /// The annotation with the addresses of such a node, separated by commas.
-const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-from";
+pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-from";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -73,13 +74,15 @@ pub(in crate::source) fn leaving(lease: &Lease) -> Result<object::LeavingNode, F
     Ok(object::LeavingNode { name: name(&lease.metadata)?, node })
 }
 
-/// Converts the Lease by which a node says that it opens packets. A Lease of another kind is
-/// `None`.
+/// Converts the Lease by which a node takes part in direct forwarding. A Lease of another kind, or
+/// about packets of another kind, is `None`.
 pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNode>, FieldError> {
     let labels = lease.metadata.labels.as_ref();
-    if labels.and_then(|labels| labels.get(DIRECT_LABEL)).is_none_or(|value| value != DIRECT_VALUE) {
-        return Ok(None);
-    }
+    let opens = match labels.and_then(|labels| labels.get(DIRECT_LABEL)).map(String::as_str) {
+        Some(DIRECT_OPENS) => true,
+        Some(DIRECT_SENDS) => false,
+        _ => return Ok(None),
+    };
     let node = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
     let node = node
         .filter(|node| !node.is_empty())
@@ -96,5 +99,5 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
                 .ok_or_else(|| FieldError::new(path.as_str(), format!("{address:?} is not an IP address")))
         })
         .collect::<Result<_, _>>()?;
-    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, addresses }))
+    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, addresses }))
 }

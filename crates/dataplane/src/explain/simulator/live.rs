@@ -46,6 +46,8 @@ const SHARED: &[&str] = &[
     "tp_route_mtus4",
     "tp_route_mtus6",
     "tp_svc_names",
+    "tp_direct_from4",
+    "tp_direct_eps4",
 ];
 
 /// The shared maps whose content depends on the policy.

@@ -1,0 +1,248 @@
+//! `--announce-opening`: the Leases by which a node takes part in direct forwarding.
+//!
+//! There are two of each node. Every node watches the first one, which says whether the node opens
+//! packets: it is written only when that changes, since with N nodes each write is N events. The
+//! second one is renewed while the agent runs, and nobody watches it: the nodes before this one, in
+//! the ring of all names, look at it now and then ([`neighbours`]), and change the first one when
+//! it is not renewed.
+
+mod lease;
+mod neighbours;
+mod withdrawal;
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use kube::Client;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+
+pub use self::withdrawal::{WithdrawError, Withdrawal};
+use self::{lease::Leases, neighbours::Neighbours};
+use super::reason;
+use crate::{model::object::DirectNode, source::chance::random};
+
+/// The selector of the Leases that are watched.
+pub(super) const SELECTOR: &str = crate::source::convert::DIRECT_LABEL;
+/// [`Opening::period`] of agents.
+const PERIOD: Duration = Duration::from_secs(20);
+/// The writes a second that all nodes make together at most.
+const WRITES_PER_SECOND: u32 = 25;
+/// The number of periods after which a Lease that was not renewed counts no more.
+const PERIODS: u32 = 4;
+/// The shortest and longest pause after a failure.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// The part that this node takes in direct forwarding.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirectPart {
+    /// The addresses that packets of this node may have as their source.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Why this node opens no packets; `None`: it does.
+    pub why_not: Option<String>,
+}
+
+impl DirectPart {
+    #[must_use]
+    pub fn opens(&self) -> bool {
+        self.why_not.is_none()
+    }
+
+    /// Whether a Lease says the same.
+    #[must_use]
+    pub fn is_told_by(&self, lease: &DirectNode) -> bool {
+        lease.opens == self.opens()
+            && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
+    }
+
+    /// Whether another part needs no other Lease.
+    fn is_same(&self, other: &Self) -> bool {
+        self.opens() == other.opens() && self.addresses == other.addresses
+    }
+}
+
+/// What the run loop knows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirectNews {
+    /// The part of this node; `None`: not known yet, so that an earlier agent's Lease stays.
+    pub own: Option<DirectPart>,
+    /// This node's Lease as it was last seen.
+    pub seen: Option<DirectNode>,
+    /// The nodes whose Leases this node looks at.
+    pub neighbours: Vec<String>,
+    /// The number of nodes that take part.
+    pub nodes: usize,
+}
+
+/// What has become of this node's Lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirectTold {
+    /// The part that the API server holds.
+    pub held: Option<DirectPart>,
+    /// Why the Leases are not up to date.
+    pub trouble: Option<String>,
+}
+
+/// The place of the Leases, and the channels of this node's part.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    pub namespace: String,
+    /// The least time between two renewals; in large clusters it is longer.
+    pub period: Duration,
+    pub news: watch::Sender<DirectNews>,
+    pub told: watch::Sender<DirectTold>,
+}
+
+impl Opening {
+    #[must_use]
+    pub fn new(namespace: String) -> Self {
+        Self {
+            namespace,
+            period: PERIOD,
+            news: watch::Sender::new(DirectNews::default()),
+            told: watch::Sender::new(DirectTold::default()),
+        }
+    }
+}
+
+/// Writes and renews this node's Leases, and looks at its neighbours'. Never returns: the end of a
+/// task is a failure.
+pub(super) async fn run(client: Client, node_name: String, opening: Opening) {
+    let Opening { namespace, period, news, told } = opening;
+    let mut receiver = news.subscribe();
+    let mut task = Task {
+        leases: Leases::new(client, &namespace),
+        node_name,
+        period,
+        uid: None,
+        written: None,
+        seen: None,
+        neighbours: Neighbours::default(),
+    };
+    let mut renewal = Instant::now();
+    let mut pause = PAUSES[0];
+    let mut said = String::new();
+    loop {
+        let known = receiver.borrow_and_update().clone();
+        match task.step(&known, &mut renewal).await {
+            Ok(()) => {
+                pause = PAUSES[0];
+                said.clear();
+                told.send_if_modified(|told| {
+                    let new = DirectTold { held: task.written.clone(), trouble: None };
+                    let differs = *told != new;
+                    *told = new;
+                    differs
+                });
+                tokio::select! {
+                    () = changed(&mut receiver) => {}
+                    () = sleep_until(renewal), if known.own.is_some() => {}
+                }
+            }
+            Err(error) => {
+                task.neighbours.forget();
+                // Log each reason once.
+                let reason = reason::of(&error);
+                if reason != said {
+                    tracing::warn!(
+                        "the Lease {namespace}/{}, by which other nodes learn whether this one opens packets that they forward \
+                         directly, is not up to date, trying again: {reason} (its role needs the verbs list, watch, create, patch \
+                         and delete on leases there)",
+                        lease::name(&task.node_name)
+                    );
+                    told.send_modify(|told| told.trouble = Some(reason.clone()));
+                    said = reason;
+                }
+                tokio::select! {
+                    () = changed(&mut receiver) => {}
+                    () = sleep(pause) => {}
+                }
+                pause = (pause * 2).min(PAUSES[1]);
+            }
+        }
+    }
+}
+
+async fn changed(news: &mut watch::Receiver<DirectNews>) {
+    // This task holds a sender, too.
+    let _ = news.changed().await;
+}
+
+struct Task {
+    leases: Leases,
+    node_name: String,
+    period: Duration,
+    /// The UID of this node's Node: with it, the Leases go when the Node goes.
+    uid: Option<String>,
+    /// The part that the API server holds, as far as this task knows.
+    written: Option<DirectPart>,
+    /// This node's Lease as it was last seen.
+    seen: Option<DirectNode>,
+    neighbours: Neighbours,
+}
+
+impl Task {
+    /// Brings both Leases up to date, and looks at those of the neighbours if it is time.
+    async fn step(&mut self, known: &DirectNews, renewal: &mut Instant) -> Result<(), kube::Error> {
+        let Some(own) = &known.own else { return Ok(()) };
+        if self.uid.is_none() {
+            self.uid = self.leases.uid_of(&self.node_name).await?;
+        }
+        let due = Instant::now() >= *renewal;
+        let period = period(self.period, known.nodes);
+        if due {
+            // First: a neighbour may look at it as soon as this node opens packets.
+            self.leases.renew(&self.node_name, self.uid.as_deref(), period * PERIODS).await?;
+        }
+        if self.must_write(own, known.seen.as_ref()) {
+            self.leases.tell(&self.node_name, self.uid.as_deref(), own).await?;
+            match &own.why_not {
+                None => tracing::info!(
+                    "the other nodes are told that this one opens packets that they forward directly"
+                ),
+                Some(why) => {
+                    tracing::info!("the other nodes are told to forward nothing directly to this one: {why}");
+                }
+            }
+            self.written = Some(own.clone());
+        }
+        if due {
+            self.neighbours.look(&self.leases, &known.neighbours, period * PERIODS).await?;
+            // Between 0.9 and 1.1 of the period, so that the nodes do not all write at once.
+            *renewal = Instant::now() + period.mul_f64(0.9 + (random() % 200) as f64 / 1000.0);
+        }
+        Ok(())
+    }
+
+    /// Whether the Lease says something else: this node's part is another one, or somebody else has
+    /// changed or removed the Lease since.
+    fn must_write(&mut self, own: &DirectPart, seen: Option<&DirectNode>) -> bool {
+        let same = seen.is_some_and(|seen| own.is_told_by(seen));
+        let news = self.seen.as_ref() != seen;
+        self.seen = seen.cloned();
+        if same {
+            self.written = Some(own.clone());
+        } else if news {
+            self.written = None;
+        }
+        self.written.as_ref().is_none_or(|written| !written.is_same(own))
+    }
+}
+
+/// Returns the time between two renewals.
+fn period(least: Duration, nodes: usize) -> Duration {
+    let nodes = u32::try_from(nodes).unwrap_or(u32::MAX);
+    least.max(Duration::from_secs(1) * nodes / WRITES_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_nodes_together_write_no_more_than_the_limit() {
+        let of = |nodes| period(PERIOD, nodes).as_secs();
+        assert_eq!([of(3), of(500), of(1000), of(5000)], [20, 20, 40, 200]);
+    }
+}

@@ -1,0 +1,150 @@
+//! Leases by which nodes take part in direct forwarding: written, renewed, followed, and changed by
+//! neighbours.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use traffic_policy_cluster::source::{DirectNews, DirectPart, Opening};
+use traffic_policy_testing::api_server::{ApiServer, Kind};
+use traffic_policy_testing::pace::scaled;
+
+use crate::fixture::{Agent, PATIENCE, node, until};
+
+const NAMESPACE: &str = "opening";
+const OWN: &str = "traffic-policy-opens-here";
+const RENEWED: &str = "traffic-policy-renewed-here";
+const THERE: &str = "traffic-policy-opens-there";
+/// Four of these without a renewal are two seconds, as the Lease says.
+const PERIOD: Duration = Duration::from_millis(500);
+
+async fn start(server: &ApiServer) -> (Agent, Opening) {
+    let opening = Opening { period: PERIOD, ..Opening::new(NAMESPACE.to_owned()) };
+    (Agent::opening(server, opening.clone()).await, opening)
+}
+
+fn part(why_not: Option<&str>) -> DirectPart {
+    DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), why_not: why_not.map(str::to_owned) }
+}
+
+fn lease(name: &str, holder: &str, opens: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {"traffic-policy.io/opens": opens},
+            "annotations": {"traffic-policy.io/opens-from": "192.0.2.2"},
+        },
+        "spec": {"holderIdentity": holder},
+    })
+}
+
+fn found(server: &ApiServer, name: &str) -> Option<Value> {
+    server.object(Kind::Lease, NAMESPACE, name)
+}
+
+fn opens(server: &ApiServer, name: &str) -> Option<String> {
+    found(server, name)?["metadata"]["labels"]["traffic-policy.io/opens"].as_str().map(str::to_owned)
+}
+
+fn writes(server: &ApiServer, name: &str) -> usize {
+    let requests = server.requests();
+    requests.iter().filter(|(_, request)| request.contains("PATCH") && request.contains(name)).count()
+}
+
+#[tokio::test]
+async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
+    let server = ApiServer::start().unwrap();
+    server.apply(&node("here", "192.0.2.1")).unwrap();
+    let (_agent, opening) = start(&server).await;
+    let mut told = opening.told.subscribe();
+    opening.news.send_modify(|news| news.own = Some(part(None)));
+    timeout(scaled(PATIENCE), told.wait_for(|told| told.held == Some(part(None)))).await.unwrap().unwrap();
+    assert_eq!(opens(&server, OWN).as_deref(), Some("ipip"));
+    let renewals = writes(&server, RENEWED);
+    assert!(renewals > 0, "renewed before it is said that packets are opened");
+    until("five renewals", || writes(&server, RENEWED) >= renewals + 5).await;
+    assert_eq!(writes(&server, OWN), 1, "{:?}", server.requests());
+    let renewed = found(&server, RENEWED).unwrap();
+    assert_eq!(renewed["spec"]["leaseDurationSeconds"], 2);
+
+    opening.news.send_modify(|news| news.own = Some(part(Some("it is about to go"))));
+    until("the change", || opens(&server, OWN).as_deref() == Some("none")).await;
+    let why = found(&server, OWN).unwrap()["metadata"]["annotations"]["traffic-policy.io/opens-not"].clone();
+    assert_eq!(why, "it is about to go");
+    assert_eq!(writes(&server, OWN), 2);
+}
+
+/// An agent that was removed without a word renews nothing, and may not follow changes any more.
+#[tokio::test]
+async fn a_neighbour_that_renews_nothing_opens_nothing() {
+    let server = ApiServer::start().unwrap();
+    server.apply(&node("here", "192.0.2.1")).unwrap();
+    server.put(lease(THERE, "there", "ipip")).unwrap();
+    let (_agent, opening) = start(&server).await;
+    let neighbours = vec!["there".to_owned()];
+    opening.news.send_replace(DirectNews {
+        own: Some(part(None)),
+        neighbours,
+        nodes: 2,
+        ..DirectNews::default()
+    });
+    let number = |count: usize| {
+        let mut renewed = lease("traffic-policy-renewed-there", "there", "");
+        renewed["metadata"]["labels"] = json!({});
+        renewed["spec"]["leaseDurationSeconds"] = 2.into();
+        renewed["spec"]["renewTime"] = format!("2026-11-24T13:00:{count:02}.000000Z").into();
+        server.put(renewed).unwrap();
+    };
+    let looks = || server.requests_with("traffic-policy-renewed-there");
+    for count in 0..12 {
+        number(count);
+        let before = looks();
+        until("a look", || looks() > before).await;
+    }
+    assert_eq!(opens(&server, THERE).as_deref(), Some("ipip"), "it was renewed each time");
+    until("the Lease of the silent one", || opens(&server, THERE).as_deref() == Some("none")).await;
+    let changed = found(&server, THERE).unwrap();
+    assert_eq!(
+        changed["metadata"]["annotations"]["traffic-policy.io/opens-from"], "192.0.2.2",
+        "it may still send"
+    );
+    assert!(
+        changed["metadata"]["annotations"]["traffic-policy.io/opens-not"]
+            .as_str()
+            .unwrap()
+            .contains("renewed")
+    );
+}
+
+#[tokio::test]
+async fn others_are_followed() {
+    let server = ApiServer::start().unwrap();
+    server.apply(&node("here", "192.0.2.1")).unwrap();
+    server.put(lease(THERE, "there", "ipip")).unwrap();
+    server.put(lease("traffic-policy-opens-late", "late", "udp")).unwrap();
+    let (mut agent, _opening) = start(&server).await;
+    let sees = async |agent: &mut Agent, wanted: &[&str]| {
+        let arriving = async {
+            loop {
+                let _ = agent.services();
+                if agent.index.is_synced() && agent.index.direct_nodes().iter().eq(wanted) {
+                    return;
+                }
+                agent.source.next().await.expect("the source goes on").apply(&mut agent.index);
+            }
+        };
+        assert!(timeout(scaled(PATIENCE), arriving).await.is_ok(), "{wanted:?}");
+    };
+    sees(&mut agent, &["there"]).await;
+    server.put(lease(THERE, "there", "none")).unwrap();
+    sees(&mut agent, &[]).await;
+    assert_eq!(agent.index.desired().direct_nodes.len(), 1, "its packets are still opened");
+    server.put(lease(THERE, "there", "ipip")).unwrap();
+    sees(&mut agent, &["there"]).await;
+    server.delete(Kind::Lease, NAMESPACE, THERE);
+    sees(&mut agent, &[]).await;
+    assert!(agent.index.desired().direct_nodes.is_empty());
+}

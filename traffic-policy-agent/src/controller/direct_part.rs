@@ -1,0 +1,186 @@
+//! The part that this node takes in direct forwarding: what its Lease tells the other nodes, and
+//! when its own flows begin to be direct.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use traffic_policy_cluster::{
+    model::{Forwarding, Index},
+    source::{DirectNews, DirectPart, DirectTold, Opening},
+};
+use traffic_policy_dataplane::PacketPath;
+
+use super::{Controller, Origin, Settings};
+use crate::health::DirectForwarding;
+
+/// The time from when this node's Lease is written until its flows may be direct: the others have
+/// to hear of it, and to write its addresses into their maps.
+const HEARD: Duration = Duration::from_secs(10);
+/// The number of nodes whose Leases this one looks at.
+const NEIGHBOURS: usize = 2;
+
+/// What this node tells and is told.
+pub(super) struct Part {
+    opening: Option<Opening>,
+    /// Since when the other nodes have been told the addresses of this one; `None`: they are not.
+    told: Option<Instant>,
+    /// Whether flows may be direct: once they may, they may for ever.
+    sends: bool,
+}
+
+impl Part {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let opening = settings.opening.clone();
+        if opening.is_none()
+            && settings.forwarding == Forwarding::Direct
+            && matches!(settings.origin, Origin::Kubernetes(_))
+        {
+            tracing::warn!(
+                "--forwarding direct has no effect without --announce-opening NAMESPACE: no other node is known to open packets"
+            );
+        }
+        Self { sends: opening.is_none(), opening, told: None }
+    }
+
+    /// Notes whether the other nodes know these addresses, by an earlier agent's Lease or by this
+    /// one's, for long enough. Returns whether flows may be direct from now on.
+    fn may_send(&mut self, own: &DirectPart, earlier: bool, now: Instant) -> bool {
+        let Some(opening) = self.opening.as_ref().filter(|_| !self.sends) else { return false };
+        let is_told = opening.told.borrow().held.as_ref().is_some_and(|held| held.addresses == own.addresses);
+        if is_told || earlier {
+            let since = *self.told.get_or_insert(now);
+            self.sends = earlier || now.duration_since(since) >= HEARD;
+        } else {
+            self.told = None;
+        }
+        self.sends
+    }
+}
+
+impl<P: PacketPath> Controller<P> {
+    /// Before the first write: flows go on being direct if the Lease that an earlier agent has
+    /// written names all addresses.
+    pub(super) fn resume_part(&mut self) {
+        if self.services.synced_once() || !self.services.has_objects() {
+            return;
+        }
+        let own = self.own_part();
+        let seen = seen(self.services.index(), &self.settings.node_name);
+        let is_known = seen.is_some_and(|seen| own.addresses.iter().all(|ip| seen.addresses.contains(ip)));
+        let sends = self.part.sends || is_known && self.part.may_send(&own, true, Instant::now());
+        self.services.hold_direct(!sends);
+    }
+
+    /// Tells the other nodes what part this one takes, once the maps have been written.
+    pub(super) fn take_part(&mut self) {
+        if !self.services.synced_once() {
+            return;
+        }
+        let own = self.own_part();
+        if self.part.may_send(&own, false, Instant::now()) {
+            self.services.hold_direct(false);
+        }
+        let (index, name) = (self.services.index(), self.settings.node_name.as_str());
+        let mut report = DirectForwarding {
+            nodes: index.direct_nodes().clone(),
+            waits: !self.part.sends,
+            ..DirectForwarding::default()
+        };
+        if let Some(opening) = &self.part.opening {
+            let DirectTold { held, trouble } = opening.told.borrow().clone();
+            report.told = held.is_some();
+            report.opens = held.is_some_and(|held| held.opens()) && own.opens();
+            report.why_not.clone_from(&own.why_not);
+            report.trouble = trouble;
+            let news = DirectNews {
+                own: Some(own),
+                seen: seen(index, name).cloned(),
+                neighbours: neighbours(index, name),
+                nodes: index.direct_leases().count(),
+            };
+            opening.news.send_if_modified(|held| {
+                let differs = *held != news;
+                *held = news;
+                differs
+            });
+        }
+        let takes_part = self.part.opening.is_some() || !report.nodes.is_empty();
+        self.health.set_direct(takes_part.then_some(report));
+    }
+
+    /// Returns the part that this node can take now.
+    fn own_part(&self) -> DirectPart {
+        let local: BTreeSet<_> = self.network.addresses().iter().map(|address| address.address).collect();
+        let primary = self.services.primary().into_iter().filter(|address| local.contains(address));
+        let attached = self.path.attached().flat_map(|(interface, _)| interface.addresses.iter().copied());
+        // What is opened so far.
+        let addresses: BTreeSet<_> = attached.chain(primary).filter(IpAddr::is_ipv4).collect();
+        let why_not = if !self.health.is_healthy() {
+            let waiting = self.health.report().waiting_for.into_iter().next();
+            Some(
+                waiting.unwrap_or_else(|| "its maps are not in sync, or no other node answers it".to_owned()),
+            )
+        } else if self.path.attached().next().is_none() {
+            Some("no device has the programs".to_owned())
+        } else if addresses.is_empty() {
+            Some("the devices with the programs have no IPv4 address".to_owned())
+        } else if self.path.lacks_direct_room() || self.services.lacks_room() {
+            Some("its maps have no room for all Services and endpoints".to_owned())
+        } else {
+            self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
+        };
+        DirectPart { addresses, why_not }
+    }
+}
+
+fn seen<'a>(index: &'a Index, own: &str) -> Option<&'a traffic_policy_cluster::model::object::DirectNode> {
+    index.direct_leases().find(|lease| lease.node == own)
+}
+
+/// Returns the nodes after this one in the ring of all names, as far as they open packets.
+fn neighbours(index: &Index, own: &str) -> Vec<String> {
+    let opening = index.direct_leases().filter(|lease| lease.opens && lease.node != own);
+    next(opening.map(|lease| lease.node.as_str()).collect(), own)
+}
+
+fn next(names: BTreeSet<&str>, own: &str) -> Vec<String> {
+    let (before, after): (Vec<&str>, Vec<&str>) = names.into_iter().partition(|name| *name < own);
+    after.into_iter().chain(before).take(NEIGHBOURS).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everyone_is_looked_after_by_two() {
+        let names = ["a", "b", "c", "d"];
+        let of = |own: &str| next(names.into_iter().filter(|name| *name != own).collect(), own);
+        assert_eq!(of("a"), ["b", "c"]);
+        assert_eq!(of("c"), ["d", "a"]);
+        assert_eq!(of("d"), ["a", "b"]);
+        assert_eq!(next(BTreeSet::from(["z"]), "m"), ["z"], "one alone");
+    }
+
+    #[test]
+    fn flows_are_direct_once_the_others_have_had_time_to_hear() {
+        let opening = Opening::new("n".to_owned());
+        let mut part = Part { opening: Some(opening.clone()), told: None, sends: false };
+        let own = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), why_not: None };
+        let start = Instant::now();
+        assert!(!part.may_send(&own, false, start) && part.told.is_none(), "nobody is told");
+        opening.told.send_modify(|told| told.held = Some(own.clone()));
+        assert!(!part.may_send(&own, false, start));
+        assert!(!part.may_send(&own, false, start + HEARD / 2));
+        let other = DirectPart { addresses: ["192.0.2.2".parse().unwrap()].into(), why_not: None };
+        assert!(!part.may_send(&other, false, start + HEARD), "another address, which nobody knows");
+        assert!(!part.may_send(&own, false, start + HEARD));
+        assert!(part.may_send(&own, false, start + HEARD * 2) && part.sends);
+        assert!(!part.may_send(&own, false, start + HEARD * 3), "it was said before");
+        let mut again = Part { opening: Some(opening), told: None, sends: false };
+        assert!(again.may_send(&other, true, start), "an earlier agent has told them");
+    }
+}
