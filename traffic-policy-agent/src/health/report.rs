@@ -104,6 +104,7 @@ pub(super) struct Facts {
     pub failure: Option<String>,
     pub detached: Option<String>,
     pub left_out: Vec<String>,
+    pub refused: Option<String>,
     pub cut_off: bool,
     pub silent: Vec<(String, Instant, String)>,
     pub endpoints_left_out: Vec<EndpointLeftOut>,
@@ -135,6 +136,7 @@ impl Report {
             waiting_for.push("a change is being written".to_owned());
         }
         waiting_for.extend(facts.detached.clone());
+        waiting_for.extend(facts.refused.as_ref().map(|why| format!("SCTP is not served: {why}")));
         let deaf = facts.deaf.iter();
         errors.extend(deaf.map(|(source, trouble)| (format!("--notice {source}"), trouble.clone())));
         let stale = facts.source.iter().flat_map(|source| &source.stale);
@@ -182,6 +184,7 @@ mod tests {
             failure: None,
             detached: None,
             left_out: Vec::new(),
+            refused: None,
             cut_off: false,
             silent: Vec::new(),
             endpoints_left_out: Vec::new(),

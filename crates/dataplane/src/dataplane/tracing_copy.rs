@@ -34,8 +34,6 @@ pub struct Judged {
 
 /// The EtherType of IPv6, as it is in a frame.
 const IPV6: [u8; 2] = 0x86dd_u16.to_be_bytes();
-/// The program that stands for those of sockets.
-const SOCKETS: &str = "tp_explain_sock";
 
 /// The programs that are verified and loaded when the first question needs them: one question needs
 /// a quarter of the verifier's work for all programs (0.4 of 1.5 s of CPU on a busy machine of two
@@ -128,7 +126,7 @@ impl TracingCopy {
         self.need(Part::Sockets)?;
         self.begin()?;
         self.question.set(0, question, 0).context("writing the question failed")?;
-        test_run::xdp_without_frame(&self.object, SOCKETS)?;
+        test_run::xdp_without_frame(&self.object, programs::EXPLAINED_CALL)?;
         self.end(Vec::new())
     }
 
@@ -143,7 +141,7 @@ impl TracingCopy {
                 programs::jumps_of_ingress(&self.object, &mut self.maps, hook, ipv6)?;
             }
             Part::Sockets => {
-                verifier::load_those(&mut self.object, &self.btf, |name| name == SOCKETS)?;
+                verifier::load_those(&mut self.object, &self.btf, |name| name == programs::EXPLAINED_CALL)?;
             }
         }
         self.loaded.push(part);
