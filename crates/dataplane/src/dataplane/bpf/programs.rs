@@ -180,8 +180,14 @@ pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Res
 ///
 /// # Errors
 /// See [`jumps`].
-pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: bool) -> Result<()> {
-    let jumps: Vec<_> = of_ingress(hook, ipv6).collect();
+pub fn jumps_of_ingress(
+    object: &Ebpf,
+    maps: &mut Maps,
+    hook: PacketHook,
+    ipv6: bool,
+    sctp: bool,
+) -> Result<()> {
+    let jumps: Vec<_> = of_ingress(hook, ipv6, sctp).collect();
     match hook {
         PacketHook::Xdp => put_in_place(&mut maps.xdp_jumps, object, &jumps),
         PacketHook::Tc => put_in_place(&mut maps.tc_jumps, object, &jumps),
@@ -189,8 +195,8 @@ pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: 
 }
 
 /// Returns the programs that the entry program of a hook may jump to for packets of an address
-/// family: index, name.
-pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'static str)> {
+/// family: index, name. `sctp`: those of SCTP alone, instead of all others.
+pub fn of_ingress(hook: PacketHook, ipv6: bool, sctp: bool) -> impl Iterator<Item = (u32, &'static str)> {
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
         PacketHook::Tc => &TC_JUMPS,
@@ -209,7 +215,7 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'
             ]
             .contains(&index)
     };
-    jumps.iter().copied().filter(move |(index, _)| comes_in(*index))
+    jumps.iter().copied().filter(move |(index, name)| comes_in(*index) && is_of_sctp(name) == sctp)
 }
 
 fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32, &str)]) -> Result<()> {
