@@ -47,7 +47,7 @@
 //! - [`split`]: IPv4 packets that are too long for the outgoing device and may be fragmented, in
 //!   two pieces.
 //! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and
-//!   SCTP.
+//!   SCTP. [`no_sctp`]: SCTP on a node that serves none.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
 //! - [`egress`]: replies of endpoints on this node.
 //! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`],
@@ -125,6 +125,7 @@ pub mod icmp_errors;
 pub mod l3_ingress;
 pub mod lb;
 pub mod maps;
+pub mod no_sctp;
 pub mod node_silence;
 pub mod open;
 pub mod own;

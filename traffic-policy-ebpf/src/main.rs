@@ -81,7 +81,7 @@ mod programs {
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, l3_ingress, open, priority_tag, reject, slow_path,
+        icmp_errors, l3_ingress, no_sctp, open, priority_tag, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
@@ -143,12 +143,16 @@ mod programs {
         "xdp.frags", context: *mut xdp_md => Xdp::<true>::new(context), u32;
         tp_xdp_sctp4 => variable_headers::run::<Xdp<true>, V4>;
         tp_xdp_sctp6 => variable_headers::run::<Xdp<true>, V6>;
+        tp_xdp_nosctp4 => no_sctp::run::<Xdp<true>, V4>;
+        tp_xdp_nosctp6 => no_sctp::run::<Xdp<true>, V6>;
     }
 
     programs! {
         "classifier", context: *mut __sk_buff => Tc::<true>::new(context), i32;
         tp_tc_sctp4 => variable_headers::run::<Tc<true>, V4>;
         tp_tc_sctp6 => variable_headers::run::<Tc<true>, V6>;
+        tp_tc_nosctp4 => no_sctp::run::<Tc<true>, V4>;
+        tp_tc_nosctp6 => no_sctp::run::<Tc<true>, V6>;
         tp_tc_sctp_out4 => variable_headers::run_out::<Tc<true>, V4>;
         tp_tc_sctp_out6 => variable_headers::run_out::<Tc<true>, V6>;
         tp_tc_sctp_cut4 => split::run::<true>;

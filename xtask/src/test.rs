@@ -13,6 +13,7 @@ use std::{
     num::NonZeroUsize,
     path::PathBuf,
     process::{Command, ExitCode},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -80,7 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     stages.one("set-up", |_| setup::ensure().map(|()| true));
     match &options.filter {
         None => everything(&mut stages)?,
-        Some(filter) if filter == "lints" => lints(&mut stages),
+        Some(filter) if filter == "lints" => lints(&mut stages, &[]),
         Some(filter) if filter == "quick" => quick(&mut stages),
         Some(filter) if filter == "image" => of_the_image(&mut stages),
         Some(filter) => matching(&mut stages, filter)?,
@@ -89,23 +90,34 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn everything(stages: &mut Stages) -> Result<()> {
-    lints(stages);
+    // Downloads wait for the network while the lints compile. Debian's package manager runs once at
+    // a time, so they are one row.
+    let kernels = Mutex::new(None);
+    let fetch = |_: &mut Tally| {
+        programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
+        programs::prepare(&programs::READERS, programs::NO_READERS);
+        programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
+        programs::prepare(&programs::RULES, programs::NO_RULES);
+        *kernels.lock().unwrap_or_else(PoisonError::into_inner) = Some(vm::Smoke::prepare());
+        // What is missing is reported by the tests that skip for want of it.
+        Ok(true)
+    };
+    lints(stages, &[("programs and kernels that tests need", &fetch)]);
     let Some(tests) = built(stages) else { return Ok(()) };
-    programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
-    programs::prepare(&programs::READERS, programs::NO_READERS);
-    programs::prepare(&programs::BROWSER, programs::NO_BROWSER);
-    programs::prepare(&programs::RULES, programs::NO_RULES);
     let jobs = plan::jobs(&tests, &Known::read());
     let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.alone);
     stages.one("tests that run alone: loss, time", |tally| Ok(run_jobs(&alone, tally)));
     let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
-    stages.at_once([
+    stages.at_once(&[
         &[("unit, packet, model and namespace tests", &others)],
         &[("documentation tests", &documentation_tests)],
     ]);
     // These do not run beside others, where an emulated kernel answers no netlink request in ten
     // seconds.
-    stages.one("Linux 6.1 and the newest, emulated", other_kernels);
+    let kernels = kernels.into_inner().unwrap_or_else(PoisonError::into_inner);
+    stages.one("Linux 6.1 and the newest, emulated", |tally| {
+        other_kernels(kernels.unwrap_or_else(vm::Smoke::prepare), tally)
+    });
     Ok(())
 }
 
@@ -121,16 +133,18 @@ fn quick(stages: &mut Stages) {
     stages.one("unit tests, packets, documents, a matrix of policies", |tally| Ok(run_jobs(&jobs, tally)));
 }
 
-fn lints(stages: &mut Stages) {
+/// Runs the lints, and at the same time the stages of `beside`.
+fn lints(stages: &mut Stages, beside: &[Stage<'_>]) {
     stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
     // The packet path has a target folder of its own, and `core`, which is compiled for it first,
     // keeps one CPU busy.
-    stages.at_once([
+    stages.at_once(&[
         &[("lints: cargo clippy", &lint::clippy), ("documentation: cargo doc", &lint::doc)],
         &[
             ("lints of the packet path: cargo clippy for BPF", &lint::clippy_bpf),
             ("documentation of the packet path: cargo rustdoc for BPF", &lint::doc_bpf),
         ],
+        beside,
     ]);
 }
 
@@ -220,8 +234,8 @@ fn run_jobs(jobs: &[Job<'_>], tally: &mut Tally) -> bool {
 }
 
 /// Tests on the oldest and the newest kernel, where machines can be emulated.
-fn other_kernels(tally: &mut Tally) -> Result<bool> {
-    let kernels = match vm::Smoke::prepare() {
+fn other_kernels(kernels: Result<vm::Smoke>, tally: &mut Tally) -> Result<bool> {
+    let kernels = match kernels {
         Ok(kernels) => kernels,
         Err(error) => {
             println!("SKIPPED other kernels: {error:#}");
@@ -299,14 +313,14 @@ impl Stages {
         succeeded
     }
 
-    /// Runs two rows of stages in parallel.
-    fn at_once(&mut self, rows: [&[Stage<'_>]; 2]) {
-        let mut parts =
-            rows.map(|_| Self { started: self.started, tally: Tally::default(), table: Vec::new() });
+    /// Runs rows of stages in parallel.
+    fn at_once(&mut self, rows: &[&[Stage<'_>]]) {
+        let part = |_: &_| Self { started: self.started, tally: Tally::default(), table: Vec::new() };
+        let mut parts: Vec<Self> = rows.iter().map(part).collect();
         thread::scope(|scope| {
             for (part, row) in parts.iter_mut().zip(rows) {
                 scope.spawn(move || {
-                    for (name, stage) in row {
+                    for (name, stage) in *row {
                         part.one(name, stage);
                     }
                 });

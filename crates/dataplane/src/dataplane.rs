@@ -24,6 +24,7 @@ pub mod privileges;
 mod replacement;
 mod rivals;
 mod route_mtus;
+mod sctp;
 mod service_maps;
 mod sockets;
 mod start;
@@ -43,7 +44,7 @@ pub use self::{
         introspect,
         loader::{MapSizes, load, load_seeded, object_bytes},
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
-        programs::{jump_table, jumps, load_programs},
+        programs::{jump_table, jumps, jumps_without_sctp, load_programs},
         test_context::{sk_buff, xdp_md},
         verifier::{Refusal, try_programs},
     },
@@ -101,6 +102,7 @@ pub struct Dataplane {
     named: node::Named,
     silence: node_silence::Silence,
     direct: direct::Direct,
+    sctp: sctp::Sctp,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

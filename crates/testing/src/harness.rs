@@ -120,6 +120,20 @@ impl Harness {
     /// Removes the programs to which the entry programs jump during `work`: packets that need them
     /// are passed on unfinished.
     pub fn without_jumps<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.clear_jumps();
+        self.then_restore(work)
+    }
+
+    /// Gives the entry programs during `work` those to jump to that an agent loads which serves no
+    /// SCTP.
+    pub fn without_sctp<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        self.clear_jumps();
+        let placed = dataplane::jumps_without_sctp(&self.loaded.object, &mut self.loaded.tables);
+        placed.unwrap_or_else(|error| panic!("{error:#}"));
+        self.then_restore(work)
+    }
+
+    fn clear_jumps(&mut self) {
         let tables = &mut self.tables;
         // The kernel waits for an RCU grace period for each program that is removed from an array
         // (`bpf_arch_poke_desc_update`), and for several if several programs jump to it. All arrays
@@ -129,6 +143,9 @@ impl Harness {
                 scope.spawn(move || clear(jumps));
             }
         });
+    }
+
+    fn then_restore<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let done = work(self);
         let restored = dataplane::jumps(&self.loaded.object, &mut self.loaded.tables);
         restored.unwrap_or_else(|error| panic!("{error:#}"));

@@ -1,7 +1,10 @@
 //! A Service that does not fit into the maps is left out, by name and alone: other Services, and
 //! the node, are as healthy as before.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -116,4 +119,52 @@ fn a_service_that_does_not_fit_tc() {
 #[test]
 fn a_service_that_does_not_fit_xdp() {
     left_out("xdp");
+}
+
+/// Limits the descriptors of an agent to those that are open and a few more.
+fn limit_descriptors(agent: &Agent, more: usize) {
+    let pid = agent.pid().unwrap();
+    let open: BTreeSet<usize> = fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+        .collect();
+    let limit = (0..).find(|limit| limit - open.range(..limit).count() == more).unwrap();
+    let limits = [format!("--pid={pid}"), format!("--nofile={limit}:")];
+    assert!(Command::new("prlimit").args(limits).status().unwrap().success());
+}
+
+/// The kernel does not load SCTP's programs for want of descriptors. It is the only part that is
+/// not served: not the node, and not TCP.
+#[test]
+fn sctp_whose_programs_are_not_loaded() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let backends = cluster.backends();
+    let web = |port| Cluster::node_port(&format!("web-{port}"), Policy::Local, port);
+    cluster.manifests.apply(&web(30_080), &backends).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agent = &agents[0];
+    // One less than there are programs.
+    limit_descriptors(agent, 8);
+    let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
+    cluster.manifests.apply(&sctp, &backends).unwrap();
+    agent.wait_said(&["SCTP is not served", "does not load the program"], SOON).unwrap();
+    agent.wait_said(&["no programs", "default/sctp"], SOON).unwrap();
+    cluster.manifests.apply(&web(30_082), &backends).unwrap();
+    let answered = |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
+    for port in [30_080, 30_082] {
+        cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, port), SOON, answered).unwrap();
+    }
+    let ready = agent.readyz().unwrap();
+    assert!(ready.status == 503 && ready.body.contains("SCTP is not served"), "{}", ready.body);
+    assert_eq!((agent.healthz().unwrap().status, agent.livez().unwrap().status), (200, 200));
+    let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
+    let left_out = report["left_out"].to_string();
+    assert!(left_out.contains("default/sctp") && !left_out.contains("web"), "{left_out}");
+    assert_eq!(report["in_sync"], json!(false), "{report}");
+
+    limit_descriptors(agent, 500);
+    agent.wait_said(&["SCTP is served"], Duration::from_secs(60)).unwrap();
+    until("ready", SOON, || agent.readyz().is_ok_and(|ready| ready.status == 200));
+    let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
+    assert_eq!((&report["in_sync"], &report["left_out"]), (&json!(true), &json!([])), "{report}");
 }

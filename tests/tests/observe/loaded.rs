@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 use aya::programs::loaded_programs;
 use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::Lab;
+use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::pace::until;
 
 /// The names of the programs that an agent has open.
 fn names(agent: &Agent) -> BTreeSet<String> {
@@ -37,10 +40,10 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
     let expected = [
         "tp_xdp_icmp4",
         "tp_xdp_icmp6",
+        "tp_xdp_nosctp4",
+        "tp_xdp_nosctp6",
         "tp_xdp_reject4",
         "tp_xdp_reject6",
-        "tp_xdp_sctp4",
-        "tp_xdp_sctp6",
         "tp_xdp_slow4",
         "tp_xdp_slow6",
         "tp_xdp_vhdr4",
@@ -50,4 +53,54 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
     assert!(by_tc.is_subset(by_xdp), "{by_tc:?}");
     // These are pinned for others to run.
     assert!(by_tc.contains("tp_xdp_ingress") && by_tc.contains("tp_tc_slow6"), "{by_tc:?}");
+    // One answers the questions of `explain`, by the copy that it loads.
+    assert!(!by_xdp.contains("tp_explain_sock"), "{by_xdp:?}");
+}
+
+/// The programs of SCTP are loaded before its first frontend is written. A next agent loads them at
+/// its start, also when the Service is gone: associations may be left.
+#[test]
+fn those_of_sctp_when_there_is_a_service_of_it() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let backends = cluster.backends();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30_080), &backends).unwrap();
+    let mut agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agent = &mut agents[0];
+    let of_sctp = |agent: &Agent| -> Vec<String> {
+        names(agent).into_iter().filter(|name| name.contains("sctp")).collect()
+    };
+    let stand_ins = ["tp_tc_nosctp4", "tp_tc_nosctp6", "tp_xdp_nosctp4", "tp_xdp_nosctp6"];
+    assert_eq!(of_sctp(agent), stand_ins);
+    let own = [
+        "tp_l3_sctp_out4",
+        "tp_l3_sctp_out6",
+        "tp_tc_sctp4",
+        "tp_tc_sctp6",
+        "tp_tc_sctp_cut4",
+        "tp_tc_sctp_out4",
+        "tp_tc_sctp_out6",
+        "tp_xdp_sctp4",
+        "tp_xdp_sctp6",
+    ];
+    let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
+    cluster.manifests.apply(&sctp, &backends).unwrap();
+    agent.wait_said(&["SCTP is served", "programs=9"], Duration::from_secs(20)).unwrap();
+    let mut both = [&own[..], &stand_ins[..]].concat();
+    both.sort_unstable();
+    assert_eq!(of_sctp(agent), both);
+    until("its frontends", Duration::from_secs(20), || {
+        agent.json(&["services"]).is_ok_and(|services| services.to_string().contains("SCTP"))
+    });
+    for gone in [false, true] {
+        if gone {
+            cluster.manifests.delete(&sctp).unwrap();
+            until("no frontend", Duration::from_secs(20), || {
+                agent.json(&["services"]).is_ok_and(|services| !services.to_string().contains("SCTP"))
+            });
+        }
+        agent.stop().unwrap();
+        agent.start_again().unwrap();
+        agent.wait_ready(Duration::from_secs(20)).unwrap();
+        assert_eq!(of_sctp(agent), own, "gone: {gone}");
+    }
 }

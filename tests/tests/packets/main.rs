@@ -25,6 +25,7 @@ mod jumbo;
 mod keys;
 mod limits;
 mod maglev;
+mod no_sctp;
 mod node_silence;
 mod own_ports;
 mod passthrough;

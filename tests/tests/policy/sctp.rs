@@ -216,12 +216,16 @@ fn associations(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
     let elsewhere: Vec<_> = lab.pods().filter(|pod| pod.name == "pod-2-1").map(Backend::of).collect();
-    cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
-    cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
     // Ended flows are counted at the end of the test, which may come later than the default of 10
     // s.
     let kept = ["--idle-reset", "1h"];
     let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
+    // They come when the agents run, which have loaded no program of SCTP by then.
+    cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
+    cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
+    for agent in &agents {
+        agent.wait_said(&["SCTP is served"], Duration::from_secs(20)).unwrap();
+    }
     let (stop, damaged) = (AtomicBool::new(false), Damaged::default());
     thread::scope(|scope| {
         for (number, pod) in (1..).zip(lab.pods()) {

@@ -1,5 +1,5 @@
-//! Service ports for which the maps have no room: logged once, by name, and shown in `status` as
-//! long as the shortage lasts.
+//! Service ports for which the maps have no room, or the agent no program: logged once, by name,
+//! and shown in `status` as long as the shortage lasts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use traffic_policy_cluster::{
     model::{Excess, HealthCheck, ServiceName, ServicePortKey},
     source::{EventRecorder, ObjectEvent, Subject},
 };
-use traffic_policy_dataplane::LeftOut;
+use traffic_policy_dataplane::{Lack, LeftOut};
 
 /// Number of ports that `status` names; the others are only counted.
 const NAMED: usize = 100;
@@ -55,7 +55,8 @@ impl Shortage {
                 tracing::warn!("{message}");
             }
             let subject = Subject::Service(service.clone());
-            events.post(ObjectEvent::warning(subject, "NoRoom", "Program", message));
+            let reason = if lacks_programs(&ports) { "NoPrograms" } else { "NoRoom" };
+            events.post(ObjectEvent::warning(subject, reason, "Program", message));
         }
         lines.close();
     }
@@ -102,6 +103,11 @@ fn named(left_out: &LeftOut) -> String {
     format!("{} ({})", left_out.key, if left_out.key.ipv6 { "IPv6" } else { "IPv4" })
 }
 
+/// Whether the first of these ports, whose lack is told, lacks a program.
+fn lacks_programs(ports: &[&LeftOut]) -> bool {
+    ports.first().is_some_and(|port| port.lack == Lack::Programs)
+}
+
 fn message(service: &ServiceName, ports: &[&LeftOut]) -> String {
     let names: Vec<_> = ports.iter().take(3).map(|port| named(port)).collect();
     let more = if ports.len() > names.len() {
@@ -110,8 +116,9 @@ fn message(service: &ServiceName, ports: &[&LeftOut]) -> String {
         String::new()
     };
     let why = ports.first().map(|port| port.lack.to_string()).unwrap_or_default();
+    let lack = if lacks_programs(ports) { "there are no programs" } else { "the maps have no room" };
     format!(
-        "Service {service}: the maps have no room for {}{more}: {why}. What they hold of it stays; it is tried again.",
+        "Service {service}: {lack} for {}{more}: {why}. What they hold of it stays; it is tried again.",
         names.join(", ")
     )
 }

@@ -255,6 +255,7 @@ impl ServiceSync {
                 let refused = Some(&desired.refused).filter(|_| changes.refused);
                 self.shortage.update(written.left_out, refused, &mut self.lines, &source.events());
                 self.health.left_out(self.shortage.lines());
+                self.health.set_refused(written.refused);
                 if held_back {
                     self.checks.clone_from(&desired.health);
                     self.shortage.hold_back(&mut self.checks);

@@ -88,6 +88,8 @@ struct State {
     detached: Option<String>,
     /// Service ports for which the maps have no room.
     left_out: Vec<String>,
+    /// Programs that the kernel has refused, while all others serve.
+    refused: Option<String>,
     /// Whether no other node answers this one.
     cut_off: bool,
     /// Dead nodes whose endpoints are left out: name, time since which, and what was asked.
@@ -142,6 +144,13 @@ impl ProxyHealth {
         self.state().left_out = left_out;
     }
 
+    /// Records that the kernel has refused programs that some Service ports need, and why, or that
+    /// it has refused none. The other ports are served, so the proxy is healthy, but a rollout
+    /// waits.
+    pub fn set_refused(&self, refused: Option<String>) {
+        self.state().refused = refused;
+    }
+
     /// Sets the source of objects: `/status` reports what is still missing.
     pub fn follow(&self, source: StatusReader) {
         self.state().source = Some(source);
@@ -159,6 +168,7 @@ impl ProxyHealth {
             failure: state.failure.clone(),
             detached: state.detached.clone(),
             left_out: state.left_out.clone(),
+            refused: state.refused.clone(),
             cut_off: state.cut_off,
             silent: state.silent.clone(),
             endpoints_left_out: state.endpoints_left_out.clone(),

@@ -124,6 +124,7 @@ pub(super) struct Facts {
     pub failure: Option<String>,
     pub detached: Option<String>,
     pub left_out: Vec<String>,
+    pub refused: Option<String>,
     pub cut_off: bool,
     pub silent: Vec<(String, Instant, String)>,
     pub endpoints_left_out: Vec<EndpointLeftOut>,
@@ -156,6 +157,7 @@ impl Report {
             waiting_for.push("a change is being written".to_owned());
         }
         waiting_for.extend(facts.detached.clone());
+        waiting_for.extend(facts.refused.as_ref().map(|why| format!("SCTP is not served: {why}")));
         let deaf = facts.deaf.iter();
         errors.extend(deaf.map(|(source, trouble)| (format!("--notice {source}"), trouble.clone())));
         if let Some(trouble) = facts.direct.as_ref().and_then(|direct| direct.trouble.clone()) {
@@ -207,6 +209,7 @@ mod tests {
             failure: None,
             detached: None,
             left_out: Vec::new(),
+            refused: None,
             cut_off: false,
             silent: Vec::new(),
             endpoints_left_out: Vec::new(),

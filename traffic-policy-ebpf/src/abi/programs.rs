@@ -23,7 +23,8 @@ pub mod jump {
     /// [`SPLIT`].
     pub const PRIORITY_TAG: u32 = FAMILY + SPLIT;
     /// SCTP: packets that [`VARIABLE_HEADERS`] and [`VARIABLE_HEADERS_OUT`] find to be SCTP, and
-    /// its [`SPLIT`].
+    /// its [`SPLIT`]. On a node that serves no SCTP the first one has a small program in its place,
+    /// and the others are empty.
     pub const SCTP: u32 = 8;
     pub const SCTP_OUT: u32 = 9;
     pub const SCTP_SPLIT: u32 = 10;

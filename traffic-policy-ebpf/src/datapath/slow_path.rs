@@ -154,7 +154,7 @@ struct Created<A: Address> {
 
 /// Returns the endpoints for a packet that may start a flow: a list that is not empty.
 #[inline(always)]
-fn list<P: Packet, F: Family>(
+pub fn list<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     client: &Client<F::Address>,

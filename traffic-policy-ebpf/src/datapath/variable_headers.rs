@@ -12,6 +12,7 @@ use crate::datapath::{
     clock, counters,
     ctx::{Packet, Skb},
     egress,
+    family::Family,
     forward::{self, Rewrite, direct, fragment, sctp},
     open,
     parse::{
@@ -114,9 +115,25 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
     }
     if !P::SCTP && is_sctp {
         packet.jump::<F, SCTP>();
-        return Err(Outcome::PassedMissedTailCall);
+        return Err(without_program::<F, SCTP>(&headers));
     }
     Ok(headers)
+}
+
+/// Returns the outcome of a packet of SCTP for which there is no program: those of outgoing packets
+/// are loaded when this node serves SCTP. Until then such a packet is no reply.
+#[inline(always)]
+fn without_program<F: Family, const SCTP: u32>(headers: &VariableHeaders<F>) -> Outcome {
+    let tuple = &headers.parsed.tuple;
+    if SCTP != jump::SCTP_OUT {
+        Outcome::PassedMissedTailCall
+    } else if headers.later != 0 {
+        Outcome::PassedFragment
+    } else if prefilter::is_local_endpoint::<F>(tuple.source, tuple.ports.source()) {
+        Outcome::PassedNotService
+    } else {
+        Outcome::Passed
+    }
 }
 
 /// The program for outgoing packets.

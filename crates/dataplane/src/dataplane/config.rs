@@ -82,8 +82,10 @@ impl SourceCheck {
 pub struct Written {
     /// The number of map elements written or deleted; 0 if the maps held everything already.
     pub elements: usize,
-    /// The Service ports for which there was no room.
+    /// The Service ports for which there was no room, or no program.
     pub left_out: Vec<LeftOut>,
+    /// The reason why programs that some of these need are not loaded.
+    pub refused: Option<String>,
 }
 
 /// The longest idle time, in jiffies. A flow that is idle for more than half of the range of a

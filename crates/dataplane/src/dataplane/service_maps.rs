@@ -14,9 +14,10 @@ use super::{
     config::Written,
     heartbeat,
     maps::keys::RemovedEndpoint,
+    sctp,
     sync::{
         apply,
-        budget::Capacity,
+        budget::{Capacity, Lack},
         plan::{Context, Planner},
     },
 };
@@ -58,6 +59,10 @@ impl ServiceMaps for Dataplane {
             self.plan_anew()?;
         }
         let compares_all = self.compares_all();
+        // Before any frontend of it is written.
+        if sctp::is_concerned(desired, changes, &self.planner) {
+            self.sctp.ensure(&mut self.object, &mut self.maps, self.config.mode);
+        }
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {
             addresses,
@@ -66,6 +71,7 @@ impl ServiceMaps for Dataplane {
             now: Instant::now(),
             adopting: self.adoption.is_pending(),
             table_size: self.config.table_size,
+            sctp: self.sctp.is_in_place(),
         };
         let plan = self.planner.plan(desired, changes, &context);
         let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
@@ -107,7 +113,9 @@ impl ServiceMaps for Dataplane {
         }
         self.gc.synced();
         heartbeat::synced(&mut self.maps)?;
-        Ok(Written { elements, left_out: plan.left_out })
+        let lacks_programs = plan.left_out.iter().any(|left_out| left_out.lack == Lack::Programs);
+        let refused = self.sctp.refusal().filter(|_| lacks_programs).map(ToOwned::to_owned);
+        Ok(Written { elements, left_out: plan.left_out, refused })
     }
 
     fn compares_all(&self) -> bool {

@@ -13,7 +13,8 @@ use super::{
         attach::clsact,
         loader,
         pins::{self, Pins},
-        programs, test_run, verifier,
+        programs::{self, Selection},
+        test_run, verifier,
     },
     check_privileges, clock,
     devices::{Devices, pinned_devices},
@@ -24,6 +25,7 @@ use super::{
     nexthop::{self, NextHops},
     node,
     node_silence::Silence,
+    sctp::{self, Sctp},
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
@@ -76,15 +78,16 @@ impl Dataplane {
         let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
-        let needed = |name: &str| programs::is_needed(name, config.mode);
-        if let Err(error) = verifier::load_those(&mut object, &btf, needed) {
+        let held = apply::read(&maps)?;
+        let selection = Selection { mode: config.mode, sctp: sctp::is_served(&held, folder.as_deref()) };
+        if let Err(error) = verifier::load_those(&mut object, &btf, |name| selection.needs(name)) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
         }
         drop(btf);
         #[cfg(feature = "log")]
         super::bpf::log::follow(&mut object)?;
-        programs::jumps_needed(&object, &mut maps, config.mode)?;
+        programs::jumps_needed(&object, &mut maps, selection)?;
         if let Some(pins) = pins {
             programs::pin(&mut object, &pins.programs())?;
         }
@@ -92,7 +95,7 @@ impl Dataplane {
         config.idle.warn_of_too_long(hz);
         let flows = [maps.v4.size, maps.v6.size];
         let sweeper = Sweeper::new(config.idle.in_jiffies(hz), flows);
-        let planner = Planner::new(apply::read(&maps)?, maps.room.plan_capacity());
+        let planner = Planner::new(held, maps.room.plan_capacity());
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
         let silence = Silence::open(&mut object)?;
@@ -117,6 +120,7 @@ impl Dataplane {
             named: node::Named::default(),
             silence,
             direct,
+            sctp: Sctp::loaded(selection.sctp),
             route_mtus: None,
             adoption: Adoption::default(),
         })

@@ -9,7 +9,10 @@ use aya::{
     maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues},
 };
 use traffic_policy_ebpf::{
-    abi::{Affinity, AffinityKey, PacketTrace, RejectBucket, SocketQuestion, TRACE_STEPS, TraceStep, step},
+    abi::{
+        Affinity, AffinityKey, PROTOCOL_TCP, PROTOCOL_UDP, PacketTrace, RejectBucket, SocketQuestion,
+        TRACE_STEPS, TraceStep, step,
+    },
     outcome::Outcome,
 };
 
@@ -34,16 +37,19 @@ pub struct Judged {
 
 /// The EtherType of IPv6, as it is in a frame.
 const IPV6: [u8; 2] = 0x86dd_u16.to_be_bytes();
-/// The program that stands for those of sockets.
-const SOCKETS: &str = "tp_explain_sock";
+/// The offsets in a frame of the protocol of IPv4, and of the next header of IPv6.
+const IPV4_PROTOCOL: usize = 14 + 9;
+const IPV6_NEXT_HEADER: usize = 14 + 6;
 
 /// The programs that are verified and loaded when the first question needs them: one question needs
 /// a quarter of the verifier's work for all programs (0.4 of 1.5 s of CPU on a busy machine of two
 /// CPUs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// The programs that packets of a hook and an address family may pass.
+    /// The programs that packets of TCP and UDP may pass, of a hook and an address family.
     Ingress(PacketHook, bool),
+    /// Those that SCTP and other protocols pass in addition.
+    Sctp(PacketHook, bool),
     Sockets,
 }
 
@@ -111,7 +117,12 @@ impl TracingCopy {
     /// # Errors
     /// The kernel refuses.
     pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
-        self.need(Part::Ingress(hook, frame.get(12..14) == Some(&IPV6)))?;
+        let ipv6 = frame.get(12..14) == Some(&IPV6);
+        self.need(Part::Ingress(hook, ipv6))?;
+        let protocol = frame.get(if ipv6 { IPV6_NEXT_HEADER } else { IPV4_PROTOCOL });
+        if !protocol.is_some_and(|number| [PROTOCOL_TCP, PROTOCOL_UDP].contains(&u32::from(*number))) {
+            self.need(Part::Sctp(hook, ipv6))?;
+        }
         self.begin()?;
         let frame = match hook {
             PacketHook::Xdp => test_run::xdp(&self.object, "tp_xdp_ingress", frame, ifindex),
@@ -128,7 +139,7 @@ impl TracingCopy {
         self.need(Part::Sockets)?;
         self.begin()?;
         self.question.set(0, question, 0).context("writing the question failed")?;
-        test_run::xdp_without_frame(&self.object, SOCKETS)?;
+        test_run::xdp_without_frame(&self.object, programs::EXPLAINED_CALL)?;
         self.end(Vec::new())
     }
 
@@ -137,17 +148,20 @@ impl TracingCopy {
             return Ok(());
         }
         match part {
-            Part::Ingress(hook, ipv6) => {
-                let wanted = |name: &str| programs::of_ingress(hook, ipv6).any(|(_, jump)| jump == name);
-                verifier::load_those(&mut self.object, &self.btf, wanted)?;
-                programs::jumps_of_ingress(&self.object, &mut self.maps, hook, ipv6)?;
-            }
+            Part::Ingress(hook, ipv6) => self.need_jumps(hook, ipv6, false)?,
+            Part::Sctp(hook, ipv6) => self.need_jumps(hook, ipv6, true)?,
             Part::Sockets => {
-                verifier::load_those(&mut self.object, &self.btf, |name| name == SOCKETS)?;
+                verifier::load_those(&mut self.object, &self.btf, |name| name == programs::EXPLAINED_CALL)?;
             }
         }
         self.loaded.push(part);
         Ok(())
+    }
+
+    fn need_jumps(&mut self, hook: PacketHook, ipv6: bool, sctp: bool) -> Result<()> {
+        let wanted = |name: &str| programs::of_ingress(hook, ipv6, sctp).any(|(_, jump)| jump == name);
+        verifier::load_those(&mut self.object, &self.btf, wanted)?;
+        programs::jumps_of_ingress(&self.object, &mut self.maps, hook, ipv6, sctp)
     }
 
     /// Resets the state, so that every packet is the first one.

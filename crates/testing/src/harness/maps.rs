@@ -38,6 +38,10 @@ impl Harness {
             write((&mut v6.frontends, &mut v6.slots, tables), number, frontend, Family::V6)?;
             self.write_sources(number, frontend)?;
         }
+        if !setup.sctp {
+            forget_sctp(&mut self.loaded.tables.v4.frontends)?;
+            forget_sctp(&mut self.loaded.tables.v6.frontends)?;
+        }
         let config = RuntimeConfig {
             snat_port_count: setup.snat_ports.len() as u32,
             seed: setup.seed,
@@ -335,6 +339,12 @@ fn forget<K: aya::Pod>(map: &mut LpmTrie<MapData, K, u32>) -> Result<()> {
         map.remove(&key)?;
     }
     Ok(())
+}
+
+fn forget_sctp<A: Address>(frontends: &mut HashMap<MapData, FrontendKey<A>, FrontendEntry>) -> Result<()> {
+    let keys: Vec<_> = frontends.keys().collect::<Result<_, _>>()?;
+    let mut of_sctp = keys.iter().filter(|key| u32::from(key.protocol) == PROTOCOL_SCTP);
+    Ok(of_sctp.try_for_each(|key| frontends.remove(key))?)
 }
 
 fn key_of<A: Address + Wire>(frontend: &Frontend, protocol: u32, family: Family) -> FrontendKey<A> {

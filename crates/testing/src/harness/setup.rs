@@ -137,6 +137,8 @@ pub struct Setup {
     pub route_mtus: Vec<(Spot, u32)>,
     /// Jiffies per second, as the agent measured them.
     pub hz: u32,
+    /// Whether the frontends serve SCTP, as they do TCP and UDP.
+    pub sctp: bool,
 }
 
 /// The check of sources of new flows.
@@ -167,6 +169,7 @@ impl Default for Setup {
             source_check: SourceCheck::Martian,
             route_mtus: Vec::new(),
             hz: HZ,
+            sctp: true,
         }
     }
 }

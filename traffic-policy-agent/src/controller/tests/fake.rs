@@ -124,7 +124,7 @@ impl ServiceMaps for Fake {
         let left_out = |key| LeftOut::new(key, lack, &[], &[]);
         let left_out = if calls.full > 0 { changes.ports.iter().map(left_out).collect() } else { Vec::new() };
         calls.full = calls.full.saturating_sub(1);
-        Ok(Written { elements: changes.ports.len(), left_out })
+        Ok(Written { elements: changes.ports.len(), left_out, refused: None })
     }
 
     fn compares_all(&self) -> bool {

@@ -32,10 +32,10 @@ impl ProxyHealth {
         if self.is_late(state) {
             return Some("a change has been waiting for more than a minute");
         }
-        state
-            .detached
-            .is_some()
-            .then_some("programs are not attached, or are those of another layout version")
+        if state.detached.is_some() {
+            return Some("programs are not attached, or are those of another layout version");
+        }
+        state.refused.is_some().then_some("the kernel refuses programs that some Services need")
     }
 }
 
@@ -85,6 +85,14 @@ mod tests {
         let (status, body) = probe.get("/readyz").await;
         assert_eq!((status, reason(&body).contains("programs")), (503, true), "{body}");
         health.set_detached(None);
+        health.set_refused(Some("no memory".to_owned()));
+        let (status, body) = probe.get("/readyz").await;
+        assert_eq!((status, reason(&body).contains("refuses programs")), (503, true), "{body}");
+        let waiting_for = body["waitingFor"].as_array().unwrap();
+        assert!(waiting_for.contains(&"SCTP is not served: no memory".into()), "{body}");
+        assert_eq!(probe.statuses().await, (503, 200), "as before: the Node is not eligible");
+        assert!(health.is_healthy(), "all other Services are served");
+        health.set_refused(None);
 
         health.queued();
         assert_eq!(probe.get("/readyz").await.0, 200, "not late yet");

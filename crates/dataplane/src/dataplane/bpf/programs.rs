@@ -57,6 +57,12 @@ const TC_JUMPS: [(u32, &str); 21] = [
     (jump::FAMILY + jump::SCTP_OUT, "tp_tc_sctp_out6"),
 ];
 
+/// The programs in the place of SCTP's, as long as this node serves no SCTP.
+const XDP_NO_SCTP: [(u32, &str); 2] =
+    [(jump::SCTP, "tp_xdp_nosctp4"), (jump::FAMILY + jump::SCTP, "tp_xdp_nosctp6")];
+const TC_NO_SCTP: [(u32, &str); 2] =
+    [(jump::SCTP, "tp_tc_nosctp4"), (jump::FAMILY + jump::SCTP, "tp_tc_nosctp6")];
+
 /// The programs of TC on devices without Ethernet.
 const L3_JUMPS: [(u32, &str); 7] = [
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
@@ -71,10 +77,47 @@ const L3_JUMPS: [(u32, &str); 7] = [
 /// The entry programs, which are pinned for others to run.
 pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
-/// Whether an agent needs a program. If XDP is attached to no device, no program jumps to the XDP
-/// ones, which are a third of what the verifier walks. The entry program is pinned nevertheless.
-pub fn is_needed(name: &str, mode: Mode) -> bool {
-    mode != Mode::Tc || !XDP_JUMPS.iter().any(|(_, jump)| *jump == name)
+/// The program that stands for those of sockets when `explain` runs a copy of the packet path.
+pub const EXPLAINED_CALL: &str = "tp_explain_sock";
+
+/// The name of the array of the programs that those of TC jump to.
+pub const TC_CALLS: &str = "tp_tc_calls";
+
+/// The programs that an agent needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection {
+    /// If XDP is attached to no device, no program jumps to the XDP ones, which are a third of what
+    /// the verifier walks. The entry program is pinned nevertheless.
+    pub mode: Mode,
+    /// Whether SCTP is served: see [`super::super::sctp`].
+    pub sctp: bool,
+}
+
+impl Selection {
+    /// Whether a program is one of them.
+    pub fn needs(self, name: &str) -> bool {
+        let is_in = |jumps: &[(u32, &str)]| jumps.iter().any(|(_, jump)| *jump == name);
+        let is_xdp = is_in(&XDP_JUMPS) || is_in(&XDP_NO_SCTP);
+        let stands_in = is_in(&XDP_NO_SCTP) || is_in(&TC_NO_SCTP);
+        let of_its_kind = if self.sctp { !stands_in } else { !is_of_sctp(name) };
+        of_its_kind && name != EXPLAINED_CALL && (self.mode != Mode::Tc || !is_xdp)
+    }
+
+    /// Returns those of the programs in `jumps` that are needed, and of those that stand in.
+    fn of(
+        self,
+        jumps: &[(u32, &'static str)],
+        stand_ins: &[(u32, &'static str)],
+    ) -> Vec<(u32, &'static str)> {
+        jumps.iter().chain(stand_ins).copied().filter(|(_, name)| self.needs(name)).collect()
+    }
+}
+
+/// Whether a program is one of SCTP, that stands in for none.
+pub fn is_of_sctp(name: &str) -> bool {
+    let all = XDP_JUMPS.iter().chain(&TC_JUMPS).chain(&L3_JUMPS);
+    let of_sctp = |index| [jump::SCTP, jump::SCTP_OUT, jump::SCTP_SPLIT].contains(&(index % jump::FAMILY));
+    all.into_iter().any(|(index, jump)| *jump == name && of_sctp(*index))
 }
 
 /// Verifies and loads every program of an object.
@@ -109,29 +152,42 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// # Errors
 /// A program is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Mode::Auto)
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true })
 }
 
-/// Installs the programs like [`jumps`], but only those that [`is_needed`] selects. The others stay
-/// as an earlier agent installed them: its XDP programs, which remain attached until this agent's
-/// devices are, continue unchanged.
+/// Installs the programs of a node that serves no SCTP, in the places that no other agent has
+/// filled.
 ///
 /// # Errors
 /// See [`jumps`].
-pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, mode: Mode) -> Result<()> {
-    if mode != Mode::Tc {
-        put_in_place(&mut maps.xdp_jumps, object, &XDP_JUMPS)?;
-    }
-    put_in_place(&mut maps.tc_jumps, object, &TC_JUMPS)?;
-    put_in_place(&mut maps.l3_jumps, object, &L3_JUMPS)
+pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false })
+}
+
+/// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier
+/// agent installed them: its XDP programs, which remain attached until this agent's devices are,
+/// continue unchanged.
+///
+/// # Errors
+/// See [`jumps`].
+pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Result<()> {
+    put_in_place(&mut maps.xdp_jumps, object, &selection.of(&XDP_JUMPS, &XDP_NO_SCTP))?;
+    put_in_place(&mut maps.tc_jumps, object, &selection.of(&TC_JUMPS, &TC_NO_SCTP))?;
+    put_in_place(&mut maps.l3_jumps, object, &selection.of(&L3_JUMPS, &[]))
 }
 
 /// Installs the programs like [`jumps`], but only those that [`of_ingress`] selects.
 ///
 /// # Errors
 /// See [`jumps`].
-pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: bool) -> Result<()> {
-    let jumps: Vec<_> = of_ingress(hook, ipv6).collect();
+pub fn jumps_of_ingress(
+    object: &Ebpf,
+    maps: &mut Maps,
+    hook: PacketHook,
+    ipv6: bool,
+    sctp: bool,
+) -> Result<()> {
+    let jumps: Vec<_> = of_ingress(hook, ipv6, sctp).collect();
     match hook {
         PacketHook::Xdp => put_in_place(&mut maps.xdp_jumps, object, &jumps),
         PacketHook::Tc => put_in_place(&mut maps.tc_jumps, object, &jumps),
@@ -139,8 +195,8 @@ pub fn jumps_of_ingress(object: &Ebpf, maps: &mut Maps, hook: PacketHook, ipv6: 
 }
 
 /// Returns the programs that the entry program of a hook may jump to for packets of an address
-/// family: index, name.
-pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'static str)> {
+/// family: index, name. `sctp`: those of SCTP alone, instead of all others.
+pub fn of_ingress(hook: PacketHook, ipv6: bool, sctp: bool) -> impl Iterator<Item = (u32, &'static str)> {
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
         PacketHook::Tc => &TC_JUMPS,
@@ -159,7 +215,7 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool) -> impl Iterator<Item = (u32, &'
             ]
             .contains(&index)
     };
-    jumps.iter().copied().filter(move |(index, _)| comes_in(*index))
+    jumps.iter().copied().filter(move |(index, name)| comes_in(*index) && is_of_sctp(name) == sctp)
 }
 
 fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32, &str)]) -> Result<()> {

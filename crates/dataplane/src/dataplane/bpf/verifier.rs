@@ -110,6 +110,18 @@ pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -
     if failed.is_empty() { Ok(all) } else { Err(explain(&failed, all)) }
 }
 
+/// Unloads those programs of packets whose name is wanted and that are loaded.
+pub fn unload_those(object: &mut Ebpf, wanted: impl Fn(&str) -> bool) {
+    for (_, program) in object.programs_mut().filter(|(name, _)| wanted(name)) {
+        // It fails for a program that is not loaded.
+        let _ = match program {
+            Program::Xdp(program) => program.unload(),
+            Program::SchedClassifier(program) => program.unload(),
+            _ => Ok(()),
+        };
+    }
+}
+
 fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
     match program {
         Program::Xdp(program) => program.load(),
@@ -166,8 +178,10 @@ fn explain(failed: &[(String, ProgramError)], all: usize) -> anyhow::Error {
 
 /// Returns the verifier's reason; `None` if the program was not refused for what it does.
 fn refusal(error: &io::Error, log: &str) -> Option<String> {
-    let of_the_caller =
-        matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN | libc::EINTR));
+    // A descriptor is only made for a program that the verifier has accepted.
+    const OF_THE_CALLER: [i32; 6] =
+        [libc::EPERM, libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EMFILE, libc::ENFILE];
+    let of_the_caller = error.raw_os_error().is_some_and(|number| OF_THE_CALLER.contains(&number));
     if of_the_caller { None } else { reason(log) }
 }
 

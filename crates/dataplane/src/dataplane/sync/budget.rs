@@ -92,15 +92,28 @@ impl Budget {
     }
 }
 
-/// A lack of room in the maps.
+/// A lack of room in the maps, or of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     Indices,
-    Endpoints { needed: usize },
-    Frontends { needed: usize, free: u32 },
-    SourceRanges { needed: usize, free: u32 },
+    Endpoints {
+        needed: usize,
+    },
+    Frontends {
+        needed: usize,
+        free: u32,
+    },
+    SourceRanges {
+        needed: usize,
+        free: u32,
+    },
     Tables,
-    TableSlots { endpoints: usize, slots: u32 },
+    TableSlots {
+        endpoints: usize,
+        slots: u32,
+    },
+    /// The kernel has not loaded the programs of its protocol.
+    Programs,
 }
 
 impl fmt::Display for Lack {
@@ -130,6 +143,9 @@ impl fmt::Display for Lack {
                     f,
                     "its {endpoints} endpoints are more than a Maglev table takes, which has {slots} slots: they are chosen at random (--maglev-size)"
                 )
+            }
+            Self::Programs => {
+                write!(f, "the kernel does not load the programs of SCTP (the agent's log has the reason)")
             }
         }
     }

@@ -18,7 +18,7 @@ use std::{
 
 use ipnet::IpNet;
 use traffic_policy_cluster::model::{
-    Changes, Desired, Endpoint, ServicePort, ServicePortKey, maglev::TableSize,
+    Changes, Desired, Endpoint, Protocol, ServicePort, ServicePortKey, maglev::TableSize,
 };
 use traffic_policy_ebpf::abi::{self, Frontend, IndexRange};
 
@@ -93,6 +93,8 @@ pub struct Context<'a> {
     pub adopting: bool,
     /// The slots of Maglev tables.
     pub table_size: TableSize,
+    /// Whether there are programs for SCTP: without them no frontend of it is written.
+    pub sctp: bool,
 }
 
 impl Planner {
@@ -269,7 +271,12 @@ impl Planner {
             .map(Applied::place)
             .or_else(|| take_over(key, port, vacated))
             .or_else(|| self.adopt(key, port));
-        if let Some(lack) = self.lack(key, port, adopted.map(|place| place.index), demands) {
+        let lack = if key.protocol == Protocol::Sctp && !context.sctp {
+            Some(Lack::Programs)
+        } else {
+            self.lack(key, port, adopted.map(|place| place.index), demands)
+        };
+        if let Some(lack) = lack {
             self.leave_out(key, port, lack, old, adopted, plan);
             return;
         }

@@ -85,6 +85,7 @@ fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Re
         now: Instant::now(),
         adopting: false,
         table_size: TableSize::default(),
+        sctp: true,
     };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
     let plan = planner.plan(desired, &Changes::default(), &context);

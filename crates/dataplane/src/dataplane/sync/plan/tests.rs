@@ -52,6 +52,8 @@ struct Node {
     addresses: BTreeSet<IpAddr>,
     now: Instant,
     monotonic: u64,
+    /// Whether there are programs for SCTP.
+    sctp: bool,
 }
 
 impl Node {
@@ -63,6 +65,7 @@ impl Node {
             addresses: ["192.0.2.1".parse().unwrap()].into(),
             now: Instant::now(),
             monotonic: 1_000,
+            sctp: false,
         }
     }
 
@@ -82,6 +85,7 @@ impl Node {
             now: self.now,
             adopting: false,
             table_size: "251".parse().unwrap(),
+            sctp: self.sctp,
         };
         let changes = Changes {
             ports: changed.iter().cloned().collect(),

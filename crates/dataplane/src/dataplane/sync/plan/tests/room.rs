@@ -279,3 +279,25 @@ fn lists_under_churn_find_room() {
         assert!(length * services > 20 || quick, "{services} of {length}: {took:?}");
     }
 }
+
+/// No frontend of SCTP is written before its programs are in place, while those of others are.
+#[test]
+fn without_programs_for_sctp_its_ports_are_left_out() {
+    let mut node = Node::new();
+    let sctp = ServicePortKey { protocol: Protocol::Sctp, ..key("both") };
+    for key in [key("both"), sctp.clone()] {
+        let port = port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
+        node.desired.ports.insert(key, port.into());
+    }
+    let plan = node.plan(&[]);
+    assert_eq!((keys(&plan), plan.left_out[0].lack), (vec![sctp.clone()], Lack::Programs));
+    let frontends =
+        |node: &Node| -> Vec<Protocol> { node.planner.frontends().keys().map(|id| id.protocol).collect() };
+    assert_eq!(frontends(&node), [Protocol::Tcp]);
+    let is_frontend = |op: &&Op| matches!(op, Op::SetFrontend(..));
+    assert_eq!(plan.ops.iter().filter(is_frontend).count(), 1, "{plan:?}");
+    node.sctp = true;
+    let plan = node.plan(&[sctp]);
+    assert_eq!((keys(&plan), plan.ops.iter().filter(is_frontend).count()), (vec![], 1), "{plan:?}");
+    assert_eq!(frontends(&node), [Protocol::Tcp, Protocol::Sctp]);
+}
