@@ -33,6 +33,7 @@
 //!  3 reject: ICMP error or RST to the sender, or drop; the Service's count, the event
 //!
 //!  connect, sendmsg, recvmsg, getpeername of local processes: sock → prefilter → sock::lookup → lb::select
+//!  sock_ops of their TCP connections: sock::ops → node_silence
 //!  Started by the agent: flow::gc, clock, sock::explain
 //! ```
 //!
@@ -53,8 +54,8 @@
 //! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`],
 //!   [`reject::v6`]: the answers.
 //! - [`sock`]: socket programs. [`sock::addr`]: their context; [`sock::lookup`]: the Service
-//!   lookup; [`sock::map`]: keys of the socket maps; [`sock::explain`]: a socket call evaluated for
-//!   `explain`.
+//!   lookup; [`sock::map`]: keys of the socket maps; [`sock::ops`]: connections that are answered;
+//!   [`sock::explain`]: a socket call evaluated for `explain`.
 //! - [`flow::gc`]: removes expired flows.
 //!
 //! Shared parts:

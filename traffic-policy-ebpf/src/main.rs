@@ -66,7 +66,7 @@ macro_rules! iterators {
 #[cfg(target_arch = "bpf")]
 mod programs {
     use aya_ebpf::{
-        bindings::{__sk_buff, bpf_sock, bpf_sock_addr, xdp_md},
+        bindings::{__sk_buff, bpf_sock, bpf_sock_addr, bpf_sock_ops, xdp_md},
         cty::c_void,
     };
     use traffic_policy_ebpf::abi::{Address4, Address6, Flow, FlowKey, SocketKey, TranslatedSocket};
@@ -86,6 +86,7 @@ mod programs {
             self,
             addr::{Call, Closing},
             explain,
+            ops::{self, Callback},
         },
         split, variable_headers,
     };
@@ -179,6 +180,11 @@ mod programs {
     socket_programs! {
         bpf_sock => Closing:
         "cgroup/sock_release", tp_sk_release => sock::release;
+    }
+
+    socket_programs! {
+        bpf_sock_ops => Callback:
+        "sockops", tp_sock_ops => ops::run;
     }
 
     // Run by the agent through BPF_PROG_TEST_RUN, never attached: the start of a sweep, and the

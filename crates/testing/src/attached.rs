@@ -74,10 +74,10 @@ fn detach_link(pin: &Path) -> Result<()> {
 }
 
 /// The ids of the programs of a cgroup for connect4, connect6, sendmsg4, sendmsg6, recvmsg4,
-/// recvmsg6, getpeername4, getpeername6 and the release of sockets.
-pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 9]> {
+/// recvmsg6, getpeername4, getpeername6, the release of sockets, and callbacks of TCP sockets.
+pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 10]> {
     let cgroup = File::open(cgroup)?;
-    let mut found = [const { Vec::new() }; 9];
+    let mut found = [const { Vec::new() }; 10];
     for (place, attach_type) in found.iter_mut().zip(SOCKET) {
         let found = programs(cgroup.as_raw_fd().try_into()?, attach_type)?;
         *place = found.context("the kernel has no such attach type")?;
@@ -88,7 +88,7 @@ pub fn socket_programs(cgroup: &Path) -> Result<[Vec<u32>; 9]> {
 // linux/bpf.h, enum bpf_attach_type
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
-const SOCKET: [u32; 9] = [10, 11, 14, 15, 19, 20, 29, 30, 34];
+const SOCKET: [u32; 10] = [10, 11, 14, 15, 19, 20, 29, 30, 34, 3];
 
 /// The arguments of BPF_PROG_QUERY.
 #[repr(C)]

@@ -56,6 +56,10 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
     Ok(match (*verb, rest) {
         ("bind", [to]) => socket.bind(&address(to)?.into()).map(|()| String::new())?,
         ("connect", [to]) => socket.connect(&address(to)?.into()).map(|()| String::new())?,
+        ("begin", [to]) => {
+            socket.set_nonblocking(true)?;
+            socket.connect(&address(to)?.into()).map(|()| String::new())?
+        }
         ("disconnect", []) => disconnect(socket).map(|()| String::new())?,
         ("send", [text]) => socket.send(text.as_bytes())?.to_string(),
         ("send", [text, to]) => socket.send_to(text.as_bytes(), &address(to)?.into())?.to_string(),
@@ -69,6 +73,7 @@ fn call(sockets: &mut Vec<Option<Socket>>, words: &[&str]) -> Result<String> {
         }
         ("peer", []) => socket.peer_addr()?.as_socket().context("no address")?.to_string(),
         ("time", [calls, to]) => time(socket, calls.parse()?, address(to)?)?,
+        ("connections", [count, to]) => connections(count.parse()?, address(to)?)?,
         ("churn", [sockets, to]) => churn(sockets.parse()?, address(to)?)?,
         ("scatter", [sockets, to]) => scatter(sockets.parse()?, address(to)?)?,
         ("close", []) => {
@@ -110,6 +115,19 @@ fn time(socket: &Socket, calls: u32, to: SocketAddr) -> io::Result<String> {
         socket.connect(&to)?;
     }
     Ok((start.elapsed().as_nanos() / u128::from(calls)).to_string())
+}
+
+/// Makes connections by TCP, each ended by a reset, and returns the nanoseconds that one takes from
+/// its socket to its end, on average.
+fn connections(count: u32, to: SocketAddr) -> io::Result<String> {
+    let to = SockAddr::from(to);
+    let start = Instant::now();
+    for _ in 0..count {
+        let socket = Socket::new(to.domain(), Type::STREAM, None)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+        socket.connect(&to)?;
+    }
+    Ok((start.elapsed().as_nanos() / u128::from(count)).to_string())
 }
 
 /// Makes, connects and closes UDP sockets.

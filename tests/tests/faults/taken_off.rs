@@ -94,7 +94,7 @@ fn programs_of_a_cgroup_come_back() {
     let each =
         |number| socket_programs(cgroup.path()).unwrap().iter().all(|programs| programs.len() == number);
     assert!(each(1));
-    assert_eq!(detach_links(agent.pin_dir(), "cgroup-").unwrap(), 9);
+    assert_eq!(detach_links(agent.pin_dir(), "cgroup-").unwrap(), 10);
     assert!(each(0), "the control: they were taken off");
     until("attached again", || each(1));
     agent.wait_said(&["somebody has taken programs off the cgroup", "connect4"], SOON).unwrap();

@@ -128,13 +128,17 @@ fn a_node_that_dies() {
         pace::until("the next hops to be kept resolved", Duration::from_secs(15), || managed() > 0);
     }
     let death = dead_node::death(&cluster).unwrap();
-    let Death { cut, report, pod, predicted, replayed, left_out, .. } = &death;
+    let Death { cut, gone, report, pod, predicted, replayed, left_out, .. } = &death;
     let figures = format!(
-        "cut at {cut:?}, left out after {left_out:?}: {report}; predicted {predicted:?}, replayed {replayed:?}"
+        "cut at {cut:?} to {gone:?}, left out after {left_out:?}: {report}; predicted {predicted:?}, replayed {replayed:?}"
     );
     println!("agents: {figures}");
     assert_eq!(death.differences(), [""; 0], "{figures}");
-    assert_eq!(report.failed, 0, "{figures}");
+    assert_eq!(death.lost(), 0, "{figures}");
+    // What was established when the node died, and only that, has died with it.
+    let after: Vec<_> = death.cut_off().filter(|ended| ended.at > *gone).collect();
+    println!("{} connections were under way", death.cut_off().count());
+    assert!(after.is_empty(), "{after:?}: {figures}");
     assert!(report.slowest < scaled(SLOWEST), "{figures}");
     assert!(death.count(0, |ended| ended.pod.as_ref() == Some(pod)) > 40, "it was used: {figures}");
     assert!(report.resent > 0, "{figures}");
@@ -150,7 +154,7 @@ fn a_node_that_dies() {
     let without = KubeProxyCluster::build("tc").unwrap().death(&cluster).unwrap();
     println!("kube-proxy: {}; replayed {:?}", without.report, without.replayed);
     assert_eq!(without.differences(), [""; 0], "{}", without.report);
-    assert!(without.report.failed > 200, "{}", without.report);
+    assert!(without.lost() > 200, "{}", without.report);
     // The control: a simulator whose agents notice as little as kube-proxy does not agree.
     let (delayed, lost) = (report.resent, without.replayed.lost);
     assert!(lost.abs_diff(delayed) > dead_node::allowed(lost), "{delayed}, {lost}");

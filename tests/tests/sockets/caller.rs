@@ -93,6 +93,13 @@ impl Caller {
         Ok((answer, socket))
     }
 
+    /// Kills the process; the kernel closes its sockets.
+    pub fn kill(self, sockets: Vec<Socket>) {
+        // Nobody is left to be asked to close them.
+        sockets.into_iter().for_each(std::mem::forget);
+        self.0.borrow_mut().process.kill().unwrap();
+    }
+
     fn call(&self, line: &str) -> io::Result<String> {
         let mut child = self.0.borrow_mut();
         writeln!(child.input, "{line}").unwrap();
@@ -117,6 +124,12 @@ impl Socket {
 
     pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
         self.call("connect", &to.to_string()).map(drop)
+    }
+
+    /// Begins a connection without waiting for it: an error of EINPROGRESS, if it is not refused at
+    /// once.
+    pub fn begin(&self, to: SocketAddr) -> io::Result<()> {
+        self.call("begin", &to.to_string()).map(drop)
     }
 
     /// Dissolves the association by a connect() with AF_UNSPEC.
@@ -164,6 +177,11 @@ impl Socket {
     /// Sends one datagram from each of other UDP sockets.
     pub fn scatter(&self, sockets: u32, to: SocketAddr) {
         self.call("scatter", &format!("{sockets} {to}")).unwrap();
+    }
+
+    /// The nanoseconds of one of many connections by TCP, from its socket to its end, on average.
+    pub fn time_connections(&self, count: u32, to: SocketAddr) -> u64 {
+        self.call("connections", &format!("{count} {to}")).unwrap().parse().unwrap()
     }
 
     /// The nanoseconds of one connect(), on average.

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 
 use traffic_policy_testing::cgroup::Cgroup;
+use traffic_policy_testing::cluster::TARGET;
+use traffic_policy_testing::object::Backend;
 
 use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at};
@@ -11,6 +13,8 @@ use crate::fixture::{SocketCluster, service, service_at};
 /// task.
 const CALLS: u32 = 3000;
 const RUNS: usize = 100;
+/// The same for connections, which take longer.
+const CONNECTIONS: u32 = 100;
 
 /// Destinations other than Services must not become slower. `--nocapture` shows the figures.
 #[test]
@@ -40,5 +44,38 @@ fn of_connect() {
         assert!(other < bare + 200, "{kind:?}: {other} ns to others instead of {bare}");
         // The bound is a multiple of the call's own cost, as machines differ.
         assert!(served < 3 * bare, "{kind:?}: {served} ns to a Service instead of {bare}");
+    }
+}
+
+/// A whole connection by TCP to an endpoint of another node: the programs on `connect` and the
+/// callbacks together.
+#[test]
+fn of_connections() {
+    let fixture = SocketCluster::start(&[1, 1], |cluster| {
+        cluster.manifests.apply(&service(10), &[Backend::of(cluster.lab.node(2).pod(1))]).unwrap();
+    });
+    let outside = Cgroup::create(&format!("{}-outside", fixture.cluster.lab.id())).unwrap();
+    let namespace = fixture.cluster.lab.node(1).pod(1).netns();
+    let (without, with) = (Caller::start(namespace, &outside), fixture.in_pod(1, 1));
+    for kind in [Kind::V4, Kind::V6] {
+        let endpoint = SocketAddr::new(fixture.pod_address(2, 1, kind.family()), TARGET);
+        let callers = [
+            (without.udp(kind), endpoint),
+            (with.udp(kind), endpoint),
+            (with.udp(kind), service_at(10, kind)),
+        ];
+        let mut best = [u64::MAX; 3];
+        for _ in 0..RUNS {
+            for (best, (caller, to)) in best.iter_mut().zip(&callers) {
+                *best = (*best).min(caller.time_connections(CONNECTIONS, *to));
+            }
+        }
+        let [bare, other, served] = best;
+        println!(
+            "{kind:?}: a connection {bare} ns without programs, {other} to others, {served} to a Service"
+        );
+        // Bounds as above: a connection costs as much as dozens of calls.
+        assert!(other < 2 * bare, "{kind:?}: {other} ns to others instead of {bare}");
+        assert!(served < 2 * bare, "{kind:?}: {served} ns to a Service instead of {bare}");
     }
 }

@@ -32,6 +32,11 @@ pub struct Cgroups {
 impl SocketCluster {
     /// Starts a testbed; `pods` is the number of pods of each node.
     pub fn start(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
+        Self::start_with(pods, &[], prepare)
+    }
+
+    /// A variant of [`Self::start`] with more flags for the agents.
+    pub fn start_with(pods: &[u8], flags: &[&str], prepare: impl FnOnce(&Cluster)) -> Self {
         let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         prepare(&cluster);
         let cgroups: Vec<_> = cluster
@@ -45,7 +50,7 @@ impl SocketCluster {
             .collect();
         let start = |(node, cgroups): (_, &Cgroups)| {
             let agent = Agent::builder(&cluster.lab, node).cgroup(cgroups.node.path());
-            agent.flags(&["--service-cidr", SERVICE_CIDRS]).start().unwrap()
+            agent.flags(&["--service-cidr", SERVICE_CIDRS]).flags(flags).start().unwrap()
         };
         cluster.agents = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();
         for agent in &cluster.agents {

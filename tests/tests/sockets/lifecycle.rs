@@ -85,7 +85,7 @@ fn killed_started_again_and_cleaned_up() {
     let last = socket_programs(&cgroup).unwrap();
     assert!(last.iter().all(|programs| programs.len() == 1), "{last:?}");
     assert!(first.iter().zip(&last).all(|(old, new)| old != new), "a program was not replaced");
-    assert_eq!(links(agent.pin_dir()), 9);
+    assert_eq!(links(agent.pin_dir()), 10);
     // The table of sockets is the same.
     assert_eq!(datagrams.exchange(to).unwrap().1.pod, pod);
 
@@ -110,7 +110,7 @@ fn another_cgroup_and_none() {
     // The old cgroup's programs are detached once the new ones are attached.
     assert!(socket_programs(&cgroup).unwrap().iter().all(Vec::is_empty));
     assert!(socket_programs(other.path()).unwrap().iter().all(|programs| programs.len() == 1));
-    assert_eq!(links(agent.pin_dir()), 9);
+    assert_eq!(links(agent.pin_dir()), 10);
 
     // The cgroup is made anew under its name while no agent ran.
     agent.kill().unwrap();
@@ -120,7 +120,7 @@ fn another_cgroup_and_none() {
     agent.start_again().unwrap();
     agent.wait_ready(Duration::from_secs(20)).unwrap();
     assert!(socket_programs(&name).unwrap().iter().all(|programs| programs.len() == 1));
-    assert_eq!(links(agent.pin_dir()), 9);
+    assert_eq!(links(agent.pin_dir()), 10);
 
     agent.stop().unwrap();
     let agent = builder().start().unwrap();

@@ -14,5 +14,6 @@ mod fixture;
 mod lifecycle;
 mod node_ports;
 mod refusals;
+mod silent_nodes;
 mod source_ranges;
 mod uniform;

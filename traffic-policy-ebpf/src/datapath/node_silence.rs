@@ -1,6 +1,7 @@
 //! Nodes that have stopped answering: SYNs to the endpoints of each node are counted until any of
 //! these endpoints answers. When some stay unanswered for a time, the agent is told, which asks the
-//! node itself; and a client's retransmission is sent to an endpoint of another node.
+//! node itself; and a client's retransmission is sent to an endpoint of another node. Those of
+//! sockets of this node and its pods are counted as those of packets, but stay where they are.
 //!
 //! Established packets are not counted. An element is written at most a few times a jiffy by each
 //! CPU while a node answers, so that CPUs do not contend for its cache line.

@@ -5,14 +5,15 @@ pub mod addr;
 pub mod explain;
 pub mod lookup;
 pub mod map;
+pub mod ops;
 
 use core::ptr;
 
 use aya_ebpf::helpers::bpf_get_prandom_u32;
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, AffinityLookup, PROTOCOL_UDP, Port, Ports, SocketKey, TranslatedSocket, Tuple,
-        hook,
+        Address, Address4, AffinityLookup, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, SocketKey,
+        TranslatedSocket, Tuple, hook,
     },
     outcome::Outcome,
 };
@@ -22,7 +23,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::{Family, V4, V6},
     maps::{ANY, LOCAL_NODE, Table},
-    prefilter,
+    node_silence, prefilter,
     sock::{
         addr::{Call, Closing, Named},
         lookup::{Query, Translation},
@@ -128,6 +129,10 @@ impl<A: Address> DestinationCall<A> {
                 map::table_of(protocol, true).remove(&peer);
             }
             self.note_peer(&mut key, netns, &translation);
+            if protocol == PROTOCOL_TCP {
+                // The SYN leaves as soon as this call returns.
+                node_silence::note_syn(translation.node, clock::jiffies());
+            }
         } else {
             self.note_conversation::<F>(&mut key, netns, &translation, had);
         }
@@ -166,7 +171,7 @@ impl<A: Address> DestinationCall<A> {
         let value = TranslatedSocket {
             address: key.address,
             port: key.port,
-            zero: 0,
+            node: translation.node,
             service: translation.service,
             netns,
             offset: 0,
@@ -206,7 +211,7 @@ impl<A: Address> DestinationCall<A> {
             let value = TranslatedSocket {
                 address,
                 port,
-                zero: 0,
+                node: 0,
                 service: translation.service,
                 netns,
                 offset: translation.offset,

@@ -42,8 +42,10 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 /// One death, played and simulated.
 pub struct Death {
     pub proxy: Proxy,
-    /// The time of the death since the first request.
+    /// The time of the death since the first request: when it began, and when no packet passed any
+    /// more.
     pub cut: Duration,
+    pub gone: Duration,
     pub report: Report,
     /// The pod of the dead node.
     pub pod: String,
@@ -89,10 +91,10 @@ impl KubeProxyCluster {
     /// agents.
     pub fn death(&self, cluster: &DemoCluster) -> Result<Death> {
         let predicted = simulate(cluster, Proxy::KubeProxy, QUIET, None, Learn::default().agent)?;
-        let Played { cut, report, sent, left_out } = play(&self.0.lab, &[])?;
+        let Played { cut, gone, report, sent, left_out } = play(&self.0.lab, &[])?;
         let replayed = simulate(cluster, Proxy::KubeProxy, cut, Some(sent), Learn::default().agent)?;
         let pod = self.0.lab.node(1).pod(1).name.clone();
-        Ok(Death { proxy: Proxy::KubeProxy, cut, report, pod, predicted, replayed, left_out })
+        Ok(Death { proxy: Proxy::KubeProxy, cut, gone, report, pod, predicted, replayed, left_out })
     }
 }
 
@@ -103,7 +105,7 @@ pub fn death(cluster: &DemoCluster) -> Result<Death> {
     let lab = &cluster.base.lab;
     let others =
         lab.nodes().iter().skip(1).map(|node| SocketAddr::new(node.address(Family::V4), HEALTHZ_PORT));
-    let Played { cut, report, sent, left_out } = play(lab, &others.collect::<Vec<_>>())?;
+    let Played { cut, gone, report, sent, left_out } = play(lab, &others.collect::<Vec<_>>())?;
     // The first SYN to the dead node comes some time after the death: each of the two others sends
     // it that part of its half of the requests.
     let first = Duration::from_secs_f64(2.0 / (f64::from(RATE) * SHARE));
@@ -111,7 +113,7 @@ pub fn death(cluster: &DemoCluster) -> Result<Death> {
     let reaction = if left_out.len() == 2 { delays.sum::<Duration>() / 2 } else { REST };
     let replayed = simulate(cluster, proxy, cut, Some(sent), reaction)?;
     let pod = lab.node(1).pod(1).name.clone();
-    Ok(Death { proxy, cut, report, pod, predicted, replayed, left_out })
+    Ok(Death { proxy, cut, gone, report, pod, predicted, replayed, left_out })
 }
 
 /// Restores the node, and waits until both other nodes send it connections again.
@@ -186,7 +188,7 @@ pub(super) fn show(cluster: &DemoCluster, attach: &str) -> Result<Vec<String>> {
         };
         row(&format!("answered by {}", death.pod), &|ended| ended.pod.as_ref() == Some(&death.pod));
         row("answered to a second SYN", &|ended| ended.resent);
-        row("lost", &|ended| ended.pod.is_none());
+        row("lost", &is_lost);
     }
     println!("\n  (node-1 dies after {} s. DELAYED: answered to the client's second SYN.)", QUIET.as_secs());
     let noticed: Vec<_> = death.left_out.iter().map(|at| format!("{:.1}", at.as_secs_f64())).collect();
@@ -214,7 +216,7 @@ impl Death {
             report.ok + report.failed,
             report.ok,
             report.resent,
-            report.failed,
+            self.lost(),
             of(predicted),
             of(replayed),
             report.slowest.as_secs_f64()
@@ -224,6 +226,18 @@ impl Death {
     /// Returns the number of requests of a second of the scene that are meant.
     pub fn count(&self, second: u64, is: impl Fn(&Ended) -> bool) -> u64 {
         self.report.ended.iter().filter(|ended| ended.at.as_secs() == second && is(ended)).count() as u64
+    }
+
+    /// Returns the number of requests that never reached a pod. Those that the death has cut off
+    /// are not among them: no proxy can move an established connection of the dead pod.
+    pub fn lost(&self) -> u64 {
+        self.report.failed - self.cut_off().count() as u64
+    }
+
+    /// Returns the requests that had their connection, and lost it before the answer: on a busy
+    /// machine some are always under way.
+    pub fn cut_off(&self) -> impl Iterator<Item = &Ended> {
+        self.report.ended.iter().filter(|ended| ended.pod.is_none() && ended.established)
     }
 
     /// Returns sentences about the agents that did not notice the death, and the numbers of which
@@ -236,7 +250,7 @@ impl Death {
         }
         for (what, happened, replayed) in [
             ("delayed", self.report.resent, self.replayed.delayed),
-            ("lost", self.report.failed, self.replayed.lost),
+            ("lost", self.lost(), self.replayed.lost),
         ] {
             if replayed.abs_diff(happened) > allowed(replayed) {
                 differences
@@ -253,9 +267,15 @@ pub fn allowed(count: u64) -> u64 {
     (4.0 * (2.0 * count as f64 * (1.0 - SHARE)).sqrt()).max(3.0) as u64
 }
 
+/// Whether a request never reached a pod.
+fn is_lost(ended: &Ended) -> bool {
+    ended.pod.is_none() && !ended.established
+}
+
 /// A scene as it was played.
 struct Played {
     cut: Duration,
+    gone: Duration,
     report: Report,
     /// The times at which the requests were sent.
     sent: Vec<Duration>,
@@ -278,6 +298,7 @@ fn play(lab: &Lab, agents: &[SocketAddr]) -> Result<Played> {
     sleep(QUIET);
     let cut = start.elapsed();
     lab.cut(lab.node(1))?;
+    let gone = start.elapsed();
     let name = &lab.node(1).name;
     let is_over = AtomicBool::new(false);
     let (report, left_out) = scope(|scope| {
@@ -303,7 +324,7 @@ fn play(lab: &Lab, agents: &[SocketAddr]) -> Result<Played> {
         (report, watches.into_iter().filter_map(|watch| watch.join().ok().flatten()).collect())
     });
     let sent = std::mem::take(&mut *sent.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok(Played { cut, report, sent, left_out })
+    Ok(Played { cut, gone, report, sent, left_out })
 }
 
 /// Whether an agent leaves out a node, by the body of its /healthz.

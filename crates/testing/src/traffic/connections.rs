@@ -60,6 +60,8 @@ pub struct Ended {
     pub target: SocketAddr,
     /// The pod that answered; `None`: it failed.
     pub pod: Option<String>,
+    /// Whether the connection was established: a pod had it.
+    pub established: bool,
     /// Whether a segment was retransmitted.
     pub resent: bool,
 }
@@ -133,7 +135,8 @@ impl Report {
     }
 
     fn add(&mut self, outcome: Outcome) {
-        let mut ended = Ended { at: outcome.at, target: outcome.target, pod: None, resent: false };
+        let Outcome { at, target, established, .. } = outcome;
+        let mut ended = Ended { at, target, pod: None, established, resent: false };
         match outcome.result {
             Ok((answer, resent)) => {
                 ended.resent = resent + answer.retransmitted > 0;
@@ -181,6 +184,7 @@ struct Outcome {
     target: SocketAddr,
     at: Duration,
     took: Duration,
+    established: bool,
     /// The answer, and the number of segments that the client's end retransmitted.
     result: Result<(Answer, u32)>,
 }
@@ -233,17 +237,21 @@ fn lock(under_way: &UnderWay) -> MutexGuard<'_, BTreeSet<u64>> {
 async fn request(target: SocketAddr, meter_start: Arc<Instant>, patience: Duration) -> Outcome {
     let at = meter_start.elapsed();
     let start = Instant::now();
-    let result = timeout(patience, exchange(target)).await.context("no answer").and_then(|result| result);
-    Outcome { target, at, took: start.elapsed(), result }
+    let mut established = false;
+    let exchange = exchange(target, || established = true);
+    let result = timeout(patience, exchange).await.context("no answer").and_then(|result| result);
+    Outcome { target, at, took: start.elapsed(), established, result }
 }
 
 /// Sends one request on a connection of its own.
 pub async fn ask(target: SocketAddr) -> Result<Answer> {
-    exchange(target).await.map(|(answer, _)| answer)
+    exchange(target, || ()).await.map(|(answer, _)| answer)
 }
 
-async fn exchange(target: SocketAddr) -> Result<(Answer, u32)> {
+/// Sends a request and returns its answer; `established` is told of the connection.
+async fn exchange(target: SocketAddr, established: impl FnOnce()) -> Result<(Answer, u32)> {
     let mut stream = BufReader::new(TcpStream::connect(target).await?);
+    established();
     stream.write_all(b"hello\n").await?;
     let mut line = String::new();
     ensure!(stream.read_line(&mut line).await? > 0, "closed without an answer");

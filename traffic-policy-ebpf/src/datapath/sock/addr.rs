@@ -76,7 +76,7 @@ impl Named {
 
 /// Converts four words. IPv4-mapped addresses become IPv4, as packets carry them.
 #[inline(always)]
-fn named([a, b, c, d]: [u32; 4]) -> Named {
+pub fn named([a, b, c, d]: [u32; 4]) -> Named {
     if a | b == 0 && c == MAPPED {
         return Named::V4(Address4::from_wire(d));
     }

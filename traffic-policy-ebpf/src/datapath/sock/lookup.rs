@@ -53,6 +53,8 @@ pub struct Translation<A> {
     pub port: Port,
     /// The endpoint's place within the list.
     pub offset: u32,
+    /// The number of the endpoint's node; 0 for a conversation that keeps its endpoint, too.
+    pub node: u16,
 }
 
 impl<A: Address> Translation<A> {
@@ -64,6 +66,7 @@ impl<A: Address> Translation<A> {
             address: A::default(),
             port: Port::NONE,
             offset: 0,
+            node: 0,
         }
     }
 
@@ -86,8 +89,8 @@ impl<A: Address> Translation<A> {
             return Self { outcome: Outcome::DroppedInternalError, ..translation };
         };
         let (address, port) = (get!(endpoint.address), get!(endpoint.port));
-        let offset = slot - list.range.base;
-        Self { outcome: Outcome::Connected, address, port, offset, ..translation }
+        let (offset, node) = (slot - list.range.base, get!(endpoint.node));
+        Self { outcome: Outcome::Connected, address, port, offset, node, ..translation }
     }
 }
 

@@ -129,6 +129,7 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
         Program::RawTracePoint(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
+        Program::SockOps(program) => program.load(),
         Program::Iter(program) => program.load("bpf_map_elem", btf),
         _ => Ok(()),
     }

@@ -37,7 +37,7 @@ pub enum Cgroup {
 }
 
 /// The attach types of the programs, as in the names of their pins, and the names of the programs.
-const CALLS: [(&str, &str); 9] = [
+const CALLS: [(&str, &str); 10] = [
     ("connect4", "tp_connect4"),
     ("connect6", "tp_connect6"),
     ("sendmsg4", "tp_sendmsg4"),
@@ -47,6 +47,7 @@ const CALLS: [(&str, &str); 9] = [
     ("getpeername4", "tp_getpeer4"),
     ("getpeername6", "tp_getpeer6"),
     ("release", "tp_sk_release"),
+    ("sock_ops", "tp_sock_ops"),
 ];
 
 /// The prefix of the names of the links' pins.
@@ -185,6 +186,7 @@ fn descriptor(program: &Program) -> Result<BorrowedFd<'_>> {
     Ok(match program {
         Program::CgroupSockAddr(program) => program.fd()?.as_fd(),
         Program::CgroupSock(program) => program.fd()?.as_fd(),
+        Program::SockOps(program) => program.fd()?.as_fd(),
         _ => bail!("it is no program for cgroups"),
     })
 }
@@ -199,6 +201,10 @@ fn put(program: &mut Program, cgroup: &File) -> Result<FdLink> {
             program.take_link(id)?.try_into()?
         }
         Program::CgroupSock(program) => {
+            let id = program.attach(cgroup, mode)?;
+            program.take_link(id)?.try_into()?
+        }
+        Program::SockOps(program) => {
             let id = program.attach(cgroup, mode)?;
             program.take_link(id)?.try_into()?
         }
