@@ -1,6 +1,6 @@
 //! Nodes of an [`Index`] whose agents open packets that are forwarded to them directly.
 
-use std::sync::Arc;
+use std::{net::IpAddr, sync::Arc};
 
 use super::{Changes, Index, Indexed};
 use crate::model::{ServiceName, direct_nodes::DirectNodes, object::DirectNode};
@@ -9,8 +9,12 @@ impl Index {
     /// Takes over the nodes that open packets, without this one.
     pub(super) fn note_direct_nodes(&mut self, own: &str, changes: &mut Changes) {
         let others = || self.direct.values().filter(|other| other.node != own);
+        let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
+            let opening = others().filter(|other| other.addresses.iter().any(of_family));
+            opening.map(|other| other.node.clone()).collect()
+        });
         let direct = DirectNodes {
-            names: others().map(|other| other.node.clone()).collect(),
+            names,
             addresses: others().flat_map(|other| other.addresses.iter().copied()).collect(),
         };
         if *self.context.direct == direct {
@@ -21,11 +25,13 @@ impl Index {
             self.desired.direct_nodes.clone_from(&direct.addresses);
             changes.direct_nodes = true;
         }
-        if former.names.is_empty() || direct.names.is_empty() {
-            // Endpoints on this node are opened for from now on, or no longer.
-            self.dirty.extend(self.services.keys().cloned());
-        } else {
-            self.concern(&former.names, &direct.names);
+        for (former, names) in former.names.iter().zip(&direct.names) {
+            if former.is_empty() || names.is_empty() {
+                // Endpoints on this node are opened for from now on, or no longer.
+                self.dirty.extend(self.services.keys().cloned());
+            } else {
+                self.concern(former, names);
+            }
         }
     }
 }
@@ -80,5 +86,22 @@ mod tests {
         assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
         assert!(index.update(&input).direct_nodes);
         assert!(addresses(&index).is_empty());
+    }
+
+    #[test]
+    fn a_node_opens_packets_of_the_families_of_its_addresses() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        assert!(index.apply(node("v4", "192.0.2.1")) && index.apply(node("v6", "2001:db8::1")));
+        assert!(index.update(&input).direct_nodes);
+        for (node, address, opens) in [
+            ("v4", "198.51.100.1", true),
+            ("v4", "2001:db8:1::1", false),
+            ("v6", "198.51.100.1", false),
+            ("v6", "2001:db8:1::1", true),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            assert_eq!(index.context.direct.open(address, Some(node)), opens, "{node} {address}");
+        }
     }
 }
