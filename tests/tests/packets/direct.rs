@@ -1,5 +1,6 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
+mod established;
 mod headers;
 
 use traffic_policy_ebpf::tcp;

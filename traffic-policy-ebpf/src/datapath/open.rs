@@ -25,7 +25,7 @@ use crate::datapath::{
     clock,
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4, V6},
-    flow::{established, table::FlowTable},
+    flow::{datagrams, established, table::FlowTable},
     forward::{self, Forwarding, outer::Outer},
     lb::{Target, select},
     maps::LOCAL_NODE,
@@ -80,6 +80,7 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     let entry = FlowTable::<F>::new().find(&parsed.tuple);
     if !entry.is_null() {
         let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
+        let assured = entry_state & !ANSWERED == ASSURED;
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
                 set!(scratch.opened.pending = 0);
@@ -88,10 +89,10 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
             // The client has come by another node since: its flow through this one is over.
             set!(entry.state = entry_state | RST | REMOVED);
         } else if kind == kind::DELIVER
-            && entry_state & !ANSWERED == ASSURED
+            && (assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now))
             && flags & (flag::SYN | flag::FIN | flag::RST) == 0
             && fixed::is_whole(packet, &parsed)
-            && established::advance(entry, &parsed, established::numbers_of(&parsed), now)
+            && (!assured || established::advance(entry, &parsed, established::numbers_of(&parsed), now))
         {
             set!(scratch.opened.pending = 0);
             let forwarding = Forwarding { entry, hop: ptr::null(), unresolved: 0 };
