@@ -95,6 +95,8 @@ const _: () = {
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
     assert!(size_of::<Frontend>() == 48);
+    assert!(size_of::<DirectEndpointKey<Address4>>() == 12);
+    assert!(size_of::<DirectEndpointKey<Address6>>() == 24);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

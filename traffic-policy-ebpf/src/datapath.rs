@@ -80,7 +80,8 @@
 //!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
-//!   [`forward::sctp`]: ports and checksum of SCTP.
+//!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
+//!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].

@@ -125,7 +125,8 @@ mod programs {
         tp_tc_vhdr_out6 => variable_headers::run_out::<Tc, V6>;
         tp_tc_priority => priority_tag::run;
         tp_tc_split4 => split::run::<false>;
-        tp_tc_open4 => open::run;
+        tp_tc_open4 => open::run::<V4>;
+        tp_tc_open6 => open::run::<V6>;
     }
 
     // Programs on devices without Ethernet, whose packets begin with the IP header.

@@ -152,6 +152,21 @@ impl Harness {
         done
     }
 
+    /// Does work while the slow path is missing: what jumps to it fails.
+    pub fn without_slow_path<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let tables = &mut self.tables;
+        for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps] {
+            for family in [0, jump::FAMILY] {
+                let cleared = jumps.clear_index(&(family + jump::SLOW_PATH));
+                cleared.unwrap_or_else(|error| panic!("clearing a jump: {error}"));
+            }
+        }
+        let done = work(self);
+        let restored = dataplane::jumps(&self.loaded.object, &mut self.loaded.tables);
+        restored.unwrap_or_else(|error| panic!("{error:#}"));
+        done
+    }
+
     /// Sweeps both families as the agent does.
     pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> [Found; 2] {
         let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);

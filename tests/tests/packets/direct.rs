@@ -1,10 +1,12 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
-use std::net::IpAddr;
+mod established;
+mod headers;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_testing::packet::{Packet, Transport, chunk, flag};
+use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::packet::{Extension, Packet, Transport, chunk, flag};
 
 use crate::dialogue::Dialogue;
 use crate::sweeping::{SLACK, TIMEOUTS, sweeper};
@@ -16,27 +18,37 @@ const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
 const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
 /// The node in front, where this node has the endpoint.
 const FRONT: Spot = Spot::Router;
+/// IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473).
 const IPIP: u8 = 4;
+const IP6IP6: u8 = 41;
 
 fn terms(hook: Hook) -> impl Iterator<Item = Terms> {
-    Terms::all().filter(move |terms| terms.v4() && terms.hook == hook)
+    Terms::all().filter(move |terms| terms.hook == hook)
 }
 
 fn each_ingress(mut work: impl FnMut(&mut Harness, Terms) + Send) {
     harness::with(|harness| Hook::INGRESS.into_iter().flat_map(terms).for_each(|terms| work(harness, terms)));
 }
 
+/// The bytes of an outer header.
+fn outer(terms: Terms) -> usize {
+    if terms.v4() { 20 } else { 40 }
+}
+
 /// A packet within another one.
 fn within(inner: &Packet, from: Spot, to: Spot) -> Packet {
+    let (family, protocol) = if inner.source.is_ipv4() { (Family::V4, IPIP) } else { (Family::V6, IP6IP6) };
     let ip = &inner.bytes()[14..];
-    Packet::new(from.addresses().v4.into(), to.addresses().v4.into(), Transport::Other(IPIP)).payload(ip)
+    Packet::new(from.of(family), to.of(family), Transport::Other(protocol)).payload(ip)
 }
 
 /// The same as it leaves this node for the endpoint's.
 fn sent(inner: &Packet) -> Packet {
     within(inner, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
-        outer.label = 0;
+        // The identification of IPv4, which a packet that is not fragmented does not need, or the
+        // flow label.
+        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label };
         outer.dont_fragment = true;
         outer.traffic_class = inner.traffic_class;
     })
@@ -47,13 +59,14 @@ fn packets_leave_within_packets_to_the_endpoint() {
     each_ingress(|harness, terms| {
         for to in [NODE, VIP] {
             harness.set_up(&Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR]).direct()));
-            let request = terms.request(to).with(|packet| packet.traffic_class = 0x2e);
+            let request =
+                terms.request(to).with(|packet| (packet.traffic_class, packet.label) = (0x2e, 0x1234));
             for _ in 0..3 {
                 harness.run(terms.hook, &request).expect("forwarded-direct").expect_frame(&sent(&request));
             }
             if terms.tcp {
                 for flags in [flag::ACK, flag::FIN | flag::ACK, flag::RST] {
-                    let next = terms.request(to).with(|packet| packet.tcp_mut().flags = flags);
+                    let next = request.clone().with(|packet| packet.tcp_mut().flags = flags);
                     harness.run(terms.hook, &next).expect("forwarded-direct").expect_frame(&sent(&next));
                 }
             }
@@ -66,21 +79,40 @@ fn packets_leave_within_packets_to_the_endpoint() {
 fn a_packet_that_would_be_too_long_is_refused_with_what_fits() {
     each_ingress(|harness, terms| {
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
-        let header = if terms.tcp { 40 } else { 28 };
+        let ip = outer(terms);
+        let header = ip + if terms.tcp { 20 } else { 8 };
+        let longest = 1500 - ip;
         let of_length = |length: usize| {
             terms.request(VIP).payload(&vec![7; length - header]).with(|packet| packet.dont_fragment = true)
         };
-        let longest = of_length(1480);
-        harness.run(terms.hook, &longest).expect("forwarded-direct").expect_frame(&sent(&longest));
-        let ran = harness.run(terms.hook, &of_length(1481));
+        let fits = of_length(longest);
+        harness.run(terms.hook, &fits).expect("forwarded-direct").expect_frame(&sent(&fits));
+        let ran = harness.run(terms.hook, &of_length(longest + 1));
         if terms.xdp() {
             ran.expect("passed-to-tc");
         } else {
             ran.expect("rejected-mtu-exceeded");
-            // The MTU is in the last two bytes of the ICMP header.
-            assert_eq!(ran.frame[14 + 20 + 6..14 + 20 + 8], 1480_u16.to_be_bytes(), "{terms:?}");
+            // The MTU is in the last bytes of the ICMP header, which comes from the frontend.
+            let icmp = &ran.frame[14 + ip..];
+            assert_eq!(icmp[6..8], u16::try_from(longest).unwrap().to_be_bytes(), "{terms:?}");
+            assert_eq!(icmp[..2], if terms.v4() { [3, 4] } else { [2, 0] }, "{terms:?}");
+            let [source, to] = addresses(&ran.frame, terms);
+            assert_eq!((source, to), (octets(terms, Spot::Vip), octets(terms, Spot::Client)), "{terms:?}");
         }
     });
+}
+
+/// Source and destination of a frame.
+fn addresses(frame: &[u8], terms: Terms) -> [Vec<u8>; 2] {
+    let (first, length) = if terms.v4() { (12, 4) } else { (8, 16) };
+    [0, 1].map(|place| frame[14 + first + place * length..][..length].to_vec())
+}
+
+fn octets(terms: Terms, spot: Spot) -> Vec<u8> {
+    match spot.of(terms.family) {
+        std::net::IpAddr::V4(address) => address.octets().to_vec(),
+        std::net::IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }
 
 /// A node whose endpoint is on it, as another one sends to it.
@@ -120,12 +152,17 @@ fn everything_else_is_left_alone() {
         for terms in terms(Hook::Ingress) {
             set_up_home(harness, VIP);
             let request = terms.request(VIP);
-            let fragment = arrives(&request, FRONT, LOCAL.0).with(|outer| outer.more_fragments = true);
+            let fragment = arrives(&request, FRONT, LOCAL.0).with(|outer| {
+                outer.more_fragments = true;
+                outer.extensions = vec![Extension::fragment(0, true, 9)];
+            });
+            // The walk over IPv6's headers ends at what is no transport.
+            let fragmented = if terms.v4() { "passed-fragment" } else { "passed-unsupported-protocol" };
             for (what, packet, outcome) in [
                 ("from a host", arrives(&request, Spot::Client, LOCAL.0), "passed-unsupported-protocol"),
                 ("to the node", arrives(&request, FRONT, Spot::Node), "passed-unsupported-protocol"),
                 ("to another pod", arrives(&request, FRONT, Spot::LocalTyped), "passed-unsupported-protocol"),
-                ("a fragment", fragment, "passed-fragment"),
+                ("a fragment", fragment, fragmented),
             ] {
                 let ran = harness.run(terms.hook, &packet);
                 assert_eq!(ran.outcome, outcome, "{what}, {terms:?}");
@@ -141,15 +178,14 @@ fn what_was_inside_never_passes_untranslated() {
         for terms in terms(Hook::Ingress) {
             set_up_home(harness, VIP);
             let unknown = terms.packet((Spot::Client, CLIENT_PORT), (Spot::Vip, PORT + 1));
-            let not_ip = Packet::new(
-                Spot::Client.addresses().v4.into(),
-                Spot::Vip.addresses().v4.into(),
-                Transport::Other(47),
-            );
+            let [client, vip] = [Spot::Client, Spot::Vip].map(|spot| spot.of(terms.family));
+            let not_ip = Packet::new(client, vip, Transport::Other(47));
+            let again = within(&terms.request(VIP), FRONT, LOCAL.0);
             let martian = terms.packet((Spot::Node, CLIENT_PORT), VIP);
             for (what, inner, outcome) in [
                 ("no Service", unknown, "dropped-unknown-endpoint"),
                 ("another protocol", not_ip.payload(&[0; 40]), "dropped-unknown-endpoint"),
+                ("another outer packet", again, "dropped-unknown-endpoint"),
                 ("this node as client", martian, "dropped-martian-source"),
             ] {
                 let ran = harness.run(terms.hook, &arrives(&inner, FRONT, LOCAL.0));
@@ -193,18 +229,19 @@ fn nothing_is_sent_to_a_third_node() {
 #[test]
 fn an_unknown_connection_is_reset_as_the_frontend() {
     harness::with(|harness| {
-        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
-        set_up_home(harness, VIP);
-        let segment = terms.request(VIP).with(|packet| {
-            packet.tcp_mut().flags = flag::ACK;
-            *packet = packet.clone().numbers(1000, 2000);
-        });
-        let ran = harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0));
-        ran.expect("reset-no-flow");
-        let ip = &ran.frame[14..];
-        assert_eq!(ip[12..16], Spot::Vip.addresses().v4.octets(), "from the frontend");
-        assert_eq!(ip[16..20], Spot::Client.addresses().v4.octets(), "to the client");
-        assert_eq!(ip[20 + 13], flag::RST);
+        for terms in terms(Hook::Ingress).filter(|terms| terms.tcp) {
+            set_up_home(harness, VIP);
+            let segment = terms.request(VIP).with(|packet| {
+                packet.tcp_mut().flags = flag::ACK;
+                *packet = packet.clone().numbers(1000, 2000);
+            });
+            let ran = harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0));
+            ran.expect("reset-no-flow");
+            let [source, to] = addresses(&ran.frame, terms);
+            assert_eq!(source, octets(terms, Spot::Vip), "from the frontend");
+            assert_eq!(to, octets(terms, Spot::Client), "to the client");
+            assert_eq!(ran.frame[14 + outer(terms) + 13], flag::RST);
+        }
     });
 }
 
@@ -246,19 +283,20 @@ fn a_flow_lasts_as_its_requests_show() {
 #[test]
 fn a_forged_reset_ends_no_flow() {
     harness::with(|harness| {
-        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
-        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
-        let segment = |flags, sequence| {
-            let packet = terms.request(VIP).with(|packet| packet.tcp_mut().flags = flags);
-            packet.numbers(sequence, 5000)
-        };
-        for (flags, sequence) in [(flag::SYN, 1000), (flag::ACK, 1001), (flag::RST, 1_000_000)] {
-            harness.run(terms.hook, &segment(flags, sequence)).expect("forwarded-direct");
+        for terms in terms(Hook::Ingress).filter(|terms| terms.tcp) {
+            harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+            let segment = |flags, sequence| {
+                let packet = terms.request(VIP).with(|packet| packet.tcp_mut().flags = flags);
+                packet.numbers(sequence, 5000)
+            };
+            for (flags, sequence) in [(flag::SYN, 1000), (flag::ACK, 1001), (flag::RST, 1_000_000)] {
+                harness.run(terms.hook, &segment(flags, sequence)).expect("forwarded-direct");
+            }
+            let state = |harness: &Harness| harness.flows(terms.family)[0].state;
+            assert_eq!(state(harness), tcp::ASSURED);
+            harness.run(terms.hook, &segment(flag::RST, 1001)).expect("forwarded-direct");
+            assert_eq!(state(harness), tcp::ASSURED | tcp::RST);
         }
-        let state = |harness: &Harness| harness.flows(terms.family)[0].state;
-        assert_eq!(state(harness), tcp::ASSURED);
-        harness.run(terms.hook, &segment(flag::RST, 1001)).expect("forwarded-direct");
-        assert_eq!(state(harness), tcp::ASSURED | tcp::RST);
     });
 }
 
@@ -267,26 +305,29 @@ fn a_forged_reset_ends_no_flow() {
 #[test]
 fn ended_flows_make_room_in_a_full_table() {
     harness::with(|harness| {
-        let terms = terms(Hook::Ingress).find(|terms| terms.tcp).unwrap();
-        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
-        let of_port =
-            |port: u16| terms.packet((Spot::Client, port), VIP).macs(Spot::Router.mac(), Device::Eth0.mac());
-        harness.sweep(&mut sweeper(), false);
-        let room = u16::try_from(harness::SIZES.flows4).unwrap();
-        for port in 1..=room {
-            for flags in [flag::SYN, flag::ACK, flag::RST] {
-                let packet = of_port(port).with(|packet| packet.tcp_mut().flags = flags);
-                harness.run(terms.hook, &packet).expect("forwarded-direct");
+        for terms in terms(Hook::Ingress).filter(|terms| terms.tcp) {
+            harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+            let of_port = |port: u16| {
+                terms.packet((Spot::Client, port), VIP).macs(Spot::Router.mac(), Device::Eth0.mac())
+            };
+            harness.sweep(&mut sweeper(), false);
+            let room = u16::try_from(if terms.v4() { harness::SIZES.flows4 } else { harness::SIZES.flows6 })
+                .unwrap();
+            for port in 1..=room {
+                for flags in [flag::SYN, flag::ACK, flag::RST] {
+                    let packet = of_port(port).with(|packet| packet.tcp_mut().flags = flags);
+                    harness.run(terms.hook, &packet).expect("forwarded-direct");
+                }
             }
+            harness.run(terms.hook, &of_port(20_000)).expect("dropped-table-full");
+            let last = harness.now().wrapping_sub(TIMEOUTS.reset + SLACK);
+            for flow in harness.flows(terms.family) {
+                harness.change(&flow, |entry| entry.last = last);
+            }
+            let served = (0..32)
+                .any(|port| harness.run(terms.hook, &of_port(20_001 + port)).outcome == "forwarded-direct");
+            assert!(served, "no ended flow was removed");
         }
-        harness.run(terms.hook, &of_port(20_000)).expect("dropped-table-full");
-        let last = harness.now().wrapping_sub(TIMEOUTS.reset + SLACK);
-        for flow in harness.flows(terms.family) {
-            harness.change(&flow, |entry| entry.last = last);
-        }
-        let served = (0..32)
-            .any(|port| harness.run(terms.hook, &of_port(20_001 + port)).outcome == "forwarded-direct");
-        assert!(served, "no ended flow was removed");
     });
 }
 
@@ -295,16 +336,32 @@ fn ended_flows_make_room_in_a_full_table() {
 fn nothing_that_was_inside_concerns_the_next_packet() {
     harness::with(|harness| {
         for terms in terms(Hook::Ingress) {
-            let [client, vip] = [Spot::Client, Spot::Vip].map(|spot| IpAddr::from(spot.addresses().v4));
+            let [client, vip] = [Spot::Client, Spot::Vip].map(|spot| spot.of(terms.family));
             let sctp = Packet::sctp((client, CLIENT_PORT), (vip, PORT), 7, &[chunk::DATA, 0, 0, 4]);
-            let error = Packet::new(client, vip, Transport::Icmp { kind: 3, code: 1, rest: [0; 4] });
-            let fragment = terms.request(VIP).with(|packet| packet.fragment_offset = 100);
-            let options = terms.request(VIP).with(|packet| packet.options = vec![1; 4]);
-            let sctp_fragment = sctp.clone().with(|packet| packet.more_fragments = true);
+            let kind = if terms.v4() { 3 } else { 1 };
+            let error = Packet::new(client, vip, Transport::Icmp { kind, code: 1, rest: [0; 4] });
+            let fragment = terms.request(VIP).with(|packet| {
+                packet.fragment_offset = 100;
+                packet.extensions = vec![Extension::fragment(800, false, 9)];
+            });
+            let options = terms.request(VIP).with(|packet| {
+                packet.options = vec![1; 4];
+                packet.extensions = vec![Extension::padding(60, 1)];
+            });
+            let sctp_fragment = sctp.clone().with(|packet| {
+                packet.more_fragments = true;
+                packet.extensions = vec![Extension::fragment(0, true, 9)];
+            });
+            let sctp_behind = sctp.clone().with(|packet| packet.extensions = vec![Extension::padding(0, 1)]);
+            let error = error.payload(&terms.request(VIP).bytes()[14..]);
+            let error_behind =
+                error.clone().with(|packet| packet.extensions = vec![Extension::padding(60, 1)]);
             for (what, inner) in [
                 ("SCTP", sctp),
                 ("a fragment of SCTP", sctp_fragment),
-                ("an ICMP error", error.payload(&terms.request(VIP).bytes()[14..])),
+                ("SCTP behind another header", sctp_behind),
+                ("an ICMP error", error),
+                ("an ICMP error behind another header", error_behind),
                 ("a later fragment", fragment),
                 ("options", options),
                 ("a request", terms.request(VIP)),

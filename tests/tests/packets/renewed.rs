@@ -13,7 +13,7 @@ fn nothing_of_an_earlier_test_is_left() {
         for (name, entries) in &new {
             let programs = match name.as_str() {
                 "tp_xdp_calls" => 10,
-                "tp_tc_calls" => 21,
+                "tp_tc_calls" => 22,
                 "tp_l3_calls" => 7,
                 _ => 0,
             };

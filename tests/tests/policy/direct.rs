@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_testing::lab::{Family, Lab, Node};
+use traffic_policy_testing::lab::{Addresses, Family, Lab, Node};
 use traffic_policy_testing::object::{Port, Service};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::transfer::transfer;
@@ -15,12 +15,18 @@ use traffic_policy_testing::traffic::{Answer, HeldConnections};
 
 const NODE_PORT: u16 = 30080;
 const PATIENCE: Duration = Duration::from_secs(10);
-const VIP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9));
+const VIPS: [IpAddr; 2] = [
+    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9)),
+    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0x5, 0, 0, 0, 0, 9)),
+];
 const VIP_PORT: u16 = 80;
+/// IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473).
 const IPIP: u8 = 4;
+const IP6IP6: u8 = 41;
 
-/// The Lease by which a node says that it opens packets.
-fn lease(node: &Node) -> Value {
+/// The Lease by which a node says that it opens packets, of these families.
+fn lease(node: &Node, families: &[Family]) -> Value {
+    let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -28,7 +34,7 @@ fn lease(node: &Node) -> Value {
             "namespace": "traffic-policy",
             "name": format!("traffic-policy-opens-{}", node.name),
             "labels": {"traffic-policy.io/opens": "ipip"},
-            "annotations": {"traffic-policy.io/opens-from": node.address(Family::V4).to_string()},
+            "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
         },
         "spec": {"holderIdentity": node.name},
     })
@@ -38,22 +44,32 @@ fn service() -> Service {
     Service::new("web")
         .port(Port::tcp(VIP_PORT, TARGET).node_port(NODE_PORT))
         .port(Port::udp(VIP_PORT, TARGET).node_port(NODE_PORT))
-        .vip(VIP)
+        .vip(VIPS[0])
+        .vip(VIPS[1])
 }
 
 /// Three nodes, pods on the second and third, and agents. These nodes say that they open packets.
-fn start(attach: &str, flags: &[&str], opening: &[usize]) -> Cluster {
+fn start(attach: &str, flags: &[&str], opening: &[(usize, &[Family])]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
-    let leases: Vec<_> = opening.iter().map(|number| lease(cluster.lab.node(*number))).collect();
+    let leases: Vec<_> =
+        opening.iter().map(|(number, families)| lease(cluster.lab.node(*number), families)).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
-    cluster.lab.route_vip(VIP, cluster.lab.node(1)).unwrap();
+    for vip in VIPS {
+        cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
+    }
     cluster
 }
 
-fn targets(cluster: &Cluster) -> [SocketAddr; 2] {
-    [cluster.at(1, Family::V4, NODE_PORT), SocketAddr::new(VIP, VIP_PORT)]
+/// All nodes open packets of both families.
+const ALL: [(usize, &[Family]); 3] = [(1, &Family::BOTH), (2, &Family::BOTH), (3, &Family::BOTH)];
+
+fn targets(cluster: &Cluster) -> Vec<(Family, SocketAddr)> {
+    let of_family = |(family, vip): (Family, IpAddr)| {
+        [cluster.at(1, family, NODE_PORT), SocketAddr::new(vip, VIP_PORT)].map(|to| (family, to))
+    };
+    Family::BOTH.into_iter().zip(VIPS).flat_map(of_family).collect()
 }
 
 fn answers(cluster: &Cluster, protocol: Protocol, to: SocketAddr) -> Vec<Answer> {
@@ -65,19 +81,25 @@ fn seen(answers: &[Answer], node: &str) -> Vec<IpAddr> {
     answers.iter().filter(|answer| answer.node == node).map(|answer| answer.client.ip()).collect()
 }
 
-/// The protocol, source and destination of an IPv4 frame.
-fn header(frame: &Frame) -> Option<(u8, [u8; 4], [u8; 4])> {
-    let ip = frame.bytes.get(14..34)?;
-    let is_v4 = frame.bytes[12..14] == [8, 0];
-    is_v4.then(|| (ip[9], ip[12..16].try_into().unwrap(), ip[16..20].try_into().unwrap()))
+/// The protocol, source and destination of a frame.
+fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
+    let ip = frame.bytes.get(14..)?;
+    let v4 = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&ip[at..at + 4]).unwrap());
+    let v6 = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&ip[at..at + 16]).unwrap());
+    match frame.bytes[12..14] {
+        [8, 0] => Some((ip[9], v4(12), v4(16))),
+        [0x86, 0xdd] => Some((ip[6], v6(8), v6(24))),
+        _ => None,
+    }
 }
 
 fn endpoints_see_the_client(attach: &str) {
-    let cluster = start(attach, &["--forwarding", "direct"], &[1, 2, 3]);
-    let client = cluster.lab.client().addresses.v4;
-    for (protocol, to) in
-        Protocol::BOTH.into_iter().flat_map(|protocol| targets(&cluster).map(|to| (protocol, to)))
+    let cluster = start(attach, &["--forwarding", "direct"], &ALL);
+    for (protocol, (family, to)) in Protocol::BOTH
+        .into_iter()
+        .flat_map(|protocol| targets(&cluster).into_iter().map(move |target| (protocol, target)))
     {
+        let client = cluster.lab.client().address(family);
         let captures: Vec<_> = [2, 3]
             .map(|number| Capture::start(cluster.lab.node(number).netns(), "eth0").unwrap())
             .into_iter()
@@ -86,25 +108,22 @@ fn endpoints_see_the_client(attach: &str) {
         for node in ["node-2", "node-3"] {
             let seen = seen(&answers, node);
             assert!(!seen.is_empty(), "{attach} {protocol:?} {to}: {node} was never chosen");
-            assert!(
-                seen.iter().all(|ip| *ip == IpAddr::from(client)),
-                "{attach} {protocol:?} {to}: {seen:?}"
-            );
+            assert!(seen.iter().all(|ip| *ip == client), "{attach} {protocol:?} {to}: {seen:?}");
         }
         // Requests come within packets from the node in front to the pods, and replies leave for
         // the client from the address that it asked.
-        let node = cluster.lab.node(1).addresses.v4.octets();
-        let pods: Vec<_> = cluster.lab.pods().map(|pod| pod.addresses.v4.octets()).collect();
+        let node = cluster.lab.node(1).address(family);
+        let pods: Vec<_> = cluster.lab.pods().map(|pod| pod.address(family)).collect();
+        let within = if family == Family::V4 { IPIP } else { IP6IP6 };
         let frames = captures.into_iter().flat_map(|capture| capture.finish_valid().unwrap());
         let frames: Vec<_> = frames.filter_map(|frame| Some((frame.outgoing, header(&frame)?))).collect();
-        let IpAddr::V4(asked) = to.ip() else { unreachable!("IPv4 only") };
-        let is_request = |frame: &&(bool, (u8, [u8; 4], [u8; 4]))| {
+        let is_request = |frame: &&(bool, (u8, IpAddr, IpAddr))| {
             let (outgoing, (protocol, from, to)) = frame;
-            !outgoing && *protocol == IPIP && *from == node && pods.contains(to)
+            !outgoing && *protocol == within && *from == node && pods.contains(to)
         };
-        let is_reply = |frame: &&(bool, (u8, [u8; 4], [u8; 4]))| {
-            let (outgoing, (_, from, to)) = frame;
-            *outgoing && *from == asked.octets() && *to == client.octets()
+        let is_reply = |frame: &&(bool, (u8, IpAddr, IpAddr))| {
+            let (outgoing, (_, from, reached)) = frame;
+            *outgoing && *from == to.ip() && *reached == client
         };
         for (what, count) in [
             ("requests", frames.iter().filter(is_request).count()),
@@ -115,26 +134,35 @@ fn endpoints_see_the_client(attach: &str) {
     }
     // What a person sees of it, on the node in front.
     let said = |arguments: &[&str]| cluster.agents[0].json(arguments).unwrap();
-    let (from, to) = (client.to_string(), targets(&cluster)[0].to_string());
-    let explain = |agent: usize, more: &[&str]| {
-        let explained = cluster.agents[agent].command(&[&["explain", &from, &to], more].concat()).unwrap();
-        String::from_utf8_lossy(&explained.stdout).into_owned()
-    };
-    let explained = explain(0, &[]);
-    for text in ["forwarded-direct", "VERDICT     to ", "route: to node node-", "which opens it: unchanged"] {
-        assert!(explained.contains(text), "no {text:?} in {explained}");
+    for (family, to) in targets(&cluster) {
+        let (from, to) = (cluster.lab.client().address(family).to_string(), to.to_string());
+        let explain = |agent: usize, more: &[&str]| {
+            let explained =
+                cluster.agents[agent].command(&[&["explain", &from, &to], more].concat()).unwrap();
+            String::from_utf8_lossy(&explained.stdout).into_owned()
+        };
+        let explained = explain(0, &[]);
+        for text in
+            ["forwarded-direct", "VERDICT     to ", "route: to node node-", "which opens it: unchanged"]
+        {
+            assert!(explained.contains(text), "no {text:?} in {explained}");
+        }
+        // And on the endpoint's node, as the sentence says.
+        let (front, pod) = (cluster.lab.node(1), cluster.lab.pods().next().unwrap());
+        let (front, pod) = (front.address(family).to_string(), pod.address(family));
+        let at = SocketAddr::new(pod, TARGET).to_string();
+        let explained = explain(1, &["--opened-from", &front, "--at", &pod.to_string()]);
+        for text in ["opened: ", "(delivered, at tc)", from.as_str(), &format!("to {at}")] {
+            assert!(explained.contains(text), "no {text:?} in {explained}");
+        }
+        let stranger = if family == Family::V4 { "192.0.2.77" } else { "2001:db8:77::1" };
+        let explained = explain(1, &["--opened-from", stranger, "--at", &pod.to_string()]);
+        let refused = format!("not opened: {stranger} is no address in another node's Lease");
+        assert!(explained.contains(&refused), "{explained}");
     }
-    // And on the endpoint's node, as the sentence says.
-    let (front, pod) = (cluster.lab.node(1), cluster.lab.pods().next().unwrap());
-    let (front, pod) = (front.addresses.v4.to_string(), pod.addresses.v4.to_string());
-    let explained = explain(1, &["--opened-from", &front, "--at", &pod]);
-    for text in ["opened: ", "(delivered, at tc)", from.as_str(), &format!("to {pod}:{TARGET}")] {
-        assert!(explained.contains(text), "no {text:?} in {explained}");
-    }
-    let stranger = explain(1, &["--opened-from", "192.0.2.77", "--at", &pod]);
-    assert!(stranger.contains("not opened: 192.0.2.77 is no address in another node's Lease"), "{stranger}");
     let served = said(&["services", "default/web"]);
-    assert_eq!(served[0]["forwarding"], "direct", "{served}");
+    let served = served.as_array().unwrap();
+    assert!(served.iter().all(|port| port["forwarding"] == "direct"), "{served:?}");
     let flows = said(&["flows"]);
     let flows = flows.as_array().unwrap();
     let direct = |flow: &&Value| flow["kind"] == "direct" && flow["source"] == flow["client"];
@@ -154,41 +182,46 @@ fn endpoints_see_the_client_xdp() {
     endpoints_see_the_client("xdp");
 }
 
-/// Nobody else can open the packet: an older agent, or kube-proxy. IPv6 is not forwarded directly.
+/// Nobody else can open the packet: an older agent, or kube-proxy, or one whose Lease has no
+/// address of that family.
 #[test]
 fn a_node_that_does_not_open_packets_gets_them_as_ever() {
-    let cluster = start("tc", &["--forwarding", "direct"], &[1, 2]);
-    let (client, front) = (cluster.lab.client().addresses, cluster.lab.node(1).addresses);
-    let to = cluster.at(1, Family::V4, NODE_PORT);
-    let answers_v4 = answers(&cluster, Protocol::Tcp, to);
-    assert!(seen(&answers_v4, "node-2").iter().all(|ip| *ip == IpAddr::from(client.v4)));
-    let others = seen(&answers_v4, "node-3");
-    assert!(!others.is_empty() && others.iter().all(|ip| *ip == IpAddr::from(front.v4)), "{others:?}");
-    let answers_v6 = answers(&cluster, Protocol::Tcp, cluster.at(1, Family::V6, NODE_PORT));
-    assert!(answers_v6.iter().all(|answer| answer.client.ip() == IpAddr::from(front.v6)), "{answers_v6:?}");
+    let opening = [(1, &Family::BOTH[..]), (2, &[Family::V4][..]), (3, &[Family::V6][..])];
+    let cluster = start("tc", &["--forwarding", "direct"], &opening);
+    for (family, opens, other) in [(Family::V4, "node-2", "node-3"), (Family::V6, "node-3", "node-2")] {
+        let (client, front) = (cluster.lab.client().address(family), cluster.lab.node(1).address(family));
+        let answers = answers(&cluster, Protocol::Tcp, cluster.at(1, family, NODE_PORT));
+        for (node, address) in [(opens, client), (other, front)] {
+            let seen = seen(&answers, node);
+            assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == address), "{node} {family:?}: {seen:?}");
+        }
+    }
 }
 
 /// Open connections stay where they are, in both directions of the change.
 #[test]
 fn the_annotation_changes_it_without_cutting_a_connection() {
-    let cluster = start("tc", &[], &[1, 2, 3]);
-    let to = cluster.at(1, Family::V4, NODE_PORT);
-    let (client, front) = (cluster.lab.client().addresses.v4, cluster.lab.node(1).addresses.v4);
-    let is_seen = |ip: IpAddr| {
-        let what = format!("pods see {ip}");
-        until(&what, PATIENCE, || {
-            answers(&cluster, Protocol::Tcp, to).iter().all(|answer| answer.client.ip() == ip)
-        });
+    let cluster = start("tc", &[], &ALL);
+    let to = Family::BOTH.map(|family| cluster.at(1, family, NODE_PORT));
+    let (client, front) = (cluster.lab.client().addresses, cluster.lab.node(1).addresses);
+    let is_seen = |addresses: Addresses| {
+        for (to, family) in to.into_iter().zip(Family::BOTH) {
+            let ip = addresses.of(family);
+            let what = format!("pods see {ip}");
+            until(&what, PATIENCE, || {
+                answers(&cluster, Protocol::Tcp, to).iter().all(|answer| answer.client.ip() == ip)
+            });
+        }
     };
-    is_seen(front.into());
+    is_seen(front);
     let pause = Duration::from_millis(20);
-    let held = || HeldConnections::start(cluster.lab.client().netns(), &[to], 8, pause).unwrap();
+    let held = || HeldConnections::start(cluster.lab.client().netns(), &to, 8, pause).unwrap();
     let first = held();
     cluster.manifests.service(&service().annotation("traffic-policy.io/forwarding", "direct")).unwrap();
-    is_seen(client.into());
+    is_seen(client);
     let second = held();
     cluster.manifests.service(&service()).unwrap();
-    is_seen(front.into());
+    is_seen(front);
     for (begun, held) in [("snat", first), ("direct", second)] {
         let report = held.finish();
         assert!(report.is_clean(), "begun under {begun}: {report}");
@@ -199,13 +232,15 @@ fn the_annotation_changes_it_without_cutting_a_connection() {
 /// heard of the smaller MTU.
 fn bulk_data_passes(attach: &str, wire_offloads: bool) {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(wire_offloads)).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease(node, &Family::BOTH)).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(&["--forwarding", "direct"])).unwrap();
-    let to = cluster.at(1, Family::V4, NODE_PORT);
-    let report = transfer(cluster.lab.client().netns(), to, 30_000_000).unwrap();
-    println!("{attach}: {report:?}");
+    for family in Family::BOTH {
+        let to = cluster.at(1, family, NODE_PORT);
+        let report = transfer(cluster.lab.client().netns(), to, 30_000_000).unwrap();
+        println!("{attach} {family:?}: {report:?}");
+    }
     let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
     for (agent, node) in [(front, "front"), (home, "home")] {
         for outcome in

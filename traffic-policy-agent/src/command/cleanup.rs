@@ -110,9 +110,11 @@ impl OpeningArguments {
 
 /// Whether packets of other nodes are opened here: their addresses are in the maps.
 fn takes_part(pins: &Path) -> bool {
-    let from = Pinned::open(pins).and_then(|pinned| pinned.map("tp_direct_from4")?.keys::<u32>());
     // There may be no packet path of this version.
-    from.is_ok_and(|addresses| !addresses.is_empty())
+    ["tp_direct_from4", "tp_direct_from6"].iter().any(|name| {
+        let count = Pinned::open(pins).and_then(|pinned| pinned.map(name)?.count());
+        count.is_ok_and(|addresses| addresses > 0)
+    })
 }
 
 impl Arguments {

@@ -22,10 +22,11 @@ pub(super) struct ChoiceArguments {
         value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub(super) maglev_entries: u32,
     /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
-    /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4), so that
-    /// the endpoint sees the client, and its node answers without this one. Only endpoints of nodes
-    /// that say that they open such packets (--announce-opening) get them; all others, IPv6 and
-    /// SCTP use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
+    /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4, IPv6 in
+    /// IPv6), so that the endpoint sees the client, and its node answers without this one. Only
+    /// endpoints of nodes that say that they open such packets (--announce-opening) get them; all
+    /// others, and SCTP, use `snat`. The annotation traffic-policy.io/forwarding of a Service
+    /// overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,

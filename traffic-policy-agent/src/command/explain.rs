@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io::{BufWriter, Read, Write},
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     path::PathBuf,
 };
 
@@ -66,10 +66,10 @@ pub(super) struct Arguments {
         requires = "at",
         conflicts_with_all = ["flows", "manifests", "cluster"]
     )]
-    opened_from: Option<Ipv4Addr>,
+    opened_from: Option<IpAddr>,
     /// The endpoint of this node to which that packet is addressed.
     #[arg(long, env = "TRAFFIC_POLICY_OPENED_AT", value_name = "IP", requires = "opened_from")]
-    at: Option<Ipv4Addr>,
+    at: Option<IpAddr>,
     /// What-if: the external policy of every Service.
     #[arg(long, env = "TRAFFIC_POLICY_POLICY", value_name = "POLICY", ignore_case = true)]
     policy: Option<PolicyArgument>,

@@ -85,7 +85,7 @@ impl<P: PacketPath> Controller<P> {
         }
         let (index, name) = (self.services.index(), self.settings.node_name.as_str());
         let mut report = DirectForwarding {
-            nodes: index.direct_nodes().clone(),
+            nodes: index.direct_nodes(),
             waits: !self.part.sends,
             ..DirectForwarding::default()
         };
@@ -116,8 +116,12 @@ impl<P: PacketPath> Controller<P> {
         let local: BTreeSet<_> = self.network.addresses().iter().map(|address| address.address).collect();
         let primary = self.services.primary().into_iter().filter(|address| local.contains(address));
         let attached = self.path.attached().flat_map(|(interface, _)| interface.addresses.iter().copied());
-        // What is opened so far.
-        let addresses: BTreeSet<_> = attached.chain(primary).filter(IpAddr::is_ipv4).collect();
+        // Addresses of a link are those of many machines.
+        let is_one_machines = |address: &IpAddr| match address {
+            IpAddr::V4(address) => !address.is_link_local(),
+            IpAddr::V6(address) => !address.is_unicast_link_local(),
+        };
+        let addresses: BTreeSet<_> = attached.chain(primary).filter(is_one_machines).collect();
         let why_not = if !self.health.is_healthy() {
             let waiting = self.health.report().waiting_for.into_iter().next();
             Some(
@@ -126,7 +130,7 @@ impl<P: PacketPath> Controller<P> {
         } else if self.path.attached().next().is_none() {
             Some("no device has the programs".to_owned())
         } else if addresses.is_empty() {
-            Some("the devices with the programs have no IPv4 address".to_owned())
+            Some("the devices with the programs have no address".to_owned())
         } else if self.path.lacks_direct_room() || self.services.lacks_room() {
             Some("its maps have no room for all Services and endpoints".to_owned())
         } else {

@@ -3,7 +3,7 @@
 
 use super::{Address, Port};
 
-/// The key of `tp_direct_eps4`: an endpoint on this node.
+/// The key of `tp_direct_eps4` and `tp_direct_eps6`: an endpoint on this node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct DirectEndpointKey<A: Address> {
@@ -11,9 +11,11 @@ pub struct DirectEndpointKey<A: Address> {
     /// The index of the Service port; [`NO_SERVICE`][super::NO_SERVICE] for the element that every
     /// such address has.
     pub service: u32,
+    /// Padding.
+    pub zero: u32,
 }
 
-/// The value of `tp_direct_eps4`.
+/// The value of `tp_direct_eps4` and `tp_direct_eps6`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DirectEndpoint {

@@ -28,7 +28,8 @@ pub mod jump {
     pub const SCTP: u32 = 8;
     pub const SCTP_OUT: u32 = 9;
     pub const SCTP_SPLIT: u32 = 10;
-    /// TC: IPv4 packets within IPv4 packets, which another node may have sent for an endpoint.
+    /// TC: packets within packets of the same family, which another node may have sent for an
+    /// endpoint.
     pub const OPEN: u32 = 11;
     pub const FAMILY: u32 = 12;
     pub const COUNT: u32 = 2 * FAMILY;

@@ -68,6 +68,8 @@ pub struct Scratch<A: Address> {
     pub made_room: u32,
     /// 1: the queue of TCP is looked at first.
     pub tcp_first: u64,
+    /// 1: the new flow's packets travel unchanged to an endpoint on another node.
+    pub direct: u64,
     /// The packet that was opened last, and the outer packet that is to be built.
     pub opened: Opened<A>,
     pub outer: Outer<A>,

@@ -76,9 +76,9 @@ pub trait Packet: Copy {
     /// Cuts or extends the frame to `length` bytes. Pointers into the packet become invalid. False:
     /// the frame is unchanged. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
-    /// Makes room for `bytes` of an outer IPv4 header in front of the IP header. Pointers into the
-    /// packet become invalid. False: the frame is unchanged.
-    fn make_room(self, bytes: u32) -> bool;
+    /// Makes room for `bytes` of an outer header, of IPv6 or IPv4, in front of the IP header.
+    /// Pointers into the packet become invalid. False: the frame is unchanged.
+    fn make_room(self, bytes: u32, v6: bool) -> bool;
     /// The programs that can be jumped to.
     fn jumps() -> Table;
     /// Continues with another program of [`jump`]; returns only if it is missing.
@@ -123,7 +123,7 @@ pub trait Skb: Packet {
     /// Sends the packet by this node's route to its destination, which has to use this device, and
     /// returns the verdict.
     fn send_routed(self, ifindex: u32) -> i32;
-    /// Removes `bytes` of an outer IPv4 header. Pointers into the packet become invalid. False: the
+    /// Removes `bytes` of an outer IP header. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn remove_room(self, bytes: u32) -> bool;
     /// Adds a difference to the sum over the frame, if a device has computed one.

@@ -26,7 +26,7 @@ use crate::datapath::{
         datagrams, established,
         table::{self, FlowTable},
     },
-    forward::{self, Current, Forwarding, Rewrite},
+    forward::{self, Current, Forwarding, direct, outer::Outer},
     lb::{Target, select},
     maps::PREFILTER,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, fixed},
@@ -61,7 +61,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
 }
 
 #[inline(always)]
-fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
+fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, false>(packet, outcome),
@@ -105,6 +105,23 @@ fn of_family<P: Packet, F: Rewrite>(packet: P) -> Decision {
                             decision
                         };
                     }
+                }
+            }
+            // Here, so that the packets above pay nothing for it. An answer is not seen, so no
+            // datagram has to be examined.
+            if kind == kind::DIRECT
+                && (assured || !parsed.is_tcp() && entry_state == 0)
+                && let Some(hop) = current.hop(epoch, index, now)
+                && (!assured || established::advance(entry, &parsed, numbers, now))
+            {
+                let decision =
+                    direct::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
+                if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
+                    return if decision.is_answered() {
+                        reject::to_reject::<P, F>(packet, &parsed, decision)
+                    } else {
+                        decision
+                    };
                 }
             }
         } else if matches!(matched, Match::SnatPort)

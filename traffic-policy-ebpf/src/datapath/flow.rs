@@ -8,6 +8,7 @@ pub mod directory;
 pub mod established;
 pub mod gc;
 pub mod inserted;
+pub mod narrow;
 pub mod no_port;
 pub mod one_way;
 pub mod pair;

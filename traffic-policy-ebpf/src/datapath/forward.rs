@@ -8,6 +8,7 @@ pub mod direct;
 pub mod fragment;
 pub mod icmp;
 pub mod nexthop;
+pub mod outer;
 pub mod reply_way;
 pub mod sctp;
 

@@ -3,7 +3,8 @@
 //! in scratch memory, or as one pointer, which may be the program's context; the result is a
 //! number, of which the verifier knows no bounds.
 //!
-//! The kernel recognises them by their linkage in BTF. None is called for an established packet.
+//! The kernel recognises them by their linkage in BTF. None is called for an established packet,
+//! except one that is forwarded directly ([`crate::datapath::forward::direct`]).
 //! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c>
 
 /// Defines global functions: `name => function;`, or `name => function, argument: type;`. To the

@@ -70,9 +70,14 @@ pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap:
 /// The addresses of the nodes that may send packets directly to endpoints of this one.
 #[btf_map(name = "tp_direct_from4")]
 pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
+#[btf_map(name = "tp_direct_from6")]
+pub static DIRECT_FROM6: HashMap<Address6, u32, 16_384, NO_PREALLOC> = HashMap::new();
 /// This node's endpoints of Service ports that are forwarded directly.
 #[btf_map(name = "tp_direct_eps4")]
 pub static DIRECT_ENDPOINTS4: HashMap<DirectEndpointKey<Address4>, DirectEndpoint, 16_384, NO_PREALLOC> =
+    HashMap::new();
+#[btf_map(name = "tp_direct_eps6")]
+pub static DIRECT_ENDPOINTS6: HashMap<DirectEndpointKey<Address6>, DirectEndpoint, 16_384, NO_PREALLOC> =
     HashMap::new();
 /// The last endpoint of each client of a Service with session affinity.
 #[btf_map(name = "tp_affinity")]

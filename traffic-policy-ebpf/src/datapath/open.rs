@@ -10,13 +10,11 @@
 //! packets, except that the endpoint is given: it is the one that the other node has chosen. It is
 //! never handed to the stack as it is, which would send it back to that node.
 
-use aya_ebpf::bindings::__sk_buff;
 use traffic_policy_ebpf::{
     abi::{
-        Address4, DirectEndpoint, DirectEndpointKey, Frontend, NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-        SLOT_LOCAL, Scratch, Slot, Tuple, hook, jump, kind, scope,
+        DirectEndpoint, DirectEndpointKey, Frontend, NO_SERVICE, Port, SLOT_LOCAL, Scratch, Slot, Tuple,
+        hook, jump, kind, scope,
     },
-    checksum,
     outcome::{Outcome, Verdict},
     tcp::{ANSWERED, ASSURED, REMOVED, RST, flag},
 };
@@ -26,74 +24,63 @@ use core::ptr;
 use crate::datapath::{
     clock,
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
-    family::{Family, V4},
-    flow::{established, table::FlowTable},
-    forward::{self, Forwarding, direct::OUTER},
+    family::{Family, V4, V6},
+    flow::{datagrams, established, table::FlowTable},
+    forward::{self, Forwarding, outer::Outer},
     lb::{Target, select},
-    maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
-    parse::{self, ETHERNET, Parse, Parsed, fixed},
+    maps::LOCAL_NODE,
+    parse::{self, ETHERNET, Parsed, fixed},
     value::{borrow, load},
     verdict::{self, Decision},
-    words::{load8, load16, store8, store16},
 };
-
-/// Bits of the type of service: RFC 3168 section 5. Congestion experienced, and both bits.
-const CE: u8 = 3;
-const ECN: u8 = 3;
-/// The bits for more fragments, or for an offset, memory order.
-const FRAGMENT: u16 = 0x3fffu16.to_be();
 
 /// The program.
 #[inline(always)]
-pub fn run(packet: Tc) -> i32 {
-    verdict::finish(packet, hook::INGRESS, incoming(packet))
+pub fn run<F: Outer>(packet: Tc) -> i32 {
+    verdict::finish(packet, hook::INGRESS, incoming::<F>(packet))
 }
 
 #[inline(always)]
-fn incoming(packet: Tc) -> Decision {
-    packet.pull(LINEAR + OUTER);
+fn incoming<F: Outer>(packet: Tc) -> Decision {
+    packet.pull(LINEAR + 2 * F::OUTER);
     let ip = packet.data() + ETHERNET;
-    let inner = ip + OUTER as usize;
-    if inner + 20 > packet.end() || load8::<0>(ip) != 0x45 || load16::<6>(ip) & FRAGMENT != 0 {
+    if ip + 2 * F::OUTER as usize > packet.end() || !F::is_outer(ip) {
         return Outcome::PassedUnsupportedProtocol.into();
     }
-    let (source, destination) = V4::addresses_at(ip);
-    let Some(scratch) = V4::scratch() else { return Outcome::DroppedInternalError.into() };
-    if Table::of(&raw const DIRECT_FROM4).lookup::<_, u32>(&source).is_none()
-        || port_of(&DirectEndpointKey { address: destination, service: NO_SERVICE }).is_none()
+    let (source, destination) = F::addresses_at(ip);
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    if F::direct_from().lookup::<_, u32>(&source).is_none() || port_of::<F>(destination, NO_SERVICE).is_none()
     {
         return Outcome::PassedUnsupportedProtocol.into();
     }
-    let marked = load8::<1>(ip) & ECN == CE;
-    if !packet.remove_room(OUTER) {
+    let marked = F::is_marked(ip);
+    if !packet.remove_room(F::OUTER) {
         return Outcome::DroppedInternalError.into();
     }
     let ip = packet.data() + ETHERNET;
-    if ip + 20 > packet.end() || load8::<0>(ip) >> 4 != 4 {
-        return Outcome::DroppedUnknownEndpoint.into();
-    }
     // Others continue in programs that do not conclude an opened packet.
-    if !matches!(load8::<9>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP) {
+    if ip + F::OUTER as usize > packet.end() || !F::is_inner(ip) {
         return Outcome::DroppedUnknownEndpoint.into();
     }
     if marked {
-        mark_congestion(ip);
+        F::mark(packet, ip);
     }
     set!(scratch.opened.endpoint.address = destination);
     set!(scratch.opened.pending = 1);
-    let parsed = match V4::parse_fixed(packet) {
+    let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => {
-            let decision = parse::hand_over::<Tc, V4, false>(packet, outcome);
+            let decision = parse::hand_over::<Tc, F, false>(packet, outcome);
             set!(scratch.opened.pending = 0);
             return ends_here(decision);
         }
     };
     let flags = parsed.tcp_flags();
     let now = clock::jiffies();
-    let entry = FlowTable::<V4>::new().find(&parsed.tuple);
+    let entry = FlowTable::<F>::new().find(&parsed.tuple);
     if !entry.is_null() {
         let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
+        let assured = entry_state & !ANSWERED == ASSURED;
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
                 set!(scratch.opened.pending = 0);
@@ -102,51 +89,38 @@ fn incoming(packet: Tc) -> Decision {
             // The client has come by another node since: its flow through this one is over.
             set!(entry.state = entry_state | RST | REMOVED);
         } else if kind == kind::DELIVER
-            && entry_state & !ANSWERED == ASSURED
+            && (assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now))
             && flags & (flag::SYN | flag::FIN | flag::RST) == 0
             && fixed::is_whole(packet, &parsed)
-            && established::advance(entry, &parsed, established::numbers_of(&parsed), now)
+            && (!assured || established::advance(entry, &parsed, established::numbers_of(&parsed), now))
         {
             set!(scratch.opened.pending = 0);
             let forwarding = Forwarding { entry, hop: ptr::null(), unresolved: 0 };
             return forward::forward(packet, &parsed, &forwarding, now);
         }
     }
-    packet.jump::<V4, { jump::SLOW_PATH }>();
+    packet.jump::<F, { jump::SLOW_PATH }>();
     set!(scratch.opened.pending = 0);
     Outcome::DroppedInternalError.into()
 }
 
-/// Notes in the inner packet that a router on the way was congested: RFC 6040 section 4.2.
-#[inline(always)]
-fn mark_congestion(ip: usize) {
-    let tos = load8::<1>(ip);
-    if tos & ECN == 0 || tos & ECN == CE {
-        return;
-    }
-    let before = load16::<0>(ip);
-    store8::<1>(ip, tos | CE);
-    let delta = checksum::delta(before as u64, load16::<0>(ip) as u64);
-    store16::<10>(ip, checksum::update(load16::<10>(ip), delta));
-}
-
 /// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
 #[inline(always)]
-const fn can_be_opened<P: Packet, F: Family>() -> bool {
-    P::TC && !F::V6 && !P::SCTP && P::L2 != 0
+const fn can_be_opened<P: Packet>() -> bool {
+    P::TC && !P::SCTP && P::L2 != 0
 }
 
 /// Whether the packet that this program sees was opened.
 #[inline(always)]
 pub fn was_opened<P: Packet, F: Family>() -> bool {
-    can_be_opened::<P, F>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) != 0)
+    can_be_opened::<P>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) != 0)
 }
 
 /// Concludes the program with a decision on a packet that may have been opened: such a packet is
 /// neither handed to the stack untranslated nor sent to another node.
 #[inline(always)]
 pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
-    if !can_be_opened::<P, F>() {
+    if !can_be_opened::<P>() {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };
@@ -161,7 +135,7 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
 /// Whether the refused packet that this program answers was opened.
 #[inline(always)]
 pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
-    if !can_be_opened::<P, F>() {
+    if !can_be_opened::<P>() {
         return false;
     }
     let Some(scratch) = F::scratch() else { return false };
@@ -187,7 +161,7 @@ pub fn given_or<'a, P: Packet, F: Family>(
     scratch: *mut Scratch<F::Address>,
     slot: *const Slot<F::Address>,
 ) -> &'a Slot<F::Address> {
-    if !can_be_opened::<P, F>() {
+    if !can_be_opened::<P>() {
         return borrow(slot);
     }
     if get!(scratch.opened.pending) == 0 {
@@ -208,12 +182,12 @@ pub fn given<P: Packet, F: Family>(
     parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,
 ) -> Result<u32, Decision> {
-    let found = complete4(packet.raw().cast());
+    let found = if F::V6 { complete6() } else { complete4() };
     let service = get!(scratch.opened.service);
-    if found == UNKNOWN {
+    if found != KNOWN {
         return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
     }
-    if found != KNOWN {
+    if select::is_martian::<P, F>(packet) {
         return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
@@ -225,30 +199,27 @@ pub fn given<P: Packet, F: Family>(
 /// The results of [`complete`].
 const KNOWN: i32 = 0;
 const UNKNOWN: i32 = 1;
-const MARTIAN: i32 = 2;
 
 global_functions! {
-    complete4 => complete, context: *mut __sk_buff;
+    complete4 => complete::<V4>;
+    complete6 => complete::<V6>;
 }
 
 /// Completes `Scratch::opened` with the Service port and the endpoint's own port.
 #[inline(always)]
-fn complete(context: *mut __sk_buff) -> i32 {
-    let Some(scratch) = V4::scratch() else { return UNKNOWN };
+fn complete<F: Family>() -> i32 {
+    let Some(scratch) = F::scratch() else { return UNKNOWN };
     set!(scratch.opened.service = NO_SERVICE);
-    let found = frontend(borrow(place!(const scratch.opening)));
+    let found = frontend::<F>(borrow(place!(const scratch.opening)));
     if found.is_null() {
         return UNKNOWN;
     }
     let service = get!(found.service);
     set!(scratch.opened.service = service);
     let slot = place!(mut scratch.opened.endpoint);
-    let Some(port) = port_of(&DirectEndpointKey { address: get!(slot.address), service }) else {
+    let Some(port) = port_of::<F>(get!(slot.address), service) else {
         return UNKNOWN;
     };
-    if select::is_martian::<Tc, V4>(Tc::of(context)) {
-        return MARTIAN;
-    }
     set!(slot.port = port);
     set!(slot.flags = SLOT_LOCAL);
     set!(slot.node = 0);
@@ -258,20 +229,21 @@ fn complete(context: *mut __sk_buff) -> i32 {
 /// Returns the frontend of an opened packet, or null. A node port on an address of another node is
 /// served by the one that this node has at its own address.
 #[inline(always)]
-fn frontend(tuple: &Tuple<Address4>) -> *const Frontend {
+fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     let target = Target::of(tuple);
-    let found = select::frontend::<V4>(&target);
+    let found = select::frontend::<F>(&target);
     if !found.is_null() {
         return found;
     }
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = get!(node.primary[V4::INDEX]).ipv4();
-    select::frontend::<V4>(&Target { address, scope: scope::ADDRESS, ..target })
+    let address = F::narrow(get!(node.primary[F::INDEX]));
+    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Returns the port of an endpoint of this node.
 #[inline(always)]
-fn port_of(key: &DirectEndpointKey<Address4>) -> Option<Port> {
-    let found = Table::of(&raw const DIRECT_ENDPOINTS4).lookup::<_, DirectEndpoint>(key)?;
+fn port_of<F: Family>(address: F::Address, service: u32) -> Option<Port> {
+    let key = DirectEndpointKey { address, service, zero: 0 };
+    let found = F::direct_endpoints().lookup::<_, DirectEndpoint>(&key)?;
     Some(get!(found.port))
 }

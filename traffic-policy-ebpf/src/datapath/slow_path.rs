@@ -27,6 +27,7 @@ use crate::datapath::{
     forward::{
         self, Forwarding, Rewrite, direct,
         nexthop::{self, Route},
+        outer::Outer,
     },
     lb::{Client, List, Target, select},
     maps::{CONFIG, TABLE_USAGE},
@@ -40,7 +41,7 @@ use crate::datapath::{
 /// The program for everything that an established packet does not need: new flows, conversations
 /// that change their state, and hops to be resolved.
 #[inline(always)]
-pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
+pub fn run<P: Packet, F: Outer>(packet: P) -> i32 {
     let decision =
         match F::parse_fixed(packet).and_then(|parsed| fixed::finish(packet, &parsed).map(|()| parsed)) {
             Ok(parsed) => {
@@ -49,7 +50,7 @@ pub fn run<P: Packet, F: Rewrite>(packet: P) -> i32 {
                     Ok((forwarding, last)) => {
                         let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
                             Outcome::PassedToTc.into()
-                        } else if direct::is_direct::<F>(forwarding.entry) {
+                        } else if direct::is_direct::<P, F>(forwarding.entry) {
                             direct::forward(packet, &parsed, &forwarding, last)
                         } else {
                             forward::forward(packet, &parsed, &forwarding, last)
@@ -223,10 +224,11 @@ fn create<P: Packet, F: Family>(
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
-    let (service, index, may_be_direct);
+    let (service, index);
     if open::was_opened::<P, F>() {
         service = open::given(packet, parsed, scratch)?;
-        (index, may_be_direct) = (0, 0);
+        index = 0;
+        set!(scratch.direct = 0);
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
@@ -239,7 +241,9 @@ fn create<P: Packet, F: Family>(
         } else {
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
-        (service, may_be_direct) = (list.service, direct::wanted::<P, F>(&list));
+        service = list.service;
+        // In scratch memory: the stack of the programs for IPv6 has no room for it.
+        set!(scratch.direct = direct::wanted::<P, F>(&list));
     }
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -268,7 +272,7 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    let direct = may_be_direct & slot.opens();
+    set!(scratch.direct &= slot.opens() as u64);
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);
@@ -279,8 +283,7 @@ fn create<P: Packet, F: Family>(
     recycle::make_room::<F>(scratch, usage, now);
     let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
     let node = node_silence::place(slot.node, hop);
-    let new_flow =
-        NewFlow { packet, parsed, slot, source, service, hop, epoch, now, local, direct, place, node };
+    let new_flow = NewFlow { packet, parsed, slot, source, service, hop, epoch, now, local, place, node };
     new_flow.write(scratch, hash, get!(config.snat_port_count));
     let mut inserted = snat_port::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {

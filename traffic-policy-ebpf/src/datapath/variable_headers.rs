@@ -13,7 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb},
     egress,
     family::Family,
-    forward::{self, Rewrite, direct, fragment, sctp},
+    forward::{self, Rewrite, direct, fragment, outer::Outer, sctp},
     open,
     parse::{
         fixed,
@@ -25,12 +25,12 @@ use crate::datapath::{
 
 /// The program for incoming packets.
 #[inline(always)]
-pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+pub fn run<P: Packet, F: ParseVariable + Outer>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
-fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
     let headers = match read::<P, F, { jump::SCTP }>(packet) {
         Ok(headers) => headers,
         Err(outcome) => return open::conclude::<P, F>(outcome.into()),
@@ -51,7 +51,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
             return open::conclude::<P, F>(Outcome::PassedStaleFlow.into());
         }
         let decision = match forward::resolve_egress::<P, F>(packet, entry, now) {
-            Ok(forwarding) if direct::is_direct::<F>(entry) => {
+            Ok(forwarding) if direct::is_direct::<P, F>(entry) => {
                 direct::forward(packet, &later, &forwarding, later.last)
             }
             Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
@@ -89,7 +89,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         Ok((forwarding, last)) => {
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
-            } else if direct::is_direct::<F>(forwarding.entry) {
+            } else if direct::is_direct::<P, F>(forwarding.entry) {
                 direct::forward(packet, &parsed, &forwarding, last)
             } else {
                 forward::forward(packet, &parsed, &forwarding, last)
@@ -114,6 +114,10 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
+        if F::V6 && open::was_opened::<P, F>() {
+            // Its program does not conclude an opened packet.
+            return Err(Outcome::PassedUnsupportedProtocol);
+        }
         packet.jump::<F, SCTP>();
         return Err(without_program::<F, SCTP>(&headers));
     }

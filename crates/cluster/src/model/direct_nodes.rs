@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 /// which any other node may send some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DirectNodes {
-    pub(super) names: BTreeSet<String>,
+    /// By the families in which they do: IPv4, IPv6.
+    pub(super) names: [BTreeSet<String>; 2],
     pub(super) addresses: BTreeSet<IpAddr>,
 }
 
@@ -14,8 +15,7 @@ impl DirectNodes {
     /// Whether packets to an endpoint of another node are opened there. A node's own address is
     /// none that they can be sent to: network plugins send packets of their own to it.
     pub(super) fn open(&self, address: IpAddr, node: Option<&str>) -> bool {
-        address.is_ipv4()
-            && node.is_some_and(|node| self.names.contains(node))
+        node.is_some_and(|node| self.names[usize::from(address.is_ipv6())].contains(node))
             && !self.addresses.contains(&address)
     }
 }

@@ -10,7 +10,7 @@ pub enum Forwarding {
     #[default]
     Snat,
     /// The packet travels unchanged, and the endpoint's node answers the client. Where that node
-    /// does not open such packets, and for IPv6 and SCTP, it is [`Forwarding::Snat`].
+    /// does not open such packets, and for SCTP, it is [`Forwarding::Snat`].
     Direct,
 }
 

@@ -195,7 +195,7 @@ fn service_port(
         source_ranges: source_ranges(service, ipv6, context),
         affinity: service.affinity,
         forwarding: service.forwarding.unwrap_or(context.input.forwarding),
-        here: if context.direct.addresses.is_empty() || ipv6 { BTreeSet::new() } else { candidates.here() },
+        here: if context.direct.addresses.is_empty() { BTreeSet::new() } else { candidates.here() },
         algorithm: service.algorithm.unwrap_or(context.input.algorithm),
         frontends,
     }

@@ -1,32 +1,96 @@
-//! The maps of direct forwarding: the nodes that may send, and the endpoints of this node. IPv4
-//! only.
+//! The maps of direct forwarding: the nodes that may send, and the endpoints of this node.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use aya::{
-    Ebpf,
+    Ebpf, Pod,
     maps::{HashMap, MapData},
 };
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
-use traffic_policy_ebpf::abi::{Address4, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
+use traffic_policy_ebpf::abi::{Address4, Address6, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
 
 use super::{
     maps::{
-        keys::{FromWire as _, ToWire as _},
+        keys::{FromWire, ToWire as _},
         size,
     },
     sync::plan::Planner,
 };
 
-/// Both maps, and what they hold.
+/// The maps of both families.
 pub struct Direct {
-    nodes: HashMap<MapData, Address4, u32>,
-    endpoints: HashMap<MapData, DirectEndpointKey<Address4>, DirectEndpoint>,
+    v4: OfFamily<Address4>,
+    v6: OfFamily<Address6>,
+}
+
+impl Direct {
+    /// Takes the maps out of a loaded object.
+    ///
+    /// # Errors
+    /// A map is missing or of another type: object and agent are of different builds.
+    pub fn open(object: &mut Ebpf) -> Result<Self> {
+        Ok(Self { v4: OfFamily::open(object)?, v6: OfFamily::open(object)? })
+    }
+
+    /// Makes the maps equal to the desired state, and returns the number of elements written.
+    /// `addresses`: this node's own, at which nothing is opened.
+    ///
+    /// # Errors
+    /// The kernel refuses a change; the next call reads the maps again.
+    pub fn sync(
+        &mut self,
+        desired: &Desired,
+        changes: &Changes,
+        planner: &Planner,
+        addresses: &BTreeSet<IpAddr>,
+        all: bool,
+    ) -> Result<usize> {
+        let v4 = self.v4.sync(desired, changes, planner, addresses, all)?;
+        Ok(v4 + self.v6.sync(desired, changes, planner, addresses, all)?)
+    }
+
+    /// Whether some elements found no room.
+    pub fn is_full(&self) -> bool {
+        self.v4.is_full || self.v6.is_full
+    }
+}
+
+/// An address as a key of its family's maps.
+trait Key: FromWire + Pod {
+    const NODES: &str;
+    const ENDPOINTS: &str;
+
+    /// Returns the form of an address of this family; `None` if it is of the other one.
+    fn of(address: IpAddr) -> Option<Self>;
+}
+
+impl Key for Address4 {
+    const NODES: &str = "tp_direct_from4";
+    const ENDPOINTS: &str = "tp_direct_eps4";
+
+    fn of(address: IpAddr) -> Option<Self> {
+        if let IpAddr::V4(address) = address { Some(address.to_wire()) } else { None }
+    }
+}
+
+impl Key for Address6 {
+    const NODES: &str = "tp_direct_from6";
+    const ENDPOINTS: &str = "tp_direct_eps6";
+
+    fn of(address: IpAddr) -> Option<Self> {
+        if let IpAddr::V6(address) = address { Some(address.to_wire()) } else { None }
+    }
+}
+
+/// Both maps of a family, and what they hold.
+struct OfFamily<A: Key> {
+    nodes: HashMap<MapData, A, u32>,
+    endpoints: HashMap<MapData, DirectEndpointKey<A>, DirectEndpoint>,
     /// The elements as they are in the maps; `None`: not read yet.
     held: Option<Held>,
     /// The elements that each Service port wants.
@@ -44,35 +108,27 @@ const KEPT: Duration = Duration::from_secs(1800);
 
 #[derive(Debug, Default)]
 struct Held {
-    nodes: BTreeSet<Ipv4Addr>,
-    endpoints: BTreeMap<Key, u16>,
+    nodes: BTreeSet<IpAddr>,
+    endpoints: BTreeMap<Place, u16>,
 }
 
 /// An endpoint's address, and the index of the Service port or [`NO_SERVICE`].
-type Key = (Ipv4Addr, u32);
-type Element = (Key, u16);
+type Place = (IpAddr, u32);
+type Element = (Place, u16);
 
-impl Direct {
-    /// Takes the maps out of a loaded object.
-    ///
-    /// # Errors
-    /// A map is missing or of another type: object and agent are of different builds.
-    pub fn open(object: &mut Ebpf) -> Result<Self> {
-        let room = size(object, "tp_direct_eps4")? as usize;
+impl<A: Key> OfFamily<A> {
+    fn open(object: &mut Ebpf) -> Result<Self> {
+        let room = size(object, A::ENDPOINTS)? as usize;
         let mut take =
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
-        let nodes = take("tp_direct_from4")?.try_into().context("map tp_direct_from4 has another type")?;
-        let endpoints = take("tp_direct_eps4")?.try_into().context("map tp_direct_eps4 has another type")?;
+        let other = |name| format!("map {name} has another type");
+        let nodes = take(A::NODES)?.try_into().with_context(|| other(A::NODES))?;
+        let endpoints = take(A::ENDPOINTS)?.try_into().with_context(|| other(A::ENDPOINTS))?;
         let kept_until = Instant::now().checked_add(KEPT);
         Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false, kept_until })
     }
 
-    /// Makes the maps equal to the desired state, and returns the number of elements written.
-    /// `addresses`: this node's own, at which nothing is opened.
-    ///
-    /// # Errors
-    /// The kernel refuses a change; the next call reads the maps again.
-    pub fn sync(
+    fn sync(
         &mut self,
         desired: &Desired,
         changes: &Changes,
@@ -102,7 +158,7 @@ impl Direct {
         for key in keys {
             let former = self.wanted.remove(key).unwrap_or_default();
             doubtful.extend(former.iter().map(|(key, _)| *key));
-            let wanted = elements(desired, key, planner, addresses);
+            let wanted = elements::<A>(desired, key, planner, addresses);
             doubtful.extend(wanted.iter().map(|(key, _)| *key));
             if !wanted.is_empty() {
                 self.wanted.insert(key.clone(), wanted);
@@ -115,23 +171,17 @@ impl Direct {
         Ok(written)
     }
 
-    /// Whether some elements found no room.
-    pub fn is_full(&self) -> bool {
-        self.is_full
-    }
-
     fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {
-        let v4 = |address: &IpAddr| if let IpAddr::V4(address) = address { Some(*address) } else { None };
-        let wanted: BTreeSet<Ipv4Addr> = desired.direct_nodes.iter().filter_map(v4).collect();
+        let wanted: BTreeSet<IpAddr> =
+            desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
         let mut written = 0;
-        for address in held.nodes.difference(&wanted) {
-            self.nodes
-                .remove(&address.to_wire())
-                .context("forgetting a node that forwards directly failed")?;
+        for address in held.nodes.difference(&wanted).filter_map(|address| A::of(*address)) {
+            self.nodes.remove(&address).context("forgetting a node that forwards directly failed")?;
             written += 1;
         }
         for address in wanted.difference(&held.nodes) {
-            self.nodes.insert(address.to_wire(), 1, 0).with_context(|| {
+            let Some(key) = A::of(*address) else { continue };
+            self.nodes.insert(key, 1, 0).with_context(|| {
                 format!("naming {address}, which forwards directly, failed (is the map full?)")
             })?;
             written += 1;
@@ -141,20 +191,22 @@ impl Direct {
     }
 
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.
-    fn sync_endpoints(&mut self, doubtful: &BTreeSet<Key>, held: &mut Held) -> Result<usize> {
+    fn sync_endpoints(&mut self, doubtful: &BTreeSet<Place>, held: &mut Held) -> Result<usize> {
         let wanted =
             self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
         let Plan { writes, lacking } = plan(doubtful, &wanted, &held.endpoints, self.room);
         if lacking > 0 && !self.is_full {
             tracing::warn!(
-                "there is no room for {lacking} elements of {} in tp_direct_eps4: packets that other nodes forward directly to \
+                "there is no room for {lacking} elements of {} in {}: packets that other nodes forward directly to \
                  those endpoints are not opened; set --forwarding snat, or the annotation of Services with many ports",
-                self.room
+                self.room,
+                A::ENDPOINTS
             );
         }
         self.is_full = lacking > 0;
         for (key, port) in &writes {
-            let element = DirectEndpointKey { address: key.0.to_wire(), service: key.1 };
+            let Some(address) = A::of(key.0) else { continue };
+            let element = DirectEndpointKey { address, service: key.1, zero: 0 };
             if let Some(port) = port {
                 let value = DirectEndpoint { port: Port::from_host(*port), zero: 0 };
                 let written = self.endpoints.insert(element, value, 0);
@@ -170,17 +222,13 @@ impl Direct {
     }
 
     fn read(&self) -> Result<Held> {
-        let v4 = |address: Address4| match address.to_ip() {
-            IpAddr::V4(address) => address,
-            IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
-        };
         let mut held = Held::default();
         for address in self.nodes.keys() {
-            held.nodes.insert(v4(address?));
+            held.nodes.insert(address?.to_ip());
         }
         for entry in &self.endpoints {
             let (key, value) = entry?;
-            held.endpoints.insert((v4(key.address), key.service), value.port.to_host());
+            held.endpoints.insert((key.address.to_ip(), key.service), value.port.to_host());
         }
         Ok(held)
     }
@@ -190,7 +238,7 @@ impl Direct {
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     /// The new port of an element, or `None` to remove it.
-    writes: Vec<(Key, Option<u16>)>,
+    writes: Vec<(Place, Option<u16>)>,
     /// The number of elements for which there is no room.
     lacking: usize,
 }
@@ -198,9 +246,9 @@ struct Plan {
 /// Plans for the elements in `doubtful` in a map for `room` elements. An element without room is
 /// left out alone: a tenant with many Services must not keep the others from being written.
 fn plan(
-    doubtful: &BTreeSet<Key>,
-    wanted: &BTreeMap<Key, u16>,
-    held: &BTreeMap<Key, u16>,
+    doubtful: &BTreeSet<Place>,
+    wanted: &BTreeMap<Place, u16>,
+    held: &BTreeMap<Place, u16>,
     room: usize,
 ) -> Plan {
     let removed = doubtful.iter().filter(|key| held.contains_key(key) && !wanted.contains_key(key));
@@ -223,7 +271,7 @@ fn plan(
 
 /// Returns the elements that a Service port wants: two for each address of its endpoints here. Of
 /// several ports at one address, the lowest is taken.
-fn elements(
+fn elements<A: Key>(
     desired: &Desired,
     key: &ServicePortKey,
     planner: &Planner,
@@ -235,10 +283,10 @@ fn elements(
     let mut elements = Vec::new();
     let mut last = None;
     for endpoint in port.here.iter().filter(|endpoint| !addresses.contains(&endpoint.ip())) {
-        let SocketAddr::V4(endpoint) = endpoint else { continue };
-        if last.replace(*endpoint.ip()) != Some(*endpoint.ip()) {
-            elements.push(((*endpoint.ip(), index), endpoint.port()));
-            elements.push(((*endpoint.ip(), NO_SERVICE), 0));
+        let ip = endpoint.ip();
+        if A::of(ip).is_some() && last.replace(ip) != Some(ip) {
+            elements.push(((ip, index), endpoint.port()));
+            elements.push(((ip, NO_SERVICE), 0));
         }
     }
     elements
@@ -246,10 +294,13 @@ fn elements(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
-    fn elements(list: &[(u8, u32, u16)]) -> BTreeMap<Key, u16> {
-        list.iter().map(|(last, service, port)| ((Ipv4Addr::new(10, 0, 0, *last), *service), *port)).collect()
+    fn elements(list: &[(u8, u32, u16)]) -> BTreeMap<Place, u16> {
+        let ip = |last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last));
+        list.iter().map(|(last, service, port)| ((ip(*last), *service), *port)).collect()
     }
 
     fn planned(wanted: &[(u8, u32, u16)], held: &[(u8, u32, u16)], room: usize) -> Plan {
@@ -260,7 +311,7 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_written() {
-        let key = |last, service| (Ipv4Addr::new(10, 0, 0, last), service);
+        let key = |last, service| (IpAddr::from(Ipv4Addr::new(10, 0, 0, last)), service);
         let plan = planned(&[(1, 1, 80), (2, 1, 81), (3, 1, 80)], &[(1, 1, 80), (2, 1, 80), (4, 1, 80)], 8);
         let writes = vec![(key(4, 1), None), (key(2, 1), Some(81)), (key(3, 1), Some(80))];
         assert_eq!(plan, Plan { writes, lacking: 0 });

@@ -129,8 +129,9 @@ impl Describer<'_> {
                     RouteKind::NextHop | RouteKind::Unresolved if self.facts.direct => {
                         let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
                         let endpoint = self.facts.chosen?.address.ip();
+                        let form = form_of_direct(endpoint.is_ipv6());
                         format!(
-                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} (IPv4 in IPv4); that node \
+                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
                              answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
                         )
                     }
@@ -258,6 +259,11 @@ fn left_out(
     };
     let node = if dead.is_hop() { "" } else { "node " };
     format!("silence: {node}{} is dead, {since} nor the agent's questions; {list}", dead.name)
+}
+
+/// The form of packets between nodes that forward directly.
+pub(super) const fn form_of_direct(ipv6: bool) -> &'static str {
+    if ipv6 { "IPv6 in IPv6" } else { "IPv4 in IPv4" }
 }
 
 fn kind(flags: u32) -> &'static str {

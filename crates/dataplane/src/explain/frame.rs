@@ -1,8 +1,8 @@
 //! The construction of the first packet of a flow as a frame.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
 
 use super::flow::{Flow, Transport};
@@ -51,25 +51,31 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// The length of an Ethernet header, and of an IPv4 header without options.
+/// The length of an Ethernet header.
 const ETHERNET: usize = 14;
-const IPV4: usize = 20;
 
-/// Puts the IPv4 packet of a frame within another packet (RFC 2003).
-pub fn within(frame: &[u8], source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+/// Puts the IP packet of a frame within another packet of its family (RFC 2003, RFC 2473).
+///
+/// # Errors
+/// The addresses are of another family than the packet, or it is too long.
+pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr) -> Result<Vec<u8>> {
     let (ethernet, inner) = frame.split_at(ETHERNET);
-    let length = (IPV4 + inner.len()) as u16;
-    let mut header = [0; IPV4];
-    (header[0], header[8], header[9]) = (0x45, TTL, IpNumber::IPV4.0);
-    header[2..4].copy_from_slice(&length.to_be_bytes());
-    header[12..16].copy_from_slice(&source.octets());
-    header[16..20].copy_from_slice(&destination.octets());
-    let words = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-    let sum: u32 = words.sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let checksum = !(((folded & 0xffff) + (folded >> 16)) as u16);
-    header[10..12].copy_from_slice(&checksum.to_be_bytes());
-    [ethernet, &header, inner].concat()
+    let (builder, protocol, version) = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let (source, destination) = (source.octets(), destination.octets());
+            (PacketBuilder::ipv4(source, destination, TTL), IpNumber::IPV4, 4)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let (source, destination) = (source.octets(), destination.octets());
+            (PacketBuilder::ipv6(source, destination, TTL), IpNumber::IPV6, 6)
+        }
+        _ => anyhow::bail!("{source} and {destination} are of different IP families"),
+    };
+    let found = inner.first().map_or(0, |first| first >> 4);
+    ensure!(found == version, "a packet of IPv{found} is not forwarded directly from {source}");
+    let mut outer = ethernet.to_vec();
+    builder.write(&mut outer, protocol, inner).context("the outer packet could not be built")?;
+    Ok(outer)
 }
 
 /// The source, destination and time to live of a packet with ports.
@@ -130,11 +136,17 @@ mod tests {
         }
         let flow = Flow::from_arguments("192.0.2.1:7", "10.0.0.1:80", None).unwrap();
         let frame = build(&flow, [2; 6]).unwrap();
-        let outer = within(&frame, [10, 0, 0, 1].into(), [10, 1, 0, 2].into());
+        let outer = within(&frame, [10, 0, 0, 1].into(), [10, 1, 0, 2].into()).unwrap();
         assert_eq!((outer.len(), &outer[34..]), (frame.len() + 20, &frame[14..]));
         let sliced = SlicedPacket::from_ethernet(&outer).unwrap();
         let Some(etherparse::NetSlice::Ipv4(ip)) = &sliced.net else { panic!("{outer:?}") };
         assert_eq!(ip.header().to_header().calc_header_checksum(), ip.header().header_checksum());
+        let [from, to] = ["fd00::1", "fd00::2"].map(|text| text.parse().unwrap());
+        assert!(within(&frame, from, to).is_err(), "of another family");
+        let flow = Flow::from_arguments("[fd00::7]:7", "[fd00::8]:80", None).unwrap();
+        let frame = build(&flow, [2; 6]).unwrap();
+        let outer = within(&frame, from, to).unwrap();
+        assert_eq!((outer.len(), outer[20], &outer[54..]), (frame.len() + 40, 41, &frame[14..]));
         let other = Flow::from_arguments("192.0.2.1", "10.0.0.1:80/33", None).unwrap();
         assert_eq!(read(&build(&other, [2; 6]).unwrap()), None);
     }

@@ -1,8 +1,8 @@
 //! The fate of a packet that another node has forwarded directly to an endpoint of this one.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{
@@ -18,26 +18,26 @@ use crate::explain::{Entrance, Verdict};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outer {
     /// The node that sends it.
-    pub source: Ipv4Addr,
+    pub source: IpAddr,
     /// The endpoint.
-    pub destination: Ipv4Addr,
+    pub destination: IpAddr,
 }
 
 impl Explainer {
     /// Runs the programs for the packet of a flow within an outer one, which TC opens.
     ///
     /// # Errors
-    /// The flow is one of IPv6, or the kernel refuses to run the programs.
+    /// Flow and outer packet are of different families, or the kernel refuses to run the programs.
     pub fn explain_opened(&mut self, flow: &Flow, outer: Outer) -> Result<Answer> {
-        ensure!(flow.destination.is_ipv4(), "only packets of IPv4 are forwarded directly");
-        let Entrance { ifindex, mac, .. } = self.entrance(outer.source.into());
-        let packet = frame::within(&frame::build(flow, mac)?, outer.source, outer.destination);
+        let Entrance { ifindex, mac, .. } = self.entrance(outer.source);
+        let packet = frame::within(&frame::build(flow, mac)?, outer.source, outer.destination)?;
         let judged = self.simulator.packet(PacketHook::Tc, ifindex, &packet)?;
         let facts = self.facts(flow, &judged)?;
         let describer =
             describe::Describer { flow, from: From::External, facts: &facts, offline: self.offline };
         let (from, to) = (outer.source, outer.destination);
-        let mut steps = vec![format!("from node {from}, within a packet to {to} (IPv4 in IPv4)")];
+        let form = describe::form_of_direct(to.is_ipv6());
+        let mut steps = vec![format!("from node {from}, within a packet to {to} ({form})")];
         let is_left_alone = verdict(judged.outcome) == Verdict::Unhandled;
         steps.push(if is_left_alone {
             format!(

@@ -152,6 +152,8 @@ impl Harness {
             "tp_fragments6",
             "tp_direct_from4",
             "tp_direct_eps4",
+            "tp_direct_from6",
+            "tp_direct_eps6",
         ] {
             self.map(name).empty()?;
         }

@@ -57,8 +57,9 @@ const BEHIND_MAC: u32 = 1;
 /// BPF_F_ADJ_ROOM_FIXED_GSO: the segments of an aggregate keep their length, which was compared
 /// with the MTU.
 const FIXED_GSO: u64 = 1;
-/// BPF_F_ADJ_ROOM_ENCAP_L3_IPV4.
+/// BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 and BPF_F_ADJ_ROOM_ENCAP_L3_IPV6.
 const ENCAPSULATED_IPV4: u64 = 2;
+const ENCAPSULATED_IPV6: u64 = 4;
 
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
@@ -237,8 +238,9 @@ impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
-    fn make_room(self, bytes: u32) -> bool {
-        self.adjust(bytes as i32, FIXED_GSO | ENCAPSULATED_IPV4)
+    fn make_room(self, bytes: u32, v6: bool) -> bool {
+        let encapsulated = if v6 { ENCAPSULATED_IPV6 } else { ENCAPSULATED_IPV4 };
+        self.adjust(bytes as i32, FIXED_GSO | encapsulated)
     }
     #[inline(always)]
     fn jumps() -> Table {

@@ -104,7 +104,7 @@ fn look<F: Family>() -> i64 {
         set!(held.protocol = 0);
         return 0;
     }
-    if !F::V6 && get!(request.kind) == kind::DIRECT {
+    if get!(request.kind) == kind::DIRECT {
         look_at_direct::<F>(scratch, request);
         return 0;
     }

@@ -20,7 +20,7 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     flow::{
-        directory,
+        directory, narrow,
         no_port::NoPort,
         recycle,
         table::{self, FlowTable},
@@ -56,8 +56,6 @@ pub struct NewFlow<'a, P, F: Family> {
     pub now: u32,
     /// Whether the endpoint is on this node.
     pub local: bool,
-    /// 1 if the packets travel unchanged to an endpoint on another node.
-    pub direct: u8,
     /// The place of the endpoint's node in `tp_node_silence`.
     pub node: u16,
     /// The place of the main table's entry that the new flow overwrites; [`NEW`] if there is none.
@@ -108,6 +106,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         let after = self.source.sum() + self.slot.address.sum();
         store(place!(mut scratch.reply), self.reply(checksum::delta(after, before)));
         store(place!(mut scratch.request), self.request(checksum::delta(before, after)));
+        set!(scratch.request.kind += get!(scratch.direct) as u8 * TO_DIRECT);
     }
 
     /// Returns the reply entry. The first reply resolves its hop.
@@ -179,7 +178,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
             port_delta: 0,
             hop: self.hop,
             epoch: self.epoch,
-            kind: if self.local { kind::DELIVER } else { kind::FORWARD + self.direct * TO_DIRECT },
+            kind: if self.local { kind::DELIVER } else { kind::FORWARD },
             state: 0,
             head: Head::of_node(self.node),
             last: self.now,
@@ -202,7 +201,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
 /// There is no free port, or no room.
 #[inline(always)]
 pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsage) -> Result<bool, Outcome> {
-    if !F::V6 && get!(scratch.request.kind) == kind::DIRECT {
+    if get!(scratch.request.kind) == kind::DIRECT && narrow::fits::<F>() {
         let search = place!(mut scratch.port_search);
         set!(search.ports = Ports::new(get!(search.client_ports).source(), get!(search.endpoint_port)));
     } else {

@@ -1,52 +1,41 @@
 //! Direct forwarding: a packet travels unchanged, within an outer packet that is addressed to the
-//! endpoint, to the endpoint's node, which opens it ([`crate::datapath::open`]). IPv4 within IPv4:
-//! RFC 2003.
+//! endpoint, to the endpoint's node, which opens it ([`crate::datapath::open`]).
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, frontend, kind},
-    checksum::fold,
+    abi::{Flow, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind},
     outcome::Outcome,
 };
 
 use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
-    family::{Family, V4},
-    forward::{self, Forwarding, Rewrite, Translatable},
+    family::{Family, V4, V6},
+    forward::{self, Forwarding, Translatable, outer},
     lb::List,
-    parse::{self, ETHERTYPE_IPV4, fixed::PROTOCOL_IPIP},
-    value::store,
+    parse,
     verdict::Decision,
-    words::{load8, load16, store16, store32, store64},
+    words::{store16, store32, store64},
 };
-
-/// The bytes of the outer header.
-pub const OUTER: u32 = 20;
-/// Version and header length of the outer header.
-const VERSION_AND_LENGTH: u8 = 0x45;
-const TTL: u8 = 64;
-/// The outer packet is never fragmented: packets that are too long are refused.
-const DONT_FRAGMENT: u16 = 0x4000u16.to_be();
 
 /// 1 if a Service's packets are to be forwarded directly, and programs of this kind can do that. A
 /// number that is computed without a branch: the verifier would walk both ways to the end.
 #[inline(always)]
-pub fn wanted<P: Packet, F: Family>(list: &List) -> u8 {
-    if F::V6 || P::SCTP {
+pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
+    if P::SCTP {
         return 0;
     }
-    (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u8 & 1
+    (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u64 & 1
 }
 
 /// Whether a flow is forwarded directly.
 #[inline(always)]
-pub fn is_direct<F: Family>(entry: *const Flow<F::Address>) -> bool {
-    !F::V6 && get!(entry.kind) == kind::DIRECT
+pub fn is_direct<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
+    !P::SCTP && get!(entry.kind) == kind::DIRECT
 }
 
 /// Sends a packet within an outer packet. All checks precede the first write.
 #[inline(always)]
-pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
+pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     packet: P,
     inner: &C,
     forwarding: &Forwarding<F::Address>,
@@ -66,8 +55,8 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     } else {
         return Outcome::DroppedNoRoute.into();
     };
-    if inner.wire_length(packet) + OUTER > mtu {
-        return if P::TC { inner.mtu_exceeded(mtu - OUTER) } else { Outcome::PassedToTc.into() };
+    if inner.wire_length(packet) + F::OUTER > mtu {
+        return if P::TC { inner.mtu_exceeded(mtu - F::OUTER) } else { Outcome::PassedToTc.into() };
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
@@ -75,14 +64,21 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     inner.account(entry, now);
     let (macs, source_mac_tail) =
         if hop.is_null() { (0, 0) } else { (get!(hop.macs), get!(hop.source_mac_tail)) };
-    let (source, destination) = (get!(entry.source), get!(entry.destination));
-    let flags = flags & HOP_NO_ETHERNET;
-    store(
-        place!(mut scratch.outer),
-        Outer { macs, source_mac_tail, ifindex, flags, zero: 0, source, destination },
-    );
+    // Field by field: the stack of the programs for IPv6 has no room for a copy.
+    let outer = place!(mut scratch.outer);
+    set!(outer.macs = macs);
+    set!(outer.source_mac_tail = source_mac_tail);
+    set!(outer.ifindex = ifindex);
+    set!(outer.flags = flags & HOP_NO_ETHERNET);
+    set!(outer.source = get!(entry.source));
+    set!(outer.destination = get!(entry.destination));
     let context = packet.raw();
-    let action = if P::TC { send_tc4(context.cast()) } else { send_xdp4(context.cast()) };
+    let action = match (P::TC, F::V6) {
+        (false, false) => send_xdp4(context.cast()),
+        (false, true) => send_xdp6(context.cast()),
+        (true, false) => send_tc4(context.cast()),
+        (true, true) => send_tc6(context.cast()),
+    };
     if action == REFUSED {
         return Outcome::DroppedInternalError.into();
     }
@@ -93,16 +89,18 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
 const REFUSED: i32 = i32::MIN;
 
 global_functions! {
-    send_xdp4 => send::<Xdp>, context: *mut xdp_md;
-    send_tc4 => send::<Tc>, context: *mut __sk_buff;
+    send_xdp4 => send::<Xdp, V4>, context: *mut xdp_md;
+    send_xdp6 => send::<Xdp, V6>, context: *mut xdp_md;
+    send_tc4 => send::<Tc, V4>, context: *mut __sk_buff;
+    send_tc6 => send::<Tc, V6>, context: *mut __sk_buff;
 }
 
-/// Sends an IPv4 packet within the outer packet of `Scratch::outer`, and returns the verdict.
+/// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict.
 #[inline(always)]
-fn send<P: Packet>(context: *mut P::Context) -> i32 {
-    let Some(scratch) = V4::scratch() else { return REFUSED };
+fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
+    let Some(scratch) = F::scratch() else { return REFUSED };
     let packet = P::of(context);
-    if !wrap(packet, scratch) {
+    if !wrap::<P, F>(packet, scratch) {
         return REFUSED;
     }
     let outer = place!(const scratch.outer);
@@ -118,46 +116,24 @@ fn send<P: Packet>(context: *mut P::Context) -> i32 {
     packet.send(ifindex)
 }
 
-/// Puts the outer header of `Scratch::outer` in front of an IPv4 packet. False: the kernel refused.
+/// Puts the outer header of `Scratch::outer` in front of a packet. False: the kernel refused.
 #[inline(always)]
-fn wrap<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
-    if !packet.make_room(OUTER) {
+fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
+    if !packet.make_room(F::OUTER, F::V6) {
         return false;
     }
     let (data, end) = (packet.data(), packet.end());
-    if data + parse::ETHERNET + 2 * OUTER as usize > end {
+    if data + parse::ETHERNET + 2 * F::OUTER as usize > end {
         return false;
     }
     let ip = data + parse::ETHERNET;
-    let inner = ip + OUTER as usize;
     let outer = place!(const scratch.outer);
     let macs = get!(outer.macs);
     if macs != 0 || !P::TC {
         store64::<0>(data, macs);
         store32::<8>(data, get!(outer.source_mac_tail));
-        store16::<12>(data, ETHERTYPE_IPV4);
+        store16::<12>(data, F::ETHERTYPE);
     }
-    let length = u16::from_be(load16::<2>(inner)).wrapping_add(OUTER as u16);
-    header(ip, load8::<1>(inner), length, get!(outer.source), get!(outer.destination));
+    F::header(ip, ip + F::OUTER as usize, get!(outer.source), get!(outer.destination));
     true
-}
-
-/// Writes the outer header. The type of service is the inner one, with the two bits of ECN
-/// (RFC 6040 section 4.1).
-#[inline(always)]
-fn header(ip: usize, tos: u8, length: u16, source: Address4, destination: Address4) {
-    let first = u16::from_ne_bytes([VERSION_AND_LENGTH, tos]);
-    let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
-    let length = length.to_be();
-    let (from, to) = (source.wire() as u64, destination.wire() as u64);
-    let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
-    let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
-    store16::<0>(ip, first);
-    store16::<2>(ip, length);
-    store16::<4>(ip, 0);
-    store16::<6>(ip, DONT_FRAGMENT);
-    store16::<8>(ip, time_and_protocol);
-    store16::<10>(ip, !fold(sum));
-    store32::<12>(ip, source.wire());
-    store32::<16>(ip, destination.wire());
 }

@@ -21,6 +21,8 @@ const FRAGMENT: u16 = 0x3fffu16.to_be();
 const PROTOCOL_ICMP: u8 = 1;
 /// IPv4 within IPv4: RFC 2003.
 pub const PROTOCOL_IPIP: u8 = 4;
+/// IPv6 within IPv6: RFC 2473.
+pub const PROTOCOL_IPV6: u8 = 41;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Parse for V4 {
@@ -122,8 +124,9 @@ impl Parse for V6 {
     }
 
     #[inline(always)]
-    fn holds_packet<P: Packet>(_: P) -> bool {
-        false
+    fn holds_packet<P: Packet>(packet: P) -> bool {
+        let ip = packet.data() + P::L2;
+        ip + 40 <= packet.end() && load8::<6>(ip) == PROTOCOL_IPV6
     }
 
     #[inline(always)]

@@ -1,15 +1,15 @@
 //! Nodes of an [`Index`] that take part in direct forwarding.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use super::{Changes, Index, Indexed};
 use crate::model::{NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
 
 impl Index {
-    /// The other nodes that open packets, as far as this one may send them some.
+    /// The other nodes that open packets of either family, as far as this one may send them some.
     #[must_use]
-    pub fn direct_nodes(&self) -> &BTreeSet<String> {
-        &self.context.direct.names
+    pub fn direct_nodes(&self) -> BTreeSet<String> {
+        self.context.direct.names.iter().flatten().cloned().collect()
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
@@ -20,9 +20,13 @@ impl Index {
     /// Takes over the nodes that take part in direct forwarding, without this one.
     pub(super) fn note_direct_nodes(&mut self, input: &NodeInput, changes: &mut Changes) {
         let others = || self.direct.values().filter(|other| other.node != input.node_name);
-        let opening = others().filter(|other| other.opens && !input.hold_direct);
+        let opening = || others().filter(|other| other.opens && !input.hold_direct);
+        let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
+            let of_this = opening().filter(|other| other.addresses.iter().any(of_family));
+            of_this.map(|other| other.node.clone()).collect()
+        });
         let direct = DirectNodes {
-            names: opening.map(|other| other.node.clone()).collect(),
+            names,
             addresses: others().flat_map(|other| other.addresses.iter().copied()).collect(),
         };
         if *self.context.direct == direct {
@@ -37,7 +41,9 @@ impl Index {
             // Endpoints on this node are opened for from now on, or no longer.
             self.dirty.extend(self.services.keys().cloned());
         } else {
-            self.concern(&former.names, &direct.names);
+            for (former, names) in former.names.iter().zip(&direct.names) {
+                self.concern(former, names);
+            }
         }
     }
 }
@@ -107,5 +113,22 @@ mod tests {
         index.apply(DirectNode { opens: false, ..node("there", "192.0.2.2") });
         assert!(!index.update(&input).direct_nodes, "its flows go on");
         assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
+    }
+
+    #[test]
+    fn a_node_opens_packets_of_the_families_of_its_addresses() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        assert!(index.apply(node("v4", "192.0.2.1")) && index.apply(node("v6", "2001:db8::1")));
+        assert!(index.update(&input).direct_nodes);
+        for (node, address, opens) in [
+            ("v4", "198.51.100.1", true),
+            ("v4", "2001:db8:1::1", false),
+            ("v6", "198.51.100.1", false),
+            ("v6", "2001:db8:1::1", true),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            assert_eq!(index.context.direct.open(address, Some(node)), opens, "{node} {address}");
+        }
     }
 }

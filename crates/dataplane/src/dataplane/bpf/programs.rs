@@ -33,7 +33,7 @@ const XDP_JUMPS: [(u32, &str); 10] = [
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
     (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
-const TC_JUMPS: [(u32, &str); 21] = [
+const TC_JUMPS: [(u32, &str); 22] = [
     (jump::SLOW_PATH, "tp_tc_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
@@ -53,6 +53,7 @@ const TC_JUMPS: [(u32, &str); 21] = [
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
     (jump::PRIORITY_TAG, "tp_tc_priority"),
+    (jump::FAMILY + jump::OPEN, "tp_tc_open6"),
     (jump::FAMILY + jump::SCTP, "tp_tc_sctp6"),
     (jump::FAMILY + jump::SCTP_OUT, "tp_tc_sctp_out6"),
 ];

@@ -47,7 +47,9 @@ const SHARED: &[&str] = &[
     "tp_route_mtus6",
     "tp_svc_names",
     "tp_direct_from4",
+    "tp_direct_from6",
     "tp_direct_eps4",
+    "tp_direct_eps6",
 ];
 
 /// The shared maps whose content depends on the policy.

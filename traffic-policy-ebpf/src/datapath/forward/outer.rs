@@ -1,0 +1,150 @@
+//! The header of an outer packet: IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473). A
+//! packet travels in one of its own family, without options and extension headers.
+
+use traffic_policy_ebpf::{
+    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP},
+    checksum::{self, fold},
+};
+
+use crate::datapath::{
+    ctx::{Skb as _, tc::Tc},
+    family::{V4, V6},
+    forward::Rewrite,
+    parse::{
+        ETHERTYPE_IPV4, ETHERTYPE_IPV6,
+        fixed::{PROTOCOL_IPIP, PROTOCOL_IPV6},
+    },
+    words::{load8, load16, load32, store8, store16, store32, store64},
+};
+
+/// Version and header length of IPv4.
+const VERSION_AND_LENGTH: u8 = 0x45;
+/// The TTL or hop limit of outer packets.
+const TTL: u8 = 64;
+/// The outer packet is never fragmented: packets that are too long are refused.
+const DONT_FRAGMENT: u16 = 0x4000u16.to_be();
+/// The bits for more fragments, or for an offset, memory order.
+const FRAGMENT: u16 = 0x3fffu16.to_be();
+/// Congestion experienced, which is also the mask of both bits: RFC 3168 section 5. In IPv4's
+/// second byte, and in that of IPv6, where the lower four bits belong to the flow label.
+const CE4: u8 = 3;
+const CE6: u8 = CE4 << 4;
+
+/// A family whose packets can travel in outer packets.
+pub trait Outer: Rewrite {
+    /// The bytes of the outer header.
+    const OUTER: u32;
+    const ETHERTYPE: u16;
+
+    /// Whether the header at `ip` is one that [`Self::header`] could have written.
+    fn is_outer(ip: usize) -> bool;
+    /// Whether the packet at `ip`, which was in an outer one, is of this family and of a protocol
+    /// whose programs conclude it.
+    fn is_inner(ip: usize) -> bool;
+    /// Whether a router on the way of the packet at `ip` was congested.
+    fn is_marked(ip: usize) -> bool;
+    /// Notes in the packet at `ip`, the first of `packet`, that a router was congested: RFC 6040
+    /// section 4.2.
+    fn mark(packet: Tc, ip: usize);
+    /// Writes the outer header in front of the packet at `inner`. The type of service is the inner
+    /// one, with the two bits of ECN (RFC 6040 section 4.1).
+    fn header(ip: usize, inner: usize, source: Self::Address, destination: Self::Address);
+}
+
+impl Outer for V4 {
+    const OUTER: u32 = 20;
+    const ETHERTYPE: u16 = ETHERTYPE_IPV4;
+
+    #[inline(always)]
+    fn is_outer(ip: usize) -> bool {
+        load8::<0>(ip) == VERSION_AND_LENGTH && load16::<6>(ip) & FRAGMENT == 0
+    }
+
+    #[inline(always)]
+    fn is_inner(ip: usize) -> bool {
+        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+    }
+
+    #[inline(always)]
+    fn is_marked(ip: usize) -> bool {
+        load8::<1>(ip) & CE4 == CE4
+    }
+
+    #[inline(always)]
+    fn mark(_: Tc, ip: usize) {
+        let tos = load8::<1>(ip);
+        if tos & CE4 == 0 || tos & CE4 == CE4 {
+            return;
+        }
+        let before = load16::<0>(ip);
+        store8::<1>(ip, tos | CE4);
+        let delta = checksum::delta(before as u64, load16::<0>(ip) as u64);
+        store16::<10>(ip, checksum::update(load16::<10>(ip), delta));
+    }
+
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, source: Address4, destination: Address4) {
+        let first = u16::from_ne_bytes([VERSION_AND_LENGTH, load8::<1>(inner)]);
+        let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
+        let length = u16::from_be(load16::<2>(inner)).wrapping_add(Self::OUTER as u16).to_be();
+        let (from, to) = (source.wire() as u64, destination.wire() as u64);
+        let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
+        let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
+        store16::<0>(ip, first);
+        store16::<2>(ip, length);
+        store16::<4>(ip, 0);
+        store16::<6>(ip, DONT_FRAGMENT);
+        store16::<8>(ip, time_and_protocol);
+        store16::<10>(ip, !fold(sum));
+        store32::<12>(ip, source.wire());
+        store32::<16>(ip, destination.wire());
+    }
+}
+
+impl Outer for V6 {
+    const OUTER: u32 = 40;
+    const ETHERTYPE: u16 = ETHERTYPE_IPV6;
+
+    #[inline(always)]
+    fn is_outer(ip: usize) -> bool {
+        load8::<0>(ip) >> 4 == 6 && load8::<6>(ip) == PROTOCOL_IPV6
+    }
+
+    #[inline(always)]
+    fn is_inner(ip: usize) -> bool {
+        // Extension headers that `ipv6_ext` walks, a fragment's among them, may precede the
+        // protocol: the program for them looks at it.
+        let next = load8::<6>(ip) as u32;
+        load8::<0>(ip) >> 4 == 6 && matches!(next, PROTOCOL_TCP | PROTOCOL_UDP | 0 | 43 | 44 | 51 | 60)
+    }
+
+    #[inline(always)]
+    fn is_marked(ip: usize) -> bool {
+        load8::<1>(ip) & CE6 == CE6
+    }
+
+    #[inline(always)]
+    fn mark(packet: Tc, ip: usize) {
+        let class = load8::<1>(ip);
+        if class & CE6 == 0 || class & CE6 == CE6 {
+            return;
+        }
+        let before = load16::<0>(ip);
+        store8::<1>(ip, class | CE6);
+        // No checksum of the header makes up for the change, as one of IPv4 does.
+        packet.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
+    }
+
+    /// The flow label is copied, too: routers and cards spread packets by it (RFC 6438).
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, source: Address6, destination: Address6) {
+        let (source, destination) = (source.wire(), destination.wire());
+        store32::<0>(ip, load32::<0>(inner));
+        store16::<4>(ip, u16::from_be(load16::<4>(inner)).wrapping_add(Self::OUTER as u16).to_be());
+        store16::<6>(ip, u16::from_ne_bytes([PROTOCOL_IPV6, TTL]));
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
+    }
+}
