@@ -64,7 +64,9 @@ pub use self::{
     route_config::RouteConfig,
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
-    scratch::{AffinityLookup, ExtensionWalk, FibQuery, Opened, Outer, PortSearch, Scratch, Via},
+    scratch::{
+        AffinityLookup, ExtensionWalk, FibQuery, Opened, Outer, OwnerSearch, PortSearch, Scratch, Via,
+    },
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{SocketKey, TranslatedSocket},
@@ -78,7 +80,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 10;
+pub const ABI_VERSION: u32 = 11;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -94,7 +96,7 @@ const _: () = {
     assert!(offset_of!(Flow<Address6>, epoch) == offset_of!(Flow<Address6>, hop) + 2);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
-    assert!(size_of::<Frontend>() == 48);
+    assert!(size_of::<Frontend>() == 72);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

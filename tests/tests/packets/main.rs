@@ -27,6 +27,7 @@ mod limits;
 mod maglev;
 mod node_silence;
 mod own_ports;
+mod owners;
 mod passthrough;
 mod quotes;
 mod redirected;

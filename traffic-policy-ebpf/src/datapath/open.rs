@@ -29,7 +29,7 @@ use crate::datapath::{
     family::{Family, V4},
     flow::{established, table::FlowTable},
     forward::{self, Forwarding, direct::OUTER},
-    lb::{Target, select},
+    lb::{Target, owners, select},
     maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
     parse::{self, ETHERNET, Parse, Parsed, fixed},
     value::{borrow, load},
@@ -42,6 +42,9 @@ const CE: u8 = 3;
 const ECN: u8 = 3;
 /// The bits for more fragments, or for an offset, memory order.
 const FRAGMENT: u16 = 0x3fffu16.to_be();
+
+/// The value of `Opened::pending` for a packet that may be sent on to a former owner.
+const SENT_ON: u32 = 2;
 
 /// The program.
 #[inline(always)]
@@ -65,6 +68,7 @@ fn incoming(packet: Tc) -> Decision {
         return Outcome::PassedUnsupportedProtocol.into();
     }
     let marked = load8::<1>(ip) & ECN == CE;
+    let asked = owners::asked(u16::from_be(load16::<4>(ip)));
     if !packet.remove_room(OUTER) {
         return Outcome::DroppedInternalError.into();
     }
@@ -96,11 +100,15 @@ fn incoming(packet: Tc) -> Decision {
         let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
-                set!(scratch.opened.pending = 0);
-                return Outcome::DroppedUnknownEndpoint.into();
+                // A connection that this node sends on, or was in front of, goes on to its endpoint.
+                if kind != kind::DIRECT || !owners::may_be_asked(asked) {
+                    set!(scratch.opened.pending = 0);
+                    return Outcome::DroppedUnknownEndpoint.into();
+                }
+            } else {
+                // The client has come by another node since: its flow through this one is over.
+                set!(entry.state = entry_state | RST | REMOVED);
             }
-            // The client has come by another node since: its flow through this one is over.
-            set!(entry.state = entry_state | RST | REMOVED);
         } else if kind == kind::DELIVER
             && entry_state & !ANSWERED == ASSURED
             && flags & (flag::SYN | flag::FIN | flag::RST) == 0
@@ -111,6 +119,10 @@ fn incoming(packet: Tc) -> Decision {
             let forwarding = Forwarding { entry, hop: ptr::null(), unresolved: 0 };
             return forward::forward(packet, &parsed, &forwarding, now);
         }
+    }
+    if parsed.is_tcp() && !parsed.opens(packet) && owners::may_be_asked(asked) {
+        owners::note_opened(scratch, asked);
+        set!(scratch.opened.pending = SENT_ON);
     }
     packet.jump::<V4, { jump::SLOW_PATH }>();
     set!(scratch.opened.pending = 0);
@@ -150,10 +162,16 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };
-    if get!(scratch.opened.pending) == 0 {
+    let pending = get!(scratch.opened.pending);
+    if pending == 0 {
         return decision;
     }
     set!(scratch.opened.pending = 0);
+    // It concerns no other packet, if this one was delivered.
+    let _ = owners::take_number(scratch);
+    if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedDirect) {
+        return decision;
+    }
     set!(scratch.opened.routed = decision.is_answered() as u32);
     ends_here(decision)
 }
@@ -197,17 +215,18 @@ pub fn given_or<'a, P: Packet, F: Family>(
 }
 
 /// Completes the given endpoint in scratch memory, for an opened packet without a flow whose tuple
-/// is `Scratch::opening`, and returns the Service port's index.
+/// is `Scratch::opening`; instead of it the former owner of a connection that this node does not
+/// know. Returns the Service port's index, the slot, and 1 if the packet is to be sent on.
 ///
 /// # Errors
-/// The client's address is martian, this node does not have the endpoint for the Service, or it
-/// does not know the connection.
+/// The client's address is martian, this node does not have the endpoint for the Service, or nobody
+/// knows the connection.
 #[inline(always)]
 pub fn given<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,
-) -> Result<u32, Decision> {
+) -> Result<(u32, u32, u8), Decision> {
     let found = complete4(packet.raw().cast());
     let service = get!(scratch.opened.service);
     if found == UNKNOWN {
@@ -217,9 +236,21 @@ pub fn given<P: Packet, F: Family>(
         return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
-        return Err(Decision::refused(Outcome::ResetNoFlow, service));
+        if !owners::goes_on(parsed) {
+            return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
+        }
+        let index = if get!(scratch.opened.pending) == SENT_ON {
+            owners::next::<F>(scratch, owners::NONE)
+        } else {
+            owners::NONE
+        };
+        let Some(owner) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
+            return Err(Decision::refused(Outcome::ResetNoFlow, service));
+        };
+        set!(scratch.opened.endpoint = load(owner));
+        return Ok((service, index, 1));
     }
-    Ok(service)
+    Ok((service, 0, 0))
 }
 
 /// The results of [`complete`].
@@ -236,7 +267,7 @@ global_functions! {
 fn complete(context: *mut __sk_buff) -> i32 {
     let Some(scratch) = V4::scratch() else { return UNKNOWN };
     set!(scratch.opened.service = NO_SERVICE);
-    let found = frontend(borrow(place!(const scratch.opening)));
+    let found = frontend::<V4>(borrow(place!(const scratch.opening)));
     if found.is_null() {
         return UNKNOWN;
     }
@@ -258,15 +289,15 @@ fn complete(context: *mut __sk_buff) -> i32 {
 /// Returns the frontend of an opened packet, or null. A node port on an address of another node is
 /// served by the one that this node has at its own address.
 #[inline(always)]
-fn frontend(tuple: &Tuple<Address4>) -> *const Frontend {
+pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     let target = Target::of(tuple);
-    let found = select::frontend::<V4>(&target);
+    let found = select::frontend::<F>(&target);
     if !found.is_null() {
         return found;
     }
     let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = get!(node.primary[V4::INDEX]).ipv4();
-    select::frontend::<V4>(&Target { address, scope: scope::ADDRESS, ..target })
+    let address = F::narrow(get!(node.primary[F::INDEX]));
+    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Returns the port of an endpoint of this node.

@@ -13,7 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
     family::{Family, V4},
     forward::{self, Forwarding, Rewrite, Translatable},
-    lb::List,
+    lb::{List, owners},
     parse::{self, ETHERTYPE_IPV4, fixed::PROTOCOL_IPIP},
     value::store,
     verdict::Decision,
@@ -57,6 +57,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return inner.ttl_exceeded().into();
     }
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let number = owners::take_number(scratch);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -79,7 +80,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     let flags = flags & HOP_NO_ETHERNET;
     store(
         place!(mut scratch.outer),
-        Outer { macs, source_mac_tail, ifindex, flags, zero: 0, source, destination },
+        Outer { macs, source_mac_tail, ifindex, flags, number, source, destination },
     );
     let context = packet.raw();
     let action = if P::TC { send_tc4(context.cast()) } else { send_xdp4(context.cast()) };
@@ -121,7 +122,7 @@ fn send<P: Packet>(context: *mut P::Context) -> i32 {
 /// Puts the outer header of `Scratch::outer` in front of an IPv4 packet. False: the kernel refused.
 #[inline(always)]
 fn wrap<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
-    if !packet.make_room(OUTER) {
+    if !packet.make_room(OUTER) && !make_room_again(packet, scratch) {
         return false;
     }
     let (data, end) = (packet.data(), packet.end());
@@ -138,23 +139,36 @@ fn wrap<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
         store16::<12>(data, ETHERTYPE_IPV4);
     }
     let length = u16::from_be(load16::<2>(inner)).wrapping_add(OUTER as u16);
-    header(ip, load8::<1>(inner), length, get!(outer.source), get!(outer.destination));
+    let number = get!(outer.number) as u16;
+    header(ip, load8::<1>(inner), length, number, get!(outer.source), get!(outer.destination));
     true
 }
 
-/// Writes the outer header. The type of service is the inner one, with the two bits of ECN
-/// (RFC 6040 section 4.1).
+/// Makes room for the outer header of a packet that was opened before: it may still be marked as
+/// encapsulated, by a sender on this machine or by GRO, which the kernel does not do twice. The mark
+/// and the offsets of the inner headers are those that it needs.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
-fn header(ip: usize, tos: u8, length: u16, source: Address4, destination: Address4) {
+fn make_room_again<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
+    let was_opened = get!(scratch.outer.number) != 0;
+    was_opened && packet.skb().is_some_and(|skb| skb.make_room_again(OUTER))
+}
+
+/// Writes the outer header. The type of service is the inner one, with the two bits of ECN
+/// (RFC 6040 section 4.1). The identification, which has no other meaning in a packet that is never
+/// fragmented (RFC 6864 section 4.1), is the number of owners that were asked before.
+#[inline(always)]
+fn header(ip: usize, tos: u8, length: u16, number: u16, source: Address4, destination: Address4) {
     let first = u16::from_ne_bytes([VERSION_AND_LENGTH, tos]);
     let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
-    let length = length.to_be();
+    let (length, number) = (length.to_be(), number.to_be());
     let (from, to) = (source.wire() as u64, destination.wire() as u64);
-    let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
+    let words =
+        first as u64 + length as u64 + number as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
     let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
     store16::<0>(ip, first);
     store16::<2>(ip, length);
-    store16::<4>(ip, 0);
+    store16::<4>(ip, number);
     store16::<6>(ip, DONT_FRAGMENT);
     store16::<8>(ip, time_and_protocol);
     store16::<10>(ip, !fold(sum));

@@ -351,6 +351,7 @@ impl Planner {
                 drain_until,
                 affinity,
                 digest: table.digest,
+                ..Frontend::default()
             };
             if held != Some(wanted) {
                 plan.ops.push(Op::SetFrontend(id, wanted));
