@@ -1,9 +1,12 @@
 //! The maps of direct forwarding: the nodes that may send, and the endpoints of this node. IPv4
 //! only.
 
+mod leaving;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Instant,
 };
 
 use anyhow::{Context, Result};
@@ -14,6 +17,7 @@ use aya::{
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
 use traffic_policy_ebpf::abi::{Address4, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
 
+use self::leaving::Leaving;
 use super::{
     maps::{
         keys::{FromWire as _, ToWire as _},
@@ -30,6 +34,8 @@ pub struct Direct {
     held: Option<Held>,
     /// The elements that each Service port wants.
     wanted: Index<ServicePortKey, Vec<Element>>,
+    /// The elements that no Service port wants any more, for connections that are still open.
+    leaving: Leaving,
     /// The number of elements that fit into `endpoints`, and whether some found no room last time.
     room: usize,
     is_full: bool,
@@ -56,7 +62,8 @@ impl Direct {
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
         let nodes = take("tp_direct_from4")?.try_into().context("map tp_direct_from4 has another type")?;
         let endpoints = take("tp_direct_eps4")?.try_into().context("map tp_direct_eps4 has another type")?;
-        Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false })
+        let (held, wanted, leaving) = (None, Index::new(), Leaving::default());
+        Ok(Self { nodes, endpoints, held, wanted, leaving, room, is_full: false })
     }
 
     /// Makes the maps equal to the desired state, and returns the number of elements written.
@@ -78,9 +85,13 @@ impl Direct {
         };
         let mut written = self.sync_nodes(desired, &mut held)?;
         let mut doubtful = BTreeSet::new();
+        let now = Instant::now();
+        doubtful.extend(self.leaving.expire(now));
         if all {
             self.wanted.clear();
             doubtful.extend(held.endpoints.keys().copied());
+            let indices = desired.ports.keys().filter_map(|key| planner.index_of(key));
+            self.leaving.found(&held.endpoints, &indices.collect(), now);
         }
         let keys: Vec<_> = if all { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
         for key in keys {
@@ -88,6 +99,11 @@ impl Direct {
             doubtful.extend(former.iter().map(|(key, _)| *key));
             let wanted = elements(desired, key, planner, addresses);
             doubtful.extend(wanted.iter().map(|(key, _)| *key));
+            if desired.ports.contains_key(key) {
+                self.leaving.note(former, now);
+            } else {
+                doubtful.extend(self.leaving.forget(&former));
+            }
             if !wanted.is_empty() {
                 self.wanted.insert(key.clone(), wanted);
             }
@@ -121,8 +137,9 @@ impl Direct {
 
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.
     fn sync_endpoints(&mut self, doubtful: &BTreeSet<Key>, held: &mut Held) -> Result<usize> {
-        let wanted =
+        let mut wanted: BTreeMap<_, _> =
             self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
+        self.leaving.add_to(&mut wanted, doubtful, held.endpoints.len() < self.room);
         let Plan { writes, lacking } = plan(doubtful, &wanted, &held.endpoints, self.room);
         if lacking > 0 && !self.is_full {
             tracing::warn!(
