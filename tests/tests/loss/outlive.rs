@@ -1,6 +1,6 @@
 //! Connections that outlive the node in front: a router moves them to another one, which does not
-//! know them, also while the endpoints change. With direct forwarding and Maglev tables none is cut;
-//! with the node's own address and a random choice all are.
+//! know them, also while the endpoints change. With direct forwarding and Maglev tables none is
+//! cut; with the node's own address or a random choice all are.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -28,9 +28,12 @@ use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4},
     flow::{established, table::FlowTable},
-    forward::{self, Forwarding, direct::OUTER},
-    lb::{Target, owners, select},
-    maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, LOCAL_NODE, Table},
+    forward::{
+        self, Forwarding,
+        direct::{self, OUTER},
+    },
+    lb::{owners, select},
+    maps::{DIRECT_ENDPOINTS4, DIRECT_FROM4, Table},
     parse::{self, ETHERNET, Parse, Parsed, fixed},
     value::{borrow, load},
     verdict::{self, Decision},
@@ -100,7 +103,7 @@ fn incoming(packet: Tc) -> Decision {
         let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
-                // A connection that this node sends on, or was in front of, goes on to its endpoint.
+                // A connection that this node sends on, or was in front of, goes on.
                 if kind != kind::DIRECT || !owners::may_be_asked(asked) {
                     set!(scratch.opened.pending = 0);
                     return Outcome::DroppedUnknownEndpoint.into();
@@ -168,7 +171,7 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
     }
     set!(scratch.opened.pending = 0);
     // It concerns no other packet, if this one was delivered.
-    let _ = owners::take_number(scratch);
+    let _ = direct::take_number(scratch);
     if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedDirect) {
         return decision;
     }
@@ -267,7 +270,7 @@ global_functions! {
 fn complete(context: *mut __sk_buff) -> i32 {
     let Some(scratch) = V4::scratch() else { return UNKNOWN };
     set!(scratch.opened.service = NO_SERVICE);
-    let found = frontend::<V4>(borrow(place!(const scratch.opening)));
+    let found = owners::frontend::<V4>(borrow(place!(const scratch.opening)));
     if found.is_null() {
         return UNKNOWN;
     }
@@ -284,20 +287,6 @@ fn complete(context: *mut __sk_buff) -> i32 {
     set!(slot.flags = SLOT_LOCAL);
     set!(slot.node = 0);
     KNOWN
-}
-
-/// Returns the frontend of an opened packet, or null. A node port on an address of another node is
-/// served by the one that this node has at its own address.
-#[inline(always)]
-pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
-    let target = Target::of(tuple);
-    let found = select::frontend::<F>(&target);
-    if !found.is_null() {
-        return found;
-    }
-    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = F::narrow(get!(node.primary[F::INDEX]));
-    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Returns the port of an endpoint of this node.

@@ -4,7 +4,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, frontend, kind},
+    abi::{Address, Address4, Flow, HOP_NO_ETHERNET, HOP_XDP, Outer, Scratch, frontend, kind},
     checksum::fold,
     outcome::Outcome,
 };
@@ -13,7 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
     family::{Family, V4},
     forward::{self, Forwarding, Rewrite, Translatable},
-    lb::{List, owners},
+    lb::List,
     parse::{self, ETHERTYPE_IPV4, fixed::PROTOCOL_IPIP},
     value::store,
     verdict::Decision,
@@ -57,7 +57,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return inner.ttl_exceeded().into();
     }
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    let number = owners::take_number(scratch);
+    let number = take_number(scratch);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -144,9 +144,17 @@ fn wrap<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {
     true
 }
 
+/// Returns the number for the outer packet that is being built, and forgets it.
+#[inline(always)]
+pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
+    let number = get!(scratch.owners.number);
+    set!(scratch.owners.number = 0);
+    number
+}
+
 /// Makes room for the outer header of a packet that was opened before: it may still be marked as
-/// encapsulated, by a sender on this machine or by GRO, which the kernel does not do twice. The mark
-/// and the offsets of the inner headers are those that it needs.
+/// encapsulated, by a sender on this machine or by GRO, which the kernel does not do twice. The
+/// mark and the offsets of the inner headers are those that it needs.
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
 fn make_room_again<P: Packet>(packet: P, scratch: *const Scratch<Address4>) -> bool {

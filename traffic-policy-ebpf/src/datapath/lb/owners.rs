@@ -8,16 +8,22 @@
 //!
 //! Tables are equal on every node, so a node to which a router has moved an established connection
 //! finds the endpoint that has it, unless the table has changed meanwhile. It does not know the
-//! connections of others; each node knows those of its own endpoints, and sends a segment of another
-//! one on to the next owner. The outer packet counts the owners that were asked: the number grows
-//! with each node, up to [`maglev::FORMER`], so a packet never goes round. What nobody knows is reset
+//! connections of others; each node knows those of its own endpoints, and sends a segment of
+//! another one on to the next owner. The outer packet counts the owners that were asked: the number
+//! grows with each node, up to [`FORMER`], so a packet never goes round. What nobody knows is reset
 //! for the frontend.
 
 use traffic_policy_ebpf::{
-    abi::{Address, IndexRange, SLOT_LOCAL, Scratch, Slot, frontend, maglev::FORMER, maglev::elements},
+    abi::{
+        Address, Frontend, IndexRange, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
+        maglev::{FORMER, elements},
+        scope,
+    },
     outcome::Outcome,
     tcp::flag,
 };
+
+use core::ptr;
 
 use crate::datapath::{
     clock,
@@ -25,8 +31,8 @@ use crate::datapath::{
     family::{Family, V4, V6},
     flow::table::FlowTable,
     forward::direct,
-    lb::{List, maglev},
-    open,
+    lb::{List, Target, maglev, select},
+    maps::LOCAL_NODE,
     parse::Parsed,
     value::{borrow, load},
     verdict::Decision,
@@ -100,14 +106,6 @@ pub fn note_opened<A: Address>(scratch: *mut Scratch<A>, asked: u32) {
     set!(scratch.owners.number = asked + 1);
 }
 
-/// Returns the number for the outer packet that is being built, and forgets it.
-#[inline(always)]
-pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
-    let number = get!(scratch.owners.number);
-    set!(scratch.owners.number = 0);
-    number
-}
-
 /// Returns the slot of the next owner for the connection `Scratch::opening`, or [`NONE`]. `chosen`:
 /// the slot that the node in front has chosen for it.
 #[inline(always)]
@@ -140,7 +138,7 @@ fn search<F: Family>() -> i32 {
             Whereabouts::Closed => return NONE as i32,
         }
     }
-    let found = open::frontend::<F>(tuple);
+    let found = frontend::<F>(tuple);
     if found.is_null() || get!(found.flags) & MATTER != FOUND_BY_ALL {
         return NONE as i32;
     }
@@ -187,6 +185,21 @@ fn owner<F: Family>(base: u32, slot: u32, list: IndexRange) -> u32 {
     }
     let index = list.base + place;
     if matches!(whereabouts::<F>(index), Whereabouts::Elsewhere) { index } else { NONE }
+}
+
+/// Returns the frontend of a packet that another node has sent, or that this one is to send on, or
+/// null. A node port on an address of another node is served by the one that this node has at its
+/// own address.
+#[inline(always)]
+pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
+    let target = Target::of(tuple);
+    let found = select::frontend::<F>(&target);
+    if !found.is_null() {
+        return found;
+    }
+    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
+    let address = F::narrow(get!(node.primary[F::INDEX]));
+    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// The node of an endpoint.

@@ -15,15 +15,13 @@ use std::{
 };
 
 use traffic_policy_cluster::model::{
-    Endpoint, Forwarding, ServicePort, ServicePortKey,
+    Endpoint, ServicePortKey,
     maglev::{Member, TableSize, digest, table},
 };
 use traffic_policy_ebpf::abi::{
     Frontend, IndexRange,
     maglev::{FORMER, NOBODY},
 };
-
-use super::tables::Table;
 
 /// The time for which former owners are asked after the last change of a table: that of Beamer
 /// (Olteanu et al., NSDI 2018, section 4.3).
@@ -53,11 +51,6 @@ impl Former {
     pub fn is_valid(&self, monotonic: u64) -> bool {
         self.tables.len > 0 && self.until > monotonic
     }
-}
-
-/// Whether connections of a Service port go on by nodes that do not know them.
-pub fn are_wanted(port: &ServicePort, table: Table) -> bool {
-    port.forwarding == Forwarding::Direct && table.range.len > 0
 }
 
 /// A table: the place in a list of endpoints for each slot.
