@@ -64,7 +64,9 @@ pub use self::{
     route_config::RouteConfig,
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
-    scratch::{AffinityLookup, ExtensionWalk, FibQuery, Opened, Outer, PortSearch, Scratch, Via},
+    scratch::{
+        AffinityLookup, ExtensionWalk, FibQuery, Opened, Outer, OwnerSearch, PortSearch, Scratch, Via,
+    },
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},
     socket::{SocketKey, TranslatedSocket},
@@ -94,7 +96,7 @@ const _: () = {
     assert!(offset_of!(Flow<Address6>, epoch) == offset_of!(Flow<Address6>, hop) + 2);
     assert!(size_of::<FrontendKey<Address4>>() == 12);
     assert!(size_of::<FrontendKey<Address6>>() == 24);
-    assert!(size_of::<Frontend>() == 48);
+    assert!(size_of::<Frontend>() == 72);
     assert!(size_of::<DirectEndpointKey<Address4>>() == 12);
     assert!(size_of::<DirectEndpointKey<Address6>>() == 24);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());

@@ -150,7 +150,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         ),
         Outcome::RejectedTtlExceeded | Outcome::DroppedTtlExceeded => "none if it is a traceroute; otherwise look for a routing loop between the client and this node".to_owned(),
         Outcome::RejectedMtuExceeded => "none: path MTU discovery adapts, unless a firewall towards the client drops ICMP".to_owned(),
-        Outcome::ResetNoFlow => "none if it is rare; if connections break often, raise --idle-established, or see whether packets of one connection come by several nodes".to_owned(),
+        Outcome::ResetNoFlow => "none if it is rare; if connections break often, raise --idle-established, or see whether packets of one connection come by several nodes: with --forwarding direct and --algorithm maglev it goes on".to_owned(),
         Outcome::RejectedUnknownPort => format!("use a port that the Service has, or add it: kubectl -n {namespace} get service {name}"),
         Outcome::DroppedNoLocalEndpoint => match context.frontend {
             Some(FrontendKind::ClusterIp) => format!("run a pod of {} on every node that has clients, or set internalTrafficPolicy: Cluster", context.service()),

@@ -16,6 +16,7 @@ mod direct;
 mod flows;
 mod loaded;
 mod maps;
+mod owners;
 mod pool;
 mod prefilter;
 mod run;

@@ -21,6 +21,7 @@ mod flood;
 mod health_gap;
 mod meters;
 mod other_object;
+mod outlive;
 mod preemption;
 mod quiet;
 mod restart;

@@ -28,6 +28,7 @@ mod maglev;
 mod no_sctp;
 mod node_silence;
 mod own_ports;
+mod owners;
 mod passthrough;
 mod quotes;
 mod redirected;

@@ -129,4 +129,13 @@ pub struct Frontend {
     pub affinity: u32,
     /// The check word of the Maglev table, by which a later agent recognises it.
     pub digest: u32,
+    /// The tables of former owners, one after the other, each with as many slots as `maglev`: the
+    /// first element in `tp_maglev`, and the number of tables, at most
+    /// [`maglev::FORMER`][crate::abi::maglev::FORMER]. The first names the last owner before the
+    /// present one.
+    pub former: IndexRange,
+    /// The slots of the endpoints in which those tables give places.
+    pub former_list: IndexRange,
+    /// The time in CLOCK_MONOTONIC nanoseconds until which former owners are asked.
+    pub former_until: u64,
 }

@@ -4,6 +4,12 @@
 /// The number of slots in an element.
 pub const SLOTS_PER_ELEMENT: u32 = 4;
 
+/// The most former owners of a slot that are kept: each has a table of its own.
+pub const FORMER: u32 = 3;
+
+/// The place of a slot without a former owner: beyond every list.
+pub const NOBODY: u16 = u16::MAX;
+
 /// Returns the number of elements of a table with this many slots.
 #[inline(always)]
 #[must_use]
@@ -32,6 +38,12 @@ pub fn pack(places: &[u16]) -> impl Iterator<Item = u64> + '_ {
     places.chunks(SLOTS_PER_ELEMENT as usize).map(word)
 }
 
+/// Returns the places of a whole table of so many slots.
+#[cfg(not(target_arch = "bpf"))]
+pub fn unpack(elements: &[u64], slots: u32) -> impl Iterator<Item = u16> + '_ {
+    (0..slots).map(|slot| place(elements[element_of(slot) as usize], slot) as u16)
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -48,5 +60,6 @@ mod tests {
         for (slot, wanted) in (0..).zip(&places) {
             assert_eq!(place(words[element_of(slot) as usize], slot), u32::from(*wanted));
         }
+        assert_eq!(unpack(&words, 251).collect::<Vec<_>>(), places);
     }
 }

@@ -73,6 +73,7 @@ pub struct Scratch<A: Address> {
     /// The packet that was opened last, and the outer packet that is to be built.
     pub opened: Opened<A>,
     pub outer: Outer<A>,
+    pub owners: OwnerSearch,
     /// The key of an entry that a callback looks up, whose stack has no room for it.
     pub flow_key: FlowKey<A>,
     /// The next hops of the clients that had replies on this CPU.
@@ -125,8 +126,9 @@ pub struct Outer<A> {
     /// [`HOP_NO_ETHERNET`][super::HOP_NO_ETHERNET] if that device has no Ethernet.
     pub ifindex: u32,
     pub flags: u32,
-    /// Padding.
-    pub zero: u32,
+    /// The owners of the connection that were asked before: 0 in all packets but those of a
+    /// connection that is looked for.
+    pub number: u32,
     pub source: A,
     pub destination: A,
 }
@@ -140,11 +142,26 @@ pub struct Opened<A> {
     pub endpoint: Slot<A>,
     /// The index of its Service port, or [`NO_SERVICE`][super::NO_SERVICE].
     pub service: u32,
-    /// 1: such a packet is on its way to that program.
+    /// 1: such a packet is on its way to that program. 2: the same, and it may be sent on to a
+    /// former owner.
     pub pending: u32,
     /// 1: it is refused, and the answer is sent by the route to the client, not to the node that
     /// sent the packet.
     pub routed: u32,
+}
+
+/// The search for the owner of a connection that this node does not know.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct OwnerSearch {
+    /// The owners that were asked before, as the outer packet says; 0 on the node in front.
+    pub asked: u32,
+    /// The number of the slot that the node in front has chosen; `u32::MAX` for an opened packet.
+    pub chosen: u32,
+    /// What [`Outer::number`] is to be. Whoever builds the outer packet sets it to 0.
+    pub number: u32,
+    /// Padding.
+    pub zero: u32,
 }
 
 /// The result of the walk over IPv6 extension headers.

@@ -126,6 +126,10 @@ pub trait Skb: Packet {
     /// Removes `bytes` of an outer IP header. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn remove_room(self, bytes: u32) -> bool;
+    /// Makes room for `bytes` of an outer header as `make_room` does, for a packet that is marked
+    /// as encapsulated already. Pointers into the packet become invalid. False: the frame is
+    /// unchanged.
+    fn make_room_again(self, bytes: u32) -> bool;
     /// Adds a difference to the sum over the frame, if a device has computed one.
     fn update_sum(self, delta: u16);
 }

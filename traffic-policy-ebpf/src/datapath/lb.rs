@@ -2,6 +2,7 @@
 
 pub mod affinity;
 pub mod maglev;
+pub mod owners;
 pub mod select;
 
 use traffic_policy_ebpf::{

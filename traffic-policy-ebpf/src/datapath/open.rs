@@ -11,10 +11,7 @@
 //! never handed to the stack as it is, which would send it back to that node.
 
 use traffic_policy_ebpf::{
-    abi::{
-        DirectEndpoint, DirectEndpointKey, Frontend, NO_SERVICE, Port, SLOT_LOCAL, Scratch, Slot, Tuple,
-        hook, jump, kind, scope,
-    },
+    abi::{DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port, SLOT_LOCAL, Scratch, Slot, hook, jump, kind},
     outcome::{Outcome, Verdict},
     tcp::{ANSWERED, ASSURED, REMOVED, RST, flag},
 };
@@ -26,13 +23,15 @@ use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4, V6},
     flow::{datagrams, established, table::FlowTable},
-    forward::{self, Forwarding, outer::Outer},
-    lb::{Target, select},
-    maps::LOCAL_NODE,
+    forward::{self, Forwarding, direct, outer::Outer},
+    lb::{owners, select},
     parse::{self, ETHERNET, Parsed, fixed},
     value::{borrow, load},
     verdict::{self, Decision},
 };
+
+/// The value of `Opened::pending` for a packet that may be sent on to a former owner.
+const SENT_ON: u32 = 2;
 
 /// The program.
 #[inline(always)]
@@ -54,6 +53,7 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
         return Outcome::PassedUnsupportedProtocol.into();
     }
     let marked = F::is_marked(ip);
+    let asked = owners::asked(F::number(ip));
     if !packet.remove_room(F::OUTER) {
         return Outcome::DroppedInternalError.into();
     }
@@ -83,11 +83,15 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
         let assured = entry_state & !ANSWERED == ASSURED;
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
-                set!(scratch.opened.pending = 0);
-                return Outcome::DroppedUnknownEndpoint.into();
+                // A connection that this node sends on, or was in front of, goes on.
+                if kind != kind::DIRECT || !owners::may_be_asked(asked) {
+                    set!(scratch.opened.pending = 0);
+                    return Outcome::DroppedUnknownEndpoint.into();
+                }
+            } else {
+                // The client has come by another node since: its flow through this one is over.
+                set!(entry.state = entry_state | RST | REMOVED);
             }
-            // The client has come by another node since: its flow through this one is over.
-            set!(entry.state = entry_state | RST | REMOVED);
         } else if kind == kind::DELIVER
             && (assured || !parsed.is_tcp() && datagrams::is_looked_at(entry, entry_state, now))
             && flags & (flag::SYN | flag::FIN | flag::RST) == 0
@@ -99,7 +103,12 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
             return forward::forward(packet, &parsed, &forwarding, now);
         }
     }
+    if parsed.is_tcp() && !parsed.opens(packet) && owners::may_be_asked(asked) {
+        owners::note_opened(scratch, asked);
+        set!(scratch.opened.pending = SENT_ON);
+    }
     packet.jump::<F, { jump::SLOW_PATH }>();
+    let _ = direct::take_number(scratch);
     set!(scratch.opened.pending = 0);
     Outcome::DroppedInternalError.into()
 }
@@ -124,10 +133,16 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };
-    if get!(scratch.opened.pending) == 0 {
+    let pending = get!(scratch.opened.pending);
+    if pending == 0 {
         return decision;
     }
     set!(scratch.opened.pending = 0);
+    // It concerns no other packet, if this one was delivered.
+    let _ = direct::take_number(scratch);
+    if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedDirect) {
+        return decision;
+    }
     set!(scratch.opened.routed = decision.is_answered() as u32);
     ends_here(decision)
 }
@@ -171,17 +186,20 @@ pub fn given_or<'a, P: Packet, F: Family>(
 }
 
 /// Completes the given endpoint in scratch memory, for an opened packet without a flow whose tuple
-/// is `Scratch::opening`, and returns the Service port's index.
+/// is `Scratch::opening`; instead of it the former owner of a connection that this node does not
+/// know, to which the packet is to be sent on (`Scratch::direct`). Returns the Service port's index
+/// and the slot.
 ///
 /// # Errors
-/// The client's address is martian, this node does not have the endpoint for the Service, or it
-/// does not know the connection.
+/// The client's address is martian, this node does not have the endpoint for the Service, or nobody
+/// knows the connection.
 #[inline(always)]
 pub fn given<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,
-) -> Result<u32, Decision> {
+) -> Result<(u32, u32), Decision> {
+    set!(scratch.direct = 0);
     let found = if F::V6 { complete6() } else { complete4() };
     let service = get!(scratch.opened.service);
     if found != KNOWN {
@@ -191,9 +209,22 @@ pub fn given<P: Packet, F: Family>(
         return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
     if parsed.is_tcp() && !parsed.opens(packet) {
-        return Err(Decision::refused(Outcome::ResetNoFlow, service));
+        if !owners::goes_on(parsed) {
+            return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
+        }
+        let index = if get!(scratch.opened.pending) == SENT_ON {
+            owners::next::<F>(scratch, owners::NONE)
+        } else {
+            owners::NONE
+        };
+        let Some(owner) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
+            return Err(Decision::refused(Outcome::ResetNoFlow, service));
+        };
+        set!(scratch.opened.endpoint = load(owner));
+        set!(scratch.direct = 1);
+        return Ok((service, index));
     }
-    Ok(service)
+    Ok((service, 0))
 }
 
 /// The results of [`complete`].
@@ -210,7 +241,7 @@ global_functions! {
 fn complete<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return UNKNOWN };
     set!(scratch.opened.service = NO_SERVICE);
-    let found = frontend::<F>(borrow(place!(const scratch.opening)));
+    let found = owners::frontend::<F>(borrow(place!(const scratch.opening)));
     if found.is_null() {
         return UNKNOWN;
     }
@@ -224,20 +255,6 @@ fn complete<F: Family>() -> i32 {
     set!(slot.flags = SLOT_LOCAL);
     set!(slot.node = 0);
     KNOWN
-}
-
-/// Returns the frontend of an opened packet, or null. A node port on an address of another node is
-/// served by the one that this node has at its own address.
-#[inline(always)]
-fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
-    let target = Target::of(tuple);
-    let found = select::frontend::<F>(&target);
-    if !found.is_null() {
-        return found;
-    }
-    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = F::narrow(get!(node.primary[F::INDEX]));
-    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Returns the port of an endpoint of this node.

@@ -29,7 +29,7 @@ use crate::datapath::{
         nexthop::{self, Route},
         outer::Outer,
     },
-    lb::{Client, List, Target, select},
+    lb::{Client, List, Target, owners, select},
     maps::{CONFIG, TABLE_USAGE},
     node_silence, open, own,
     parse::{Parsed, fixed},
@@ -194,10 +194,12 @@ pub fn list<P: Packet, F: Family>(
         // answers RST, or continues a connection that an earlier proxy left in conntrack.
         let flags = get!((list.frontend).flags);
         let segment = parsed.tcp_flags();
-        if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
-            return Err(Outcome::PassedNoFlow.into());
+        if !owners::goes_on(parsed) || !owners::are_known::<P, F>(&list) {
+            if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
+                return Err(Outcome::PassedNoFlow.into());
+            }
+            return Err(Decision::refused(Outcome::ResetNoFlow, list.service));
         }
-        return Err(Decision::refused(Outcome::ResetNoFlow, list.service));
     }
     if list.range.len == 0 {
         return Err(Decision::refused(Outcome::RejectedNoEndpoint, list.service));
@@ -226,9 +228,7 @@ fn create<P: Packet, F: Family>(
     let client = Client { source: parsed.tuple.source, netns: 0, hash };
     let (service, index);
     if open::was_opened::<P, F>() {
-        service = open::given(packet, parsed, scratch)?;
-        index = 0;
-        set!(scratch.direct = 0);
+        (service, index) = open::given(packet, parsed, scratch)?;
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
@@ -236,10 +236,15 @@ fn create<P: Packet, F: Family>(
             return Err(Outcome::PassedOwnAnswer.into());
         }
         let list = list(packet, parsed, &client)?;
-        index = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
+        let chosen = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
             select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
+        };
+        index = if parsed.is_tcp() && !parsed.opens(packet) {
+            owners::in_front::<P, F>(scratch, &list, chosen)?
+        } else {
+            chosen
         };
         service = list.service;
         // In scratch memory: the stack of the programs for IPv6 has no room for it.

@@ -1,5 +1,7 @@
 //! The maps of direct forwarding: the nodes that may send, and the endpoints of this node.
 
+mod leaving;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
     net::IpAddr,
@@ -14,6 +16,7 @@ use aya::{
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
 use traffic_policy_ebpf::abi::{Address4, Address6, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
 
+use self::leaving::Leaving;
 use super::{
     maps::{
         keys::{FromWire, ToWire as _},
@@ -95,6 +98,8 @@ struct OfFamily<A: Key> {
     held: Option<Held>,
     /// The elements that each Service port wants.
     wanted: Index<ServicePortKey, Vec<Element>>,
+    /// The elements that no Service port wants any more, for connections that are still open.
+    leaving: Leaving,
     /// The number of elements that fit into `endpoints`, and whether some found no room last time.
     room: usize,
     is_full: bool,
@@ -125,7 +130,8 @@ impl<A: Key> OfFamily<A> {
         let nodes = take(A::NODES)?.try_into().with_context(|| other(A::NODES))?;
         let endpoints = take(A::ENDPOINTS)?.try_into().with_context(|| other(A::ENDPOINTS))?;
         let kept_until = Instant::now().checked_add(KEPT);
-        Ok(Self { nodes, endpoints, held: None, wanted: Index::new(), room, is_full: false, kept_until })
+        let (held, wanted, leaving) = (None, Index::new(), Leaving::default());
+        Ok(Self { nodes, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
     }
 
     fn sync(
@@ -146,9 +152,13 @@ impl<A: Key> OfFamily<A> {
         };
         let mut written = self.sync_nodes(desired, &mut held)?;
         let mut doubtful = BTreeSet::new();
+        let now = Instant::now();
+        doubtful.extend(self.leaving.expire(now));
         if all {
             self.wanted.clear();
             doubtful.extend(held.endpoints.keys().copied());
+            let indices = desired.ports.keys().filter_map(|key| planner.index_of(key));
+            self.leaving.found(&held.endpoints, &indices.collect(), now);
         }
         if self.is_full {
             // What found no room may find some now, and lacks until then.
@@ -160,6 +170,11 @@ impl<A: Key> OfFamily<A> {
             doubtful.extend(former.iter().map(|(key, _)| *key));
             let wanted = elements::<A>(desired, key, planner, addresses);
             doubtful.extend(wanted.iter().map(|(key, _)| *key));
+            if desired.ports.contains_key(key) {
+                self.leaving.note(former, now);
+            } else {
+                doubtful.extend(self.leaving.forget(&former));
+            }
             if !wanted.is_empty() {
                 self.wanted.insert(key.clone(), wanted);
             }
@@ -192,8 +207,9 @@ impl<A: Key> OfFamily<A> {
 
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.
     fn sync_endpoints(&mut self, doubtful: &BTreeSet<Place>, held: &mut Held) -> Result<usize> {
-        let wanted =
+        let mut wanted: BTreeMap<_, _> =
             self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
+        self.leaving.add_to(&mut wanted, doubtful, held.endpoints.len() < self.room);
         let Plan { writes, lacking } = plan(doubtful, &wanted, &held.endpoints, self.room);
         if lacking > 0 && !self.is_full {
             tracing::warn!(

@@ -4,6 +4,7 @@
 pub mod alloc;
 pub mod apply;
 pub mod budget;
+pub mod former;
 pub mod frontend;
 pub mod op;
 pub mod plan;

@@ -18,6 +18,7 @@ use traffic_policy_ebpf::abi::{
 
 use super::flows::Wire;
 use super::loaded::ELEMENTS;
+use super::owners::write_former;
 use super::{Device, Frontend, Harness, Setup, SourceCheck, Spot, prefilter};
 use crate::lab::{Addresses, Family};
 
@@ -414,6 +415,8 @@ fn write<A: Address + Wire>(
         flags: frontend.flags,
         cluster: list(base, &frontend.cluster)?,
         local: list(base + SLOTS / 2, &frontend.local)?,
+        former_list: list(base + SLOTS / 4 * 3, &frontend.former)?,
+        former_until: frontend.former_until,
         drain_until: frontend.drain_until,
         affinity: frontend.affinity,
         ..FrontendEntry::default()
@@ -434,6 +437,7 @@ fn write<A: Address + Wire>(
                 tables.set(index, element, 0)?;
             }
             entry.maglev = IndexRange { base, len: size.slots() };
+            entry.former = write_former(tables, size, frontend.former.len() as u32)?;
         }
         frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
     }

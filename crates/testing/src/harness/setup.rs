@@ -18,6 +18,10 @@ pub struct Frontend {
     pub affinity: u32,
     /// The slots of the Maglev table of policy Cluster.
     pub maglev: Option<TableSize>,
+    /// The former owner of every slot of that table, before it the one before, and so on.
+    pub former: Vec<(Spot, u16)>,
+    /// The time in nanoseconds of CLOCK_MONOTONIC until which they are asked.
+    pub former_until: u64,
     /// Source ranges; if there are any, no other client is served.
     pub sources: Vec<Spot>,
 }
@@ -36,6 +40,8 @@ impl Frontend {
             drain_until: 0,
             affinity: 0,
             maglev: None,
+            former: Vec::new(),
+            former_until: u64::MAX,
             sources: Vec::new(),
         }
     }
@@ -77,6 +83,13 @@ impl Frontend {
     pub fn maglev(mut self, size: TableSize) -> Self {
         self.maglev = Some(size);
         self.flags |= frontend::MAGLEV;
+        self
+    }
+
+    /// Names the former owner of every slot, the one before it, and so on.
+    #[must_use]
+    pub fn former(mut self, owners: &[(Spot, u16)]) -> Self {
+        self.former = owners.to_vec();
         self
     }
 

@@ -1,8 +1,9 @@
 //! A meter of connections that stay open and keep sending requests: none may break, and none may
 //! need a retransmission.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -35,6 +36,10 @@ pub struct Report {
     /// Segments that the pods' ends retransmitted.
     pub retransmitted_by_server: u64,
     pub slowest: Duration,
+    /// The addresses that pods saw as the client's.
+    pub clients: BTreeSet<IpAddr>,
+    /// The connections of each pod.
+    pub by_pod: BTreeMap<String, u64>,
 }
 
 impl HeldConnections {
@@ -91,6 +96,10 @@ impl Report {
         self.retransmitted_by_client += other.retransmitted_by_client;
         self.retransmitted_by_server += other.retransmitted_by_server;
         self.slowest = self.slowest.max(other.slowest);
+        self.clients.extend(other.clients);
+        for (pod, connections) in other.by_pod {
+            *self.by_pod.entry(pod).or_default() += connections;
+        }
         self
     }
 }
@@ -120,7 +129,11 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
     while !stop.is_requested() {
         let asked = Instant::now();
         match timeout(scaled(PATIENCE), ask(&mut stream, report.requests)).await {
-            Ok(Ok(answer)) => report.retransmitted_by_server = answer.retransmitted.into(),
+            Ok(Ok(answer)) => {
+                report.retransmitted_by_server = answer.retransmitted.into();
+                report.clients.insert(answer.client.ip());
+                report.by_pod.insert(answer.pod, 1);
+            }
             Ok(Err(error)) => report.broken.push(format!("{target} after {:?}: {error:#}", start.elapsed())),
             Err(_) => report.broken.push(format!("{target} after {:?}: no answer", start.elapsed())),
         }

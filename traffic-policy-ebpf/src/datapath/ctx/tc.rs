@@ -307,6 +307,10 @@ impl<const L2: usize, const SCTP: bool> Skb for SkBuff<L2, SCTP> {
         self.adjust(-(bytes as i32), FIXED_GSO)
     }
     #[inline(always)]
+    fn make_room_again(self, bytes: u32) -> bool {
+        self.adjust(bytes as i32, FIXED_GSO)
+    }
+    #[inline(always)]
     fn update_sum(self, delta: u16) {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_csum_update(self.skb, delta as u32) };

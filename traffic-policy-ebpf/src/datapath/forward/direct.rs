@@ -3,7 +3,7 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Flow, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind},
+    abi::{Address, Flow, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind},
     outcome::Outcome,
 };
 
@@ -46,6 +46,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
         return inner.ttl_exceeded().into();
     }
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let number = take_number(scratch);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -70,6 +71,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     set!(outer.source_mac_tail = source_mac_tail);
     set!(outer.ifindex = ifindex);
     set!(outer.flags = flags & HOP_NO_ETHERNET);
+    set!(outer.number = number);
     set!(outer.source = get!(entry.source));
     set!(outer.destination = get!(entry.destination));
     let context = packet.raw();
@@ -119,7 +121,7 @@ fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
 /// Puts the outer header of `Scratch::outer` in front of a packet. False: the kernel refused.
 #[inline(always)]
 fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
-    if !packet.make_room(F::OUTER, F::V6) {
+    if !packet.make_room(F::OUTER, F::V6) && !make_room_again::<P, F>(packet, scratch) {
         return false;
     }
     let (data, end) = (packet.data(), packet.end());
@@ -134,6 +136,25 @@ fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Addres
         store32::<8>(data, get!(outer.source_mac_tail));
         store16::<12>(data, F::ETHERTYPE);
     }
-    F::header(ip, ip + F::OUTER as usize, get!(outer.source), get!(outer.destination));
+    let number = get!(outer.number);
+    F::header(ip, ip + F::OUTER as usize, number, get!(outer.source), get!(outer.destination));
     true
+}
+
+/// Returns the number for the outer packet that is being built, and forgets it.
+#[inline(always)]
+pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
+    let number = get!(scratch.owners.number);
+    set!(scratch.owners.number = 0);
+    number
+}
+
+/// Makes room for the outer header of a packet that was opened before: it may still be marked as
+/// encapsulated, by a sender on this machine or by GRO, which the kernel does not do twice. The
+/// mark and the offsets of the inner headers are those that it needs.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
+#[inline(always)]
+fn make_room_again<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
+    let was_opened = get!(scratch.outer.number) != 0;
+    was_opened && packet.skb().is_some_and(|skb| skb.make_room_again(F::OUTER))
 }

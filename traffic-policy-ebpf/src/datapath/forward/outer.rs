@@ -30,6 +30,9 @@ const FRAGMENT: u16 = 0x3fffu16.to_be();
 const CE4: u8 = 3;
 const CE6: u8 = CE4 << 4;
 
+/// The bits of the fourth byte of an outer IPv6 header that count owners.
+const NUMBER6: u8 = 3;
+
 /// A family whose packets can travel in outer packets.
 pub trait Outer: Rewrite {
     /// The bytes of the outer header.
@@ -46,9 +49,12 @@ pub trait Outer: Rewrite {
     /// Notes in the packet at `ip`, the first of `packet`, that a router was congested: RFC 6040
     /// section 4.2.
     fn mark(packet: Tc, ip: usize);
+    /// The number of owners that were asked before, in the header at `ip`.
+    fn number(ip: usize) -> u32;
     /// Writes the outer header in front of the packet at `inner`. The type of service is the inner
-    /// one, with the two bits of ECN (RFC 6040 section 4.1).
-    fn header(ip: usize, inner: usize, source: Self::Address, destination: Self::Address);
+    /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 3, is that of the
+    /// owners that were asked before.
+    fn header(ip: usize, inner: usize, number: u32, source: Self::Address, destination: Self::Address);
 }
 
 impl Outer for V4 {
@@ -83,16 +89,25 @@ impl Outer for V4 {
     }
 
     #[inline(always)]
-    fn header(ip: usize, inner: usize, source: Address4, destination: Address4) {
+    fn number(ip: usize) -> u32 {
+        u16::from_be(load16::<4>(ip)) as u32
+    }
+
+    /// The number is the identification, which has no other meaning in a packet that is never
+    /// fragmented (RFC 6864 section 4.1).
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, number: u32, source: Address4, destination: Address4) {
         let first = u16::from_ne_bytes([VERSION_AND_LENGTH, load8::<1>(inner)]);
         let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
         let length = u16::from_be(load16::<2>(inner)).wrapping_add(Self::OUTER as u16).to_be();
         let (from, to) = (source.wire() as u64, destination.wire() as u64);
-        let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
+        let number = (number as u16).to_be();
+        let words =
+            first as u64 + length as u64 + number as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
         let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
         store16::<0>(ip, first);
         store16::<2>(ip, length);
-        store16::<4>(ip, 0);
+        store16::<4>(ip, number);
         store16::<6>(ip, DONT_FRAGMENT);
         store16::<8>(ip, time_and_protocol);
         store16::<10>(ip, !fold(sum));
@@ -135,11 +150,18 @@ impl Outer for V6 {
         packet.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
     }
 
-    /// The flow label is copied, too: routers and cards spread packets by it (RFC 6438).
     #[inline(always)]
-    fn header(ip: usize, inner: usize, source: Address6, destination: Address6) {
+    fn number(ip: usize) -> u32 {
+        (load8::<3>(ip) & NUMBER6) as u32
+    }
+
+    /// The flow label is copied, too: routers and cards spread packets by it (RFC 6438). Its last
+    /// two bits are the number.
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, number: u32, source: Address6, destination: Address6) {
         let (source, destination) = (source.wire(), destination.wire());
-        store32::<0>(ip, load32::<0>(inner));
+        let label = load32::<0>(inner) & u32::from_ne_bytes([0xff, 0xff, 0xff, !NUMBER6]);
+        store32::<0>(ip, label | u32::from_ne_bytes([0, 0, 0, number as u8]));
         store16::<4>(ip, u16::from_be(load16::<4>(inner)).wrapping_add(Self::OUTER as u16).to_be());
         store16::<6>(ip, u16::from_ne_bytes([PROTOCOL_IPV6, TTL]));
         store64::<8>(ip, source[0]);

@@ -2,7 +2,7 @@
 //! docs/maglev.md.
 
 use traffic_policy_ebpf::{
-    abi::{Frontend, frontend, frontend_kind, maglev},
+    abi::{Frontend, Tuple, frontend, frontend_kind, maglev},
     hash,
 };
 
@@ -35,14 +35,24 @@ fn by_table<F: Family>(frontend: *mut Frontend) -> i32 {
         return NONE as i32;
     }
     let Some(scratch) = F::scratch() else { return NONE as i32 };
-    let mut tuple = get!(scratch.opening);
+    let slot = slot::<F>(frontend, get!(scratch.opening));
+    place_in(get!(frontend.maglev.base), slot) as i32
+}
+
+/// Returns the slot of a connection in the tables of a frontend.
+#[inline(always)]
+pub fn slot<F: Family>(frontend: *const Frontend, mut tuple: Tuple<F::Address>) -> u32 {
     if frontend::kind(get!(frontend.flags)) == frontend_kind::NODE_PORT {
         // Each node has addresses of its own.
         tuple.destination = F::Address::default();
     }
-    let range = get!(frontend.maglev);
-    let slot = hash::pick(hash::tuple(&tuple, hash::MAGLEV_SEED), range.len);
-    let index = range.base + maglev::element_of(slot);
-    let Some(element) = Table::of(&raw const MAGLEV).lookup::<u32, u64>(&index) else { return NONE as i32 };
-    maglev::place(load(element), slot) as i32
+    hash::pick(hash::tuple(&tuple, hash::MAGLEV_SEED), get!(frontend.maglev.len))
+}
+
+/// Returns the place that a table holds for a slot, by the table's first element.
+#[inline(always)]
+pub fn place_in(base: u32, slot: u32) -> u32 {
+    let index = base + maglev::element_of(slot);
+    let Some(element) = Table::of(&raw const MAGLEV).lookup::<u32, u64>(&index) else { return NONE };
+    maglev::place(load(element), slot)
 }

@@ -33,7 +33,7 @@ impl EndpointLists {
     ) -> Self {
         let mut taken = [Vec::new(), Vec::new()];
         for (ipv6, frontend) in frontends {
-            taken[usize::from(ipv6)].extend([frontend.cluster, frontend.local]);
+            taken[usize::from(ipv6)].extend([frontend.cluster, frontend.local, frontend.former_list]);
         }
         Self { held, ranges: taken.map(|taken| Ranges::new(size, taken)), written: [0; 2] }
     }

@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Frontend, FrontendKey, Port, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, ServiceCidr,
-        ServiceCountKey, ServiceInfo, Slot, SlotRoute, scope,
+        Address, EndpointKey, Frontend, FrontendKey, IndexRange, Port, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+        ServiceCidr, ServiceCountKey, ServiceInfo, Slot, SlotRoute, maglev, scope,
     },
     outcome::Outcome,
 };
@@ -38,6 +38,7 @@ pub fn read(maps: &Maps) -> Result<Held> {
     let mut held = Held::default();
     read_family(&maps.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
     read_family(&maps.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
+    read_former(maps, &mut held).context("reading the former owners of Maglev tables failed")?;
     for entry in &maps.services {
         let (index, info) = entry.context("reading the names of Services failed")?;
         held.names.insert(index, info);
@@ -68,7 +69,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
         let protocol = protocol(key.protocol)?;
         let address = SocketAddr::new(key.address.to_ip(), key.port.to_host());
         held.frontends.insert(FrontendId { address, protocol }, frontend);
-        for range in [frontend.cluster, frontend.local] {
+        for range in [frontend.cluster, frontend.local, frontend.former_list] {
             if range.len == 0 || held.slots.contains_key(&(ipv6, range.base)) {
                 continue;
             }
@@ -87,6 +88,25 @@ fn read_family<A: Address + FromWire, const W: usize>(
                 .collect::<Result<_>>()?;
             held.slots.insert((ipv6, range.base), endpoints);
         }
+    }
+    Ok(())
+}
+
+fn read_former(maps: &Maps, held: &mut Held) -> Result<()> {
+    for frontend in held.frontends.values().filter(|frontend| frontend.former.len > 0) {
+        let IndexRange { base, len } = frontend.former;
+        if held.former.contains_key(&base) {
+            continue;
+        }
+        let slots = frontend.maglev.len;
+        let elements = maglev::elements(slots);
+        let read = |base: u32| -> Result<Vec<u16>> {
+            let indices = base..base + elements;
+            let table = indices.map(|index| maps.tables.get(&index, 0)).collect::<Result<Vec<_>, _>>()?;
+            Ok(maglev::unpack(&table, slots).collect())
+        };
+        let tables = (0..len).map(|nth| read(base + nth * elements)).collect::<Result<_>>()?;
+        held.former.insert(base, tables);
     }
     Ok(())
 }

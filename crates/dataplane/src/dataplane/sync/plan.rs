@@ -6,6 +6,7 @@
 //! a change of one Service writes only that Service, and an agent that takes over the maps writes
 //! only what changed. A Service port that finds no room is the only one left out.
 
+mod history;
 mod takeover;
 mod usage;
 
@@ -30,6 +31,7 @@ use self::{
 use super::{
     alloc::EndpointLists,
     budget::{Budget, Capacity, Lack, LeftOut},
+    former::Former,
     frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
@@ -65,6 +67,7 @@ struct Applied {
     cluster: IndexRange,
     local: IndexRange,
     table: Table,
+    former: Former,
 }
 
 /// The operations for one change of the desired state.
@@ -115,7 +118,8 @@ impl Planner {
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
-        let tables = Tables::new(capacity.tables, held.frontends.values());
+        let former = std::mem::take(&mut held.former);
+        let tables = Tables::new(capacity.tables, held.frontends.values(), former);
         let lists = EndpointLists::new(std::mem::take(&mut held.slots), capacity.slots, frontends);
         Self {
             held,
@@ -140,8 +144,9 @@ impl Planner {
         self.lists.begin();
         self.tables.begin();
         let mut before = HashSet::new();
+        let expired = if self.first { BTreeSet::new() } else { self.expired(desired, context.monotonic) };
         let keys: Vec<&ServicePortKey> =
-            if self.first { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
+            if self.first { desired.ports.keys().collect() } else { changes.ports.union(&expired).collect() };
         // A changed Service gives up these addresses, unless another takes them over in the same
         // plan.
         let mut given_up: BTreeSet<FrontendId> = BTreeSet::new();
@@ -283,8 +288,8 @@ impl Planner {
         let now = context.now;
         let index =
             adopted.map(|place| place.index).or_else(|| self.indices.take(1, now).map(|range| range.base));
-        let Place { cluster: old_cluster, local: old_local, table: old_table, .. } =
-            adopted.unwrap_or_default();
+        let old_place = adopted.unwrap_or_default();
+        let Place { cluster: old_cluster, local: old_local, table: old_table, .. } = old_place;
         // The node's own addresses need no route: the packet path could not distinguish them from a
         // destination that has none.
         // Weights are in the table alone: lists differ by what is in the slots.
@@ -326,6 +331,7 @@ impl Planner {
                 plan.left_out.push(LeftOut::new(key, lack, &port.local, &port.local));
                 Table::default()
             });
+        let former = self.keep_former(key, port, (&old_place, cluster, table), context, plan);
         let drain = Drain { default: context.drain, now: context.monotonic };
         // Sources are allowed before the frontends require them, and removed after.
         let sources = sources(key, port, index);
@@ -359,6 +365,9 @@ impl Planner {
                 drain_until,
                 affinity,
                 digest: table.digest,
+                former: former.tables,
+                former_list: former.list,
+                former_until: former.until,
             };
             if held != Some(wanted) {
                 plan.ops.push(Op::SetFrontend(id, wanted));
@@ -375,13 +384,17 @@ impl Planner {
         if old_table.range != table.range {
             self.tables.free(old_table, now);
         }
+        if old_place.former.tables != former.tables {
+            self.free_former(key.ipv6, &old_place.former, now);
+        }
         for source in self.sources_of(key.ipv6, index) {
             if !sources.contains(&source) {
                 self.remove_source(source, plan);
             }
         }
         self.owners.insert(index, key.clone());
-        self.ports.insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local, table });
+        self.ports
+            .insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local, table, former });
     }
 
     /// Returns the time for which the next plan should wait, so that slots freed by this one can be

@@ -5,7 +5,10 @@
 //! reads. It would differ in most slots anyway, since the places of all endpoints behind a changed
 //! one do. Tables of Service ports whose endpoints did not change are neither computed nor written.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use traffic_policy_cluster::model::{
     Algorithm, ServicePort, ServicePortKey,
@@ -15,6 +18,7 @@ use traffic_policy_ebpf::abi::{Frontend, IndexRange, maglev};
 
 use super::{
     budget::Lack,
+    former::Former,
     op::Op,
     ranges::{QUARANTINE, Ranges},
 };
@@ -40,13 +44,20 @@ impl Table {
     }
 }
 
+/// Returns the elements of the map that tables of former owners take.
+fn of_former(former: &Former) -> IndexRange {
+    IndexRange { base: former.tables.base, len: former.tables.len * maglev::elements(former.slots) }
+}
+
 fn elements(range: IndexRange) -> IndexRange {
     IndexRange { base: range.base, len: maglev::elements(range.len) }
 }
 
-/// The free elements.
+/// The free elements, and the tables of former owners.
 #[derive(Debug)]
 pub struct Tables {
+    /// The tables of former owners in use, by their first element.
+    pub(super) former: HashMap<u32, Vec<Vec<u16>>>,
     ranges: Ranges,
     used: u64,
     /// The number of elements that the current plan writes.
@@ -55,10 +66,14 @@ pub struct Tables {
 
 impl Tables {
     /// Starts from the content of the maps. `size`: the elements of `tp_maglev`.
-    pub fn new<'a>(size: u32, frontends: impl Iterator<Item = &'a Frontend>) -> Self {
-        let taken: Vec<_> = frontends.map(|frontend| elements(frontend.maglev)).collect();
-        let ranges = Ranges::new(size, taken);
-        Self { used: (size - ranges.unused()).into(), ranges, written: 0 }
+    pub fn new<'a>(
+        size: u32,
+        frontends: impl Iterator<Item = &'a Frontend>,
+        former: HashMap<u32, Vec<Vec<u16>>>,
+    ) -> Self {
+        let taken = |frontend: &Frontend| [elements(frontend.maglev), of_former(&Former::of(frontend))];
+        let ranges = Ranges::new(size, frontends.flat_map(taken));
+        Self { former, used: (size - ranges.unused()).into(), ranges, written: 0 }
     }
 
     /// Returns the table for the list of policy Cluster, which `ops` writes unless it is the old
@@ -102,6 +117,40 @@ impl Tables {
         let elements = table.elements();
         self.used = self.used.saturating_sub(elements.len.into());
         self.ranges.release(elements, now);
+    }
+
+    /// Returns the tables of former owners, which `ops` writes; `None`: they find no room.
+    pub fn place_former(
+        &mut self,
+        tables: Vec<Vec<u16>>,
+        slots: u32,
+        now: Instant,
+        ops: &mut Vec<Op>,
+    ) -> Option<IndexRange> {
+        let len = tables.len() as u32;
+        let taken = self.ranges.take(len * maglev::elements(slots), now)?;
+        self.used += u64::from(taken.len);
+        self.written += taken.len;
+        let elements = tables.iter().flat_map(|table| maglev::pack(table)).collect();
+        ops.push(Op::Table { base: taken.base, elements });
+        self.former.insert(taken.base, tables);
+        Some(IndexRange { base: taken.base, len })
+    }
+
+    /// Returns tables of former owners.
+    pub fn former(&self, former: &Former) -> &[Vec<u16>] {
+        let found = if former.tables.len > 0 { self.former.get(&former.tables.base) } else { None };
+        found.map_or(&[], Vec::as_slice)
+    }
+
+    /// Frees the elements of tables of former owners.
+    pub fn free_former(&mut self, former: &Former, now: Instant) {
+        if former.tables.len > 0 {
+            self.former.remove(&former.tables.base);
+            let elements = of_former(former);
+            self.used = self.used.saturating_sub(elements.len.into());
+            self.ranges.release(elements, now);
+        }
     }
 
     /// Begins a plan.

@@ -9,6 +9,7 @@ use traffic_policy_ebpf::abi::{Frontend, IndexRange};
 use super::{
     super::{
         budget::{Lack, LeftOut},
+        former::Former,
         op::Op,
         tables::Table,
     },
@@ -16,19 +17,20 @@ use super::{
 };
 use crate::dataplane::maps::keys::FrontendId;
 
-/// The index, the list for policy Cluster, the list for policy Local, and the table.
+/// The index, the list for policy Cluster, the list for policy Local, the table, and its history.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     pub(super) index: u32,
     pub(super) cluster: IndexRange,
     pub(super) local: IndexRange,
     pub(super) table: Table,
+    pub(super) former: Former,
 }
 
 impl Applied {
     pub(super) fn place(&self) -> Place {
-        let Self { index, cluster, local, table, .. } = *self;
-        Place { index, cluster, local, table }
+        let Self { index, cluster, local, table, former, .. } = *self;
+        Place { index, cluster, local, table, former }
     }
 }
 
@@ -47,6 +49,7 @@ impl Planner {
                 cluster: frontend.cluster,
                 local: frontend.local,
                 table: Table::of(frontend),
+                former: Former::of(frontend),
             })
     }
 
@@ -87,6 +90,7 @@ impl Planner {
             }
         }
         self.tables.free(Table::of(frontend), now);
+        self.free_former(ipv6, &Former::of(frontend), now);
     }
 
     /// Withdraws a Service port; its index and ranges may be taken over in the same plan.
@@ -109,6 +113,7 @@ impl Planner {
             self.lists.free(ipv6, range, now);
         }
         self.tables.free(old.table, now);
+        self.free_former(ipv6, &old.former, now);
     }
 
     /// Frees the entries of an earlier agent that belonged only to Service ports that no longer
@@ -136,13 +141,14 @@ impl Planner {
         plan: &mut Plan,
     ) {
         let kept = old.or_else(|| {
-            let Place { index, cluster, local, table } = adopted?;
+            let Place { index, cluster, local, table, former } = adopted?;
             Some(Applied {
                 port: Arc::new(self.as_found(key, port, index, [cluster, local])),
                 index,
                 cluster,
                 local,
                 table,
+                former,
             })
         });
         let Some(kept) = kept else {

@@ -1,5 +1,6 @@
 //! Tests of a plan: the writes, their order, and the writes that are omitted.
 
+mod history;
 mod room;
 mod tables;
 
@@ -107,15 +108,21 @@ impl Node {
 
     /// Simulates another agent that takes over what this one has written.
     fn restart(&mut self) {
+        self.restart_in(CAPACITY);
+    }
+
+    /// Simulates the same, in maps of this size.
+    fn restart_in(&mut self, capacity: Capacity) {
         let held = Held {
             frontends: self.planner.held.frontends.clone(),
             slots: self.planner.lists.held.clone(),
+            former: self.planner.tables.former.clone(),
             sources: self.planner.held.sources.clone(),
             names: self.planner.held.names.clone(),
             cluster_ips: self.planner.held.cluster_ips.clone(),
             service_cidrs: self.planner.held.service_cidrs.clone(),
         };
-        self.planner = Planner::new(held, CAPACITY);
+        self.planner = Planner::new(held, capacity);
     }
 
     fn frontend(&self, address: &str) -> Frontend {

@@ -1,0 +1,94 @@
+//! Former owners of Maglev tables in a plan: when they are written, kept and freed.
+
+use std::{collections::BTreeSet, time::Instant};
+
+use traffic_policy_cluster::model::{Desired, Forwarding, ServicePort, ServicePortKey};
+use traffic_policy_ebpf::abi::IndexRange;
+
+use super::{
+    super::{
+        former::{self, Former, History, LASTS, Owners},
+        tables::Table,
+    },
+    Context, Plan, Planner,
+    takeover::Place,
+};
+
+impl Planner {
+    /// Returns the former owners of a Service port's new list and table, which `plan` writes if the
+    /// table has changed.
+    pub(super) fn keep_former(
+        &mut self,
+        key: &ServicePortKey,
+        port: &ServicePort,
+        (old, cluster, table): (&Place, IndexRange, Table),
+        context: &Context<'_>,
+        plan: &mut Plan,
+    ) -> Former {
+        if port.forwarding != Forwarding::Direct || table.range.len == 0 {
+            return Former::default();
+        }
+        let is_usable = old.former.is_valid(context.monotonic) && old.former.slots == table.range.len;
+        let kept = if is_usable { old.former } else { Former::default() };
+        if old.table == table || old.table.range.len != table.range.len {
+            return kept;
+        }
+        let history = {
+            let of = |list: IndexRange, table: Table| {
+                let endpoints = self.lists.get(key.ipv6, list);
+                Some((endpoints, former::places(key, endpoints, context.table_size, table.digest)?))
+            };
+            let (Some(before), Some(after)) = (of(old.cluster, old.table), of(cluster, table)) else {
+                return kept;
+            };
+            let owners = |(endpoints, places)| Owners { endpoints, places };
+            History::after(
+                owners((before.0, &before.1)),
+                owners((after.0, &after.1)),
+                if is_usable { self.lists.get(key.ipv6, kept.list) } else { &[] },
+                self.tables.former(&kept),
+            )
+        };
+        if history.tables.is_empty() {
+            return Former::default();
+        }
+        self.write_former(key, history, table.range.len, context, plan).unwrap_or_else(|| {
+            tracing::warn!(
+                "there is no room for the former owners of {key}: its established connections do not go on by \
+                 another node whose endpoint has just changed; raise --maglev-entries or --endpoint-entries"
+            );
+            Former::default()
+        })
+    }
+
+    fn write_former(
+        &mut self,
+        key: &ServicePortKey,
+        history: History,
+        slots: u32,
+        context: &Context<'_>,
+        plan: &mut Plan,
+    ) -> Option<Former> {
+        let none = IndexRange::default();
+        let list = self.lists.place(key.ipv6, none, &history.endpoints, context.now, &mut plan.ops)?;
+        let Some(tables) = self.tables.place_former(history.tables, slots, context.now, &mut plan.ops) else {
+            self.lists.free(key.ipv6, list, context.now);
+            return None;
+        };
+        Some(Former { tables, slots, list, until: context.monotonic + LASTS.as_nanos() as u64 })
+    }
+
+    pub(super) fn free_former(&mut self, ipv6: bool, former: &Former, now: Instant) {
+        if former.tables.len > 0 {
+            self.lists.free(ipv6, former.list, now);
+            self.tables.free_former(former, now);
+        }
+    }
+
+    /// Returns the Service ports whose former owners are asked no longer: any plan frees them.
+    pub(super) fn expired(&self, desired: &Desired, monotonic: u64) -> BTreeSet<ServicePortKey> {
+        let is_over = |former: &Former| former.tables.len > 0 && !former.is_valid(monotonic);
+        let ports = self.ports.iter().filter(|(_, applied)| is_over(&applied.former));
+        ports.map(|(key, _)| key).filter(|key| desired.ports.contains_key(*key)).cloned().collect()
+    }
+}

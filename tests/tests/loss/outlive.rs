@@ -1,0 +1,196 @@
+//! Connections that outlive the node in front: a router moves them to another one, which does not
+//! know them, also while the endpoints change. With direct forwarding and Maglev tables none is
+//! cut; with the node's own address or a random choice all are.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use traffic_policy_testing::cluster::{Cluster, TARGET};
+use traffic_policy_testing::lab::{Family, Lab, Node};
+use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::pace::until;
+use traffic_policy_testing::traffic::HeldConnections;
+use traffic_policy_testing::traffic::held::Report;
+
+use crate::cluster::PATIENCE;
+use crate::quiet;
+
+const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+const CONNECTIONS: usize = 80;
+/// The time between two requests of a connection.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The time in which every connection has had requests: several times [`PAUSE`].
+const LOOK: Duration = Duration::from_millis(500);
+const OUTLIVE: [&str; 4] = ["--forwarding", "direct", "--algorithm", "maglev"];
+
+/// The Lease by which a node says that it opens packets.
+fn lease(node: &Node) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "namespace": "traffic-policy",
+            "name": format!("traffic-policy-opens-{}", node.name),
+            "labels": {"traffic-policy.io/opens": "ipip"},
+            "annotations": {"traffic-policy.io/opens-from": node.address(Family::V4).to_string()},
+        },
+        "spec": {"holderIdentity": node.name},
+    })
+}
+
+fn service() -> Service {
+    Service::new("web").port(Port::tcp(80, TARGET)).vip(VIP)
+}
+
+/// Starts a cluster whose first node is in front of `backends`.
+fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
+    let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc");
+    let mut cluster = Cluster::start(lab).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
+    cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
+    cluster.lab.route_vip(VIP, cluster.lab.node(1)).unwrap();
+    cluster
+}
+
+/// The backends of these numbers.
+fn some(cluster: &Cluster, numbers: &[usize]) -> Vec<Backend> {
+    let all: Vec<_> = cluster.lab.pods().collect();
+    numbers.iter().map(|number| Backend::of(all[*number])).collect()
+}
+
+fn hold(cluster: &Cluster) -> HeldConnections {
+    let target = SocketAddr::new(VIP, 80);
+    let held = HeldConnections::start(cluster.lab.client().netns(), &[target], CONNECTIONS, PAUSE).unwrap();
+    sleep(LOOK);
+    held
+}
+
+/// Waits until every agent has this many endpoints.
+fn await_endpoints(cluster: &Cluster, count: usize) {
+    for agent in &cluster.agents {
+        until("the endpoints are known", PATIENCE, || {
+            let ports = agent.json(&["services", "default/web"]).unwrap();
+            ports[0]["endpoints"].as_array().is_some_and(|endpoints| endpoints.len() == count)
+        });
+    }
+}
+
+/// The packets that nodes behind the first two have sent on to the owner that a table named before.
+fn sent_on(cluster: &Cluster) -> u64 {
+    let homes = cluster.agents[2..].iter();
+    homes.map(|agent| agent.packets("tc-ingress", "forwarded-direct").unwrap()).sum()
+}
+
+fn report(what: &str, held: HeldConnections) -> Report {
+    let report = held.finish();
+    println!("{what}: {report}; by pod {:?}", report.by_pod);
+    report
+}
+
+#[track_caller]
+fn assert_none_cut(cluster: &Cluster, report: &Report) {
+    assert_eq!((report.broken.len(), report.connections), (0, CONNECTIONS as u64), "{report}");
+    let client = cluster.lab.client().address(Family::V4);
+    assert_eq!(report.clients, BTreeSet::from([client]), "pods see the client");
+    let least = CONNECTIONS as u64 / 20;
+    assert!(report.by_pod.values().all(|connections| *connections >= least), "{:?}", report.by_pod);
+}
+
+/// The first node vanishes, and the router sends everything to the second one.
+fn front_vanishes(cluster: &Cluster) {
+    cluster.lab.cut(cluster.lab.node(1)).unwrap();
+    cluster.lab.route_vip(VIP, cluster.lab.node(2)).unwrap();
+    // Requests that were under way are sent again, after 200 ms at least, and then twice that.
+    sleep(3 * LOOK);
+}
+
+fn the_node_in_front_vanishes(attach: &str) {
+    let _alone = quiet::alone();
+    let cluster = start(&[0, 0, 2, 2], attach, &OUTLIVE, &[0, 1, 2, 3]);
+    let held = hold(&cluster);
+    front_vanishes(&cluster);
+    let report = report(&format!("{attach}, the node in front vanishes"), held);
+    assert_none_cut(&cluster, &report);
+    assert_eq!(report.by_pod.len(), 4);
+}
+
+#[test]
+fn the_node_in_front_vanishes_tc() {
+    the_node_in_front_vanishes("tc");
+}
+
+#[test]
+fn the_node_in_front_vanishes_xdp() {
+    the_node_in_front_vanishes("xdp");
+}
+
+/// The control: what is not known to another node is reset, and all of it is.
+#[test]
+fn snat_and_a_random_choice_cut_every_connection() {
+    let _alone = quiet::alone();
+    for flags in [&["--algorithm", "maglev"][..], &["--forwarding", "direct"]] {
+        let cluster = start(&[0, 0, 2, 2], "tc", flags, &[0, 1, 2, 3]);
+        let held = hold(&cluster);
+        front_vanishes(&cluster);
+        let report = report(&format!("{flags:?}, the node in front vanishes"), held);
+        assert_eq!(report.broken.len(), CONNECTIONS, "{report}");
+    }
+}
+
+/// A rolling update at the same time: the connections of pods that stay, and those of pods that
+/// have left the Service and still run, go on.
+fn the_endpoints_change_too(attach: &str) {
+    let _alone = quiet::alone();
+    let cluster = start(&[0, 0, 4, 4], attach, &OUTLIVE, &[0, 1, 4, 5]);
+    let held = hold(&cluster);
+    for backends in [&[0, 1, 2, 4, 5][..], &[1, 2, 4, 5], &[1, 2, 4, 5, 6], &[1, 2, 4, 6]] {
+        cluster.manifests.endpoints(&service(), &some(&cluster, backends)).unwrap();
+        await_endpoints(&cluster, backends.len());
+    }
+    assert_eq!(sent_on(&cluster), 0, "the node in front knows its connections");
+    front_vanishes(&cluster);
+    let report = report(&format!("{attach}, the endpoints change, too"), held);
+    assert_none_cut(&cluster, &report);
+    let packets = sent_on(&cluster);
+    println!("{attach}: {packets} packets were sent on to a former owner");
+    assert!(packets > 0, "the control: no former owner was needed");
+}
+
+#[test]
+fn the_endpoints_change_too_tc() {
+    the_endpoints_change_too("tc");
+}
+
+#[test]
+fn the_endpoints_change_too_xdp() {
+    the_endpoints_change_too("xdp");
+}
+
+/// Every node is in front and has pods: one that gets a connection of its own pod is home, and its
+/// agent may have been started anew since the endpoints changed.
+#[test]
+fn nodes_with_pods_and_an_agent_that_starts_again() {
+    let _alone = quiet::alone();
+    let mut cluster = start(&[2, 2, 2], "xdp", &OUTLIVE, &[0, 2, 4]);
+    let held = hold(&cluster);
+    cluster.manifests.endpoints(&service(), &some(&cluster, &[0, 1, 2, 4])).unwrap();
+    await_endpoints(&cluster, 4);
+    for agent in &mut cluster.agents {
+        agent.kill().unwrap();
+        agent.start_again().unwrap();
+        agent.wait_ready(PATIENCE).unwrap();
+    }
+    cluster.manifests.endpoints(&service(), &some(&cluster, &[0, 1, 2, 3, 4, 5])).unwrap();
+    await_endpoints(&cluster, 6);
+    for number in [2, 3, 1] {
+        cluster.lab.route_vip(VIP, cluster.lab.node(number)).unwrap();
+        sleep(LOOK);
+    }
+    let report = report("nodes with pods, agents started again", held);
+    assert_none_cut(&cluster, &report);
+}

@@ -1,0 +1,326 @@
+//! Connections that go on by a node which does not know them: the endpoint that a Maglev table
+//! names, and those that it named before.
+
+use traffic_policy_dataplane::MapSizes;
+use traffic_policy_ebpf::{abi::kind, abi::maglev::FORMER, tcp};
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, Transport, flag};
+
+use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
+
+const NODE: (Spot, u16) = (Spot::Node, PORT);
+const VIP: (Spot, u16) = (Spot::Vip, PORT);
+const NEAR: (Spot, u16) = (Spot::Near, ENDPOINT_PORT);
+const OTHER: (Spot, u16) = (Spot::OtherNear, ENDPOINT_PORT);
+const LOCAL: (Spot, u16) = (Spot::Local, ENDPOINT_PORT);
+/// Nodes that send directly.
+const FRONT: Spot = Spot::Router;
+const OTHER_FRONT: Spot = Spot::RouterFar;
+const IPIP: u8 = 4;
+const FIN_ACK: u8 = flag::FIN | flag::ACK;
+const SYN_ACK: u8 = flag::SYN | flag::ACK;
+
+fn tcp(hook: Hook) -> Terms {
+    Terms::all().find(|terms| terms.v4() && terms.tcp && terms.hook == hook).unwrap()
+}
+
+fn by_table(to: (Spot, u16), endpoints: &[(Spot, u16)]) -> Frontend {
+    Frontend::new(to.0, to.1).endpoints(endpoints).direct().maglev("251".parse().unwrap())
+}
+
+/// A segment amid a connection.
+fn segment(terms: Terms, to: (Spot, u16), port: u16, flags: u8) -> Packet {
+    let packet = terms.packet((Spot::Client, port), to).macs(Spot::Router.mac(), Device::Eth0.mac());
+    packet.with(|packet| packet.tcp_mut().flags = flags).numbers(7000, 9000)
+}
+
+fn within(inner: &Packet, from: Spot, to: Spot, asked: u32) -> Packet {
+    let ip = &inner.bytes()[14..];
+    let outer = Packet::new(from.addresses().v4.into(), to.addresses().v4.into(), Transport::Other(IPIP));
+    outer.payload(ip).with(|outer| {
+        outer.ttl = 64;
+        outer.label = u16::try_from(asked).unwrap();
+        outer.dont_fragment = true;
+    })
+}
+
+/// A packet that another node sends to the endpoint here.
+fn arrives(inner: &Packet, from: Spot, asked: u32) -> Packet {
+    within(inner, from, LOCAL.0, asked).macs(Spot::Router.mac(), Device::Eth0.mac())
+}
+
+/// A packet that this node sends to an endpoint.
+fn sent(inner: &Packet, to: Spot, asked: u32) -> Packet {
+    within(inner, Spot::Node, to, asked).macs(Device::Eth0.mac(), Spot::RouterNear.mac())
+}
+
+fn set_up_home(harness: &mut Harness, frontend: Frontend) {
+    harness.set_up(&Setup::of(frontend));
+    harness.let_send_directly(FRONT);
+    harness.let_send_directly(OTHER_FRONT);
+    harness.open_for(LOCAL.0, 1, LOCAL.1);
+}
+
+#[test]
+fn a_segment_of_an_unknown_connection_goes_to_its_owner() {
+    harness::with(|harness| {
+        for (hook, to) in Hook::INGRESS.into_iter().flat_map(|hook| [VIP, NODE].map(|to| (hook, to))) {
+            let terms = tcp(hook);
+            let endpoints = [NEAR, OTHER];
+            // The endpoint of each connection from its beginning.
+            let owner = |harness: &mut Harness, port: u16, packet: &Packet| {
+                harness.set_up(&Setup::of(by_table(to, &endpoints)));
+                harness.run(hook, packet).expect("forwarded-direct");
+                let [flow] = harness.flows(terms.family)[..] else { panic!("one entry for {port}") };
+                assert_eq!(flow.kind, kind::DIRECT);
+                flow.new_to
+            };
+            let mut seen = std::collections::BTreeSet::new();
+            for port in CLIENT_PORT..CLIENT_PORT + 20 {
+                let first = owner(harness, port, &segment(terms, to, port, flag::SYN));
+                seen.insert(first);
+                for flags in [flag::ACK, flag::ACK | flag::PSH, FIN_ACK] {
+                    let later = owner(harness, port, &segment(terms, to, port, flags));
+                    assert_eq!(later, first, "{flags:x}, port {port}, {terms:?}");
+                }
+            }
+            assert_eq!(seen.len(), 2);
+            // The packets after it are those of a connection that was seen from its beginning.
+            harness.set_up(&Setup::of(by_table(to, &[NEAR])));
+            for _ in 0..3 {
+                let next = segment(terms, to, CLIENT_PORT, flag::ACK);
+                harness.run(hook, &next).expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 0));
+            }
+            assert_eq!(harness.flows(terms.family)[0].state, tcp::ASSURED);
+        }
+    });
+}
+
+/// Neither what opens nor ends a connection is taken for a part of one, nor is there an owner where
+/// nodes choose at random or send with their own address.
+#[test]
+fn other_segments_are_refused_as_ever() {
+    harness::with(|harness| {
+        for hook in Hook::INGRESS {
+            let terms = tcp(hook);
+            let random = |to: (Spot, u16)| Frontend::new(to.0, to.1).endpoints(&[NEAR]).direct();
+            let snat =
+                |to: (Spot, u16)| Frontend::new(to.0, to.1).endpoints(&[NEAR]).maglev("251".parse().unwrap());
+            for (what, frontend, flags, outcome) in [
+                ("a reset", by_table(VIP, &[NEAR]), flag::RST | flag::ACK, "passed-no-flow"),
+                ("no ACK", by_table(VIP, &[NEAR]), flag::FIN, "passed-no-flow"),
+                ("SYN-ACK", by_table(VIP, &[NEAR]), SYN_ACK, "reset-no-flow"),
+                ("random", random(VIP), flag::ACK, "reset-no-flow"),
+                ("random, own address", random(NODE), flag::ACK, "passed-no-flow"),
+                ("snat", snat(VIP), flag::ACK, "reset-no-flow"),
+                ("policy Local", by_table(VIP, &[LOCAL]).local(), flag::ACK, "reset-no-flow"),
+                ("here", by_table(VIP, &[LOCAL]), flag::ACK, "reset-no-flow"),
+                ("here, own address", by_table(NODE, &[LOCAL]), flag::ACK, "passed-no-flow"),
+            ] {
+                let to = (frontend.address, PORT);
+                harness.set_up(&Setup::of(frontend));
+                let ran = harness.run(hook, &segment(terms, to, CLIENT_PORT, flags));
+                assert_eq!(ran.outcome, outcome, "{what}, {terms:?}");
+                assert_eq!(harness.flows(terms.family), [], "{what}");
+            }
+        }
+    });
+}
+
+/// Its endpoint's node has entries of the connection by whichever node it came.
+#[test]
+fn a_connection_that_comes_by_another_node_is_known_at_home() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        set_up_home(harness, by_table(VIP, &[LOCAL]));
+        let syn = segment(terms, VIP, CLIENT_PORT, flag::SYN);
+        harness.run(terms.hook, &arrives(&syn, FRONT, 0)).expect("delivered");
+        let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).numbers(8999, 7001);
+        harness.run(Hook::Egress, &answer).expect("replied-local");
+        let next = segment(terms, VIP, CLIENT_PORT, flag::ACK).numbers(7001, 9000);
+        let delivered = next.clone().destination(terms.at(LOCAL));
+        for asked in 0..=FORMER {
+            let ran = harness.run(terms.hook, &arrives(&next, OTHER_FRONT, asked));
+            ran.expect("delivered").expect_frame(&delivered);
+        }
+        // The router sends it to this node itself.
+        harness.run(terms.hook, &next).expect("delivered");
+        harness.run(Hook::Xdp, &next).expect("delivered");
+    });
+}
+
+#[test]
+fn what_home_does_not_know_goes_to_the_former_owner() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        let former = |owners: &[(Spot, u16)]| by_table(VIP, &[LOCAL]).former(owners);
+        let first = |asked| if asked == 0 { "the table" } else { "a former owner" };
+        for (owners, asked, expected) in [
+            (&[NEAR][..], 0, Some((NEAR.0, 1))),
+            (&[NEAR, OTHER], 0, Some((NEAR.0, 1))),
+            (&[NEAR, OTHER], 1, Some((OTHER.0, 2))),
+            (&[NEAR, OTHER, NEAR], 2, Some((NEAR.0, 3))),
+            // This node has been asked: it is here.
+            (&[LOCAL, OTHER], 0, Some((OTHER.0, 2))),
+            (&[LOCAL, LOCAL, OTHER], 0, Some((OTHER.0, 3))),
+            (&[], 0, None),
+            (&[LOCAL], 0, None),
+            (&[NEAR], 1, None),
+            (&[NEAR, OTHER, NEAR], 3, None),
+            // No node writes that.
+            (&[NEAR, OTHER, NEAR], 4, None),
+            (&[NEAR, OTHER, NEAR], 0xffff, None),
+        ] {
+            set_up_home(harness, former(owners));
+            let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+            let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));
+            let what = format!("{owners:?}, sent by {} ({asked})", first(asked));
+            let Some((to, number)) = expected else {
+                assert_eq!(ran.outcome, "reset-no-flow", "{what}");
+                assert_eq!(harness.flows(terms.family), [], "{what}");
+                continue;
+            };
+            assert_eq!(ran.outcome, "forwarded-direct", "{what}");
+            ran.expect_frame(&sent(&next, to, number));
+            // Packets after it take the same way, and each says that one more was asked.
+            let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));
+            ran.expect("forwarded-direct").expect_frame(&sent(&next, to, asked + 1));
+            let ran = harness.run(terms.hook, &arrives(&next, FRONT, FORMER));
+            assert_eq!(ran.outcome, "dropped-unknown-endpoint", "{what}: all were asked");
+        }
+    });
+}
+
+#[test]
+fn former_owners_are_asked_for_some_time() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+        let mut frontend = by_table(VIP, &[LOCAL]).former(&[NEAR]);
+        frontend.former_until = 1;
+        set_up_home(harness, frontend);
+        harness.run(terms.hook, &arrives(&next, FRONT, 0)).expect("reset-no-flow");
+    });
+}
+
+/// What opens a connection is for the endpoint that it was sent to, and a reset for nobody else.
+#[test]
+fn only_segments_amid_a_connection_are_sent_on() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        for (flags, outcome) in [
+            (flag::SYN, "delivered"),
+            (flag::RST, "dropped-unknown-endpoint"),
+            (flag::RST | flag::ACK, "dropped-unknown-endpoint"),
+            (SYN_ACK, "dropped-unknown-endpoint"),
+        ] {
+            set_up_home(harness, by_table(VIP, &[LOCAL]).former(&[NEAR]));
+            let packet = segment(terms, VIP, CLIENT_PORT, flags);
+            assert_eq!(harness.run(terms.hook, &arrives(&packet, FRONT, 0)).outcome, outcome, "{flags:x}");
+        }
+        let udp = Terms { tcp: false, ..terms };
+        set_up_home(harness, by_table(VIP, &[LOCAL]).former(&[NEAR]));
+        harness.run(udp.hook, &arrives(&udp.request(VIP), FRONT, 0)).expect("delivered");
+    });
+}
+
+/// Where the owner is on the node in front itself, that node is home, too.
+#[test]
+fn the_node_in_front_asks_the_former_owner_of_its_own_endpoint() {
+    harness::with(|harness| {
+        for (hook, to) in Hook::INGRESS.into_iter().flat_map(|hook| [VIP, NODE].map(|to| (hook, to))) {
+            let terms = tcp(hook);
+            harness.set_up(&Setup::of(by_table(to, &[LOCAL]).former(&[NEAR])));
+            let next = segment(terms, to, CLIENT_PORT, flag::ACK);
+            let ran = harness.run(hook, &next);
+            ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 1));
+            let ran = harness.run(hook, &next);
+            ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 0));
+        }
+    });
+}
+
+/// The count of an opened packet concerns no packet after it.
+#[test]
+fn what_this_node_sends_after_an_opened_packet_counts_anew() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        let other = (Spot::OtherVip, PORT);
+        harness.set_up(&Setup::of(by_table(VIP, &[LOCAL])).and(by_table(other, &[NEAR])));
+        harness.let_send_directly(FRONT);
+        harness.open_for(LOCAL.0, 1, LOCAL.1);
+        let opened = |flags, number| {
+            let packet = segment(terms, VIP, CLIENT_PORT, flags).numbers(number, 9000);
+            arrives(&packet, FRONT, 2)
+        };
+        harness.run(terms.hook, &opened(flag::SYN, 6999)).expect("delivered");
+        let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).numbers(8999, 7000);
+        harness.run(Hook::Egress, &answer).expect("replied-local");
+        harness.run(terms.hook, &opened(flag::ACK, 7000)).expect("delivered");
+        harness.run(terms.hook, &opened(FIN_ACK, 7000)).expect("delivered");
+        let next = segment(terms, other, CLIENT_PORT, flag::ACK);
+        harness.run(terms.hook, &next).expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 0));
+    });
+}
+
+/// A node that was in front of a connection, and gets it from another one, knows the way.
+#[test]
+fn a_connection_goes_the_way_that_it_went_through_this_node() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        set_up_home(harness, by_table(VIP, &[NEAR]));
+        harness.run(terms.hook, &segment(terms, VIP, CLIENT_PORT, flag::SYN)).expect("forwarded-direct");
+        for (flags, asked) in [(flag::ACK, 0), (flag::ACK, 2), (flag::RST | flag::ACK, 1)] {
+            let next = segment(terms, VIP, CLIENT_PORT, flags).numbers(7001, 9000);
+            let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));
+            ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, asked + 1));
+        }
+        let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+        harness.run(terms.hook, &arrives(&next, FRONT, FORMER)).expect("dropped-unknown-endpoint");
+        // A SYN is for the endpoint here.
+        let syn = segment(terms, VIP, CLIENT_PORT, flag::SYN).numbers(90_000, 0);
+        harness.run(terms.hook, &arrives(&syn, FRONT, 0)).expect("delivered");
+    });
+}
+
+/// The node in front may have heard of a change earlier than this one.
+#[test]
+fn home_knows_an_older_table() {
+    harness::with(|harness| {
+        let terms = tcp(Hook::Ingress);
+        set_up_home(harness, by_table(VIP, &[NEAR]));
+        let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+        let ran = harness.run(terms.hook, &arrives(&next, FRONT, 0));
+        ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 1));
+        set_up_home(harness, by_table(VIP, &[NEAR]));
+        harness.run(terms.hook, &arrives(&next, FRONT, 1)).expect("reset-no-flow");
+    });
+}
+
+/// Forged segments, each with another source, keep out no connection that is established, and take
+/// no more room than forged SYNs.
+#[test]
+fn forged_segments_hold_a_bounded_part_of_the_table() {
+    const UNASSURED: u16 = 64;
+    let sizes = MapSizes { flows4: 2048, flows6: 2048, unassured: UNASSURED.into(), ..harness::SIZES };
+    harness::with_sizes(sizes, |harness| {
+        let terms = tcp(Hook::Ingress);
+        for at_home in [false, true] {
+            let frontend =
+                if at_home { by_table(VIP, &[LOCAL]).former(&[NEAR]) } else { by_table(VIP, &[NEAR]) };
+            set_up_home(harness, frontend);
+            let send = |harness: &Harness, port| {
+                let packet = segment(terms, VIP, port, flag::ACK);
+                let packet = if at_home { arrives(&packet, FRONT, 0) } else { packet };
+                harness.run(terms.hook, &packet).expect("forwarded-direct");
+            };
+            (0..3).for_each(|_| send(harness, 1));
+            (1000..1000 + 10 * UNASSURED).for_each(|port| send(harness, port));
+            let flows = harness.flows(terms.family);
+            assert_eq!(flows.len(), usize::from(UNASSURED) + 1, "at home: {at_home}");
+            let assured: Vec<_> = flows.iter().filter(|flow| flow.state & tcp::ASSURED != 0).collect();
+            assert_eq!(assured.len(), 1);
+            assert_eq!(assured[0].from.port(), 1);
+        }
+    });
+}
