@@ -9,12 +9,14 @@ mod adoption;
 pub mod bpf;
 pub mod clock;
 mod config;
+mod conntrack_windows;
 pub mod counters;
 mod devices;
 mod direct;
 pub mod gc;
 mod heartbeat;
 pub mod kernel;
+mod local_delivery;
 pub mod maps;
 mod nexthop;
 mod node;
@@ -49,6 +51,7 @@ pub use self::{
     },
     clock::monotonic,
     config::{Config, IdleTimes, SourceCheck, Written},
+    conntrack_windows::is_strict as is_conntrack_strict,
     counters::Counter,
     devices::{DevicePrograms, Lost, pinned_devices},
     gc::{
@@ -56,6 +59,7 @@ pub use self::{
         sweeps::FlowSweeps,
     },
     kernel::{Kernel, release_memory},
+    local_delivery::{Followed, LocalDelivery, PodPrograms, judged_below as judged_pods},
     maps::{
         Maps,
         keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
@@ -101,6 +105,7 @@ pub struct Dataplane {
     named: node::Named,
     silence: node_silence::Silence,
     direct: direct::Direct,
+    pods: local_delivery::PodDevices,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

@@ -24,6 +24,7 @@ mod hops;
 mod jumbo;
 mod keys;
 mod limits;
+mod local_delivery;
 mod maglev;
 mod node_silence;
 mod own_ports;

@@ -10,17 +10,21 @@ use super::{
     Changed, Config, Dataplane, Kernel, MapSizes, Maps, Refusal, Removed, Sweeper,
     adoption::Adoption,
     bpf::{
-        attach::clsact,
+        attach::{clsact, pod},
         loader,
         pins::{self, Pins},
         programs, test_run, verifier,
     },
-    check_privileges, clock,
+    check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
     direct::Direct,
     gc::Gc,
     heartbeat,
-    maps::mmap::{config, routes, table_usage},
+    local_delivery::{LocalDelivery, PodDevices, pinned_pods},
+    maps::{
+        mmap::{config, routes, table_usage},
+        reader::Reader,
+    },
     nexthop::{self, NextHops},
     node,
     node_silence::Silence,
@@ -76,7 +80,8 @@ impl Dataplane {
         let sizes = MapSizes::in_effect(&object)?;
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
-        let needed = |name: &str| programs::is_needed(name, config.mode);
+        let direct = config.local_delivery == LocalDelivery::Direct;
+        let needed = |name: &str| programs::is_needed(name, config.mode) && (direct || name != pod::PROGRAM);
         if let Err(error) = verifier::load_those(&mut object, &btf, needed) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
@@ -96,7 +101,7 @@ impl Dataplane {
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
         let silence = Silence::open(&mut object)?;
-        let direct = Direct::open(&mut object)?;
+        let forwarding = Direct::open(&mut object)?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
@@ -116,7 +121,8 @@ impl Dataplane {
             adopted,
             named: node::Named::default(),
             silence,
-            direct,
+            direct: forwarding,
+            pods: PodDevices::default(),
             route_mtus: None,
             adoption: Adoption::default(),
         })
@@ -161,6 +167,11 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     pins::cleanup(root, || {
         if !kernel.has_tcx() {
             pinned_devices(root).into_iter().for_each(clsact::detach);
+            pinned_pods(root).into_iter().for_each(clsact::detach);
+        }
+        let noted = Reader::open(&pins::maps_below(root), "tp_config").and_then(|map| map.value(0));
+        if let Ok(noted) = noted {
+            conntrack_windows::restore(&noted);
         }
     })
 }
