@@ -11,6 +11,7 @@ mod forwarding;
 mod ipsec;
 mod kernel;
 mod listeners;
+mod local_delivery;
 mod migrate;
 mod netfilter;
 mod nftables;
@@ -27,11 +28,12 @@ use traffic_policy_cluster::{
     model::object::{Node, Service},
     source::{Change, Manifests, Update},
 };
-use traffic_policy_dataplane::PinsLook;
+use traffic_policy_dataplane::{LocalDelivery, PinsLook};
 
 pub use self::{
     ethtool::strips_vlans,
     finding::{Finding, Severity},
+    local_delivery::obstacle as local_delivery_obstacle,
     migrate::migration,
     netfilter::{KUBE_PROXY, forward_policy_drop, kube_proxy_has_rules},
     other_end::{lost_at_other_end, prepared_other_end},
@@ -76,6 +78,10 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
             findings.extend(netfilter::look(&facts.names));
         }
         Err(error) => findings.push(unseen("device", &error)),
+    }
+    if settings.local_delivery == LocalDelivery::Direct {
+        let facts = local_delivery::Facts::look(&settings.pins, &served);
+        findings.extend(attempt("local-delivery", facts, local_delivery::judge));
     }
     let facts = policy_routing::Facts::look(served).await;
     findings.extend(attempt("policy-routing", facts, policy_routing::judge));

@@ -13,6 +13,7 @@ mod listening;
 mod maintenance;
 mod network;
 mod node_port_addresses;
+mod pod_devices;
 mod reload;
 mod replacement;
 mod service_sync;
@@ -38,7 +39,7 @@ use traffic_policy_cluster::{
     source::{Kubernetes, Manifests, Opening, Source},
 };
 use traffic_policy_dataplane::{
-    Changed, Config, Dataplane, PacketPath,
+    Changed, Config, Dataplane, Followed, PacketPath,
     inspect::service_count_reader,
     node::{self, Event, Events, Network, socket_ender::SocketEnder},
 };
@@ -163,6 +164,7 @@ struct Controller<P> {
     path: P,
     network: NodeNetwork,
     unattached: Unattached,
+    pods: Followed,
     services: ServiceSync,
     pacer: SweepPacer,
     health: ProxyHealth,
@@ -196,6 +198,7 @@ impl<P: PacketPath> Controller<P> {
             silence: NodeWatch::new(own, settings.silence, network.clone(), port),
             network: NodeNetwork::new(network, settings.devices.clone(), settings.dataplane.mode),
             unattached: Unattached::default(),
+            pods: Followed::default(),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
@@ -231,6 +234,7 @@ impl<P: PacketPath> Controller<P> {
             if self.network.find_devices(&mut self.path, &self.services.primary(), true).await? {
                 self.path.raise(Changed::Routes);
             }
+            self.follow_pods();
             self.path.attach_cgroup()?;
             self.network.compare(&mut self.path).await?;
         }
@@ -441,6 +445,7 @@ impl<P: PacketPath> Controller<P> {
     /// Reads addresses and devices again, and writes the resulting changes.
     async fn rescan(&mut self, source: &Source) -> Result<()> {
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
+        self.follow_pods();
         if self.needs_write && self.services.has_objects() {
             // Frontends on the node's own addresses may have come or gone.
             self.needs_write = self.write_maps(source).await;

@@ -23,6 +23,7 @@ mod nexthop;
 mod node_silence;
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod;
+mod pod_device;
 pub mod prefilter;
 mod programs;
 mod route_config;
@@ -56,9 +57,11 @@ pub use self::{
     heartbeat::AgentHeartbeat,
     local_node::{LocalNode, source_check},
     nexthop::{
-        DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION, Hop, HopKey,
+        DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_POD, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION,
+        Hop, HopKey, POD_KEY,
     },
     node_silence::{HOP_PLACES, NODE_NAME_LENGTH, NodeSilence, Suspicion},
+    pod_device::PodDevice,
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     route_config::RouteConfig,
@@ -114,6 +117,7 @@ const _: () = {
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<DeviceInfo>() == 40);
+    assert!(size_of::<PodDevice>() == 8);
     assert!(size_of::<RuntimeConfig>() == 64);
     assert!(size_of::<NodeSilence>() == 16);
     assert!(size_of::<TableUsage>() == 640);

@@ -50,7 +50,8 @@
 //! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and
 //!   SCTP. [`no_sctp`]: SCTP on a node that serves none.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
-//! - [`egress`]: replies of endpoints on this node.
+//! - [`egress`]: replies of endpoints on this node. [`pod`]: those of assured flows, sent from
+//!   where they leave their pod.
 //! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`],
 //!   [`reject::v6`]: the answers.
 //! - [`sock`]: socket programs. [`sock::addr`]: their context; [`sock::lookup`]: the Service
@@ -79,6 +80,7 @@
 //! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]:
 //!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
+//!   [`forward::local`]: the way straight into a pod of this node;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
 //!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off.
@@ -132,6 +134,7 @@ pub mod node_silence;
 pub mod open;
 pub mod own;
 pub mod parse;
+pub mod pod;
 pub mod prefilter;
 pub mod priority_tag;
 pub mod reject;

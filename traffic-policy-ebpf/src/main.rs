@@ -81,7 +81,7 @@ mod programs {
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, l3_ingress, no_sctp, open, priority_tag, reject, slow_path,
+        icmp_errors, l3_ingress, no_sctp, open, pod, priority_tag, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
@@ -119,6 +119,7 @@ mod programs {
         tp_tc_reject4 => reject::run::<Tc, V4>;
         tp_tc_reject6 => reject::run::<Tc, V6>;
         tp_tc_egress => egress::run;
+        tp_tc_pod => pod::run;
         tp_tc_icmp_out4 => icmp_errors::run_out::<Tc, V4>;
         tp_tc_icmp_out6 => icmp_errors::run_out::<Tc, V6>;
         tp_tc_vhdr_out4 => variable_headers::run_out::<Tc, V4>;

@@ -68,6 +68,13 @@ outcomes! {
     /// The packet was sent unchanged, within an outer packet, to the node of its endpoint.
     ForwardedDirect = 13, "forwarded-direct", Send;
 
+    /// Sent straight into the pod of this node that is its endpoint, past the stack:
+    /// `--local-delivery direct`.
+    DeliveredDirect = 14, "delivered-direct", Send;
+    /// A reply of an endpoint on this node, source rewritten where it left the pod, and sent to the
+    /// client past the stack: `--local-delivery direct`.
+    RepliedDirect = 15, "replied-direct", Send;
+
     /// No endpoint on any node: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live expired here: time exceeded was sent.
@@ -199,6 +206,7 @@ mod tests {
             let expected = match outcome.name().split('-').next().unwrap() {
                 "forwarded" | "rejected" | "reset" => Verdict::Send,
                 "replied" if !outcome.name().contains("local") => Verdict::Send,
+                "delivered" if outcome.name().contains("direct") => Verdict::Send,
                 "dropped" => Verdict::Drop,
                 _ => Verdict::Pass,
             };

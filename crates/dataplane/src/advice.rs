@@ -60,6 +60,8 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::Replied => "a reply of an endpoint on another node, sent on to the client from the address it had asked".to_owned(),
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
+        Outcome::DeliveredDirect => "the endpoint is on this node, and the flow is established: the packet went straight into the pod, past the stack and its rules (--local-delivery direct)".to_owned(),
+        Outcome::RepliedDirect => "a reply of an endpoint on this node, sent from the address that the client had asked; the flow is established, so it went from its pod's device to the client, past the stack and its rules (--local-delivery direct)".to_owned(),
         Outcome::RepliedRedirected => "a reply of an endpoint on this node, sent from the address that the client had asked; rules of routing lead packets with that address out by another device than those with the endpoint's, so it went there".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
         Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
@@ -129,6 +131,8 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::ForwardedDirect
         | Outcome::Replied
         | Outcome::Delivered
+        | Outcome::DeliveredDirect
+        | Outcome::RepliedDirect
         | Outcome::RepliedLocal
         | Outcome::RepliedRedirected
         | Outcome::Connected

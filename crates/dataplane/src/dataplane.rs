@@ -9,12 +9,14 @@ mod adoption;
 pub mod bpf;
 pub mod clock;
 mod config;
+mod conntrack_windows;
 pub mod counters;
 mod devices;
 mod direct;
 pub mod gc;
 mod heartbeat;
 pub mod kernel;
+mod local_delivery;
 pub mod maps;
 mod nexthop;
 mod node;
@@ -50,6 +52,7 @@ pub use self::{
     },
     clock::monotonic,
     config::{Config, IdleTimes, SourceCheck, Written},
+    conntrack_windows::is_strict as is_conntrack_strict,
     counters::Counter,
     devices::{DevicePrograms, Lost, pinned_devices},
     gc::{
@@ -57,6 +60,7 @@ pub use self::{
         sweeps::FlowSweeps,
     },
     kernel::{Kernel, release_memory},
+    local_delivery::{Followed, LocalDelivery, PodPrograms, judged_below as judged_pods},
     maps::{
         Maps,
         keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
@@ -103,6 +107,7 @@ pub struct Dataplane {
     silence: node_silence::Silence,
     direct: direct::Direct,
     sctp: sctp::Sctp,
+    pods: local_delivery::PodDevices,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

@@ -319,9 +319,11 @@ const fn hook_name(number: u32) -> &'static str {
 /// Returns the verdict for the sender of a new flow.
 pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
-        Outcome::Forwarded | Outcome::ForwardedDirect | Outcome::Delivered | Outcome::Connected => {
-            Verdict::Endpoints
-        }
+        Outcome::Forwarded
+        | Outcome::ForwardedDirect
+        | Outcome::Delivered
+        | Outcome::DeliveredDirect
+        | Outcome::Connected => Verdict::Endpoints,
         _ if outcome.verdict() == Kernel::Drop => Verdict::Drop,
         _ if outcome.verdict() == Kernel::Send => Verdict::Reject,
         _ => Verdict::Unhandled,

@@ -15,6 +15,7 @@ mod link;
 mod neighbours;
 pub mod netlink;
 mod network;
+pub mod pod_links;
 mod policy_routing;
 mod ports;
 mod refusal;

@@ -24,6 +24,7 @@ mod hops;
 mod jumbo;
 mod keys;
 mod limits;
+mod local_delivery;
 mod maglev;
 mod no_sctp;
 mod node_silence;

@@ -19,6 +19,7 @@ mod health;
 mod host_network;
 mod icmp;
 mod jumbo;
+mod local_delivery;
 mod maglev;
 mod matrix;
 mod neighbours;

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, Mode, SnatPortRange};
+use traffic_policy_dataplane::{Cgroup, LocalDelivery, Mode, SnatPortRange};
 
 /// Settings that `run` will receive.
 #[derive(Clone, Debug)]
@@ -11,6 +11,7 @@ pub struct Settings {
     /// Value of `--device`; if empty, devices are found by routes and addresses.
     pub devices: Vec<String>,
     pub attach: Mode,
+    pub local_delivery: LocalDelivery,
     pub pins: PathBuf,
     pub cgroup: Cgroup,
     pub snat_ports: SnatPortRange,

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, Mode, PortRanges, SnatPortRange};
+use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, LocalDelivery, Mode, PortRanges, SnatPortRange};
 
 use super::{
     metrics_address::MetricsAddress,
@@ -33,6 +33,9 @@ pub(super) struct Arguments {
     /// Attach mode to check for.
     #[arg(long, env = "TRAFFIC_POLICY_ATTACH", default_value = "auto", value_name = "MODE")]
     attach: Mode,
+    /// Way of packets to pods of this node.
+    #[arg(long, env = "TRAFFIC_POLICY_LOCAL_DELIVERY", default_value = "stack", value_name = "stack|direct")]
+    local_delivery: LocalDelivery,
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
@@ -115,6 +118,7 @@ impl Arguments {
         Settings {
             devices: self.devices,
             attach: self.attach,
+            local_delivery: self.local_delivery,
             pins: self.pin_dir,
             cgroup: self.cgroup,
             snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },

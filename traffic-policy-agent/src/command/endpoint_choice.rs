@@ -2,7 +2,7 @@
 
 use clap::Args;
 use traffic_policy_cluster::model::{Algorithm, Forwarding, maglev::TableSize};
-use traffic_policy_dataplane::MapSizes;
+use traffic_policy_dataplane::{LocalDelivery, MapSizes};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Choice of endpoints, and the way to them")]
@@ -42,6 +42,11 @@ pub(super) struct ChoiceArguments {
         value_parser = clap::builder::NonEmptyStringValueParser::new()
     )]
     pub(super) announce_opening: Option<String>,
+    /// Way of packets to pods of this node. `stack`: through the node's stack, its firewall and
+    /// conntrack. `direct`: connections begin and end there, so that rules about connections judge
+    /// them, and packets in between go straight to the pod, and its replies to the client.
+    #[arg(long, env = "TRAFFIC_POLICY_LOCAL_DELIVERY", default_value = "stack", value_name = "stack|direct")]
+    pub(super) local_delivery: LocalDelivery,
 }
 
 /// Parses `--forwarding`.

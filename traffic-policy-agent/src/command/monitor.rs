@@ -72,7 +72,10 @@ fn time(text: &str) -> Result<Duration, String> {
 const fn is_reported(outcome: Outcome) -> bool {
     match outcome.verdict() {
         Verdict::Drop => true,
-        Verdict::Send => !matches!(outcome, Outcome::Replied | Outcome::RepliedRedirected),
+        Verdict::Send => !matches!(
+            outcome,
+            Outcome::Replied | Outcome::RepliedRedirected | Outcome::DeliveredDirect | Outcome::RepliedDirect
+        ),
         Verdict::Pass => matches!(outcome, Outcome::Delivered | Outcome::Connected),
     }
 }

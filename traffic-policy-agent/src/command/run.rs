@@ -435,6 +435,7 @@ impl Arguments {
                 mode: self.attach,
                 cgroup: self.cgroup,
                 source_check: self.source_check,
+                local_delivery: self.choice.local_delivery,
                 table_size: self.choice.maglev_size,
             },
         }

@@ -1,5 +1,6 @@
 //! `status`: attachments, state of sync, maps and counters.
 
+mod local_delivery;
 mod text;
 
 use std::{path::Path, time::Duration};
@@ -52,6 +53,8 @@ struct Document {
     snat_ports: u32,
     flows: Flows,
     draining: Vec<Draining>,
+    /// Direct delivery to pods of this node; `None` if the stack delivers everything.
+    local_delivery: Option<local_delivery::LocalDelivery>,
     counters: Vec<Counter>,
     /// Warnings for the operator.
     warnings: Vec<String>,
@@ -147,6 +150,7 @@ impl Document {
             snat_ports: pinned.config()?.snat_port_count,
             flows: Flows::read(&pinned, &maps_read)?,
             draining: draining(&pinned)?,
+            local_delivery: local_delivery::LocalDelivery::read(&pinned, &view.pin_dir)?,
             counters: counters
                 .into_iter()
                 .map(|(hook, outcome, packets)| Counter { hook, outcome: outcome.name(), packets })

@@ -30,6 +30,7 @@ impl<P: PacketPath> Controller<P> {
         {
             self.network.rescan_failed(&error);
         }
+        self.follow_pods();
         self.beat();
         if self.services.look_at(source) || self.services.lacks_room() {
             self.needs_write |= self.write_maps(source).await;

@@ -44,6 +44,7 @@ pub struct Flow<A: Address> {
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
+    /// [`DELIVER`][kind::DELIVER]: 0 where the stack delivers the packet, otherwise the pod's hop.
     /// [`REPLY_LOCAL`][kind::REPLY_LOCAL]: 0 where the kernel routes the packet, otherwise the hop
     /// that it is redirected to; read only if the packet leaves by another device than its request
     /// came by.

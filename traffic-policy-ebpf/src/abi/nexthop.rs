@@ -11,6 +11,11 @@ pub const HOP_NO_ETHERNET: u32 = 2;
 pub const HOP_ROUTED: u32 = 4;
 /// A flag of devices only: an XDP program sees the device's packets before TC does.
 pub const DEVICE_XDP: u32 = 8;
+/// The hop is a pod of this node, by the host side of its device: packets go straight to the device
+/// at its other end.
+pub const HOP_POD: u32 = 16;
+/// A bit of [`HopKey::family`]: the key of a hop with the flag [`HOP_POD`].
+pub const POD_KEY: u8 = 0x80;
 
 /// A next hop. It keeps its device, gateway and MTU for life. Its destination MAC lies within one
 /// aligned word, so a reader on another CPU never sees half of one. The order of writer and
@@ -29,7 +34,7 @@ pub struct Hop {
     pub epoch: u32,
     /// The time of resolution: low half of jiffies.
     pub resolved: u32,
-    /// The flags [`HOP_XDP`], [`HOP_NO_ETHERNET`], [`HOP_ROUTED`].
+    /// The flags [`HOP_XDP`], [`HOP_NO_ETHERNET`], [`HOP_ROUTED`], [`HOP_POD`].
     pub flags: u32,
 }
 
@@ -39,7 +44,7 @@ pub struct Hop {
 pub struct HopKey {
     pub gateway: WideAddress,
     pub ifindex: u32,
-    /// The address family: 2 (AF_INET) or 10 (AF_INET6).
+    /// The address family: 2 (AF_INET) or 10 (AF_INET6); with [`POD_KEY`] for a pod.
     pub family: u8,
     /// The generation, 0 or 1: see [`RouteConfig::route`][super::RouteConfig::route].
     pub generation: u8,

@@ -35,6 +35,8 @@ unsafe impl aya::Pod for HopKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for DeviceInfo {}
 // SAFETY: as above.
+unsafe impl aya::Pod for PodDevice {}
+// SAFETY: as above.
 unsafe impl aya::Pod for RuntimeConfig {}
 // SAFETY: as above.
 unsafe impl aya::Pod for NodeSilence {}

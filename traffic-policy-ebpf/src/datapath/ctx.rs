@@ -123,6 +123,10 @@ pub trait Skb: Packet {
     /// Sends the packet by this node's route to its destination, which has to use this device, and
     /// returns the verdict.
     fn send_routed(self, ifindex: u32) -> i32;
+    /// Hands the packet to the device at the other end of a pod's device, as if it had come by it,
+    /// and returns the verdict. At ingress only. The other end must be in another network namespace
+    /// and up: the kernel drops the packet otherwise.
+    fn send_peer(self, ifindex: u32) -> i32;
     /// Removes `bytes` of an outer IP header. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn remove_room(self, bytes: u32) -> bool;

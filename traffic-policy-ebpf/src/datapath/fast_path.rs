@@ -26,7 +26,7 @@ use crate::datapath::{
         datagrams, established,
         table::{self, FlowTable},
     },
-    forward::{self, Current, Forwarding, direct, outer::Outer},
+    forward::{self, Current, Forwarding, direct, local, outer::Outer},
     lb::{Target, select},
     maps::PREFILTER,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, fixed},
@@ -90,6 +90,11 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
                 // An entry that is being written has kind 0.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
+                } else if index != 0 && kind == kind::DELIVER && assured && epoch == current.route {
+                    if !P::TC {
+                        return Outcome::PassedToTc.into();
+                    }
+                    hop = local::hop(entry, &current, index, now);
                 }
                 if (kind == kind::DELIVER || !hop.is_null())
                     && (!assured || established::advance(entry, &parsed, numbers, now))
@@ -99,11 +104,13 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
                     // The only drop here that is no failure of the kernel: `slow_path` finds the
                     // packet again.
                     if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
-                        return if decision.is_answered() {
-                            reject::to_reject::<P, F>(packet, &parsed, decision)
-                        } else {
-                            decision
-                        };
+                        if !decision.is_answered() {
+                            return decision;
+                        }
+                        // What cannot go straight to its pod is left to the stack, which answers.
+                        if kind != kind::DELIVER {
+                            return reject::to_reject::<P, F>(packet, &parsed, decision);
+                        }
                     }
                 }
             }

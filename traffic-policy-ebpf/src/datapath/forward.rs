@@ -7,6 +7,7 @@ pub mod client_hop;
 pub mod direct;
 pub mod fragment;
 pub mod icmp;
+pub mod local;
 pub mod nexthop;
 pub mod outer;
 pub mod reply_way;
@@ -16,8 +17,8 @@ use core::ptr;
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, Prefilter,
-        Scratch, kind,
+        Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_POD, HOP_ROUTED, HOP_XDP, Hop,
+        Prefilter, Scratch, kind,
     },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
@@ -83,7 +84,7 @@ impl Current {
 /// A flow entry by which a packet can be forwarded, and its next hop.
 pub struct Forwarding<A: Address> {
     pub entry: *mut Flow<A>,
-    /// The next hop; null for an entry that the stack delivers, and where the neighbour is not
+    /// The next hop; null where the stack delivers the packet, and where the neighbour is not
     /// resolved.
     pub hop: *const Hop,
     /// The device towards a neighbour that is not resolved; TC lets the kernel resolve it. 0: none.
@@ -250,7 +251,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
     let entry = forwarding.entry;
     let kind = get!(entry.kind);
     let outcome = C::outcome(kind);
-    if kind == kind::DELIVER {
+    if kind == kind::DELIVER && (!P::TC || forwarding.hop.is_null()) {
         translatable.account(entry, now);
         if !translatable.translate(packet, entry, false) {
             return Outcome::DroppedInternalError.into();
@@ -298,8 +299,11 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         return Outcome::DroppedInternalError.into();
     }
     if let Some(skb) = packet.skb()
-        && flags & HOP_ROUTED != 0
+        && flags & (HOP_ROUTED | HOP_POD) != 0
     {
+        if flags & HOP_POD != 0 {
+            return Decision::sent(Outcome::DeliveredDirect, skb.send_peer(ifindex));
+        }
         return Decision::sent(outcome, skb.send_routed(ifindex));
     }
     Decision::sent(outcome, packet.send(ifindex))

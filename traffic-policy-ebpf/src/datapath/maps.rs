@@ -13,7 +13,7 @@ use traffic_policy_ebpf::abi::{
     Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, DirectEndpoint, DirectEndpointKey,
     EndpointKey, EventBucket, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOP_PLACES,
     HOPS as HOP_COUNT, Hop, HopKey, LocalNode, MonitorEvent, NODE_NAME_LENGTH, NodeSilence, OutcomeCounters,
-    PacketTrace, Piece, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr,
+    PacketTrace, Piece, PodDevice, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr,
     ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange,
     Suspicion, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
 };
@@ -156,6 +156,9 @@ pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]
 pub static DEVICES: HashMap<u32, DeviceInfo, 256, NO_PREALLOC> = HashMap::new();
+/// The host sides of pods' devices where `tp_tc_pod` is attached, by index.
+#[btf_map(name = "tp_pod_devices")]
+pub static POD_DEVICES: HashMap<u32, PodDevice, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_removed_eps")]
 pub static REMOVED_ENDPOINTS: HashMap<EndpointKey, u32, 65_536, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_gc_pass")]

@@ -11,6 +11,7 @@ use super::{
         loader::MapSizes,
         pins::OnOtherLayout,
     },
+    local_delivery::LocalDelivery,
     sync::{budget::LeftOut, snat_ports::SnatPortRange},
 };
 
@@ -53,6 +54,7 @@ pub struct Config {
     pub mode: Mode,
     pub cgroup: Cgroup,
     pub source_check: SourceCheck,
+    pub local_delivery: LocalDelivery,
     /// The slots of Maglev tables.
     pub table_size: TableSize,
 }

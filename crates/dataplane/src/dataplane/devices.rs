@@ -131,6 +131,15 @@ impl Devices {
         }
     }
 
+    /// Returns the folder of the pinned links; `None` if nothing outlives this process (tests).
+    pub fn links_folder(&self) -> Option<&Path> {
+        self.links.as_deref()
+    }
+
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
+
     fn links(&self, interface: &Interface) -> device::Links {
         device::Links::new(self.links.as_deref().unwrap_or(Path::new("/nonexistent")), interface)
     }

@@ -19,9 +19,9 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, AgentHeartbeat, DeviceInfo, EndpointKey, Flow, FlowKey, Frontend,
-    FrontendKey, Hop, HopKey, LocalNode, OutcomeCounters, Prefilter, RoutePrefix, RuntimeConfig, ServiceCidr,
-    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SourceRange, Sweep, TableUsage,
-    TranslatedSocket,
+    FrontendKey, Hop, HopKey, LocalNode, OutcomeCounters, PodDevice, Prefilter, RoutePrefix, RuntimeConfig,
+    ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SourceRange, Sweep,
+    TableUsage, TranslatedSocket,
 };
 
 use self::{mmap::Mapped, rows::Rows};
@@ -58,6 +58,7 @@ pub struct Maps {
     pub hops: Array<MapData, Hop>,
     pub hop_index: HashMap<MapData, HopKey, u32>,
     pub devices: HashMap<MapData, u32, DeviceInfo>,
+    pub pod_devices: HashMap<MapData, u32, PodDevice>,
     pub removed: HashMap<MapData, EndpointKey, u32>,
     pub sweep: Array<MapData, Sweep>,
     pub swept: Swept,
@@ -206,6 +207,7 @@ impl Maps {
             hops: typed!(object, "tp_nexthops"),
             hop_index: typed!(object, "tp_nexthop_ids"),
             devices: typed!(object, "tp_devices"),
+            pod_devices: typed!(object, "tp_pod_devices"),
             removed: typed!(object, "tp_removed_eps"),
             sweep: typed!(object, "tp_gc_pass"),
             swept,

@@ -12,7 +12,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, Result};
-use traffic_policy_ebpf::abi::{HOP_NO_ETHERNET, HOPS_PER_GENERATION, HopKey};
+use traffic_policy_ebpf::abi::{HOP_NO_ETHERNET, HOP_POD, HOPS_PER_GENERATION, HopKey};
 
 use super::{
     Dataplane,
@@ -106,7 +106,8 @@ impl NextHops for Dataplane {
             }
             let gateway = from_wide(key.gateway, i32::from(key.family) != libc::AF_INET);
             let hop = maps.hops.get(&index, 0).context("reading a hop failed")?;
-            if hop.flags & HOP_NO_ETHERNET != 0 {
+            // Pods' hops are learned from their packets.
+            if hop.flags & (HOP_NO_ETHERNET | HOP_POD) != 0 {
                 continue;
             }
             let bytes = hop.macs.to_ne_bytes();

@@ -2,9 +2,10 @@
 //! without a kernel.
 
 use super::{
-    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps, nexthop::NextHops,
-    node::NodeDescription, node_silence::NodeSilence, replacement::Replacement, service_maps::ServiceMaps,
-    sockets::CgroupPrograms, sync::snat_ports::SnatPorts, usage::Figures,
+    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps,
+    local_delivery::PodPrograms, nexthop::NextHops, node::NodeDescription, node_silence::NodeSilence,
+    replacement::Replacement, service_maps::ServiceMaps, sockets::CgroupPrograms,
+    sync::snat_ports::SnatPorts, usage::Figures,
 };
 
 /// All that the run loop does with the packet path.
@@ -17,6 +18,7 @@ pub trait PacketPath:
     + NextHops
     + NodeDescription
     + NodeSilence
+    + PodPrograms
     + Replacement
     + ServiceMaps
     + SnatPorts
@@ -32,6 +34,7 @@ impl<P> PacketPath for P where
         + NextHops
         + NodeDescription
         + NodeSilence
+        + PodPrograms
         + Replacement
         + ServiceMaps
         + SnatPorts

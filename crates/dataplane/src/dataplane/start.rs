@@ -16,12 +16,16 @@ use super::{
         programs::{self, Selection},
         test_run, verifier,
     },
-    check_privileges, clock,
+    check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
     direct::Direct,
     gc::Gc,
     heartbeat,
-    maps::mmap::{config, routes, table_usage},
+    local_delivery::{LocalDelivery, PodDevices, pinned_pods},
+    maps::{
+        mmap::{config, routes, table_usage},
+        reader::Reader,
+    },
     nexthop::{self, NextHops},
     node,
     node_silence::Silence,
@@ -79,7 +83,11 @@ impl Dataplane {
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
         let held = apply::read(&maps)?;
-        let selection = Selection { mode: config.mode, sctp: sctp::is_served(&held, folder.as_deref()) };
+        let selection = Selection {
+            mode: config.mode,
+            sctp: sctp::is_served(&held, folder.as_deref()),
+            pods: config.local_delivery == LocalDelivery::Direct,
+        };
         if let Err(error) = verifier::load_those(&mut object, &btf, |name| selection.needs(name)) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
@@ -99,7 +107,7 @@ impl Dataplane {
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
         let silence = Silence::open(&mut object)?;
-        let direct = Direct::open(&mut object)?;
+        let forwarding = Direct::open(&mut object)?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
@@ -119,7 +127,8 @@ impl Dataplane {
             adopted,
             named: node::Named::default(),
             silence,
-            direct,
+            direct: forwarding,
+            pods: PodDevices::default(),
             sctp: Sctp::loaded(selection.sctp),
             route_mtus: None,
             adoption: Adoption::default(),
@@ -165,6 +174,11 @@ pub fn cleanup(root: &Path) -> Result<Option<Removed>> {
     pins::cleanup(root, || {
         if !kernel.has_tcx() {
             pinned_devices(root).into_iter().for_each(clsact::detach);
+            pinned_pods(root).into_iter().for_each(clsact::detach);
+        }
+        let noted = Reader::open(&pins::maps_below(root), "tp_config").and_then(|map| map.value(0));
+        if let Ok(noted) = noted {
+            conntrack_windows::restore(&noted);
         }
     })
 }

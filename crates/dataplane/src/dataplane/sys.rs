@@ -20,6 +20,7 @@ pub mod command {
     pub const OBJ_GET: libc::c_int = 7;
     pub const PROG_GET_FD_BY_ID: libc::c_int = 13;
     pub const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+    pub const PROG_QUERY: libc::c_int = 16;
     pub const MAP_LOOKUP_BATCH: libc::c_int = 24;
     pub const MAP_UPDATE_BATCH: libc::c_int = 26;
     pub const LINK_CREATE: libc::c_int = 28;
@@ -116,6 +117,22 @@ struct Read {
 }
 
 #[repr(C)]
+#[derive(Default)]
+struct Query {
+    device: u32,
+    hook: u32,
+    flags: u32,
+    attach_flags: u32,
+    /// The address of program ids, and their number; 0: only their number is returned.
+    programs: u64,
+    count: u32,
+    zero: u32,
+    /// Flags of programs, ids of links, their flags.
+    more: [u64; 3],
+    revision: u64,
+}
+
+#[repr(C)]
 struct Update {
     link: i32,
     program: i32,
@@ -146,6 +163,22 @@ unsafe fn make<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedF
     // SAFETY: the kernel has just created this descriptor, and it has no other owner; the caller
     // guarantees the rest.
     unsafe { Ok(OwnedFd::from_raw_fd(call(command, attributes)?)) }
+}
+
+/// Returns the ids of at most 64 programs at a hook of a device: tcx, netkit (enum
+/// bpf_attach_type).
+///
+/// # Errors
+/// There is no such device, or the kernel refuses.
+pub fn programs_of_device(device: u32, hook: u32) -> io::Result<Vec<u32>> {
+    // The kernel allows 64: BPF_MPROG_MAX.
+    let mut ids = vec![0u32; 64];
+    let count = ids.len() as u32;
+    let mut query = Query { device, hook, programs: ids.as_mut_ptr() as u64, count, ..Query::default() };
+    // SAFETY: the kernel writes at most `count` ids, which outlive the call.
+    unsafe { call(command::PROG_QUERY, &mut query)? };
+    ids.truncate(query.count as usize);
+    Ok(ids)
 }
 
 /// Opens a pin: that of a map for reading, that of a link as it is.

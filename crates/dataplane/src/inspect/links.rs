@@ -35,6 +35,8 @@ pub enum LinkHook {
     XdpGeneric,
     TcIngress,
     TcEgress,
+    /// TC ingress of the host side of a pod's device.
+    TcPod,
     /// The hook of filters before Linux 6.6.
     Clsact,
     Cgroup,
@@ -48,6 +50,7 @@ impl LinkHook {
             Self::XdpGeneric => "xdp (generic)",
             Self::TcIngress => "tc-ingress",
             Self::TcEgress => "tc-egress",
+            Self::TcPod => "tc-ingress (pod)",
             Self::Clsact => "tc-ingress, tc-egress (clsact)",
             Self::Cgroup => "cgroup",
         }
@@ -111,6 +114,7 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
         Some("xdpgeneric") => LinkHook::XdpGeneric,
         Some("ingress") => LinkHook::TcIngress,
         Some("egress") => LinkHook::TcEgress,
+        Some("pod") => LinkHook::TcPod,
         _ => LinkHook::Cgroup,
     };
     let number = parts.next().unwrap_or_default();

@@ -12,8 +12,8 @@ use traffic_policy_dataplane::{Maps, ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
+    PodDevice, Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS,
+    SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -91,6 +91,13 @@ impl Harness {
         Ok(())
     }
 
+    /// Describes pod0 as a pod's device to which the program is attached, with this MTU in bytes.
+    pub fn serve_pods(&mut self, mtu: u32) {
+        let (index, device) = (self.ifindex(Device::Pod0), PodDevice { mtu, bridge: 0 });
+        let written = self.tables.pod_devices.insert(index, device, 0);
+        written.unwrap_or_else(|error| panic!("writing a pod's device: {error}"));
+    }
+
     /// Writes the MTUs that routes name, in addition to those that exist.
     ///
     /// # Errors
@@ -145,6 +152,7 @@ impl Harness {
         forget(&mut self.tables.v6.route_mtus)?;
         clear(&mut self.tables.hop_index)?;
         clear(&mut self.tables.devices)?;
+        clear(&mut self.tables.pod_devices)?;
         clear(&mut self.tables.removed)?;
         for name in [
             "tp_own_sent4",

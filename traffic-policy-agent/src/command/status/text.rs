@@ -35,6 +35,9 @@ impl Document {
                 view::span(rest)
             )?;
         }
+        if let Some(pods) = &self.local_delivery {
+            pods.write(out)?;
+        }
         writeln!(out)?;
         view::table(out, ["ATTACHED TO", "HOOK", "PROGRAM"], &self.attached, |attached| {
             let program = attached.program.map_or_else(|| "–".to_owned(), |program| program.to_string());
@@ -215,6 +218,7 @@ mod tests {
                 unassured: [3, 0],
                 full_seconds_ago: Some(3.2),
             },
+            local_delivery: None,
             draining: vec![Draining {
                 service: "shop/web:http".to_owned(),
                 address: "172.18.0.11:30080/tcp".to_owned(),

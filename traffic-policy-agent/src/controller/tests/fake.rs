@@ -17,8 +17,9 @@ use tokio::{
 use traffic_policy_cluster::model::{Changes, Desired, Forwarding, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, ReadConnected,
-    RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect, Written,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, PodPrograms,
+    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect,
+    Written,
     node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
@@ -315,6 +316,12 @@ impl CgroupPrograms for Fake {
     }
 }
 
+impl PodPrograms for Fake {
+    fn follow_pods(&mut self, _: Option<String>) -> Result<Followed> {
+        Ok(Followed::default())
+    }
+}
+
 impl NextHops for Fake {
     fn raise(&mut self, _: Changed) {}
 
@@ -387,6 +394,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         dataplane: Config {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
+            local_delivery: traffic_policy_dataplane::LocalDelivery::default(),
             table_size: traffic_policy_cluster::model::maglev::TableSize::default(),
             on_other_layout: Default::default(),
             sizes: Default::default(),

@@ -8,8 +8,8 @@ use aya_ebpf::{
     cty::c_void,
     helpers::{
         bpf_clone_redirect, bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_redirect_neigh,
-        bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_pull_data,
-        bpf_skb_store_bytes, bpf_skb_vlan_pop,
+        bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes,
+        bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
     },
 };
 use traffic_policy_ebpf::abi::{Piece, hook};
@@ -285,6 +285,14 @@ impl<const L2: usize, const SCTP: bool> Skb for SkBuff<L2, SCTP> {
         self.note_redirected();
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_redirect_neigh(ifindex, ptr::null_mut(), 0, 0) as i32 }
+    }
+    #[inline(always)]
+    fn send_peer(self, ifindex: u32) -> i32 {
+        let skb = self.skb;
+        // A packet that the stack hands over loses its mark, but not one that is redirected.
+        set!(skb.mark = 0);
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
     }
     #[inline(always)]
     fn fix_checksum(self, offset: u32, address_delta: u16, port_delta: u16, udp: bool, v6: bool) -> bool {

@@ -317,7 +317,7 @@ fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
 /// A hop that already holds the same values, because another CPU has just written it, is not
 /// written again: its cache line stays shared by all CPUs whose packets use it.
 #[inline(always)]
-fn write_hop(hop: *mut Hop, found: &Hop, config: *const RouteConfig, own: *mut u64) {
+pub fn write_hop(hop: *mut Hop, found: &Hop, config: *const RouteConfig, own: *mut u64) {
     if load_once(place!(const hop.resolved)) == found.resolved
         && load_once(place!(const hop.epoch)) == found.epoch
         && load_once(place!(const hop.macs)) == found.macs
@@ -347,7 +347,7 @@ fn write_hop(hop: *mut Hop, found: &Hop, config: *const RouteConfig, own: *mut u
 /// Returns the index of a hop: its own if it has one, otherwise the next free one of the
 /// generation; 0 if there is none.
 #[inline(always)]
-fn hop_index(key: &HopKey) -> u32 {
+pub fn hop_index(key: &HopKey) -> u32 {
     let table = Table::of(&raw const NEXTHOP_IDS);
     if let Some(index) = table.lookup::<HopKey, u32>(key) {
         return load(index);

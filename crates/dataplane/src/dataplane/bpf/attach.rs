@@ -5,7 +5,9 @@ pub mod clsact;
 pub mod device;
 pub mod drivers;
 mod interface;
+pub mod pod;
 pub mod release;
+mod tc;
 mod xdp_errors;
 
 pub use self::{

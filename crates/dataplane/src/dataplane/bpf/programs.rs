@@ -10,7 +10,11 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::jump;
 
-use super::{attach::Mode, loader::kernel_types, verifier};
+use super::{
+    attach::{Mode, pod},
+    loader::kernel_types,
+    verifier,
+};
 use crate::dataplane::maps::Maps;
 
 /// A hook of devices through which packets arrive.
@@ -92,6 +96,8 @@ pub struct Selection {
     pub mode: Mode,
     /// Whether SCTP is served: see [`super::super::sctp`].
     pub sctp: bool,
+    /// Whether packets go straight to pods: see [`super::super::local_delivery`].
+    pub pods: bool,
 }
 
 impl Selection {
@@ -101,7 +107,8 @@ impl Selection {
         let is_xdp = is_in(&XDP_JUMPS) || is_in(&XDP_NO_SCTP);
         let stands_in = is_in(&XDP_NO_SCTP) || is_in(&TC_NO_SCTP);
         let of_its_kind = if self.sctp { !stands_in } else { !is_of_sctp(name) };
-        of_its_kind && name != EXPLAINED_CALL && (self.mode != Mode::Tc || !is_xdp)
+        let is_wanted = name != EXPLAINED_CALL && (self.pods || name != pod::PROGRAM);
+        of_its_kind && is_wanted && (self.mode != Mode::Tc || !is_xdp)
     }
 
     /// Returns those of the programs in `jumps` that are needed, and of those that stand in.
@@ -153,7 +160,7 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// # Errors
 /// A program is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true })
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true, pods: true })
 }
 
 /// Installs the programs of a node that serves no SCTP, in the places that no other agent has
@@ -162,7 +169,7 @@ pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
 /// # Errors
 /// See [`jumps`].
 pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false })
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false, pods: true })
 }
 
 /// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier

@@ -128,6 +128,9 @@ words!(config, RuntimeConfig,
     network: u32 = network;
     suspect_syns: u32 = suspect_syns;
     suspect_after: u32 = suspect_after;
+    local_delivery: u32 = local_delivery;
+    conntrack_was_strict: u32 = conntrack_was_strict;
+    conntrack_unacknowledged: u32 = conntrack_unacknowledged;
 );
 
 words!(routes, Prefilter,

@@ -8,17 +8,12 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 use aya::{
     Ebpf,
-    programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
-        links::{FdLink, PinnedLink},
-        tc::{SchedClassifierLink, TcAttachOptions},
-        xdp::XdpLink,
-    },
+    programs::{ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode, links::FdLink, xdp::XdpLink},
 };
 
 use super::{
     super::{introspect, pins::remove_link},
-    Interface, cgroup, clsact, drivers,
+    Interface, cgroup, drivers, pod, tc,
     xdp_errors::Refusing,
 };
 use crate::dataplane::{kernel::Kernel, sys};
@@ -201,7 +196,7 @@ impl Links {
             .try_into()?;
         remove_link(&self.path(other))?;
         let path = self.path(hook);
-        if let Some(link) = pinned(&path)
+        if let Some(link) = tc::pinned(&path)
             && let Ok(link) = XdpLink::try_from(link)
         {
             match program.attach_to_link(link) {
@@ -244,27 +239,7 @@ impl Links {
             .with_context(|| format!("the packet path has no program {name}"))?
             .try_into()?;
         let context = || format!("attaching {name} to {} failed", self.device);
-        if !kernel.has_tcx() {
-            return clsact::attach(program, &self.device, attach_type).with_context(context);
-        }
-        let path = self.path(hook);
-        if let Some(link) = pinned(&path)
-            && let Ok(link) = SchedClassifierLink::try_from(link)
-        {
-            match program.attach_to_link(link) {
-                Ok(id) => {
-                    drop(program.take_link(id)?);
-                    return Ok(());
-                }
-                Err(error) => tracing::debug!(device = self.device, "the pinned TC link is dead: {error}"),
-            }
-        }
-        remove_link(&path)?;
-        let options = TcAttachOptions::TcxOrder(LinkOrder::default());
-        let id = program.attach_with_options(&self.device, attach_type, options).with_context(context)?;
-        let link: FdLink = program.take_link(id)?.try_into().context("TC was attached without a link")?;
-        link.pin(&path).with_context(|| format!("{} cannot be pinned", path.display()))?;
-        Ok(())
+        tc::put(program, &self.device, attach_type, &self.path(hook), kernel).with_context(context)
     }
 
     /// Detaches both kinds of XDP program, which leaves the packets to TC.
@@ -297,7 +272,7 @@ pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {
         let path = entry?.path();
-        if cgroup::is_link(&path) {
+        if cgroup::is_link(&path) || pod::is_link(&path) {
             continue;
         }
         let ifindex = path
@@ -335,10 +310,6 @@ fn linked(attached: Attached, kernel: Kernel) -> impl Iterator<Item = Hook> {
     };
     let tc = kernel.has_tcx().then_some([Hook::Ingress, Hook::Egress]);
     xdp.into_iter().chain(tc.into_iter().flatten())
-}
-
-fn pinned(path: &Path) -> Option<FdLink> {
-    path.exists().then(|| PinnedLink::from_pin(path).ok().map(FdLink::from)).flatten()
 }
 
 #[cfg(test)]

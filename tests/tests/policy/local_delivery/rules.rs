@@ -1,0 +1,120 @@
+//! Rules of the node: those about connections hold, since these begin and end in the stack.
+
+use std::io::{BufReader, Read};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use traffic_policy_testing::lab::{Cni, Family};
+use traffic_policy_testing::pace::scaled;
+
+use super::{DIRECT, FEW, MOST, QUESTIONS, STACK, Scene, ask};
+
+/// A firewall that forwards nothing but connections that it knows, or that a rule allows, and
+/// counts what it sees.
+const STRICT: &str = "table inet strict {\n\
+      counter seen {}\n\
+      chain forward {\n\
+        type filter hook forward priority 0; policy drop;\n\
+        counter name seen\n\
+        ct state invalid drop\n\
+        ct state established,related accept\n\
+        iifname eth0 ct state new accept\n\
+        icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept\n\
+      }\n\
+    }\n";
+
+/// The packets that the firewall has seen.
+fn seen(scene: &Scene) -> u64 {
+    let mut command = std::process::Command::new("nft");
+    command.args(["list", "counter", "inet", "strict", "seen"]);
+    let output = scene.node().netns().output(command).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let packets = text.split_once("packets ").unwrap().1;
+    packets.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Half-closes, and reads until the end: both FINs have to come through.
+#[track_caller]
+fn close(stream: &mut BufReader<TcpStream>) {
+    stream.get_mut().shutdown(Shutdown::Write).unwrap();
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+}
+
+fn strict(flags: &[&str]) {
+    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+    scene.nft(STRICT);
+    for family in [Family::V4, Family::V6] {
+        let mut stream = scene.connect(scene.at(family));
+        ask(&mut stream);
+        let before = seen(&scene);
+        let [requests, replies] = scene.ask_often(&mut stream);
+        let rules = seen(&scene) - before;
+        if flags == DIRECT {
+            assert!(requests >= MOST && replies >= MOST, "{requests} requests, {replies} replies");
+            assert!(rules < 2 * FEW, "the rules have seen {rules} packets");
+        } else {
+            assert!(rules >= 2 * QUESTIONS, "the rules have seen {rules} packets");
+        }
+        close(&mut stream);
+    }
+}
+
+#[test]
+fn a_strict_firewall_lets_connections_end() {
+    strict(DIRECT);
+}
+
+#[test]
+fn a_strict_firewall_sees_every_packet_by_the_stack() {
+    strict(STACK);
+}
+
+/// What a network policy forbids is a new connection.
+fn forbidden(flags: &[&str]) {
+    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+    scene.nft(STRICT);
+    let to = scene.at(Family::V4);
+    let mut stream = scene.connect(to);
+    ask(&mut stream);
+    let client = scene.cluster.lab.client().address(Family::V4);
+    scene.nft(&format!("insert rule inet strict forward ip saddr {client} ct state new drop\n"));
+    // A SYN and two more that are not answered.
+    let attempt = || TcpStream::connect_timeout(&to, scaled(Duration::from_secs(4)));
+    let refused = scene.cluster.lab.client().netns().run(attempt).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::TimedOut);
+    // The rule does not concern a connection that exists.
+    let [requests, _] = scene.ask_often(&mut stream);
+    assert_eq!(requests >= MOST, flags == DIRECT, "{requests} requests");
+    close(&mut stream);
+}
+
+#[test]
+fn a_policy_forbids_new_connections() {
+    forbidden(DIRECT);
+}
+
+#[test]
+fn a_policy_forbids_new_connections_by_the_stack() {
+    forbidden(STACK);
+}
+
+/// conntrack does not see all packets: the agent tells it so, and `cleanup` sets that back.
+#[test]
+fn conntrack_is_told_and_set_back() {
+    let Some(mut scene) = Scene::start(Cni::Kindnet, "tc", DIRECT) else { return };
+    let [liberal, unacknowledged, established] = [
+        "nf_conntrack_tcp_be_liberal",
+        "nf_conntrack_tcp_timeout_unacknowledged",
+        "nf_conntrack_tcp_timeout_established",
+    ];
+    assert_eq!(scene.sysctl(liberal), "1");
+    assert_eq!(scene.sysctl(unacknowledged), scene.sysctl(established));
+    let device = scene.pod_device();
+    assert_eq!(scene.node().netns().attached(&device).unwrap().ingress, 1);
+    scene.agent.stop().unwrap();
+    assert_eq!(scene.sysctl(liberal), "1", "the programs stay, and so does this");
+    assert!(scene.agent.command(&["cleanup"]).unwrap().status.success());
+    assert_eq!((scene.sysctl(liberal), scene.sysctl(unacknowledged)), ("0".into(), "300".into()));
+    assert_eq!(scene.node().netns().attached(&device).unwrap().ingress, 0);
+}

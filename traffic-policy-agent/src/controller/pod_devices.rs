@@ -1,0 +1,38 @@
+//! Direct delivery to pods of this node: their devices are followed as they come and go, and what
+//! is left to the stack is logged with the reason.
+
+use traffic_policy_dataplane::{Followed, LocalDelivery, PacketPath};
+
+use super::Controller;
+use crate::check;
+
+impl<P: PacketPath> Controller<P> {
+    /// Attaches to the pods' devices of this node as they are now. A failure is logged; maintenance
+    /// tries again.
+    pub(super) fn follow_pods(&mut self) {
+        if self.path.is_replacing() {
+            return;
+        }
+        let direct = self.settings.dataplane.local_delivery == LocalDelivery::Direct;
+        let obstacle = if direct { check::local_delivery_obstacle() } else { None };
+        match self.path.follow_pods(obstacle) {
+            Ok(followed) => {
+                tell(&self.pods, &followed);
+                self.pods = followed;
+            }
+            Err(error) => tracing::warn!("following the devices of pods failed: {error:#}"),
+        }
+    }
+}
+
+/// Logs what differs from the last time.
+fn tell(before: &Followed, now: &Followed) {
+    for device in now.direct.difference(&before.direct) {
+        tracing::info!(device, "packets to this pod, and its replies, pass the stack by");
+    }
+    for (device, reason) in &now.by_stack {
+        if before.by_stack.get(device) != Some(reason) {
+            tracing::warn!(device, "the stack delivers this pod's packets: {reason}");
+        }
+    }
+}
