@@ -3,7 +3,7 @@
 //! cut; with the node's own address or a random choice all are.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use traffic_policy_testing::traffic::held::Report;
 use crate::cluster::PATIENCE;
 use crate::quiet;
 
-const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9));
+const VIPS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0x5, 0, 0, 0, 0, 9))];
 const CONNECTIONS: usize = 80;
 /// The time between two requests of a connection.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -28,6 +29,7 @@ const OUTLIVE: [&str; 4] = ["--forwarding", "direct", "--algorithm", "maglev"];
 
 /// The Lease by which a node says that it opens packets.
 fn lease(node: &Node) -> Value {
+    let addresses = Family::BOTH.map(|family| node.address(family).to_string());
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -35,14 +37,14 @@ fn lease(node: &Node) -> Value {
             "namespace": "traffic-policy",
             "name": format!("traffic-policy-opens-{}", node.name),
             "labels": {"traffic-policy.io/opens": "ipip"},
-            "annotations": {"traffic-policy.io/opens-from": node.address(Family::V4).to_string()},
+            "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
         },
         "spec": {"holderIdentity": node.name},
     })
 }
 
 fn service() -> Service {
-    Service::new("web").port(Port::tcp(80, TARGET)).vip(VIP)
+    Service::new("web").port(Port::tcp(80, TARGET)).vip(VIPS[0]).vip(VIPS[1])
 }
 
 /// Starts a cluster whose first node is in front of `backends`.
@@ -53,8 +55,15 @@ fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Clust
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
-    cluster.lab.route_vip(VIP, cluster.lab.node(1)).unwrap();
+    in_front(&cluster, 1);
     cluster
+}
+
+/// Makes the router send everything to this node.
+fn in_front(cluster: &Cluster, number: usize) {
+    for vip in VIPS {
+        cluster.lab.route_vip(vip, cluster.lab.node(number)).unwrap();
+    }
 }
 
 /// The backends of these numbers.
@@ -63,8 +72,8 @@ fn some(cluster: &Cluster, numbers: &[usize]) -> Vec<Backend> {
     numbers.iter().map(|number| Backend::of(all[*number])).collect()
 }
 
-fn hold(cluster: &Cluster) -> HeldConnections {
-    let target = SocketAddr::new(VIP, 80);
+fn hold(cluster: &Cluster, family: Family) -> HeldConnections {
+    let target = SocketAddr::new(VIPS[usize::from(family == Family::V6)], 80);
     let held = HeldConnections::start(cluster.lab.client().netns(), &[target], CONNECTIONS, PAUSE).unwrap();
     sleep(LOOK);
     held
@@ -75,7 +84,9 @@ fn await_endpoints(cluster: &Cluster, count: usize) {
     for agent in &cluster.agents {
         until("the endpoints are known", PATIENCE, || {
             let ports = agent.json(&["services", "default/web"]).unwrap();
-            ports[0]["endpoints"].as_array().is_some_and(|endpoints| endpoints.len() == count)
+            let is_so =
+                |port: &Value| port["endpoints"].as_array().is_some_and(|endpoints| endpoints.len() == count);
+            ports.as_array().is_some_and(|ports| ports.len() == 2 && ports.iter().all(is_so))
         });
     }
 }
@@ -93,9 +104,9 @@ fn report(what: &str, held: HeldConnections) -> Report {
 }
 
 #[track_caller]
-fn assert_none_cut(cluster: &Cluster, report: &Report) {
+fn assert_none_cut(cluster: &Cluster, family: Family, report: &Report) {
     assert_eq!((report.broken.len(), report.connections), (0, CONNECTIONS as u64), "{report}");
-    let client = cluster.lab.client().address(Family::V4);
+    let client = cluster.lab.client().address(family);
     assert_eq!(report.clients, BTreeSet::from([client]), "pods see the client");
     let least = CONNECTIONS as u64 / 20;
     assert!(report.by_pod.values().all(|connections| *connections >= least), "{:?}", report.by_pod);
@@ -104,29 +115,34 @@ fn assert_none_cut(cluster: &Cluster, report: &Report) {
 /// The first node vanishes, and the router sends everything to the second one.
 fn front_vanishes(cluster: &Cluster) {
     cluster.lab.cut(cluster.lab.node(1)).unwrap();
-    cluster.lab.route_vip(VIP, cluster.lab.node(2)).unwrap();
+    in_front(cluster, 2);
     // Requests that were under way are sent again, after 200 ms at least, and then twice that.
     sleep(3 * LOOK);
 }
 
-fn the_node_in_front_vanishes(attach: &str) {
+fn the_node_in_front_vanishes(attach: &str, family: Family) {
     let _alone = quiet::alone();
     let cluster = start(&[0, 0, 2, 2], attach, &OUTLIVE, &[0, 1, 2, 3]);
-    let held = hold(&cluster);
+    let held = hold(&cluster, family);
     front_vanishes(&cluster);
-    let report = report(&format!("{attach}, the node in front vanishes"), held);
-    assert_none_cut(&cluster, &report);
+    let report = report(&format!("{attach}, {family:?}, the node in front vanishes"), held);
+    assert_none_cut(&cluster, family, &report);
     assert_eq!(report.by_pod.len(), 4);
 }
 
 #[test]
 fn the_node_in_front_vanishes_tc() {
-    the_node_in_front_vanishes("tc");
+    the_node_in_front_vanishes("tc", Family::V4);
 }
 
 #[test]
 fn the_node_in_front_vanishes_xdp() {
-    the_node_in_front_vanishes("xdp");
+    the_node_in_front_vanishes("xdp", Family::V4);
+}
+
+#[test]
+fn the_node_in_front_vanishes_ipv6() {
+    the_node_in_front_vanishes("xdp", Family::V6);
 }
 
 /// The control: what is not known to another node is reset, and all of it is.
@@ -135,7 +151,7 @@ fn snat_and_a_random_choice_cut_every_connection() {
     let _alone = quiet::alone();
     for flags in [&["--algorithm", "maglev"][..], &["--forwarding", "direct"]] {
         let cluster = start(&[0, 0, 2, 2], "tc", flags, &[0, 1, 2, 3]);
-        let held = hold(&cluster);
+        let held = hold(&cluster, Family::V4);
         front_vanishes(&cluster);
         let report = report(&format!("{flags:?}, the node in front vanishes"), held);
         assert_eq!(report.broken.len(), CONNECTIONS, "{report}");
@@ -144,18 +160,18 @@ fn snat_and_a_random_choice_cut_every_connection() {
 
 /// A rolling update at the same time: the connections of pods that stay, and those of pods that
 /// have left the Service and still run, go on.
-fn the_endpoints_change_too(attach: &str) {
+fn the_endpoints_change_too(attach: &str, family: Family) {
     let _alone = quiet::alone();
     let cluster = start(&[0, 0, 4, 4], attach, &OUTLIVE, &[0, 1, 4, 5]);
-    let held = hold(&cluster);
+    let held = hold(&cluster, family);
     for backends in [&[0, 1, 2, 4, 5][..], &[1, 2, 4, 5], &[1, 2, 4, 5, 6], &[1, 2, 4, 6]] {
         cluster.manifests.endpoints(&service(), &some(&cluster, backends)).unwrap();
         await_endpoints(&cluster, backends.len());
     }
     assert_eq!(sent_on(&cluster), 0, "the node in front knows its connections");
     front_vanishes(&cluster);
-    let report = report(&format!("{attach}, the endpoints change, too"), held);
-    assert_none_cut(&cluster, &report);
+    let report = report(&format!("{attach}, {family:?}, the endpoints change, too"), held);
+    assert_none_cut(&cluster, family, &report);
     let packets = sent_on(&cluster);
     println!("{attach}: {packets} packets were sent on to a former owner");
     assert!(packets > 0, "the control: no former owner was needed");
@@ -163,12 +179,17 @@ fn the_endpoints_change_too(attach: &str) {
 
 #[test]
 fn the_endpoints_change_too_tc() {
-    the_endpoints_change_too("tc");
+    the_endpoints_change_too("tc", Family::V4);
 }
 
 #[test]
 fn the_endpoints_change_too_xdp() {
-    the_endpoints_change_too("xdp");
+    the_endpoints_change_too("xdp", Family::V4);
+}
+
+#[test]
+fn the_endpoints_change_too_ipv6() {
+    the_endpoints_change_too("tc", Family::V6);
 }
 
 /// Every node is in front and has pods: one that gets a connection of its own pod is home, and its
@@ -177,7 +198,7 @@ fn the_endpoints_change_too_xdp() {
 fn nodes_with_pods_and_an_agent_that_starts_again() {
     let _alone = quiet::alone();
     let mut cluster = start(&[2, 2, 2], "xdp", &OUTLIVE, &[0, 2, 4]);
-    let held = hold(&cluster);
+    let held = hold(&cluster, Family::V4);
     cluster.manifests.endpoints(&service(), &some(&cluster, &[0, 1, 2, 4])).unwrap();
     await_endpoints(&cluster, 4);
     for agent in &mut cluster.agents {
@@ -188,9 +209,9 @@ fn nodes_with_pods_and_an_agent_that_starts_again() {
     cluster.manifests.endpoints(&service(), &some(&cluster, &[0, 1, 2, 3, 4, 5])).unwrap();
     await_endpoints(&cluster, 6);
     for number in [2, 3, 1] {
-        cluster.lab.route_vip(VIP, cluster.lab.node(number)).unwrap();
+        in_front(&cluster, number);
         sleep(LOOK);
     }
     let report = report("nodes with pods, agents started again", held);
-    assert_none_cut(&cluster, &report);
+    assert_none_cut(&cluster, Family::V4, &report);
 }

@@ -46,9 +46,9 @@ fn within(inner: &Packet, from: Spot, to: Spot) -> Packet {
 fn sent(inner: &Packet) -> Packet {
     within(inner, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
-        // The identification of IPv4, which a packet that is not fragmented does not need, or the
-        // flow label.
-        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label };
+        // The identification of IPv4, or the flow label: both have the number of owners that were
+        // asked before, in IPv6 in the last two bits.
+        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !3 };
         outer.dont_fragment = true;
         outer.traffic_class = inner.traffic_class;
     })

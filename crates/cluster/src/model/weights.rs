@@ -38,7 +38,7 @@ impl Weights {
                 }
                 // An endpoint without a node counts as one that is alone on its node.
                 let count = |node: &Option<&str>| node.map_or(1, |node| counts[node]);
-                let scale = Scale::of(nodes.iter().map(count).collect());
+                let scale = Scale::of(&nodes.iter().map(count).collect());
                 nodes.iter().map(|node| scale.weight(count(node))).collect()
             }
             Self::Listed(listed) => {
@@ -60,7 +60,7 @@ enum Scale {
 }
 
 impl Scale {
-    fn of(counts: BTreeSet<usize>) -> Self {
+    fn of(counts: &BTreeSet<usize>) -> Self {
         let fewest = counts.first().copied().unwrap_or(1);
         let most = fewest * usize::from(LARGEST);
         let multiple = |all: usize, count: &usize| {

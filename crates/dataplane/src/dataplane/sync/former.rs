@@ -169,6 +169,7 @@ mod tests {
             remote: false,
             opens: true,
             node: 0,
+            weight: 1,
         };
         names.iter().map(endpoint).collect()
     }
