@@ -9,9 +9,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::opaque,
     ctx::Packet,
     family::{Family, V4, V6},
-    parse::{self, Parse, Parsed},
+    parse::{Parse, Parsed},
     words::{load8, load16, load32, load64},
 };
 
@@ -24,6 +25,21 @@ pub const PROTOCOL_IPIP: u8 = 4;
 /// IPv6 within IPv6: RFC 2473.
 pub const PROTOCOL_IPV6: u8 = 41;
 const PROTOCOL_ICMP6: u8 = 58;
+
+/// Returns 1 for TCP and 0 for UDP; `None` if the packet ends within the header.
+///
+/// The numbers belong to the ways that the test of the length took: the verifier of Linux 6.1 does
+/// not see that a protocol which is read again from the stack is still the one that was tested.
+#[inline(always)]
+fn tcp(protocol: u32, l4: usize, end: usize) -> Option<u64> {
+    if protocol != PROTOCOL_TCP {
+        return Some(opaque(0));
+    }
+    if l4 + 20 > end {
+        return None;
+    }
+    Some(opaque(1))
+}
 
 impl Parse for V4 {
     #[inline(always)]
@@ -46,13 +62,11 @@ impl Parse for V4 {
             return Err(if valid { Outcome::PassedUnsupportedHeader } else { Outcome::PassedMalformed });
         }
         let l4 = ip + 20;
-        if protocol == PROTOCOL_TCP && l4 + 20 > end {
-            return Err(Outcome::PassedMalformed);
-        }
+        let Some(tcp) = tcp(protocol, l4, end) else { return Err(Outcome::PassedMalformed) };
         let (source, destination) = Self::addresses_at(ip);
         let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
         let length = u16::from_be(load16::<2>(ip)) as u32;
-        Ok(Parsed { tuple, ip, l4, l4_offset: 20, length, ttl: load8::<8>(ip), tcp: parse::is_tcp(protocol) })
+        Ok(Parsed { tuple, ip, l4, l4_offset: 20, length, ttl: load8::<8>(ip), tcp })
     }
 
     #[inline(always)]
@@ -104,13 +118,11 @@ impl Parse for V6 {
                 _ => other(protocol),
             });
         }
-        if protocol == PROTOCOL_TCP && l4 + 20 > end {
-            return Err(Outcome::PassedMalformed);
-        }
+        let Some(tcp) = tcp(protocol, l4, end) else { return Err(Outcome::PassedMalformed) };
         let (source, destination) = Self::addresses_at(ip);
         let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
         let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
-        Ok(Parsed { tuple, ip, l4, l4_offset: 40, length, ttl: load8::<7>(ip), tcp: parse::is_tcp(protocol) })
+        Ok(Parsed { tuple, ip, l4, l4_offset: 40, length, ttl: load8::<7>(ip), tcp })
     }
 
     #[inline(always)]

@@ -94,9 +94,9 @@ pub struct Selection {
     /// If XDP is attached to no device, no program jumps to the XDP ones, which are a third of what
     /// the verifier walks. The entry program is pinned nevertheless.
     pub mode: Mode,
-    /// Whether SCTP is served: see [`super::super::sctp`].
+    /// Whether SCTP is served.
     pub sctp: bool,
-    /// Whether packets go straight to pods: see [`super::super::local_delivery`].
+    /// Whether packets go straight to pods (`--local-delivery direct`).
     pub pods: bool,
 }
 
