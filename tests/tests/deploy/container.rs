@@ -71,7 +71,7 @@ fn the_matrix_passes_in_containers_and_cleanup_leaves_nothing() {
         let forwarded = container.packets("tc-ingress", "forwarded").unwrap();
         assert!(forwarded > 0, "node-{number} has forwarded nothing");
         let (attached, sockets, pins) = nodes.traces(number);
-        assert_eq!((attached.ingress, attached.egress, sockets), (1, 1, 9), "node-{number}");
+        assert_eq!((attached.ingress, attached.egress, sockets), (1, 1, 10), "node-{number}");
         assert_eq!(pins, ["traffic-policy"]);
         let log = container.log();
         assert!(!log.contains("ERROR"), "{log}");

@@ -87,8 +87,9 @@ fn nodes_come_and_go_without_a_lost_request() {
     scene.expect_client_at(&["node-2", "node-3"], "all nodes open packets");
     let lease = scene.lease("traffic-policy-opens-node-2").unwrap();
     assert_eq!(lease["metadata"]["labels"]["traffic-policy.io/opens"], "ipip");
-    let address = scene.cluster.lab.node(2).addresses.v4.to_string();
-    assert_eq!(lease["metadata"]["annotations"]["traffic-policy.io/opens-from"], address, "{lease}");
+    let addresses = Family::BOTH.map(|family| scene.cluster.lab.node(2).address(family).to_string());
+    let opens_from = &lease["metadata"]["annotations"]["traffic-policy.io/opens-from"];
+    assert_eq!(*opens_from, addresses.join(","), "{lease}");
     assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "uid-of-node-2");
     let renewed = scene.lease("traffic-policy-renewed-node-2").unwrap();
     assert!(renewed["spec"]["renewTime"].is_string() && renewed["metadata"].get("labels").is_none());

@@ -56,10 +56,8 @@ fn frontends_endpoints_and_phases() {
         (&"shop".into(), &"web".into(), &"tcp-80".into())
     );
     assert_eq!((&port["external_policy"], &port["internal_policy"]), (&"Cluster".into(), &"Cluster".into()));
-    assert_eq!(
-        port["endpoints"],
-        json!([{"address": format!("{pod}:{TARGET}"), "local": true, "node": null, "left_out": false}])
-    );
+    let here = json!({"address": format!("{pod}:{TARGET}"), "local": true, "node": null, "left_out": false, "slots": null});
+    assert_eq!(port["endpoints"], json!([here]));
     assert_eq!(port["affinity_seconds"], 10_800, "the default of the API");
     assert_eq!(port["source_ranges"], json!(["192.0.2.0/24"]));
     let vip = frontend(&port, "LoadBalancer");
@@ -76,10 +74,7 @@ fn frontends_endpoints_and_phases() {
     assert_eq!(frontend(&drained, "NodePort")["policy"], "Local");
     assert_eq!(drained["local_endpoints"], json!([]));
     let local = wait_for_phase(&agents[0], "web", "active");
-    assert_eq!(
-        local["local_endpoints"],
-        json!([{"address": format!("{pod}:{TARGET}"), "local": true, "node": null, "left_out": false}])
-    );
+    assert_eq!(local["local_endpoints"], json!([here]));
     let status = agents[1].json(&["status"]).unwrap();
     let draining = status["draining"].as_array().unwrap();
     assert!(draining.iter().any(|entry| entry["service"] == "shop/web:tcp-80"), "{status}");

@@ -81,8 +81,8 @@ impl Kernel {
     }
 }
 
-/// Whether a package is a part of a kernel, judged by its name. `linux-base-VERSION` has the list of
-/// the modules that are built in, without which modprobe takes them for missing.
+/// Whether a package is a part of a kernel, judged by its name. `linux-base-VERSION` has the list
+/// of the modules that are built in, without which modprobe takes them for missing.
 pub(super) fn is_part(package: &str) -> bool {
     ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|part| package.starts_with(part))
 }
