@@ -17,6 +17,7 @@ mod pod_devices;
 mod reload;
 mod replacement;
 mod service_sync;
+mod settings;
 mod silent_hops;
 mod silent_nodes;
 mod sockets;
@@ -26,22 +27,18 @@ mod tests;
 mod timing;
 mod unattached;
 
-use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
-use ipnet::IpNet;
 use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
-use traffic_policy_cluster::{
-    model::{Algorithm, Forwarding},
-    source::{Kubernetes, Manifests, Opening, Source},
-};
+use traffic_policy_cluster::source::Source;
 use traffic_policy_dataplane::{
-    Changed, Config, Dataplane, Followed, PacketPath,
+    Changed, Dataplane, Followed, PacketPath,
     inspect::service_count_reader,
-    node::{self, Event, Events, Network, socket_ender::SocketEnder},
+    node::{self, Event, Events, Network},
 };
 
 use self::{
@@ -51,55 +48,16 @@ use self::{
 pub use self::{
     node_port_addresses::NodePortAddresses,
     reload::{Live, Reload, Reloads},
+    settings::{Origin, Settings},
     silent_nodes::Silence,
 };
 use crate::{
     check,
     health::ProxyHealth,
-    in_effect::InEffect,
     metrics::{Metrics, MetricsServer},
-    notice::{self, Board},
+    notice,
     systemd::Notifier,
 };
-
-/// Source of objects.
-#[derive(Clone, Debug)]
-pub enum Origin {
-    Manifests(Manifests),
-    Kubernetes(Kubernetes),
-}
-
-/// All inputs of `run`.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub node_name: String,
-    /// Value of `--device`; if empty, devices are found by routes and addresses.
-    pub devices: Vec<String>,
-    pub origin: Origin,
-    pub node_port_addresses: NodePortAddresses,
-    /// Ranges of cluster IPs in addition to those of ServiceCIDR objects.
-    pub service_cidrs: BTreeSet<IpNet>,
-    /// The way of packets to endpoints of other nodes, where a Service has no annotation.
-    pub forwarding: Forwarding,
-    /// The Leases of direct forwarding; `None`: this node writes none.
-    pub opening: Option<Opening>,
-    /// The algorithm of Services whose annotation names none.
-    pub algorithm: Algorithm,
-    pub healthz: SocketAddr,
-    /// Listening address of metrics; `None`: no metrics.
-    pub metrics: Option<SocketAddr>,
-    /// All settings as they were given, for `/configz`.
-    pub in_effect: InEffect,
-    /// Whether `--adopt` is given.
-    pub adopt: bool,
-    /// The ender of UDP sockets; `None`: no UDP socket is ended.
-    pub socket_ender: Option<SocketEnder>,
-    pub silence: Silence,
-    /// Sources of news that this node is about to go, and the board on which they write.
-    pub notices: Vec<notice::Source>,
-    pub board: Board,
-    pub dataplane: Config,
-}
 
 /// Runs until a signal to stop (SIGTERM, SIGINT) arrives. Programs and maps stay.
 ///

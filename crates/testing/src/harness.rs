@@ -12,6 +12,7 @@
 //! ```
 
 mod both;
+mod buckets;
 mod direct;
 mod flows;
 mod loaded;

@@ -1,5 +1,6 @@
 //! Kubernetes objects for tests: small builders, written as the YAML that users write.
 
+pub mod lease;
 mod manifests;
 pub mod node;
 mod service;

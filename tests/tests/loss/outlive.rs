@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread::sleep;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab, Node};
-use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, Port, Service, lease};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::HeldConnections;
 use traffic_policy_testing::traffic::held::Report;
@@ -27,22 +27,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(500);
 const OUTLIVE: [&str; 4] = ["--forwarding", "direct", "--algorithm", "maglev"];
 
-/// The Lease by which a node says that it opens packets.
-fn lease(node: &Node) -> Value {
-    let addresses = Family::BOTH.map(|family| node.address(family).to_string());
-    json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "namespace": "traffic-policy",
-            "name": format!("traffic-policy-opens-{}", node.name),
-            "labels": {"traffic-policy.io/opens": "ipip"},
-            "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
-        },
-        "spec": {"holderIdentity": node.name},
-    })
-}
-
 fn service() -> Service {
     Service::new("web").port(Port::tcp(80, TARGET)).vip(VIPS[0]).vip(VIPS[1])
 }
@@ -51,7 +35,7 @@ fn service() -> Service {
 fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
     let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc");
     let mut cluster = Cluster::start(lab).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
@@ -75,6 +59,7 @@ fn some(cluster: &Cluster, numbers: &[usize]) -> Vec<Backend> {
 fn hold(cluster: &Cluster, family: Family) -> HeldConnections {
     let target = SocketAddr::new(VIPS[usize::from(family == Family::V6)], 80);
     let held = HeldConnections::start(cluster.lab.client().netns(), &[target], CONNECTIONS, PAUSE).unwrap();
+    // Every connection is established, and has had requests.
     sleep(LOOK);
     held
 }
@@ -210,6 +195,7 @@ fn nodes_with_pods_and_an_agent_that_starts_again() {
     await_endpoints(&cluster, 6);
     for number in [2, 3, 1] {
         in_front(&cluster, number);
+        // Every connection has had requests by this node before the next one gets them.
         sleep(LOOK);
     }
     let report = report("nodes with pods, agents started again", held);

@@ -39,13 +39,13 @@ fn leaves_pod(harness: &Harness, packet: &Packet, device: Device) -> Ran {
     harness.input(&Input { device, ..Input::new(Hook::FromPod, packet.bytes()) })
 }
 
-/// What a reply becomes on its way to the client.
+/// The reply as it leaves for the client: translated, with one hop less to live.
 fn replied(talk: Dialogue, reply: &Packet) -> Packet {
     let terms = talk.terms;
     reply.clone().source(terms.at(NODE)).macs(Device::Eth0.mac(), Spot::Router.mac()).ttl(63)
 }
 
-/// What a request becomes on its way into the pod.
+/// The request as it enters the pod: translated, with one hop less to live.
 fn delivered(talk: Dialogue, request: &Packet) -> Packet {
     let terms = talk.terms;
     request.clone().destination(terms.at(LOCAL)).macs(Device::Pod0.mac(), Spot::Local.mac()).ttl(63)

@@ -219,7 +219,7 @@ fn former_owners_are_asked_for_some_time() {
     });
 }
 
-/// What opens a connection is for the endpoint that it was sent to, and a reset for nobody else.
+/// A SYN is delivered to the endpoint that it was sent to; an RST of an unknown flow is dropped.
 #[test]
 fn only_segments_amid_a_connection_are_sent_on() {
     each(|harness, terms| {
@@ -239,7 +239,7 @@ fn only_segments_amid_a_connection_are_sent_on() {
     });
 }
 
-/// Where the owner is on the node in front itself, that node is home, too.
+/// An owner that is an endpoint of the node in front: that node is also the endpoint's.
 #[test]
 fn the_node_in_front_asks_the_former_owner_of_its_own_endpoint() {
     each_in_front(|harness, terms, to| {

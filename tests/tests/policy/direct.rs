@@ -4,11 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
-use traffic_policy_testing::lab::{Addresses, Family, Lab, Node};
-use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::lab::{Addresses, Family, Lab};
+use traffic_policy_testing::object::{Port, Service, lease};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{Answer, HeldConnections};
@@ -24,22 +24,6 @@ const VIP_PORT: u16 = 80;
 const IPIP: u8 = 4;
 const IP6IP6: u8 = 41;
 
-/// The Lease by which a node says that it opens packets, of these families.
-fn lease(node: &Node, families: &[Family]) -> Value {
-    let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
-    json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "namespace": "traffic-policy",
-            "name": format!("traffic-policy-opens-{}", node.name),
-            "labels": {"traffic-policy.io/opens": "ipip"},
-            "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
-        },
-        "spec": {"holderIdentity": node.name},
-    })
-}
-
 fn service() -> Service {
     Service::new("web")
         .port(Port::tcp(VIP_PORT, TARGET).node_port(NODE_PORT))
@@ -52,7 +36,7 @@ fn service() -> Service {
 fn start(attach: &str, flags: &[&str], opening: &[(usize, &[Family])]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
     let leases: Vec<_> =
-        opening.iter().map(|(number, families)| lease(cluster.lab.node(*number), families)).collect();
+        opening.iter().map(|(number, families)| lease::opens(cluster.lab.node(*number), families)).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
@@ -232,7 +216,7 @@ fn the_annotation_changes_it_without_cutting_a_connection() {
 /// heard of the smaller MTU.
 fn bulk_data_passes(attach: &str, wire_offloads: bool) {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(wire_offloads)).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease(node, &Family::BOTH)).collect();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(&["--forwarding", "direct"])).unwrap();

@@ -16,6 +16,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
+use traffic_policy_cluster::source::Manifests;
 use traffic_policy_dataplane::IdleTimes;
 
 use self::fake::{Fake, Running, settings};

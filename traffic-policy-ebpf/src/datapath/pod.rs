@@ -72,13 +72,12 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
     {
         return Outcome::Passed.into();
     }
-    let (Some(current), Some(scratch)) = (Current::load(), F::scratch()) else {
-        return Outcome::Passed.into();
-    };
+    let Some(current) = Current::load() else { return Outcome::Passed.into() };
     let now = clock::jiffies();
     let (index, epoch) = table::next_hop(entry);
     let mut hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
     if hop.is_null() || local::is_due(get!(entry.last), now) {
+        let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };
         set!(scratch.opening = parsed.tuple);
         if counterpart_key::<F>(entry, parsed.tuple.protocol).is_some() {
             local::learn::<F>(packet);
@@ -106,7 +105,12 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
             None => unresolved = via.ifindex,
         }
     }
-    let mtu = if hop.is_null() { forward::unresolved::<F>(unresolved, scratch).0 } else { get!(hop.mtu) };
+    let mtu = if hop.is_null() {
+        let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };
+        forward::unresolved::<F>(unresolved, scratch).0
+    } else {
+        get!(hop.mtu)
+    };
     if parsed.wire_length(packet) > mtu
         || !established::advance(entry, &parsed, established::numbers_of(&parsed), now)
     {

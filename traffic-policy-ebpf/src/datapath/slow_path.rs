@@ -5,7 +5,6 @@ use traffic_policy_ebpf::{
     abi::{Address, Flow, RouteKind, Slot, frontend, kind, step},
     hash,
     outcome::Outcome,
-    tcp::flag,
 };
 
 use core::ptr;
@@ -192,13 +191,8 @@ pub fn list<P: Packet, F: Family>(
     if parsed.is_tcp() && !parsed.opens(packet) {
         // The connection is not known. A segment to the node's own address is left to the stack: it
         // answers RST, or continues a connection that an earlier proxy left in conntrack.
-        let flags = get!((list.frontend).flags);
-        let segment = parsed.tcp_flags();
         if !owners::goes_on(parsed) || !owners::are_known::<P, F>(&list) {
-            if flags & frontend::NODE_ADDRESS != 0 || segment & flag::RST != 0 || segment & flag::ACK == 0 {
-                return Err(Outcome::PassedNoFlow.into());
-            }
-            return Err(Decision::refused(Outcome::ResetNoFlow, list.service));
+            return Err(owners::unknown(&list, parsed.tcp_flags()));
         }
     }
     if list.range.len == 0 {
@@ -242,7 +236,7 @@ fn create<P: Packet, F: Family>(
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
         index = if parsed.is_tcp() && !parsed.opens(packet) {
-            owners::in_front::<P, F>(scratch, &list, chosen)?
+            owners::in_front::<F>(scratch, &list, parsed.tcp_flags(), chosen)?
         } else {
             chosen
         };

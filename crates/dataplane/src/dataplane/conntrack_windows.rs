@@ -1,7 +1,7 @@
 //! conntrack, if packets of established connections pass it by (`--local-delivery direct`).
 //!
-//! What comes back to the stack, a FIN above all, lies outside of the windows that conntrack has
-//! seen: it would be INVALID, which rules drop. And a connection whose data conntrack has seen
+//! A segment that takes the stack again, mostly a FIN, lies outside of the windows that conntrack
+//! has seen: it would be INVALID, which rules drop. And a connection whose data conntrack has seen
 //! without the acknowledgement would be forgotten after five minutes of silence. Two sysctls of
 //! this network namespace say otherwise; kube-proxy sets the first one by its flag
 //! `--conntrack-tcp-be-liberal`.

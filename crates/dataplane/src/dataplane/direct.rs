@@ -103,7 +103,7 @@ struct OfFamily<A: Key> {
     /// The number of elements that fit into `endpoints`, and whether some found no room last time.
     room: usize,
     is_full: bool,
-    /// What an earlier agent has left stays until then, as long as no node is known.
+    /// The time until which the elements of an earlier agent stay while no other node is known.
     kept_until: Option<Instant>,
 }
 

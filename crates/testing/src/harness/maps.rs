@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, HashMap, MapData, PerCpuValues};
+use aya::maps::{Array, HashMap, MapData};
 use traffic_policy_cluster::model::Protocol;
 use traffic_policy_cluster::model::maglev::{Member, table};
 use traffic_policy_dataplane::{Maps, ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    PodDevice, Port, RejectBucket, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS,
-    SLOT_REMOTE, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
+    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -176,35 +176,6 @@ impl Harness {
             self.map(name).renew(ELEMENTS)?;
         }
         self.fill_buckets(0)
-    }
-
-    /// Gives every CPU `tokens` answers to make; more are added with time.
-    pub fn fill_buckets(&mut self, tokens: u32) -> Result<()> {
-        let filled = self.now();
-        let buckets =
-            vec![RejectBucket { tokens, filled }; aya::util::nr_cpus().map_err(|(_, error)| error)?];
-        // A bucket that was last filled long ago is full.
-        let buckets: Vec<_> = if tokens == 0 {
-            buckets
-                .into_iter()
-                .map(|b| RejectBucket { filled: b.filled.wrapping_sub(1 << 20), ..b })
-                .collect()
-        } else {
-            buckets
-        };
-        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
-    }
-
-    /// Empties the bucket of every CPU, as after the last permitted answer.
-    pub fn empty_buckets(&mut self) {
-        // SAFETY: a field of the mapped element.
-        self.tables.config.store(|config| unsafe { &raw mut (*config).answers_per_jiffy }, 0);
-        self.clear_buckets().unwrap_or_else(|error| panic!("emptying the buckets: {error:#}"));
-    }
-
-    fn clear_buckets(&mut self) -> Result<()> {
-        let buckets = vec![RejectBucket::default(); aya::util::nr_cpus().map_err(|(_, error)| error)?];
-        Ok(self.buckets.set(0, PerCpuValues::try_from(buckets)?, 0)?)
     }
 
     /// A copy of the words that the packet path writes.

@@ -8,7 +8,8 @@ use super::{FRONT, LOCAL, NEAR, VIP, arrives, each_ingress, sent, set_up_home, t
 const CE: u8 = 3;
 const ECT: u8 = 2;
 
-/// What an IPv6 packet leaves of the MTU has to be IPv6's least one: a host heeds no smaller limit.
+/// The MTU less the outer header has to be 1,280 bytes at least (RFC 8200 section 5): hosts ignore
+/// a smaller limit.
 #[test]
 fn a_way_too_narrow_for_ipv6_within_ipv6_is_not_taken() {
     each_ingress(|harness, terms| {

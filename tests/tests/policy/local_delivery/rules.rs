@@ -70,7 +70,7 @@ fn a_strict_firewall_sees_every_packet_by_the_stack() {
     strict(STACK);
 }
 
-/// What a network policy forbids is a new connection.
+/// A network policy that is added: new connections are refused, and open ones go on.
 fn forbidden(flags: &[&str]) {
     let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
     scene.nft(STRICT);

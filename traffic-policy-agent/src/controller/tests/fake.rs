@@ -8,22 +8,27 @@ use std::{
 };
 
 use anyhow::bail;
+use ipnet::IpNet;
 use tempfile::TempDir;
 use tokio::{
     sync::mpsc,
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use traffic_policy_cluster::model::{Changes, Desired, Forwarding, Limits, ServicePort, ServicePortKey};
+use traffic_policy_cluster::{
+    model::{Algorithm, Changes, Desired, Forwarding, Limits, ServicePort, ServicePortKey},
+    source::Manifests,
+};
 use traffic_policy_dataplane::{
-    Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, PodPrograms,
-    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect,
-    Written,
+    Adopted, Attached, CgroupPrograms, Changed, Config, ConnectionAdoption, DataplaneUsage, DevicePrograms,
+    Figures, FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
+    PodPrograms, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange,
+    SnatPorts, Suspect, Written,
     node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
 use super::super::*;
+use crate::in_effect::InEffect;
 
 /// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]

@@ -1,9 +1,9 @@
 //! UDP sockets of removed endpoints: how often the controller walks through them.
 
-use std::process::Command;
+use std::{collections::BTreeSet, net::SocketAddr, process::Command};
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::RemovedEndpoint;
+use traffic_policy_dataplane::{RemovedEndpoint, node::socket_ender::SocketEnder};
 
 use super::{
     super::{

@@ -59,28 +59,35 @@ pub fn are_known<P: Packet, F: Family>(list: &List) -> bool {
     direct::wanted::<P, F>(list) != 0 && get!((list.frontend).flags) & MATTER == FOUND_BY_ALL
 }
 
+/// Returns the decision on a segment of a connection that nobody knows.
+#[inline(always)]
+pub fn unknown(list: &List, segment: u8) -> Decision {
+    if get!((list.frontend).flags) & frontend::NODE_ADDRESS != 0
+        || segment & flag::RST != 0
+        || segment & flag::ACK == 0
+    {
+        return Outcome::PassedNoFlow.into();
+    }
+    Decision::refused(Outcome::ResetNoFlow, list.service)
+}
+
 /// Returns the slot of the endpoint for a segment that [goes on][goes_on] with a connection which
-/// the node in front does not know. `chosen`: the slot of a new connection. The tuple is
-/// `Scratch::opening`.
+/// the node in front does not know, but whose owners [are known][are_known]. `chosen`: the slot of
+/// a new connection. The tuple is `Scratch::opening`.
 ///
 /// # Errors
 /// Only the node in front could know the connection, as it would have its own address as source; or
 /// the endpoints are here, and nobody else knows it.
 #[inline(always)]
-pub fn in_front<P: Packet, F: Family>(
+pub fn in_front<F: Family>(
     scratch: *mut Scratch<F::Address>,
     list: &List,
+    segment: u8,
     chosen: u32,
 ) -> Result<u32, Decision> {
     set!(scratch.owners.asked = 0);
-    let index = if are_known::<P, F>(list) { next::<F>(scratch, chosen) } else { NONE };
-    if index != NONE {
-        return Ok(index);
-    }
-    if get!((list.frontend).flags) & frontend::NODE_ADDRESS != 0 {
-        return Err(Outcome::PassedNoFlow.into());
-    }
-    Err(Decision::refused(Outcome::ResetNoFlow, list.service))
+    let index = next::<F>(scratch, chosen);
+    if index == NONE { Err(unknown(list, segment)) } else { Ok(index) }
 }
 
 /// Returns the number of owners that were asked before an outer packet with this number came. One

@@ -62,7 +62,7 @@ impl DirectPart {
     }
 }
 
-/// What the run loop knows.
+/// The facts that the controller tells the task which writes the Leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectNews {
     /// The part of this node; `None`: not known yet, so that an earlier agent's Lease stays.
@@ -75,7 +75,7 @@ pub struct DirectNews {
     pub nodes: usize,
 }
 
-/// What has become of this node's Lease.
+/// The state of this node's Lease, as the task tells the controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectTold {
     /// The part that the API server holds.
@@ -156,6 +156,7 @@ pub(super) async fn run(client: Client, node_name: String, opening: Opening) {
                 }
                 tokio::select! {
                     () = changed(&mut receiver) => {}
+                    // Between attempts, so that a server in trouble is not asked all the time.
                     () = sleep(pause) => {}
                 }
                 pause = (pause * 2).min(PAUSES[1]);

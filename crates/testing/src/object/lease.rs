@@ -1,0 +1,21 @@
+//! The Lease by which a node takes part in direct forwarding.
+
+use serde_json::{Value, json};
+
+use crate::lab::{Family, Node};
+
+/// Returns the Lease of a node that opens packets of these families.
+pub fn opens(node: &Node, families: &[Family]) -> Value {
+    let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "namespace": "traffic-policy",
+            "name": format!("traffic-policy-opens-{}", node.name),
+            "labels": {"traffic-policy.io/opens": "ipip"},
+            "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
+        },
+        "spec": {"holderIdentity": node.name},
+    })
+}
