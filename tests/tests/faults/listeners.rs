@@ -135,9 +135,15 @@ fn more_health_ports_than_a_shell_allows_files() {
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).program(&script).start().unwrap();
-    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    // Without a pause: the ports are open when /healthz first says 200, and not a moment later.
+    let ready = || agent.healthz().is_ok_and(|answer| answer.status == 200);
+    let late = Instant::now() + scaled(Duration::from_secs(20));
+    while !ready() {
+        assert!(agent.is_running() && Instant::now() < late, "{}", agent.log());
+    }
     let client = cluster.lab.client().netns();
-    for port in ports {
+    // The last one first, since they are opened in their order.
+    for port in ports.rev() {
         let status = http::get_from(client, cluster.at(1, Family::V4, port), "/").map(|answer| answer.status);
         assert_eq!(status.ok(), Some(200), "health port {port}\n{}", agent.log());
     }

@@ -62,13 +62,6 @@ impl Watch {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Forgets every phase but the present one.
-    fn forget_all_but_last(&self) {
-        let mut phases = self.phases.lock().unwrap_or_else(PoisonError::into_inner);
-        let earlier = phases.len().saturating_sub(1);
-        phases.drain(..earlier);
-    }
-
     /// The statuses in their order.
     fn statuses(&self) -> Vec<Option<u16>> {
         self.phases().iter().map(|phase| phase.status).collect()
@@ -104,11 +97,6 @@ impl Watches {
             service: Watch::start(client, at(HEALTH_PORT), "/"),
         };
         until("both ports say 200", PATIENCE, || watches.both() == [Some(200); 2]);
-        // The agent opens a health-check port after /healthz says 200: the first requests may have
-        // been refused.
-        for watch in [&watches.healthz, &watches.service] {
-            watch.forget_all_but_last();
-        }
         watches
     }
 

@@ -287,16 +287,16 @@ impl ServiceSync {
                 if let Some(news) = &self.news {
                     news.say(self.index.leaving_by_node(&self.node_name).map(notice::leaving));
                 }
-                self.health.synced();
-                if first {
-                    self.observe(path, &source.events());
-                }
                 if std::mem::take(&mut self.ports_changed) {
                     self.update_health(source, None).await;
                 } else if !changes.health.is_empty() || self.has_health_failures() {
                     self.update_health(source, Some(&changes.health)).await;
                 }
+                // Not before the health-check ports: a load balancer that probes one must not find
+                // it closed on a node whose /healthz says 200.
+                self.health.synced();
                 if first {
+                    self.observe(path, &source.events());
                     release_memory();
                 }
                 false
