@@ -15,6 +15,13 @@ const ALONE: [&str; 5] = [
     "sockets::cost::of_connect",
     "speed",
 ];
+/// Tests of these suites that measure neither: they wait most of their time, and run beside others.
+const NOT_ALONE: [&str; 4] = [
+    "loss::direct::a_node_says_why_it_opens_nothing",
+    "loss::writes::a_restart_writes_nothing_tc",
+    "loss::writes::a_restart_writes_nothing_xdp",
+    "loss::writes::one_service_changes_and_only_that_one_is_written",
+];
 /// The suites of which one process loads or computes something for all of its tests. Each is
 /// divided among few processes, as unit tests are, most of which take less time than a process.
 const TOGETHER: [&str; 2] = ["budgets", "packets"];
@@ -55,8 +62,7 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
             .map(|test| (known.seconds(&test_name(suite, test)).unwrap_or(otherwise), test))
             .collect();
         timed.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        let mut own: Vec<Job<'a>> =
-            (0..processes).map(|_| Job::new(program, ALONE.contains(&suite))).collect();
+        let mut own: Vec<Job<'a>> = (0..processes).map(|_| Job::new(program, false)).collect();
         for (seconds, test) in timed {
             // The processes of a suite take about as long as each other. None is left without a
             // test, because a test program that is given no name runs all that it has.
@@ -65,13 +71,17 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
             };
             let Some(job) = own.iter_mut().min_by(less) else { break };
             job.seconds += seconds;
-            job.alone |= ALONE.contains(&test_name(suite, test).as_str());
+            job.alone |= runs_alone(suite, &test_name(suite, test));
             job.tests.push(test.clone());
         }
         jobs.extend(own);
     }
     jobs.sort_by(|a, b| b.alone.cmp(&a.alone).then(b.seconds.total_cmp(&a.seconds)));
     jobs
+}
+
+fn runs_alone(suite: &str, name: &str) -> bool {
+    (ALONE.contains(&suite) || ALONE.contains(&name)) && !NOT_ALONE.contains(&name)
 }
 
 #[cfg(test)]
@@ -116,10 +126,17 @@ mod tests {
         assert!(jobs[with("t7").unwrap()].1.len() < jobs[with("t8").unwrap()].1.len(), "{numbers:?}");
     }
 
-    /// A test that was renamed would run beside others.
     #[test]
-    fn what_runs_alone_exists() {
-        for name in ALONE {
+    fn a_test_of_a_suite_that_runs_alone_need_not() {
+        let suite = |name| runs_alone("loss", name);
+        assert_eq!([suite("loss::restart::tc_ipv4"), suite(NOT_ALONE[0])], [true, false]);
+        assert!(!runs_alone("policy", "policy::t0"));
+    }
+
+    /// A test that was renamed would run beside others, or alone.
+    #[test]
+    fn tests_that_run_alone_or_not_exist() {
+        for name in ALONE.into_iter().chain(NOT_ALONE) {
             let path = crate::cargo::root().join("tests/tests").join(name.split("::").next().unwrap());
             let words: Vec<&str> = name.split("::").collect();
             let exists = match words[..] {
