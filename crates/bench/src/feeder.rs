@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
-    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    Ebpf, EbpfLoader, TestRun, TestRunOptions, TestRunResult,
     maps::{Array, HashMap, Map, MapData, ProgramArray},
     programs::{Program, ProgramFd, Xdp, XdpMode},
 };
@@ -17,9 +17,9 @@ use nix::{
     sys::mman::{MapFlags, ProtFlags, mmap, munmap},
     time::{ClockId, clock_gettime},
 };
-use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow};
+use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow, FloorFlow6};
 use traffic_policy_dataplane::{load_programs, sk_buff, xdp_md};
-use traffic_policy_ebpf::abi::{Address4, Tuple};
+use traffic_policy_ebpf::abi::{Address4, Address6, FlowKey, Tuple};
 
 use super::{frame::Frame, object};
 
@@ -52,11 +52,25 @@ pub struct Room {
     /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the
     /// same.
     pub floor_flows: u32,
+    /// The same for the floors of direct forwarding over IPv6, and for the table of Katran's method;
+    /// few, as only rows of direct forwarding use them.
+    pub direct_flows: u32,
+}
+
+/// What the feed restores before each packet, because the measured programs change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    Nothing,
+    /// The length, by bytes at the end.
+    Tail,
+    /// The same, by bytes in front, in XDP. (In TC the kernel puts a packet into another one only
+    /// once: see [`Loaded::run_each`][super::Loaded::run_each].)
+    Head,
 }
 
 impl Default for Room {
     fn default() -> Self {
-        Self { frames: FRAMES, floor_flows: 262_144 }
+        Self { frames: FRAMES, floor_flows: 262_144, direct_flows: 64 }
     }
 }
 
@@ -90,14 +104,17 @@ pub struct Feeder {
     object: Ebpf,
     /// The floor's flows.
     pub floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
+    /// Those over IPv6, for the floors of direct forwarding.
+    pub floor6: HashMap<MapData, FlowKey<Address6>, FloorFlow6>,
+    /// What Katran's method remembers of flows.
+    pub katran: HashMap<MapData, Tuple<Address4>, u64>,
     frames: Frames,
     feed: Array<MapData, Feed>,
     xdp_subject: ProgramArray<MapData>,
     tc_subject: ProgramArray<MapData>,
     /// Index of the device that packets arrive on.
     ifindex: u32,
-    /// Whether the measured program leaves packets of another length.
-    resizes: bool,
+    restored: Restored,
     /// Number of zero bytes behind each frame.
     tail: usize,
 }
@@ -110,17 +127,22 @@ impl Feeder {
     pub fn load(ifindex: u32, room: &Room) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("FRAMES", room.frames).map_max_entries("FLOOR_FLOWS", room.floor_flows);
+        for map in ["FLOOR_FLOWS6", "KATRAN_LRU"] {
+            loader.map_max_entries(map, room.direct_flows);
+        }
         let mut object = object::load(&mut loader)?;
         load_programs(&mut object)?;
         Ok(Self {
             floor: take(&mut object, "FLOOR_FLOWS")?.try_into()?,
+            floor6: take(&mut object, "FLOOR_FLOWS6")?.try_into()?,
+            katran: take(&mut object, "KATRAN_LRU")?.try_into()?,
             frames: Frames::new(take(&mut object, "FRAMES")?, room.frames)?,
             feed: take(&mut object, "FEED")?.try_into()?,
             xdp_subject: take(&mut object, "XDP_SUBJECT")?.try_into()?,
             tc_subject: take(&mut object, "TC_SUBJECT")?.try_into()?,
             object,
             ifindex,
-            resizes: false,
+            restored: Restored::Nothing,
             tail: 0,
         })
     }
@@ -132,13 +154,19 @@ impl Feeder {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn keep_ready(&mut self, idle: [u32; 2]) -> Result<()> {
-        for (name, ifindex) in ["feed_xdp", "feed_resized_xdp"].into_iter().zip(idle) {
+    pub fn keep_ready(&mut self, idle: [u32; 4]) -> Result<()> {
+        let feeds = ["feed_xdp", "feed_resized_xdp", "feed_grown_xdp"];
+        for (name, ifindex) in feeds.into_iter().zip(idle) {
             let program = self.object.program_mut(name).with_context(|| format!("no program {name}"))?;
             let program: &mut Xdp = program.try_into()?;
             program.attach_to_if_index(ifindex, XdpMode::Skb)?;
         }
         Ok(())
+    }
+
+    /// Returns one of the feed's own programs, to be run without the feed.
+    pub(super) fn alone(&self, name: &str) -> Result<&Program> {
+        self.object.program(name).with_context(|| format!("no program {name}"))
     }
 
     /// Takes a map of the floor.
@@ -154,10 +182,9 @@ impl Feeder {
         fd(&self.object, name)
     }
 
-    /// Sets whether the length of a packet is restored before each run of a program, because the
-    /// measured programs change it.
-    pub fn restore_lengths(&mut self, restore: bool) {
-        self.resizes = restore;
+    /// Sets what is restored before each run of a program.
+    pub fn restore(&mut self, restored: Restored) {
+        self.restored = restored;
     }
 
     /// Puts this number of zero bytes behind each frame from now on. In XDP the bytes that do not
@@ -189,6 +216,38 @@ impl Feeder {
         self.frames.place(frames)
     }
 
+    /// Runs a program once on each packet, without the feed. The kernel makes a new packet for each
+    /// run, so that this serves programs whose changes cannot be undone; its work between two runs
+    /// cools the caches.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn each(&self, hook: Hook, program: &Program, frames: &[Vec<u8>]) -> Result<(Vec<f64>, Took)> {
+        let mut times = Vec::with_capacity(frames.len());
+        let mut last = Took { on_average: 0.0, by_kernel: 0.0, verdict: 0, packet: Vec::new() };
+        for frame in frames {
+            let context = match hook {
+                Hook::Xdp => xdp_md(frame.len() as u32, self.ifindex).to_vec(),
+                Hook::Ingress | Hook::Egress => sk_buff(self.ifindex, 0).to_vec(),
+            };
+            last.packet.resize(frame.len() + 256, 0);
+            let options = TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut last.packet),
+                ctx_in: Some(&context),
+                repeat: 1,
+                ..TestRunOptions::default()
+            };
+            let result = test_run(program, options)?;
+            last.packet.truncate(result.data_size_out as usize);
+            last.verdict = result.return_value;
+            last.by_kernel = result.duration.as_secs_f64() * 1e9;
+            times.push(last.by_kernel);
+        }
+        last.on_average = times.iter().sum::<f64>() / times.len() as f64;
+        Ok((times, last))
+    }
+
     /// Runs a program on this number of packets of a window, starting with its first one, in a
     /// loop.
     ///
@@ -198,11 +257,17 @@ impl Feeder {
         let Window { first, len } = window;
         self.feed.set(0, Feed { next: first, first, end: first + len, zero: 0 }, 0)?;
         let length = FRAME_LENGTH + self.tail;
-        let (name, context) = match (hook, self.resizes) {
-            (Hook::Xdp, false) => ("feed_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
-            (Hook::Xdp, true) => ("feed_resized_xdp", xdp_md(length as u32, self.ifindex).to_vec()),
-            (Hook::Ingress | Hook::Egress, false) => ("feed_tc", sk_buff(self.ifindex, 0).to_vec()),
-            (Hook::Ingress | Hook::Egress, true) => ("feed_resized_tc", sk_buff(self.ifindex, 0).to_vec()),
+        let name = match (hook, self.restored) {
+            (Hook::Xdp, Restored::Nothing) => "feed_xdp",
+            (Hook::Xdp, Restored::Tail) => "feed_resized_xdp",
+            (Hook::Xdp, Restored::Head) => "feed_grown_xdp",
+            (Hook::Ingress | Hook::Egress, Restored::Nothing) => "feed_tc",
+            (Hook::Ingress | Hook::Egress, Restored::Tail) => "feed_resized_tc",
+            (Hook::Ingress | Hook::Egress, Restored::Head) => bail!("TC restores no bytes in front"),
+        };
+        let context = match hook {
+            Hook::Xdp => xdp_md(length as u32, self.ifindex).to_vec(),
+            Hook::Ingress | Hook::Egress => sk_buff(self.ifindex, 0).to_vec(),
         };
         match hook {
             Hook::Xdp => self.xdp_subject.set(0, program, 0)?,
@@ -222,11 +287,7 @@ impl Feeder {
         let program = self.object.program(name).with_context(|| format!("no program {name}"))?;
         // The CPU time of this thread excludes what other threads run meanwhile.
         let started = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
-        let result = match program {
-            Program::Xdp(program) => program.test_run(options)?,
-            Program::SchedClassifier(program) => program.test_run(options)?,
-            _ => bail!("{name} is of another type"),
-        };
+        let result = test_run(program, options)?;
         let ended = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
         let all = Duration::from(ended) - Duration::from(started);
         packet.truncate(result.data_size_out as usize);
@@ -237,6 +298,15 @@ impl Feeder {
             packet,
         })
     }
+}
+
+/// Runs a program of XDP or TC.
+pub(super) fn test_run(program: &Program, options: TestRunOptions<'_>) -> Result<TestRunResult> {
+    Ok(match program {
+        Program::Xdp(program) => program.test_run(options)?,
+        Program::SchedClassifier(program) => program.test_run(options)?,
+        _ => bail!("a program of another type"),
+    })
 }
 
 /// Returns a program of an object, as the target of a jump.

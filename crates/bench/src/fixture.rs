@@ -17,7 +17,11 @@ use traffic_policy_testing::{
 };
 
 const UPLINK: &str = "uplink";
-const IDLE: [[&str; 2]; 3] = [["idle0", "idle1"], ["idle2", "idle3"], ["idle4", "idle5"]];
+const IDLE: [[[&str; 2]; 2]; 3] = [
+    [["idle0", "idle1"], ["idle2", "idle3"]],
+    [["idle4", "idle5"], ["idle6", "idle7"]],
+    [["idle8", "idle9"], ["idle10", "idle11"]],
+];
 /// MAC address of the node.
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 /// MAC address of the router that leads to clients and to endpoints on other nodes.
@@ -55,7 +59,7 @@ pub struct BenchNode {
     pub ifindex: u32,
     /// Devices that no packet ever arrives on, for three feeds at once: see
     /// [`Feeder::keep_ready`][super::Feeder::keep_ready].
-    pub idle: [[u32; 2]; 3],
+    pub idle: [[u32; 4]; 3],
 }
 
 impl BenchNode {
@@ -80,11 +84,13 @@ impl BenchNode {
                 net.route(network(client), all, router).await?;
                 net.route(network(endpoint), all, router).await?;
             }
-            let mut idle = [[0; 2]; 3];
-            for (names, numbers) in IDLE.iter().zip(&mut idle) {
-                let [one, other] = names.map(|name| VethEnd { name, mac: None, mtu: None });
-                net.veth(&one, None, &other, &node).await?;
-                for (device, number) in names.iter().zip(numbers) {
+            let mut idle = [[0; 4]; 3];
+            for (pairs, numbers) in IDLE.iter().zip(&mut idle) {
+                for names in pairs {
+                    let [one, other] = names.map(|name| VethEnd { name, mac: None, mtu: None });
+                    net.veth(&one, None, &other, &node).await?;
+                }
+                for (device, number) in pairs.as_flattened().iter().zip(numbers) {
                     net.down(device).await?;
                     *number = index(device)?;
                 }

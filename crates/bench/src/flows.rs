@@ -317,7 +317,7 @@ impl FromIp for Address6 {
     }
 }
 
-fn request_key<A: FromIp>(flow: &Flow) -> Result<Tuple<A>> {
+pub(super) fn request_key<A: FromIp>(flow: &Flow) -> Result<Tuple<A>> {
     key(flow.client, flow.frontend, flow.protocol)
 }
 

@@ -3,6 +3,7 @@
 //! its findings.
 
 pub mod companion;
+pub mod direct;
 pub mod feeder;
 pub mod fixture;
 pub mod flows;
@@ -15,10 +16,10 @@ pub mod turns;
 
 pub use self::{
     companion::Companion,
-    feeder::{Feeder, Hook, Room, Took, Window},
+    feeder::{Feeder, Hook, Restored, Room, Took, Window},
     fixture::BenchNode,
     flows::{Flow, Kind, Protocol},
     frame::{Content, Frame},
-    loaded::{Loaded, Setup, Subject},
+    loaded::{DirectFloor, Loaded, Setup, Subject},
     turns::{Case, Expected},
 };

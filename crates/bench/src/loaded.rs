@@ -80,13 +80,32 @@ pub enum Subject {
     FloorNew,
     /// The same work with a FIB lookup.
     FloorNewFib,
+    /// The minimum work of direct forwarding; true: over IPv6.
+    Direct(DirectFloor, bool),
+    /// Katran's method, over IPv4.
+    Katran,
+}
+
+/// Floors of direct forwarding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DirectFloor {
+    /// In front, a packet of a flow, at one of both hooks.
+    Request(Hook),
+    /// In front, the first packet.
+    New(Hook),
+    /// At the endpoint's node: a packet within an outer one, and the endpoint's.
+    Open,
+    Back,
 }
 
 impl Subject {
     pub fn hook(self) -> Hook {
         match self {
             Self::Empty(hook) | Self::Ours(hook) => hook,
-            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib => Hook::Xdp,
+            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib | Self::Katran => Hook::Xdp,
+            Self::Direct(DirectFloor::Request(hook) | DirectFloor::New(hook), _) => hook,
+            Self::Direct(DirectFloor::Open, _) => Hook::Ingress,
+            Self::Direct(DirectFloor::Back, _) => Hook::Egress,
         }
     }
 
@@ -101,6 +120,27 @@ impl Subject {
             Self::Floor => "floor_established",
             Self::FloorNew => "floor_new",
             Self::FloorNewFib => "floor_new_fib",
+            Self::Katran => "katran_xdp4",
+            Self::Direct(floor, ipv6) => floor.program(ipv6),
+        }
+    }
+}
+
+impl DirectFloor {
+    fn program(self, ipv6: bool) -> &'static str {
+        match (self, ipv6) {
+            (Self::Request(Hook::Xdp), false) => "floor_direct_xdp4",
+            (Self::Request(Hook::Xdp), true) => "floor_direct_xdp6",
+            (Self::Request(_), false) => "floor_direct_tc4",
+            (Self::Request(_), true) => "floor_direct_tc6",
+            (Self::New(Hook::Xdp), false) => "floor_direct_new_xdp4",
+            (Self::New(Hook::Xdp), true) => "floor_direct_new_xdp6",
+            (Self::New(_), false) => "floor_direct_new_tc4",
+            (Self::New(_), true) => "floor_direct_new_tc6",
+            (Self::Open, false) => "floor_open_tc4",
+            (Self::Open, true) => "floor_open_tc6",
+            (Self::Back, false) => "floor_back_tc4",
+            (Self::Back, true) => "floor_back_tc6",
         }
     }
 }
@@ -121,7 +161,7 @@ impl Default for Setup {
 }
 
 pub struct Loaded {
-    ours: Ebpf,
+    pub(super) ours: Ebpf,
     pub feeder: Feeder,
     pub tables: Maps,
     pub(super) places4: Places<Address4>,
@@ -181,6 +221,30 @@ impl Loaded {
         self.tables.config.store(|s| unsafe { &raw mut (*s).answers_per_jiffy }, answers);
     }
 
+    /// Runs a program on each of these packets, as if each were the first: none sees what the
+    /// program did to the one before. Returns the nanoseconds of each, in whole numbers as the
+    /// kernel counts them, and the last packet.
+    ///
+    /// # Errors
+    /// A packet has another outcome, or the kernel refuses.
+    pub fn run_each(
+        &mut self,
+        subject: Subject,
+        frames: &[Vec<u8>],
+        outcome: Option<Outcome>,
+    ) -> Result<(Vec<f64>, Took)> {
+        let before = self.outcomes(subject.hook())?;
+        let program = match subject {
+            Subject::Ours(_) => self.ours.program(subject.program()).context("no such program")?,
+            _ => self.feeder.alone(subject.program())?,
+        };
+        let took = self.feeder.each(subject.hook(), program, frames)?;
+        if let (Subject::Ours(hook), Some(outcome)) = (subject, outcome) {
+            self.expect_outcome(hook, before, frames.len() as u64, outcome)?;
+        }
+        Ok(took)
+    }
+
     /// Runs a program on this number of packets of a window.
     ///
     /// # Errors
@@ -198,14 +262,26 @@ impl Loaded {
     pub fn run_to(&mut self, hook: Hook, window: Window, packets: u32, outcome: Outcome) -> Result<Took> {
         let before = self.outcomes(hook)?;
         let took = self.run(Subject::Ours(hook), window, packets)?;
+        self.expect_outcome(hook, before, packets.into(), outcome)?;
+        Ok(took)
+    }
+
+    /// Fails unless this number of packets has ended since with an outcome, and no other packet.
+    fn expect_outcome(
+        &self,
+        hook: Hook,
+        before: BTreeMap<&'static str, u64>,
+        packets: u64,
+        outcome: Outcome,
+    ) -> Result<()> {
         let mut changed = self.outcomes(hook)?;
         for (outcome, count) in before {
             *changed.entry(outcome).or_default() -= count;
         }
         changed.retain(|_, count| *count != 0);
-        let expected = BTreeMap::from([(outcome.name(), u64::from(packets))]);
+        let expected = BTreeMap::from([(outcome.name(), packets)]);
         ensure!(changed == expected, "{packets} packets should be {}, but are {changed:?}", outcome.name());
-        Ok(took)
+        Ok(())
     }
 
     /// Returns the number of flows of all kinds that the packet path has made, and the number of

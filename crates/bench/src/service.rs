@@ -117,7 +117,9 @@ pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> R
     let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
     let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
         feeder.take("FLOOR_FRONTENDS")?.try_into()?;
-    frontends.insert(key(node.to_wire(), NODE_PORT, PROTOCOL_TCP), service(endpoints), 0)?;
+    for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
+        frontends.insert(key(node.to_wire(), NODE_PORT, protocol), service(endpoints), 0)?;
+    }
     let mut slots: Array<_, Slot<Address4>> = feeder.take("FLOOR_SLOTS")?.try_into()?;
     for i in 0..endpoints {
         slots.set(i, tables.v4.slots.get(&i, 0)?, 0)?;

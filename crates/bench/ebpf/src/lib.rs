@@ -5,7 +5,7 @@ pub mod traffic;
 
 use core::mem::size_of;
 
-use traffic_policy_ebpf::abi::{Address4, Flow, Ports};
+use traffic_policy_ebpf::abi::{Address4, Address6, Flow, Ports};
 
 /// Words of one frame: room for Ethernet, IPv6 and TCP.
 pub const FRAME_WORDS: usize = 10;
@@ -39,7 +39,25 @@ pub struct FloorFlow {
     pub zero: [u32; 9],
 }
 
+/// The same for IPv6.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FloorFlow6 {
+    pub source: Address6,
+    pub destination: Address6,
+    pub ports: Ports,
+    pub address_delta: u16,
+    pub port_delta: u16,
+    pub macs: u64,
+    pub source_mac_tail: u32,
+    pub zero: [u32; 13],
+}
+
 const _: () = assert!(size_of::<FloorFlow>() == size_of::<Flow<Address4>>());
+const _: () = assert!(size_of::<FloorFlow6>() == size_of::<Flow<Address6>>());
+
+/// Places of Katran's ring of hashes, its default.
+pub const RING: u32 = 65_537;
 
 #[cfg(all(feature = "user", not(target_arch = "bpf")))]
 mod pod {
@@ -47,4 +65,6 @@ mod pod {
     unsafe impl aya::Pod for super::Feed {}
     // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::FloorFlow {}
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
+    unsafe impl aya::Pod for super::FloorFlow6 {}
 }

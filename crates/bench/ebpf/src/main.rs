@@ -8,7 +8,8 @@
 //! `floor_established`: parse, find the flow in one preallocated hash, translate with checksums,
 //! set the MAC addresses; no time-outs, no TCP states, no MTU, no counters, IPv4 without options
 //! only. `floor_new`: find the Service and an endpoint, insert both entries; `floor_new_fib` also
-//! queries the FIB for the route of each flow.
+//! queries the FIB for the route of each flow. Those of direct forwarding (`outer`) put a packet into
+//! an outer one, open it, and translate its answer.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
@@ -27,6 +28,9 @@ mod floor;
 mod generator;
 #[cfg(target_arch = "bpf")]
 #[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
+mod outer;
+#[cfg(target_arch = "bpf")]
+#[expect(unreachable_pub, reason = "a program has no API; pub says what its modules share")]
 mod sink;
 
 #[cfg(not(target_arch = "bpf"))]
@@ -38,7 +42,7 @@ mod feed {
     use aya_ebpf::{
         btf_maps::{Array, ProgramArray},
         cty::c_void,
-        helpers::{bpf_skb_change_tail, bpf_tail_call, bpf_xdp_adjust_tail},
+        helpers::{bpf_skb_change_tail, bpf_tail_call, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
         macros::{btf_map, classifier, xdp},
         programs::{TcContext, XdpContext},
     };
@@ -118,6 +122,21 @@ mod feed {
         unsafe {
             let length = opaque((*md).data_end as u64 - (*md).data as u64) as i32;
             if bpf_xdp_adjust_tail(md, FRAME_LENGTH as i32 - length) != 0 {
+                return XDP_ABORTED;
+            }
+            next((*md).data as usize, (*md).data_end as usize);
+            bpf_tail_call(md.cast(), (&raw const XDP_SUBJECT).cast_mut().cast::<c_void>(), 0);
+        }
+        XDP_ABORTED
+    }
+
+    /// Does the same as `feed_resized_xdp` for programs that put headers in front of a packet.
+    #[xdp(frags)]
+    pub fn feed_grown_xdp(ctx: XdpContext) -> u32 {
+        let md = ctx.ctx;
+        unsafe {
+            let length = opaque((*md).data_end as u64 - (*md).data as u64) as i32;
+            if bpf_xdp_adjust_head(md, length - FRAME_LENGTH as i32) != 0 {
                 return XDP_ABORTED;
             }
             next((*md).data as usize, (*md).data_end as usize);

@@ -1,5 +1,6 @@
 //! Cost of one packet, by BPF_PROG_TEST_RUN.
 
+mod direct;
 mod established;
 mod floor;
 mod foreign;
@@ -89,6 +90,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let foreign = foreign::wanted(report);
     let two_cpus = two_cpus::wanted(effort, report);
     let jumbo = jumbo::wanted(report);
+    let direct = direct::wanted(effort, report);
     if floor.is_empty()
         && established.is_empty()
         && fresh.is_empty()
@@ -96,6 +98,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         && foreign.is_empty()
         && two_cpus.is_empty()
         && jumbo.is_empty()
+        && direct.is_empty()
     {
         return Ok(());
     }
@@ -107,6 +110,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         refused::measure(&refused, &fixture, effort, report)?;
         foreign::measure(&foreign, &fixture, effort, report)?;
         two_cpus::measure(&two_cpus, &fixture, effort, report)?;
-        jumbo::measure(&jumbo, &fixture, effort, report)
+        jumbo::measure(&jumbo, &fixture, effort, report)?;
+        direct::measure(&direct, &fixture, effort, report)
     })
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use traffic_policy_bench::{
-    BenchNode, Content, Expected, Frame, Hook, Loaded, Setup,
+    BenchNode, Content, Expected, Frame, Hook, Loaded, Restored, Setup,
     fixture::{MAC, ROUTER_MAC, V4, V6, later},
     frame::{frame, unpacked},
     loaded::{NO_ENDPOINT_PORT, NO_LOCAL_PORT, NODE_PORT, VIP},
@@ -174,5 +174,5 @@ fn load(fixture: &BenchNode) -> Result<Loaded> {
 /// Allows the packet path to answer all packets of a run, which change their length.
 pub(super) fn prepare(loaded: &mut Loaded) {
     loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
-    loaded.feeder.restore_lengths(true);
+    loaded.feeder.restore(Restored::Tail);
 }

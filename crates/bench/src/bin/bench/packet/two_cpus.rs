@@ -5,7 +5,7 @@
 
 use anyhow::{Result, ensure};
 use traffic_policy_bench::{
-    BenchNode, Companion, Content, Hook, Kind, Loaded, Protocol, Room, Setup, Subject, Window,
+    BenchNode, Companion, Content, Hook, Kind, Loaded, Protocol, Restored, Room, Setup, Subject, Window,
     companion::other_cpu,
     flows::{flows, frames, open},
 };
@@ -175,7 +175,7 @@ impl Pair {
             let own = loaded.feeder.place(&frames(&open, kind)?)?;
             [own, companion.feeder().place(&frames(&new, Kind::Opening)?)?]
         } else {
-            companion.feeder().restore_lengths(true);
+            companion.feeder().restore(Restored::Tail);
             let frames = row.refused().frames()?;
             [loaded.feeder.place(&frames)?, companion.feeder().place(&frames)?]
         };

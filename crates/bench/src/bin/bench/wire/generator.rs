@@ -87,8 +87,9 @@ pub(crate) struct Run {
 impl Traffic {
     pub(crate) fn load(cpu: usize) -> Result<Self> {
         let mut loader = EbpfLoader::new();
-        // The feed's map has no part in this.
-        let mut programs = object::load(loader.map_max_entries("FRAMES", 1))?;
+        // The feed's map has no part in this, nor has Katran's method.
+        loader.map_max_entries("FRAMES", 1).map_max_entries("KATRAN_LRU", 64);
+        let mut programs = object::load(&mut loader)?;
         load_programs(&mut programs)?;
         Ok(Self {
             generator: take(&mut programs, "GENERATOR")?.try_into()?,

@@ -1,0 +1,529 @@
+//! The minimum work of direct forwarding: a packet sent within an outer one, opened again, and
+//! answered past the node in front. And Katran's method for the first of them.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, xdp_md},
+    btf_maps::{Array, HashMap, LruHashMap},
+    cty::c_void,
+    helpers::{
+        bpf_l4_csum_replace, bpf_map_lookup_elem, bpf_map_update_elem, bpf_redirect, bpf_skb_adjust_room,
+        bpf_xdp_adjust_head,
+    },
+    macros::{btf_map, classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+use traffic_policy_bench_ebpf::{FloorFlow, FloorFlow6, RING};
+use traffic_policy_ebpf::{
+    abi::{
+        Address, Address4, Address6, FlowKey, Frontend, FrontendKey, Multipliers, Ports, Slot, Tuple, scope,
+    },
+    checksum::{self, fold},
+    hash,
+    words::{load8, load16, load32, load64, store16, store32, store64},
+};
+
+use super::floor::{FLOOR_FLOWS, FLOOR_FRONTENDS, FLOOR_NODE, FLOOR_SLOTS};
+
+#[btf_map]
+pub static FLOOR_FLOWS6: HashMap<FlowKey<Address6>, FloorFlow6, 65_536> = HashMap::new();
+#[btf_map]
+pub static FLOOR_FRONTENDS6: HashMap<FrontendKey<Address6>, Frontend, 65_536, 1> = HashMap::new();
+#[btf_map]
+pub static FLOOR_SLOTS6: Array<Slot<Address6>, 1_024> = Array::new();
+#[btf_map]
+pub static FLOOR_NODE6: Array<FloorFlow6, 1> = Array::new();
+/// The real that a connection had last, by Katran's method.
+#[btf_map]
+pub static KATRAN_LRU: LruHashMap<Tuple<Address4>, u64, 262_144> = LruHashMap::new();
+/// Katran's ring of hashes: the real of each place.
+#[btf_map]
+pub static KATRAN_RING: Array<u32, { RING as usize }> = Array::new();
+
+const XDP_ABORTED: u32 = 0;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
+const TC_NEXT: i32 = -1;
+const TC_SHOT: i32 = 2;
+
+const ETHERNET: usize = 14;
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+const NOEXIST: u64 = 1;
+const TTL: u8 = 64;
+const DONT_FRAGMENT: u16 = 0x4000u16.to_be();
+
+/// BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO.
+const BEHIND_MAC: u32 = 1;
+const FIXED_GSO: u64 = 1;
+const PSEUDO_HEADER: u64 = 1 << 4;
+const MARK_MANGLED_0: u64 = 1 << 5;
+
+/// One address family.
+trait Family {
+    type Address: Address;
+    type Key;
+    type Flow;
+    /// Bytes of an IP header.
+    const IP: usize;
+    const ETHERTYPE: u16;
+    /// Protocol of an outer header: IPv4 within IPv4, IPv6 within IPv6.
+    const OUTER: u8;
+    /// BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 or that of IPv6.
+    const ENCAPSULATED: u64;
+
+    /// Reads the tuple of a packet without options or extension headers.
+    fn tuple(ip: usize) -> Option<Tuple<Self::Address>>;
+    fn protocol(ip: usize) -> u8;
+    fn key(tuple: &Tuple<Self::Address>) -> Self::Key;
+    fn flows() -> *mut c_void;
+    fn frontends() -> *mut c_void;
+    fn slot(index: u32) -> Option<*const Slot<Self::Address>>;
+    fn node() -> Option<*const Self::Flow>;
+    fn macs(flow: *const Self::Flow) -> (u64, u32);
+    fn ports(flow: *const Self::Flow) -> Ports;
+    fn deltas(flow: *const Self::Flow) -> (u16, u16);
+    /// Returns an entry of the node towards an endpoint.
+    fn towards(node: *const Self::Flow, endpoint: Self::Address) -> Self::Flow;
+    /// Writes the outer header in front of the packet at `inner`.
+    fn header(ip: usize, inner: usize, flow: *const Self::Flow);
+    /// Replaces the addresses, and in IPv4 their part of the header's checksum.
+    fn replace(ip: usize, flow: *const Self::Flow);
+}
+
+struct V4;
+struct V6;
+
+impl Family for V4 {
+    type Address = Address4;
+    type Key = Tuple<Address4>;
+    type Flow = FloorFlow;
+    const IP: usize = 20;
+    const ETHERTYPE: u16 = 0x0800u16.to_be();
+    const OUTER: u8 = 4;
+    const ENCAPSULATED: u64 = 2;
+
+    #[inline(always)]
+    fn tuple(ip: usize) -> Option<Tuple<Address4>> {
+        let protocol = load8::<9>(ip) as u32;
+        if load8::<0>(ip) != 0x45 || protocol != TCP && protocol != UDP {
+            return None;
+        }
+        Some(Tuple {
+            source: Address4::from_wire(load32::<12>(ip)),
+            destination: Address4::from_wire(load32::<16>(ip)),
+            ports: Ports::from_wire(load32::<20>(ip)),
+            protocol,
+        })
+    }
+    #[inline(always)]
+    fn protocol(ip: usize) -> u8 {
+        load8::<9>(ip)
+    }
+    #[inline(always)]
+    fn key(tuple: &Tuple<Address4>) -> Tuple<Address4> {
+        *tuple
+    }
+    #[inline(always)]
+    fn flows() -> *mut c_void {
+        (&raw const FLOOR_FLOWS).cast_mut().cast()
+    }
+    #[inline(always)]
+    fn frontends() -> *mut c_void {
+        (&raw const FLOOR_FRONTENDS).cast_mut().cast()
+    }
+    #[inline(always)]
+    fn slot(index: u32) -> Option<*const Slot<Address4>> {
+        FLOOR_SLOTS.get_ptr(index)
+    }
+    #[inline(always)]
+    fn node() -> Option<*const FloorFlow> {
+        FLOOR_NODE.get_ptr(0)
+    }
+    #[inline(always)]
+    fn macs(flow: *const FloorFlow) -> (u64, u32) {
+        unsafe { ((*flow).macs, (*flow).source_mac_tail) }
+    }
+    #[inline(always)]
+    fn ports(flow: *const FloorFlow) -> Ports {
+        unsafe { (*flow).ports }
+    }
+    #[inline(always)]
+    fn deltas(flow: *const FloorFlow) -> (u16, u16) {
+        unsafe { ((*flow).address_delta, (*flow).port_delta) }
+    }
+    #[inline(always)]
+    fn towards(node: *const FloorFlow, endpoint: Address4) -> FloorFlow {
+        unsafe { FloorFlow { destination: endpoint, ..*node } }
+    }
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, flow: *const FloorFlow) {
+        let (source, destination) = unsafe { ((*flow).source, (*flow).destination) };
+        let first = u16::from_ne_bytes([0x45, load8::<1>(inner)]);
+        let length = u16::from_be(load16::<2>(inner)).wrapping_add(20).to_be();
+        let time_and_protocol = u16::from_ne_bytes([TTL, Self::OUTER]);
+        let (from, to) = (source.wire() as u64, destination.wire() as u64);
+        let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
+        let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
+        store16::<0>(ip, first);
+        store16::<2>(ip, length);
+        store32::<4>(ip, u32::from_ne_bytes([0, 0, 0x40, 0]));
+        store16::<8>(ip, time_and_protocol);
+        store16::<10>(ip, !fold(sum));
+        store32::<12>(ip, source.wire());
+        store32::<16>(ip, destination.wire());
+    }
+    #[inline(always)]
+    fn replace(ip: usize, flow: *const FloorFlow) {
+        unsafe {
+            store32::<12>(ip, (*flow).source.wire());
+            store32::<16>(ip, (*flow).destination.wire());
+            store16::<10>(ip, checksum::update(load16::<10>(ip), (*flow).address_delta));
+        }
+    }
+}
+
+impl Family for V6 {
+    type Address = Address6;
+    type Key = FlowKey<Address6>;
+    type Flow = FloorFlow6;
+    const IP: usize = 40;
+    const ETHERTYPE: u16 = 0x86ddu16.to_be();
+    const OUTER: u8 = 41;
+    const ENCAPSULATED: u64 = 4;
+
+    #[inline(always)]
+    fn tuple(ip: usize) -> Option<Tuple<Address6>> {
+        let protocol = load8::<6>(ip) as u32;
+        if load8::<0>(ip) >> 4 != 6 || protocol != TCP && protocol != UDP {
+            return None;
+        }
+        Some(Tuple {
+            source: Address6::from_wire([load64::<8>(ip), load64::<16>(ip)]),
+            destination: Address6::from_wire([load64::<24>(ip), load64::<32>(ip)]),
+            ports: Ports::from_wire(load32::<40>(ip)),
+            protocol,
+        })
+    }
+    #[inline(always)]
+    fn protocol(ip: usize) -> u8 {
+        load8::<6>(ip)
+    }
+    /// The kernel hashes every byte of a key: the floor folds addresses as the packet path does.
+    #[inline(always)]
+    fn key(tuple: &Tuple<Address6>) -> FlowKey<Address6> {
+        FlowKey::folded(tuple, Multipliers::UNSEEDED)
+    }
+    #[inline(always)]
+    fn flows() -> *mut c_void {
+        (&raw const FLOOR_FLOWS6).cast_mut().cast()
+    }
+    #[inline(always)]
+    fn frontends() -> *mut c_void {
+        (&raw const FLOOR_FRONTENDS6).cast_mut().cast()
+    }
+    #[inline(always)]
+    fn slot(index: u32) -> Option<*const Slot<Address6>> {
+        FLOOR_SLOTS6.get_ptr(index)
+    }
+    #[inline(always)]
+    fn node() -> Option<*const FloorFlow6> {
+        FLOOR_NODE6.get_ptr(0)
+    }
+    #[inline(always)]
+    fn macs(flow: *const FloorFlow6) -> (u64, u32) {
+        unsafe { ((*flow).macs, (*flow).source_mac_tail) }
+    }
+    #[inline(always)]
+    fn ports(flow: *const FloorFlow6) -> Ports {
+        unsafe { (*flow).ports }
+    }
+    #[inline(always)]
+    fn deltas(flow: *const FloorFlow6) -> (u16, u16) {
+        unsafe { ((*flow).address_delta, (*flow).port_delta) }
+    }
+    #[inline(always)]
+    fn towards(node: *const FloorFlow6, endpoint: Address6) -> FloorFlow6 {
+        unsafe { FloorFlow6 { destination: endpoint, ..*node } }
+    }
+    #[inline(always)]
+    fn header(ip: usize, inner: usize, flow: *const FloorFlow6) {
+        let (source, destination) = unsafe { ((*flow).source.wire(), (*flow).destination.wire()) };
+        store32::<0>(ip, load32::<0>(inner));
+        store16::<4>(ip, u16::from_be(load16::<4>(inner)).wrapping_add(40).to_be());
+        store16::<6>(ip, u16::from_ne_bytes([Self::OUTER, TTL]));
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
+    }
+    #[inline(always)]
+    fn replace(ip: usize, flow: *const FloorFlow6) {
+        let (source, destination) = unsafe { ((*flow).source.wire(), (*flow).destination.wire()) };
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
+    }
+}
+
+/// Returns the tuple of the packet that begins at `data`, and whether it ends before `end` is
+/// known: there are ports behind its IP header.
+#[inline(always)]
+fn parse<F: Family>(data: usize, end: usize) -> Option<Tuple<F::Address>> {
+    if data + ETHERNET + F::IP + 8 > end || load16::<12>(data) != F::ETHERTYPE {
+        return None;
+    }
+    F::tuple(data + ETHERNET)
+}
+
+#[inline(always)]
+fn find<F: Family>(tuple: &Tuple<F::Address>) -> Option<*const F::Flow> {
+    let key = F::key(tuple);
+    lookup(F::flows(), &key)
+}
+
+#[inline(always)]
+fn lookup<K, V>(map: *mut c_void, key: &K) -> Option<*const V> {
+    let value = unsafe { bpf_map_lookup_elem(map, core::ptr::from_ref(key).cast()) }.cast::<V>();
+    if value.is_null() { None } else { Some(value.cast_const()) }
+}
+
+/// Chooses an endpoint for the first packet of a flow, and inserts an entry, which remains in
+/// `entry`.
+#[inline(always)]
+fn begin<F: Family>(tuple: &Tuple<F::Address>, entry: &mut MaybeUninit<F::Flow>) -> Option<()> {
+    let key = FrontendKey {
+        address: tuple.destination,
+        port: tuple.ports.destination(),
+        protocol: tuple.protocol as u16,
+        scope: scope::ADDRESS,
+    };
+    let frontend = lookup::<_, Frontend>(F::frontends(), &key)?;
+    let range = unsafe { (*frontend).cluster };
+    let slot = F::slot(range.base + hash::pick(hash::tuple(tuple, 1), range.len))?;
+    entry.write(F::towards(F::node()?, unsafe { (*slot).address }));
+    let key = F::key(tuple);
+    let (key, value) = (core::ptr::from_ref(&key).cast::<c_void>(), entry.as_ptr().cast::<c_void>());
+    let result = unsafe { bpf_map_update_elem(F::flows(), key.cast_mut(), value.cast_mut(), NOEXIST) };
+    (result == 0).then_some(())
+}
+
+#[inline(always)]
+fn wrap_xdp<F: Family>(md: *mut xdp_md, flow: *const F::Flow) -> u32 {
+    if unsafe { bpf_xdp_adjust_head(md, -(F::IP as i32)) } != 0 {
+        return XDP_ABORTED;
+    }
+    let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
+    if data + ETHERNET + 2 * F::IP > end {
+        return XDP_ABORTED;
+    }
+    write::<F>(data, flow);
+    XDP_TX
+}
+
+#[inline(always)]
+fn wrap_tc<F: Family>(skb: *mut __sk_buff, flow: *const F::Flow) -> i32 {
+    let flags = FIXED_GSO | F::ENCAPSULATED;
+    if unsafe { bpf_skb_adjust_room(skb, F::IP as i32, BEHIND_MAC, flags) } != 0 {
+        return TC_SHOT;
+    }
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
+    if data + ETHERNET + 2 * F::IP > end {
+        return TC_SHOT;
+    }
+    write::<F>(data, flow);
+    unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
+}
+
+/// Writes the Ethernet header and the outer one.
+#[inline(always)]
+fn write<F: Family>(data: usize, flow: *const F::Flow) {
+    let (macs, tail) = F::macs(flow);
+    store64::<0>(data, macs);
+    store32::<8>(data, tail);
+    store16::<12>(data, F::ETHERTYPE);
+    F::header(data + ETHERNET, data + ETHERNET + F::IP, flow);
+}
+
+#[inline(always)]
+fn in_front_xdp<F: Family>(md: *mut xdp_md) -> u32 {
+    let Some(tuple) = parse::<F>(unsafe { (*md).data } as usize, unsafe { (*md).data_end } as usize) else {
+        return XDP_PASS;
+    };
+    let Some(flow) = find::<F>(&tuple) else { return XDP_PASS };
+    wrap_xdp::<F>(md, flow)
+}
+
+#[inline(always)]
+fn in_front_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
+    let Some(tuple) = parse::<F>(unsafe { (*skb).data } as usize, unsafe { (*skb).data_end } as usize) else {
+        return TC_NEXT;
+    };
+    let Some(flow) = find::<F>(&tuple) else { return TC_NEXT };
+    wrap_tc::<F>(skb, flow)
+}
+
+#[inline(always)]
+fn new_xdp<F: Family>(md: *mut xdp_md) -> u32 {
+    let Some(tuple) = parse::<F>(unsafe { (*md).data } as usize, unsafe { (*md).data_end } as usize) else {
+        return XDP_PASS;
+    };
+    let mut entry = MaybeUninit::uninit();
+    if begin::<F>(&tuple, &mut entry).is_none() {
+        return XDP_PASS;
+    }
+    wrap_xdp::<F>(md, entry.as_ptr())
+}
+
+#[inline(always)]
+fn new_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
+    let Some(tuple) = parse::<F>(unsafe { (*skb).data } as usize, unsafe { (*skb).data_end } as usize) else {
+        return TC_NEXT;
+    };
+    let mut entry = MaybeUninit::uninit();
+    if begin::<F>(&tuple, &mut entry).is_none() {
+        return TC_NEXT;
+    }
+    wrap_tc::<F>(skb, entry.as_ptr())
+}
+
+/// Removes the outer header, and translates what was inside.
+#[inline(always)]
+fn open<F: Family>(skb: *mut __sk_buff) -> i32 {
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
+    if data + ETHERNET + 2 * F::IP > end
+        || load16::<12>(data) != F::ETHERTYPE
+        || F::protocol(data + ETHERNET) != F::OUTER
+        || unsafe { bpf_skb_adjust_room(skb, -(F::IP as i32), BEHIND_MAC, FIXED_GSO) } != 0
+    {
+        return TC_NEXT;
+    }
+    translate::<F>(skb)
+}
+
+/// Finds the flow of a packet, and translates it.
+#[inline(always)]
+fn translate<F: Family>(skb: *mut __sk_buff) -> i32 {
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
+    let Some(tuple) = parse::<F>(data, end) else { return TC_NEXT };
+    let Some(flow) = find::<F>(&tuple) else { return TC_NEXT };
+    let ip = data + ETHERNET;
+    F::replace(ip, flow);
+    let l4 = ip + F::IP;
+    if l4 + 8 > end {
+        return TC_NEXT;
+    }
+    store32::<0>(l4, F::ports(flow).wire());
+    let (addresses, ports) = F::deltas(flow);
+    let (at, mangled) = if tuple.protocol == TCP { (16, 0) } else { (6, MARK_MANGLED_0) };
+    let at = (ETHERNET + F::IP + at) as u32;
+    // A partial checksum covers the addresses alone: the parts cannot be joined.
+    unsafe {
+        bpf_l4_csum_replace(skb, at, 0, addresses as u64, PSEUDO_HEADER | mangled);
+        bpf_l4_csum_replace(skb, at, 0, ports as u64, mangled);
+    }
+    TC_NEXT
+}
+
+#[xdp(frags)]
+pub fn floor_direct_xdp4(ctx: XdpContext) -> u32 {
+    in_front_xdp::<V4>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_direct_xdp6(ctx: XdpContext) -> u32 {
+    in_front_xdp::<V6>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_direct_new_xdp4(ctx: XdpContext) -> u32 {
+    new_xdp::<V4>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_direct_new_xdp6(ctx: XdpContext) -> u32 {
+    new_xdp::<V6>(ctx.ctx)
+}
+
+#[classifier]
+pub fn floor_direct_tc4(ctx: TcContext) -> i32 {
+    in_front_tc::<V4>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_direct_tc6(ctx: TcContext) -> i32 {
+    in_front_tc::<V6>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_direct_new_tc4(ctx: TcContext) -> i32 {
+    new_tc::<V4>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_direct_new_tc6(ctx: TcContext) -> i32 {
+    new_tc::<V6>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_open_tc4(ctx: TcContext) -> i32 {
+    open::<V4>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_open_tc6(ctx: TcContext) -> i32 {
+    open::<V6>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_back_tc4(ctx: TcContext) -> i32 {
+    translate::<V4>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_back_tc6(ctx: TcContext) -> i32 {
+    translate::<V6>(ctx.skb.skb)
+}
+
+/// Katran's method: the address that is served, the last real of the connection in an LRU table or
+/// else that of the ring of hashes, the real's address, and an outer header. It has no states; its
+/// counters, its check of an ended UDP stream and its second table for other hosts' flows are left
+/// out.
+#[xdp(frags)]
+pub fn katran_xdp4(ctx: XdpContext) -> u32 {
+    let md = ctx.ctx;
+    let Some(tuple) = parse::<V4>(unsafe { (*md).data } as usize, unsafe { (*md).data_end } as usize) else {
+        return XDP_PASS;
+    };
+    let mut entry = MaybeUninit::uninit();
+    if choose(&tuple, &mut entry).is_none() {
+        return XDP_PASS;
+    }
+    wrap_xdp::<V4>(md, entry.as_ptr())
+}
+
+#[inline(always)]
+fn choose(tuple: &Tuple<Address4>, entry: &mut MaybeUninit<FloorFlow>) -> Option<()> {
+    let key = FrontendKey {
+        address: tuple.destination,
+        port: tuple.ports.destination(),
+        protocol: tuple.protocol as u16,
+        scope: scope::ADDRESS,
+    };
+    lookup::<_, Frontend>(V4::frontends(), &key)?;
+    let lru = (&raw const KATRAN_LRU).cast_mut().cast::<c_void>();
+    let real = if let Some(known) = lookup::<_, u64>(lru, tuple) {
+        unsafe { *known }
+    } else {
+        let place = hash::pick(hash::tuple(tuple, 1), RING);
+        let real = unsafe { *KATRAN_RING.get_ptr(place)? } as u64;
+        let key = core::ptr::from_ref(tuple).cast::<c_void>().cast_mut();
+        unsafe { bpf_map_update_elem(lru, key, (&raw const real).cast_mut().cast(), 0) };
+        real
+    };
+    let slot = V4::slot(real as u32)?;
+    entry.write(V4::towards(V4::node()?, unsafe { (*slot).address }));
+    Some(())
+}
