@@ -23,7 +23,7 @@ const HARMLESS: [&str; 4] = ["--help", "-h", "--list", "--compare"];
 /// The prefix of the names of groups whose rows need the agent.
 const AGENT_GROUPS: &str = "scale";
 /// The prefixes of the names of groups that compare with netfilter rules.
-const WIRE_GROUPS: [&str; 2] = ["wire", "one-shot"];
+const WIRE_GROUPS: [&str; 3] = ["wire", "local delivery", "one-shot"];
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     setup::ensure()?;

@@ -10,7 +10,7 @@ use aya_ebpf::{
 };
 use traffic_policy_bench_ebpf::{
     FRAME_LENGTH,
-    traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT},
+    traffic::{BATCH, FIRST_PORT, Generator, PORTS_SHIFT, UDP_SUM},
 };
 use traffic_policy_ebpf::{
     checksum::{self, word_sum},
@@ -69,7 +69,12 @@ pub fn generate(ctx: XdpContext) -> u32 {
         store32::<26>(data, client);
         store16::<34>(data, port);
         store16::<24>(data, !checksum::fold((*generator).ip_sum + word_sum(client)));
-        store16::<50>(data, !checksum::fold((*generator).tcp_sum + word_sum(client) + port as u64));
+        let sum = !checksum::fold((*generator).l4_sum + word_sum(client) + port as u64);
+        if (*generator).sum_at == UDP_SUM {
+            store16::<40>(data, sum);
+        } else {
+            store16::<50>(data, sum);
+        }
     }
     XDP_TX
 }

@@ -4,12 +4,12 @@
 use aya_ebpf::{
     btf_maps::{Array, PerCpuArray},
     helpers::bpf_redirect,
-    macros::{btf_map, xdp},
-    programs::XdpContext,
+    macros::{btf_map, classifier, xdp},
+    programs::{TcContext, XdpContext},
 };
 use traffic_policy_bench_ebpf::{
     FRAME_LENGTH,
-    traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, Sink, sink},
+    traffic::{Arrived, CLIENT_SEQUENCE, ENDPOINT_SEQUENCE, SEGMENT, Sink, sink},
 };
 use traffic_policy_ebpf::{
     abi::Ports,
@@ -24,37 +24,80 @@ pub static ARRIVED: PerCpuArray<u64, { Arrived::COUNT }> = PerCpuArray::new();
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
+const TC_NEXT: i32 = -1;
+const TC_SHOT: i32 = 2;
 
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// Fate of a packet.
+#[derive(PartialEq, Eq)]
+enum Fate {
+    /// It is none of the bench's.
+    Passed,
+    Counted,
+    /// It has become the answer to itself, which leaves by this device; 0: that by which it came.
+    Answered(u32),
+}
+
 #[xdp(frags)]
 pub fn sink_xdp(ctx: XdpContext) -> u32 {
     let md = ctx.ctx;
-    let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
-    if data + FRAME_LENGTH > end {
-        return XDP_PASS;
-    }
-    let Some(expected) = SINK.get_ptr(0) else { return XDP_PASS };
-    let (ip, tcp) = (data + 14, data + 34);
     unsafe {
-        if load16::<12>(data) != 0x0800u16.to_be() || load8::<0>(ip) != 0x45 || load8::<9>(ip) != 6 {
-            return XDP_PASS;
+        match receive((*md).data as usize, (*md).data_end as usize) {
+            Fate::Passed => XDP_PASS,
+            Fate::Counted => XDP_DROP,
+            // XDP_TX does not work here: a veth wakes a receiver without a program only for a
+            // redirect.
+            Fate::Answered(0) => bpf_redirect((*md).ingress_ifindex, 0) as u32,
+            Fate::Answered(device) => bpf_redirect(device, 0) as u32,
+        }
+    }
+}
+
+/// The same for a pod's device: what is redirected into a pod does not pass XDP there.
+#[classifier]
+pub fn sink_tc(ctx: TcContext) -> i32 {
+    let skb = ctx.skb.skb;
+    unsafe {
+        match receive((*skb).data as usize, (*skb).data_end as usize) {
+            Fate::Passed => TC_NEXT,
+            Fate::Counted => TC_SHOT,
+            Fate::Answered(_) => bpf_redirect((*skb).ifindex, 0) as i32,
+        }
+    }
+}
+
+#[inline(always)]
+fn receive(data: usize, end: usize) -> Fate {
+    if data + FRAME_LENGTH > end {
+        return Fate::Passed;
+    }
+    let Some(expected) = SINK.get_ptr(0) else { return Fate::Passed };
+    let (ip, l4) = (data + 14, data + 34);
+    unsafe {
+        let protocol = load8::<9>(ip);
+        let tcp = protocol == TCP;
+        if load16::<12>(data) != 0x0800u16.to_be() || load8::<0>(ip) != 0x45 || !tcp && protocol != UDP {
+            return Fate::Passed;
         }
         let (source, destination) = (load32::<12>(ip), load32::<16>(ip));
-        let ports = Ports::from_wire(load32::<0>(tcp));
-        let flags = load8::<13>(tcp);
+        let ports = Ports::from_wire(load32::<0>(l4));
+        let opens = tcp && load8::<13>(l4) & SYN != 0;
         let arrived = if destination & (*expected).endpoint_mask == (*expected).endpoints {
             let right = ports.destination() == (*expected).target_port
-                && ((*expected).source == 0 || source == (*expected).source);
-            match (right, flags & SYN != 0) {
+                && source & (*expected).source_mask == (*expected).source;
+            match (right, opens) {
                 (false, _) => Arrived::Wrong,
                 (true, true) => Arrived::Opening,
                 (true, false) => Arrived::Request,
             }
         } else if destination & (*expected).client_mask == (*expected).clients {
             let right = source == (*expected).frontend && ports.source() == (*expected).frontend_port;
-            match (right, flags & SYN != 0) {
+            match (right, opens) {
                 (false, _) => Arrived::Wrong,
                 (true, true) => Arrived::Answer,
                 (true, false) => Arrived::Reply,
@@ -62,39 +105,49 @@ pub fn sink_xdp(ctx: XdpContext) -> u32 {
         } else if destination == (*expected).frontend && ports.destination() == (*expected).frontend_port {
             Arrived::Untranslated
         } else {
-            return XDP_PASS;
+            return Fate::Passed;
         };
         let wanted = (*expected).flags;
-        if wanted & sink::VERIFY != 0 && !intact(ip, tcp) {
-            return count(Arrived::Wrong);
-        }
+        let arrived = if wanted & sink::VERIFY != 0 && !intact(ip, l4) { Arrived::Wrong } else { arrived };
+        count(arrived);
         match arrived {
             Arrived::Opening if wanted & sink::ANSWER != 0 => {
-                turn(data, ENDPOINT_SEQUENCE, CLIENT_SEQUENCE + 1, SYN | ACK);
+                turn(data);
+                number(l4, ENDPOINT_SEQUENCE, CLIENT_SEQUENCE + 1, SYN | ACK);
             }
             Arrived::Answer if wanted & sink::CONFIRM != 0 => {
-                turn(data, CLIENT_SEQUENCE + 1, ENDPOINT_SEQUENCE + 1, ACK);
+                turn(data);
+                number(l4, CLIENT_SEQUENCE + 1, ENDPOINT_SEQUENCE + 1, ACK);
+                let device = (*expected).device;
+                if device != 0 {
+                    store32::<0>(data, (*expected).mac);
+                    store16::<4>(data, (*expected).mac_tail as u16);
+                }
+                return Fate::Answered(device);
             }
-            _ => return count(arrived),
+            Arrived::Request if wanted & sink::ECHO != 0 => {
+                turn(data);
+                if tcp {
+                    number(l4, ENDPOINT_SEQUENCE + 1 + SEGMENT, CLIENT_SEQUENCE + 1, ACK);
+                }
+            }
+            _ => return Fate::Counted,
         }
-        count(arrived);
-        // XDP_TX does not work here: a veth wakes a receiver without a program only for a redirect.
-        bpf_redirect((*md).ingress_ifindex, 0) as u32
+        Fate::Answered(0)
     }
 }
 
 #[inline(always)]
-fn count(arrived: Arrived) -> u32 {
+fn count(arrived: Arrived) {
     if let Some(count) = ARRIVED.get_ptr_mut(arrived as u32) {
         unsafe { *count += 1 };
     }
-    XDP_DROP
 }
 
-/// Turns a segment into the answer to itself.
+/// Exchanges both ends of a packet, which changes no checksum.
 #[inline(always)]
-unsafe fn turn(data: usize, sequence: u32, acknowledged: u32, flags: u8) {
-    let (ip, tcp) = (data + 14, data + 34);
+unsafe fn turn(data: usize) {
+    let (ip, l4) = (data + 14, data + 34);
     let (here, there) = (load32::<0>(data), load32::<6>(data));
     let (here_tail, there_tail) = (load16::<4>(data), load16::<10>(data));
     store32::<0>(data, there);
@@ -104,7 +157,12 @@ unsafe fn turn(data: usize, sequence: u32, acknowledged: u32, flags: u8) {
     let (source, destination) = (load32::<12>(ip), load32::<16>(ip));
     store32::<12>(ip, destination);
     store32::<16>(ip, source);
-    store32::<0>(tcp, load32::<0>(tcp).rotate_left(16));
+    store32::<0>(l4, load32::<0>(l4).rotate_left(16));
+}
+
+/// Sets the numbers and flags of a segment.
+#[inline(always)]
+unsafe fn number(tcp: usize, sequence: u32, acknowledged: u32, flags: u8) {
     let old = word_sum(load32::<4>(tcp)) + word_sum(load32::<8>(tcp)) + load16::<12>(tcp) as u64;
     store32::<4>(tcp, sequence.to_be());
     store32::<8>(tcp, acknowledged.to_be());
@@ -124,7 +182,7 @@ unsafe fn intact(ip: usize, tcp: usize) -> bool {
     // The pseudo header: addresses, protocol and length (RFC 9293 section 3.1).
     let pseudo = load32::<12>(ip) as u64
         + load32::<16>(ip) as u64
-        + 6u16.to_be() as u64
+        + (load8::<9>(ip) as u16).to_be() as u64
         + ((FRAME_LENGTH - 34) as u16).to_be() as u64;
     let segment = load32::<0>(tcp) as u64
         + load32::<4>(tcp) as u64

@@ -2,7 +2,7 @@
 
 use traffic_policy_ebpf::abi::Port;
 
-use super::FRAME_WORDS;
+use super::{FRAME_LENGTH, FRAME_WORDS};
 
 /// Number of turns of the generator after which receivers have theirs. It is less than the 256 of a
 /// veth's receive ring, even when each packet is answered.
@@ -11,6 +11,11 @@ pub const BATCH: u32 = 64;
 /// addresses.
 pub const PORTS_SHIFT: u32 = 13;
 pub const FIRST_PORT: u16 = 20_000;
+/// Offset of a UDP checksum in an IPv4 frame, and that of a TCP checksum.
+pub const UDP_SUM: u32 = 40;
+pub const TCP_SUM: u32 = 50;
+/// Bytes behind the TCP header, also of a SYN-ACK.
+pub const SEGMENT: u32 = FRAME_LENGTH as u32 - 54;
 /// Sequence number of a client's SYN; [`ENDPOINT_SEQUENCE`] is that of the SYN-ACK that answers it.
 pub const CLIENT_SEQUENCE: u32 = 1_000;
 pub const ENDPOINT_SEQUENCE: u32 = 7_000;
@@ -21,10 +26,10 @@ pub const ENDPOINT_SEQUENCE: u32 = 7_000;
 pub struct Generator {
     /// A packet whose source address and port are 0, and whose checksums are not used.
     pub template: [u64; FRAME_WORDS],
-    /// Sum of the words of the IP header; `tcp_sum` is that of the TCP segment with its pseudo
-    /// header.
+    /// Sum of the words of the IP header; `l4_sum` is that of the segment or datagram with its
+    /// pseudo header.
     pub ip_sum: u64,
-    pub tcp_sum: u64,
+    pub l4_sum: u64,
     /// Address of the first client, as a number.
     pub client: u32,
     /// Index of the next flow.
@@ -34,7 +39,8 @@ pub struct Generator {
     pub burst: u32,
     /// Packets of a whole burst: at most [`BATCH`].
     pub burst_length: u32,
-    pub zero: u32,
+    /// Offset of the checksum of TCP or UDP in the frame.
+    pub sum_at: u32,
     /// Nanoseconds from one burst to the next; 0 means without a pause.
     pub interval: u64,
     /// Time at which the next burst is due.
@@ -64,12 +70,18 @@ pub struct Sink {
     pub client_mask: u32,
     pub endpoints: u32,
     pub endpoint_mask: u32,
-    /// Client address that endpoints expect; 0 means any.
+    /// Source address that endpoints expect, as far as the mask's bits go.
     pub source: u32,
+    pub source_mask: u32,
     /// Frontend address to which the clients send.
     pub frontend: u32,
     pub frontend_port: Port,
     pub target_port: Port,
+    /// Device by which a client confirms a connection, and the MAC address there; 0: that by which
+    /// the answer came.
+    pub device: u32,
+    pub mac: u32,
+    pub mac_tail: u32,
 }
 
 /// Flags of [`Sink`].
@@ -80,6 +92,8 @@ pub mod sink {
     pub const CONFIRM: u32 = 2;
     /// The sink verifies both checksums of each packet.
     pub const VERIFY: u32 = 4;
+    /// An endpoint answers each request.
+    pub const ECHO: u32 = 8;
 }
 
 /// Index of a counter of the sink.

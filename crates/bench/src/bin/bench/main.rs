@@ -94,6 +94,7 @@ type Part = fn(Effort, &mut Report) -> Result<()>;
 const PARTS: &[(&str, Part)] = &[
     ("per packet", packet::measure),
     ("on the wire", wire::measure),
+    ("to pods", wire::pods::measure),
     ("scale", scale::measure),
     ("fleet", fleet::measure),
     ("one-shot questions", wire::one_shot::measure),

@@ -15,6 +15,7 @@ mod kube_proxy;
 mod load;
 pub(crate) mod one_shot;
 mod plan;
+pub(crate) mod pods;
 mod rules;
 mod services;
 mod subject;

@@ -35,7 +35,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
     for _ in 0..effort.rounds {
         for ((subject, runs), packets) in subjects.iter().zip(&mut runs).zip(&packets) {
             traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
-            let run = traffic.flood(&subject.fixture, *packets)?;
+            let run = traffic.flood(&subject.fixture.client, *packets)?;
             let arrived = run.counts.of(subject.wanted());
             runs.figures.push(arrived as f64 / run.took.as_secs_f64() / 1e6);
             runs.sent += run.sent;
@@ -64,7 +64,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
 /// Measures packets of open flows per second, in a short run.
 pub(crate) fn capacity(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
     traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
-    let run = traffic.flood(&subject.fixture, 40_000)?;
+    let run = traffic.flood(&subject.fixture.client, 40_000)?;
     let arrived = run.counts.of(subject.wanted());
     ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
     Ok(arrived as f64 / run.took.as_secs_f64())

@@ -52,7 +52,7 @@ fn measure(
     }
     let mut once = |subject: &Subject, flows: u32| -> Result<(Run, u64)> {
         traffic.aim(subject.kind.path(), Send::Openings, flows, flags)?;
-        let run = traffic.flood(&subject.fixture, flows)?;
+        let run = traffic.flood(&subject.fixture.client, flows)?;
         // The table is emptied at once: the kernel's table of connections is one for all
         // namespaces.
         subject.empty()?;

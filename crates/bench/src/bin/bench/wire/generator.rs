@@ -12,15 +12,16 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader, TestRun, TestRunAttrs, TestRunOptions,
     maps::{Array, HashMap, Map, MapData, PerCpuArray},
-    programs::{Program, Xdp},
+    programs::{Program, TcAttachType, Xdp},
 };
 use traffic_policy_bench::{
+    fixture::MAC,
     frame::{Content, frame},
     object,
 };
 use traffic_policy_bench_ebpf::{
     FRAME_LENGTH, FloorFlow,
-    traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, sink},
+    traffic::{Arrived, BATCH, FIRST_PORT, Generator, PORTS_SHIFT, Sink, TCP_SUM, UDP_SUM, sink},
 };
 use traffic_policy_dataplane::{ToWire, load_programs, xdp_md};
 use traffic_policy_ebpf::abi::{Address, Address4, Port, Tuple};
@@ -28,11 +29,14 @@ use traffic_policy_testing::{netlink::index, netns::Namespace};
 
 use super::{
     cpu::stay,
-    fixture::{END, ENDPOINTS, NODE, SENDERS, WireTestbed},
+    fixture::{END, ENDPOINTS, NODE, SENDERS},
 };
 
 pub(crate) const NODE_PORT: u16 = 30_080;
 pub(crate) const TARGET_PORT: u16 = 8_080;
+
+/// Mask of the networks of senders and endpoints.
+const NETWORK: Ipv4Addr = Ipv4Addr::new(255, 255, 0, 0);
 
 /// Path of a flood, which determines the expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub(crate) enum Path4 {
     NodePort,
     /// A request sent directly to an endpoint, from the client.
     Direct,
+    /// A request to a node port that arrives at the pod with this source, or with the client's.
+    Pod(Option<Ipv4Addr>),
 }
 
 /// Packets to be sent.
@@ -48,6 +54,7 @@ pub(crate) enum Path4 {
 pub(crate) enum Send {
     Openings,
     Requests,
+    Datagrams,
 }
 
 /// The programs at both ends of the wire, and the floor.
@@ -57,6 +64,8 @@ pub(crate) struct Traffic {
     sink: Array<MapData, Sink>,
     arrived: PerCpuArray<MapData, u64>,
     pub(crate) floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
+    /// The device by which clients confirm connections.
+    confirmed_by: Sink,
     /// All packets are sent, forwarded and counted on this CPU.
     pub(crate) cpu: usize,
     /// Notes for the report.
@@ -97,6 +106,7 @@ impl Traffic {
             arrived: take(&mut programs, "ARRIVED")?.try_into()?,
             floor: take(&mut programs, "FLOOR_FLOWS")?.try_into()?,
             programs,
+            confirmed_by: Sink::default(),
             cpu,
             notes: BTreeMap::new(),
             losses: Vec::new(),
@@ -107,6 +117,24 @@ impl Traffic {
     pub(crate) fn attach(&self, program: &str, namespace: &Namespace, device: &str) -> Result<()> {
         let fd = self.program(program)?.fd()?.as_fd().as_raw_fd();
         namespace.netlink(async |net| net.attach_xdp(device, fd).await)
+    }
+
+    /// Makes clients confirm connections by the device that sends to the node, wherever an answer
+    /// came from.
+    pub(crate) fn confirm_by_the_wire(&mut self, client: &Namespace) -> Result<()> {
+        let [a, b, c, d, e, f] = MAC;
+        let device = client.run(|| index(END))?;
+        let (mac, mac_tail) = (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, 0, 0]));
+        self.confirmed_by = Sink { device, mac, mac_tail, ..Sink::default() };
+        Ok(())
+    }
+
+    /// Attaches the sink of a pod to its device, where packets come in.
+    pub(crate) fn attach_pod(&mut self, namespace: &Namespace, device: &str) -> Result<()> {
+        let program = self.programs.program_mut("sink_tc").context("no program sink_tc")?;
+        let Program::SchedClassifier(program) = program else { bail!("sink_tc is of another type") };
+        namespace.run(|| program.attach(device, TcAttachType::Ingress)).context("attaching sink_tc")?;
+        Ok(())
     }
 
     fn program(&self, name: &str) -> Result<&Xdp> {
@@ -120,24 +148,33 @@ impl Traffic {
     /// them.
     pub(crate) fn aim(&mut self, to: Path4, send: Send, count: u32, flags: u32) -> Result<()> {
         let destination = match to {
-            Path4::NodePort => (NODE, NODE_PORT),
+            Path4::NodePort | Path4::Pod(_) => (NODE, NODE_PORT),
             Path4::Direct => (later(ENDPOINTS, 1), TARGET_PORT),
         };
         let content = match send {
             Send::Openings => Content::Syn,
             Send::Requests => Content::Ack,
+            Send::Datagrams => Content::Datagram,
         };
         self.generator.set(0, generator(destination, content, count)?, 0)?;
+        let all = Ipv4Addr::BROADCAST;
+        let (source, source_mask) = match to {
+            Path4::NodePort => (NODE, all),
+            Path4::Pod(Some(source)) => (source, all),
+            Path4::Pod(None) | Path4::Direct => (SENDERS, NETWORK),
+        };
         let sink = Sink {
             flags,
             clients: SENDERS.to_wire().wire(),
-            client_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
+            client_mask: NETWORK.to_wire().wire(),
             endpoints: ENDPOINTS.to_wire().wire(),
-            endpoint_mask: Ipv4Addr::new(255, 255, 0, 0).to_wire().wire(),
-            source: if to == Path4::NodePort { NODE.to_wire().wire() } else { 0 },
+            endpoint_mask: NETWORK.to_wire().wire(),
+            source: source.to_wire().wire(),
+            source_mask: source_mask.to_wire().wire(),
             frontend: destination.0.to_wire().wire(),
             frontend_port: Port::from_host(destination.1),
             target_port: Port::from_host(TARGET_PORT),
+            ..self.confirmed_by
         };
         Ok(self.sink.set(0, sink, 0)?)
     }
@@ -156,9 +193,9 @@ impl Traffic {
 
     /// Runs this number of turns: sends packets without a pause, or at the set pace. Then waits
     /// until no more packets arrive, and returns the counts.
-    pub(crate) fn flood(&mut self, fixture: &WireTestbed, turns: u32) -> Result<Run> {
+    pub(crate) fn flood(&mut self, client: &Namespace, turns: u32) -> Result<Run> {
         let before = self.begin(turns)?;
-        fixture.client.run(|| self.send(turns))?;
+        client.run(|| self.send(turns))?;
         let ended = self.generator.get(&0, 0)?.ended;
         let mut seen = self.counts()?;
         loop {
@@ -205,21 +242,21 @@ impl Traffic {
 
     /// Opens flows by their handshake, then sends one packet of each and requires that all arrive
     /// with correct checksums.
-    pub(crate) fn open(&mut self, fixture: &WireTestbed, to: Path4, flows: u32) -> Result<()> {
+    pub(crate) fn open(&mut self, client: &Namespace, to: Path4, flows: u32) -> Result<()> {
         self.aim(to, Send::Openings, flows, sink::ANSWER | sink::CONFIRM | sink::VERIFY)?;
-        let run = self.flood(fixture, flows)?;
+        let run = self.flood(client, flows)?;
         for arrived in [Arrived::Opening, Arrived::Answer, Arrived::Request] {
             let number = run.counts.of(arrived);
             ensure!(number == u64::from(flows), "{flows} handshakes, {number} {arrived:?}: {:?}", run.counts);
         }
         self.aim(to, Send::Requests, flows, sink::VERIFY)?;
-        self.verify(fixture, flows, Arrived::Request)?;
+        self.verify(client, flows, Arrived::Request)?;
         self.set_flags(0)
     }
 
     /// Sends one packet of each flow, all of which must arrive.
-    pub(crate) fn verify(&mut self, fixture: &WireTestbed, flows: u32, wanted: Arrived) -> Result<()> {
-        let run = self.flood(fixture, flows)?;
+    pub(crate) fn verify(&mut self, client: &Namespace, flows: u32, wanted: Arrived) -> Result<()> {
+        let run = self.flood(client, flows)?;
         ensure!(
             run.counts.of(wanted) == u64::from(flows),
             "{flows} packets sent to the node, but arrived: {:?}",
@@ -272,7 +309,8 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
     let template = frame((Ipv4Addr::UNSPECIFIED, 0).into(), destination.into(), content)?;
     let mut bytes: Vec<u8> = template.iter().flat_map(|word| word.to_ne_bytes()).collect();
     bytes[24..26].fill(0);
-    bytes[50..52].fill(0);
+    let (protocol, sum_at) = if content == Content::Datagram { (17, UDP_SUM) } else { (6, TCP_SUM) };
+    bytes[sum_at as usize..][..2].fill(0);
     let sum = |bytes: &[u8]| -> u64 {
         bytes.chunks_exact(2).map(|word| u64::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
     };
@@ -280,10 +318,11 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
     Ok(Generator {
         template,
         ip_sum: sum(&bytes[14..34]),
-        tcp_sum: sum(&bytes[34..])
+        l4_sum: sum(&bytes[34..])
             + destination.0.to_wire().sum()
-            + sum(&[0, 6])
+            + sum(&[0, protocol])
             + sum(&segment.to_be_bytes()),
+        sum_at,
         client: u32::from(later(SENDERS, 1)),
         count,
         ..Generator::default()

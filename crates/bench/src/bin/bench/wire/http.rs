@@ -5,8 +5,8 @@
 //! The node receives on one CPU, on which the flood begins, too; client and server run on another,
 //! if there is one. A single client sends the next request after each answer.
 
-mod client;
-mod server;
+pub(super) mod client;
+pub(super) mod server;
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -47,8 +47,10 @@ type Percentiles = [[Vec<f64>; PERCENTILES.len()]; WAYS.len()];
 pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Row>> {
     let mut served = Vec::new();
     for subject in subjects {
-        let server =
-            Server::start(&subject.fixture.endpoint, SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu)?;
+        let server = {
+            let (address, busy) = (SocketAddr::from((SERVER, TARGET_PORT)), traffic.cpu);
+            Server::start(&subject.fixture.endpoint, address, move || keep_off(0, busy))?
+        };
         subject.open(traffic)?;
         let half = capacity(subject, traffic)? / 2.0;
         for device in [UPLINK, DOWNLINK] {

@@ -37,7 +37,7 @@ pub(crate) fn measure(subjects: &[&Subject], traffic: &mut Traffic, effort: Effo
         for ((subject, busy), turns) in subjects.iter().zip(&mut busy).zip(&turns) {
             traffic.aim(subject.kind.path(), Send::Requests, super::FLOWS, 0)?;
             traffic.pace(RATE, BURST)?;
-            let run = traffic.flood(&subject.fixture, *turns)?;
+            let run = traffic.flood(&subject.fixture.client, *turns)?;
             let arrived = run.counts.of(subject.wanted()) as f64;
             let rate = arrived / run.took.as_secs_f64();
             // A machine that stalled for a moment has sent fewer packets; bursts are the same.
@@ -75,6 +75,6 @@ fn idle_turn(subject: &Subject, traffic: &mut Traffic) -> Result<f64> {
     const TURNS: f64 = 500_000.0;
     // One burst is sent, and the next one is due long after the end.
     traffic.pace(1.0, 1)?;
-    let run = traffic.flood(&subject.fixture, TURNS as u32)?;
+    let run = traffic.flood(&subject.fixture.client, TURNS as u32)?;
     Ok(run.took.as_secs_f64() / TURNS)
 }

@@ -144,9 +144,9 @@ impl Subject {
         match self.kind {
             Kind::Bounce | Kind::Floor => {
                 traffic.aim(path, super::generator::Send::Requests, super::FLOWS, 0)?;
-                traffic.verify(&self.fixture, super::FLOWS, self.wanted())
+                traffic.verify(&self.fixture.client, super::FLOWS, self.wanted())
             }
-            _ => traffic.open(&self.fixture, path, super::FLOWS),
+            _ => traffic.open(&self.fixture.client, path, super::FLOWS),
         }
         .with_context(|| format!("opening flows of {}", self.kind))
     }

@@ -15,7 +15,7 @@ use super::{super::fixture::CLIENTS, server::BODY};
 /// Time limit, longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-pub(super) struct Client {
+pub(in super::super) struct Client {
     server: SocketAddr,
     request: String,
     /// Number of the next connection.
@@ -23,13 +23,13 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(server: SocketAddr) -> Self {
+    pub(in super::super) fn new(server: SocketAddr) -> Self {
         let request = format!("GET / HTTP/1.1\r\nHost: {server}\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n");
         Self { server, request, next: Cell::new(0) }
     }
 
     /// Returns the durations of answers on a single connection.
-    pub(super) fn keep_asking(&self, window: Duration) -> Result<Vec<Duration>> {
+    pub(in super::super) fn keep_asking(&self, window: Duration) -> Result<Vec<Duration>> {
         let mut stream = self.connect()?;
         repeat(window, || self.ask(&mut stream))
     }

@@ -10,20 +10,23 @@ use anyhow::{Context, Result};
 use socket2::{Domain, Socket, Type};
 use traffic_policy_testing::netns::Namespace;
 
-use super::super::cpu::keep_off;
-
 /// Number of connections that are served at once.
 const THREADS: usize = 2;
 pub(super) const BODY: [u8; 256] = [b'.'; 256];
 
-pub(super) struct Server {
+pub(in super::super) struct Server {
     listener: Socket,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Starts the server. It listens when this returns; its threads stay off the busy CPU.
-    pub(super) fn start(namespace: &Namespace, address: SocketAddr, busy: usize) -> Result<Self> {
+    /// Starts the server. It listens when this returns; `settle` chooses the CPUs of each of its
+    /// threads.
+    pub(in super::super) fn start(
+        namespace: &Namespace,
+        address: SocketAddr,
+        settle: impl Fn() -> Result<()> + Clone + Send + 'static,
+    ) -> Result<Self> {
         let listener = namespace.run(|| -> Result<Socket> {
             let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
             listener.set_reuse_address(true)?;
@@ -34,9 +37,10 @@ impl Server {
         let mut server = Self { listener, threads: Vec::new() };
         for _ in 0..THREADS {
             let listener = server.listener.try_clone()?;
+            let settle = settle.clone();
             server.threads.push(thread::spawn(move || {
-                if let Err(error) = keep_off(0, busy) {
-                    eprintln!("an HTTP server stays on the busy CPU: {error:#}");
+                if let Err(error) = settle() {
+                    eprintln!("an HTTP server is on another CPU than it should be: {error:#}");
                 }
                 // The loop ends when the listener is shut down.
                 while let Ok((stream, _)) = listener.accept() {

@@ -1,0 +1,209 @@
+//! Local delivery: small datagrams, and requests of HTTP, to a pod of the node that is asked, past
+//! the stack and through it, beside the kernel's plain forwarding and kube-proxy's rules.
+
+use std::{net::SocketAddr, thread::sleep, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use traffic_policy_bench_ebpf::traffic::sink;
+
+use super::{
+    super::{
+        cpu::stay,
+        fixture::NODE,
+        generator::{Send, TARGET_PORT, Traffic},
+        http::{client::Client, server::Server},
+        services::HTTP_NODE_PORT,
+    },
+    FLOWS, all_answered,
+    fixture::POD_SERVER,
+    flood, measure_all, rates,
+    subject::{Kind, Subject},
+};
+use crate::{
+    Effort,
+    report::{Goal, Report, Row, Unit},
+};
+
+const GROUP: &str = "local delivery";
+/// Time for which a flow of UDP takes the stack, with some more.
+const UDP_BEGINS: Duration = Duration::from_millis(2_300);
+/// Duration of a run of HTTP requests.
+const WINDOW: Duration = Duration::from_millis(200);
+
+/// What is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    RoundTrips,
+    Requests,
+    Http,
+}
+
+impl What {
+    fn name(self, kind: Kind) -> String {
+        let what = match self {
+            Self::RoundTrips => "UDP, requests and replies",
+            Self::Requests => "UDP, requests alone",
+            Self::Http => "HTTP, one CPU",
+        };
+        format!("{what}, {kind}")
+    }
+
+    fn kinds(self) -> Vec<Kind> {
+        let protocol = if self == Self::Http { "tcp" } else { "udp" };
+        let mut kinds = vec![Kind::Past(false), Kind::Stack(false)];
+        if self != Self::Requests {
+            kinds.extend([Kind::Past(true), Kind::Stack(true), Kind::Router]);
+            kinds.extend([Kind::Nftables(protocol), Kind::Iptables(protocol)]);
+        }
+        kinds
+    }
+
+    /// Returns the goal of a subject, relative to the stack.
+    fn goal(self, kind: Kind) -> Option<Goal> {
+        match (self, kind) {
+            (Self::RoundTrips, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.8)),
+            (Self::RoundTrips, Kind::Past(true)) => Some(Goal::TimesAtLeast(2.5)),
+            (Self::Http, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.12)),
+            _ => None,
+        }
+    }
+}
+
+pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    if effort.counted {
+        return Ok(());
+    }
+    // Those of one list have the same subjects.
+    for whats in [&[What::RoundTrips, What::Requests][..], &[What::Http]] {
+        let mut wanted: Vec<(Kind, Vec<String>)> = Vec::new();
+        for what in whats {
+            for kind in what.kinds() {
+                let name = what.name(kind);
+                let name = report.wants(GROUP, &name).then_some(name);
+                match wanted.iter_mut().find(|(known, _)| *known == kind) {
+                    Some((_, names)) => names.extend(name),
+                    None => wanted.push((kind, name.into_iter().collect())),
+                }
+            }
+        }
+        if wanted.iter().all(|(_, names)| names.is_empty()) {
+            continue;
+        }
+        // The stack is what others are compared with.
+        wanted.retain(|(kind, names)| !names.is_empty() || matches!(kind, Kind::Stack(_)));
+        report.note(
+            "local delivery, topology",
+            "clients – veth – node – veth – pod, routed; client, node and pod on one CPU",
+        );
+        measure_all(&wanted, GROUP, report, |subjects, traffic| {
+            rows(whats, &wanted, subjects, traffic, effort)
+        })?;
+    }
+    Ok(())
+}
+
+fn rows(
+    whats: &[What],
+    wanted: &[(Kind, Vec<String>)],
+    subjects: &[Subject],
+    traffic: &mut Traffic,
+    effort: Effort,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for what in whats {
+        let is_wanted = |kind: Kind| wanted.iter().any(|(_, names)| names.contains(&what.name(kind)));
+        let mut kinds = what.kinds();
+        if !kinds.iter().any(|kind| is_wanted(*kind)) {
+            continue;
+        }
+        kinds.retain(|kind| is_wanted(*kind) || matches!(kind, Kind::Stack(_)));
+        let of = |kind: Kind| subjects.iter().find(|subject| subject.kind == kind);
+        let those: Vec<_> = kinds.into_iter().filter_map(of).collect();
+        let figures = match what {
+            What::RoundTrips => {
+                open(&those, traffic)?;
+                rates(&those, traffic, effort, Send::Datagrams, sink::ECHO)?
+            }
+            What::Requests => {
+                open(&those, traffic)?;
+                rates(&those, traffic, effort, Send::Datagrams, 0)?
+            }
+            What::Http => http(&those, traffic, effort)?,
+        };
+        rows.extend(as_rows(*what, &those, &figures));
+    }
+    Ok(rows)
+}
+
+fn as_rows(what: What, subjects: &[&Subject], figures: &[Vec<f64>]) -> Vec<Row> {
+    let unit = if what == What::Http { Unit::PerSecond } else { Unit::Mpps };
+    let stack = |rules: bool| {
+        let found = subjects.iter().zip(figures).find(|(subject, _)| subject.kind == Kind::Stack(rules));
+        found.map(|(_, runs)| runs)
+    };
+    let row = |(subject, runs): (&&Subject, &Vec<f64>)| {
+        let row = Row::new(GROUP, &what.name(subject.kind), unit, runs);
+        let row = match (subject.kind, stack(false), stack(true)) {
+            (Kind::Past(true), _, Some(stack)) => row.beside("the stack, with rules", stack),
+            (Kind::Stack(false), ..) => row,
+            (_, Some(stack), _) => row.beside("the stack", stack),
+            _ => row,
+        };
+        what.goal(subject.kind).into_iter().fold(row, Row::goal)
+    };
+    subjects.iter().zip(figures).map(row).collect()
+}
+
+/// Begins flows of UDP, and sees that both directions arrive as they should.
+fn open(subjects: &[&Subject], traffic: &mut Traffic) -> Result<()> {
+    for subject in subjects {
+        for _ in 0..2 {
+            let run = flood(subject, traffic, Send::Datagrams, sink::ECHO | sink::VERIFY, FLOWS)?;
+            all_answered(subject, &run).context("datagrams through the stack")?;
+        }
+    }
+    // Until then flows of UDP take the stack, in any case.
+    sleep(UDP_BEGINS);
+    for subject in subjects {
+        for _ in 0..2 {
+            let run = flood(subject, traffic, Send::Datagrams, sink::ECHO | sink::VERIFY, FLOWS)?;
+            all_answered(subject, &run)?;
+        }
+        if matches!(subject.kind, Kind::Past(_)) {
+            // The first reply of each flow teaches its requests the way.
+            subject.expect(0, "tc-ingress", "delivered-direct", u64::from(FLOWS) / 2)?;
+            subject.expect(0, "tc-ingress", "replied-direct", u64::from(FLOWS) / 2)?;
+        }
+    }
+    Ok(())
+}
+
+/// Measures requests a second on one kept connection, with the client, the node and the server on
+/// one CPU.
+fn http(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Vec<f64>>> {
+    let cpu = traffic.cpu;
+    // Until the sinks know what is theirs, they take everything.
+    traffic.aim(Kind::Router.path(), Send::Requests, FLOWS, 0)?;
+    let mut servers = Vec::new();
+    for subject in subjects {
+        let address = SocketAddr::from((POD_SERVER, TARGET_PORT));
+        servers.push(Server::start(&subject.fixture.pod, address, move || stay(0, cpu))?);
+    }
+    let mut rates = vec![Vec::new(); subjects.len()];
+    for _ in 0..effort.rounds {
+        for (subject, rates) in subjects.iter().zip(&mut rates) {
+            let to = match subject.kind {
+                Kind::Router => SocketAddr::from((POD_SERVER, TARGET_PORT)),
+                _ => SocketAddr::from((NODE, HTTP_NODE_PORT)),
+            };
+            let answers = subject.fixture.client.run(|| -> Result<_> {
+                stay(0, cpu)?;
+                Client::new(to).keep_asking(WINDOW)
+            });
+            let answers = answers.with_context(|| format!("HTTP, {}", subject.kind))?.len();
+            ensure!(answers >= 100, "{}: only {answers} answers in {WINDOW:?}", subject.kind);
+            rates.push(answers as f64 / WINDOW.as_secs_f64());
+        }
+    }
+    Ok(rates)
+}
