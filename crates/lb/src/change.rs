@@ -5,7 +5,7 @@ mod pods;
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use traffic_policy_cluster::model::{
-    Policy, ServiceName,
+    Forwarding, Policy, ServiceName,
     object::{EndpointSlice, Node, Readiness, Service, ServiceType, SliceEndpoint},
 };
 
@@ -35,6 +35,8 @@ pub enum Change {
     /// The pods are spread as a spread constraint over nodes would place them.
     Spread,
     Drain(Duration),
+    /// The annotation `traffic-policy.io/forwarding`.
+    Forwarding(Forwarding),
 }
 
 /// A change that cannot be applied.
@@ -118,6 +120,7 @@ impl Objects {
                 }
             }
             Change::Drain(drain) => self.service.drain = Some(*drain),
+            Change::Forwarding(way) => self.service.forwarding = Some(*way),
             Change::Node(name, NodeChange::Gone) => _ = self.remove_node(name)?,
             Change::Node(name, NodeChange::Drained) => {
                 let node = self.nodes.get_mut(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;
@@ -178,6 +181,7 @@ impl Objects {
     pub(super) fn forget_annotations(&mut self) {
         self.service.drain = Some(Duration::ZERO);
         (self.service.external_fallback, self.service.health_annotation) = (false, 0);
+        (self.service.forwarding, self.service.algorithm) = (None, None);
     }
 
     /// Returns the ready pods, by name or address, and their nodes.

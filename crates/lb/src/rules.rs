@@ -162,6 +162,9 @@ impl<'a> Case<'_, 'a> {
         }
         let preemptible = self.port.sum(|row| bad(row) && row.kind.preemptible).0;
         let risk = match preemptible {
+            _ if self.judgement.outlives_nodes() => {
+                "each is forwarded; open connections go on through another node if that node goes".to_owned()
+            }
             0 => "each is forwarded, and dies if that node goes".to_owned(),
             n if n == count => {
                 "each is forwarded, and dies with that node, which the cloud may take away at any time"
@@ -291,6 +294,9 @@ impl<'a> Case<'_, 'a> {
                 "let the balancer itself judge sources, or use one that passes packets through",
             ));
         }
+        if self.judgement.is_direct() {
+            return None;
+        }
         let forwarded =
             |row: &Row<'_>| row.takes && matches!(row.fate, Fate::Served { here, of } if here < of);
         (self.port.sum(forwarded).0 > 0).then(|| {
@@ -303,7 +309,9 @@ impl<'a> Case<'_, 'a> {
                     self.name()
                 ),
                 match self.judgement.policy {
-                    Policy::Cluster => "externalTrafficPolicy: Local keeps the client's address",
+                    Policy::Cluster => {
+                        "externalTrafficPolicy: Local keeps the client's address, and so does the annotation traffic-policy.io/forwarding: direct"
+                    }
                     Policy::Local => "without traffic-policy.io/external-fallback the client's address is kept, and nothing is forwarded",
                 },
             )

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_cluster::model::{Frontend, Policy, ServicePortKey, object::Service};
+use traffic_policy_cluster::model::{
+    Algorithm, Forwarding, Frontend, Policy, ServicePortKey, object::Service,
+};
 
 use super::{
-    balancer::Balancer,
+    balancer::{Ask, Balancer},
     finding::Finding,
     nodes::{Kind, Nodes, Who},
 };
@@ -195,6 +197,27 @@ pub struct Judgement<'a> {
     pub findings: Vec<Finding>,
     /// The amount of work: nodes and classes of nodes, and endpoints in lists.
     pub work: usize,
+}
+
+impl Judgement<'_> {
+    /// Whether packets reach pods of other nodes unchanged, by the Service's annotation. Nodes are
+    /// taken to open them: their Leases are not read.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.service.forwarding == Some(Forwarding::Direct)
+    }
+
+    /// Whether connections go on through another node when the node in front dies: every node finds
+    /// their pods, and the balancer moves the address that they were opened to.
+    #[must_use]
+    pub fn outlives_nodes(&self) -> bool {
+        let moves_address = self.balancer.check(self.policy).ask.value == Ask::Nothing;
+        self.is_direct()
+            && self.policy == Policy::Cluster
+            && self.service.algorithm == Some(Algorithm::Maglev)
+            && !self.balancer.proxies.value
+            && moves_address
+    }
 }
 
 pub(super) const fn as_f64(count: usize) -> f64 {

@@ -201,7 +201,9 @@ impl Between<'_, '_> {
                     notices,
                     format!("requests that are sent to {name} until the balancer gives it up"),
                 );
-                cost.cut.push((sent, format!("connections by {name}")));
+                if !self.judgement.outlives_nodes() {
+                    cost.cut.push((sent, format!("connections by {name}")));
+                }
             }
             // Other nodes keep choosing its pods until their agents leave it out or, with
             // kube-proxy, until Kubernetes considers it lost.
@@ -211,6 +213,9 @@ impl Between<'_, '_> {
                 Some((share, Fate::Served { here, of })) => share * as_f64(here) / as_f64(of.max(1)),
                 _ => 0.0,
             };
+            if own > 0.0 && self.judgement.outlives_nodes() {
+                cost.cut.push((own, format!("connections by {name} to its own pods")));
+            }
             let others = pods - own;
             if others > 1e-9 {
                 match self.agents_leave_out(name) {

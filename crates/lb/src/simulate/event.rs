@@ -136,6 +136,9 @@ impl fmt::Display for Event {
             Self::Change(Change::Drain(drain)) => {
                 write!(f, "annotation traffic-policy.io/drain: {}s", drain.as_secs_f64())
             }
+            Self::Change(Change::Forwarding(way)) => {
+                write!(f, "annotation traffic-policy.io/forwarding: {}", way.name())
+            }
             Self::Change(Change::Node(_, NodeChange::Gone)) => f.write_str("gone without a word"),
             Self::Change(Change::Node(_, NodeChange::Drained)) => {
                 f.write_str("drained, its pods are evicted")

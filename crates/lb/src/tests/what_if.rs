@@ -246,3 +246,47 @@ proptest! {
         }
     }
 }
+
+/// With direct forwarding and Maglev tables another node finds the pods of connections through a
+/// node that is gone, if the balancer moves their address; those to its own pods end with it.
+#[test]
+fn connections_outlive_the_node_in_front() {
+    let cut = |annotations: &str, balancer: &str, proxy| {
+        let service = format!("LoadBalancer Cluster {annotations}");
+        let yaml = manifests("n1 n2 n3", &service, "a@n1 b@n2");
+        changed_by(proxy, &yaml, balancer, &[gone("n3")], |_, _, cost| {
+            cost.cut.iter().map(|(share, _)| (share * 100.0).round() as u32).collect::<Vec<_>>()
+        })
+        .unwrap()
+    };
+    let (both, ours) = ("forwarding=direct algorithm=maglev", Proxy::default());
+    assert_eq!(cut(both, "metallb-bgp", ours), [0; 0]);
+    // The controls: each alone, addresses that do not move, and a proxy that knows neither.
+    assert_eq!(cut("forwarding=direct", "metallb-bgp", ours), [33]);
+    assert_eq!(cut("algorithm=maglev", "metallb-bgp", ours), [33]);
+    assert_eq!(cut(both, "aws-nlb", ours), [33]);
+    assert_eq!(cut(both, "metallb-bgp", Proxy::KubeProxy), [33]);
+    let yaml = manifests("n1 n2", "LoadBalancer Cluster forwarding=direct algorithm=maglev", "a@n1 b@n2");
+    let of_its_own = changed(&yaml, "metallb-bgp", &[gone("n1")], |_, _, cost| cost.cut.clone()).unwrap();
+    let why: Vec<_> = of_its_own.iter().map(|(share, why)| ((share * 100.0).round(), why.as_str())).collect();
+    assert_eq!(
+        why,
+        [(25.0, "connections by n1 to its own pods"), (25.0, "connections by other nodes to pods of n1")]
+    );
+}
+
+/// Pods see the client where packets travel unchanged, so nothing is said of its address.
+#[test]
+fn direct_forwarding_keeps_the_clients_address() {
+    use traffic_policy_cluster::model::Forwarding;
+    let yaml = manifests("n1 n2 n3", "LoadBalancer Cluster ranges", "a@n1 b@n2");
+    let cluster = cluster(&yaml);
+    let codes = |changes: &[Change]| -> Vec<&str> {
+        let what_if = WhatIf::new(&cluster, &web(), changes, Proxy::default()).unwrap().unwrap();
+        let [_, after] = what_if.judges(balancer("metallb-bgp"), &Overrides::default());
+        after.service(&web()).unwrap().findings.iter().map(|finding| finding.code).collect()
+    };
+    assert!(codes(&[]).contains(&"client-address"));
+    assert!(codes(&[Change::Forwarding(Forwarding::Snat)]).contains(&"client-address"));
+    assert!(!codes(&[Change::Forwarding(Forwarding::Direct)]).contains(&"client-address"));
+}

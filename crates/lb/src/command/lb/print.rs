@@ -72,7 +72,7 @@ impl<'a> View<'_, 'a> {
         }
         for port in &judgement.ports {
             writeln!(out, "\nport      {}", reached(port))?;
-            self.nodes(out, port)?;
+            self.nodes(out, port, judgement.is_direct())?;
             writeln!(out)?;
             pods(out, port)?;
             if self.why {
@@ -101,7 +101,7 @@ impl<'a> View<'_, 'a> {
         }
     }
 
-    fn nodes(&self, out: &mut dyn Write, port: &PortJudgement<'a>) -> io::Result<()> {
+    fn nodes(&self, out: &mut dyn Write, port: &PortJudgement<'a>, is_direct: bool) -> io::Result<()> {
         let mut lines: Vec<[String; 7]> = Vec::new();
         for row in &port.rows {
             let apart = self.all_nodes || row.count <= ALIKE;
@@ -119,7 +119,7 @@ impl<'a> View<'_, 'a> {
                     question(port.question),
                     answer(row.answer).to_owned() + &weight(row.answer),
                     traffic(port, row),
-                    fate(row.fate),
+                    fate(row.fate, is_direct),
                     percent(share),
                 ]);
             }
@@ -329,11 +329,12 @@ fn traffic(port: &PortJudgement<'_>, row: &Row<'_>) -> String {
     }
 }
 
-pub(super) fn fate(fate: Fate) -> String {
+pub(super) fn fate(fate: Fate, is_direct: bool) -> String {
+    let way = if is_direct { "forwarded, direct" } else { "forwarded, SNAT" };
     match fate {
         Fate::Served { here, of } if here == of => "delivered".to_owned(),
-        Fate::Served { here: 0, .. } => "forwarded, SNAT".to_owned(),
-        Fate::Served { here, of } => format!("delivered {here} of {of}, else forwarded, SNAT"),
+        Fate::Served { here: 0, .. } => way.to_owned(),
+        Fate::Served { here, of } => format!("delivered {here} of {of}, else {way}"),
         Fate::Dropped => "dropped in silence".to_owned(),
         Fate::Refused => "refused".to_owned(),
     }

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
-use traffic_policy_cluster::model::Policy;
+use traffic_policy_cluster::model::{Forwarding, Policy};
 
 use super::{BalancerArguments, SourceArguments, document, html, print, proxy::NamedProxy};
 use crate::{
@@ -21,7 +21,8 @@ use crate::{
 /// how many requests are lost and for how long, and what makes the change lossless. Nothing is
 /// changed.
 ///
-/// Changes are applied in this order: --node, --pod, --scale, --spread, --policy, --drain.
+/// Changes are applied in this order: --node, --pod, --scale, --spread, --policy, --drain,
+/// --forwarding.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The Service: NAME, or NAMESPACE/NAME.
@@ -48,6 +49,10 @@ pub(super) struct Arguments {
     /// The annotation traffic-policy.io/drain.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_DRAIN", value_name = "TIME")]
     drain: Option<Span>,
+    /// The annotation traffic-policy.io/forwarding: snat or direct. Nodes are taken to open packets
+    /// of the others.
+    #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_FORWARDING", value_name = "WAY", value_parser = forwarding)]
+    forwarding: Option<Forwarding>,
     /// The proxy on all nodes: kube-proxy has no drain, ignores the annotations of traffic-policy,
     /// and forwards to a node that is gone until Kubernetes removes its endpoints.
     #[arg(
@@ -76,6 +81,10 @@ enum PolicyArgument {
     Local,
 }
 
+fn forwarding(text: &str) -> Result<Forwarding, String> {
+    Forwarding::parse(text).ok_or_else(|| format!("`{text}` is not snat or direct"))
+}
+
 fn node(text: &str) -> Result<(String, NodeChange), String> {
     let Some((name, change)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(format!("`{text}` is not NAME=gone, NAME=drained or NAME=added"));
@@ -95,15 +104,17 @@ impl Arguments {
             PolicyArgument::Local => Change::Policy(Policy::Local),
         }));
         changes.extend(self.drain.map(|Span(drain)| Change::Drain(drain)));
+        changes.extend(self.forwarding.map(Change::Forwarding));
         changes
     }
 
     pub(super) fn execute(self) -> Result<()> {
         let changes = self.changes();
         if changes.is_empty() {
-            return Err(
-                view::usage("name a change: --policy, --node, --pod, --scale, --spread or --drain").into()
-            );
+            return Err(view::usage(
+                "name a change: --policy, --node, --pod, --scale, --spread, --drain or --forwarding",
+            )
+            .into());
         }
         self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
@@ -209,8 +220,10 @@ impl<'a> Compared<'_, 'a> {
     }
 
     fn nodes(&self) -> Vec<NodeDocument> {
-        let sides = [(self.before, self.ports()[0]), (self.after, self.ports()[1])]
-            .map(|(judge, port)| port.map_or_else(BTreeMap::new, |port| by_name(judge, port)));
+        let sides = [(self.before, self.old), (self.after, self.new)].map(|(judge, judgement)| {
+            let port = judgement.ports.first();
+            port.map_or_else(BTreeMap::new, |port| by_name(judge, port, judgement.is_direct()))
+        });
         let names: BTreeSet<&str> = sides.iter().flat_map(|side| side.keys().copied()).collect();
         names
             .into_iter()
@@ -349,13 +362,14 @@ fn words(change: &Change) -> String {
         Change::Scale(count) => format!("scaled to {count}"),
         Change::Spread => "pods spread".to_owned(),
         Change::Drain(drain) => format!("drain {}", view::span(*drain)),
+        Change::Forwarding(way) => format!("forwarding {}", way.name()),
     }
 }
 
-fn by_name<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str, Side> {
+fn by_name<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>, is_direct: bool) -> BTreeMap<&'a str, Side> {
     let mut nodes = BTreeMap::new();
     for row in &port.rows {
-        let side = side(row);
+        let side = side(row, is_direct);
         match row.who {
             Who::Node(name) => _ = nodes.insert(name, side),
             Who::Others(_) => {
@@ -367,11 +381,11 @@ fn by_name<'a>(judge: &Judge<'a>, port: &PortJudgement<'a>) -> BTreeMap<&'a str,
     nodes
 }
 
-fn side(row: &Row<'_>) -> Side {
+fn side(row: &Row<'_>, is_direct: bool) -> Side {
     let share = row.share / row.count.max(1) as f64;
     let request = match row.fate {
         Fate::Served { here, of } if here > 0 && here < of => "delivered or forwarded".to_owned(),
-        fate => print::fate(fate),
+        fate => print::fate(fate, is_direct),
     };
     Side { pods: row.pods, traffic: row.takes, request, share }
 }
