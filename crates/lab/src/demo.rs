@@ -2,6 +2,7 @@
 //! the other, each with the prediction of `lb`.
 
 pub mod cluster;
+pub mod dead_front;
 pub mod dead_node;
 pub mod local_curl;
 pub mod node_port;
@@ -19,7 +20,8 @@ use self::cluster::DemoCluster;
 /// Plays all scenes. `attach`: the attach mode of the agents.
 ///
 /// # Errors
-/// A scene cannot be played, or the lost requests differ from those of `lb simulate`.
+/// A scene cannot be played, the lost requests differ from those of `lb simulate`, or a connection
+/// was cut that should have gone on.
 pub fn play(cluster: &DemoCluster, attach: &str) -> Result<()> {
     cluster.introduce();
     policies::show(cluster)?;
@@ -29,6 +31,7 @@ pub fn play(cluster: &DemoCluster, attach: &str) -> Result<()> {
     share::show(cluster)?;
     differences.extend(node_port::show(cluster)?);
     differences.extend(dead_node::show(cluster, attach)?);
-    ensure!(differences.is_empty(), "`lb simulate` does not agree: {}", differences.join("; "));
+    differences.extend(dead_front::show(cluster)?);
+    ensure!(differences.is_empty(), "not as it should be: {}", differences.join("; "));
     Ok(())
 }

@@ -22,6 +22,7 @@ pub use self::synced::{Synced, last_sync};
 use crate::cluster::Cluster;
 use crate::lab::Family;
 use crate::netns::Namespace;
+use crate::pace::scaled;
 use crate::traffic::balancer::{Check, Timing};
 use crate::traffic::connections::Report;
 use crate::traffic::{Balancer, NewConnections};
@@ -31,6 +32,9 @@ const HEALTHZ: u16 = 10256;
 /// The longest time by which a health port lags behind the maps: less than the duration of a check,
 /// on a busy machine.
 const NOTICE: Duration = Duration::from_millis(250);
+
+/// The time after which a client gives up, on a fast machine: that of the clients of `lb simulate`.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A scene while it is played: its clock, and the events so far.
 pub struct Recording {
@@ -87,7 +91,7 @@ impl Recording {
         Ok(Self {
             nodes: nodes.collect(),
             objects: objects(cluster)?,
-            meter: NewConnections::start_bounded(&client, rate, total, choose),
+            meter: NewConnections::start_patient(&client, rate, total, scaled(PATIENCE), choose),
             client,
             start,
             rate,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use traffic_policy_lab::demo::cluster::{DemoCluster, RATE};
 use traffic_policy_lab::demo::dead_node::{self, Death, KubeProxyCluster};
 use traffic_policy_lab::demo::scene::Outcome;
-use traffic_policy_lab::demo::{node_port, preemption, switch};
+use traffic_policy_lab::demo::{dead_front, node_port, preemption, switch};
 use traffic_policy_lb::{Change, Event, Timed};
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::object::Policy;
@@ -158,4 +158,18 @@ fn a_node_that_dies() {
     // The control: a simulator whose agents notice as little as kube-proxy does not agree.
     let (delayed, lost) = (report.resent, without.replayed.lost);
     assert!(lost.abs_diff(delayed) > dead_node::allowed(lost), "{delayed}, {lost}");
+}
+
+/// Direct forwarding with Maglev tables cuts no connection; the control is SNAT, which cuts all.
+#[test]
+fn a_node_in_front_that_dies() {
+    let _alone = quiet::alone();
+    let cluster = DemoCluster::build("tc").unwrap();
+    cluster.set(Policy::Cluster, Some("0")).unwrap();
+    let [snat, direct] = dead_front::play(&cluster).unwrap();
+    println!("snat: {snat}; direct: {direct}");
+    let all = dead_front::CONNECTIONS;
+    assert_eq!((snat.broken.len(), snat.connections), (all, all as u64), "{snat}");
+    assert_eq!((direct.broken.len(), direct.connections), (0, all as u64), "{direct}");
+    assert!(direct.clients.iter().eq([&cluster.client()]), "pods see the client: {direct}");
 }

@@ -10,7 +10,7 @@ use traffic_policy_lab::demo::cluster::DemoCluster;
 use traffic_policy_lab::demo::{self, local_curl};
 
 /// Shows the effect of externalTrafficPolicy on real requests: three nodes in network namespaces,
-/// an agent on each, a client and a load balancer. Takes a minute and a half; everything is
+/// an agent on each, a client and a load balancer. Takes less than a minute and a half; everything is
 /// removed at the end.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{scope, sleep};
@@ -90,8 +91,16 @@ impl KubeProxyCluster {
     /// Plays the death. The objects are those of the demo's cluster, which is the same but for the
     /// agents.
     pub fn death(&self, cluster: &DemoCluster) -> Result<Death> {
-        let predicted = simulate(cluster, Proxy::KubeProxy, QUIET, None, Learn::default().agent)?;
-        let Played { cut, gone, report, sent, left_out } = play(&self.0.lab, &[])?;
+        let predicted = Self::predict(cluster)?;
+        self.judge(cluster, predicted, play(&self.0.lab, &[])?)
+    }
+
+    fn predict(cluster: &DemoCluster) -> Result<Counts> {
+        simulate(cluster, Proxy::KubeProxy, QUIET, None, Learn::default().agent)
+    }
+
+    fn judge(&self, cluster: &DemoCluster, predicted: Counts, played: Played) -> Result<Death> {
+        let Played { cut, gone, report, sent, left_out } = played;
         let replayed = simulate(cluster, Proxy::KubeProxy, cut, Some(sent), Learn::default().agent)?;
         let pod = self.0.lab.node(1).pod(1).name.clone();
         Ok(Death { proxy: Proxy::KubeProxy, cut, gone, report, pod, predicted, replayed, left_out })
@@ -165,9 +174,14 @@ pub(super) fn show(cluster: &DemoCluster, attach: &str) -> Result<Vec<String>> {
     cluster.set(Policy::Cluster, Some("0"))?;
     exclude(cluster, true)?;
     let kube_proxy = KubeProxyCluster::build(attach)?;
-    let death = death(cluster)?;
-    let back = back(cluster)?;
-    let without = kube_proxy.death(cluster)?;
+    let predicted = KubeProxyCluster::predict(cluster)?;
+    // Both nodes die at the same time, each in a cluster of its own.
+    let (death, back, without) = scope(|scope| {
+        let played = scope.spawn(|| play(&kube_proxy.0.lab, &[]));
+        let (death, back) = (death(cluster)?, back(cluster)?);
+        let played = played.join().unwrap_or_else(|panic| resume_unwind(panic))?;
+        anyhow::Ok((death, back, kube_proxy.judge(cluster, predicted, played)?))
+    })?;
     exclude(cluster, false)?;
     println!(
         "  {:<15} REQUESTS     OK DELAYED   LOST   PREDICTED               REPLAYED                SLOWEST",
