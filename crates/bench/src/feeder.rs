@@ -52,8 +52,8 @@ pub struct Room {
     /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the
     /// same.
     pub floor_flows: u32,
-    /// The same for the floors of direct forwarding over IPv6, and for the table of Katran's method;
-    /// few, as only rows of direct forwarding use them.
+    /// The same for the floors of direct forwarding over IPv6, and for Katran's table; few, as only
+    /// rows of direct forwarding use them.
     pub direct_flows: u32,
 }
 

@@ -8,8 +8,8 @@
 //! `floor_established`: parse, find the flow in one preallocated hash, translate with checksums,
 //! set the MAC addresses; no time-outs, no TCP states, no MTU, no counters, IPv4 without options
 //! only. `floor_new`: find the Service and an endpoint, insert both entries; `floor_new_fib` also
-//! queries the FIB for the route of each flow. Those of direct forwarding (`outer`) put a packet into
-//! an outer one, open it, and translate its answer.
+//! queries the FIB for the route of each flow. Those of direct forwarding (`outer`) put a packet
+//! into an outer one, open it, and translate its answer.
 #![cfg_attr(target_arch = "bpf", no_std, no_main)]
 #![cfg_attr(
     target_arch = "bpf",
