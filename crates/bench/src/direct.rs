@@ -71,10 +71,12 @@ impl Loaded {
         self.open_of(Address6::of(V6.router)?, Address6::of(V6.endpoint)?, ["from6", "eps6"])
     }
 
-    fn open_of<A: Address>(&mut self, from: A, address: A, [nodes, endpoints]: [&str; 2]) -> Result<()>
-    where
-        A: Pod,
-    {
+    fn open_of<A: Address + Pod>(
+        &mut self,
+        from: A,
+        address: A,
+        [nodes, endpoints]: [&str; 2],
+    ) -> Result<()> {
         let mut map = |name: &str| -> Result<_> {
             self.ours.take_map(&format!("tp_direct_{name}")).with_context(|| format!("no map {name}"))
         };
