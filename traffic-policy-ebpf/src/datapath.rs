@@ -21,7 +21,7 @@
 //!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments, SCTP
 //!     │ parse::variable, forward::fragment; then as in slow_path or egress
 //!  1b icmp_errors: ICMP errors about a flow's packets
-//!     │ parse::icmp_error, flow::table, forward with forward::icmp
+//!     │ parse::icmp_error, flow::table or lb::owners, forward with forward::icmp, or forward::direct
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
 //!     │ own ───────────── answer to a datagram of the node's own ───────────────────────── stack

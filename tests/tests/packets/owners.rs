@@ -337,3 +337,31 @@ fn forged_segments_hold_a_bounded_part_of_the_table() {
         }
     });
 }
+
+/// The search in XDP, of a packet that is then left to TC, concerns no packet after it.
+#[test]
+fn what_xdp_leaves_to_tc_counts_for_no_other_packet() {
+    harness::with(|harness| {
+        for terms in tcp(Hook::Xdp) {
+            let other = (Spot::OtherVip, PORT);
+            let far = (Spot::Far, ENDPOINT_PORT);
+            let setup = Setup::of(by_table(VIP, &[LOCAL]).former(&[far])).and(by_table(other, &[NEAR]));
+            harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
+            let next = segment(terms, other, CLIENT_PORT, flag::ACK);
+            let known = sent(&next, NEAR.0, 0);
+            for _ in 0..2 {
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct").expect_frame(&known);
+            }
+            // No neighbour is known yet.
+            let silent = (Spot::Silent, ENDPOINT_PORT);
+            for former in [far, silent] {
+                let setup =
+                    Setup::of(by_table(VIP, &[LOCAL]).former(&[former])).and(by_table(other, &[NEAR]));
+                harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct");
+                harness.run(Hook::Xdp, &segment(terms, VIP, CLIENT_PORT, flag::ACK)).expect("passed-to-tc");
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct").expect_frame(&known);
+            }
+        }
+    });
+}
