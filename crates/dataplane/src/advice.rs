@@ -65,7 +65,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::RepliedRedirected => "a reply of an endpoint on this node, sent from the address that the client had asked; rules of routing lead packets with that address out by another device than those with the endpoint's, so it went there".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
         Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side, or about a reply of a direct flow, sent within a packet to the endpoint's node, which translates it".to_owned(),
-        Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
+        Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, also within another packet, translated for the client".to_owned(),
         Outcome::DeliveredIcmpError => "an ICMP error about a reply of an endpoint on this node, translated for the endpoint".to_owned(),
         Outcome::RepliedLocalIcmpError => "an ICMP error of an endpoint on this node, or about a packet to it, translated for the client".to_owned(),
         Outcome::RejectedNoEndpoint => {

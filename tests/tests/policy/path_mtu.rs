@@ -194,3 +194,51 @@ fn towards_the_client_by_a_node_that_does_not_know_the_flow() {
         assert_eq!(stranger.json(&["flows"]).unwrap().as_array().map(Vec::len), Some(0), "{attach}");
     }
 }
+
+/// Returns the router of a node's default route.
+fn gateway(node: &Namespace, family: Family) -> String {
+    let mut command = Command::new("ip");
+    command.args([if family == Family::V4 { "-4" } else { "-6" }, "route", "show", "default"]);
+    let shown = String::from_utf8(node.output(command).unwrap().stdout).unwrap();
+    let mut words = shown.split_whitespace().skip_while(|word| *word != "via").skip(1);
+    words.next().unwrap_or_else(|| panic!("no gateway in {shown:?}")).to_owned()
+}
+
+/// A router between the nodes, with a smaller MTU than the devices have: it names the outer packet,
+/// and the client learns how long its own may be.
+fn between_the_nodes(attach: &str, wire_offloads: bool) {
+    let cluster = direct(attach, wire_offloads, &[]);
+    let lab = &cluster.lab;
+    let pod = lab.node(2).pod(1);
+    for family in Family::BOTH {
+        let (node, address) = (lab.node(2).address(family), pod.address(family));
+        let (prefix, mtu) = if family == Family::V4 { (32, "mtu lock 1400") } else { (128, "mtu 1400") };
+        let gateway = gateway(lab.node(1).netns(), family);
+        ip(lab.node(1).netns(), family, &format!("route add {address}/{prefix} via {gateway} dev eth0"));
+        ip(lab.router(), family, &format!("route add {address}/{prefix} via {node} {mtu}"));
+        let to = cluster.at(1, family, REMOTE);
+        let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
+        transfer(lab.client().netns(), to, BYTES).unwrap();
+        let frames = capture.finish_valid().unwrap();
+        let wanted = if family == Family::V4 { (3, 4) } else { (2, 0) };
+        let told = frames.iter().any(|frame| error_about(frame, to) == Some(wanted));
+        assert!(told, "{attach} {to}: the client was not told");
+    }
+    assert!(packets(&cluster.agents[0], "replied-icmp-error") >= 2, "{attach}");
+    assert!(packets(&cluster.agents[0], "forwarded-direct") > 100, "{attach}");
+}
+
+#[test]
+fn between_the_nodes_by_tc() {
+    between_the_nodes("tc", false);
+}
+
+#[test]
+fn between_the_nodes_by_tc_with_offloads() {
+    between_the_nodes("tc", true);
+}
+
+#[test]
+fn between_the_nodes_by_xdp() {
+    between_the_nodes("xdp", false);
+}

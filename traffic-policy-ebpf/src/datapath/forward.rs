@@ -10,6 +10,7 @@ pub mod icmp;
 pub mod local;
 pub mod nexthop;
 pub mod outer;
+pub mod outer_error;
 pub mod reply_way;
 pub mod sctp;
 

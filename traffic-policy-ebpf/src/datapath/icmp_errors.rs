@@ -20,7 +20,7 @@ use crate::datapath::{
         self, direct,
         icmp::RewriteIcmpError,
         nexthop::{self, Route},
-        outer::Outer,
+        outer_error::{self, TellSender},
     },
     lb::{owners, select},
     node_silence, open,
@@ -32,15 +32,18 @@ use crate::datapath::{
 
 /// The program for incoming errors.
 #[inline(always)]
-pub fn run<P: Packet, F: RewriteIcmpError + Outer>(packet: P) -> i32 {
+pub fn run<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> i32 {
     let decision = open::conclude::<P, F>(incoming::<P, F>(packet));
     verdict::finish(packet, P::HOOK, decision)
 }
 
 #[inline(always)]
-fn incoming<P: Packet, F: RewriteIcmpError + Outer>(packet: P) -> Decision {
+fn incoming<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> Decision {
     let error = match F::parse_icmp_error(packet) {
         Ok(error) => error,
+        Err(Outcome::PassedIcmpNoFlow) if !open::was_opened::<P, F>() => {
+            return outer_error::tell::<P, F>(packet).unwrap_or(Outcome::PassedIcmpNoFlow.into());
+        }
         Err(outcome) => return outcome.into(),
     };
     let mut entry = match find_entry(&error) {
