@@ -56,6 +56,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     let (service, client) = (context.service(), context.client());
     match outcome {
         Outcome::Forwarded => "the endpoint is on another node, so the source became this node's address and the reply comes back here".to_owned(),
+        Outcome::ForwardedToOwner => "another node has sent the packet, of a connection that this node does not know, to an endpoint here: it was sent on, within another packet, to an endpoint that the Maglev table names, or named before".to_owned(),
         Outcome::ForwardedDirect => "the endpoint is on another node, which gets the packet unchanged, within another one, and answers the client without this node".to_owned(),
         Outcome::Replied => "a reply of an endpoint on another node, sent on to the client from the address it had asked".to_owned(),
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
@@ -129,6 +130,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let text = match outcome {
         Outcome::Forwarded
         | Outcome::ForwardedDirect
+        | Outcome::ForwardedToOwner
         | Outcome::Replied
         | Outcome::Delivered
         | Outcome::DeliveredDirect

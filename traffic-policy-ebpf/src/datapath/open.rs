@@ -155,9 +155,10 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
         return decision;
     }
     set!(scratch.opened.pending = 0);
-    if pending == SENT_ON
-        && matches!(decision.outcome, Outcome::ForwardedDirect | Outcome::ForwardedIcmpError)
-    {
+    if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedDirect) {
+        return Decision { outcome: Outcome::ForwardedToOwner, ..decision };
+    }
+    if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedIcmpError) {
         return decision;
     }
     set!(scratch.opened.routed = decision.is_answered() as u32);

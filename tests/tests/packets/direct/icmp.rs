@@ -226,7 +226,7 @@ fn what_home_does_not_know_goes_to_the_former_owner() {
             if terms.tcp {
                 set_up(harness);
                 let segment = terms.request(VIP).with(|packet| packet.tcp_mut().flags = flag::ACK);
-                harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0)).expect("forwarded-direct");
+                harness.run(terms.hook, &arrives(&segment, FRONT, LOCAL.0)).expect("forwarded-to-owner");
                 for number in [0, 1] {
                     let ran = harness.run(terms.hook, &of(number));
                     ran.expect("forwarded-icmp-error").expect_frame(&relayed(&comes, NEAR.0, number + 1));
