@@ -21,7 +21,8 @@
 //!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments, SCTP
 //!     │ parse::variable, forward::fragment; then as in slow_path or egress
 //!  1b icmp_errors: ICMP errors about a flow's packets
-//!     │ parse::icmp_error, flow::table, forward with forward::icmp
+//!     │ parse::icmp_error, flow::table or lb::owners, forward with forward::icmp, or forward::direct;
+//!     │ about an outer packet of this node: forward::outer_error
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
 //!     │ own ───────────── answer to a datagram of the node's own ───────────────────────── stack
@@ -83,7 +84,8 @@
 //!   [`forward::local`]: the way straight into a pod of this node;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
-//!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off.
+//!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off,
+//!   [`forward::outer_error`]: what routers say about such packets.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].

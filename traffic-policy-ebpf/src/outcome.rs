@@ -67,6 +67,10 @@ outcomes! {
 
     /// The packet was sent unchanged, within an outer packet, to the node of its endpoint.
     ForwardedDirect = 13, "forwarded-direct", Send;
+    /// Another node has sent a segment of a connection that this node does not know: it was sent
+    /// on, within an outer packet, to the node of an endpoint that the Maglev table names, or named
+    /// before.
+    ForwardedToOwner = 27, "forwarded-to-owner", Send;
 
     /// Sent straight into the pod of this node that is its endpoint, past the stack:
     /// `--local-delivery direct`.

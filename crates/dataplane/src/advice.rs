@@ -56,6 +56,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
     let (service, client) = (context.service(), context.client());
     match outcome {
         Outcome::Forwarded => "the endpoint is on another node, so the source became this node's address and the reply comes back here".to_owned(),
+        Outcome::ForwardedToOwner => "another node has sent the packet, of a connection that this node does not know, to an endpoint here: it was sent on, within another packet, to an endpoint that the Maglev table names, or named before".to_owned(),
         Outcome::ForwardedDirect => "the endpoint is on another node, which gets the packet unchanged, within another one, and answers the client without this node".to_owned(),
         Outcome::Replied => "a reply of an endpoint on another node, sent on to the client from the address it had asked".to_owned(),
         Outcome::Delivered => "the endpoint is on this node and sees the client's own address".to_owned(),
@@ -64,8 +65,8 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::RepliedDirect => "a reply of an endpoint on this node, sent from the address that the client had asked; the flow is established, so it went from its pod's device to the client, past the stack and its rules (--local-delivery direct)".to_owned(),
         Outcome::RepliedRedirected => "a reply of an endpoint on this node, sent from the address that the client had asked; rules of routing lead packets with that address out by another device than those with the endpoint's, so it went there".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
-        Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side".to_owned(),
-        Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, translated for the client".to_owned(),
+        Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side, or about a reply of a direct flow, sent within a packet to the endpoint's node, which translates it".to_owned(),
+        Outcome::RepliedIcmpError => "an ICMP error about a packet that this node sent on, also within another packet, translated for the client".to_owned(),
         Outcome::DeliveredIcmpError => "an ICMP error about a reply of an endpoint on this node, translated for the endpoint".to_owned(),
         Outcome::RepliedLocalIcmpError => "an ICMP error of an endpoint on this node, or about a packet to it, translated for the client".to_owned(),
         Outcome::RejectedNoEndpoint => {
@@ -129,6 +130,7 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
     let text = match outcome {
         Outcome::Forwarded
         | Outcome::ForwardedDirect
+        | Outcome::ForwardedToOwner
         | Outcome::Replied
         | Outcome::Delivered
         | Outcome::DeliveredDirect

@@ -321,6 +321,7 @@ pub fn verdict(outcome: Outcome) -> Verdict {
     match outcome {
         Outcome::Forwarded
         | Outcome::ForwardedDirect
+        | Outcome::ForwardedToOwner
         | Outcome::Delivered
         | Outcome::DeliveredDirect
         | Outcome::Connected => Verdict::Endpoints,

@@ -79,7 +79,7 @@ fn await_endpoints(cluster: &Cluster, count: usize) {
 /// The packets that nodes behind the first two have sent on to the owner that a table named before.
 fn sent_on(cluster: &Cluster) -> u64 {
     let homes = cluster.agents[2..].iter();
-    homes.map(|agent| agent.packets("tc-ingress", "forwarded-direct").unwrap()).sum()
+    homes.map(|agent| agent.packets("tc-ingress", "forwarded-to-owner").unwrap()).sum()
 }
 
 fn report(what: &str, held: HeldConnections) -> Report {

@@ -2,6 +2,8 @@
 
 mod established;
 mod headers;
+mod icmp;
+mod outer_errors;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};

@@ -197,11 +197,11 @@ fn what_home_does_not_know_goes_to_the_former_owner() {
                 assert_eq!(harness.flows(terms.family), [], "{what}");
                 continue;
             };
-            assert_eq!(ran.outcome, "forwarded-direct", "{what}");
+            assert_eq!(ran.outcome, "forwarded-to-owner", "{what}");
             ran.expect_frame(&sent(&next, to, number));
             // Packets after it take the same way, and each says that one more was asked.
             let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));
-            ran.expect("forwarded-direct").expect_frame(&sent(&next, to, asked + 1));
+            ran.expect("forwarded-to-owner").expect_frame(&sent(&next, to, asked + 1));
             let ran = harness.run(terms.hook, &arrives(&next, FRONT, FORMER));
             assert_eq!(ran.outcome, "dropped-unknown-endpoint", "{what}: all were asked");
         }
@@ -284,7 +284,7 @@ fn a_connection_goes_the_way_that_it_went_through_this_node() {
         for (flags, asked) in [(flag::ACK, 0), (flag::ACK, 2), (flag::RST | flag::ACK, 1)] {
             let next = segment(terms, VIP, CLIENT_PORT, flags).numbers(7001, 9000);
             let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));
-            ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, asked + 1));
+            ran.expect("forwarded-to-owner").expect_frame(&sent(&next, NEAR.0, asked + 1));
         }
         let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
         harness.run(terms.hook, &arrives(&next, FRONT, FORMER)).expect("dropped-unknown-endpoint");
@@ -301,7 +301,7 @@ fn home_knows_an_older_table() {
         set_up_home(harness, by_table(VIP, &[NEAR]));
         let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
         let ran = harness.run(terms.hook, &arrives(&next, FRONT, 0));
-        ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 1));
+        ran.expect("forwarded-to-owner").expect_frame(&sent(&next, NEAR.0, 1));
         set_up_home(harness, by_table(VIP, &[NEAR]));
         harness.run(terms.hook, &arrives(&next, FRONT, 1)).expect("reset-no-flow");
     });
@@ -323,7 +323,8 @@ fn forged_segments_hold_a_bounded_part_of_the_table() {
             let send = |harness: &Harness, port| {
                 let packet = segment(terms, VIP, port, flag::ACK);
                 let packet = if at_home { arrives(&packet, FRONT, 0) } else { packet };
-                harness.run(terms.hook, &packet).expect("forwarded-direct");
+                let outcome = if at_home { "forwarded-to-owner" } else { "forwarded-direct" };
+                harness.run(terms.hook, &packet).expect(outcome);
             };
             (0..3).for_each(|_| send(harness, 1));
             (1000..1000 + 10 * UNASSURED).for_each(|port| send(harness, port));
@@ -334,6 +335,34 @@ fn forged_segments_hold_a_bounded_part_of_the_table() {
             let assured: Vec<_> = flows.iter().filter(|flow| flow.state & tcp::ASSURED != 0).collect();
             assert_eq!(assured.len(), 1);
             assert_eq!(assured[0].from.port(), 1);
+        }
+    });
+}
+
+/// The search in XDP, of a packet that is then left to TC, concerns no packet after it.
+#[test]
+fn what_xdp_leaves_to_tc_counts_for_no_other_packet() {
+    harness::with(|harness| {
+        for terms in tcp(Hook::Xdp) {
+            let other = (Spot::OtherVip, PORT);
+            let far = (Spot::Far, ENDPOINT_PORT);
+            let setup = Setup::of(by_table(VIP, &[LOCAL]).former(&[far])).and(by_table(other, &[NEAR]));
+            harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
+            let next = segment(terms, other, CLIENT_PORT, flag::ACK);
+            let known = sent(&next, NEAR.0, 0);
+            for _ in 0..2 {
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct").expect_frame(&known);
+            }
+            // No neighbour is known yet.
+            let silent = (Spot::Silent, ENDPOINT_PORT);
+            for former in [far, silent] {
+                let setup =
+                    Setup::of(by_table(VIP, &[LOCAL]).former(&[former])).and(by_table(other, &[NEAR]));
+                harness.set_up(&setup.with(|setup| setup.devices[1].1 = false));
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct");
+                harness.run(Hook::Xdp, &segment(terms, VIP, CLIENT_PORT, flag::ACK)).expect("passed-to-tc");
+                harness.run(Hook::Xdp, &next).expect("forwarded-direct").expect_frame(&known);
+            }
         }
     });
 }

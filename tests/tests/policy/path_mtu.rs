@@ -1,15 +1,15 @@
 //! Path MTU discovery through a node port: the sender of a packet that is too long for a router
 //! behind it gets the error, on either side.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
-use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
@@ -116,4 +116,129 @@ fn towards_the_client_by_tc_with_offloads() {
 #[test]
 fn towards_the_client_by_xdp() {
     towards_the_client("xdp", false);
+}
+
+const VIPS: [IpAddr; 2] = [
+    IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9)),
+    IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0x5, 0, 0, 0, 0, 9)),
+];
+
+/// Three nodes that open packets, a pod on the second, and packets to a load balancer's addresses
+/// that the router sends to the first.
+fn direct(attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 0]).wire_offloads(wire_offloads)).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    let service = Service::new("web").port(Port::tcp(80, TARGET).node_port(REMOTE)).vip(VIPS[0]).vip(VIPS[1]);
+    cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+    let flags = [&["--forwarding", "direct"], flags].concat();
+    cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
+    for vip in VIPS {
+        cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
+    }
+    cluster
+}
+
+/// Replies go to the client without the node in front, which gets the errors about them.
+fn towards_the_client_of_another_node(attach: &str, wire_offloads: bool) {
+    let cluster = direct(attach, wire_offloads, &[]);
+    let lab = &cluster.lab;
+    let [front, home, _] = &cluster.agents[..] else { unreachable!("three nodes") };
+    for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
+        narrow(lab.router(), family, lab.client().address(family), "client");
+        for to in [cluster.at(1, family, REMOTE), SocketAddr::new(vip, 80)] {
+            // The path MTU to the client, learned through one address, is known for the other.
+            ip(lab.node(2).pod(1).netns(), family, "route flush cache");
+            let before = [packets(front, "forwarded-icmp-error"), packets(home, "delivered-icmp-error")];
+            transfer(lab.client().netns(), to, BYTES).unwrap();
+            let after = [packets(front, "forwarded-icmp-error"), packets(home, "delivered-icmp-error")];
+            assert!(after[0] > before[0] && after[1] > before[1], "{attach} {to}: {before:?}, {after:?}");
+        }
+    }
+    assert_eq!(packets(front, "replied"), 0, "{attach}: replies come by another way");
+}
+
+#[test]
+fn towards_the_client_of_another_node_by_tc() {
+    towards_the_client_of_another_node("tc", false);
+}
+
+#[test]
+fn towards_the_client_of_another_node_by_tc_with_offloads() {
+    towards_the_client_of_another_node("tc", true);
+}
+
+#[test]
+fn towards_the_client_of_another_node_by_xdp() {
+    towards_the_client_of_another_node("xdp", false);
+}
+
+/// A router that spreads packets over nodes sends its errors to any of them: this one to a node
+/// that has never seen the flow.
+#[test]
+fn towards_the_client_by_a_node_that_does_not_know_the_flow() {
+    for attach in ["tc", "xdp"] {
+        let cluster = direct(attach, false, &["--algorithm", "maglev"]);
+        let lab = &cluster.lab;
+        let stranger = &cluster.agents[2];
+        for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
+            narrow(lab.router(), family, lab.client().address(family), "client");
+            let node = lab.node(3).address(family);
+            ip(lab.router(), family, &format!("route add {vip} via {node} table 77"));
+            ip(lab.router(), family, &format!("rule add iif lo to {vip} lookup 77"));
+            let before = packets(stranger, "forwarded-icmp-error");
+            transfer(lab.client().netns(), SocketAddr::new(vip, 80), BYTES).unwrap();
+            assert!(packets(stranger, "forwarded-icmp-error") > before, "{attach} {family:?}");
+        }
+        assert_eq!(packets(&cluster.agents[0], "forwarded-icmp-error"), 0, "{attach}");
+        assert_eq!(stranger.json(&["flows"]).unwrap().as_array().map(Vec::len), Some(0), "{attach}");
+    }
+}
+
+/// Returns the router of a node's default route.
+fn gateway(node: &Namespace, family: Family) -> String {
+    let mut command = Command::new("ip");
+    command.args([if family == Family::V4 { "-4" } else { "-6" }, "route", "show", "default"]);
+    let shown = String::from_utf8(node.output(command).unwrap().stdout).unwrap();
+    let mut words = shown.split_whitespace().skip_while(|word| *word != "via").skip(1);
+    words.next().unwrap_or_else(|| panic!("no gateway in {shown:?}")).to_owned()
+}
+
+/// A router between the nodes, with a smaller MTU than the devices have: it names the outer packet,
+/// and the client learns how long its own may be.
+fn between_the_nodes(attach: &str, wire_offloads: bool) {
+    let cluster = direct(attach, wire_offloads, &[]);
+    let lab = &cluster.lab;
+    let pod = lab.node(2).pod(1);
+    for family in Family::BOTH {
+        let (node, address) = (lab.node(2).address(family), pod.address(family));
+        let (prefix, mtu) = if family == Family::V4 { (32, "mtu lock 1400") } else { (128, "mtu 1400") };
+        let gateway = gateway(lab.node(1).netns(), family);
+        ip(lab.node(1).netns(), family, &format!("route add {address}/{prefix} via {gateway} dev eth0"));
+        ip(lab.router(), family, &format!("route add {address}/{prefix} via {node} {mtu}"));
+        let to = cluster.at(1, family, REMOTE);
+        let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
+        transfer(lab.client().netns(), to, BYTES).unwrap();
+        let frames = capture.finish_valid().unwrap();
+        let wanted = if family == Family::V4 { (3, 4) } else { (2, 0) };
+        let told = frames.iter().any(|frame| error_about(frame, to) == Some(wanted));
+        assert!(told, "{attach} {to}: the client was not told");
+    }
+    assert!(packets(&cluster.agents[0], "replied-icmp-error") >= 2, "{attach}");
+    assert!(packets(&cluster.agents[0], "forwarded-direct") > 100, "{attach}");
+}
+
+#[test]
+fn between_the_nodes_by_tc() {
+    between_the_nodes("tc", false);
+}
+
+#[test]
+fn between_the_nodes_by_tc_with_offloads() {
+    between_the_nodes("tc", true);
+}
+
+#[test]
+fn between_the_nodes_by_xdp() {
+    between_the_nodes("xdp", false);
 }

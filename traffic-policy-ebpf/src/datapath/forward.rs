@@ -10,6 +10,7 @@ pub mod icmp;
 pub mod local;
 pub mod nexthop;
 pub mod outer;
+pub mod outer_error;
 pub mod reply_way;
 pub mod sctp;
 
@@ -163,6 +164,11 @@ fn reply_via_ingress_device<F: Family>(entry: *mut Flow<F::Address>) -> Result<*
 pub trait Translatable<P: Packet, F: Rewrite> {
     /// The outcome of a packet that was translated by an entry of this kind.
     fn outcome(kind: u8) -> Outcome;
+    /// The outcome of a packet that was sent directly.
+    #[inline(always)]
+    fn outcome_of_direct() -> Outcome {
+        Outcome::ForwardedDirect
+    }
     /// The first byte of the IP header.
     fn ip(&self) -> usize;
     /// TTL or hop limit.

@@ -70,7 +70,13 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => {
+            // An ICMP error is about a connection that another owner may have.
+            if matches!(outcome, Outcome::PassedUnsupportedProtocol) && owners::may_be_asked(asked) {
+                owners::note_opened(scratch, asked);
+                set!(scratch.opened.pending = SENT_ON);
+            }
             let decision = parse::hand_over::<Tc, F, false>(packet, outcome);
+            let _ = direct::take_number(scratch);
             set!(scratch.opened.pending = 0);
             return ends_here(decision);
         }
@@ -125,22 +131,34 @@ pub fn was_opened<P: Packet, F: Family>() -> bool {
     can_be_opened::<P>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) != 0)
 }
 
+/// Whether the packet that this program sees was opened, and may be sent on to a former owner.
+#[inline(always)]
+pub fn may_be_sent_on<P: Packet, F: Family>() -> bool {
+    can_be_opened::<P>() && F::scratch().is_some_and(|scratch| get!(scratch.opened.pending) == SENT_ON)
+}
+
 /// Concludes the program with a decision on a packet that may have been opened: such a packet is
 /// neither handed to the stack untranslated nor sent to another node.
 #[inline(always)]
 pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
-    if !can_be_opened::<P>() {
+    if P::SCTP || P::L2 == 0 {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };
+    // It concerns no other packet, if this one was not sent directly.
+    let _ = direct::take_number(scratch);
+    if !can_be_opened::<P>() {
+        return decision;
+    }
     let pending = get!(scratch.opened.pending);
     if pending == 0 {
         return decision;
     }
     set!(scratch.opened.pending = 0);
-    // It concerns no other packet, if this one was delivered.
-    let _ = direct::take_number(scratch);
     if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedDirect) {
+        return Decision { outcome: Outcome::ForwardedToOwner, ..decision };
+    }
+    if pending == SENT_ON && matches!(decision.outcome, Outcome::ForwardedIcmpError) {
         return decision;
     }
     set!(scratch.opened.routed = decision.is_answered() as u32);
@@ -163,7 +181,8 @@ pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
 #[inline(always)]
 fn ends_here(decision: Decision) -> Decision {
     let drops = matches!(decision.outcome.verdict(), Verdict::Drop);
-    if drops || decision.is_answered() || matches!(decision.outcome, Outcome::Delivered) {
+    let delivered = matches!(decision.outcome, Outcome::Delivered | Outcome::DeliveredIcmpError);
+    if drops || delivered || decision.is_answered() {
         return decision;
     }
     Outcome::DroppedUnknownEndpoint.into()

@@ -84,7 +84,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     if action == REFUSED {
         return Outcome::DroppedInternalError.into();
     }
-    Decision::sent(Outcome::ForwardedDirect, action)
+    Decision::sent(C::outcome_of_direct(), action)
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.

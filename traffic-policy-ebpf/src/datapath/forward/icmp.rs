@@ -37,6 +37,10 @@ impl<P: Packet, F: RewriteIcmpError> Translatable<P, F> for IcmpError<F> {
         }
     }
     #[inline(always)]
+    fn outcome_of_direct() -> Outcome {
+        Outcome::ForwardedIcmpError
+    }
+    #[inline(always)]
     fn ip(&self) -> usize {
         self.ip
     }

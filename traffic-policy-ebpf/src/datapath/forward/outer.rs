@@ -12,11 +12,13 @@ use crate::datapath::{
     forward::Rewrite,
     parse::{
         ETHERTYPE_IPV4, ETHERTYPE_IPV6,
-        fixed::{PROTOCOL_IPIP, PROTOCOL_IPV6},
+        fixed::{PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
     words::{load8, load16, load32, store8, store16, store32, store64},
 };
 
+const TCP: u8 = PROTOCOL_TCP as u8;
+const UDP: u8 = PROTOCOL_UDP as u8;
 /// Version and header length of IPv4.
 const VERSION_AND_LENGTH: u8 = 0x45;
 /// The TTL or hop limit of outer packets.
@@ -68,7 +70,7 @@ impl Outer for V4 {
 
     #[inline(always)]
     fn is_inner(ip: usize) -> bool {
-        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip), TCP | UDP | PROTOCOL_ICMP)
     }
 
     #[inline(always)]
@@ -129,8 +131,8 @@ impl Outer for V6 {
     fn is_inner(ip: usize) -> bool {
         // Extension headers that `ipv6_ext` walks, a fragment's among them, may precede the
         // protocol: the program for them looks at it.
-        let next = load8::<6>(ip) as u32;
-        load8::<0>(ip) >> 4 == 6 && matches!(next, PROTOCOL_TCP | PROTOCOL_UDP | 0 | 43 | 44 | 51 | 60)
+        let next = load8::<6>(ip);
+        load8::<0>(ip) >> 4 == 6 && matches!(next, TCP | UDP | PROTOCOL_ICMP6 | 0 | 43 | 44 | 51 | 60)
     }
 
     #[inline(always)]

@@ -31,7 +31,7 @@ use crate::datapath::{
     family::{Family, V4, V6},
     flow::table::FlowTable,
     forward::direct,
-    lb::{List, Target, maglev, select},
+    lb::{Client, List, Target, maglev, select},
     maps::LOCAL_NODE,
     parse::Parsed,
     value::{borrow, load},
@@ -88,6 +88,27 @@ pub fn in_front<F: Family>(
     set!(scratch.owners.asked = 0);
     let index = next::<F>(scratch, chosen);
     if index == NONE { Err(unknown(list, segment)) } else { Ok(index) }
+}
+
+/// Returns the slot of the endpoint whose reply an ICMP error quotes that has come to this node in
+/// front, which does not know the flow; [`NONE`] if that does not follow from the tuple of the
+/// flow's requests, `Scratch::opening`.
+///
+/// The endpoints that clients with affinity used last are not asked: any host can send an error.
+#[inline(always)]
+pub fn of_quoted<P: Packet, F: Family>(scratch: *mut Scratch<F::Address>) -> u32 {
+    let tuple = borrow(place!(const scratch.opening));
+    let client = Client { source: tuple.source, netns: 0, hash: 0 };
+    let Ok(list) = select::list::<F>(&Target::of(tuple), &client) else { return NONE };
+    if !are_known::<P, F>(&list) {
+        return NONE;
+    }
+    let place = maglev::place::<F>(list.frontend);
+    if place >= list.range.len {
+        return NONE;
+    }
+    set!(scratch.owners.asked = 0);
+    next::<F>(scratch, list.range.base + place)
 }
 
 /// Returns the number of owners that were asked before an outer packet with this number came. One

@@ -19,12 +19,12 @@ use crate::datapath::{
 /// The bits for more fragments, or for an offset: RFC 791 section 3.1. Memory order.
 const FRAGMENT: u16 = 0x3fffu16.to_be();
 
-const PROTOCOL_ICMP: u8 = 1;
+pub const PROTOCOL_ICMP: u8 = 1;
 /// IPv4 within IPv4: RFC 2003.
 pub const PROTOCOL_IPIP: u8 = 4;
 /// IPv6 within IPv6: RFC 2473.
 pub const PROTOCOL_IPV6: u8 = 41;
-const PROTOCOL_ICMP6: u8 = 58;
+pub const PROTOCOL_ICMP6: u8 = 58;
 
 /// Returns 1 for TCP and 0 for UDP; `None` if the packet ends within the header.
 ///

@@ -1,0 +1,313 @@
+//! An ICMP error about an outer packet that this node has sent: a router between the nodes finds it
+//! too long, or does not reach the endpoint. The client is told, by the frontend and about its own
+//! packet, if enough of that is quoted: RFC 2003 section 4, RFC 2473 section 8.
+//!
+//! ```text
+//! router → node     ICMP  quoted: node → endpoint, client → frontend
+//! frontend → client ICMP  quoted: client → frontend
+//! ```
+//!
+//! The IP header of the error and the outer header that it quotes have the same length, so the
+//! error is made shorter by that length, and its headers are written anew.
+
+use traffic_policy_ebpf::{
+    abi::{Address as _, Address4, Address6, Flow, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple, kind},
+    checksum::{self, word_sum},
+    outcome::Outcome,
+};
+
+use core::ptr;
+
+use crate::datapath::{
+    clock,
+    ctx::{Packet, Skb as _},
+    family::{V4, V6},
+    flow::table::FlowTable,
+    forward::{
+        self, Forwarding, Translatable, direct,
+        nexthop::{self, Route},
+        outer::Outer,
+    },
+    maps::NEXTHOPS,
+    parse::{
+        ETHERNET, Parse as _,
+        fixed::{self, PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP},
+    },
+    verdict::Decision,
+    words::{load8, load16, load32, load64, store16, store32, store64},
+};
+
+const ICMP: usize = 8;
+/// The bytes of the transport header that are quoted at least: RFC 792.
+const QUOTED: usize = 8;
+const TTL: u8 = 64;
+
+/// Type and code, as one word: RFC 792, RFC 4443.
+const TOO_LONG4: u16 = 0x0304;
+const HOST_UNREACHABLE4: u16 = 0x0301;
+const TOO_LONG6: u16 = 0x0200;
+const ADDRESS_UNREACHABLE6: u16 = 0x0103;
+
+/// Such an error.
+pub struct OuterError {
+    /// The IP header.
+    ip: usize,
+    /// The length in bytes of the IP packet.
+    length: u32,
+    /// Type and code of the error that the client gets, host order.
+    kind: u16,
+    /// The last word of its ICMP header, host order.
+    rest: u32,
+}
+
+/// A family in which such errors can be read and written.
+pub trait TellSender: Outer {
+    /// Whether the IP header of an ICMP error, at `ip`, has the usual length, and the packet quoted
+    /// at `quoted` is an outer one with a whole packet of TCP or UDP in it, at `inner`.
+    fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool;
+    /// TCP or UDP, in the header at `ip`.
+    fn protocol(ip: usize) -> u32;
+    /// The length in bytes of the IP packet at `ip`.
+    fn length(ip: usize) -> u32;
+    /// Returns type, code and last word of the error that the client gets for the one at `icmp`;
+    /// `None` if it gets none.
+    fn told(icmp: usize) -> Option<(u16, u32)>;
+    /// The sum of the words of the IP header at `ip`.
+    fn header_sum(ip: usize) -> u64;
+    /// The sum of the words that the checksum of an ICMP packet of `length` bytes covers beyond the
+    /// packet.
+    fn pseudo_sum(source: Self::Address, destination: Self::Address, length: u32) -> u64;
+    /// Writes the IP header of an ICMP packet of `length` bytes.
+    fn icmp_header(ip: usize, source: Self::Address, destination: Self::Address, length: u32);
+}
+
+/// Tells the client what a router says about an outer packet; `None` if this is no such error, or
+/// cannot be told.
+#[inline(always)]
+pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
+    if !P::TC || P::L2 == 0 {
+        return None;
+    }
+    let header = F::OUTER as usize;
+    packet.pull((ETHERNET + 3 * header + ICMP + QUOTED) as u32);
+    let ip = packet.data() + ETHERNET;
+    let (icmp, quoted) = (ip + header, ip + header + ICMP);
+    let inner = quoted + header;
+    let l4 = inner + header;
+    if l4 + QUOTED > packet.end() || !F::is_about_outer(ip, quoted, inner) {
+        return None;
+    }
+    let length = F::length(ip);
+    if length < (3 * header + ICMP + QUOTED) as u32 || fixed::in_one_buffer(packet, length).is_err() {
+        return None;
+    }
+    let (kind, rest) = F::told(icmp)?;
+    let (client, frontend) = F::addresses_at(inner);
+    let tuple = Tuple {
+        source: client,
+        destination: frontend,
+        ports: Ports::from_wire(load32::<0>(l4)),
+        protocol: F::protocol(inner),
+    };
+    let entry = FlowTable::<F>::new().find(&tuple);
+    if entry.is_null() || !direct::is_direct::<P, F>(entry) {
+        return None;
+    }
+    let (node, endpoint) = (get!(entry.source), get!(entry.destination));
+    let (from, to) = F::addresses_at(quoted);
+    if from != node || to != endpoint || F::addresses_at(ip).1 != node {
+        return None;
+    }
+    let now = clock::jiffies();
+    let Route::Via(via) = nexthop::resolve::<P, F>(packet, packet.ingress(), 0, frontend, client, now) else {
+        return None;
+    };
+    let scratch = F::scratch()?;
+    let entry = place!(mut scratch.request);
+    set!(entry.kind = kind::REPLY);
+    set!(entry.source = frontend);
+    set!(entry.destination = client);
+    let hop = if via.hop == 0 { ptr::null() } else { NEXTHOPS.get_ptr(via.hop as u32)? };
+    let unresolved = if via.hop == 0 { via.ifindex } else { 0 };
+    let error = OuterError { ip, length, kind, rest };
+    Some(forward::forward::<P, F, _>(packet, &error, &Forwarding { entry, hop, unresolved }, now))
+}
+
+impl<P: Packet, F: TellSender> Translatable<P, F> for OuterError {
+    #[inline(always)]
+    fn outcome(_: u8) -> Outcome {
+        Outcome::RepliedIcmpError
+    }
+    #[inline(always)]
+    fn ip(&self) -> usize {
+        self.ip
+    }
+    /// The error begins anew here.
+    #[inline(always)]
+    fn ttl(&self) -> u8 {
+        TTL
+    }
+    #[inline(always)]
+    fn wire_length(&self, _: P) -> u32 {
+        self.length - F::OUTER
+    }
+    #[inline(always)]
+    fn ttl_exceeded(&self) -> Outcome {
+        Outcome::DroppedTtlExceeded
+    }
+    #[inline(always)]
+    fn mtu_exceeded(&self, _: u32) -> Decision {
+        Outcome::DroppedMtuExceeded.into()
+    }
+    #[inline(always)]
+    fn account(&self, _: *mut Flow<F::Address>, _: u32) {}
+
+    /// The checksum is updated, not computed: one that was wrong stays wrong.
+    #[inline(always)]
+    fn translate(&self, packet: P, entry: *const Flow<F::Address>, _: bool) -> bool {
+        let Some(skb) = packet.skb() else { return false };
+        let header = F::OUTER as usize;
+        let (source, destination) = (get!(entry.source), get!(entry.destination));
+        let (kind, rest) = (self.kind.to_be(), self.rest.to_be());
+        let icmp = self.ip + header;
+        let (from, to) = F::addresses_at(self.ip);
+        let was = load16::<0>(icmp) as u64
+            + word_sum(load32::<4>(icmp))
+            + F::header_sum(icmp + ICMP)
+            + F::pseudo_sum(from, to, self.length - F::OUTER);
+        let length = self.length - F::OUTER;
+        let is = kind as u64 + word_sum(rest) + F::pseudo_sum(source, destination, length - F::OUTER);
+        let sum = checksum::update(load16::<2>(icmp), checksum::delta(was, is));
+        if !skb.remove_room(F::OUTER) {
+            return false;
+        }
+        let ip = packet.data() + ETHERNET;
+        let icmp = ip + header;
+        if icmp + ICMP > packet.end() {
+            return false;
+        }
+        F::icmp_header(ip, source, destination, length - F::OUTER);
+        store16::<0>(icmp, kind);
+        store16::<2>(icmp, sum);
+        store32::<4>(icmp, rest);
+        true
+    }
+}
+
+impl TellSender for V4 {
+    #[inline(always)]
+    fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool {
+        Self::is_outer(ip)
+            && Self::is_outer(quoted)
+            && load8::<9>(quoted) == PROTOCOL_IPIP
+            && Self::is_outer(inner)
+            && matches!(Self::protocol(inner), PROTOCOL_TCP | PROTOCOL_UDP)
+    }
+
+    #[inline(always)]
+    fn protocol(ip: usize) -> u32 {
+        load8::<9>(ip) as u32
+    }
+
+    #[inline(always)]
+    fn length(ip: usize) -> u32 {
+        u16::from_be(load16::<2>(ip)) as u32
+    }
+
+    /// A router that does not name the MTU (before RFC 1191) tells nothing that would help.
+    #[inline(always)]
+    fn told(icmp: usize) -> Option<(u16, u32)> {
+        let mtu = u16::from_be(load16::<6>(icmp)) as u32;
+        match u16::from_be(load16::<0>(icmp)) {
+            TOO_LONG4 if mtu > Self::OUTER => Some((TOO_LONG4, mtu - Self::OUTER)),
+            TOO_LONG4 => None,
+            0x0300..=0x03ff | 0x0b00..=0x0bff => Some((HOST_UNREACHABLE4, 0)),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn header_sum(ip: usize) -> u64 {
+        load64_sum(load64::<0>(ip)) + load64_sum(load64::<8>(ip)) + word_sum(load32::<16>(ip))
+    }
+
+    #[inline(always)]
+    fn pseudo_sum(_: Address4, _: Address4, _: u32) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn icmp_header(ip: usize, source: Address4, destination: Address4, length: u32) {
+        let length = (length + Self::OUTER) as u16;
+        // Version 4, five words; DF; TTL and protocol, each pair as one word.
+        let (first, fragment) = (0x4500u16.to_be(), 0x4000u16.to_be());
+        let ttl = u16::from_ne_bytes([TTL, PROTOCOL_ICMP]);
+        let sum = first as u64 + length.to_be() as u64 + fragment as u64 + ttl as u64;
+        store16::<0>(ip, first);
+        store16::<2>(ip, length.to_be());
+        store16::<4>(ip, 0);
+        store16::<6>(ip, fragment);
+        store16::<8>(ip, ttl);
+        store16::<10>(ip, !checksum::fold(sum + source.sum() + destination.sum()));
+        store32::<12>(ip, source.wire());
+        store32::<16>(ip, destination.wire());
+    }
+}
+
+impl TellSender for V6 {
+    #[inline(always)]
+    fn is_about_outer(_: usize, quoted: usize, inner: usize) -> bool {
+        Self::is_outer(quoted)
+            && load8::<0>(inner) >> 4 == 6
+            && matches!(Self::protocol(inner), PROTOCOL_TCP | PROTOCOL_UDP)
+    }
+
+    #[inline(always)]
+    fn protocol(ip: usize) -> u32 {
+        load8::<6>(ip) as u32
+    }
+
+    #[inline(always)]
+    fn length(ip: usize) -> u32 {
+        u16::from_be(load16::<4>(ip)) as u32 + Self::OUTER
+    }
+
+    #[inline(always)]
+    fn told(icmp: usize) -> Option<(u16, u32)> {
+        let mtu = u32::from_be(load32::<4>(icmp));
+        match u16::from_be(load16::<0>(icmp)) {
+            0x0200..=0x02ff if mtu > Self::OUTER => Some((TOO_LONG6, mtu - Self::OUTER)),
+            0x0100..=0x01ff | 0x0300..=0x03ff => Some((ADDRESS_UNREACHABLE6, 0)),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn header_sum(ip: usize) -> u64 {
+        let (source, destination) = Self::addresses_at(ip);
+        load64_sum(load64::<0>(ip)) + source.sum() + destination.sum()
+    }
+
+    #[inline(always)]
+    fn pseudo_sum(source: Address6, destination: Address6, length: u32) -> u64 {
+        source.sum() + destination.sum() + (length as u16).to_be() as u64
+    }
+
+    #[inline(always)]
+    fn icmp_header(ip: usize, source: Address6, destination: Address6, length: u32) {
+        let (source, destination) = (source.wire(), destination.wire());
+        store32::<0>(ip, u32::from_ne_bytes([0x60, 0, 0, 0]));
+        store16::<4>(ip, (length as u16).to_be());
+        store16::<6>(ip, u16::from_ne_bytes([PROTOCOL_ICMP6, TTL]));
+        store64::<8>(ip, source[0]);
+        store64::<16>(ip, source[1]);
+        store64::<24>(ip, destination[0]);
+        store64::<32>(ip, destination[1]);
+    }
+}
+
+/// The sum of the 16-bit words of eight bytes.
+#[inline(always)]
+fn load64_sum(words: u64) -> u64 {
+    word_sum(words as u32) + word_sum((words >> 32) as u32)
+}
