@@ -116,7 +116,7 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
 /// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
 #[inline(always)]
 const fn can_be_opened<P: Packet>() -> bool {
-    P::TC && !P::SCTP && P::L2 != 0
+    P::TC && !P::SCTP && P::L2 != 0 && !P::POD
 }
 
 /// Whether the packet that this program sees was opened.
