@@ -16,6 +16,7 @@ mod migrate;
 mod netfilter;
 mod nftables;
 mod other_end;
+mod pod_services;
 mod policy_routing;
 mod ports;
 mod programs;
@@ -28,7 +29,7 @@ use traffic_policy_cluster::{
     model::object::{Node, Service},
     source::{Change, Manifests, Update},
 };
-use traffic_policy_dataplane::{LocalDelivery, PinsLook};
+use traffic_policy_dataplane::{LocalDelivery, PinsLook, PodServices};
 
 pub use self::{
     ethtool::strips_vlans,
@@ -82,6 +83,10 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
     if settings.local_delivery == LocalDelivery::Direct {
         let facts = local_delivery::Facts::look(&settings.pins, &served);
         findings.extend(attempt("local-delivery", facts, local_delivery::judge));
+    }
+    if settings.pod_services == PodServices::On {
+        let facts = pod_services::Facts::look(settings, &served);
+        findings.extend(attempt("pod-services", facts, pod_services::judge));
     }
     let facts = policy_routing::Facts::look(served).await;
     findings.extend(attempt("policy-routing", facts, policy_routing::judge));

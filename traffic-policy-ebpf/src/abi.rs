@@ -61,7 +61,7 @@ pub use self::{
         Hop, HopKey, POD_KEY,
     },
     node_silence::{HOP_PLACES, NODE_NAME_LENGTH, NodeSilence, Suspicion},
-    pod_device::PodDevice,
+    pod_device::{PodDevice, pod_flags},
     prefilter::{CIDRS, PORT_WORDS, Prefilter, PrefilterCidr, SERVICE_WORDS, ServiceBits},
     programs::{OutcomeCounters, RejectBucket, hook, jump},
     route_config::RouteConfig,
@@ -83,7 +83,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -117,7 +117,7 @@ const _: () = {
     assert!(size_of::<Hop>() == 32 && align_of::<Hop>() == 8);
     assert!(size_of::<HopKey>() == 24);
     assert!(size_of::<DeviceInfo>() == 40);
-    assert!(size_of::<PodDevice>() == 8);
+    assert!(size_of::<PodDevice>() == 16);
     assert!(size_of::<RuntimeConfig>() == 64);
     assert!(size_of::<NodeSilence>() == 16);
     assert!(size_of::<TableUsage>() == 640);

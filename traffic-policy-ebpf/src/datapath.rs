@@ -68,6 +68,7 @@
 //! - [`prefilter`]: bit arrays that tell whether a packet or a call may concern a Service.
 //! - [`node_silence`]: nodes that have stopped answering.
 //! - [`own`]: the node's own traffic on ports that Services use, too.
+//! - [`pod_client`]: what pods send to Services, where their sockets are not seen.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, sources, policy, endpoint;
 //!   [`lb::affinity`]: session affinity; [`lb::maglev`]: tables equal on every node.
 //! - [`flow::table`]: the flow tables; [`flow::established`]: packets that need nothing but their
@@ -81,7 +82,8 @@
 //! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]:
 //!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
-//!   [`forward::local`]: the way straight into a pod of this node;
+//!   [`forward::local`]: the way straight into a pod of this node; [`forward::hairpin`]: that of a
+//!   pod to itself;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
 //!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off,
@@ -137,6 +139,7 @@ pub mod open;
 pub mod own;
 pub mod parse;
 pub mod pod;
+pub mod pod_client;
 pub mod prefilter;
 pub mod priority_tag;
 pub mod reject;

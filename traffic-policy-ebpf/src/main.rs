@@ -74,7 +74,7 @@ mod programs {
     use crate::datapath::{
         clock,
         ctx::{
-            tc::{Tc, TcL3},
+            tc::{Tc, TcL3, TcPod},
             xdp::Xdp,
         },
         egress,
@@ -128,6 +128,18 @@ mod programs {
         tp_tc_split4 => split::run::<false>;
         tp_tc_open4 => open::run::<V4>;
         tp_tc_open6 => open::run::<V6>;
+    }
+
+    // Programs on the host side of pods' devices, which share the others' programs for what creates
+    // no flow.
+    programs! {
+        "classifier", context: *mut __sk_buff => TcPod::new(context), i32;
+        tp_pod_ingress => fast_path::run;
+        tp_pod_egress => egress::run;
+        tp_pod_slow4 => slow_path::run::<TcPod, V4>;
+        tp_pod_slow6 => slow_path::run::<TcPod, V6>;
+        tp_pod_vhdr4 => variable_headers::run::<TcPod, V4>;
+        tp_pod_vhdr6 => variable_headers::run::<TcPod, V6>;
     }
 
     // Programs on devices without Ethernet, whose packets begin with the IP header.

@@ -22,6 +22,8 @@ mod nexthop;
 mod node;
 mod node_silence;
 mod packet_path;
+mod pod_devices;
+mod pod_services;
 pub mod privileges;
 mod replacement;
 mod rivals;
@@ -60,7 +62,7 @@ pub use self::{
         sweeps::FlowSweeps,
     },
     kernel::{Kernel, release_memory},
-    local_delivery::{Followed, LocalDelivery, PodPrograms, judged_below as judged_pods},
+    local_delivery::LocalDelivery,
     maps::{
         Maps,
         keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
@@ -70,6 +72,8 @@ pub use self::{
     node::NodeDescription,
     node_silence::{NodeSilence, Suspect},
     packet_path::PacketPath,
+    pod_devices::{Followed, JudgedPod, PodPrograms, judged_below as judged_pods},
+    pod_services::PodServices,
     privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},
     service_maps::ServiceMaps,
@@ -107,7 +111,7 @@ pub struct Dataplane {
     silence: node_silence::Silence,
     direct: direct::Direct,
     sctp: sctp::Sctp,
-    pods: local_delivery::PodDevices,
+    pods: pod_devices::PodDevices,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,
     adoption: adoption::Adoption,

@@ -141,7 +141,9 @@ impl Harness {
         // (`bpf_arch_poke_desc_update`), and for several if several programs jump to it. All arrays
         // are therefore cleared at once.
         thread::scope(|scope| {
-            for jumps in [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps] {
+            for jumps in
+                [&mut tables.xdp_jumps, &mut tables.tc_jumps, &mut tables.l3_jumps, &mut tables.pod_jumps]
+            {
                 scope.spawn(move || clear(jumps));
             }
         });

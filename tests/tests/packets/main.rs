@@ -31,6 +31,7 @@ mod node_silence;
 mod own_ports;
 mod owners;
 mod passthrough;
+mod pod_services;
 mod quotes;
 mod redirected;
 mod renewed;

@@ -15,6 +15,7 @@ fn nothing_of_an_earlier_test_is_left() {
                 "tp_xdp_calls" => 10,
                 "tp_tc_calls" => 22,
                 "tp_l3_calls" => 7,
+                "tp_pod_calls" => 14,
                 _ => 0,
             };
             assert_eq!(entries.len(), programs, "{name}");

@@ -28,6 +28,7 @@ mod overlay;
 mod own_datagrams;
 mod own_ports;
 mod path_mtu;
+mod pod_services;
 mod priority_tag;
 mod reject;
 mod route_mtus;

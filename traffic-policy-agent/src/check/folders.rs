@@ -87,7 +87,7 @@ pub(super) fn judge_cgroup(facts: &Facts) -> Vec<Finding> {
         Facts::NotWanted => Finding::note(
             PROBE,
             format!("--cgroup none: {without}"),
-            "nothing if something else serves them, else leave --cgroup out",
+            "nothing if something else serves them, else leave --cgroup out, or serve pods at their devices by --pod-services on",
         ),
         Facts::NotMounted => Finding::error(
             PROBE,

@@ -20,7 +20,7 @@ pub(super) struct Facts {
 
 impl Facts {
     pub(super) fn look(pins: &Path, served: &BTreeSet<u32>) -> Result<Self> {
-        let pods = judged_pods(pins, served)?.into_iter().map(|(link, reason)| (link.name, reason));
+        let pods = judged_pods(pins, served)?.into_iter().map(|pod| (pod.name, pod.by_stack));
         Ok(Self { obstacle: obstacle(), strict: is_conntrack_strict(), pods: pods.collect() })
     }
 }

@@ -247,13 +247,13 @@ fn differences(facts: &Facts) -> Vec<Finding> {
     if runs(&["pilot-agent", "ztunnel", "envoy"]) {
         warn(
             "Istio or another mesh is here: its redirection in pods sees endpoints' addresses where socket hooks have translated, no ClusterIPs",
-            "`run --cgroup none` if routing by Service names depends on it: then ClusterIPs of pods need another proxy",
+            "`run --cgroup none` if routing by Service names depends on it, with `--pod-services on` for ClusterIPs of pods",
         );
     }
     if runs(&["kata-", "cloud-hypervis", "firecracker", "qemu-system", "runsc", "virt-launcher"]) {
         warn(
             "pods in virtual machines or with a kernel of their own are here (Kata, gVisor, KubeVirt): socket hooks do not see their calls, so their connections to ClusterIPs are not served",
-            "keep such pods on nodes with kube-proxy",
+            "`run --pod-services on` serves them at their devices",
         );
     }
     if findings.is_empty() {

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, LocalDelivery, Mode, SnatPortRange};
+use traffic_policy_dataplane::{Cgroup, LocalDelivery, Mode, PodServices, SnatPortRange};
 
 /// Settings that `run` will receive.
 #[derive(Clone, Debug)]
@@ -12,6 +12,7 @@ pub struct Settings {
     pub devices: Vec<String>,
     pub attach: Mode,
     pub local_delivery: LocalDelivery,
+    pub pod_services: PodServices,
     pub pins: PathBuf,
     pub cgroup: Cgroup,
     pub snat_ports: SnatPortRange,

@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use traffic_policy_cluster::source::Manifests;
-use traffic_policy_dataplane::{Cgroup, DEFAULT_PINS, LocalDelivery, Mode, PortRanges, SnatPortRange};
+use traffic_policy_dataplane::{
+    Cgroup, DEFAULT_PINS, LocalDelivery, Mode, PodServices, PortRanges, SnatPortRange,
+};
 
 use super::{
     metrics_address::MetricsAddress,
@@ -36,6 +38,9 @@ pub(super) struct Arguments {
     /// Way of packets to pods of this node.
     #[arg(long, env = "TRAFFIC_POLICY_LOCAL_DELIVERY", default_value = "stack", value_name = "stack|direct")]
     local_delivery: LocalDelivery,
+    /// Whether what pods send to Services is to be translated at the host side of their devices.
+    #[arg(long, env = "TRAFFIC_POLICY_POD_SERVICES", default_value = "off", value_name = "off|on")]
+    pod_services: PodServices,
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
@@ -119,6 +124,7 @@ impl Arguments {
             devices: self.devices,
             attach: self.attach,
             local_delivery: self.local_delivery,
+            pod_services: self.pod_services,
             pins: self.pin_dir,
             cgroup: self.cgroup,
             snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },

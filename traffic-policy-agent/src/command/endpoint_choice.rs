@@ -2,7 +2,7 @@
 
 use clap::Args;
 use traffic_policy_cluster::model::{Algorithm, Forwarding, maglev::TableSize};
-use traffic_policy_dataplane::{LocalDelivery, MapSizes};
+use traffic_policy_dataplane::{LocalDelivery, MapSizes, PodServices};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Choice of endpoints, and the way to them")]
@@ -47,6 +47,12 @@ pub(super) struct ChoiceArguments {
     /// them, and packets in between go straight to the pod, and its replies to the client.
     #[arg(long, env = "TRAFFIC_POLICY_LOCAL_DELIVERY", default_value = "stack", value_name = "stack|direct")]
     pub(super) local_delivery: LocalDelivery,
+    /// Services for pods whose sockets the programs on the cgroup do not see: Kata, KubeVirt,
+    /// gVisor, other roots of cgroups, all pods with --cgroup none. `on`: what pods send to
+    /// Services is translated at the host side of their devices; packets to other destinations
+    /// stay as they are.
+    #[arg(long, env = "TRAFFIC_POLICY_POD_SERVICES", default_value = "off", value_name = "off|on")]
+    pub(super) pod_services: PodServices,
 }
 
 /// Parses `--forwarding`.

@@ -436,6 +436,7 @@ impl Arguments {
                 cgroup: self.cgroup,
                 source_check: self.source_check,
                 local_delivery: self.choice.local_delivery,
+                pod_services: self.choice.pod_services,
                 table_size: self.choice.maglev_size,
             },
         }

@@ -1,6 +1,7 @@
 //! `status`: attachments, state of sync, maps and counters.
 
 mod local_delivery;
+mod pod_services;
 mod text;
 
 use std::{path::Path, time::Duration};
@@ -55,6 +56,8 @@ struct Document {
     draining: Vec<Draining>,
     /// Direct delivery to pods of this node; `None` if the stack delivers everything.
     local_delivery: Option<local_delivery::LocalDelivery>,
+    /// Services of pods at their devices; `None` without `--pod-services on`.
+    pod_services: Option<pod_services::PodServices>,
     counters: Vec<Counter>,
     /// Warnings for the operator.
     warnings: Vec<String>,
@@ -151,6 +154,7 @@ impl Document {
             flows: Flows::read(&pinned, &maps_read)?,
             draining: draining(&pinned)?,
             local_delivery: local_delivery::LocalDelivery::read(&pinned, &view.pin_dir)?,
+            pod_services: pod_services::PodServices::read(&pinned, &view.pin_dir)?,
             counters: counters
                 .into_iter()
                 .map(|(hook, outcome, packets)| Counter { hook, outcome: outcome.name(), packets })

@@ -1,5 +1,5 @@
-//! Direct delivery to pods of this node: their devices are followed as they come and go, and what
-//! is left to the stack is logged with the reason.
+//! Pods' devices are followed as they come and go, for direct delivery and for what pods send to
+//! Services; what is left out is logged with the reason.
 
 use traffic_policy_dataplane::{Followed, LocalDelivery, PacketPath};
 
@@ -33,6 +33,14 @@ fn tell(before: &Followed, now: &Followed) {
     for (device, reason) in &now.by_stack {
         if before.by_stack.get(device) != Some(reason) {
             tracing::warn!(device, "the stack delivers this pod's packets: {reason}");
+        }
+    }
+    for device in now.served.difference(&before.served) {
+        tracing::info!(device, "what this pod sends to Services is translated here");
+    }
+    for (device, reason) in &now.unserved {
+        if before.unserved.get(device) != Some(reason) {
+            tracing::warn!(device, "what this pod sends to Services is not translated: {reason}");
         }
     }
 }

@@ -17,6 +17,9 @@ pub mod jump {
     /// The entry program of TC ingress, for packets that were given an Ethernet header, or that
     /// have lost a tag. One program serves both families, in IPv4's place.
     pub const WITH_ETHERNET: u32 = 6;
+    /// At pods' devices: the program that sends replies past the stack, for both families, in the
+    /// place of [`WITH_ETHERNET`].
+    pub const LOCAL_DELIVERY: u32 = WITH_ETHERNET;
     /// TC: IPv4 packets that are too long for the outgoing device and may be fragmented.
     pub const SPLIT: u32 = 7;
     /// TC: frames with a priority tag. One program serves both families, in IPv6's place of

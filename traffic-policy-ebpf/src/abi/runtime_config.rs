@@ -28,4 +28,6 @@ pub struct RuntimeConfig {
     pub conntrack_was_strict: u32,
     /// The seconds that `nf_conntrack_tcp_timeout_unacknowledged` had; 0: it was left as it is.
     pub conntrack_unacknowledged: u32,
+    /// 1: `--pod-services on`. Only commands read it.
+    pub pod_services: u32,
 }

@@ -32,6 +32,9 @@ pub trait Packet: Copy {
     /// Whether the program is one for SCTP: such programs see SCTP packets only, and the others see
     /// none.
     const SCTP: bool;
+    /// Whether the program is on the host side of a pod's device (`--pod-services on`): packets
+    /// come from a pod of this node, and the stack delivers what is translated.
+    const POD: bool;
     /// The bytes before the IP header: an Ethernet header, or none.
     const L2: usize;
     const PASS: i32;

@@ -36,7 +36,12 @@ use crate::datapath::{
 /// The egress program of every attached device, including those that lead to pods.
 #[inline(always)]
 pub fn run<P: Skb>(packet: P) -> i32 {
-    verdict::finish(packet, hook::EGRESS, outgoing(packet))
+    let decision = outgoing(packet);
+    if P::POD && matches!(decision.outcome, Outcome::Passed | Outcome::PassedNotIp) {
+        // Not counted: most of what pods receive is from no Service.
+        return P::PASS;
+    }
+    verdict::finish(packet, hook::EGRESS, decision)
 }
 
 #[inline(always)]
@@ -80,7 +85,10 @@ pub fn reply<P: Skb, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>
         entry = FlowTable::<F>::new().find(&parsed.tuple);
     }
     if entry.is_null() {
-        own::note(packet, parsed);
+        // What enters a pod leaves this node by no uplink.
+        if !P::POD {
+            own::note(packet, parsed);
+        }
         return if of_endpoint { Outcome::PassedNotService } else { Outcome::Passed }.into();
     }
     if get!(entry.kind) != kind::REPLY_LOCAL {

@@ -57,6 +57,11 @@ pub fn run<P: Packet>(packet: P) -> i32 {
             _ => Outcome::PassedNotIp.into(),
         }
     };
+    if P::POD && matches!(decision.outcome, Outcome::Passed | Outcome::PassedNotIp) {
+        // Not counted: most of what pods send concerns no Service. A reply may pass the stack by.
+        packet.jump::<V4, { jump::LOCAL_DELIVERY }>();
+        return P::PASS;
+    }
     verdict::finish_with(packet, P::HOOK, counters, decision)
 }
 
@@ -90,7 +95,8 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
                 // An entry that is being written has kind 0.
                 if matches!(kind, kind::FORWARD | kind::REPLY) {
                     hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
-                } else if index != 0 && kind == kind::DELIVER && assured && epoch == current.route {
+                } else if !P::POD && index != 0 && kind == kind::DELIVER && assured && epoch == current.route
+                {
                     if !P::TC {
                         return Outcome::PassedToTc.into();
                     }
@@ -116,7 +122,8 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
             }
             // Here, so that the packets above pay nothing for it. An answer is not seen, so no
             // datagram has to be examined.
-            if kind == kind::DIRECT
+            if !P::POD
+                && kind == kind::DIRECT
                 && (assured || !parsed.is_tcp() && entry_state == 0)
                 && let Some(hop) = current.hop(epoch, index, now)
                 && (!assured || established::advance(entry, &parsed, numbers, now))

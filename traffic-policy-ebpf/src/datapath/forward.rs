@@ -6,6 +6,7 @@
 pub mod client_hop;
 pub mod direct;
 pub mod fragment;
+pub mod hairpin;
 pub mod icmp;
 pub mod local;
 pub mod nexthop;
@@ -33,6 +34,7 @@ use crate::datapath::{
     forward::nexthop::Route,
     maps::{DEVICES, NEXTHOPS, PREFILTER, Table},
     parse::{self, Parse, Parsed, fixed},
+    pod_client,
     value::load,
     verdict::Decision,
     words::{load16, load64, store8, store16, store32, store64},
@@ -119,7 +121,8 @@ pub fn resolve_egress<P: Packet, F: Family>(
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
     let (source, destination) = (get!(entry.source), get!(entry.destination));
-    match nexthop::resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now) {
+    let ingress = pod_client::routed_by(packet);
+    match nexthop::resolve::<P, F>(packet, ingress, 0, source, destination, now) {
         Route::Via(via) if via.hop != 0 => {
             let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32) else {
                 return Err(Outcome::DroppedNoRoute.into());

@@ -29,6 +29,9 @@ pub struct Client<A> {
     /// identifies the client by it, and the external policy does not apply to it. 0: a packet from
     /// outside.
     pub netns: u64,
+    /// Whether it is a packet of a pod of this node: the external policy does not apply to it
+    /// either.
+    pub of_pod: bool,
     /// A hash that spreads clients over endpoints.
     pub hash: u64,
 }

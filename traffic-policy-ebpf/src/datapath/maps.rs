@@ -156,7 +156,7 @@ pub static HEARTBEAT: Array<AgentHeartbeat, 1, MMAPABLE> = Array::new();
 pub static SNAT_PORTS: Array<[u16; 65_536], 1, MMAPABLE> = Array::new();
 #[btf_map(name = "tp_devices")]
 pub static DEVICES: HashMap<u32, DeviceInfo, 256, NO_PREALLOC> = HashMap::new();
-/// The host sides of pods' devices where `tp_tc_pod` is attached, by index.
+/// The host sides of pods' devices where programs are attached, by index.
 #[btf_map(name = "tp_pod_devices")]
 pub static POD_DEVICES: HashMap<u32, PodDevice, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_removed_eps")]
@@ -184,6 +184,9 @@ pub static TC_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray:
 /// The programs of TC on devices without Ethernet.
 #[btf_map(name = "tp_l3_calls")]
 pub static L3_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
+/// The programs at the host side of pods' devices.
+#[btf_map(name = "tp_pod_calls")]
+pub static POD_TAIL_CALLS: ProgramArray<{ jump::COUNT as usize }> = ProgramArray::new();
 /// Fragmented datagrams whose first fragment has arrived. The kernel evicts the oldest.
 #[btf_map(name = "tp_fragments4")]
 pub static FRAGMENTS4: LruHashMap<FragmentKey<Address4>, Fragment, 8_192> = LruHashMap::new();

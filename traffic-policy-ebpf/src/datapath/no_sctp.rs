@@ -50,7 +50,7 @@ fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
     };
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
-    let client = Client { source: parsed.tuple.source, netns: 0, hash };
+    let client = Client { source: parsed.tuple.source, netns: 0, of_pod: P::POD, hash };
     match slow_path::list(packet, &parsed, &client) {
         Ok(_) if !P::TC => Outcome::PassedToTc.into(),
         Ok(_) => Outcome::PassedMissedTailCall.into(),

@@ -122,7 +122,7 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
 /// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
 #[inline(always)]
 const fn can_be_opened<P: Packet>() -> bool {
-    P::TC && !P::SCTP && P::L2 != 0
+    P::TC && !P::SCTP && P::L2 != 0 && !P::POD
 }
 
 /// Whether the packet that this program sees was opened.
@@ -141,7 +141,7 @@ pub fn may_be_sent_on<P: Packet, F: Family>() -> bool {
 /// neither handed to the stack untranslated nor sent to another node.
 #[inline(always)]
 pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
-    if P::SCTP || P::L2 == 0 {
+    if P::SCTP || P::L2 == 0 || P::POD {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };

@@ -76,6 +76,10 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
     let now = clock::jiffies();
     let (index, epoch) = table::next_hop(entry);
     let mut hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
+    if hop.is_null() && local::is_of_pod(get!(entry.device_or_place).device()) {
+        // The client is a pod of this node, whose device translates the reply.
+        return Outcome::Passed.into();
+    }
     if hop.is_null() || local::is_due(get!(entry.last), now) {
         let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };
         set!(scratch.opening = parsed.tuple);

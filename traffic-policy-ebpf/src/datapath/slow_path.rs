@@ -24,7 +24,7 @@ use crate::datapath::{
         unassured,
     },
     forward::{
-        self, Forwarding, Rewrite, direct,
+        self, Forwarding, Rewrite, direct, hairpin,
         nexthop::{self, Route},
         outer::Outer,
     },
@@ -32,7 +32,7 @@ use crate::datapath::{
     maps::{CONFIG, TABLE_USAGE},
     node_silence, open, own,
     parse::{Parsed, fixed},
-    prefilter, reject, trace,
+    pod_client, prefilter, reject, trace,
     value::borrow,
     verdict::{self, Decision},
 };
@@ -163,7 +163,7 @@ pub fn list<P: Packet, F: Family>(
         Err(refusal) if refusal.outcome as u32 == Outcome::PassedNotService as u32 => {
             return Err(Outcome::PassedNotService.into());
         }
-        _ if !packet.is_for_host() => return Err(Outcome::PassedOtherHost.into()),
+        _ if !pod_client::is_for_node(packet) => return Err(Outcome::PassedOtherHost.into()),
         _ if select::is_martian::<P, F>(packet) => {
             return Err(Outcome::DroppedMartianSource.into());
         }
@@ -179,8 +179,11 @@ pub fn list<P: Packet, F: Family>(
         Err(refusal) => return Err(Decision::refused(refusal.outcome, refusal.service)),
         Ok(list) => list,
     };
-    if get!((list.frontend).flags) & frontend::ADOPTING != 0 && !parsed.opens(packet) {
-        // It may belong to a connection that the agent is about to read from conntrack.
+    if (P::POD && !parsed.is_udp::<P>() || get!((list.frontend).flags) & frontend::ADOPTING != 0)
+        && !parsed.opens(packet)
+    {
+        // It may belong to a connection that the agent is about to read from conntrack, or that a
+        // pod has begun before its packets were translated here.
         return Err(Outcome::PassedNoFlow.into());
     }
     if parsed.is_sctp::<P>() && !parsed.opens(packet) {
@@ -209,7 +212,12 @@ fn create<P: Packet, F: Family>(
     restart: *mut Flow<F::Address>,
     now: u32,
 ) -> Result<Created<F::Address>, Decision> {
-    if P::TC && restart.is_null() && !open::was_opened::<P, F>() && delivered::by_xdp(packet, parsed) {
+    if P::TC
+        && !P::POD
+        && restart.is_null()
+        && !open::was_opened::<P, F>()
+        && delivered::by_xdp(packet, parsed)
+    {
         return Err(Outcome::PassedDelivered.into());
     }
     let (Some(config), Some(usage), Some(scratch)) =
@@ -219,14 +227,14 @@ fn create<P: Packet, F: Family>(
     };
     set!(scratch.opening = parsed.tuple);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
-    let client = Client { source: parsed.tuple.source, netns: 0, hash };
+    let client = Client { source: parsed.tuple.source, netns: 0, of_pod: P::POD, hash };
     let (service, index);
     if open::was_opened::<P, F>() {
         (service, index) = open::given(packet, parsed, scratch)?;
     } else {
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
-        if own::is_answered_by::<P, F>(parsed, now) {
+        if !P::POD && own::is_answered_by::<P, F>(parsed, now) {
             return Err(Outcome::PassedOwnAnswer.into());
         }
         let list = list(packet, parsed, &client)?;
@@ -251,7 +259,11 @@ fn create<P: Packet, F: Family>(
     // program runs.
     let slot = open::given_or::<P, F>(scratch, slot);
 
-    let route = nexthop::to_endpoint::<P, F>(packet, index, slot, now);
+    let route = if P::POD {
+        hairpin::to_endpoint::<P, F>(packet, slot, now)
+    } else {
+        nexthop::to_endpoint::<P, F>(packet, index, slot, now)
+    };
     let (local, source, hop, epoch, unresolved) = match route {
         Route::Failed(outcome) => {
             trace::note(step::ROUTE, RouteKind::None as u32, [0; 2]);

@@ -114,8 +114,8 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
-        if F::V6 && open::was_opened::<P, F>() {
-            // Its program does not conclude an opened packet.
+        if P::POD || F::V6 && open::was_opened::<P, F>() {
+            // Its program does not conclude an opened packet, and there is none at pods' devices.
             return Err(Outcome::PassedUnsupportedProtocol);
         }
         packet.jump::<F, SCTP>();

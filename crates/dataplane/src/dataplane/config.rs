@@ -12,6 +12,7 @@ use super::{
         pins::OnOtherLayout,
     },
     local_delivery::LocalDelivery,
+    pod_services::PodServices,
     sync::{budget::LeftOut, snat_ports::SnatPortRange},
 };
 
@@ -55,6 +56,7 @@ pub struct Config {
     pub cgroup: Cgroup,
     pub source_check: SourceCheck,
     pub local_delivery: LocalDelivery,
+    pub pod_services: PodServices,
     /// The slots of Maglev tables.
     pub table_size: TableSize,
 }

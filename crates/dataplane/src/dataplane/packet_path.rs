@@ -2,10 +2,9 @@
 //! without a kernel.
 
 use super::{
-    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps,
-    local_delivery::PodPrograms, nexthop::NextHops, node::NodeDescription, node_silence::NodeSilence,
-    replacement::Replacement, service_maps::ServiceMaps, sockets::CgroupPrograms,
-    sync::snat_ports::SnatPorts, usage::Figures,
+    adoption::ConnectionAdoption, devices::DevicePrograms, gc::sweeps::FlowSweeps, nexthop::NextHops,
+    node::NodeDescription, node_silence::NodeSilence, pod_devices::PodPrograms, replacement::Replacement,
+    service_maps::ServiceMaps, sockets::CgroupPrograms, sync::snat_ports::SnatPorts, usage::Figures,
 };
 
 /// All that the run loop does with the packet path.

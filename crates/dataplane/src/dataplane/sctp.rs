@@ -86,7 +86,7 @@ impl Sctp {
 }
 
 fn load(object: &mut Ebpf, maps: &mut Maps, mode: Mode) -> Result<usize> {
-    let selection = Selection { mode, sctp: true, pods: false };
+    let selection = Selection { mode, sctp: true, pods: false, pod_services: false };
     let own = |name: &str| programs::is_of_sctp(name) && selection.needs(name);
     let loaded = verifier::load_those(object, &loader::kernel_types()?, own);
     if loaded.is_err() {

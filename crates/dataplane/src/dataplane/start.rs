@@ -21,7 +21,7 @@ use super::{
     direct::Direct,
     gc::Gc,
     heartbeat,
-    local_delivery::{LocalDelivery, PodDevices, pinned_pods},
+    local_delivery::LocalDelivery,
     maps::{
         mmap::{config, routes, table_usage},
         reader::Reader,
@@ -29,6 +29,8 @@ use super::{
     nexthop::{self, NextHops},
     node,
     node_silence::Silence,
+    pod_devices::{PodDevices, pinned_pods},
+    pod_services::PodServices,
     sctp::{self, Sctp},
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
@@ -87,6 +89,7 @@ impl Dataplane {
             mode: config.mode,
             sctp: sctp::is_served(&held, folder.as_deref()),
             pods: config.local_delivery == LocalDelivery::Direct,
+            pod_services: config.pod_services == PodServices::On,
         };
         if let Err(error) = verifier::load_those(&mut object, &btf, |name| selection.needs(name)) {
             heartbeat::restore(&mut maps, earlier);

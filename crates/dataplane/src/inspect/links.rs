@@ -37,6 +37,8 @@ pub enum LinkHook {
     TcEgress,
     /// TC ingress of the host side of a pod's device.
     TcPod,
+    /// TC egress there.
+    TcPodOut,
     /// The hook of filters before Linux 6.6.
     Clsact,
     Cgroup,
@@ -51,6 +53,7 @@ impl LinkHook {
             Self::TcIngress => "tc-ingress",
             Self::TcEgress => "tc-egress",
             Self::TcPod => "tc-ingress (pod)",
+            Self::TcPodOut => "tc-egress (pod)",
             Self::Clsact => "tc-ingress, tc-egress (clsact)",
             Self::Cgroup => "cgroup",
         }
@@ -115,6 +118,7 @@ fn parse(name: &str, link: &LinkInfo) -> Link {
         Some("ingress") => LinkHook::TcIngress,
         Some("egress") => LinkHook::TcEgress,
         Some("pod") => LinkHook::TcPod,
+        Some("podout") => LinkHook::TcPodOut,
         _ => LinkHook::Cgroup,
     };
     let number = parts.next().unwrap_or_default();

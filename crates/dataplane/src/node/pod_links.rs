@@ -15,8 +15,8 @@ pub struct PodLink {
     pub mtu: u32,
     /// Whether it is a netkit device, which can have programs of a kind of its own.
     pub netkit: bool,
-    /// The bridge that it is a port of.
-    pub bridge: Option<u32>,
+    /// The bridge that it is a port of, and that bridge's MAC address.
+    pub bridge: Option<(u32, [u8; 6])>,
     /// A master that is no bridge of the kernel: its name.
     pub other_master: Option<String>,
     /// The queueing discipline for what is sent to the pod.
@@ -28,6 +28,7 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_QDISC: u16 = 6;
@@ -86,7 +87,7 @@ fn of(messages: &[Message]) -> Vec<PodLink> {
             name: facts.name.clone(),
             mtu: facts.mtu,
             netkit: facts.kind == "netkit",
-            bridge: facts.master.filter(|_| is_bridge),
+            bridge: master.filter(|_| is_bridge).and_then(|(index, facts)| Some((index, facts?.address))),
             other_master: other.map(|(index, facts)| facts.map_or(index.to_string(), |of| of.name.clone())),
             qdisc: facts.qdisc.clone(),
         }
@@ -100,6 +101,7 @@ struct Facts {
     index: u32,
     name: String,
     kind: String,
+    address: [u8; 6],
     mtu: u32,
     qdisc: String,
     master: Option<u32>,
@@ -120,6 +122,7 @@ impl Facts {
             index: word(message, 4)?,
             name: find(attributes, IFLA_IFNAME).map(text)?,
             kind: kind.unwrap_or_default(),
+            address: find(attributes, IFLA_ADDRESS).and_then(|it| it.try_into().ok()).unwrap_or_default(),
             mtu: number(IFLA_MTU)?,
             qdisc: find(attributes, IFLA_QDISC).map(text).unwrap_or_default(),
             master: number(IFLA_MASTER),
@@ -149,6 +152,7 @@ mod tests {
             attribute(IFLA_IFNAME, format!("dev{index}\0").as_bytes()),
             attribute(IFLA_MTU, &1450u32.to_ne_bytes()),
             attribute(IFLA_QDISC, b"noqueue\0"),
+            attribute(IFLA_ADDRESS, &[2, 0, 0, 0, 0, index as u8]),
             kind,
         ];
         Message { kind: RTM_NEWLINK, payload: [common.concat(), others.concat()].concat() }
@@ -168,12 +172,12 @@ mod tests {
             link(7, "veth", &[]),
             link(8, "ipvlan", &[elsewhere()]),
         ];
-        let pod = |index, netkit, bridge, other: Option<&str>| PodLink {
+        let pod = |index, netkit, bridge: Option<u8>, other: Option<&str>| PodLink {
             index,
             name: format!("dev{index}"),
             mtu: 1450,
             netkit,
-            bridge,
+            bridge: bridge.map(|index| (index.into(), [2, 0, 0, 0, 0, index])),
             other_master: other.map(str::to_owned),
             qdisc: "noqueue".into(),
         };

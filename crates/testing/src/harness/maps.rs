@@ -13,7 +13,7 @@ use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
     PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, scope, source_check,
+    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, pod_flags, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -91,9 +91,18 @@ impl Harness {
         Ok(())
     }
 
-    /// Describes pod0 as a pod's device to which the program is attached, with this MTU in bytes.
+    /// Describes pod0 as a pod's device for direct delivery, with this MTU in bytes.
     pub fn serve_pods(&mut self, mtu: u32) {
-        let (index, device) = (self.ifindex(Device::Pod0), PodDevice { mtu, bridge: 0 });
+        self.describe_pod0(PodDevice { mtu, flags: pod_flags::DIRECT, ..PodDevice::default() });
+    }
+
+    /// Describes pod0 as a pod's device at which what the pod sends to Services is translated.
+    pub fn serve_pod_clients(&mut self) {
+        self.describe_pod0(PodDevice { mtu: 1500, flags: pod_flags::SERVICES, ..PodDevice::default() });
+    }
+
+    fn describe_pod0(&mut self, device: PodDevice) {
+        let index = self.ifindex(Device::Pod0);
         let written = self.tables.pod_devices.insert(index, device, 0);
         written.unwrap_or_else(|error| panic!("writing a pod's device: {error}"));
     }
@@ -119,6 +128,7 @@ impl Harness {
         let masks = [wide(IpAddr::from([255, 255, 255, 0])), WideAddress::from_wire([u64::MAX, 0])];
         let mut node = LocalNode {
             pods: [wide(pods.v4.into()), wide(pods.v6.into())],
+            primary: [wide(Spot::Node.of(Family::V4)), wide(Spot::Node.of(Family::V6))],
             pod_masks: masks,
             source_check: match setup.source_check {
                 SourceCheck::Off => source_check::OFF,

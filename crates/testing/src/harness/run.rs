@@ -20,8 +20,11 @@ pub enum Hook {
     /// TC ingress of a device without Ethernet.
     IngressL3,
     EgressL3,
-    /// TC ingress of the host side of a pod's device.
+    /// TC ingress of the host side of a pod's device, with direct delivery.
     FromPod,
+    /// The same with Services for pods, and TC egress there.
+    FromClientPod,
+    ToClientPod,
 }
 
 impl Hook {
@@ -36,14 +39,16 @@ impl Hook {
             Self::IngressL3 => "tp_l3_ingress",
             Self::EgressL3 => "tp_l3_egress",
             Self::FromPod => "tp_tc_pod",
+            Self::FromClientPod => "tp_pod_ingress",
+            Self::ToClientPod => "tp_pod_egress",
         }
     }
 
     fn number(self) -> u32 {
         match self {
             Self::Xdp => hook::XDP,
-            Self::Ingress | Self::IngressL3 | Self::FromPod => hook::INGRESS,
-            Self::Egress | Self::EgressL3 => hook::EGRESS,
+            Self::Ingress | Self::IngressL3 | Self::FromPod | Self::FromClientPod => hook::INGRESS,
+            Self::Egress | Self::EgressL3 | Self::ToClientPod => hook::EGRESS,
         }
     }
 
@@ -95,8 +100,8 @@ impl Input {
 /// The result of running the programs on a packet.
 #[derive(Clone, Debug)]
 pub struct Ran {
-    /// The name of the outcome; empty for a packet that [`Hook::FromPod`] leaves to the stack,
-    /// which counts it later.
+    /// The name of the outcome; empty for a packet that a hook of pods' devices leaves to the
+    /// stack: it is not counted there.
     pub outcome: &'static str,
     pub action: Action,
     pub frame: Vec<u8>,
@@ -139,7 +144,8 @@ impl Harness {
             .filter(|((_, before), (_, after))| before != after)
             .map(|((outcome, before), (_, after))| (*outcome, after - before))
             .collect();
-        if input.hook == Hook::FromPod && moved.is_empty() {
+        let of_pods = matches!(input.hook, Hook::FromPod | Hook::FromClientPod | Hook::ToClientPod);
+        if of_pods && moved.is_empty() {
             assert_eq!(input.hook.action(verdict), Action::Pass);
             assert_eq!(input.frame, frame, "an uncounted packet was changed");
             return Ran { outcome: "", action: Action::Pass, frame };

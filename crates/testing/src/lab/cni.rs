@@ -233,7 +233,7 @@ pub(super) trait Layout: Sync {
 
 impl Node {
     /// The first address of the pods' network: that of the node in it, where it has one.
-    fn pods_gateway(&self) -> Addresses {
+    pub fn pods_gateway(&self) -> Addresses {
         super::plan::pod_gateway(self.number)
     }
 

@@ -13,6 +13,7 @@ use traffic_policy_dataplane::{
     inspect::{Link, LinkHook, Pinned},
     judged_pods,
 };
+use traffic_policy_ebpf::abi::{PodDevice, pod_flags};
 
 use crate::check;
 
@@ -25,6 +26,18 @@ pub(super) struct LocalDelivery {
     by_stack: BTreeMap<String, String>,
 }
 
+/// Returns the pods' devices whose description has this one of [`pod_flags`].
+pub(super) fn flagged(pinned: &Pinned, flag: u16) -> Result<BTreeSet<u32>> {
+    let all = pinned.map("tp_pod_devices")?.entries::<u32, PodDevice>()?;
+    Ok(all.into_iter().filter(|(_, device)| device.flags & flag != 0).map(|(index, _)| index).collect())
+}
+
+/// Returns the node's own devices with programs, which are no pods'.
+pub(super) fn of_the_node(links: &[Link]) -> BTreeSet<u32> {
+    let of_pods = |link: &&Link| matches!(link.hook, LinkHook::TcPod | LinkHook::TcPodOut);
+    links.iter().filter(|link| !of_pods(link)).map(|link| link.ifindex).collect()
+}
+
 impl LocalDelivery {
     /// Reads the state; `None` if the stack delivers everything.
     pub(super) fn read(pinned: &Pinned, pin_dir: &Path) -> Result<Option<Self>> {
@@ -32,17 +45,17 @@ impl LocalDelivery {
             return Ok(None);
         }
         let links = Link::all(pinned)?;
-        let of_pods: BTreeSet<u32> = pinned.map("tp_pod_devices")?.keys::<u32>()?.into_iter().collect();
-        let served = links.iter().filter(|link| link.hook != LinkHook::TcPod).map(|link| link.ifindex);
+        let direct = flagged(pinned, pod_flags::DIRECT)?;
+        let served = of_the_node(&links);
         let mut state = Self { direct: BTreeSet::new(), by_stack: BTreeMap::new() };
         let everywhere = check::local_delivery_obstacle();
-        for (link, reason) in judged_pods(pin_dir, &served.collect())? {
-            if of_pods.contains(&link.index) {
-                state.direct.insert(link.name);
+        for pod in judged_pods(pin_dir, &served)? {
+            if direct.contains(&pod.index) {
+                state.direct.insert(pod.name);
             } else {
-                let reason = everywhere.clone().or(reason);
+                let reason = everywhere.clone().or(pod.by_stack);
                 let reason = reason.unwrap_or_else(|| "the agent's log says why".to_owned());
-                state.by_stack.insert(link.name, reason);
+                state.by_stack.insert(pod.name, reason);
             }
         }
         Ok(Some(state))

@@ -38,6 +38,9 @@ impl Document {
         if let Some(pods) = &self.local_delivery {
             pods.write(out)?;
         }
+        if let Some(pods) = &self.pod_services {
+            pods.write(out)?;
+        }
         writeln!(out)?;
         view::table(out, ["ATTACHED TO", "HOOK", "PROGRAM"], &self.attached, |attached| {
             let program = attached.program.map_or_else(|| "–".to_owned(), |program| program.to_string());
@@ -219,6 +222,7 @@ mod tests {
                 full_seconds_ago: Some(3.2),
             },
             local_delivery: None,
+            pod_services: None,
             draining: vec![Draining {
                 service: "shop/web:http".to_owned(),
                 address: "172.18.0.11:30080/tcp".to_owned(),

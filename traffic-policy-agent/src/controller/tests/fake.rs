@@ -400,6 +400,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
             pins: None,
             source_check: traffic_policy_dataplane::SourceCheck::default(),
             local_delivery: traffic_policy_dataplane::LocalDelivery::default(),
+            pod_services: traffic_policy_dataplane::PodServices::default(),
             table_size: traffic_policy_cluster::model::maglev::TableSize::default(),
             on_other_layout: Default::default(),
             sizes: Default::default(),

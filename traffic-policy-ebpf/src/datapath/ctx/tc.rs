@@ -17,7 +17,7 @@ use traffic_policy_ebpf::abi::{Piece, hook};
 use super::{BY_FRAGMENTS, Packet, Skb};
 use crate::datapath::{
     flow::table,
-    maps::{L3_TAIL_CALLS, TC_TAIL_CALLS, Table},
+    maps::{L3_TAIL_CALLS, POD_TAIL_CALLS, TC_TAIL_CALLS, Table},
     parse::ETHERNET,
     words::store16,
 };
@@ -65,19 +65,21 @@ const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
 /// A packet with `L2` bytes before its IP header, in a program for SCTP or in one for the other
-/// protocols.
+/// protocols, and with `POD` at a pod's device.
 #[derive(Clone, Copy)]
-pub struct SkBuff<const L2: usize, const SCTP: bool> {
+pub struct SkBuff<const L2: usize, const SCTP: bool, const POD: bool = false> {
     skb: *mut __sk_buff,
 }
 
 /// A packet of a device with Ethernet.
 pub type Tc<const SCTP: bool = false> = SkBuff<ETHERNET, SCTP>;
+/// A packet at the host side of a pod's device.
+pub type TcPod = SkBuff<ETHERNET, false, true>;
 /// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP
 /// header.
 pub type TcL3<const SCTP: bool = false> = SkBuff<0, SCTP>;
 
-impl<const L2: usize, const SCTP: bool> SkBuff<L2, SCTP> {
+impl<const L2: usize, const SCTP: bool, const POD: bool> SkBuff<L2, SCTP, POD> {
     #[inline(always)]
     pub fn new(skb: *mut __sk_buff) -> Self {
         Self { skb }
@@ -150,12 +152,13 @@ impl TcL3 {
     }
 }
 
-impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
+impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, SCTP, POD> {
     type Skb = Self;
     type Context = __sk_buff;
 
     const TC: bool = true;
     const SCTP: bool = SCTP;
+    const POD: bool = POD;
     const L2: usize = L2;
     const PASS: i32 = TC_NEXT;
     const DROP: i32 = TC_SHOT;
@@ -244,11 +247,17 @@ impl<const L2: usize, const SCTP: bool> Packet for SkBuff<L2, SCTP> {
     }
     #[inline(always)]
     fn jumps() -> Table {
-        if L2 == 0 { Table::of(&raw const L3_TAIL_CALLS) } else { Table::of(&raw const TC_TAIL_CALLS) }
+        if POD {
+            Table::of(&raw const POD_TAIL_CALLS)
+        } else if L2 == 0 {
+            Table::of(&raw const L3_TAIL_CALLS)
+        } else {
+            Table::of(&raw const TC_TAIL_CALLS)
+        }
     }
 }
 
-impl<const L2: usize, const SCTP: bool> Skb for SkBuff<L2, SCTP> {
+impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP, POD> {
     #[inline(always)]
     fn came_by(self) -> u32 {
         // SAFETY: the pointer is the context that the kernel passed.

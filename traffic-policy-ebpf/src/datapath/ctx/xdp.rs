@@ -47,6 +47,7 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
 
     const TC: bool = false;
     const SCTP: bool = SCTP;
+    const POD: bool = false;
     const L2: usize = ETHERNET;
     const PASS: i32 = XDP_PASS;
     const DROP: i32 = XDP_DROP;

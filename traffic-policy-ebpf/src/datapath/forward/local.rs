@@ -9,7 +9,7 @@
 use core::ptr;
 
 use aya_ebpf::bindings::__sk_buff;
-use traffic_policy_ebpf::abi::{Address, Flow, HOP_POD, Hop, POD_KEY, PodDevice, kind};
+use traffic_policy_ebpf::abi::{Address, Flow, HOP_POD, Hop, POD_KEY, PodDevice, kind, pod_flags};
 
 use crate::datapath::{
     barrier::full_fence,
@@ -53,12 +53,21 @@ pub fn is_due(last: u32, now: u32) -> bool {
 }
 
 /// Returns the device through which a pod's packets come in for routing, its bridge or the device
-/// itself; 0 if it is not known.
+/// itself; 0 if nothing passes the stack by there.
 #[inline(always)]
 pub fn routed_by(ifindex: u32) -> u32 {
     let Some(device) = Table::of(&raw const POD_DEVICES).lookup::<u32, PodDevice>(&ifindex) else { return 0 };
-    let bridge = get!(device.bridge);
+    let (bridge, flags) = (get!(device.bridge), get!(device.flags));
+    if flags & pod_flags::DIRECT == 0 {
+        return 0;
+    }
     if bridge == 0 { ifindex } else { bridge }
+}
+
+/// Whether a device is the host side of a pod's.
+#[inline(always)]
+pub fn is_of_pod(ifindex: u32) -> bool {
+    Table::of(&raw const POD_DEVICES).lookup::<u32, PodDevice>(&ifindex).is_some()
 }
 
 /// Teaches the request entry of a flow the way to its pod, by a reply that has just left it.
@@ -96,6 +105,9 @@ fn learn_in<F: Family>(context: *mut __sk_buff) -> i32 {
     let ifindex = packet.ingress();
     let Some(device) = Table::of(&raw const POD_DEVICES).lookup::<u32, PodDevice>(&ifindex) else { return 0 };
     let (mtu, bridge) = (get!(device.mtu), get!(device.bridge));
+    if get!(device.flags) & pod_flags::DIRECT == 0 {
+        return 0;
+    }
     let data = packet.data();
     if data + ETHERNET > packet.end() {
         return 0;

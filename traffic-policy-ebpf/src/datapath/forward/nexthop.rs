@@ -20,6 +20,7 @@ use crate::datapath::{
     family::{Family, V4, V6},
     forward::Current,
     maps::{DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, PREFILTER, TABLE_USAGE, Table},
+    pod_client,
     value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
 };
 
@@ -134,13 +135,13 @@ pub fn to_endpoint<P: Packet, F: Family>(
     if via.attached != 0 { Route::Via(via) } else { Route::Local }
 }
 
-/// Whether this node's routes lead to an address by the device that a packet came by: strict
-/// reverse path filtering (RFC 3704).
+/// Whether this node's routes lead to an address by the device that a packet came by for routing:
+/// strict reverse path filtering (RFC 3704).
 #[inline(always)]
 pub fn is_way_back<P: Packet, F: Family>(packet: P, address: F::Address) -> bool {
     let Some(scratch) = F::scratch() else { return false };
     let fib = place!(mut scratch.fib).cast::<FibParameters>();
-    let ingress = packet.ingress();
+    let ingress = pod_client::routed_by(packet);
     set!(scratch.fib = [0; 8]);
     set!(fib.family = F::AF as u8);
     set!(fib.ifindex = ingress);

@@ -98,7 +98,7 @@ pub fn in_front<F: Family>(
 #[inline(always)]
 pub fn of_quoted<P: Packet, F: Family>(scratch: *mut Scratch<F::Address>) -> u32 {
     let tuple = borrow(place!(const scratch.opening));
-    let client = Client { source: tuple.source, netns: 0, hash: 0 };
+    let client = Client { source: tuple.source, netns: 0, of_pod: P::POD, hash: 0 };
     let Ok(list) = select::list::<F>(&Target::of(tuple), &client) else { return NONE };
     if !are_known::<P, F>(&list) {
         return NONE;

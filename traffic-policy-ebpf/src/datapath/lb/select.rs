@@ -18,7 +18,11 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     clock,
-    ctx::{Packet, tc::Tc, xdp::Xdp},
+    ctx::{
+        Packet,
+        tc::{Tc, TcPod},
+        xdp::Xdp,
+    },
     family::{Family, V4, V6},
     forward::nexthop,
     lb::{Client, List, Refusal, Target, affinity, maglev},
@@ -81,7 +85,7 @@ pub fn list<F: Family>(target: &Target<F::Address>, client: &Client<F::Address>)
     if flags & frontend::LOCAL != 0 {
         // The policy of a ClusterIP is the internal one, which applies to all clients; the policy
         // of other frontends applies to packets from outside.
-        if client.netns != 0 && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
+        if (client.netns != 0 || client.of_pod) && frontend::kind(flags) != frontend_kind::CLUSTER_IP {
             why = ListKind::Internal as u32;
         } else if flags & frontend::HAS_ENDPOINTS == 0 {
             why = ListKind::NoneAnywhere as u32;
@@ -222,6 +226,8 @@ fn is_on_silent_node<F: Family>(index: u32, now: u32) -> bool {
 pub fn is_martian<P: Packet, F: Family>(packet: P) -> bool {
     let context = packet.raw();
     0 != match (P::TC, F::V6) {
+        _ if P::POD && F::V6 => martian_pod6(context.cast()),
+        _ if P::POD => martian_pod4(context.cast()),
         (false, false) => martian_xdp4(context.cast()),
         (false, true) => martian_xdp6(context.cast()),
         (true, false) => martian_tc4(context.cast()),
@@ -234,6 +240,8 @@ global_functions! {
     martian_xdp6 => judge_source::<Xdp, V6>, context: *mut xdp_md;
     martian_tc4 => judge_source::<Tc, V4>, context: *mut __sk_buff;
     martian_tc6 => judge_source::<Tc, V6>, context: *mut __sk_buff;
+    martian_pod4 => judge_source::<TcPod, V4>, context: *mut __sk_buff;
+    martian_pod6 => judge_source::<TcPod, V6>, context: *mut __sk_buff;
 }
 
 /// Judges the source of `Scratch::opening`: 1 if it is martian.
@@ -244,6 +252,10 @@ fn judge_source<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
     let check = get!(node.source_check);
     if check == source_check::OFF {
         return 0;
+    }
+    if P::POD {
+        // A pod's address is behind its device, and no other address is.
+        return !nexthop::is_way_back::<P, F>(P::of(context), tuple.source) as i32;
     }
     let martian = tuple.source.is_no_source()
         || is_pod::<F>(node, tuple.source)

@@ -151,7 +151,7 @@ pub fn decide<F: Family>(
         translation.offset = get!(had.offset);
         return translation;
     }
-    let mut client = Client { source: query.source, netns: query.netns, hash: query.hash };
+    let mut client = Client { source: query.source, netns: query.netns, of_pod: false, hash: query.hash };
     if client.source == F::Address::default() {
         client.source = usual_source::<F>(query.node);
     }

@@ -79,6 +79,25 @@ const L3_JUMPS: [(u32, &str); 7] = [
     (jump::FAMILY + jump::SCTP_OUT, "tp_l3_sctp_out6"),
 ];
 
+/// The programs at pods' devices (`--pod-services on`): their own where packets create flows, and
+/// those of TC for the rest.
+const POD_JUMPS: [(u32, &str); 14] = [
+    (jump::SLOW_PATH, "tp_pod_slow4"),
+    (jump::REJECT, "tp_tc_reject4"),
+    (jump::ICMP_ERROR, "tp_tc_icmp4"),
+    (jump::VARIABLE_HEADERS, "tp_pod_vhdr4"),
+    (jump::ICMP_ERROR_OUT, "tp_tc_icmp_out4"),
+    (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
+    (jump::LOCAL_DELIVERY, pod::DIRECT),
+    (jump::SPLIT, "tp_tc_split4"),
+    (jump::FAMILY + jump::SLOW_PATH, "tp_pod_slow6"),
+    (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
+    (jump::FAMILY + jump::ICMP_ERROR, "tp_tc_icmp6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_pod_vhdr6"),
+    (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
+    (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
+];
+
 /// The entry programs, which are pinned for others to run.
 pub const ENTRIES: [&str; 3] = ["tp_xdp_ingress", "tp_tc_ingress", "tp_tc_egress"];
 
@@ -98,6 +117,13 @@ pub struct Selection {
     pub sctp: bool,
     /// Whether packets go straight to pods (`--local-delivery direct`).
     pub pods: bool,
+    /// Whether what pods send to Services is translated at their devices (`--pod-services on`).
+    pub pod_services: bool,
+}
+
+/// Whether a program is for pods' devices with `--pod-services on` alone.
+fn is_of_pod_services(name: &str) -> bool {
+    name.starts_with("tp_pod_")
 }
 
 impl Selection {
@@ -107,7 +133,9 @@ impl Selection {
         let is_xdp = is_in(&XDP_JUMPS) || is_in(&XDP_NO_SCTP);
         let stands_in = is_in(&XDP_NO_SCTP) || is_in(&TC_NO_SCTP);
         let of_its_kind = if self.sctp { !stands_in } else { !is_of_sctp(name) };
-        let is_wanted = name != EXPLAINED_CALL && (self.pods || name != pod::PROGRAM);
+        let is_wanted = name != EXPLAINED_CALL
+            && (self.pods || name != pod::DIRECT)
+            && (self.pod_services || !is_of_pod_services(name));
         of_its_kind && is_wanted && (self.mode != Mode::Tc || !is_xdp)
     }
 
@@ -147,11 +175,12 @@ pub fn differing(object: &Ebpf, folder: &Path) -> Vec<&'static str> {
     ENTRIES.into_iter().filter(differs).collect()
 }
 
-/// Returns the programs that others jump to: hook (`xdp`, `tc`, `l3`), index, name.
+/// Returns the programs that others jump to: hook (`xdp`, `tc`, `l3`, `pod`), index, name.
 pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
     let of = |hook: &'static str| move |(index, name): (u32, &'static str)| (hook, index, name);
     let (xdp, tc) = (XDP_JUMPS.into_iter().map(of("xdp")), TC_JUMPS.into_iter().map(of("tc")));
-    xdp.chain(tc).chain(L3_JUMPS.into_iter().map(of("l3")))
+    let pod = POD_JUMPS.into_iter().map(of("pod"));
+    xdp.chain(tc).chain(L3_JUMPS.into_iter().map(of("l3"))).chain(pod)
 }
 
 /// Installs the programs that others jump to. Those of an earlier agent are replaced one by one;
@@ -160,7 +189,7 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// # Errors
 /// A program is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true, pods: true })
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true, pods: true, pod_services: true })
 }
 
 /// Installs the programs of a node that serves no SCTP, in the places that no other agent has
@@ -169,7 +198,7 @@ pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
 /// # Errors
 /// See [`jumps`].
 pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false, pods: true })
+    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false, pods: true, pod_services: true })
 }
 
 /// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier
@@ -181,7 +210,16 @@ pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
 pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Result<()> {
     put_in_place(&mut maps.xdp_jumps, object, &selection.of(&XDP_JUMPS, &XDP_NO_SCTP))?;
     put_in_place(&mut maps.tc_jumps, object, &selection.of(&TC_JUMPS, &TC_NO_SCTP))?;
-    put_in_place(&mut maps.l3_jumps, object, &selection.of(&L3_JUMPS, &[]))
+    put_in_place(&mut maps.l3_jumps, object, &selection.of(&L3_JUMPS, &[]))?;
+    if !selection.pod_services {
+        return Ok(());
+    }
+    put_in_place(&mut maps.pod_jumps, object, &selection.of(&POD_JUMPS, &[]))?;
+    if !selection.pods {
+        // That of an earlier agent; there may be none.
+        let _ = maps.pod_jumps.clear_index(&jump::LOCAL_DELIVERY);
+    }
+    Ok(())
 }
 
 /// Installs the programs like [`jumps`], but only those that [`of_ingress`] selects.

@@ -129,6 +129,7 @@ words!(config, RuntimeConfig,
     suspect_syns: u32 = suspect_syns;
     suspect_after: u32 = suspect_after;
     local_delivery: u32 = local_delivery;
+    pod_services: u32 = pod_services;
     conntrack_was_strict: u32 = conntrack_was_strict;
     conntrack_unacknowledged: u32 = conntrack_unacknowledged;
 );

@@ -34,13 +34,16 @@ pub fn attach(program: &mut SchedClassifier, device: &str, attach_type: TcAttach
 
 /// Removes our filters from a device, if there are any.
 pub fn detach(ifindex: u32) {
+    detach_at(ifindex, TcAttachType::Ingress);
+    detach_at(ifindex, TcAttachType::Egress);
+}
+
+/// Removes our filter at one hook of a device, if there is one.
+pub fn detach_at(ifindex: u32, attach_type: TcAttachType) {
     let Ok(device) = if_indextoname(ifindex) else { return };
     let device = device.to_string_lossy();
-    for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-        let link =
-            SchedClassifierLink::attached(&device, attach_type, PRIORITY, TcHandle::from(HANDLE), None);
-        if let Some(error) = link.ok().and_then(|link| link.detach().err()) {
-            tracing::debug!(%device, "no filter to take off: {error}");
-        }
+    let link = SchedClassifierLink::attached(&device, attach_type, PRIORITY, TcHandle::from(HANDLE), None);
+    if let Some(error) = link.ok().and_then(|link| link.detach().err()) {
+        tracing::debug!(%device, "no filter to take off: {error}");
     }
 }
