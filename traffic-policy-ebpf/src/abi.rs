@@ -44,8 +44,8 @@ pub use self::{
     address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
-    direct::{DirectEndpoint, DirectEndpointKey},
-    endpoint::{EndpointKey, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, Slot},
+    direct::{DirectEndpoint, DirectEndpointKey, GUE_PORT, is_outer_port, outer_port},
+    endpoint::{EndpointKey, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
     event::{EventBucket, MonitorEvent},
     flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
     flow_key::FlowKey,
@@ -83,7 +83,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 11;
+pub const ABI_VERSION: u32 = 12;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

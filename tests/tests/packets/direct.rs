@@ -2,6 +2,7 @@
 
 mod established;
 mod headers;
+mod udp;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
