@@ -4,6 +4,7 @@
 //! namespace in which it is called) and then judges them, which is a pure function.
 
 mod devices;
+mod direct;
 mod ethtool;
 mod finding;
 mod folders;
@@ -38,7 +39,7 @@ pub use self::{
     migrate::migration,
     netfilter::{KUBE_PROXY, forward_policy_drop, kube_proxy_has_rules},
     other_end::{lost_at_other_end, prepared_other_end},
-    settings::Settings,
+    settings::{DirectSettings, Settings},
 };
 
 /// The objects of a folder of manifests that `check` uses.
@@ -77,6 +78,9 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
                 forwarding::judge,
             ));
             findings.extend(netfilter::look(&facts.names));
+            if let Some(direct) = &settings.direct {
+                findings.extend(direct::look(settings, direct, &facts.devices).await);
+            }
         }
         Err(error) => findings.push(unseen("device", &error)),
     }

@@ -13,6 +13,7 @@ mod conflicts;
 mod context;
 mod desired;
 mod direct_nodes;
+mod dispatch;
 mod drain;
 mod duration;
 mod everywhere;
@@ -40,6 +41,7 @@ pub use desired::{
     Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, OTHER_PROTOCOLS,
     ServicePort, Warning,
 };
+pub use dispatch::{Dispatch, DispatchChoice};
 pub use drain::{DEFAULT_DRAIN, HeldPolicy, drain_until};
 pub use duration::parse_duration;
 pub use everywhere::{Everywhere, ListId, Place};

@@ -7,6 +7,7 @@
 pub mod advice;
 #[expect(unsafe_code, reason = "bpf(2), mapped maps and ioctls are asked for here alone")]
 mod dataplane;
+mod dispatch;
 pub mod explain;
 pub mod inspect;
 pub mod node;

@@ -5,6 +5,7 @@ mod ask;
 pub mod conntrack;
 mod details;
 mod devices;
+mod direct_probe;
 mod dump;
 mod events;
 mod fingerprint;
@@ -30,6 +31,7 @@ pub use self::{
     ask::{Answer, Asker, Question, Sign},
     details::{Details, Filter},
     devices::{check, left_out, wanted},
+    direct_probe::DirectProbe,
     events::{Event, Events, Neighbour},
     headers::Header,
     ipvs::Ipvs,

@@ -63,8 +63,10 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
     let (name, start) = match ip.ip_number {
         IpNumber::TCP => ("TCP", pseudo_header),
         // Over IPv4, zero means that there is no checksum. Over IPv6 zero is wrong, and the sum
-        // below shows it.
-        IpNumber::UDP if ip.payload.get(6..8) == Some(&[0, 0]) && is_v4(ip) => return Checksum::Valid,
+        // below shows it; except in a tunnel (RFC 6935).
+        IpNumber::UDP if ip.payload.get(6..8) == Some(&[0, 0]) && (is_v4(ip) || is_tunnel(ip)) => {
+            return Checksum::Valid;
+        }
         IpNumber::UDP => ("UDP", pseudo_header),
         IpNumber::ICMP => ("ICMP", Sum16BitWords::new()),
         IpNumber::SCTP => ("SCTP", Sum16BitWords::new()),
@@ -84,6 +86,11 @@ fn transport(addresses: Sum16BitWords, ip: &etherparse::IpPayloadSlice<'_>, unfi
         0 => Checksum::Valid,
         _ => Checksum::Wrong(name.to_owned()),
     }
+}
+
+/// Whether a datagram has a packet inside, by its destination port: GUE.
+fn is_tunnel(ip: &etherparse::IpPayloadSlice<'_>) -> bool {
+    ip.payload.get(2..4) == Some(&6080_u16.to_be_bytes())
 }
 
 /// Computes the CRC32c of RFC 9260 appendix A, bit by bit.

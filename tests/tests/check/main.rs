@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod devices;
+mod direct;
 mod firewall;
 mod migrate;
 mod output;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::timeout;
-use traffic_policy_cluster::source::{DirectNews, DirectPart, Opening};
+use traffic_policy_cluster::source::{Access, DirectNews, DirectPart, Opening, try_opening};
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
@@ -24,7 +24,11 @@ async fn start(server: &ApiServer) -> (Agent, Opening) {
 }
 
 fn part(why_not: Option<&str>) -> DirectPart {
-    DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), why_not: why_not.map(str::to_owned) }
+    DirectPart {
+        addresses: ["192.0.2.1".parse().unwrap()].into(),
+        why_not: why_not.map(str::to_owned),
+        ..DirectPart::default()
+    }
 }
 
 fn lease(name: &str, holder: &str, opens: &str) -> Value {
@@ -63,6 +67,8 @@ async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
     opening.news.send_modify(|news| news.own = Some(part(None)));
     timeout(scaled(PATIENCE), told.wait_for(|told| told.held == Some(part(None)))).await.unwrap().unwrap();
     assert_eq!(opens(&server, OWN).as_deref(), Some("ipip"));
+    let annotations = found(&server, OWN).unwrap()["metadata"]["annotations"].clone();
+    assert_eq!(annotations["traffic-policy.io/opens-dispatch"], "ipip,udp");
     let renewals = writes(&server, RENEWED);
     assert!(renewals > 0, "renewed before it is said that packets are opened");
     until("five renewals", || writes(&server, RENEWED) >= renewals + 5).await;
@@ -75,6 +81,20 @@ async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
     let why = found(&server, OWN).unwrap()["metadata"]["annotations"]["traffic-policy.io/opens-not"].clone();
     assert_eq!(why, "it is about to go");
     assert_eq!(writes(&server, OWN), 2);
+}
+
+/// `check --direct` finds out whether the role suffices, without a Lease.
+#[tokio::test]
+async fn a_check_tries_without_writing() {
+    let server = ApiServer::start().unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("kubeconfig");
+    server.write_kubeconfig(&path).unwrap();
+    try_opening(&Access::Kubeconfig(path), NAMESPACE).await.unwrap();
+    let requests = server.requests();
+    let writes: Vec<_> =
+        requests.iter().map(|(_, request)| request).filter(|request| request.contains("PATCH")).collect();
+    assert!(writes.len() == 1 && writes[0].contains("dryRun=All"), "{requests:?}");
 }
 
 /// An agent that was removed without a word renews nothing, and may not follow changes any more.

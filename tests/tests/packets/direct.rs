@@ -4,6 +4,7 @@ mod established;
 mod headers;
 mod icmp;
 mod outer_errors;
+mod udp;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};

@@ -1,6 +1,8 @@
 //! Direct forwarding: endpoints of other nodes see the client, and answer it without the node in
 //! front.
 
+mod udp;
+
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -79,16 +81,21 @@ fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
 
 fn endpoints_see_the_client(attach: &str) {
     let cluster = start(attach, &["--forwarding", "direct"], &ALL);
+    pods_see_the_client(&cluster, attach, |family| if family == Family::V4 { IPIP } else { IP6IP6 });
+}
+
+/// `within`: the protocol of the packets between the nodes.
+fn pods_see_the_client(cluster: &Cluster, attach: &str, within: fn(Family) -> u8) {
     for (protocol, (family, to)) in Protocol::BOTH
         .into_iter()
-        .flat_map(|protocol| targets(&cluster).into_iter().map(move |target| (protocol, target)))
+        .flat_map(|protocol| targets(cluster).into_iter().map(move |target| (protocol, target)))
     {
         let client = cluster.lab.client().address(family);
         let captures: Vec<_> = [2, 3]
             .map(|number| Capture::start(cluster.lab.node(number).netns(), "eth0").unwrap())
             .into_iter()
             .collect();
-        let answers = answers(&cluster, protocol, to);
+        let answers = answers(cluster, protocol, to);
         for node in ["node-2", "node-3"] {
             let seen = seen(&answers, node);
             assert!(!seen.is_empty(), "{attach} {protocol:?} {to}: {node} was never chosen");
@@ -98,12 +105,11 @@ fn endpoints_see_the_client(attach: &str) {
         // the client from the address that it asked.
         let node = cluster.lab.node(1).address(family);
         let pods: Vec<_> = cluster.lab.pods().map(|pod| pod.address(family)).collect();
-        let within = if family == Family::V4 { IPIP } else { IP6IP6 };
         let frames = captures.into_iter().flat_map(|capture| capture.finish_valid().unwrap());
         let frames: Vec<_> = frames.filter_map(|frame| Some((frame.outgoing, header(&frame)?))).collect();
         let is_request = |frame: &&(bool, (u8, IpAddr, IpAddr))| {
             let (outgoing, (protocol, from, to)) = frame;
-            !outgoing && *protocol == within && *from == node && pods.contains(to)
+            !outgoing && *protocol == within(family) && *from == node && pods.contains(to)
         };
         let is_reply = |frame: &&(bool, (u8, IpAddr, IpAddr))| {
             let (outgoing, (_, from, reached)) = frame;
@@ -118,7 +124,7 @@ fn endpoints_see_the_client(attach: &str) {
     }
     // What a person sees of it, on the node in front.
     let said = |arguments: &[&str]| cluster.agents[0].json(arguments).unwrap();
-    for (family, to) in targets(&cluster) {
+    for (family, to) in targets(cluster) {
         let (from, to) = (cluster.lab.client().address(family).to_string(), to.to_string());
         let explain = |agent: usize, more: &[&str]| {
             let explained =
@@ -214,12 +220,14 @@ fn the_annotation_changes_it_without_cutting_a_connection() {
 
 /// 30 MB each way at once, every byte compared: the segments that the client sends fit once it has
 /// heard of the smaller MTU.
-fn bulk_data_passes(attach: &str, wire_offloads: bool) {
+fn bulk_data_passes(attach: &str, dispatch: &str, wire_offloads: bool) {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(wire_offloads)).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
+    let of = |node| lease::opens_dispatch(node, &Family::BOTH, dispatch);
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(of).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
-    cluster.launch(|agent| agent.attach(attach).flags(&["--forwarding", "direct"])).unwrap();
+    let flags = ["--forwarding", "direct", "--dispatch", dispatch];
+    cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
     for family in Family::BOTH {
         let to = cluster.at(1, family, NODE_PORT);
         let report = transfer(cluster.lab.client().netns(), to, 30_000_000).unwrap();
@@ -241,10 +249,10 @@ fn bulk_data_passes(attach: &str, wire_offloads: bool) {
 /// Aggregates of up to 64 KB with unfinished checksums.
 #[test]
 fn bulk_data_passes_tc_with_offloads() {
-    bulk_data_passes("tc", true);
+    bulk_data_passes("tc", "ipip", true);
 }
 
 #[test]
 fn bulk_data_passes_xdp() {
-    bulk_data_passes("xdp", false);
+    bulk_data_passes("xdp", "ipip", false);
 }

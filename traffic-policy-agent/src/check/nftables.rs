@@ -1,9 +1,13 @@
 //! The tables and chains of nf_tables in this network namespace, including those of iptables-nft.
 //! They are only read.
 
+mod invalid;
+
 use std::{fmt, io};
 
 use traffic_policy_dataplane::node::netlink::{Connection, find, protocols::NETLINK_NETFILTER, text};
+
+pub(super) use self::invalid::invalid_drops;
 
 /// The families whose hooks see IP packets in the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,21 +90,22 @@ impl Rules {
     /// # Errors
     /// CAP_NET_ADMIN is missing.
     pub(super) fn read() -> io::Result<Self> {
-        let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
-            Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Self::default()),
-            opened => opened?,
-        };
-        // Family 0 stands for all of them; the version is 0, and no resource is given.
-        let messages = match netfilter.dump(NFTABLES | GETTABLE, &[0; HEADER]) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                return Ok(Self::default());
-            }
-            dumped => dumped?,
-        };
-        let tables = messages.iter().filter_map(|message| table(&message.payload)).collect();
-        let messages = netfilter.dump(NFTABLES | GETCHAIN, &[0; HEADER])?;
-        let chains = messages.iter().filter_map(|message| chain(&message.payload)).collect();
+        let tables = dump(NFTABLES | GETTABLE)?.iter().filter_map(|message| table(message)).collect();
+        let chains = dump(NFTABLES | GETCHAIN)?.iter().filter_map(|message| chain(message)).collect();
         Ok(Self { tables, chains })
+    }
+}
+
+/// Reads all objects of a kind; none from a kernel without nf_tables.
+fn dump(kind: u16) -> io::Result<Vec<Vec<u8>>> {
+    let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
+        opened => opened?,
+    };
+    // Family 0 stands for all of them; the version is 0, and no resource is given.
+    match netfilter.dump(kind, &[0; HEADER]) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(Vec::new()),
+        dumped => Ok(dumped?.into_iter().map(|message| message.payload).collect()),
     }
 }
 

@@ -2,8 +2,17 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use traffic_policy_cluster::source::Manifests;
+use traffic_policy_cluster::source::{Access, Manifests};
 use traffic_policy_dataplane::{Cgroup, LocalDelivery, Mode, PodServices, SnatPortRange};
+
+/// The settings of `--direct`.
+#[derive(Clone, Debug, Default)]
+pub struct DirectSettings {
+    /// The name of another node; `None`: no packet is sent.
+    pub peer: Option<String>,
+    /// The namespace of the Leases, and the way to the API server.
+    pub announce: Option<(String, Access)>,
+}
 
 /// Settings that `run` will receive.
 #[derive(Clone, Debug)]
@@ -13,6 +22,8 @@ pub struct Settings {
     pub attach: Mode,
     pub local_delivery: LocalDelivery,
     pub pod_services: PodServices,
+    /// Whether direct forwarding is looked at.
+    pub direct: Option<DirectSettings>,
     pub pins: PathBuf,
     pub cgroup: Cgroup,
     pub snat_ports: SnatPortRange,

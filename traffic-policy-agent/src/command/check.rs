@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
-use traffic_policy_cluster::source::Manifests;
+use traffic_policy_cluster::source::{Access, Manifests, SERVICE_ACCOUNT};
 use traffic_policy_dataplane::{
     Cgroup, DEFAULT_PINS, LocalDelivery, Mode, PodServices, PortRanges, SnatPortRange,
 };
@@ -17,7 +17,7 @@ use super::{
     metrics_address::MetricsAddress,
     view::{self, Output},
 };
-use crate::check::{self, Finding, Settings, Severity};
+use crate::check::{self, DirectSettings, Finding, Settings, Severity};
 
 /// Inspect this machine before the first `run`, and print what to do. Changes nothing.
 ///
@@ -41,6 +41,20 @@ pub(super) struct Arguments {
     /// Whether what pods send to Services is to be translated at the host side of their devices.
     #[arg(long, env = "TRAFFIC_POLICY_POD_SERVICES", default_value = "off", value_name = "off|on")]
     pod_services: PodServices,
+    /// Also check whether packets can be forwarded directly to pods of this node, and, by packets
+    /// of a connection that nobody has, which no pod sees, to those of the node of this name.
+    #[arg(long, value_name = "PEER", num_args = 0..=1, default_missing_value = "")]
+    direct: Option<String>,
+    /// For --direct: the namespace that `run --announce-opening` is given; whether the Lease may be
+    /// written there is tried without writing it.
+    #[arg(long, env = "TRAFFIC_POLICY_ANNOUNCE_OPENING", value_name = "NAMESPACE")]
+    announce_opening: Option<String>,
+    /// Kubeconfig for --announce-opening. Default: in-cluster, by service account.
+    #[arg(long, env = "TRAFFIC_POLICY_KUBECONFIG", value_name = "F", conflicts_with = "api_server")]
+    kubeconfig: Option<PathBuf>,
+    /// In-cluster: a real address of the API server, for --announce-opening.
+    #[arg(long, env = "TRAFFIC_POLICY_API_SERVER", value_name = "URL")]
+    api_server: Option<String>,
     /// Folder on a BPF file system where programs and maps outlive the agent.
     #[arg(long, env = "TRAFFIC_POLICY_PIN_DIR", default_value = DEFAULT_PINS, value_name = "D")]
     pin_dir: PathBuf,
@@ -120,11 +134,22 @@ impl Arguments {
 
     fn settings(self) -> Settings {
         let node_name = self.node_name;
+        let access = match self.kubeconfig {
+            Some(file) => Access::Kubeconfig(file),
+            None => {
+                Access::InCluster { api_server: self.api_server, service_account: SERVICE_ACCOUNT.into() }
+            }
+        };
+        let announce = self.announce_opening.map(|namespace| (namespace, access));
+        let direct = self
+            .direct
+            .map(|peer| DirectSettings { peer: Some(peer).filter(|peer| !peer.is_empty()), announce });
         Settings {
             devices: self.devices,
             attach: self.attach,
             local_delivery: self.local_delivery,
             pod_services: self.pod_services,
+            direct,
             pins: self.pin_dir,
             cgroup: self.cgroup,
             snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },

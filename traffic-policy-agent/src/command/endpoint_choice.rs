@@ -1,7 +1,7 @@
 //! Flags of `run` for the choice of the endpoint of a new connection, and the way to it.
 
 use clap::Args;
-use traffic_policy_cluster::model::{Algorithm, Forwarding, maglev::TableSize};
+use traffic_policy_cluster::model::{Algorithm, DispatchChoice, Forwarding, maglev::TableSize};
 use traffic_policy_dataplane::{LocalDelivery, MapSizes, PodServices};
 
 #[derive(Debug, Args)]
@@ -22,14 +22,21 @@ pub(super) struct ChoiceArguments {
         value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub(super) maglev_entries: u32,
     /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
-    /// replies come back here; `direct`: unchanged within another packet (IPv4 in IPv4, IPv6 in
-    /// IPv6), so that the endpoint sees the client, and its node answers without this one. Only
-    /// endpoints of nodes that say that they open such packets (--announce-opening) get them; all
-    /// others, and SCTP, use `snat`. The annotation traffic-policy.io/forwarding of a Service
-    /// overrides it.
+    /// replies come back here; `direct`: unchanged within another packet (--dispatch), so that the
+    /// endpoint sees the client, and its node answers without this one. Only endpoints of nodes
+    /// that say that they open such packets (--announce-opening) get them; all others, and SCTP,
+    /// use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,
+    /// What packets that are forwarded directly travel in, to nodes that open it; all others use
+    /// `snat`. `ipip`: IPv4 in IPv4, IPv6 in IPv6; `udp`: UDP, port 6080, for networks that let no
+    /// other protocol through (Azure), or spread flows by the ports of UDP alone; `auto`: what the
+    /// other node prefers, which is `udp` if that is its own --dispatch, else `ipip`. A node that
+    /// opens packets opens both.
+    #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp",
+        value_parser = dispatch)]
+    pub(super) dispatch: DispatchChoice,
     /// Take part in direct forwarding: tell the agents of other nodes, by a Lease in this
     /// namespace, while this node opens packets that they forward directly, and heed theirs. To be
     /// set on every node, whichever way its own packets take. This requires a role there: list,
@@ -58,4 +65,9 @@ pub(super) struct ChoiceArguments {
 /// Parses `--forwarding`.
 fn forwarding(text: &str) -> Result<Forwarding, String> {
     Forwarding::parse(text).ok_or_else(|| "it is snat or direct".to_owned())
+}
+
+/// Parses `--dispatch`.
+fn dispatch(text: &str) -> Result<DispatchChoice, String> {
+    DispatchChoice::parse(text).ok_or_else(|| "it is auto, ipip or udp".to_owned())
 }

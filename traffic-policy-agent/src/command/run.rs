@@ -399,6 +399,7 @@ impl Arguments {
             node_port_addresses: self.node_port_addresses,
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             forwarding: self.choice.forwarding,
+            dispatch: self.choice.dispatch,
             opening,
             algorithm: self.choice.algorithm,
             healthz: self.healthz_address,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_cluster::model::{Algorithm, Endpoint, Forwarding, Protocol};
+use traffic_policy_cluster::model::{Algorithm, Dispatch, Endpoint, Forwarding, Protocol};
 use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -328,8 +328,10 @@ fn details(
     }
     if port.forwarding == Forwarding::Direct {
         let remote = || port.cluster.iter().filter(|endpoint| !endpoint.local);
-        let (opened, all) = (remote().filter(|endpoint| endpoint.opens).count(), remote().count());
-        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes")?;
+        let (opened, all) = (remote().filter(|endpoint| endpoint.opens.is_some()).count(), remote().count());
+        let udp = remote().filter(|endpoint| endpoint.opens == Some(Dispatch::Udp)).count();
+        let within = if udp == 0 { String::new() } else { format!(", within UDP to {udp}") };
+        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes{within}")?;
     }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;

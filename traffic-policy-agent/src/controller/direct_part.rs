@@ -136,7 +136,7 @@ impl<P: PacketPath> Controller<P> {
         } else {
             self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
         };
-        DirectPart { addresses, why_not }
+        DirectPart { addresses, dispatch: self.settings.dispatch, why_not }
     }
 }
 
@@ -173,13 +173,13 @@ mod tests {
     fn flows_are_direct_once_the_others_have_had_time_to_hear() {
         let opening = Opening::new("n".to_owned());
         let mut part = Part { opening: Some(opening.clone()), told: None, sends: false };
-        let own = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), why_not: None };
+        let own = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), ..DirectPart::default() };
         let start = Instant::now();
         assert!(!part.may_send(&own, false, start) && part.told.is_none(), "nobody is told");
         opening.told.send_modify(|told| told.held = Some(own.clone()));
         assert!(!part.may_send(&own, false, start));
         assert!(!part.may_send(&own, false, start + HEARD / 2));
-        let other = DirectPart { addresses: ["192.0.2.2".parse().unwrap()].into(), why_not: None };
+        let other = DirectPart { addresses: ["192.0.2.2".parse().unwrap()].into(), ..DirectPart::default() };
         assert!(!part.may_send(&other, false, start + HEARD), "another address, which nobody knows");
         assert!(!part.may_send(&own, false, start + HEARD));
         assert!(part.may_send(&own, false, start + HEARD * 2) && part.sends);

@@ -11,7 +11,8 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 use traffic_policy_cluster::{
     model::{
-        Algorithm, Changes, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName, Silent, Warning,
+        Algorithm, Changes, DispatchChoice, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName,
+        Silent, Warning,
     },
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
@@ -40,6 +41,7 @@ pub(super) struct ServiceSync {
     node_port_addresses: NodePortAddresses,
     service_cidrs: BTreeSet<IpNet>,
     forwarding: Forwarding,
+    dispatch: DispatchChoice,
     /// Whether no flow is to begin as a direct one yet.
     hold_direct: bool,
     /// The same as of the last write.
@@ -86,6 +88,7 @@ impl ServiceSync {
             node_port_addresses: settings.node_port_addresses.clone(),
             service_cidrs: settings.service_cidrs.clone(),
             forwarding: settings.forwarding,
+            dispatch: settings.dispatch,
             hold_direct: false,
             held_direct: false,
             algorithm: settings.algorithm,
@@ -210,6 +213,7 @@ impl ServiceSync {
             loopback_ipv6: chosen.loopback(true),
             service_cidrs: self.service_cidrs.clone(),
             forwarding: self.forwarding,
+            dispatch: self.dispatch,
             hold_direct: self.hold_direct,
             health_ports: self.health_ports.look(),
             algorithm: self.algorithm,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::SocketAddr};
 
 use ipnet::IpNet;
 use traffic_policy_cluster::{
-    model::{Algorithm, Forwarding},
+    model::{Algorithm, DispatchChoice, Forwarding},
     source::{Kubernetes, Manifests, Opening},
 };
 use traffic_policy_dataplane::{Config, node::socket_ender::SocketEnder};
@@ -34,6 +34,8 @@ pub struct Settings {
     pub service_cidrs: BTreeSet<IpNet>,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
+    /// What packets that are forwarded directly travel in.
+    pub dispatch: DispatchChoice,
     /// The Leases of direct forwarding; `None`: this node writes none.
     pub opening: Option<Opening>,
     /// The algorithm of Services whose annotation names none.

@@ -289,7 +289,7 @@ mod tests {
             address: "10.1.0.1:80".parse().unwrap(),
             local: true,
             remote: false,
-            opens: false,
+            opens: None,
             node: 0,
             weight: 1,
         };

@@ -3,6 +3,29 @@
 
 use super::{Address, Port};
 
+/// The destination port of UDP that has a packet inside: GUE of variant 1, in which the inner
+/// header follows that of UDP.
+/// <https://datatracker.ietf.org/doc/html/draft-ietf-intarea-gue-09> section 4
+pub const GUE_PORT: Port = Port::from_host(6080);
+
+/// The source ports of such packets, by the bits that they have in common: 512 to 1023. Datagrams
+/// of others that have a node's address as their source, by SNAT or from a process without
+/// privileges, have larger ones: a payload that looks like a packet is not taken for one of a node.
+const OUTER_PORTS: u16 = 512;
+
+/// Returns the source port of a flow's outer packets, by which the cards of other nodes and routers
+/// spread flows.
+#[inline(always)]
+pub const fn outer_port(hash: u64) -> Port {
+    Port::from_host(OUTER_PORTS | (hash >> 16) as u16 & (OUTER_PORTS - 1))
+}
+
+/// Whether [`outer_port`] may have returned a port.
+#[inline(always)]
+pub const fn is_outer_port(port: Port) -> bool {
+    port.to_host() & !(OUTER_PORTS - 1) == OUTER_PORTS
+}
+
 /// The key of `tp_direct_eps4` and `tp_direct_eps6`: an endpoint on this node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

@@ -10,6 +10,8 @@ pub const SLOT_LOCAL: u16 = 1;
 pub const SLOT_REMOTE: u16 = 2;
 /// The endpoint's node opens packets that other nodes send it for the endpoint.
 pub const SLOT_OPENS: u16 = 4;
+/// In addition to [`SLOT_OPENS`]: they are sent within UDP.
+pub const SLOT_UDP: u16 = 8;
 
 /// An endpoint, by value.
 #[repr(C)]
@@ -17,7 +19,7 @@ pub const SLOT_OPENS: u16 = 4;
 pub struct Slot<A> {
     pub address: A,
     pub port: Port,
-    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`].
+    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`], [`SLOT_UDP`].
     pub flags: u16,
     /// The number of its node in `tp_node_names`; 0: it has no `nodeName`, or is on this node.
     pub node: u16,
@@ -29,6 +31,12 @@ impl<A> Slot<A> {
     #[inline(always)]
     pub const fn opens(&self) -> u8 {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
+    }
+
+    /// 1 if it has [`SLOT_OPENS`], 3 if it has [`SLOT_UDP`], too.
+    #[inline(always)]
+    pub const fn dispatch(&self) -> u64 {
+        (self.flags >> SLOT_OPENS.trailing_zeros()) as u64 & 3
     }
 }
 

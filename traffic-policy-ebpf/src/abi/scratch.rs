@@ -68,7 +68,7 @@ pub struct Scratch<A: Address> {
     pub made_room: u32,
     /// 1: the queue of TCP is looked at first.
     pub tcp_first: u64,
-    /// 1: the new flow's packets travel unchanged to an endpoint on another node.
+    /// 1: the new flow's packets travel unchanged to an endpoint on another node. 3: within UDP.
     pub direct: u64,
     /// The packet that was opened last, and the outer packet that is to be built.
     pub opened: Opened<A>,
@@ -125,7 +125,9 @@ pub struct Outer<A> {
     /// The device by which it leaves, and the flag
     /// [`HOP_NO_ETHERNET`][super::HOP_NO_ETHERNET] if that device has no Ethernet.
     pub ifindex: u32,
-    pub flags: u32,
+    pub flags: u16,
+    /// The source port of the UDP that it travels in, memory order; 0: it travels in IP.
+    pub port: u16,
     /// The owners of the connection that were asked before: 0 in all packets but those of a
     /// connection that is looked for.
     pub number: u32,

@@ -79,9 +79,10 @@ pub trait Packet: Copy {
     /// Cuts or extends the frame to `length` bytes. Pointers into the packet become invalid. False:
     /// the frame is unchanged. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
-    /// Makes room for `bytes` of an outer header, of IPv6 or IPv4, in front of the IP header.
-    /// Pointers into the packet become invalid. False: the frame is unchanged.
-    fn make_room(self, bytes: u32, v6: bool) -> bool;
+    /// Makes room for `bytes` of an outer header, of IPv6 or IPv4, and that of UDP behind it if
+    /// `udp` is 1, in front of the IP header. Pointers into the packet become invalid. False: the
+    /// frame is unchanged.
+    fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool;
     /// The programs that can be jumped to.
     fn jumps() -> Table;
     /// Continues with another program of [`jump`]; returns only if it is missing.
@@ -130,7 +131,7 @@ pub trait Skb: Packet {
     /// and returns the verdict. At ingress only. The other end must be in another network namespace
     /// and up: the kernel drops the packet otherwise.
     fn send_peer(self, ifindex: u32) -> i32;
-    /// Removes `bytes` of an outer IP header. Pointers into the packet become invalid. False: the
+    /// Removes `bytes` of outer headers. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn remove_room(self, bytes: u32) -> bool;
     /// Makes room for `bytes` of an outer header as `make_room` does, for a packet that is marked

@@ -29,6 +29,7 @@ use crate::datapath::{
     forward::{self, Current, Forwarding, direct, local, outer::Outer},
     lb::{Target, select},
     maps::PREFILTER,
+    open,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, fixed},
     prefilter::{self, Match},
     reject, trace,
@@ -75,6 +76,9 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
     let matched = prefilter::classify::<F>(filter, &parsed.tuple);
     if matches!(matched, Match::No) {
         trace::note(step::FILTER, Match::No as u32, [0; 2]);
+        if open::may_be_outer::<P, _>(&parsed.tuple) {
+            packet.jump::<F, { jump::OPEN }>();
+        }
         return Outcome::Passed.into();
     }
     trace::note(step::FILTER, matched as u32, [0; 2]);

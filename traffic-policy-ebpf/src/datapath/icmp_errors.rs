@@ -6,7 +6,7 @@
 //! unchanged within an outer packet, to the endpoint's node, which translates it.
 
 use traffic_policy_ebpf::{
-    abi::{Flow, PROTOCOL_SCTP, Slot, hook, kind},
+    abi::{Flow, PROTOCOL_SCTP, Slot, hook, kind, outer_port},
     outcome::Outcome,
 };
 
@@ -119,6 +119,9 @@ fn to_owner<P: Packet, F: RewriteIcmpError>(
     set!(entry.destination = slot.address);
     set!(entry.hop = via.hop);
     set!(entry.epoch = via.epoch);
+    // The port of UDP that the packet travels in; 0: it travels in IP.
+    let spread = error.tuple.ports.source().to_host() as u64;
+    set!(entry.port_delta = outer_port(spread << 16).wire() * (slot.dispatch() >> 1) as u16);
     Ok(entry)
 }
 

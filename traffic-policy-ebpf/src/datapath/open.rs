@@ -6,12 +6,17 @@
 //! ```
 //!
 //! A packet is opened only if its outer source is an address of a node, and its outer destination
-//! an endpoint of this node; every other one is left alone. What was inside takes the path of all
-//! packets, except that the endpoint is given: it is the one that the other node has chosen. It is
-//! never handed to the stack as it is, which would send it back to that node.
+//! an endpoint of this node; every other one is left alone. So is a datagram to the port of packets
+//! within UDP which the endpoint's pod is to get: one that another source port shows not to be a
+//! node's, or that holds no packet for a Service with this endpoint. What was inside takes the path
+//! of all packets, except that the endpoint is given: it is the one that the other node has chosen.
+//! It is never handed to the stack as it is, which would send it back to that node.
 
 use traffic_policy_ebpf::{
-    abi::{DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port, SLOT_LOCAL, Scratch, Slot, hook, jump, kind},
+    abi::{
+        Address, DirectEndpoint, DirectEndpointKey, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
+        SLOT_LOCAL, Scratch, Slot, Tuple, hook, jump, kind,
+    },
     outcome::{Outcome, Verdict},
     tcp::{ANSWERED, ASSURED, REMOVED, RST, flag},
 };
@@ -23,11 +28,15 @@ use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4, V6},
     flow::{datagrams, established, table::FlowTable},
-    forward::{self, Forwarding, direct, outer::Outer},
+    forward::{
+        self, Forwarding, direct,
+        outer::{self, Outer},
+    },
     lb::{owners, select},
     parse::{self, ETHERNET, Parsed, fixed},
     value::{borrow, load},
     verdict::{self, Decision},
+    words::load32,
 };
 
 /// The value of `Opened::pending` for a packet that may be sent on to a former owner.
@@ -41,20 +50,27 @@ pub fn run<F: Outer>(packet: Tc) -> i32 {
 
 #[inline(always)]
 fn incoming<F: Outer>(packet: Tc) -> Decision {
-    packet.pull(LINEAR + 2 * F::OUTER);
-    let ip = packet.data() + ETHERNET;
-    if ip + 2 * F::OUTER as usize > packet.end() || !F::is_outer(ip) {
+    packet.pull(LINEAR + 2 * F::OUTER + outer::UDP);
+    let (ip, end) = (packet.data() + ETHERNET, packet.end());
+    if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
         return Outcome::PassedUnsupportedProtocol.into();
     }
     let (source, destination) = F::addresses_at(ip);
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
+    let left_alone = if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol };
     if F::direct_from().lookup::<_, u32>(&source).is_none() || port_of::<F>(destination, NO_SERVICE).is_none()
     {
-        return Outcome::PassedUnsupportedProtocol.into();
+        return left_alone.into();
     }
+    set!(scratch.opened.endpoint.address = destination);
+    if is_udp && !is_of_node::<F>(scratch, ip, end) {
+        return left_alone.into();
+    }
+    let room = F::OUTER + if is_udp { outer::UDP } else { 0 };
     let marked = F::is_marked(ip);
     let asked = owners::asked(F::number(ip));
-    if !packet.remove_room(F::OUTER) {
+    if !packet.remove_room(room) {
         return Outcome::DroppedInternalError.into();
     }
     let ip = packet.data() + ETHERNET;
@@ -65,7 +81,6 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     if marked {
         F::mark(packet, ip);
     }
-    set!(scratch.opened.endpoint.address = destination);
     set!(scratch.opened.pending = 1);
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
@@ -119,10 +134,41 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     Outcome::DroppedInternalError.into()
 }
 
+/// Whether the datagram at `ip`, for the endpoint of `Scratch::opened`, holds a packet that another
+/// node has sent for a Service with this endpoint. A packet without ports where they are expected
+/// is judged by its length alone: an answer that is wrong drops it.
+#[inline(always)]
+fn is_of_node<F: Outer>(scratch: *mut Scratch<F::Address>, ip: usize, end: usize) -> bool {
+    let l4 = ip + F::OUTER as usize;
+    let inner = l4 + outer::UDP as usize;
+    if inner + F::OUTER as usize > end || !F::is_inner(inner) || !outer::is_udp_header(l4, F::length(inner)) {
+        return false;
+    }
+    let ports = inner + F::OUTER as usize;
+    if !F::has_ports(inner) {
+        return true;
+    }
+    if ports + 4 > end {
+        return false;
+    }
+    let (source, destination) = F::addresses_at(inner);
+    set!(scratch.opening.source = source);
+    set!(scratch.opening.destination = destination);
+    set!(scratch.opening.ports = Ports::from_wire(load32::<0>(ports)));
+    set!(scratch.opening.protocol = F::protocol(inner) as u32);
+    (if F::V6 { complete6() } else { complete4() }) == KNOWN
+}
+
 /// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
 #[inline(always)]
 const fn can_be_opened<P: Packet>() -> bool {
     P::TC && !P::SCTP && P::L2 != 0 && !P::POD
+}
+
+/// Whether a packet may be one within UDP that another node has sent.
+#[inline(always)]
+pub fn may_be_outer<P: Packet, A: Address>(tuple: &Tuple<A>) -> bool {
+    P::TC && !P::POD && tuple.ports.destination() == GUE_PORT && tuple.protocol == PROTOCOL_UDP
 }
 
 /// Whether the packet that this program sees was opened.

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step},
+    abi::{Address, Flow, RouteKind, Slot, frontend, jump, kind, step},
     hash,
     outcome::Outcome,
 };
@@ -59,6 +59,13 @@ pub fn run<P: Packet, F: Outer>(packet: P) -> i32 {
                     }
                     Err(decision) => decision,
                 };
+                // An endpoint's address may share the prefilter's bits with that of a Service.
+                if matches!(decision.outcome, Outcome::PassedNotService)
+                    && open::may_be_outer::<P, _>(&parsed.tuple)
+                    && !open::was_opened::<P, F>()
+                {
+                    packet.jump::<F, { jump::OPEN }>();
+                }
                 reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
             }
             Err(outcome) => open::conclude::<P, F>(outcome.into()),
@@ -283,7 +290,7 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    set!(scratch.direct &= slot.opens() as u64);
+    set!(scratch.direct = get!(scratch.direct) * slot.dispatch());
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use super::{
-    Algorithm, Forwarding, HealthPortRules, Limits,
+    Algorithm, DispatchChoice, Forwarding, HealthPortRules, Limits,
     direct_nodes::DirectNodes,
     node_numbers::NodeNumbers,
     object::Service,
@@ -33,6 +33,8 @@ pub struct NodeInput {
     pub limits: Limits,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
+    /// What packets that are forwarded directly travel in (`--dispatch`).
+    pub dispatch: DispatchChoice,
     /// Whether no flow is to begin as a direct one yet: other nodes may not know this one.
     pub hold_direct: bool,
     /// Whether this node has IPv4.

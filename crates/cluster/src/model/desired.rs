@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Algorithm, Excess, Forwarding, Policy, Protocol, ServiceName, ServicePortKey};
+use super::{Algorithm, Dispatch, Excess, Forwarding, Policy, Protocol, ServiceName, ServicePortKey};
 
 /// An address on which a Service port is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,8 +38,9 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether its `nodeName` is another node.
     pub remote: bool,
-    /// Whether that other node opens packets that are forwarded to it directly.
-    pub opens: bool,
+    /// What packets that are forwarded directly travel in to that other node; `None`: it opens
+    /// none.
+    pub opens: Option<Dispatch>,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
     /// Its weight in a Maglev table.

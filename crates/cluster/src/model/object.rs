@@ -9,7 +9,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{Algorithm, Forwarding, Protocol, ServiceName, Weights};
+use super::{Algorithm, Dispatch, Forwarding, Protocol, ServiceName, Weights};
 
 /// `spec.type` of a Service that is proxied (never `ExternalName`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -272,6 +272,8 @@ pub struct DirectNode {
     pub node: String,
     /// Whether it opens packets that other nodes forward to it.
     pub opens: bool,
+    /// What it opens, the preferred one first; it is not empty.
+    pub dispatches: Vec<Dispatch>,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
 }

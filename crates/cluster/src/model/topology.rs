@@ -118,7 +118,8 @@ impl<'a> Candidates<'a> {
         sorted(list.into_iter().zip(weights).map(|((address, endpoint, local), weight)| {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
-            let opens = !local && direct.open(address.ip(), endpoint.node_name.as_deref());
+            let node_name = endpoint.node_name.as_deref().filter(|_| !local);
+            let opens = direct.open(address.ip(), node_name);
             Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
     }
@@ -190,7 +191,7 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
     let remote = !local && endpoint.node_name.is_some();
-    Endpoint { address, local, remote, opens: false, node: 0, weight: 1 }
+    Endpoint { address, local, remote, opens: None, node: 0, weight: 1 }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind

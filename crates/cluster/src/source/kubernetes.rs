@@ -43,7 +43,7 @@ pub use self::{
     announcement::{Announcement, Leaving},
     follow::follow_cluster,
     list::{ListError, Listed, list_cluster},
-    opening::{DirectNews, DirectPart, DirectTold, Opening, WithdrawError, Withdrawal},
+    opening::{DirectNews, DirectPart, DirectTold, Opening, WithdrawError, Withdrawal, try_opening},
 };
 use self::{
     connect::{Next, Renewed},

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_cluster::model::{FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
+use traffic_policy_cluster::model::{Dispatch, FALLBACK_ANNOTATION, FrontendKind, ServicePortKey};
 use traffic_policy_ebpf::{
     abi::{
         AffinityMatch, FilterMatch, ListKind, RangeMatch, RouteKind, TraceStep, WideAddress, frontend,
@@ -128,8 +128,10 @@ impl Describer<'_> {
                 match RouteKind::numbered(step.value)? {
                     RouteKind::NextHop | RouteKind::Unresolved if self.facts.direct => {
                         let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
-                        let endpoint = self.facts.chosen?.address.ip();
-                        let form = form_of_direct(endpoint.is_ipv6());
+                        let chosen = self.facts.chosen?;
+                        let endpoint = chosen.address.ip();
+                        let within_udp = chosen.opens == Some(Dispatch::Udp);
+                        let form = if within_udp { "UDP" } else { form_of_direct(endpoint.is_ipv6()) };
                         format!(
                             "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
                              answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
@@ -286,7 +288,8 @@ mod tests {
     #[test]
     fn a_dead_node_and_its_endpoints() {
         let dead = |silent| DeadNode { number: 2, name: "far".to_owned(), silent };
-        let candidate = |node| Candidate { address: "10.244.2.2:8080".parse().unwrap(), local: false, node };
+        let candidate =
+            |node| Candidate { address: "10.244.2.2:8080".parse().unwrap(), local: false, node, opens: None };
         let text = left_out(&dead(Some(Duration::from_millis(12_700))), &[candidate(1)], None);
         assert!(text.contains("node far is dead, for 12 s it has answered neither"), "{text}");
         assert!(text.ends_with("of this Service is left out of the list"), "{text}");
@@ -304,7 +307,8 @@ mod tests {
     #[test]
     fn many_dead_nodes_are_counted() {
         let dead = |number| DeadNode { number, name: format!("n{number}"), silent: None };
-        let candidate = Candidate { address: "10.244.9.2:8080".parse().unwrap(), local: false, node: 9 };
+        let candidate =
+            Candidate { address: "10.244.9.2:8080".parse().unwrap(), local: false, node: 9, opens: None };
         let of = |count: u16| dead_nodes(&(1..=count).map(dead).collect::<Vec<_>>(), &[candidate], None);
         assert_eq!((of(0).len(), of(5).len()), (0, 5));
         let sentences = of(9);

@@ -7,7 +7,7 @@ mod offline;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_cluster::model::{Dispatch, ServicePortKey};
 use traffic_policy_ebpf::abi::{Frontend, IndexRange, SLOT_LOCAL, SocketQuestion};
 
 pub use crate::dataplane::tracing_copy::{Judged, PacketHook};
@@ -17,6 +17,7 @@ use crate::{
         sync::apply,
         tracing_copy::TracingCopy,
     },
+    dispatch,
     inspect::{external_policy, falls_back, service_key},
 };
 
@@ -28,6 +29,8 @@ pub struct Candidate {
     pub local: bool,
     /// The number of its node in [`Nodes`][crate::inspect::Nodes]; 0 if it has none.
     pub node: u16,
+    /// What packets that are forwarded to it directly travel in; `None`: none are.
+    pub opens: Option<Dispatch>,
 }
 
 /// A device on which packets may arrive.
@@ -111,7 +114,7 @@ impl Simulator {
             (slot.address.to_ip(), slot.port, slot.flags, slot.node)
         };
         let address = SocketAddr::new(address, port.to_host());
-        Ok(Candidate { address, local: flags & SLOT_LOCAL != 0, node })
+        Ok(Candidate { address, local: flags & SLOT_LOCAL != 0, node, opens: dispatch::of(flags) })
     }
 
     /// Returns the frontend at an address, as the maps hold it.

@@ -12,8 +12,8 @@ use traffic_policy_cluster::model::{
     Endpoint, Forwarding, FrontendKind, Policy, ServiceName, ServicePortKey,
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    ServiceInfo, Slot, frontend, frontend_kind, maglev, policy, scope,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
+    Slot, frontend, frontend_kind, maglev, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -24,6 +24,7 @@ use crate::dataplane::{
         reader::{Pod, Reader},
     },
 };
+use crate::dispatch;
 
 /// A Service port of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -312,7 +313,7 @@ where
                 address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                 local: slot.flags & SLOT_LOCAL != 0,
                 remote: slot.flags & SLOT_REMOTE != 0,
-                opens: slot.flags & SLOT_OPENS != 0,
+                opens: dispatch::of(slot.flags),
                 node: slot.node,
                 // Maps hold the shares that follow from it.
                 weight: 1,

@@ -12,7 +12,7 @@ use traffic_policy_dataplane::{Maps, ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP,
     ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, pod_flags, scope, source_check,
 };
 
@@ -388,7 +388,7 @@ fn write<A: Address + Wire>(
             } else if remote {
                 SLOT_REMOTE
             } else if frontend.is_direct() {
-                SLOT_OPENS
+                SLOT_OPENS | if frontend.within_udp { SLOT_UDP } else { 0 }
             } else {
                 0
             };

@@ -24,6 +24,7 @@ pub struct Frontend {
     pub former_until: u64,
     /// Source ranges; if there are any, no other client is served.
     pub sources: Vec<Spot>,
+    pub(super) within_udp: bool,
 }
 
 impl Frontend {
@@ -43,6 +44,7 @@ impl Frontend {
             former: Vec::new(),
             former_until: u64::MAX,
             sources: Vec::new(),
+            within_udp: false,
         }
     }
 
@@ -113,6 +115,13 @@ impl Frontend {
     pub fn direct(mut self) -> Self {
         self.flags |= frontend::DIRECT;
         self
+    }
+
+    /// Forwards directly, within UDP.
+    #[must_use]
+    pub fn direct_within_udp(mut self) -> Self {
+        self.within_udp = true;
+        self.direct()
     }
 
     pub(super) fn is_direct(&self) -> bool {

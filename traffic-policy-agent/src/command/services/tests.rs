@@ -11,7 +11,7 @@ fn port() -> ServicePort {
         address: text.parse().unwrap(),
         local: node == 0,
         remote: node != 0,
-        opens: node == 2,
+        opens: (node == 2).then_some(Dispatch::Ipip),
         node,
         weight: 1,
     };

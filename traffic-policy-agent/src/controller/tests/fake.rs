@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use traffic_policy_cluster::{
-    model::{Algorithm, Changes, Desired, Forwarding, Limits, ServicePort, ServicePortKey},
+    model::{Algorithm, Changes, Desired, DispatchChoice, Forwarding, Limits, ServicePort, ServicePortKey},
     source::Manifests,
 };
 use traffic_policy_dataplane::{
@@ -386,6 +386,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         node_port_addresses: "all".parse().unwrap(),
         service_cidrs: BTreeSet::new(),
         forwarding: Forwarding::Snat,
+        dispatch: DispatchChoice::Auto,
         opening: None,
         algorithm: Algorithm::default(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),

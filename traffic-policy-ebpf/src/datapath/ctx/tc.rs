@@ -60,6 +60,8 @@ const FIXED_GSO: u64 = 1;
 /// BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 and BPF_F_ADJ_ROOM_ENCAP_L3_IPV6.
 const ENCAPSULATED_IPV4: u64 = 2;
 const ENCAPSULATED_IPV6: u64 = 4;
+/// The bit of BPF_F_ADJ_ROOM_ENCAP_L4_UDP.
+const ENCAPSULATED_UDP: u32 = 4;
 
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
@@ -241,9 +243,9 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
     #[inline(always)]
-    fn make_room(self, bytes: u32, v6: bool) -> bool {
+    fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool {
         let encapsulated = if v6 { ENCAPSULATED_IPV6 } else { ENCAPSULATED_IPV4 };
-        self.adjust(bytes as i32, FIXED_GSO | encapsulated)
+        self.adjust(bytes as i32, FIXED_GSO | encapsulated | (udp as u64) << ENCAPSULATED_UDP)
     }
     #[inline(always)]
     fn jumps() -> Table {

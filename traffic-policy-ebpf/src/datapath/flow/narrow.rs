@@ -10,7 +10,7 @@ use crate::datapath::{
     value::borrow,
 };
 
-/// IPv6's least MTU (RFC 8200 section 5) and an outer header, in bytes.
+/// IPv6's least MTU (RFC 8200 section 5) and an outer IP header, in bytes.
 const LEAST: u32 = 1280 + 40;
 
 /// Whether a direct flow that is about to be inserted fits its way; if not, it is made a translated
@@ -39,7 +39,8 @@ fn judge() -> i32 {
         let of_route = get!(scratch.route_mtu) as u32;
         if mtu != 0 && mtu < of_route { mtu } else { of_route }
     };
-    if mtu >= LEAST {
+    // Within UDP, eight bytes more.
+    if mtu >= LEAST + ((get!(scratch.direct) as u32 >> 1) << 3) {
         return 1;
     }
     set!(scratch.request.kind = kind::FORWARD);

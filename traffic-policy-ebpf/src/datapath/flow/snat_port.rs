@@ -7,7 +7,7 @@ use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
         Address, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch,
-        Slot, TableUsage, Tail, Tuple, kind, step,
+        Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -106,7 +106,7 @@ impl<P: Packet, F: Family> NewFlow<'_, P, F> {
         let after = self.source.sum() + self.slot.address.sum();
         store(place!(mut scratch.reply), self.reply(checksum::delta(after, before)));
         store(place!(mut scratch.request), self.request(checksum::delta(before, after)));
-        set!(scratch.request.kind += get!(scratch.direct) as u8 * TO_DIRECT);
+        set!(scratch.request.kind += (get!(scratch.direct) & 1) as u8 * TO_DIRECT);
     }
 
     /// Returns the reply entry. The first reply resolves its hop.
@@ -210,15 +210,8 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
     // Not earlier: a flow that gets no port must not push out another.
     let place = unassured::take_place::<F>(scratch, usage, get!(scratch.key.protocol));
     set!(scratch.request.tail = Tail::of_queue_place(place));
-    let ports = get!(scratch.port_search.ports);
-    trace::note(step::PORT, ports.source().to_host() as u32, [0; 2]);
-    set!(scratch.request.ports = ports);
-    set!(
-        scratch.request.port_delta = checksum::delta(
-            checksum::port_sum(get!(scratch.port_search.client_ports)),
-            checksum::port_sum(ports),
-        )
-    );
+    trace::note(step::PORT, get!(scratch.port_search.ports).source().to_host() as u32, [0; 2]);
+    _ = if F::V6 { note_ports6() } else { note_ports4() };
     if get!(scratch.port_search.stays) != 0 {
         return Ok(true);
     }
@@ -227,6 +220,29 @@ pub fn insert<F: Family>(scratch: *mut Scratch<F::Address>, usage: *mut TableUsa
         EXISTS => Ok(false),
         _ => Err(Outcome::DroppedTableFull),
     }
+}
+
+global_functions! {
+    note_ports4 => note_ports::<V4>;
+    note_ports6 => note_ports::<V6>;
+}
+
+/// Writes the ports of the request entry, and their difference, or the source port of UDP that its
+/// packets travel in.
+#[inline(always)]
+fn note_ports<F: Family>() -> i32 {
+    let Some(scratch) = F::scratch() else { return 0 };
+    let ports = get!(scratch.port_search.ports);
+    set!(scratch.request.ports = ports);
+    let difference = if get!(scratch.request.kind) == kind::DIRECT {
+        let port = outer_port(get!(scratch.port_search.spread) as u64);
+        port.wire() * (get!(scratch.direct) >> 1) as u16
+    } else {
+        let client_ports = get!(scratch.port_search.client_ports);
+        checksum::delta(checksum::port_sum(client_ports), checksum::port_sum(ports))
+    };
+    set!(scratch.request.port_delta = difference);
+    0
 }
 
 /// Claims the reply entry: with the client's own port if the endpoint is on this node and the port

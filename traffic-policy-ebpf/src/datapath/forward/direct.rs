@@ -47,6 +47,10 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     }
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let number = take_number(scratch);
+    // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
+    let outer = place!(mut scratch.outer);
+    set!(outer.number = number);
+    set!(outer.port = get!(entry.port_delta));
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -56,8 +60,11 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     } else {
         return Outcome::DroppedNoRoute.into();
     };
-    if inner.wire_length(packet) + F::OUTER > mtu {
-        return if P::TC { inner.mtu_exceeded(mtu - F::OUTER) } else { Outcome::PassedToTc.into() };
+    set!(outer.ifindex = ifindex);
+    set!(outer.flags = (flags & HOP_NO_ETHERNET) as u16);
+    let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(get!(entry.port_delta)));
+    if inner.wire_length(packet) as i32 > mtu as i32 {
+        return if P::TC { inner.mtu_exceeded(mtu) } else { Outcome::PassedToTc.into() };
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
         return Outcome::PassedToTc.into();
@@ -65,13 +72,8 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     inner.account(entry, now);
     let (macs, source_mac_tail) =
         if hop.is_null() { (0, 0) } else { (get!(hop.macs), get!(hop.source_mac_tail)) };
-    // Field by field: the stack of the programs for IPv6 has no room for a copy.
-    let outer = place!(mut scratch.outer);
     set!(outer.macs = macs);
     set!(outer.source_mac_tail = source_mac_tail);
-    set!(outer.ifindex = ifindex);
-    set!(outer.flags = flags & HOP_NO_ETHERNET);
-    set!(outer.number = number);
     set!(outer.source = get!(entry.source));
     set!(outer.destination = get!(entry.destination));
     let context = packet.raw();
@@ -108,7 +110,7 @@ fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
     let outer = place!(const scratch.outer);
     let ifindex = get!(outer.ifindex);
     if let Some(skb) = packet.skb() {
-        if get!(outer.flags) & HOP_NO_ETHERNET != 0 {
+        if get!(outer.flags) as u32 & HOP_NO_ETHERNET != 0 {
             return skb.send_routed(ifindex);
         }
         if get!(outer.macs) == 0 {
@@ -118,18 +120,23 @@ fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
     packet.send(ifindex)
 }
 
-/// Puts the outer header of `Scratch::outer` in front of a packet. False: the kernel refused.
+/// Puts the outer headers of `Scratch::outer` in front of a packet. False: the kernel refused.
 #[inline(always)]
 fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
-    if !packet.make_room(F::OUTER, F::V6) && !make_room_again::<P, F>(packet, scratch) {
+    let outer = place!(const scratch.outer);
+    let port = get!(outer.port);
+    let room = F::OUTER + outer::udp(port);
+    if !packet.make_room(room, F::V6, (port != 0) as u32)
+        && !make_room_again::<P>(packet, room, get!(outer.number))
+    {
         return false;
     }
     let (data, end) = (packet.data(), packet.end());
-    if data + parse::ETHERNET + 2 * F::OUTER as usize > end {
+    let ip = data + parse::ETHERNET;
+    let inner = ip + room as usize;
+    if ip + (F::OUTER + outer::UDP) as usize > end || inner + F::OUTER as usize > end {
         return false;
     }
-    let ip = data + parse::ETHERNET;
-    let outer = place!(const scratch.outer);
     let macs = get!(outer.macs);
     if macs != 0 || !P::TC {
         store64::<0>(data, macs);
@@ -137,7 +144,10 @@ fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Addres
         store16::<12>(data, F::ETHERTYPE);
     }
     let number = get!(outer.number);
-    F::header(ip, ip + F::OUTER as usize, number, get!(outer.source), get!(outer.destination));
+    let length = F::header(ip, inner, number, port, get!(outer.source), get!(outer.destination));
+    if port != 0 {
+        outer::udp_header(ip + F::OUTER as usize, port, length);
+    }
     true
 }
 
@@ -154,7 +164,6 @@ pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
 /// mark and the offsets of the inner headers are those that it needs.
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
-fn make_room_again<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
-    let was_opened = get!(scratch.outer.number) != 0;
-    was_opened && packet.skb().is_some_and(|skb| skb.make_room_again(F::OUTER))
+fn make_room_again<P: Packet>(packet: P, room: u32, number: u32) -> bool {
+    number != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
 }

@@ -1,8 +1,12 @@
-//! The header of an outer packet: IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473). A
-//! packet travels in one of its own family, without options and extension headers.
+//! The headers of an outer packet: IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473), or
+//! either within UDP as well (GUE of variant 1, which has no header of its own). A packet travels
+//! in one of its own family, without options and extension headers.
+//!
+//! The checksum of UDP is 0, none, also in IPv6, which allows that in tunnels (RFC 6935, RFC 6936):
+//! the packet inside has its own, which the endpoint checks, and names the addresses that count.
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, PROTOCOL_TCP, PROTOCOL_UDP},
+    abi::{Address4, Address6, GUE_PORT, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port},
     checksum::{self, fold},
 };
 
@@ -17,8 +21,9 @@ use crate::datapath::{
     words::{load8, load16, load32, store8, store16, store32, store64},
 };
 
-const TCP: u8 = PROTOCOL_TCP as u8;
-const UDP: u8 = PROTOCOL_UDP as u8;
+/// The protocols of inner packets with ports, as IP headers have them.
+const INNER_TCP: u8 = PROTOCOL_TCP as u8;
+const INNER_UDP: u8 = PROTOCOL_UDP as u8;
 /// Version and header length of IPv4.
 const VERSION_AND_LENGTH: u8 = 0x45;
 /// The TTL or hop limit of outer packets.
@@ -32,17 +37,57 @@ const FRAGMENT: u16 = 0x3fffu16.to_be();
 const CE4: u8 = 3;
 const CE6: u8 = CE4 << 4;
 
+/// The bytes of a UDP header.
+pub const UDP: u32 = 8;
+
+/// Returns the bytes of the UDP header of an outer packet with this source port: 0 if it has none.
+#[inline(always)]
+pub fn udp(port: u16) -> u32 {
+    ((port != 0) as u32) << UDP.trailing_zeros()
+}
+
+/// Writes the UDP header at `l4`, in front of a packet of `length` bytes.
+#[inline(always)]
+pub fn udp_header(l4: usize, port: u16, length: u16) {
+    store32::<0>(l4, Ports::new(Port::from_wire(port), GUE_PORT).wire());
+    store16::<4>(l4, length.wrapping_add(UDP as u16).to_be());
+    store16::<6>(l4, 0);
+}
+
+/// Whether the UDP header at `l4`, in front of a packet of `length` bytes, is one that
+/// [`udp_header`] could have written. The checksum may have been completed on the way.
+#[inline(always)]
+pub fn is_udp_header(l4: usize, length: u16) -> bool {
+    let ports = Ports::from_wire(load32::<0>(l4));
+    ports.destination() == GUE_PORT
+        && is_outer_port(ports.source())
+        && load16::<4>(l4) == length.wrapping_add(UDP as u16).to_be()
+}
+
 /// The bits of the fourth byte of an outer IPv6 header that count owners.
 const NUMBER6: u8 = 3;
 
+/// Returns a protocol, or that of UDP if the packet has this source port: by a number that is
+/// computed without a branch.
+#[inline(always)]
+fn either(protocol: u8, port: u16) -> u8 {
+    protocol.wrapping_add((port != 0) as u8 * (PROTOCOL_UDP as u8).wrapping_sub(protocol))
+}
+
 /// A family whose packets can travel in outer packets.
 pub trait Outer: Rewrite {
-    /// The bytes of the outer header.
+    /// The bytes of the outer IP header.
     const OUTER: u32;
     const ETHERTYPE: u16;
 
     /// Whether the header at `ip` is one that [`Self::header`] could have written.
     fn is_outer(ip: usize) -> bool;
+    /// The protocol that the header at `ip` names.
+    fn protocol(ip: usize) -> u8;
+    /// The length that the header at `ip` gives its packet, modulo 2^16.
+    fn length(ip: usize) -> u16;
+    /// Whether what follows the header at `ip` begins with ports.
+    fn has_ports(ip: usize) -> bool;
     /// Whether the packet at `ip`, which was in an outer one, is of this family and of a protocol
     /// whose programs conclude it.
     fn is_inner(ip: usize) -> bool;
@@ -53,10 +98,18 @@ pub trait Outer: Rewrite {
     fn mark(packet: Tc, ip: usize);
     /// The number of owners that were asked before, in the header at `ip`.
     fn number(ip: usize) -> u32;
-    /// Writes the outer header in front of the packet at `inner`. The type of service is the inner
+    /// Writes the outer IP header in front of the packet at `inner`, and of a UDP header if that
+    /// has the source port `port`. Returns the packet's length. The type of service is the inner
     /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 3, is that of the
     /// owners that were asked before.
-    fn header(ip: usize, inner: usize, number: u32, source: Self::Address, destination: Self::Address);
+    fn header(
+        ip: usize,
+        inner: usize,
+        number: u32,
+        port: u16,
+        source: Self::Address,
+        destination: Self::Address,
+    ) -> u16;
 }
 
 impl Outer for V4 {
@@ -69,8 +122,23 @@ impl Outer for V4 {
     }
 
     #[inline(always)]
+    fn protocol(ip: usize) -> u8 {
+        load8::<9>(ip)
+    }
+
+    #[inline(always)]
+    fn length(ip: usize) -> u16 {
+        u16::from_be(load16::<2>(ip))
+    }
+
+    #[inline(always)]
+    fn has_ports(ip: usize) -> bool {
+        Self::is_outer(ip)
+    }
+
+    #[inline(always)]
     fn is_inner(ip: usize) -> bool {
-        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip), TCP | UDP | PROTOCOL_ICMP)
+        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP | PROTOCOL_ICMP)
     }
 
     #[inline(always)]
@@ -98,10 +166,18 @@ impl Outer for V4 {
     /// The number is the identification, which has no other meaning in a packet that is never
     /// fragmented (RFC 6864 section 4.1).
     #[inline(always)]
-    fn header(ip: usize, inner: usize, number: u32, source: Address4, destination: Address4) {
+    fn header(
+        ip: usize,
+        inner: usize,
+        number: u32,
+        port: u16,
+        source: Address4,
+        destination: Address4,
+    ) -> u16 {
         let first = u16::from_ne_bytes([VERSION_AND_LENGTH, load8::<1>(inner)]);
-        let time_and_protocol = u16::from_ne_bytes([TTL, PROTOCOL_IPIP]);
-        let length = u16::from_be(load16::<2>(inner)).wrapping_add(Self::OUTER as u16).to_be();
+        let time_and_protocol = u16::from_ne_bytes([TTL, either(PROTOCOL_IPIP, port)]);
+        let packet = Self::length(inner);
+        let length = packet.wrapping_add((Self::OUTER + udp(port)) as u16).to_be();
         let (from, to) = (source.wire() as u64, destination.wire() as u64);
         let number = (number as u16).to_be();
         let words =
@@ -115,6 +191,7 @@ impl Outer for V4 {
         store16::<10>(ip, !fold(sum));
         store32::<12>(ip, source.wire());
         store32::<16>(ip, destination.wire());
+        packet
     }
 }
 
@@ -124,7 +201,22 @@ impl Outer for V6 {
 
     #[inline(always)]
     fn is_outer(ip: usize) -> bool {
-        load8::<0>(ip) >> 4 == 6 && load8::<6>(ip) == PROTOCOL_IPV6
+        load8::<0>(ip) >> 4 == 6
+    }
+
+    #[inline(always)]
+    fn protocol(ip: usize) -> u8 {
+        load8::<6>(ip)
+    }
+
+    #[inline(always)]
+    fn length(ip: usize) -> u16 {
+        u16::from_be(load16::<4>(ip)).wrapping_add(Self::OUTER as u16)
+    }
+
+    #[inline(always)]
+    fn has_ports(ip: usize) -> bool {
+        matches!(load8::<6>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
     }
 
     #[inline(always)]
@@ -132,7 +224,8 @@ impl Outer for V6 {
         // Extension headers that `ipv6_ext` walks, a fragment's among them, may precede the
         // protocol: the program for them looks at it.
         let next = load8::<6>(ip);
-        load8::<0>(ip) >> 4 == 6 && matches!(next, TCP | UDP | PROTOCOL_ICMP6 | 0 | 43 | 44 | 51 | 60)
+        load8::<0>(ip) >> 4 == 6
+            && matches!(next, INNER_TCP | INNER_UDP | PROTOCOL_ICMP6 | 0 | 43 | 44 | 51 | 60)
     }
 
     #[inline(always)]
@@ -160,15 +253,24 @@ impl Outer for V6 {
     /// The flow label is copied, too: routers and cards spread packets by it (RFC 6438). Its last
     /// two bits are the number.
     #[inline(always)]
-    fn header(ip: usize, inner: usize, number: u32, source: Address6, destination: Address6) {
+    fn header(
+        ip: usize,
+        inner: usize,
+        number: u32,
+        port: u16,
+        source: Address6,
+        destination: Address6,
+    ) -> u16 {
         let (source, destination) = (source.wire(), destination.wire());
         let label = load32::<0>(inner) & u32::from_ne_bytes([0xff, 0xff, 0xff, !NUMBER6]);
         store32::<0>(ip, label | u32::from_ne_bytes([0, 0, 0, number as u8]));
-        store16::<4>(ip, u16::from_be(load16::<4>(inner)).wrapping_add(Self::OUTER as u16).to_be());
-        store16::<6>(ip, u16::from_ne_bytes([PROTOCOL_IPV6, TTL]));
+        let packet = Self::length(inner);
+        store16::<4>(ip, packet.wrapping_add(udp(port) as u16).to_be());
+        store16::<6>(ip, u16::from_ne_bytes([either(PROTOCOL_IPV6, port), TTL]));
         store64::<8>(ip, source[0]);
         store64::<16>(ip, source[1]);
         store64::<24>(ip, destination[0]);
         store64::<32>(ip, destination[1]);
+        packet
     }
 }

@@ -31,7 +31,7 @@ use crate::datapath::{
     maps::NEXTHOPS,
     parse::{
         ETHERNET, Parse as _,
-        fixed::{self, PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP},
+        fixed::{self, PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
     verdict::Decision,
     words::{load8, load16, load32, load64, store16, store32, store64},
@@ -65,10 +65,6 @@ pub trait TellSender: Outer {
     /// Whether the IP header of an ICMP error, at `ip`, has the usual length, and the packet quoted
     /// at `quoted` is an outer one with a whole packet of TCP or UDP in it, at `inner`.
     fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool;
-    /// TCP or UDP, in the header at `ip`.
-    fn protocol(ip: usize) -> u32;
-    /// The length in bytes of the IP packet at `ip`.
-    fn length(ip: usize) -> u32;
     /// Returns type, code and last word of the error that the client gets for the one at `icmp`;
     /// `None` if it gets none.
     fn told(icmp: usize) -> Option<(u16, u32)>;
@@ -97,7 +93,7 @@ pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
     if l4 + QUOTED > packet.end() || !F::is_about_outer(ip, quoted, inner) {
         return None;
     }
-    let length = F::length(ip);
+    let length = F::length(ip) as u32;
     if length < (3 * header + ICMP + QUOTED) as u32 || fixed::in_one_buffer(packet, length).is_err() {
         return None;
     }
@@ -107,7 +103,7 @@ pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
         source: client,
         destination: frontend,
         ports: Ports::from_wire(load32::<0>(l4)),
-        protocol: F::protocol(inner),
+        protocol: F::protocol(inner) as u32,
     };
     let entry = FlowTable::<F>::new().find(&tuple);
     if entry.is_null() || !direct::is_direct::<P, F>(entry) {
@@ -199,19 +195,9 @@ impl TellSender for V4 {
     fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool {
         Self::is_outer(ip)
             && Self::is_outer(quoted)
-            && load8::<9>(quoted) == PROTOCOL_IPIP
+            && Self::protocol(quoted) == PROTOCOL_IPIP
             && Self::is_outer(inner)
-            && matches!(Self::protocol(inner), PROTOCOL_TCP | PROTOCOL_UDP)
-    }
-
-    #[inline(always)]
-    fn protocol(ip: usize) -> u32 {
-        load8::<9>(ip) as u32
-    }
-
-    #[inline(always)]
-    fn length(ip: usize) -> u32 {
-        u16::from_be(load16::<2>(ip)) as u32
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
     }
 
     /// A router that does not name the MTU (before RFC 1191) tells nothing that would help.
@@ -257,19 +243,9 @@ impl TellSender for V4 {
 impl TellSender for V6 {
     #[inline(always)]
     fn is_about_outer(_: usize, quoted: usize, inner: usize) -> bool {
-        Self::is_outer(quoted)
-            && load8::<0>(inner) >> 4 == 6
-            && matches!(Self::protocol(inner), PROTOCOL_TCP | PROTOCOL_UDP)
-    }
-
-    #[inline(always)]
-    fn protocol(ip: usize) -> u32 {
-        load8::<6>(ip) as u32
-    }
-
-    #[inline(always)]
-    fn length(ip: usize) -> u32 {
-        u16::from_be(load16::<4>(ip)) as u32 + Self::OUTER
+        Self::protocol(quoted) == PROTOCOL_IPV6
+            && Self::is_outer(inner)
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
     }
 
     #[inline(always)]

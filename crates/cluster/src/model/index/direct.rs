@@ -1,15 +1,19 @@
 //! Nodes of an [`Index`] that take part in direct forwarding.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use super::{Changes, Index, Indexed};
-use crate::model::{NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
+use crate::model::{Dispatch, NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
 
 impl Index {
     /// The other nodes that open packets of either family, as far as this one may send them some.
     #[must_use]
     pub fn direct_nodes(&self) -> BTreeSet<String> {
-        self.context.direct.names.iter().flatten().cloned().collect()
+        self.context.direct.names.iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
@@ -23,7 +27,9 @@ impl Index {
         let opening = || others().filter(|other| other.opens && !input.hold_direct);
         let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
             let of_this = opening().filter(|other| other.addresses.iter().any(of_family));
-            of_this.map(|other| other.node.clone()).collect()
+            of_this
+                .filter_map(|other| Some((other.node.clone(), input.dispatch.towards(&other.dispatches)?)))
+                .collect()
         });
         let direct = DirectNodes {
             names,
@@ -42,7 +48,13 @@ impl Index {
             self.dirty.extend(self.services.keys().cloned());
         } else {
             for (former, names) in former.names.iter().zip(&direct.names) {
-                self.concern(former, names);
+                let of_other = |names: &BTreeMap<String, Dispatch>,
+                                others: &BTreeMap<String, Dispatch>|
+                 -> BTreeSet<_> {
+                    let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
+                    differ.map(|(node, _)| node.clone()).collect()
+                };
+                self.concern(&of_other(former, names), &of_other(names, former));
             }
         }
     }
@@ -81,7 +93,13 @@ mod tests {
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
-        DirectNode { name, node: node.to_owned(), opens: true, addresses: vec![address.parse().unwrap()] }
+        DirectNode {
+            name,
+            node: node.to_owned(),
+            opens: true,
+            dispatches: vec![Dispatch::Ipip],
+            addresses: vec![address.parse().unwrap()],
+        }
     }
 
     #[test]
@@ -128,7 +146,8 @@ mod tests {
             ("v6", "2001:db8:1::1", true),
         ] {
             let address: IpAddr = address.parse().unwrap();
-            assert_eq!(index.context.direct.open(address, Some(node)), opens, "{node} {address}");
+            let found = index.context.direct.open(address, Some(node));
+            assert_eq!(found, opens.then_some(Dispatch::Ipip), "{node} {address}");
         }
     }
 }

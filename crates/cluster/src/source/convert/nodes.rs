@@ -5,7 +5,7 @@ use std::{net::IpAddr, slice};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, networking::v1::ServiceCIDR};
 
 use super::{FieldError, name, problems::Problems};
-use crate::model::{address::parse_ip, object};
+use crate::model::{Dispatch, address::parse_ip, object};
 
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// The label of a Lease by which a node takes part in direct forwarding.
@@ -15,6 +15,9 @@ pub(in crate::source) const DIRECT_OPENS: &str = "ipip";
 pub(in crate::source) const DIRECT_SENDS: &str = "none";
 /// The annotation with the addresses of such a node, separated by commas.
 pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-from";
+/// The annotation with all that such a node opens, separated by commas, the preferred one first.
+/// Agents that do not know it go by the label.
+pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -99,5 +102,15 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
                 .ok_or_else(|| FieldError::new(path.as_str(), format!("{address:?} is not an IP address")))
         })
         .collect::<Result<_, _>>()?;
-    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, addresses }))
+    let listed = annotations.and_then(|annotations| annotations.get(DIRECT_DISPATCH));
+    // What a later agent opens in addition is not known here.
+    let mut dispatches: Vec<_> = listed
+        .into_iter()
+        .flat_map(|list| list.split(','))
+        .filter_map(|word| Dispatch::parse(word.trim()))
+        .collect();
+    if dispatches.is_empty() {
+        dispatches.push(Dispatch::Ipip);
+    }
+    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, addresses }))
 }

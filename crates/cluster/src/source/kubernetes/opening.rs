@@ -18,10 +18,13 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-pub use self::withdrawal::{WithdrawError, Withdrawal};
+pub use self::withdrawal::{WithdrawError, Withdrawal, try_opening};
 use self::{lease::Leases, neighbours::Neighbours};
 use super::reason;
-use crate::{model::object::DirectNode, source::chance::random};
+use crate::{
+    model::{DispatchChoice, object::DirectNode},
+    source::chance::random,
+};
 
 /// The selector of the Leases that are watched.
 pub(super) const SELECTOR: &str = crate::source::convert::DIRECT_LABEL;
@@ -39,6 +42,8 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 pub struct DirectPart {
     /// The addresses that packets of this node may have as their source.
     pub addresses: BTreeSet<IpAddr>,
+    /// Its `--dispatch`, from which follows what it opens and prefers.
+    pub dispatch: DispatchChoice,
     /// Why this node opens no packets; `None`: it does.
     pub why_not: Option<String>,
 }
@@ -53,12 +58,15 @@ impl DirectPart {
     #[must_use]
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
+            && (!self.opens() || lease.dispatches == self.dispatch.opened())
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
     }
 
     /// Whether another part needs no other Lease.
     fn is_same(&self, other: &Self) -> bool {
-        self.opens() == other.opens() && self.addresses == other.addresses
+        self.opens() == other.opens()
+            && self.dispatch.opened() == other.dispatch.opened()
+            && self.addresses == other.addresses
     }
 }
 

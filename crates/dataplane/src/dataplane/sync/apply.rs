@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_ebpf::{
     abi::{
-        Address, EndpointKey, Frontend, FrontendKey, IndexRange, Port, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-        ServiceCidr, ServiceCountKey, ServiceInfo, Slot, SlotRoute, maglev, scope,
+        Address, EndpointKey, Frontend, FrontendKey, IndexRange, Port, SLOT_LOCAL, SLOT_REMOTE, ServiceCidr,
+        ServiceCountKey, ServiceInfo, Slot, SlotRoute, maglev, scope,
     },
     outcome::Outcome,
 };
@@ -29,6 +29,7 @@ use crate::dataplane::maps::{
     },
     prefilter::Needed,
 };
+use crate::dispatch;
 
 /// Reads the current content of the maps.
 ///
@@ -80,7 +81,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                         address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
                         local: slot.flags & SLOT_LOCAL != 0,
                         remote: slot.flags & SLOT_REMOTE != 0,
-                        opens: slot.flags & SLOT_OPENS != 0,
+                        opens: dispatch::of(slot.flags),
                         node: slot.node,
                         weight: 1,
                     })
@@ -307,9 +308,7 @@ fn slot<A>(address: A, endpoint: &Endpoint) -> Slot<A> {
         (false, true) => SLOT_REMOTE,
         (false, false) => 0,
     };
-    if endpoint.opens {
-        flags |= SLOT_OPENS;
-    }
+    flags |= dispatch::flags(endpoint.opens);
     Slot { address, port: Port::from_host(endpoint.address.port()), flags, node: endpoint.node, zero: 0 }
 }
 

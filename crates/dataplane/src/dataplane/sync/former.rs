@@ -151,6 +151,8 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_cluster::model::Dispatch;
+
     use super::*;
 
     /// The tables of a history, by the last byte of addresses; 0: nobody.
@@ -167,7 +169,7 @@ mod tests {
             address: ([10, 0, 0, *name], 80).into(),
             local: false,
             remote: false,
-            opens: true,
+            opens: Some(Dispatch::Ipip),
             node: 0,
             weight: 1,
         };
@@ -215,7 +217,7 @@ mod tests {
     #[test]
     fn what_is_known_of_an_endpoint_now_counts() {
         let (old, mut new) = (endpoints(&[1, 2]), endpoints(&[1, 2]));
-        new[0].opens = false;
+        new[0].opens = None;
         let history = History::after(
             Owners { endpoints: &old, places: &[0, 0] },
             Owners { endpoints: &new, places: &[1, 1] },

@@ -299,7 +299,7 @@ impl Planner {
                 .iter()
                 .map(|e| {
                     if own(e) {
-                        Endpoint { local: true, remote: false, opens: false, node: 0, weight: 1, ..*e }
+                        Endpoint { local: true, remote: false, opens: None, node: 0, weight: 1, ..*e }
                     } else {
                         Endpoint { weight: 1, ..*e }
                     }

@@ -13,7 +13,10 @@ use kube::{
 use serde_json::{Value, json};
 
 use super::DirectPart;
-use crate::source::convert::{DIRECT_ADDRESSES, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS};
+use crate::{
+    model::Dispatch,
+    source::convert::{DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS},
+};
 
 /// Why a node opens no packets, for readers.
 const WHY_NOT: &str = "traffic-policy.io/opens-not";
@@ -65,6 +68,8 @@ impl Leases {
         let mut lease = object(&name(node), node);
         lease["metadata"]["labels"] = labels(part.opens());
         lease["metadata"]["annotations"] = json!({ DIRECT_ADDRESSES: addresses.join(",") });
+        let opened = part.dispatch.opened().map(Dispatch::name);
+        lease["metadata"]["annotations"][DIRECT_DISPATCH] = opened.join(",").into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }
@@ -122,6 +127,17 @@ impl Leases {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             removed => removed.map(drop),
         }
+    }
+
+    /// Does what the role of an agent has to allow, without effect.
+    pub(super) async fn try_out(&self) -> Result<(), kube::Error> {
+        let name = name("check");
+        self.find(&name).await?;
+        let parameters = PatchParams { dry_run: true, ..PatchParams::apply(MANAGER).force() };
+        let mut lease = object(&name, "check");
+        lease["metadata"]["labels"] = labels(false);
+        self.api.patch(&name, &parameters, &Patch::Apply(lease)).await?;
+        Ok(())
     }
 
     async fn apply(&self, name: &str, lease: Value) -> Result<(), kube::Error> {

@@ -81,3 +81,16 @@ impl Withdrawal {
         Err(WithdrawError::Failed { lease, reason })
     }
 }
+
+/// Tries to read and write the Leases of a namespace, without writing one.
+///
+/// # Errors
+/// The API server refuses, or does not answer within 30 seconds: why.
+pub async fn try_opening(access: &Access, namespace: &str) -> Result<(), String> {
+    let withdrawal =
+        Withdrawal::begin(access, namespace, "check").await.map_err(|error| error.to_string())?;
+    match timeout(LIMIT, withdrawal.leases.try_out()).await {
+        Ok(tried) => tried.map_err(|error| reason::of(&error)),
+        Err(_) => Err(format!("the API server did not answer within {} s", LIMIT.as_secs())),
+    }
+}

@@ -1,7 +1,7 @@
 //! Former owners of Maglev tables: when they are written, kept, forgotten, and what happens without
 //! room for them. There is room for four tables of 251 slots.
 
-use traffic_policy_cluster::model::Forwarding;
+use traffic_policy_cluster::model::{Dispatch, Forwarding};
 
 use super::*;
 use crate::dataplane::sync::{former::LASTS, ranges::QUARANTINE};
@@ -14,7 +14,10 @@ fn direct(endpoints: &[Endpoint]) -> ServicePort {
 }
 
 fn of(names: &[u8]) -> Vec<Endpoint> {
-    let opening = |name: &u8| Endpoint { opens: true, ..endpoint(&format!("10.0.0.{name}:8080"), false) };
+    let opening = |name: &u8| Endpoint {
+        opens: Some(Dispatch::Ipip),
+        ..endpoint(&format!("10.0.0.{name}:8080"), false)
+    };
     names.iter().map(opening).collect()
 }
 

@@ -258,7 +258,7 @@ fn lists_under_churn_find_room() {
                         address: address(i),
                         local: false,
                         remote: false,
-                        opens: false,
+                        opens: None,
                         node: 0,
                         weight: 1,
                     })
