@@ -28,7 +28,7 @@ fn about_reply(terms: Terms, kind: (u8, u8, [u8; 4]), from: (Spot, u16), client:
     error(terms, kind, ON_THE_WAY, &reply, WHOLE).macs(Spot::Router.mac(), Device::Eth0.mac())
 }
 
-fn unreachable(terms: Terms, from: (Spot, u16)) -> Packet {
+pub fn unreachable(terms: Terms, from: (Spot, u16)) -> Packet {
     about_reply(terms, port_unreachable(terms), from, CLIENT)
 }
 

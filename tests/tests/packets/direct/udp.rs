@@ -5,7 +5,7 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Set
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
-use super::{FRONT, LOCAL, NEAR, VIP, addresses, each_ingress, octets, outer, set_up_home, terms};
+use super::{FRONT, LOCAL, NEAR, VIP, addresses, each_ingress, icmp, octets, outer, set_up_home, terms};
 use crate::table::{CLIENT_PORT, PORT, Terms};
 
 /// GUE of variant 1: the packet follows the UDP header.
@@ -91,6 +91,28 @@ fn established_packets_need_no_slow_path() {
             let port = source_port(&ran.frame, terms);
             ran.expect("forwarded-direct").expect_frame(&sent(&next, port));
         });
+    });
+}
+
+/// By the flow's entry, and without one by the table, from which no port of UDP is known.
+#[test]
+fn an_error_about_a_reply_travels_within_udp() {
+    each_ingress(|harness, terms| {
+        let frontend = Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct_within_udp();
+        let set_up = Setup::of(frontend.maglev("251".parse().unwrap()));
+        for known in [true, false] {
+            harness.set_up(&set_up);
+            let request = harness.run(terms.hook, &terms.request(VIP));
+            if !known {
+                harness.set_up(&set_up);
+            }
+            let error = icmp::unreachable(terms, VIP);
+            let ran = harness.run(terms.hook, &error);
+            let port = source_port(&ran.frame, terms);
+            ran.expect("forwarded-icmp-error").expect_frame(&sent(&error, port));
+            assert!((512..1024).contains(&port), "{port}, {terms:?}");
+            assert!(!known || port == source_port(&request.frame, terms), "{terms:?}");
+        }
     });
 }
 
