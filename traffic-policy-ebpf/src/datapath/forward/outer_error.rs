@@ -34,7 +34,7 @@ use crate::datapath::{
         fixed::{self, PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
     verdict::Decision,
-    words::{load8, load16, load32, load64, store16, store32, store64},
+    words::{load16, load32, load64, store16, store32, store64},
 };
 
 const ICMP: usize = 8;
