@@ -57,7 +57,7 @@ pub struct Room {
     pub direct_flows: u32,
 }
 
-/// What the feed restores before each packet, because the measured programs change it.
+/// The state that the feed restores before each packet, because the measured programs change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restored {
     Nothing,
@@ -106,7 +106,7 @@ pub struct Feeder {
     pub floor: HashMap<MapData, Tuple<Address4>, FloorFlow>,
     /// Those over IPv6, for the floors of direct forwarding.
     pub floor6: HashMap<MapData, FlowKey<Address6>, FloorFlow6>,
-    /// What Katran's method remembers of flows.
+    /// The flows that Katran's method remembers.
     pub katran: HashMap<MapData, Tuple<Address4>, u64>,
     frames: Frames,
     feed: Array<MapData, Feed>,

@@ -1,4 +1,4 @@
-//! What packets that are forwarded directly travel in, as flags of a slot.
+//! The outer packet of what is forwarded directly, as flags of a slot.
 
 use traffic_policy_cluster::model::Dispatch;
 use traffic_policy_ebpf::abi::{SLOT_OPENS, SLOT_UDP};

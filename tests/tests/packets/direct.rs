@@ -129,6 +129,13 @@ fn arrives(inner: &Packet, from: Spot, to: Spot) -> Packet {
     within(inner, from, to).macs(Spot::Router.mac(), Device::Eth0.mac())
 }
 
+/// The endpoint's answer leaves for the client with the frontend's address.
+fn the_answer_leaves(harness: &mut Harness, terms: Terms) {
+    let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).ttl(63);
+    let answered = answer.clone().source(terms.at(VIP));
+    harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+}
+
 #[test]
 fn what_another_node_sends_is_opened_for_its_endpoint() {
     harness::with(|harness| {
@@ -140,9 +147,7 @@ fn what_another_node_sends_is_opened_for_its_endpoint() {
                 let ran = harness.run(terms.hook, &arrives(&request, FRONT, LOCAL.0));
                 ran.expect("delivered").expect_frame(&delivered);
             }
-            let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).ttl(63);
-            let answered = answer.clone().source(terms.at(VIP));
-            harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+            the_answer_leaves(harness, terms);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! What a pod sends to a Service, at the host side of its device: translated on its way into the
+//! Packets of a pod to a Service, at the host side of its device: translated on its way into the
 //! stack, and back on its way out of it; a pod that is its own endpoint; and what is left alone.
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Ran, Setup, Spot};

@@ -34,7 +34,7 @@ pub struct Settings {
     pub service_cidrs: BTreeSet<IpNet>,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
-    /// What packets that are forwarded directly travel in.
+    /// The outer packet of what is forwarded directly.
     pub dispatch: DispatchChoice,
     /// The Leases of direct forwarding; `None`: this node writes none.
     pub opening: Option<Opening>,

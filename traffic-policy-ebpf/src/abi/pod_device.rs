@@ -4,7 +4,7 @@
 pub mod pod_flags {
     /// Packets of established flows, and replies, may pass the stack by.
     pub const DIRECT: u16 = 1;
-    /// What the pod sends to Services is translated here.
+    /// Packets of the pod to Services are translated here.
     pub const SERVICES: u16 = 2;
 }
 

@@ -33,7 +33,7 @@ pub struct NodeInput {
     pub limits: Limits,
     /// The way of packets to endpoints of other nodes, where a Service has no annotation.
     pub forwarding: Forwarding,
-    /// What packets that are forwarded directly travel in (`--dispatch`).
+    /// The outer packet of what is forwarded directly (`--dispatch`).
     pub dispatch: DispatchChoice,
     /// Whether no flow is to begin as a direct one yet: other nodes may not know this one.
     pub hold_direct: bool,

@@ -38,7 +38,7 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether its `nodeName` is another node.
     pub remote: bool,
-    /// What packets that are forwarded directly travel in to that other node; `None`: it opens
+    /// The outer packet of what is forwarded directly to that other node; `None`: it opens
     /// none.
     pub opens: Option<Dispatch>,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.

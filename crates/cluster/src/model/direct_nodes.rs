@@ -17,7 +17,7 @@ pub(super) struct DirectNodes {
 }
 
 impl DirectNodes {
-    /// What packets to an endpoint of another node travel in, if they are opened there. A node's
+    /// The outer packet towards an endpoint of another node, if packets are opened there. A node's
     /// own address is none that they can be sent to: network plugins send packets of their own to
     /// it.
     pub(super) fn open(&self, address: IpAddr, node: Option<&str>) -> Option<Dispatch> {

@@ -1,6 +1,6 @@
 //! Dispatch: what a packet that is forwarded directly travels in.
 
-/// What a packet travels in to the endpoint's node.
+/// The outer packet in which a packet travels to the endpoint's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dispatch {
     /// An IP packet of the same family: IPv4 within IPv4 (RFC 2003), IPv6 within IPv6 (RFC 2473).
@@ -53,7 +53,7 @@ impl DispatchChoice {
         }
     }
 
-    /// What a node with this choice opens, the one that it prefers first.
+    /// The kinds that a node with this choice opens, the one that it prefers first.
     #[must_use]
     pub const fn opened(self) -> [Dispatch; 2] {
         match self {

@@ -272,7 +272,7 @@ pub struct DirectNode {
     pub node: String,
     /// Whether it opens packets that other nodes forward to it.
     pub opens: bool,
-    /// What it opens, the preferred one first; it is not empty.
+    /// The kinds that it opens, the preferred one first; never empty.
     pub dispatches: Vec<Dispatch>,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,

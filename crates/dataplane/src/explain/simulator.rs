@@ -29,7 +29,7 @@ pub struct Candidate {
     pub local: bool,
     /// The number of its node in [`Nodes`][crate::inspect::Nodes]; 0 if it has none.
     pub node: u16,
-    /// What packets that are forwarded to it directly travel in; `None`: none are.
+    /// The outer packet of what is forwarded to it directly; `None`: nothing is.
     pub opens: Option<Dispatch>,
 }
 

@@ -85,12 +85,13 @@ pub fn play(cluster: &DemoCluster) -> Result<[Report; 2]> {
     let start =
         |way: Way| HeldConnections::start(client, &[SocketAddr::new(way.vip(), PORT)], CONNECTIONS, PAUSE);
     let meters = [start(Way::Snat)?, start(Way::DirectByMaglev)?];
-    // The scene's own moments: nothing is waited for.
+    // Each connection has had requests before the node dies.
     sleep(LOOK);
     base.lab.cut(front)?;
     for way in Way::BOTH {
         base.lab.route_vip(way.vip(), next)?;
     }
+    // The connections go on for a while: that is what the scene shows.
     sleep(REST);
     let reports = meters.map(HeldConnections::finish);
     base.lab.mend(front)?;

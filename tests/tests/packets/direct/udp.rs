@@ -5,7 +5,10 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Set
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
-use super::{FRONT, LOCAL, NEAR, VIP, addresses, each_ingress, icmp, octets, outer, set_up_home, terms};
+use super::{
+    FRONT, LOCAL, NEAR, VIP, addresses, each_ingress, icmp, octets, outer, set_up_home, terms,
+    the_answer_leaves,
+};
 use crate::table::{CLIENT_PORT, PORT, Terms};
 
 /// GUE of variant 1: the packet follows the UDP header.
@@ -199,9 +202,7 @@ fn what_another_node_sends_is_opened_for_its_endpoint() {
                 let delivered = delivered.clone().with(|packet| packet.traffic_class = 2 | mark);
                 harness.run(terms.hook, &arrives).expect("delivered").expect_frame(&delivered);
             }
-            let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).ttl(63);
-            let answered = answer.clone().source(terms.at(VIP));
-            harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+            the_answer_leaves(harness, terms);
         }
     });
 }

@@ -130,9 +130,9 @@ pub fn linked(links: &Path) -> Vec<u32> {
 /// Why programs must not be on a pod's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Obstacles {
-    /// What is in the way of direct delivery: others' programs and queues would be passed by.
+    /// The obstacles to direct delivery: others' programs and queues would be passed by.
     pub direct: Option<String>,
-    /// What is in the way of the pod's Services: others' programs would see one direction of a
+    /// The obstacles to the pod's Services: others' programs would see one direction of a
     /// connection translated, and the other one not.
     pub services: Option<String>,
 }

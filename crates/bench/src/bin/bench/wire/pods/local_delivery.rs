@@ -30,7 +30,7 @@ const UDP_BEGINS: Duration = Duration::from_millis(2_300);
 /// Duration of a run of HTTP requests.
 const WINDOW: Duration = Duration::from_millis(200);
 
-/// What is sent.
+/// The kinds of packets that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     RoundTrips,
