@@ -33,7 +33,7 @@ use crate::datapath::{
 /// The program for incoming errors.
 #[inline(always)]
 pub fn run<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> i32 {
-    let decision = open::conclude::<P, F>(incoming::<P, F>(packet));
+    let decision = open::conclude::<P, F>(verdict::forget::<F>(incoming::<P, F>(packet)));
     verdict::finish(packet, P::HOOK, decision)
 }
 

@@ -41,36 +41,40 @@ use crate::datapath::{
 /// that change their state, and hops to be resolved.
 #[inline(always)]
 pub fn run<P: Packet, F: Outer>(packet: P) -> i32 {
-    let decision =
+    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
+}
+
+#[inline(always)]
+fn incoming<P: Packet, F: Outer>(packet: P) -> Decision {
+    let parsed =
         match F::parse_fixed(packet).and_then(|parsed| fixed::finish(packet, &parsed).map(|()| parsed)) {
-            Ok(parsed) => {
-                let now = clock::jiffies();
-                let decision = match prepare(packet, &parsed, now) {
-                    Ok((forwarding, last)) => {
-                        let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
-                            Outcome::PassedToTc.into()
-                        } else if direct::is_direct::<P, F>(forwarding.entry) {
-                            direct::forward(packet, &parsed, &forwarding, last)
-                        } else {
-                            forward::forward(packet, &parsed, &forwarding, last)
-                        };
-                        counters::settle::<F>(forwarding.entry);
-                        Decision { service: get!((forwarding.entry).service), ..decision }
-                    }
-                    Err(decision) => decision,
-                };
-                // An endpoint's address may share the prefilter's bits with that of a Service.
-                if matches!(decision.outcome, Outcome::PassedNotService)
-                    && open::may_be_outer::<P, _>(&parsed.tuple)
-                    && !open::was_opened::<P, F>()
-                {
-                    packet.jump::<F, { jump::OPEN }>();
-                }
-                reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
-            }
-            Err(outcome) => open::conclude::<P, F>(outcome.into()),
+            Ok(parsed) => parsed,
+            Err(outcome) => return open::conclude::<P, F>(verdict::forget::<F>(outcome.into())),
         };
-    verdict::finish(packet, P::HOOK, decision)
+    let now = clock::jiffies();
+    let decision = match prepare(packet, &parsed, now) {
+        Ok((forwarding, last)) => {
+            let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
+                Outcome::PassedToTc.into()
+            } else if direct::is_direct::<P, F>(forwarding.entry) {
+                direct::forward(packet, &parsed, &forwarding, last)
+            } else {
+                forward::forward(packet, &parsed, &forwarding, last)
+            };
+            let decision = verdict::forget::<F>(decision);
+            counters::settle::<F>(forwarding.entry);
+            Decision { service: get!((forwarding.entry).service), ..decision }
+        }
+        Err(decision) => verdict::forget::<F>(decision),
+    };
+    // An endpoint's address may share the prefilter's bits with that of a Service.
+    if matches!(decision.outcome, Outcome::PassedNotService)
+        && open::may_be_outer::<P, _>(&parsed.tuple)
+        && !open::was_opened::<P, F>()
+    {
+        packet.jump::<F, { jump::OPEN }>();
+    }
+    reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
 }
 
 /// Finds or creates the entry of a packet, updates its state, and resolves the hop. Also returns

@@ -26,29 +26,29 @@ use crate::datapath::{
 /// The program for incoming packets.
 #[inline(always)]
 pub fn run<P: Packet, F: ParseVariable + Outer>(packet: P) -> i32 {
-    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
+    let decision = match incoming::<P, F>(packet) {
+        Ok(decision) => decision,
+        Err(outcome) => open::conclude::<P, F>(verdict::forget::<F>(outcome.into())),
+    };
+    verdict::finish(packet, P::HOOK, decision)
 }
 
+/// Returns the decision on a packet, after [`open::conclude`].
+///
+/// # Errors
+/// The outcome of passing, before it.
 #[inline(always)]
-fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
-    let headers = match read::<P, F, { jump::SCTP }>(packet) {
-        Ok(headers) => headers,
-        Err(outcome) => return open::conclude::<P, F>(outcome.into()),
-    };
-    if let Err(outcome) = F::check_options(packet, &headers.parsed) {
-        return open::conclude::<P, F>(outcome.into());
-    }
+fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, Outcome> {
+    let headers = read::<P, F, { jump::SCTP }>(packet)?;
+    F::check_options(packet, &headers.parsed)?;
     if !fragment::note(&headers) {
-        return open::conclude::<P, F>(Outcome::DroppedInternalError.into());
+        return Err(Outcome::DroppedInternalError);
     }
     let now = clock::jiffies();
     if headers.later != 0 {
-        let (later, entry) = match fragment::later(headers, now) {
-            Ok(found) => found,
-            Err(outcome) => return open::conclude::<P, F>(outcome.into()),
-        };
+        let (later, entry) = fragment::later(headers, now)?;
         if !matches!(get!(entry.kind), kind::FORWARD | kind::REPLY | kind::DELIVER | kind::DIRECT) {
-            return open::conclude::<P, F>(Outcome::PassedStaleFlow.into());
+            return Err(Outcome::PassedStaleFlow);
         }
         let decision = match forward::resolve_egress::<P, F>(packet, entry, now) {
             Ok(forwarding) if direct::is_direct::<P, F>(entry) => {
@@ -57,36 +57,30 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
             Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
             Err(decision) => decision,
         };
-        let decision = open::conclude::<P, F>(Decision { service: get!(entry.service), ..decision });
-        return reject::if_refused::<P, F>(packet, &later.parsed, decision);
+        let decision = Decision { service: get!(entry.service), ..verdict::forget::<F>(decision) };
+        let decision = open::conclude::<P, F>(decision);
+        return Ok(reject::if_refused::<P, F>(packet, &later.parsed, decision));
     }
     let parsed = headers.parsed;
     if !prefilter::may_concern::<F>(&parsed.tuple) && !open::was_opened::<P, F>() {
-        return Outcome::Passed.into();
+        return Err(Outcome::Passed);
     }
     if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
-        return open::conclude::<P, F>(Outcome::PassedMalformed.into());
+        return Err(Outcome::PassedMalformed);
     }
     if !fixed::is_whole(packet, &parsed) {
-        return open::conclude::<P, F>(Outcome::PassedMalformed.into());
+        return Err(Outcome::PassedMalformed);
     }
-    let prepared = slow_path::prepare(packet, &parsed, now);
-    let cut = matches!(&prepared, Ok((forwarding, _)) if sctp::is_cut::<P, F>(&parsed, forwarding.entry));
-    let known = match &prepared {
-        // Without the first fragment the others are useless.
-        Ok(_) => !cut,
-        // The record is also stored if TC has to send the fragment: the next one may be here before
-        // the first reaches TC. For SCTP only TC knows whether it can be sent.
-        Err(decision) => !P::SCTP && decision.outcome as u32 == Outcome::PassedToTc as u32,
-    };
-    if known {
-        if matches!(&prepared, Ok((_, last)) if *last != now) {
-            fragment::ignore::<F>();
-        }
-        fragment::record(&parsed);
-    }
-    let decision = match prepared {
+    let decision = match slow_path::prepare(packet, &parsed, now) {
         Ok((forwarding, last)) => {
+            // Without the first fragment the others are useless.
+            let cut = sctp::is_cut::<P, F>(&parsed, forwarding.entry);
+            if !cut {
+                if last != now {
+                    fragment::ignore::<F>();
+                }
+                fragment::record(&parsed);
+            }
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
             } else if direct::is_direct::<P, F>(forwarding.entry) {
@@ -94,12 +88,21 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
             } else {
                 forward::forward(packet, &parsed, &forwarding, last)
             };
+            let decision = verdict::forget::<F>(decision);
             counters::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
-        Err(decision) => decision,
+        Err(decision) => {
+            let decision = verdict::forget::<F>(decision);
+            // The record is also stored if TC has to send the fragment: the next one may be here
+            // before the first reaches TC. For SCTP only TC knows whether it can be sent.
+            if !P::SCTP && matches!(decision.outcome, Outcome::PassedToTc) {
+                fragment::record(&parsed);
+            }
+            decision
+        }
     };
-    reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
+    Ok(reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision)))
 }
 
 /// Reads the headers of a packet. SCTP continues in its own program of index `SCTP`.

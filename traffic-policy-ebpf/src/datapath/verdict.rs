@@ -1,12 +1,20 @@
 //! The end of every program: the outcome is counted once, and becomes the verdict of XDP or TC.
 
+use core::mem;
+
 use aya_ebpf::cty::c_void;
 use traffic_policy_ebpf::{
     abi::{NO_SERVICE, OutcomeCounters, step},
-    outcome::{Outcome, Verdict},
+    outcome::{OUTCOMES, Outcome, Verdict},
 };
 
-use crate::datapath::{counters, ctx::Packet, trace};
+use crate::datapath::{
+    counters,
+    ctx::Packet,
+    family::Family,
+    trace,
+    value::{load_once, store_once},
+};
 
 /// The decision on a packet: an outcome, with the data to carry it out.
 #[must_use]
@@ -52,6 +60,19 @@ impl Decision {
                 | Outcome::ResetNoFlow
         )
     }
+}
+
+/// Returns the decision with an outcome that was read back from scratch memory. The verifier knows
+/// the outcome of each way to the end of a program, and would walk the end once for each of them;
+/// of a number in a map's value it knows nothing.
+#[inline(always)]
+pub fn forget<F: Family>(decision: Decision) -> Decision {
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    store_once(place!(mut scratch.outcome), decision.outcome as u32);
+    // The mask changes nothing: it is the bound that the verifier wants where it is an index.
+    let number = load_once(place!(const scratch.outcome)) & (OUTCOMES - 1);
+    // SAFETY: it is the number of an outcome, written above by this CPU.
+    Decision { outcome: unsafe { mem::transmute::<u32, Outcome>(number) }, ..decision }
 }
 
 /// Counts the outcome and translates it for the kernel.

@@ -47,7 +47,10 @@ pub mod verdict {
 pub mod ctx {
     use std::cell::RefCell;
 
-    use super::family::Family;
+    use super::{
+        family::Family,
+        parse::{self, ipv6_ext, variable},
+    };
 
     pub const BY_FRAGMENTS: u32 = 0xffff;
 
@@ -64,6 +67,9 @@ pub mod ctx {
         fn length(self) -> u32;
         fn holds(self, length: u32) -> bool;
         fn segment(self) -> u32;
+        fn window_scale(self, offset: u32) -> i32;
+        fn check_options(self, header: u32) -> i32;
+        fn walk_headers(self, offset: u32) -> i32;
         fn jump<F: Family, const PROGRAM: u32>(self) {}
     }
 
@@ -88,7 +94,7 @@ pub mod ctx {
     impl Packet for Frame {
         const TC: bool = false;
         const SCTP: bool = true;
-        const L2: usize = super::parse::ETHERNET;
+        const L2: usize = parse::ETHERNET;
 
         fn data(self) -> usize {
             START
@@ -108,6 +114,15 @@ pub mod ctx {
         }
         fn segment(self) -> u32 {
             0
+        }
+        fn window_scale(self, offset: u32) -> i32 {
+            parse::window_scale(self, offset)
+        }
+        fn check_options(self, header: u32) -> i32 {
+            variable::check_options(self, header)
+        }
+        fn walk_headers(self, offset: u32) -> i32 {
+            ipv6_ext::walk_headers(self, offset)
         }
     }
 

@@ -42,7 +42,7 @@ fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
             assert!(parsed.l4_offset + header <= parsed.length, "the headers are longer than it");
             assert!((ETHERNET + parsed.length) as usize <= bytes.len(), "it is longer than its frame");
             if parsed.tcp != 0 {
-                let _ = parsed.segment();
+                let _ = (parsed.segment(), parsed.window_scale(frame));
             }
             let _ = (parsed.opens(frame), parsed.ends(frame), parsed.initiate_tag(frame));
         }
@@ -54,6 +54,7 @@ fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
         }
         let _ = F::is_icmp_error(frame);
         if let Ok(headers) = F::parse_variable(frame)
+            && F::check_options(frame, &headers.parsed).is_ok()
             && headers.later == 0
         {
             finish(frame, headers.parsed);

@@ -18,7 +18,7 @@ use super::{BY_FRAGMENTS, Packet, Skb};
 use crate::datapath::{
     flow::table,
     maps::{L3_TAIL_CALLS, POD_TAIL_CALLS, TC_TAIL_CALLS, Table},
-    parse::ETHERNET,
+    parse::{self, ETHERNET, ipv6_ext, variable},
     words::store16,
 };
 
@@ -248,6 +248,18 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         self.adjust(bytes as i32, FIXED_GSO | encapsulated | (udp as u64) << ENCAPSULATED_UDP)
     }
     #[inline(always)]
+    fn window_scale(self, offset: u32) -> i32 {
+        window_scale_tc(self.skb, offset)
+    }
+    #[inline(always)]
+    fn check_options(self, header: u32) -> i32 {
+        if L2 == 0 { check_options_l3(self.skb, header) } else { check_options_tc(self.skb, header) }
+    }
+    #[inline(always)]
+    fn walk_headers(self, offset: u32) -> i32 {
+        walk_headers_tc(self.skb, offset)
+    }
+    #[inline(always)]
     fn jumps() -> Table {
         if POD {
             Table::of(&raw const POD_TAIL_CALLS)
@@ -334,4 +346,26 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_csum_update(self.skb, delta as u32) };
     }
+}
+
+global_functions! {
+    window_scale_tc => window_scale, skb: *mut __sk_buff, offset: u32;
+    check_options_tc => check_options::<ETHERNET>, skb: *mut __sk_buff, header: u32;
+    check_options_l3 => check_options::<0>, skb: *mut __sk_buff, header: u32;
+    walk_headers_tc => walk_headers, skb: *mut __sk_buff, offset: u32;
+}
+
+#[inline(always)]
+fn window_scale(skb: *mut __sk_buff, offset: u32) -> i32 {
+    parse::window_scale(Tc::<false>::new(skb), offset)
+}
+
+#[inline(always)]
+fn check_options<const L2: usize>(skb: *mut __sk_buff, header: u32) -> i32 {
+    variable::check_options(SkBuff::<L2, false>::new(skb), header)
+}
+
+#[inline(always)]
+fn walk_headers(skb: *mut __sk_buff, offset: u32) -> i32 {
+    ipv6_ext::walk_headers(Tc::<false>::new(skb), offset)
 }

@@ -10,7 +10,7 @@ use traffic_policy_ebpf::abi::{DeviceInfo, hook};
 use super::{Packet, tc::Tc};
 use crate::datapath::{
     maps::{DEVICES, Table, XDP_TAIL_CALLS},
-    parse::ETHERNET,
+    parse::{self, ETHERNET, ipv6_ext, variable},
     words::{load16, load32},
 };
 
@@ -140,7 +140,40 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
         unsafe { bpf_xdp_adjust_head(self.md, -(bytes as i32)) == 0 }
     }
     #[inline(always)]
+    fn window_scale(self, offset: u32) -> i32 {
+        window_scale_xdp(self.md, offset)
+    }
+    #[inline(always)]
+    fn check_options(self, header: u32) -> i32 {
+        check_options_xdp(self.md, header)
+    }
+    #[inline(always)]
+    fn walk_headers(self, offset: u32) -> i32 {
+        walk_headers_xdp(self.md, offset)
+    }
+    #[inline(always)]
     fn jumps() -> Table {
         Table::of(&raw const XDP_TAIL_CALLS)
     }
+}
+
+global_functions! {
+    window_scale_xdp => window_scale, md: *mut xdp_md, offset: u32;
+    check_options_xdp => check_options, md: *mut xdp_md, header: u32;
+    walk_headers_xdp => walk_headers, md: *mut xdp_md, offset: u32;
+}
+
+#[inline(always)]
+fn window_scale(md: *mut xdp_md, offset: u32) -> i32 {
+    parse::window_scale(Xdp::<false>::new(md), offset)
+}
+
+#[inline(always)]
+fn check_options(md: *mut xdp_md, header: u32) -> i32 {
+    variable::check_options(Xdp::<false>::new(md), header)
+}
+
+#[inline(always)]
+fn walk_headers(md: *mut xdp_md, offset: u32) -> i32 {
+    ipv6_ext::walk_headers(Xdp::<false>::new(md), offset)
 }

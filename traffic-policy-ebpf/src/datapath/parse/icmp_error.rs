@@ -113,7 +113,7 @@ impl ParseIcmpError for V6 {
         if load8::<0>(quoted) >> 4 != 6 {
             return Err(Outcome::PassedIcmpNoFlow);
         }
-        let walked = match ipv6_ext::walk(quoted, end) {
+        let walked = match ipv6_ext::walk(packet, P::L2 + 40 + ICMP) {
             Ok(walked) if walked.fragment & ipv6_ext::OFFSET == 0 => walked,
             Err(Outcome::PassedMalformed) => return Err(Outcome::PassedMalformed),
             _ => return Err(Outcome::PassedIcmpNoFlow),

@@ -6,6 +6,8 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::opaque,
+    ctx::Packet,
     family::{Family, V6},
     value::{load_once, store_once},
     words::{load8, load16, load32},
@@ -22,6 +24,10 @@ pub const MAX_LENGTH: usize = FIXED + MOST_BYTES;
 /// a fragment header after it.
 const REACH_MASK: u32 = (MAX_LENGTH + 8).next_power_of_two() as u32 - 1;
 
+/// A mask for the distance of an IP header from the beginning of its frame, for the verifier: more
+/// than that of one which an ICMP error quotes.
+const MOST_BEFORE_IP: u64 = 127;
+
 const HOP_BY_HOP: u32 = 0;
 const ROUTING: u32 = 43;
 const FRAGMENT: u32 = 44;
@@ -32,21 +38,23 @@ const DESTINATION: u32 = 60;
 pub const OFFSET: u32 = 0xfff8;
 pub const MORE: u32 = 1;
 
-/// Walks the extension headers of the packet at `ip`, up to TCP, UDP or SCTP, or to the data of a
-/// later fragment.
-///
-/// The result is left in `Scratch` and read back: to the verifier all walks then end in the same
-/// state, and it follows the code after them once instead of once for each.
+/// Walks the extension headers of the packet whose IP header is at `offset` of the frame, up to
+/// TCP, UDP or SCTP, or to the data of a later fragment. Pointers into the packet stay valid.
 ///
 /// # Errors
 /// Other protocols, headers that cannot be skipped, and more headers than any host sends.
 #[inline(always)]
-pub fn walk(ip: usize, end: usize) -> Result<ExtensionWalk, Outcome> {
+pub fn walk<P: Packet>(packet: P, offset: usize) -> Result<ExtensionWalk, Outcome> {
     let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
-    let walked = place!(mut scratch.walked);
-    walk_to(walked, ip, end)?;
-    let ExtensionWalk { protocol, offset, fragment, identification } = load_once(walked);
-    // Restores a bound that the verifier has lost. The offset is masked before it is compared:
+    match packet.walk_headers(offset as u32) {
+        FOUND => {}
+        MALFORMED => return Err(Outcome::PassedMalformed),
+        OTHER_PROTOCOL => return Err(Outcome::PassedUnsupportedProtocol),
+        _ => return Err(Outcome::PassedUnsupportedHeader),
+    }
+    let ExtensionWalk { protocol, offset, fragment, identification } =
+        load_once(place!(const scratch.walked));
+    // Restores a bound that the verifier does not know. The offset is masked before it is compared:
     // Linux 6.1 keeps no bound on a spilled number if only a copy of it was compared.
     let offset = offset & REACH_MASK;
     if offset > MAX_LENGTH as u32 {
@@ -55,24 +63,38 @@ pub fn walk(ip: usize, end: usize) -> Result<ExtensionWalk, Outcome> {
     Ok(ExtensionWalk { protocol, offset, fragment, identification })
 }
 
+/// The results of [`walk_headers`].
+const FOUND: i32 = 0;
+const MALFORMED: i32 = 1;
+const OTHER_PROTOCOL: i32 = 2;
+const OTHER_HEADER: i32 = 3;
+
+/// Walks the headers behind the IP header at `offset` of the frame, and leaves the end of the walk
+/// in `Scratch::walked`.
 #[inline(always)]
-fn walk_to(walked: *mut ExtensionWalk, ip: usize, end: usize) -> Result<(), Outcome> {
+pub fn walk_headers<P: Packet>(packet: P, offset: u32) -> i32 {
+    let Some(scratch) = V6::scratch() else { return MALFORMED };
+    let walked = place!(mut scratch.walked);
+    let (ip, end) = (packet.data() + (opaque(offset as u64) & MOST_BEFORE_IP) as usize, packet.end());
+    if ip + FIXED > end {
+        return MALFORMED;
+    }
     let mut protocol = load8::<6>(ip) as u32;
     let mut offset = FIXED;
     let (mut fragment, mut identification) = (0, 0);
     let mut fragmented = false;
     for _ in 0..=MOST {
         if offset > MAX_LENGTH {
-            return Err(Outcome::PassedUnsupportedHeader);
+            return OTHER_HEADER;
         }
         if protocol == PROTOCOL_TCP || protocol == PROTOCOL_UDP || protocol == PROTOCOL_SCTP {
             let end = ExtensionWalk { protocol, offset: offset as u32, fragment, identification };
             store_once(walked, end);
-            return Ok(());
+            return FOUND;
         }
         let at = ip + offset;
         if at + 8 > end {
-            return Err(Outcome::PassedMalformed);
+            return MALFORMED;
         }
         let mut length = (load8::<1>(at) as usize + 1) * 8;
         match protocol {
@@ -89,14 +111,14 @@ fn walk_to(walked: *mut ExtensionWalk, ip: usize, end: usize) -> Result<(), Outc
                     let end =
                         ExtensionWalk { protocol: 0, offset: offset as u32 + 8, fragment, identification };
                     store_once(walked, end);
-                    return Ok(());
+                    return FOUND;
                 }
             }
-            ROUTING | FRAGMENT | AUTHENTICATION => return Err(Outcome::PassedUnsupportedHeader),
-            _ => return Err(Outcome::PassedUnsupportedProtocol),
+            ROUTING | FRAGMENT | AUTHENTICATION => return OTHER_HEADER,
+            _ => return OTHER_PROTOCOL,
         }
         protocol = load8::<0>(at) as u32;
         offset += length;
     }
-    Err(Outcome::PassedUnsupportedHeader)
+    OTHER_HEADER
 }

@@ -34,6 +34,9 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_WINDOW_SCALE: u8 = 3;
 const TCP_OPTIONS: u32 = 12;
+/// A mask for the distance of a TCP header from the beginning of its frame, for the verifier: more
+/// than any headers before it that a program reads.
+const MOST_BEFORE_TCP: u64 = 1023;
 
 /// A TCP, UDP or SCTP packet whose fixed headers can be read and written.
 #[derive(Clone, Copy)]
@@ -144,26 +147,8 @@ impl<F: Family> Parsed<F> {
     /// that option, or after an option without a valid length.
     #[inline(always)]
     pub fn window_scale<P: Packet>(&self, packet: P) -> Option<u8> {
-        let header = (load8::<12>(self.l4) >> 4) as usize * 4;
-        let mut at = 20;
-        let mut turn = 0;
-        while turn < TCP_OPTIONS {
-            turn += 1;
-            // The bytes of the option that are read: its kind, its length, and the value of a
-            // window scale.
-            let option = self.l4 + opaque(at as u64 & 63) as usize;
-            if at >= header || option + 3 > packet.end() {
-                return None;
-            }
-            match (load8::<0>(option), load8::<1>(option)) {
-                (OPTION_END, _) => return None,
-                (OPTION_NOP, _) => at += 1,
-                (OPTION_WINDOW_SCALE, 3) => return Some(load8::<2>(option)),
-                (_, 0 | 1) => return None,
-                (_, length) => at += length as usize,
-            }
-        }
-        None
+        let scale = packet.window_scale(P::L2 as u32 + self.l4_offset);
+        if scale >= 0 { Some(scale as u8) } else { None }
     }
 
     /// Returns the bytes of the hop-by-hop header by which the kernel encodes the length of an IPv6
@@ -191,6 +176,39 @@ impl<F: Family> Parsed<F> {
         let header = if self.is_tcp() { (load8::<12>(self.l4) >> 4) as u32 * 4 } else { 8 };
         self.l4_offset - self.jumbo() + header + segment
     }
+}
+
+/// The result of [`window_scale`] without a window scale.
+const NO_SCALE: i32 = -1;
+
+/// Returns the window scale that the TCP header at `offset` of the frame has among its options, or
+/// [`NO_SCALE`].
+#[inline(always)]
+pub fn window_scale<P: Packet>(packet: P, offset: u32) -> i32 {
+    let l4 = packet.data() + (opaque(offset as u64) & MOST_BEFORE_TCP) as usize;
+    if l4 + 20 > packet.end() {
+        return NO_SCALE;
+    }
+    let header = (load8::<12>(l4) >> 4) as usize * 4;
+    let mut at = 20;
+    let mut turn = 0;
+    while turn < TCP_OPTIONS {
+        turn += 1;
+        // The bytes of the option that are read: its kind, its length, and the value of a window
+        // scale.
+        let option = l4 + opaque(at as u64 & 63) as usize;
+        if at >= header || option + 3 > packet.end() {
+            return NO_SCALE;
+        }
+        match (load8::<0>(option), load8::<1>(option)) {
+            (OPTION_END, _) => return NO_SCALE,
+            (OPTION_NOP, _) => at += 1,
+            (OPTION_WINDOW_SCALE, 3) => return load8::<2>(option) as i32,
+            (_, 0 | 1) => return NO_SCALE,
+            (_, length) => at += length as usize,
+        }
+    }
+    NO_SCALE
 }
 
 /// A family whose packets can be parsed.

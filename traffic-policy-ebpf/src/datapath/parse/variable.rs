@@ -97,51 +97,61 @@ impl ParseVariable for V4 {
 
     #[inline(always)]
     fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome> {
-        // Masked, so that the verifier's knowledge of the value here does not split the states of
-        // the offset itself.
-        let (end, header) = (packet.end(), (opaque(parsed.l4_offset as u64) & 63) as u32);
-        let mut offset = 20;
-        for _ in 0..40 {
-            // The verifier knows nothing else about this value, so it walks one turn for all.
-            let at = (opaque(offset) & 63) as u32;
-            if at >= header {
-                break;
-            }
-            let option = parsed.ip + at as usize;
-            // At least one byte follows the header.
-            if option + 2 > end {
-                return Err(Outcome::PassedMalformed);
-            }
-            let kind = load8::<0>(option);
-            if kind == 0 {
-                break;
-            }
-            if kind == 1 {
-                offset = at as u64 + 1;
-                continue;
-            }
-            let length = load8::<1>(option) as u32;
-            if at + 1 >= header || length < 2 || at + length > header {
-                return Err(Outcome::PassedMalformed);
-            }
-            if kind == LSRR || kind == SSRR {
-                return Err(Outcome::PassedUnsupportedHeader);
-            }
-            offset = (at + length) as u64;
+        match packet.check_options(parsed.l4_offset) {
+            ALLOWED => Ok(()),
+            SOURCE_ROUTED => Err(Outcome::PassedUnsupportedHeader),
+            _ => Err(Outcome::PassedMalformed),
         }
-        Ok(())
     }
+}
+
+/// The results of [`check_options`].
+const ALLOWED: i32 = 0;
+const SOURCE_ROUTED: i32 = 1;
+const MALFORMED: i32 = 2;
+
+/// Reads the options of an IPv4 header of `header` bytes.
+#[inline(always)]
+pub fn check_options<P: Packet>(packet: P, header: u32) -> i32 {
+    let (ip, end) = (packet.data() + P::L2, packet.end());
+    let header = (opaque(header as u64) & 63) as u32;
+    let mut offset = 20;
+    for _ in 0..40 {
+        // The verifier knows nothing else about this value, so it walks one turn for all.
+        let at = (opaque(offset) & 63) as u32;
+        if at >= header {
+            break;
+        }
+        let option = ip + at as usize;
+        // At least one byte follows the header.
+        if option + 2 > end {
+            return MALFORMED;
+        }
+        let kind = load8::<0>(option);
+        if kind == 0 {
+            break;
+        }
+        if kind == 1 {
+            offset = at as u64 + 1;
+            continue;
+        }
+        let length = load8::<1>(option) as u32;
+        if at + 1 >= header || length < 2 || at + length > header {
+            return MALFORMED;
+        }
+        if kind == LSRR || kind == SSRR {
+            return SOURCE_ROUTED;
+        }
+        offset = (at + length) as u64;
+    }
+    ALLOWED
 }
 
 impl ParseVariable for V6 {
     #[inline(always)]
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome> {
         packet.pull((P::L2 + ipv6_ext::MAX_LENGTH + 20) as u32);
-        let (ip, end) = (packet.data() + P::L2, packet.end());
-        if ip + 40 > end {
-            return Err(Outcome::PassedMalformed);
-        }
-        let walked = ipv6_ext::walk(ip, end)?;
+        let walked = ipv6_ext::walk(packet, P::L2)?;
         let (ip, end) = (packet.data() + P::L2, packet.end());
         if ip + 40 > end {
             return Err(Outcome::PassedMalformed);

@@ -41,7 +41,7 @@ impl Answer for V6 {
         let (client, frontend) = Self::addresses_at(ip);
         // The quote extends to the ports: without them the sender's stack cannot identify the
         // socket.
-        let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+        let Ok(walked) = ipv6_ext::walk(packet, ETHERNET) else { return false };
         let count = walked.offset as usize / 8 + 1;
         let length = ICMP + count * 8;
         if !packet.resize((ETHERNET + IP6 + length) as u32) {
@@ -90,7 +90,7 @@ impl Answer for V6 {
         }
         let macs = swapped(data);
         let (client, frontend) = Self::addresses_at(ip);
-        let Ok(walked) = ipv6_ext::walk(ip, end) else { return false };
+        let Ok(walked) = ipv6_ext::walk(packet, ETHERNET) else { return false };
         let l4 = opaque((ip + walked.offset as usize) as u64) as usize;
         if l4 + 20 > end {
             return false;
