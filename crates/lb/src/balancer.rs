@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use traffic_policy_cluster::model::Policy;
+use traffic_policy_cluster::model::{Algorithm, Forwarding, Policy, object::Service};
 
 /// A fact about a balancer, and whether it was found in its source or documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,9 @@ pub struct Balancer {
     pub proxies: Fact<bool>,
     /// Whether connections through a node are cut when it turns unhealthy.
     pub cuts: Fact<bool>,
+    /// Whether a router spreads connections over the nodes by a hash that moves those of all nodes
+    /// when their number changes.
+    pub rehashes: Fact<bool>,
 }
 
 impl Balancer {
@@ -88,6 +91,23 @@ impl Balancer {
             Policy::Cluster => &self.cluster,
             Policy::Local => &self.local,
         }
+    }
+
+    /// Whether connections of a Service go on through another node when the node in front is gone,
+    /// or no longer gets them: every node finds their pods, and the address that they were opened
+    /// to moves.
+    #[must_use]
+    pub fn outlives_nodes(&self, service: &Service, policy: Policy) -> bool {
+        service.forwarding == Some(Forwarding::Direct)
+            && service.algorithm == Some(Algorithm::Maglev)
+            && policy == Policy::Cluster
+            && self.moves_address(policy)
+    }
+
+    /// Whether speakers on the nodes move the address that connections were opened to.
+    #[must_use]
+    pub fn moves_address(&self, policy: Policy) -> bool {
+        self.check(policy).ask.value == Ask::Nothing && !self.proxies.value
     }
 
     /// Returns the longest time that it sends to a node whose health check fails.

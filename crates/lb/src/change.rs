@@ -5,7 +5,7 @@ mod pods;
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use traffic_policy_cluster::model::{
-    Forwarding, Policy, ServiceName,
+    Algorithm, Forwarding, Policy, ServiceName,
     object::{EndpointSlice, Node, Readiness, Service, ServiceType, SliceEndpoint},
 };
 
@@ -37,6 +37,8 @@ pub enum Change {
     Drain(Duration),
     /// The annotation `traffic-policy.io/forwarding`.
     Forwarding(Forwarding),
+    /// The annotation `traffic-policy.io/algorithm`.
+    Algorithm(Algorithm),
 }
 
 /// A change that cannot be applied.
@@ -121,6 +123,7 @@ impl Objects {
             }
             Change::Drain(drain) => self.service.drain = Some(*drain),
             Change::Forwarding(way) => self.service.forwarding = Some(*way),
+            Change::Algorithm(algorithm) => self.service.algorithm = Some(*algorithm),
             Change::Node(name, NodeChange::Gone) => _ = self.remove_node(name)?,
             Change::Node(name, NodeChange::Drained) => {
                 let node = self.nodes.get_mut(name).ok_or_else(|| ChangeError::NoNode(name.clone()))?;

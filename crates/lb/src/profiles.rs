@@ -32,6 +32,7 @@ pub const GKE: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(false),
     cuts: sure(false),
+    rehashes: sure(false),
 };
 
 pub const AWS_NLB: Balancer = Balancer {
@@ -45,6 +46,7 @@ pub const AWS_NLB: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(false),
     cuts: sure(true),
+    rehashes: sure(false),
 };
 
 pub const AWS_ALB: Balancer = Balancer {
@@ -58,6 +60,7 @@ pub const AWS_ALB: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(true),
     cuts: unsure(false),
+    rehashes: sure(false),
 };
 
 pub const AZURE: Balancer = Balancer {
@@ -71,6 +74,7 @@ pub const AZURE: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(false),
     cuts: unsure(false),
+    rehashes: sure(false),
 };
 
 pub const CLOUD_PROVIDER_KIND: Balancer = Balancer {
@@ -84,6 +88,7 @@ pub const CLOUD_PROVIDER_KIND: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(true),
     cuts: unsure(false),
+    rehashes: sure(false),
 };
 
 pub const METALLB_L2: Balancer = Balancer {
@@ -97,6 +102,7 @@ pub const METALLB_L2: Balancer = Balancer {
     vanished: unsure(seconds(10)),
     proxies: sure(false),
     cuts: sure(true),
+    rehashes: sure(false),
 };
 
 pub const METALLB_BGP: Balancer = Balancer {
@@ -110,6 +116,7 @@ pub const METALLB_BGP: Balancer = Balancer {
     vanished: unsure(seconds(90)),
     proxies: sure(false),
     cuts: unsure(true),
+    rehashes: unsure(true),
 };
 
 pub const HAPROXY: Balancer = Balancer {
@@ -123,6 +130,7 @@ pub const HAPROXY: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: sure(true),
     cuts: sure(false),
+    rehashes: sure(false),
 };
 
 /// Assumptions about an unknown balancer, which flags or a file override.
@@ -137,6 +145,7 @@ pub const CUSTOM: Balancer = Balancer {
     vanished: unsure(seconds(0)),
     proxies: unsure(false),
     cuts: unsure(false),
+    rehashes: unsure(false),
 };
 
 /// All profiles.

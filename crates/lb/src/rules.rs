@@ -144,14 +144,29 @@ impl<'a> Case<'_, 'a> {
         let finding = |fix: &str| Finding::new(Level::Error, "healthy-and-lost", what, fix);
         Some(match self.judgement.policy {
             Policy::Cluster => finding("let a pod of it become ready"),
-            Policy::Local if self.is_node_port() => finding(
-                "give it a health port and let the balancer ask there, or set externalTrafficPolicy: Cluster",
-            )
+            Policy::Local if self.is_node_port() => finding(&format!(
+                "give it a health port and let the balancer ask there, or set externalTrafficPolicy: Cluster{}",
+                self.keeps_client()
+            ))
             .with_yaml(self.health_port_yaml()),
-            Policy::Local => {
-                finding("let the balancer ask the healthCheckNodePort, or set externalTrafficPolicy: Cluster")
-            }
+            Policy::Local => finding(&format!(
+                "let the balancer ask the healthCheckNodePort, or set externalTrafficPolicy: Cluster{}",
+                self.keeps_client()
+            )),
         })
+    }
+
+    /// Adds to the advice of policy Cluster what keeps the client's address there, as Local does.
+    fn keeps_client(&self) -> &'static str {
+        match self.judgement.balancer.proxies.value {
+            true => "",
+            false if self.judgement.is_direct() => {
+                " (its annotation traffic-policy.io/forwarding: direct then keeps the client's address)"
+            }
+            false => {
+                " (with the annotation traffic-policy.io/forwarding: direct, which keeps the client's address)"
+            }
+        }
     }
 
     fn healthy_without_pod(&self) -> Option<Finding> {
@@ -175,8 +190,9 @@ impl<'a> Case<'_, 'a> {
             ),
         };
         let name = self.name();
+        let outlives = self.judgement.outlives_nodes();
         let finding = Finding::new(
-            Level::Warning,
+            if outlives { Level::Note } else { Level::Warning },
             "healthy-without-pod",
             format!(
                 "{} healthy without a pod of {name} and {} {} of its requests: {risk}",
@@ -189,8 +205,20 @@ impl<'a> Case<'_, 'a> {
                 percent(share)
             ),
             match self.judgement.policy {
+                Policy::Cluster if outlives => {
+                    format!("nothing has to be; `lb simulate {name} --event '5s node=NAME=gone'` shows it")
+                }
                 Policy::Cluster => {
-                    format!("externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does")
+                    let other = match self.judgement.balancer.moves_address(Policy::Cluster) {
+                        true => {
+                            "; or the annotations traffic-policy.io/forwarding: direct and \
+                             traffic-policy.io/algorithm: maglev, with which open connections go on through another node"
+                        }
+                        false => "",
+                    };
+                    format!(
+                        "externalTrafficPolicy: Local; `lb what-if {name} --policy Local` says what that does{other}"
+                    )
                 }
                 Policy::Local => {
                     "let the balancer ask the health port, which says 503 on such a node: the fallback is then for what still comes".to_owned()
@@ -263,6 +291,10 @@ impl<'a> Case<'_, 'a> {
             }
             _ => String::new(),
         };
+        let cluster = match self.judgement.policy {
+            Policy::Local => format!("; or externalTrafficPolicy: Cluster{}", self.keeps_client()),
+            Policy::Cluster => String::new(),
+        };
         let what = format!(
             "{} of {} gets {} of the requests, {skew:.2} times the mean of {}",
             most.label(),
@@ -272,7 +304,7 @@ impl<'a> Case<'_, 'a> {
         );
         let yaml = fix::spread(self.judgement.service);
         Some(
-            Finding::new(level, "uneven", what, format!("as many pods on each node{weights}"))
+            Finding::new(level, "uneven", what, format!("as many pods on each node{weights}{cluster}"))
                 .with_yaml(yaml),
         )
     }

@@ -2,12 +2,10 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_cluster::model::{
-    Algorithm, Forwarding, Frontend, Policy, ServicePortKey, object::Service,
-};
+use traffic_policy_cluster::model::{Forwarding, Frontend, Policy, ServicePortKey, object::Service};
 
 use super::{
-    balancer::{Ask, Balancer},
+    balancer::Balancer,
     finding::Finding,
     nodes::{Kind, Nodes, Who},
 };
@@ -211,12 +209,7 @@ impl Judgement<'_> {
     /// their pods, and the balancer moves the address that they were opened to.
     #[must_use]
     pub fn outlives_nodes(&self) -> bool {
-        let moves_address = self.balancer.check(self.policy).ask.value == Ask::Nothing;
-        self.is_direct()
-            && self.policy == Policy::Cluster
-            && self.service.algorithm == Some(Algorithm::Maglev)
-            && !self.balancer.proxies.value
-            && moves_address
+        self.balancer.outlives_nodes(self.service, self.policy)
     }
 }
 

@@ -320,7 +320,8 @@ impl Between<'_, '_> {
     fn went_unhealthy(&self, cost: &mut Cost) {
         let both_local = (self.judgement.policy, self.after.policy) == (Policy::Local, Policy::Local);
         let share = self.newly_unhealthy(|_| true);
-        if share > 0.0 && self.balancer().cuts.value {
+        let go_on = self.judgement.outlives_nodes() && self.after.outlives_nodes();
+        if share > 0.0 && self.balancer().cuts.value && !go_on {
             cost.cut.push((
                 share,
                 format!("connections by nodes that turn unhealthy: {} cuts them", self.balancer().name),

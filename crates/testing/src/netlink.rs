@@ -1,6 +1,8 @@
 //! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one
 //! namespace.
 
+mod multipath;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, RawFd};
 

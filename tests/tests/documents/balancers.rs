@@ -25,6 +25,7 @@ fn the_page_has_the_facts_of_every_balancer() {
         "one node at a time",
         "ends connections itself",
         "cuts connections of a node that turns unhealthy",
+        "a router moves connections when the number of nodes changes",
         "controller hands a change on within",
     ];
     let rows: Vec<_> = PROFILES.into_iter().map(else_told).collect();
@@ -71,6 +72,7 @@ fn else_told(balancer: &Balancer) -> Vec<String> {
         yes(balancer.one_node),
         fact(balancer.proxies, yes),
         fact(balancer.cuts, yes),
+        fact(balancer.rehashes, yes),
         fact(balancer.controller, seconds),
     ]
 }

@@ -96,7 +96,15 @@ fn nodes_come_and_go_without_a_lost_request() {
     let report = scene.report(1);
     assert!(report["opens"] == true && report["why_not"].is_null(), "{report}");
     let metrics = scene.cluster.agents[0].scrape().unwrap();
-    assert_eq!(metrics.value("traffic_policy_direct_nodes", &[]).unwrap().to_string(), "2");
+    assert_eq!(
+        metrics.value("traffic_policy_direct_nodes", &[("dispatch", "ipip")]).unwrap().to_string(),
+        "2"
+    );
+    assert_eq!(
+        metrics.value("traffic_policy_direct_nodes", &[("dispatch", "udp")]).unwrap().to_string(),
+        "0"
+    );
+    assert_eq!(scene.report(0)["dispatch"], serde_json::json!({"node-2": "ipip", "node-3": "ipip"}));
     assert_eq!(metrics.value("traffic_policy_direct_opens", &[]).unwrap().to_string(), "1");
 
     // Agents that are killed and started again take up where they were.

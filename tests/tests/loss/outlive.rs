@@ -1,6 +1,8 @@
 //! Connections that outlive the node in front: a router moves them to another one, which does not
 //! know them, also while the endpoints change. With direct forwarding and Maglev tables none is
-//! cut; with the node's own address or a random choice all are.
+//! cut; with a random choice all are.
+
+mod many;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -116,11 +118,6 @@ fn the_node_in_front_vanishes(attach: &str, family: Family) {
 }
 
 #[test]
-fn the_node_in_front_vanishes_tc() {
-    the_node_in_front_vanishes("tc", Family::V4);
-}
-
-#[test]
 fn the_node_in_front_vanishes_xdp() {
     the_node_in_front_vanishes("xdp", Family::V4);
 }
@@ -130,17 +127,16 @@ fn the_node_in_front_vanishes_ipv6() {
     the_node_in_front_vanishes("xdp", Family::V6);
 }
 
-/// The control: what is not known to another node is reset, and all of it is.
+/// The control: what is not known to another node is reset, and all of it is. With the node's own
+/// address: [`many`].
 #[test]
-fn snat_and_a_random_choice_cut_every_connection() {
+fn a_random_choice_cuts_every_connection() {
     let _alone = quiet::alone();
-    for flags in [&["--algorithm", "maglev"][..], &["--forwarding", "direct"]] {
-        let cluster = start(&[0, 0, 2, 2], "tc", flags, &[0, 1, 2, 3]);
-        let held = hold(&cluster, Family::V4);
-        front_vanishes(&cluster);
-        let report = report(&format!("{flags:?}, the node in front vanishes"), held);
-        assert_eq!(report.broken.len(), CONNECTIONS, "{report}");
-    }
+    let cluster = start(&[0, 0, 2, 2], "tc", &["--forwarding", "direct"], &[0, 1, 2, 3]);
+    let held = hold(&cluster, Family::V4);
+    front_vanishes(&cluster);
+    let report = report("a random choice, the node in front vanishes", held);
+    assert_eq!(report.broken.len(), CONNECTIONS, "{report}");
 }
 
 /// A rolling update at the same time: the connections of pods that stay, and those of pods that

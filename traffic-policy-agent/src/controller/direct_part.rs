@@ -84,8 +84,13 @@ impl<P: PacketPath> Controller<P> {
             self.services.hold_direct(false);
         }
         let (index, name) = (self.services.index(), self.settings.node_name.as_str());
+        let nodes = index.direct_nodes();
+        let dispatch = index.direct_dispatches().into_iter();
+        let others = index.direct_leases().map(|lease| &lease.node).filter(|other| *other != name);
         let mut report = DirectForwarding {
-            nodes: index.direct_nodes(),
+            by_snat: others.filter(|other| !nodes.contains(*other)).cloned().collect(),
+            dispatch: dispatch.map(|(node, dispatch)| (node, dispatch.name().to_owned())).collect(),
+            nodes,
             waits: !self.part.sends,
             ..DirectForwarding::default()
         };

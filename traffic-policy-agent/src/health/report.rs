@@ -67,6 +67,12 @@ pub struct DirectForwarding {
     pub waits: bool,
     /// The other nodes that open packets of this one.
     pub nodes: BTreeSet<String>,
+    /// What packets to each of them travel in: a value of `--dispatch`.
+    #[serde(default)]
+    pub dispatch: BTreeMap<String, String>,
+    /// The other nodes with a Lease to whose endpoints packets go by SNAT.
+    #[serde(default)]
+    pub by_snat: BTreeSet<String>,
 }
 
 /// A kind of objects that waits to be listed anew.

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use traffic_policy_cluster::{
-    model::{Desired, FrontendKind, Policy, ServiceName},
+    model::{Desired, Dispatch, FrontendKind, Policy, ServiceName},
     source::Status,
 };
 use traffic_policy_dataplane::{Attached, DataplaneUsage};
@@ -220,11 +220,21 @@ pub fn health(health: &ProxyHealth) -> Vec<Family> {
 pub fn about(node_name: &str, health: &ProxyHealth) -> Vec<Family> {
     let direct = health.direct().unwrap_or_default();
     vec![
+        Dispatch::ALL.into_iter().fold(
+            Family::gauge(
+                "traffic_policy_direct_nodes",
+                "Other nodes that open packets which this one forwards directly, by what these travel in.",
+            ),
+            |family, dispatch| {
+                let used = direct.dispatch.values().filter(|used| *used == dispatch.name()).count();
+                family.with(&[("dispatch", dispatch.name())], used as f64)
+            },
+        ),
         Family::gauge(
-            "traffic_policy_direct_nodes",
-            "Other nodes that open packets which this one forwards directly.",
+            "traffic_policy_direct_snat_nodes",
+            "Other nodes with a Lease that open no packets of this one: it uses SNAT towards them.",
         )
-        .with(&[], direct.nodes.len() as f64),
+        .with(&[], direct.by_snat.len() as f64),
         Family::gauge(
             "traffic_policy_direct_opens",
             "1: this node opens packets that others forward directly, and they have been told so.",

@@ -20,6 +20,9 @@ pub(crate) struct Standpoint {
     /// Whether the port is one of TCP.
     pub is_tcp: bool,
     pub policy: Policy,
+    /// Whether a connection goes on through another node: [`Balancer::outlives_nodes`]. Of UDP too
+    /// little is known.
+    pub outlives_nodes: bool,
     /// Whether, under policy Local, a node without an endpoint behaves as under Cluster.
     pub falls_back: bool,
     pub drain: Duration,
@@ -119,6 +122,8 @@ impl Judge<'_> {
         Some(Standpoint {
             is_tcp: protocol == Protocol::Tcp,
             policy: port.external_policy,
+            outlives_nodes: protocol == Protocol::Tcp
+                && balancer.outlives_nodes(reach.service, port.external_policy),
             falls_back: port.external_fallback,
             drain: reach.service.drain.unwrap_or(DEFAULT_DRAIN),
             question,

@@ -47,8 +47,8 @@ function span(seconds) {
 
 const FATES = {
   delivered: () => "delivered",
-  forwarded: () => "forwarded, SNAT",
-  mixed: (row) => `delivered ${row.here} of ${row.endpoints}, else forwarded, SNAT`,
+  forwarded: (row) => `forwarded, ${row.direct ? "direct" : "SNAT"}`,
+  mixed: (row) => `delivered ${row.here} of ${row.endpoints}, else forwarded, ${row.direct ? "direct" : "SNAT"}`,
   dropped: () => "dropped in silence",
   refused: () => "refused",
 };

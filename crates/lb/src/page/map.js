@@ -228,7 +228,7 @@ function map(title, service, port) {
   const legend = [
     key(icon(sign("healthy", 12, 9)), "healthy for the balancer"), key(icon(sign("unhealthy", 12, 9)), "unhealthy"),
     key(icon(edge("", "M0 9H24", 0.2)), "share of requests"),
-    forwardsTo(list) && key(icon(edge("forwarded", "M0 9H24", 0.05)), "forwarded to another node, source rewritten (SNAT)"),
+    forwardsTo(list) && key(icon(edge("forwarded", "M0 9H24", 0.05)), list.some(({ row }) => row.direct) ? "forwarded to another node, unchanged (direct)" : "forwarded to another node, source rewritten (SNAT)"),
     port.lost > NONE && key(icon(sign("lost", 12, 9)), "lost"),
     all.length > list.length && key("", `${all.length - list.length} more groups are in the tables`),
   ];

@@ -239,6 +239,11 @@ impl Agents {
         Some((version, version.standpoint.nodes.get(&machine.name)?))
     }
 
+    /// Whether connections outlive nodes, by what a node has written.
+    pub(super) fn outlives_nodes(&self, node: usize, machines: &Machines) -> bool {
+        self.view(node, &machines.nodes()[node]).is_some_and(|(version, _)| version.standpoint.outlives_nodes)
+    }
+
     /// Delivers a new connection to a node.
     pub(super) fn deliver(
         &mut self,

@@ -21,6 +21,10 @@ pub(super) enum Effect {
     Restarted(usize),
     /// The announcements of a node have timed out.
     Withdrawn(usize),
+    /// The balancer moves the address away from a node: its connections come by other nodes.
+    Moved(usize),
+    /// The router spreads connections over another set of nodes than before.
+    Rehashed,
     /// The other nodes do not reach this one any more.
     Silent(usize),
     /// A node that was gone, or cut off, is there again.

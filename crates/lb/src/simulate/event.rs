@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use traffic_policy_cluster::model::{Policy, parse_duration};
+use traffic_policy_cluster::model::{Forwarding, Policy, parse_duration};
 
 use crate::change::{Change, NodeChange};
 
@@ -49,8 +49,9 @@ pub struct Timed {
 }
 
 /// The syntax of events, for messages.
-const FORMS: &str = "policy=Local|Cluster, drain=TIME, node=NAME=gone|back|cut-off|notice|drained|added, pod=NAME, \
-                     scale=N, spread, rollout, crash=NODE or outage=TIME";
+const FORMS: &str = "policy=Local|Cluster, drain=TIME, forwarding=snat|direct, algorithm=random|maglev, \
+                     node=NAME=gone|back|cut-off|notice|drained|added, pod=NAME, scale=N, spread, rollout, \
+                     crash=NODE or outage=TIME";
 
 const NODE_FORM: &str = "node=NAME=gone, back, cut-off, notice, drained or added";
 
@@ -95,6 +96,13 @@ impl FromStr for Event {
                 other => Err(format!("`{other}` is not a policy: Local or Cluster")),
             },
             "drain" => Ok(Self::Change(Change::Drain(time()?))),
+            "forwarding" => Ok(Self::Change(Change::Forwarding(
+                Forwarding::parse(value.unwrap_or(""))
+                    .ok_or_else(|| format!("`{text}` is not forwarding=snat or forwarding=direct"))?,
+            ))),
+            "algorithm" => Ok(Self::Change(Change::Algorithm(
+                value.unwrap_or("").parse().map_err(|error| format!("`{text}`: {error}"))?,
+            ))),
             "node" => {
                 let (name, change) = value
                     .and_then(|value| value.split_once('='))
@@ -138,6 +146,9 @@ impl fmt::Display for Event {
             }
             Self::Change(Change::Forwarding(way)) => {
                 write!(f, "annotation traffic-policy.io/forwarding: {}", way.name())
+            }
+            Self::Change(Change::Algorithm(algorithm)) => {
+                write!(f, "annotation traffic-policy.io/algorithm: {algorithm}")
             }
             Self::Change(Change::Node(_, NodeChange::Gone)) => f.write_str("gone without a word"),
             Self::Change(Change::Node(_, NodeChange::Drained)) => {

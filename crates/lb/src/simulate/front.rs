@@ -304,20 +304,28 @@ impl<'s> Front<'s> {
         }
         let what = if was { What::Unhealthy } else { What::Healthy };
         let mut effects = vec![Effect::Note(what, Some(target.name.clone()))];
+        if was && self.balancer.moves_address(self.policy) {
+            effects.push(Effect::Moved(node));
+        }
         if was && self.balancer.cuts.value {
             effects.push(Effect::Cut(Why::CutByBalancer, Through::Node(node)));
         }
         effects
     }
 
-    fn choose_takers_and_tell(&mut self) -> Option<Effect> {
+    fn choose_takers_and_tell(&mut self) -> Vec<Effect> {
+        let before = self.taking.clone();
+        let mut effects = Vec::new();
         self.choose_takers();
-        let any_healthy = self.targets.iter().any(|target| target.health.healthy);
-        if !std::mem::replace(&mut self.any_healthy, any_healthy) || any_healthy {
-            return None;
+        if self.balancer.rehashes.value && self.taking != before {
+            effects.push(Effect::Rehashed);
         }
-        let what = if self.taking.is_empty() { What::NobodyLeft } else { What::FailsOpen };
-        Some(Effect::Note(what, None))
+        let any_healthy = self.targets.iter().any(|target| target.health.healthy);
+        if std::mem::replace(&mut self.any_healthy, any_healthy) && !any_healthy {
+            let what = if self.taking.is_empty() { What::NobodyLeft } else { What::FailsOpen };
+            effects.push(Effect::Note(what, None));
+        }
+        effects
     }
 
     /// Chooses the nodes that get requests: members that are healthy, or all members if none is

@@ -64,16 +64,16 @@ impl<'s> Requests<'s> {
         &mut self,
         now: Duration,
         number: u64,
-        node: Option<usize>,
+        front: Front,
         delivered: Result<usize, Missed>,
     ) -> Option<Duration> {
-        self.went(now, number, begun(now, node), delivered)
+        self.went(now, number, begun(now, front), delivered)
     }
 
     /// Notes a request whose first segment a node has forwarded to a silent pod. Returns the time
     /// at which its client sends it again.
-    pub(super) fn waits(&mut self, now: Duration, number: u64, node: Option<usize>, pod: usize) -> Duration {
-        self.waiting.insert(number, Way { pod: Some(pod), is_delayed: true, ..begun(now, node) });
+    pub(super) fn waits(&mut self, now: Duration, number: u64, front: Front, pod: usize) -> Duration {
+        self.waiting.insert(number, Way { pod: Some(pod), is_delayed: true, ..begun(now, front) });
         now + RESENT_AFTER
     }
 
@@ -118,15 +118,72 @@ impl<'s> Requests<'s> {
         }
     }
 
-    /// Completes a request, unless it was cut before.
-    pub(super) fn done(&mut self, number: u64) {
-        if let Some(way) = self.under_way.remove(&number) {
+    /// Completes a request, unless it was cut before. One whose node is gone waits for another.
+    pub(super) fn done(&mut self, number: u64, is_there: impl Fn(usize) -> bool) {
+        let Some(way) = self.under_way.get_mut(&number) else { return };
+        if way.node.is_none_or(is_there) {
+            let way = *way;
+            self.under_way.remove(&number);
             self.tally.count(way, way.answered(), None);
+        } else {
+            way.is_due = true;
+        }
+    }
+
+    /// Lets the requests through a node that is there again go on.
+    pub(super) fn resume(&mut self, node: usize) {
+        let tally = &mut self.tally;
+        self.under_way.retain(|_, way| {
+            let is_over = way.node == Some(node) && way.is_due;
+            if is_over {
+                tally.count(*way, way.answered(), None);
+            }
+            !is_over
+        });
+    }
+
+    /// Lets the requests through some nodes come by others: each by the one that `to` returns. What
+    /// is not found there is cut; if the balancer moves the address of a node, whatever does not
+    /// outlive nodes is left to [`Balancer::cuts`](crate::Balancer).
+    pub(super) fn move_to(
+        &mut self,
+        why: Why,
+        from: impl Fn(usize) -> bool,
+        mut to: impl FnMut(u64) -> Option<Front>,
+        is_there: impl Fn(usize) -> bool,
+    ) {
+        let tally = &mut self.tally;
+        self.under_way.retain(|number, way| {
+            let Some(node) = way.node.filter(|node| from(*node)) else { return true };
+            let front = to(*number);
+            if front.is_some_and(|front| front.node == Some(node)) {
+                return true;
+            }
+            if why != Why::Rehashed && !way.outlives_node {
+                return true;
+            }
+            let Some(front) = front.filter(|front| front.outlives && way.outlives_node) else {
+                tally.count(*way, Became::Cut, Some(why));
+                return false;
+            };
+            (way.node, way.is_moved) = (front.node, true);
+            let is_over = way.is_due && front.node.is_none_or(&is_there);
+            if is_over {
+                tally.count(*way, way.answered(), None);
+            }
+            !is_over
+        });
+    }
+
+    /// Cuts the requests that still wait for a node at the end.
+    pub(super) fn end(&mut self) {
+        for (_, way) in std::mem::take(&mut self.under_way) {
+            self.tally.count(way, Became::Cut, Some(Why::NodeGone));
         }
     }
 
     /// Cuts the requests in flight through a node or pod that no longer exists, or no longer gets
-    /// requests.
+    /// requests. Those that outlive a node wait until the balancer moves their address.
     pub(super) fn cut(&mut self, why: Why, through: &Through) {
         let tally = &mut self.tally;
         self.under_way.retain(|_, way| {
@@ -137,6 +194,10 @@ impl<'s> Requests<'s> {
                     (way.node == Some(*node)) != way.pod.is_some_and(|pod| pods.contains(&pod))
                 }
             };
+            if is_cut && why == Why::NodeGone && way.outlives_node {
+                way.is_delayed = true;
+                return true;
+            }
             if is_cut {
                 tally.count(*way, Became::Cut, Some(why));
             }
@@ -145,7 +206,24 @@ impl<'s> Requests<'s> {
     }
 }
 
-fn begun(now: Duration, node: Option<usize>) -> Way {
-    let second = usize::try_from(now.as_secs()).unwrap_or(usize::MAX);
-    Way { second, node, pod: None, is_delayed: false }
+/// The node that a request is sent to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Front {
+    /// `None` if the balancer has none.
+    pub(super) node: Option<usize>,
+    /// Whether the node knows a version of the objects in which connections outlive nodes.
+    pub(super) outlives: bool,
+}
+
+fn begun(now: Duration, front: Front) -> Way {
+    Way {
+        second: usize::try_from(now.as_secs()).unwrap_or(usize::MAX),
+        first: front.node,
+        node: front.node,
+        pod: None,
+        is_delayed: false,
+        outlives_node: front.outlives,
+        is_moved: false,
+        is_due: false,
+    }
 }

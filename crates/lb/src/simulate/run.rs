@@ -10,7 +10,7 @@ use super::{
     input::{SimulateError, Simulation},
     line::Line,
     queue::{Next, Queue},
-    requests::Requests,
+    requests::{Front as Way, Requests},
     simulated::Simulated,
     step::Step,
     tally::Why,
@@ -70,6 +70,7 @@ impl Simulation<'_> {
         let (nodes, pods) = (machines.nodes().iter(), machines.pods().iter());
         let (nodes, pods) =
             (nodes.map(|node| node.name.clone()).collect(), pods.map(|pod| pod.name.clone()).collect());
+        run.requests.end();
         let tally = run.requests.into_tally();
         Ok(Simulated {
             nodes,
@@ -77,6 +78,7 @@ impl Simulation<'_> {
             seconds: tally.seconds,
             line: run.line.0,
             why: tally.why,
+            outlived: tally.outlived,
             question,
             phases: run.front.into_phases(),
         })
@@ -132,7 +134,7 @@ impl Run<'_> {
                 Next::Check { node, generation } => self.check(now, node, generation),
                 Next::TimedOut { node, generation } => self.front.timed_out(node, generation),
                 Next::Done { number } => {
-                    self.requests.done(number);
+                    self.requests.done(number, |node| machines.is_there(node));
                     continue;
                 }
                 Next::Request { number } => self.request(now, number),
@@ -165,8 +167,11 @@ impl Run<'_> {
                     let effects = self.front.withdraw(node);
                     self.apply(now, effects);
                 }
+                Effect::Moved(node) => self.moved(Why::CutByBalancer, |from| from == node),
+                Effect::Rehashed => self.moved(Why::Rehashed, |_| true),
                 Effect::Silent(node) => self.silent(now, node),
                 Effect::Back(node) => {
+                    self.requests.resume(node);
                     let machines = self.world.machines();
                     let mut effects = self.agents.back(now, node, machines);
                     let standpoint = &self.agents.newest().standpoint;
@@ -175,6 +180,21 @@ impl Run<'_> {
                 }
             }
         }
+    }
+
+    /// Lets the connections through some nodes come by those that the balancer sends to now.
+    fn moved(&mut self, why: Why, from: impl Fn(usize) -> bool) {
+        let Self { requests, front, agents, random, world, .. } = self;
+        let machines = world.machines();
+        requests.move_to(
+            why,
+            from,
+            |number| {
+                let node = front.choose(number, random)?;
+                Some(Way { node: Some(node), outlives: agents.outlives_nodes(node, machines) })
+            },
+            |node| machines.is_there(node),
+        );
     }
 
     /// Publishes the objects: agents and the balancer's controller learn of a version.
@@ -217,17 +237,20 @@ impl Run<'_> {
     fn request(&mut self, now: Duration, number: u64) -> Vec<Effect> {
         self.send_next(number + 1);
         let node = self.front.choose(number, &mut self.random);
+        let machines = self.world.machines();
+        let outlives = node.is_some_and(|node| self.agents.outlives_nodes(node, machines));
+        let way = Way { node, outlives };
         let Delivered { outcome, suspicion } = match node {
             Some(node) => self.agents.deliver(now, node, self.world.machines(), &mut self.random),
             None => Delivered { outcome: Err(Missed::new(Why::NoNode)), suspicion: None },
         };
         match outcome {
             Err(Missed { pod: Some(pod), is_silent: true, .. }) if self.agents.is_tcp() => {
-                let at = self.requests.waits(now, number, node, pod);
+                let at = self.requests.waits(now, number, way, pod);
                 self.queue.push(at, Next::Resent { number });
             }
             outcome => {
-                if let Some(done) = self.requests.sent(now, number, node, outcome) {
+                if let Some(done) = self.requests.sent(now, number, way, outcome) {
                     self.queue.push(done, Next::Done { number });
                 }
             }

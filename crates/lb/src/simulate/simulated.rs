@@ -17,6 +17,8 @@ pub struct Simulated {
     pub line: Vec<Moment>,
     /// The reasons why requests were lost or cut.
     pub why: BTreeMap<Why, u64>,
+    /// The number of answered requests that went on through another node than they began with.
+    pub outlived: u64,
     /// The check that the balancer makes at the start.
     pub question: Question,
     /// The time of each node's first check; the others follow at the balancer's interval.

@@ -76,6 +76,8 @@ pub enum Why {
     PodGone,
     /// The balancer cut the connections of a node that turned unhealthy.
     CutByBalancer,
+    /// The router sent it to another node, which did not know the connection.
+    Rehashed,
 }
 
 /// The requests that were sent within one second. Nodes and pods are given by their number in
@@ -91,10 +93,19 @@ pub struct Second {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) second: usize,
+    /// The node that the balancer chose for it.
+    pub(super) first: Option<usize>,
+    /// The node that its segments come to.
     pub(super) node: Option<usize>,
     pub(super) pod: Option<usize>,
-    /// Whether its first segment was sent again.
+    /// Whether segments of it were sent again.
     pub(super) is_delayed: bool,
+    /// Whether it goes on through another node if it has to.
+    pub(super) outlives_node: bool,
+    /// Whether it went on through another node.
+    pub(super) is_moved: bool,
+    /// Whether it would have been answered, if its node were not gone.
+    pub(super) is_due: bool,
 }
 
 impl Way {
@@ -108,21 +119,30 @@ impl Way {
 pub(super) struct Tally {
     pub(super) seconds: Vec<Second>,
     pub(super) why: BTreeMap<Why, u64>,
+    /// The number of answered requests that went on through another node.
+    pub(super) outlived: u64,
 }
 
 impl Tally {
     pub(super) fn new(lasts: Duration) -> Self {
         let seconds = lasts.as_millis().div_ceil(1000);
-        Self { seconds: vec![Second::default(); usize::try_from(seconds).unwrap_or(0)], why: BTreeMap::new() }
+        Self {
+            seconds: vec![Second::default(); usize::try_from(seconds).unwrap_or(0)],
+            why: BTreeMap::new(),
+            outlived: 0,
+        }
     }
 
     pub(super) fn count(&mut self, way: Way, became: Became, why: Option<Why>) {
         if let Some(why) = why {
             *self.why.entry(why).or_default() += 1;
         }
+        if way.is_moved && matches!(became, Became::Ok | Became::Delayed) {
+            self.outlived += 1;
+        }
         let Some(second) = self.seconds.get_mut(way.second) else { return };
         second.all.increment(became);
-        if let Some(node) = way.node {
+        if let Some(node) = way.first {
             second.nodes.entry(node).or_default().increment(became);
         }
         if let Some(pod) = way.pod {

@@ -290,3 +290,37 @@ fn direct_forwarding_keeps_the_clients_address() {
     assert!(codes(&[Change::Forwarding(Forwarding::Snat)]).contains(&"client-address"));
     assert!(!codes(&[Change::Forwarding(Forwarding::Direct)]).contains(&"client-address"));
 }
+
+/// What advises one policy or the other says what the annotations change about it.
+#[test]
+fn findings_know_what_direct_forwarding_keeps() {
+    let found = |service: &str, pods: &str, balancer: &str, code: &str| {
+        judged(&manifests("n1 n2 n3", service, pods), balancer, |_, judgement| {
+            let finding = judgement.findings.iter().find(|finding| finding.code == code).unwrap();
+            (finding.level.name(), finding.fix.clone())
+        })
+    };
+    let direct = "forwarding: direct, which keeps the client's address";
+    let (code, pods) = ("healthy-without-pod", "a@n1 b@n2");
+    let (level, fix) = found("LoadBalancer Cluster", pods, "metallb-bgp", code);
+    assert!(
+        level == "warning" && fix.contains("algorithm: maglev, with which open connections go on"),
+        "{fix}"
+    );
+    let (level, fix) = found("LoadBalancer Cluster", pods, "gke", code);
+    assert!(level == "warning" && !fix.contains("maglev"), "{fix}");
+    let both = "LoadBalancer Cluster forwarding=direct algorithm=maglev";
+    let (level, fix) = found(both, pods, "metallb-bgp", code);
+    assert!(level == "note" && !fix.contains("Local"), "{fix}");
+    assert_eq!(found(both, pods, "gke", code).0, "warning");
+
+    let pods = "a@n1 b@n1 c@n1 d@n2";
+    let (_, fix) = found("LoadBalancer Local", pods, "gke", "uneven");
+    assert!(fix.contains("or externalTrafficPolicy: Cluster") && fix.contains(direct), "{fix}");
+    let (_, fix) = found("LoadBalancer Local forwarding=direct", pods, "gke", "uneven");
+    assert!(fix.contains("its annotation traffic-policy.io/forwarding: direct then keeps"), "{fix}");
+    // The balancer's own address is what pods would see.
+    assert!(!found("LoadBalancer Local", pods, "haproxy", "uneven").1.contains("direct"));
+    let (_, fix) = found("NodePort Local", "a@n1", "haproxy", "check-times-out");
+    assert!(!fix.contains("direct"), "{fix}");
+}

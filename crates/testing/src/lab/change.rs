@@ -25,6 +25,18 @@ impl Lab {
         self.router.netlink(async |net| net.route(vip, prefix, gateway).await)
     }
 
+    /// Makes the router spread connections for a virtual address over nodes, by a hash of addresses
+    /// and ports. Another set of nodes moves connections of all of them.
+    pub fn spread_vip(&self, vip: IpAddr, nodes: &[&Node]) -> Result<()> {
+        let (prefix, family) = if vip.is_ipv4() { (32, Family::V4) } else { (128, Family::V6) };
+        self.router.sysctls(&[
+            ("net.ipv4.fib_multipath_hash_policy", "1"),
+            ("net.ipv6.fib_multipath_hash_policy", "1"),
+        ])?;
+        let gateways: Vec<_> = nodes.iter().map(|node| node.address(family)).collect();
+        self.router.netlink(async |net| net.route_by_any(vip, prefix, &gateways).await)
+    }
+
     pub fn unroute_vip(&self, vip: IpAddr) -> Result<()> {
         let prefix = if vip.is_ipv4() { 32 } else { 128 };
         if self.client.addresses == plan::client_on_switch() {

@@ -77,6 +77,7 @@ fn other_errors_about_packets_within_packets_pass() {
             let of = |packet: &Packet| comes(terms, kind, packet, WHOLE);
             let at = |spot: Spot| spot.of(terms.family);
             let other_client = request.clone().with(|packet| packet.source = at(Spot::OtherClient));
+            let not_opened = if terms.v4() { (3, 2, [0; 4]) } else { (4, 1, [0, 0, 0, 6]) };
             let mtu_unknown = if terms.v4() { (3, 4, [0; 4]) } else { (2, 0, [0, 0, 0, 40]) };
             let mut fragment = request.clone().payload(&[1; 200]).fragments(96);
             let cases = [
@@ -86,6 +87,7 @@ fn other_errors_about_packets_within_packets_pass() {
                 ("to another node", of(&sent).with(|packet| packet.destination = at(Spot::NodeEth1))),
                 ("another flow", of(&super::sent(&other_client))),
                 ("a fragment", of(&super::sent(&fragment.remove(1)))),
+                ("an endpoint whose node does not know it yet", comes(terms, not_opened, &sent, WHOLE)),
                 ("no MTU", comes(terms, mtu_unknown, &sent, WHOLE)),
             ];
             set_up(harness, terms, VIP);

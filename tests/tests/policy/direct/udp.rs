@@ -13,7 +13,7 @@ use traffic_policy_testing::traffic::HeldConnections;
 use super::pods_see_the_client;
 use super::{IP6IP6, IPIP, NODE_PORT, VIPS, answers, bulk_data_passes, header, seen, service};
 
-const UDP: u8 = 17;
+pub const UDP: u8 = 17;
 const BOTH: &str = "ipip,udp";
 
 /// Three nodes, pods on the second and third, and agents. What each node says that it opens; empty:

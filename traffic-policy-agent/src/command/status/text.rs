@@ -1,6 +1,7 @@
 //! The state of the node as human-readable text.
 
 use std::{
+    collections::BTreeSet,
     io::{self, Write},
     time::Duration,
 };
@@ -165,17 +166,36 @@ fn direct_forwarding(direct: &DirectForwarding) -> String {
         // Leases that are files, or the first moments.
         (None, None) => "nothing is told to the others yet".to_owned(),
     };
-    let some: Vec<_> = direct.nodes.iter().take(5).map(String::as_str).collect();
-    let more = match direct.nodes.len().saturating_sub(some.len()) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
+    // Which one each node opens is the network's business, and mostly the same for all.
+    let dispatches: BTreeSet<_> = direct.dispatch.values().collect();
+    let each = |(node, dispatch): (&String, &String)| format!("{node} ({dispatch})");
+    let (opened, within) = match dispatches.iter().collect::<Vec<_>>().as_slice() {
+        [only] => (few(direct.nodes.iter().cloned()), format!(" within {only}")),
+        [] => (few(direct.nodes.iter().cloned()), String::new()),
+        _ => (few(direct.dispatch.iter().map(each)), String::new()),
     };
-    let others = match some.as_slice() {
+    let others = match opened {
         _ if direct.waits => "its own are not sent directly until the others know it".to_owned(),
-        [] => "no other node opens packets".to_owned(),
-        some => format!("its own are opened by {}{more}", some.join(", ")),
+        None => "no other node opens packets".to_owned(),
+        Some(opened) => format!("its own are opened{within} by {opened}"),
     };
-    format!("{own}; {others}")
+    let snat = match few(direct.by_snat.iter().cloned()).filter(|_| !direct.waits) {
+        Some(nodes) => format!("; SNAT towards {nodes}"),
+        None => String::new(),
+    };
+    format!("{own}; {others}{snat}")
+}
+
+/// Names a few of many, and how many more there are; `None` if there are none.
+fn few(names: impl ExactSizeIterator<Item = String>) -> Option<String> {
+    const NAMED: usize = 5;
+    let all = names.len();
+    let some: Vec<_> = names.take(NAMED).collect();
+    match all.saturating_sub(some.len()) {
+        _ if some.is_empty() => None,
+        0 => Some(some.join(", ")),
+        more => Some(format!("{} and {more} more", some.join(", "))),
+    }
 }
 
 #[cfg(test)]
@@ -187,6 +207,31 @@ mod tests {
         *,
     };
     use crate::health;
+
+    /// One dispatch for all is named once, and nodes that get SNAT are, too.
+    #[test]
+    fn what_packets_travel_in_towards_each_node() {
+        let with = |used: &[(&str, &str)], by_snat: &[&str]| {
+            let direct = DirectForwarding {
+                opens: true,
+                nodes: used.iter().map(|(node, _)| (*node).to_owned()).collect(),
+                dispatch: used.iter().map(|(node, way)| ((*node).to_owned(), (*way).to_owned())).collect(),
+                by_snat: by_snat.iter().map(|node| (*node).to_owned()).collect(),
+                ..DirectForwarding::default()
+            };
+            let text = direct_forwarding(&direct);
+            text.split_once("; ").map(|(_, others)| others.to_owned()).unwrap()
+        };
+        assert_eq!(with(&[("b", "udp"), ("c", "udp")], &[]), "its own are opened within udp by b, c");
+        assert_eq!(
+            with(&[("b", "udp"), ("c", "ipip")], &["d"]),
+            "its own are opened by b (udp), c (ipip); SNAT towards d"
+        );
+        assert_eq!(with(&[], &["d"]), "no other node opens packets; SNAT towards d");
+        let many = ["1", "2", "3", "4", "5", "6", "7"];
+        let all = many.map(|node| (node, "ipip"));
+        assert_eq!(with(&all, &[]), "its own are opened within ipip by 1, 2, 3, 4, 5 and 2 more");
+    }
 
     fn document() -> Document {
         Document {

@@ -45,6 +45,9 @@ const TTL: u8 = 64;
 /// Type and code, as one word: RFC 792, RFC 4443.
 const TOO_LONG4: u16 = 0x0304;
 const HOST_UNREACHABLE4: u16 = 0x0301;
+/// The endpoint itself says so, while its node does not open packets for it yet. The client is to
+/// send its first segment again; an error would end its attempt. IPv6 has a parameter problem.
+const PROTOCOL_UNREACHABLE4: u16 = 0x0302;
 const TOO_LONG6: u16 = 0x0200;
 const ADDRESS_UNREACHABLE6: u16 = 0x0103;
 
@@ -206,7 +209,7 @@ impl TellSender for V4 {
         let mtu = u16::from_be(load16::<6>(icmp)) as u32;
         match u16::from_be(load16::<0>(icmp)) {
             TOO_LONG4 if mtu > Self::OUTER => Some((TOO_LONG4, mtu - Self::OUTER)),
-            TOO_LONG4 => None,
+            TOO_LONG4 | PROTOCOL_UNREACHABLE4 => None,
             0x0300..=0x03ff | 0x0b00..=0x0bff => Some((HOST_UNREACHABLE4, 0)),
             _ => None,
         }

@@ -16,6 +16,13 @@ impl Index {
         self.context.direct.names.iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
+    /// What packets to those nodes travel in.
+    #[must_use]
+    pub fn direct_dispatches(&self) -> BTreeMap<String, Dispatch> {
+        let all = self.context.direct.names.iter().flatten();
+        all.map(|(node, dispatch)| (node.clone(), *dispatch)).collect()
+    }
+
     /// All nodes with a Lease of direct forwarding, this one among them.
     pub fn direct_leases(&self) -> impl Iterator<Item = &DirectNode> {
         self.direct.values()

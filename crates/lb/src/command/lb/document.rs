@@ -50,6 +50,7 @@ struct BalancerDocument<'j> {
     controller_delay_seconds: Told<f64>,
     ends_connections: Told<bool>,
     cuts_connections: Told<bool>,
+    rehashes_connections: Told<bool>,
 }
 
 #[derive(Serialize)]
@@ -95,6 +96,8 @@ struct RowDocument {
     traffic: bool,
     /// `delivered`, `forwarded`, `mixed`, `dropped`, `refused`.
     fate: &'static str,
+    /// Whether what is forwarded travels unchanged, so that pods see the client's address.
+    direct: bool,
     /// The number of endpoints on the node itself, among those that a request there may get.
     here: usize,
     endpoints: usize,
@@ -138,7 +141,11 @@ impl<'j> Document<'j> {
                     r#type: print::service_type(judgement.service.service_type),
                     external_policy: view::policy(judgement.policy),
                     balancer: BalancerDocument::new(judgement),
-                    ports: judgement.ports.iter().map(|port| Port::new(view, port)).collect(),
+                    ports: judgement
+                        .ports
+                        .iter()
+                        .map(|port| Port::new(view, port, judgement.is_direct()))
+                        .collect(),
                     findings: &judgement.findings,
                 })
                 .collect(),
@@ -162,6 +169,7 @@ impl<'j> BalancerDocument<'j> {
             controller_delay_seconds: told(balancer.controller, |time| time.as_secs_f64()),
             ends_connections: told(balancer.proxies, |value| value),
             cuts_connections: told(balancer.cuts, |value| value),
+            rehashes_connections: told(balancer.rehashes, |value| value),
         }
     }
 }
@@ -179,7 +187,7 @@ impl CheckDocument {
 }
 
 impl Port {
-    fn new<'a>(view: &View<'_, 'a>, port: &PortJudgement<'a>) -> Self {
+    fn new<'a>(view: &View<'_, 'a>, port: &PortJudgement<'a>, is_direct: bool) -> Self {
         let family = |ipv6| if ipv6 { "IPv6" } else { "IPv4" };
         Self {
             ports: port
@@ -195,7 +203,7 @@ impl Port {
             asked: print::question(port.question),
             nodes: port.nodes(),
             healthy: port.healthy(),
-            rows: port.rows.iter().map(|row| RowDocument::new(view, port, row)).collect(),
+            rows: port.rows.iter().map(|row| RowDocument::new(view, port, row, is_direct)).collect(),
             pods: port
                 .pods
                 .iter()
@@ -215,7 +223,7 @@ impl Port {
 }
 
 impl RowDocument {
-    fn new<'a>(view: &View<'_, 'a>, port: &PortJudgement<'a>, row: &Row<'a>) -> Self {
+    fn new<'a>(view: &View<'_, 'a>, port: &PortJudgement<'a>, row: &Row<'a>, direct: bool) -> Self {
         let most = if view.all_nodes { row.count } else { NAMES };
         let (fate, here, endpoints) = match row.fate {
             Fate::Served { here, of } if here == of => ("delivered", here, of),
@@ -242,6 +250,7 @@ impl RowDocument {
             healthy: row.membership == Membership::Member && row.answer.is_healthy(),
             traffic: row.takes,
             fate,
+            direct,
             here,
             endpoints,
             share: row.share,

@@ -381,6 +381,10 @@ fn facts(balancer: &Balancer) -> Vec<String> {
         ),
         format!("ends connections itself: {}", fact(&balancer.proxies, yes)),
         format!("cuts connections by a node that turns unhealthy: {}", fact(&balancer.cuts, yes)),
+        format!(
+            "a router moves connections when the number of nodes changes: {}",
+            fact(&balancer.rehashes, yes)
+        ),
         "? = assumed, not found in its source or documentation: docs/balancers.md".to_owned(),
     ]
 }

@@ -10,12 +10,15 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
-use traffic_policy_cluster::model::{Policy, ServiceName, object::Service};
+use traffic_policy_cluster::model::{Algorithm, Forwarding, Policy, ServiceName, object::Service};
 
-use super::{BalancerArguments, SourceArguments, document, html, print::View, proxy::NamedProxy};
+use super::{
+    BalancerArguments, SourceArguments, document, html, print::View, proxy::NamedProxy, what_if::forwarding,
+};
 use crate::{
-    Balancer, Counts, Judge, Learn, Load, Measured, Moment, Proxy, Silence, Simulated, Simulation, Span,
-    Timed,
+    Balancer, Change, Cluster, Counts, Judge, Learn, Load, Measured, Moment, Proxy, Silence, Simulated,
+    Simulation, Span, Timed,
+    change::Objects,
     page::{Event, Page, Part, Second, Timeline},
 };
 
@@ -28,9 +31,9 @@ pub(super) struct Arguments {
     #[arg(value_name = "SERVICE")]
     service: String,
     /// An event and its time: '5s policy=Local'. Events are the flags of `lb what-if` without their
-    /// dashes (policy=Local, drain=40s, node=NAME=gone|drained|added, pod=NAME, scale=N, spread),
-    /// and node=NAME=back|cut-off|notice, rollout, crash=NODE (its agent), outage=TIME (of the
-    /// API); may be repeated.
+    /// dashes (policy=Local, drain=40s, forwarding=direct, algorithm=maglev,
+    /// node=NAME=gone|drained|added, pod=NAME, scale=N, spread), and node=NAME=back|cut-off|notice,
+    /// rollout, crash=NODE (its agent), outage=TIME (of the API); may be repeated.
     #[arg(
         long = "event",
         env = "TRAFFIC_POLICY_SIMULATE_EVENT",
@@ -49,6 +52,13 @@ pub(super) struct Arguments {
     /// each request.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SEED", value_name = "N", default_value = "1")]
     seed: u64,
+    /// The annotation traffic-policy.io/forwarding at the start: snat or direct. Nodes are taken to
+    /// open packets of the others.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_FORWARDING", value_name = "WAY", value_parser = forwarding)]
+    forwarding: Option<Forwarding>,
+    /// The annotation traffic-policy.io/algorithm at the start: random or maglev.
+    #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_ALGORITHM", value_name = "ALGORITHM")]
+    algorithm: Option<Algorithm>,
     #[command(flatten)]
     delays: Delays,
     #[command(flatten)]
@@ -169,6 +179,19 @@ impl Arguments {
         })
     }
 
+    /// Returns the cluster with the annotations that it is to begin with, if there are any.
+    fn changed(&self, cluster: &Cluster, name: &ServiceName) -> Result<Option<Cluster>> {
+        let changes: Vec<_> = self.forwarding.map(Change::Forwarding).into_iter().collect();
+        let changes = changes.into_iter().chain(self.algorithm.map(Change::Algorithm));
+        let Some(mut objects) = Objects::of(cluster, name) else { return Ok(None) };
+        let mut is_changed = false;
+        for change in changes {
+            objects.make(&change)?;
+            is_changed = true;
+        }
+        Ok(is_changed.then(|| objects.cluster()))
+    }
+
     /// Runs the simulation, and lets a function show it.
     fn simulate(&self, show: impl FnOnce(&Judge<'_>, &Shown<'_>) -> Result<()>) -> Result<()> {
         let Span(lasts) = self.lasts;
@@ -176,7 +199,7 @@ impl Arguments {
             return Err(view::usage("--for 0: nothing would happen; write --for 60s").into());
         }
         let (named, overrides) = self.balancer.read()?;
-        let cluster = self.source.read()?;
+        let mut cluster = self.source.read()?;
         let found = cluster.named(&self.service);
         let service: &Service = match found.as_slice() {
             [] => bail!("there is no Service {}", self.service),
@@ -187,6 +210,13 @@ impl Arguments {
                 self.service,
                 first.name
             ),
+        };
+        let name = service.name.clone();
+        if let Some(changed) = self.changed(&cluster, &name)? {
+            cluster = changed;
+        }
+        let Some(service) = cluster.index().services().find(|service| service.name == name) else {
+            bail!("there is no Service {name}");
         };
         let judge = Judge::new(&cluster, named, overrides);
         let (balancer, why) = judge.balancer(service);
@@ -208,6 +238,8 @@ impl Arguments {
             policy: service.external_policy,
             balancer: &simulation.balancer,
             why_balancer: &why,
+            forwarding: service.forwarding,
+            algorithm: service.algorithm,
             proxy: self.proxy.proxy(),
             rate: self.rate,
             seed: self.seed,
@@ -224,6 +256,9 @@ struct Shown<'s> {
     policy: Policy,
     balancer: &'s Balancer,
     why_balancer: &'s str,
+    /// The annotations at the start.
+    forwarding: Option<Forwarding>,
+    algorithm: Option<Algorithm>,
     proxy: Proxy,
     rate: u32,
     seed: u64,
@@ -245,6 +280,8 @@ struct Document<'s> {
     total: Counts,
     nodes: BTreeMap<&'s str, Counts>,
     pods: BTreeMap<&'s str, Counts>,
+    /// The answered requests that went on through another node.
+    outlived: u64,
     /// The reasons why requests were lost or cut.
     why: Vec<WhyDocument>,
     seconds: Vec<SecondDocument<'s>>,
@@ -300,7 +337,7 @@ impl Shown<'_> {
     }
 
     fn document(&self) -> Document<'_> {
-        let Simulated { nodes, pods, seconds, line, why, .. } = self.simulated;
+        let Simulated { nodes, pods, seconds, line, why, outlived, .. } = self.simulated;
         Document {
             namespace: &self.service.namespace,
             name: &self.service.name,
@@ -313,6 +350,7 @@ impl Shown<'_> {
             total: self.simulated.total(),
             nodes: self.simulated.by_node(),
             pods: self.simulated.by_pod(),
+            outlived: *outlived,
             why: why
                 .iter()
                 .map(|(why, requests)| WhyDocument { why: print::why(*why), requests: *requests })

@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use traffic_policy_cluster::command::view::{self, Output, OutputArguments};
-use traffic_policy_cluster::model::{Forwarding, Policy};
+use traffic_policy_cluster::model::{Algorithm, Forwarding, Policy};
 
 use super::{BalancerArguments, SourceArguments, document, html, print, proxy::NamedProxy};
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 /// changed.
 ///
 /// Changes are applied in this order: --node, --pod, --scale, --spread, --policy, --drain,
-/// --forwarding.
+/// --forwarding, --algorithm.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// The Service: NAME, or NAMESPACE/NAME.
@@ -53,6 +53,9 @@ pub(super) struct Arguments {
     /// of the others.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_FORWARDING", value_name = "WAY", value_parser = forwarding)]
     forwarding: Option<Forwarding>,
+    /// The annotation traffic-policy.io/algorithm: random or maglev.
+    #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_ALGORITHM", value_name = "ALGORITHM")]
+    algorithm: Option<Algorithm>,
     /// The proxy on all nodes: kube-proxy has no drain, ignores the annotations of traffic-policy,
     /// and forwards to a node that is gone until Kubernetes removes its endpoints.
     #[arg(
@@ -81,7 +84,7 @@ enum PolicyArgument {
     Local,
 }
 
-fn forwarding(text: &str) -> Result<Forwarding, String> {
+pub(super) fn forwarding(text: &str) -> Result<Forwarding, String> {
     Forwarding::parse(text).ok_or_else(|| format!("`{text}` is not snat or direct"))
 }
 
@@ -105,6 +108,7 @@ impl Arguments {
         }));
         changes.extend(self.drain.map(|Span(drain)| Change::Drain(drain)));
         changes.extend(self.forwarding.map(Change::Forwarding));
+        changes.extend(self.algorithm.map(Change::Algorithm));
         changes
     }
 
@@ -112,7 +116,7 @@ impl Arguments {
         let changes = self.changes();
         if changes.is_empty() {
             return Err(view::usage(
-                "name a change: --policy, --node, --pod, --scale, --spread, --drain or --forwarding",
+                "name a change: --policy, --node, --pod, --scale, --spread, --drain, --forwarding or --algorithm",
             )
             .into());
         }
@@ -363,6 +367,7 @@ fn words(change: &Change) -> String {
         Change::Spread => "pods spread".to_owned(),
         Change::Drain(drain) => format!("drain {}", view::span(*drain)),
         Change::Forwarding(way) => format!("forwarding {}", way.name()),
+        Change::Algorithm(algorithm) => format!("algorithm {algorithm}"),
     }
 }
 

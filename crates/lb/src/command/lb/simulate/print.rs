@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
 };
 
-use traffic_policy_cluster::command::view;
+use traffic_policy_cluster::{command::view, model::Forwarding};
 
 use super::{
     super::print::{natural, paragraph, percent, question},
@@ -37,7 +37,7 @@ impl Shown<'_> {
             self.seed
         )?;
         writeln!(out, "balancer  {} ({})", self.balancer.name, self.why_balancer)?;
-        writeln!(out, "proxy     {}\n", self.proxy.name())?;
+        writeln!(out, "proxy     {}{}\n", self.proxy.name(), self.annotations())?;
         self.seconds(out)?;
         writeln!(out)?;
         self.totals(out)?;
@@ -49,6 +49,17 @@ impl Shown<'_> {
             paragraph(out, &title, &sentence(moment))?;
         }
         Ok(())
+    }
+
+    /// Names the annotations at the start; kube-proxy knows none.
+    fn annotations(&self) -> String {
+        let way = self.forwarding.map(|way| format!("forwarding {}", way.name()));
+        let algorithm = self.algorithm.map(|algorithm| format!("algorithm {algorithm}"));
+        let named: Vec<_> = way.into_iter().chain(algorithm).collect();
+        match named.is_empty() || self.proxy.is_kube_proxy() {
+            true => String::new(),
+            false => format!("; {}", named.join(", ")),
+        }
     }
 
     fn seconds(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -92,12 +103,18 @@ impl Shown<'_> {
             total.lost,
             total.cut
         )?;
+        let outlived = self.simulated.outlived;
         if total.delayed > 0 {
+            let waits = self.forwarding == Some(Forwarding::Direct);
             writeln!(
                 out,
-                "  {} delayed: answered to the client's second SYN, a second later",
-                total.delayed
+                "  {} delayed: answered to the client's second SYN, a second later{}",
+                total.delayed,
+                if waits { ", or once their node was back or replaced" } else { "" }
             )?;
+        }
+        if outlived > 0 {
+            writeln!(out, "  {outlived} ok or delayed: went on through another node")?;
         }
         for (reason, requests) in &self.simulated.why {
             writeln!(out, "  {requests} {}", why(*reason))?;
@@ -164,6 +181,7 @@ pub(super) const fn why(why: Why) -> &'static str {
         Why::Dropped => "lost: dropped by a node without a pod (policy Local)",
         Why::Refused => "lost: refused, no endpoint anywhere",
         Why::PodGone => "lost or cut: passed on to a pod that is gone",
+        Why::Rehashed => "cut: the router sent them to another node, which did not know them",
         Why::CutByBalancer => "cut: the balancer cuts the connections of a node that turns unhealthy",
     }
 }

@@ -64,5 +64,5 @@ fn the_examples_are_what_the_command_prints() {
         assert!(is_shown(example, &output), "docs/lb.md has\n{example}\nand the command prints\n{output}");
         seen += 1;
     }
-    assert_eq!(seen, 3);
+    assert_eq!(seen, 5);
 }
