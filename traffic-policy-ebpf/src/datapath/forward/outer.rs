@@ -70,7 +70,7 @@ const NUMBER6: u8 = 3;
 /// Returns a protocol, or that of UDP if the packet has this source port: by a number that is
 /// computed without a branch.
 #[inline(always)]
-fn either(protocol: u8, port: u16) -> u8 {
+pub fn either(protocol: u8, port: u16) -> u8 {
     protocol.wrapping_add((port != 0) as u8 * (PROTOCOL_UDP as u8).wrapping_sub(protocol))
 }
 
