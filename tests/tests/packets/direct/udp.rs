@@ -119,6 +119,19 @@ fn an_error_about_a_reply_travels_within_udp() {
     });
 }
 
+/// It has no ports of its own.
+#[test]
+fn an_error_about_a_reply_is_opened() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            harness.run(terms.hook, &arrives(&terms.request(VIP), FRONT)).expect("delivered");
+            let error = icmp::unreachable(terms, VIP);
+            harness.run(terms.hook, &arrives(&error, FRONT)).expect("delivered-icmp-error");
+        }
+    });
+}
+
 #[test]
 fn a_packet_that_would_be_too_long_is_refused_with_what_fits() {
     each_ingress(|harness, terms| {

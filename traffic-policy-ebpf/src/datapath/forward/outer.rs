@@ -133,7 +133,7 @@ impl Outer for V4 {
 
     #[inline(always)]
     fn has_ports(ip: usize) -> bool {
-        Self::is_outer(ip)
+        Self::is_outer(ip) && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP)
     }
 
     #[inline(always)]
