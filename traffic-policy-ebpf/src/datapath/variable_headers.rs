@@ -86,7 +86,8 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
         fragment::record(&parsed);
     }
     let decision = match prepared {
-        Ok((forwarding, last)) => {
+        Ok((mut forwarding, last)) => {
+            sctp::translate_aggregate(packet, &parsed, &mut forwarding, last);
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
             } else if direct::is_direct::<P, F>(forwarding.entry) {
@@ -114,8 +115,8 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
-        if P::POD || F::V6 && open::was_opened::<P, F>() {
-            // Its program does not conclude an opened packet, and there is none at pods' devices.
+        if P::POD {
+            // There is no program for it at pods' devices.
             return Err(Outcome::PassedUnsupportedProtocol);
         }
         packet.jump::<F, SCTP>();

@@ -4,8 +4,9 @@
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport};
 
-use super::{NEAR, NODE, VIP, outer, sent, terms, udp, within};
+use super::{NEAR, NODE, VIP, outer, terms, way::Way};
 use crate::errors::{WHOLE, error, kinds};
+use crate::sctp::{CLIENT_TAG, init, sctp};
 use crate::table::Terms;
 
 /// A router between the nodes.
@@ -18,34 +19,6 @@ fn comes(terms: Terms, kind: (u8, u8, [u8; 4]), about: &Packet, quoted: usize) -
 /// A request with data, so that a quote may end anywhere.
 fn request(terms: Terms, to: (Spot, u16)) -> Packet {
     terms.request(to).payload(&[0x5a; 100])
-}
-
-/// What packets of the flow travel in: IP, or UDP with a source port.
-#[derive(Clone, Copy, Debug)]
-enum Way {
-    Ip,
-    Udp(u16),
-}
-
-impl Way {
-    fn sent(self, inner: &Packet) -> Packet {
-        match self {
-            Self::Ip => sent(inner),
-            Self::Udp(port) => udp::sent(inner, port),
-        }
-    }
-
-    fn within(self, inner: &Packet, from: Spot, to: Spot) -> Packet {
-        match self {
-            Self::Ip => within(inner, from, to),
-            Self::Udp(port) => udp::within(inner, port, from, to),
-        }
-    }
-
-    /// The bytes of the outer headers.
-    fn bytes(self, terms: Terms) -> usize {
-        outer(terms) + if let Self::Udp(_) = self { udp::UDP } else { 0 }
-    }
 }
 
 /// Type, code and last word of the client's error for one about a packet with `outer` bytes of
@@ -61,13 +34,11 @@ fn told(terms: Terms, outer: usize, (kind, code, rest): (u8, u8, [u8; 4])) -> Op
     }
 }
 
-/// Begins a flow to the frontend, within IP or UDP.
-fn set_up(harness: &mut Harness, terms: Terms, to: (Spot, u16), within_udp: bool) -> Way {
-    let frontend = Frontend::new(to.0, to.1).endpoints(&[NEAR]);
-    let frontend = if within_udp { frontend.direct_within_udp() } else { frontend.direct() };
-    harness.set_up(&Setup::of(frontend));
+/// Begins a flow to the frontend.
+fn set_up(harness: &mut Harness, terms: Terms, to: (Spot, u16), way: Way) -> Way {
+    harness.set_up(&Setup::of(way.frontend(to)));
     let ran = harness.run(terms.hook, &terms.request(to));
-    let way = if within_udp { Way::Udp(udp::source_port(&ran.frame, terms)) } else { Way::Ip };
+    let way = way.of(&ran, terms);
     ran.expect("forwarded-direct");
     way
 }
@@ -76,8 +47,8 @@ fn set_up(harness: &mut Harness, terms: Terms, to: (Spot, u16), within_udp: bool
 fn the_client_is_told_about_its_own_packet() {
     harness::with(|harness| {
         for terms in terms(Hook::Ingress) {
-            for (to, within_udp) in [(NODE, false), (NODE, true), (VIP, false), (VIP, true)] {
-                let way = set_up(harness, terms, to, within_udp);
+            for (to, way) in [NODE, VIP].into_iter().flat_map(|to| Way::ALL.map(|way| (to, way))) {
+                let way = set_up(harness, terms, to, way);
                 let before = harness.flows(terms.family);
                 let request = request(terms, to);
                 let (sent, bytes) = (way.sent(&request), way.bytes(terms));
@@ -107,15 +78,15 @@ fn the_client_is_told_about_its_own_packet() {
 fn other_errors_about_packets_within_packets_pass() {
     harness::with(|harness| {
         for terms in terms(Hook::Ingress) {
-            for within_udp in [false, true] {
-                others_pass(harness, terms, within_udp);
+            for way in Way::ALL {
+                others_pass(harness, terms, way);
             }
         }
     });
 }
 
-fn others_pass(harness: &mut Harness, terms: Terms, within_udp: bool) {
-    let way = set_up(harness, terms, VIP, within_udp);
+fn others_pass(harness: &mut Harness, terms: Terms, way: Way) {
+    let way = set_up(harness, terms, VIP, way);
     let kind = kinds(terms)[0];
     let request = request(terms, VIP);
     let sent = way.sent(&request);
@@ -137,7 +108,7 @@ fn others_pass(harness: &mut Harness, terms: Terms, within_udp: bool) {
         ("a fragment", of(&way.sent(&fragment.remove(1)))),
         ("no MTU", comes(terms, mtu_unknown, &sent, WHOLE)),
         ("the flow does not travel in this", of(&otherwise.sent(&request))),
-        ("nor in this", of(&if within_udp { Way::Ip } else { Way::Udp(1024) }.sent(&request))),
+        ("nor in this", of(&if way.is_udp() { Way::Ip } else { Way::Udp(1024) }.sent(&request))),
     ];
     for (what, packet) in &cases {
         let ran = harness.run(terms.hook, packet);
@@ -150,9 +121,30 @@ fn others_pass(harness: &mut Harness, terms: Terms, within_udp: bool) {
     harness.run(terms.hook, &terms.request(VIP)).expect("forwarded");
     harness.run(terms.hook, &of(&sent)).expect("passed-icmp-no-flow");
     // Nor is an error sent about an error.
-    let way = set_up(harness, terms, VIP, within_udp);
+    let way = set_up(harness, terms, VIP, way);
     let (number, code, rest) = kind;
     let inner = Packet::new(at(Spot::Client), at(VIP.0), Transport::Icmp { kind: number, code, rest });
     let about_error = of(&way.within(&inner.payload(&[7; 60]), Spot::Node, NEAR.0));
     harness.run(terms.hook, &about_error).expect("passed-icmp-no-flow");
+}
+
+/// The CRC of SCTP covers no address, and the quote is too short for it anyway.
+#[test]
+fn an_associations_client_is_told() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress).filter(|terms| terms.tcp) {
+            for way in Way::ALL {
+                harness.set_up(&Setup::of(way.frontend(VIP)));
+                let init = sctp(&terms.request(VIP), 0, &init(CLIENT_TAG));
+                let way = way.of(&harness.run(terms.hook, &init), terms);
+                for kind in kinds(terms) {
+                    let Some(told) = told(terms, way.bytes(terms), kind) else { continue };
+                    let known = error(terms, told, VIP.0, &init, WHOLE);
+                    let ran = harness.run(terms.hook, &comes(terms, kind, &way.sent(&init), WHOLE));
+                    let known = known.macs(Device::Eth0.mac(), Spot::Router.mac());
+                    ran.expect("replied-icmp-error").expect_frame(&known);
+                }
+            }
+        }
+    });
 }

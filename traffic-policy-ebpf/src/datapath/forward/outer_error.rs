@@ -12,8 +12,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, Address6, Flow, GUE_PORT, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple, is_outer_port,
-        kind,
+        Address, Address4, Address6, Flow, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple,
+        is_outer_port, kind,
     },
     checksum::{self, word_sum},
     outcome::Outcome,
@@ -69,8 +69,8 @@ pub struct OuterError {
 /// A family in which such errors can be read and written.
 pub trait TellSender: Outer {
     /// Whether the IP header of an ICMP error, at `ip`, has the usual length, and the packet quoted
-    /// at `quoted` is an outer one, within UDP if `port` is not 0, with a whole packet of TCP or
-    /// UDP in it, at `inner`.
+    /// at `quoted` is an outer one, within UDP if `port` is not 0, with a whole packet of TCP, UDP
+    /// or SCTP in it, at `inner`.
     fn is_about_outer(ip: usize, quoted: usize, inner: usize, port: u16) -> bool;
     /// Returns type, code and last word of the error that the client gets for the one at `icmp`,
     /// about a packet with `outer` bytes of outer headers; `None` if it gets none.
@@ -221,7 +221,7 @@ impl TellSender for V4 {
             && Self::is_outer(quoted)
             && Self::protocol(quoted) == outer::either(PROTOCOL_IPIP, port)
             && Self::is_outer(inner)
-            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
     }
 
     /// A router that does not name the MTU (before RFC 1191) tells nothing that would help.
@@ -269,7 +269,7 @@ impl TellSender for V6 {
     fn is_about_outer(_: usize, quoted: usize, inner: usize, port: u16) -> bool {
         Self::protocol(quoted) == outer::either(PROTOCOL_IPV6, port)
             && Self::is_outer(inner)
-            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
     }
 
     #[inline(always)]
