@@ -4,7 +4,9 @@ mod established;
 mod headers;
 mod icmp;
 mod outer_errors;
+mod sctp;
 mod udp;
+mod way;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};

@@ -127,7 +127,8 @@ const VIPS: [IpAddr; 2] = [
 /// that the router sends to the first.
 fn direct(attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 0]).wire_offloads(wire_offloads)).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
+    let lease = |node| lease::opens_dispatch(node, &Family::BOTH, "ipip,udp");
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     let service = Service::new("web").port(Port::tcp(80, TARGET).node_port(REMOTE)).vip(VIPS[0]).vip(VIPS[1]);
     cluster.manifests.apply(&service, &cluster.backends()).unwrap();
@@ -206,8 +207,8 @@ fn gateway(node: &Namespace, family: Family) -> String {
 
 /// A router between the nodes, with a smaller MTU than the devices have: it names the outer packet,
 /// and the client learns how long its own may be.
-fn between_the_nodes(attach: &str, wire_offloads: bool) {
-    let cluster = direct(attach, wire_offloads, &[]);
+fn between_the_nodes(attach: &str, wire_offloads: bool, dispatch: &str) {
+    let cluster = direct(attach, wire_offloads, &["--dispatch", dispatch]);
     let lab = &cluster.lab;
     let pod = lab.node(2).pod(1);
     for family in Family::BOTH {
@@ -230,15 +231,30 @@ fn between_the_nodes(attach: &str, wire_offloads: bool) {
 
 #[test]
 fn between_the_nodes_by_tc() {
-    between_the_nodes("tc", false);
+    between_the_nodes("tc", false, "ipip");
 }
 
 #[test]
 fn between_the_nodes_by_tc_with_offloads() {
-    between_the_nodes("tc", true);
+    between_the_nodes("tc", true, "ipip");
 }
 
 #[test]
 fn between_the_nodes_by_xdp() {
-    between_the_nodes("xdp", false);
+    between_the_nodes("xdp", false, "ipip");
+}
+
+#[test]
+fn between_the_nodes_within_udp_by_tc() {
+    between_the_nodes("tc", false, "udp");
+}
+
+#[test]
+fn between_the_nodes_within_udp_by_tc_with_offloads() {
+    between_the_nodes("tc", true, "udp");
+}
+
+#[test]
+fn between_the_nodes_within_udp_by_xdp() {
+    between_the_nodes("xdp", false, "udp");
 }

@@ -21,7 +21,7 @@ use traffic_policy_testing::checksum::crc32c;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::packet::chunk::{
     COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
@@ -212,14 +212,37 @@ fn service(name: &str, policy: Policy, node_port: u16) -> Service {
     Service::new(name).policy(policy).port(Port::sctp(80, TARGET).node_port(node_port))
 }
 
-fn associations(attach: &str) {
+/// How the packets of an endpoint on another node travel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Snat,
+    /// Directly, in this dispatch.
+    Direct(&'static str),
+    /// The other node has an agent that opens no SCTP.
+    Earlier,
+}
+
+fn associations(attach: &str, way: Way) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
+    let lease = |node| match way {
+        Way::Earlier => lease::opens(node, &Family::BOTH),
+        _ => lease::opens_dispatch(node, &Family::BOTH, "ipip,udp"),
+    };
+    if way != Way::Snat {
+        let leases: Vec<_> = lab.nodes().iter().map(lease).collect();
+        cluster.manifests.write("leases", &leases).unwrap();
+    }
     let elsewhere: Vec<_> = lab.pods().filter(|pod| pod.name == "pod-2-1").map(Backend::of).collect();
     // Ended flows are counted at the end of the test, which may come later than the default of 10
     // s.
-    let kept = ["--idle-reset", "1h"];
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&kept)).unwrap();
+    let mut flags = vec!["--idle-reset", "1h"];
+    match way {
+        Way::Snat => {}
+        Way::Direct(dispatch) => flags.extend(["--forwarding", "direct", "--dispatch", dispatch]),
+        Way::Earlier => flags.extend(["--forwarding", "direct"]),
+    }
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
     // They come when the agents run, which have loaded no program of SCTP by then.
     cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
     cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
@@ -234,7 +257,7 @@ fn associations(attach: &str) {
                 scope.spawn(move || pod.netns().run(|| serve(pod, family, number, stop, damaged)));
             }
         }
-        let asked = std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach, &damaged));
+        let asked = std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach, way, &damaged));
         let ended = std::panic::catch_unwind(asked);
         stop.store(true, Relaxed);
         // This comes first: the receiver of a damaged packet does not answer, and the other side
@@ -245,7 +268,7 @@ fn associations(attach: &str) {
     });
 }
 
-fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, damaged: &Damaged) {
+fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, way: Way, damaged: &Damaged) {
     let lab = &cluster.lab;
     let client = lab.client().netns();
     let mut ports = 41_000..;
@@ -267,7 +290,10 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, damaged: &Damaged)
             seen.insert(words[0][0].to_owned(), words[0][1].to_owned());
         }
         let here = lab.client().address(family).to_string();
-        let there = lab.source_towards_pods(lab.node(1), family).to_string();
+        let there = match way {
+            Way::Direct(_) => here.clone(),
+            _ => lab.source_towards_pods(lab.node(1), family).to_string(),
+        };
         let expected = [("pod-1-1".to_owned(), here.clone()), ("pod-2-1".to_owned(), there)];
         assert_eq!(seen, HashMap::from(expected), "{attach} {family:?}");
 
@@ -277,7 +303,8 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, damaged: &Damaged)
         assert_eq!(nobody.ask(&nobody.init(), INIT_ACK, Duration::from_millis(500)), None);
     }
     let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
-    assert!(agents[0].packets(hook, "forwarded").unwrap() > 0);
+    let outcome = if let Way::Direct(_) = way { "forwarded-direct" } else { "forwarded" };
+    assert!(agents[0].packets(hook, outcome).unwrap() > 0);
     assert!(agents[0].packets(hook, "dropped-no-local-endpoint").unwrap() >= 2);
     let flows = agents[0].json(&["flows"]).unwrap();
     let flows: Vec<_> =
@@ -293,12 +320,37 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, damaged: &Damaged)
 
 #[test]
 fn by_tc() {
-    associations("tc");
+    associations("tc", Way::Snat);
 }
 
 #[test]
 fn by_xdp() {
-    associations("xdp");
+    associations("xdp", Way::Snat);
+}
+
+#[test]
+fn directly_within_ip_by_tc() {
+    associations("tc", Way::Direct("ipip"));
+}
+
+#[test]
+fn directly_within_udp_by_tc() {
+    associations("tc", Way::Direct("udp"));
+}
+
+#[test]
+fn directly_within_ip_by_xdp() {
+    associations("xdp", Way::Direct("ipip"));
+}
+
+#[test]
+fn directly_within_udp_by_xdp() {
+    associations("xdp", Way::Direct("udp"));
+}
+
+#[test]
+fn by_snat_to_a_node_that_opens_no_sctp() {
+    associations("tc", Way::Earlier);
 }
 
 #[test]

@@ -24,8 +24,8 @@ pub(super) struct ChoiceArguments {
     /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
     /// replies come back here; `direct`: unchanged within another packet (--dispatch), so that the
     /// endpoint sees the client, and its node answers without this one. Only endpoints of nodes
-    /// that say that they open such packets (--announce-opening) get them; all others, and SCTP,
-    /// use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
+    /// that say that they open such packets (--announce-opening) get them; all others use `snat`.
+    /// The annotation traffic-policy.io/forwarding of a Service overrides it.
     #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,

@@ -39,11 +39,16 @@ pub fn run<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> i32 {
 
 #[inline(always)]
 fn incoming<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> Decision {
-    let error = match F::parse_icmp_error(packet) {
+    let parsed = F::parse_icmp_error(packet);
+    let port = parsed.as_ref().map_or(0, |error| outer_error::port_of(&error.tuple));
+    if (port != 0 || matches!(parsed, Err(Outcome::PassedIcmpNoFlow)))
+        && !open::was_opened::<P, F>()
+        && let Some(decision) = outer_error::tell::<P, F>(packet, port)
+    {
+        return decision;
+    }
+    let error = match parsed {
         Ok(error) => error,
-        Err(Outcome::PassedIcmpNoFlow) if !open::was_opened::<P, F>() => {
-            return outer_error::tell::<P, F>(packet).unwrap_or(Outcome::PassedIcmpNoFlow.into());
-        }
         Err(outcome) => return outcome.into(),
     };
     let mut entry = match find_entry(&error) {

@@ -12,6 +12,7 @@ use crate::datapath::{
     forward::{Rewrite, fragment},
     lb::Client,
     maps::CONFIG,
+    open,
     parse::{fixed, variable::ParseVariable},
     prefilter, reject, slow_path,
     verdict::{self, Decision},
@@ -25,6 +26,9 @@ pub fn run<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> i32 {
 
 #[inline(always)]
 fn incoming<P: Packet, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+    if open::was_opened::<P, F>() {
+        return open::conclude::<P, F>(Outcome::PassedNotService.into());
+    }
     let headers = match F::parse_variable(packet) {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),

@@ -14,7 +14,7 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, DirectEndpoint, DirectEndpointKey, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
+        Address, DirectEndpoint, DirectEndpointKey, Flow, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
         SLOT_LOCAL, Scratch, Slot, Tuple, hook, jump, kind,
     },
     outcome::{Outcome, Verdict},
@@ -159,10 +159,24 @@ fn is_of_node<F: Outer>(scratch: *mut Scratch<F::Address>, ip: usize, end: usize
     (if F::V6 { complete6() } else { complete4() }) == KNOWN
 }
 
+/// Ends the flow of an opened INIT that led through this node to another one, as [`run`] ends those
+/// of SYNs and datagrams: the client has come by another node since. Other packets of it are
+/// dropped by [`conclude`].
+#[inline(always)]
+pub fn end_flow_through_here<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) {
+    if matches!(get!(entry.kind), kind::FORWARD | kind::DIRECT) && parsed.opens(packet) {
+        set!(entry.state |= RST | REMOVED);
+    }
+}
+
 /// Whether programs of a kind may see packets that were opened by [`run`], which jumps to them.
 #[inline(always)]
 const fn can_be_opened<P: Packet>() -> bool {
-    P::TC && !P::SCTP && P::L2 != 0 && !P::POD
+    P::TC && P::L2 != 0 && !P::POD
 }
 
 /// Whether a packet may be one within UDP that another node has sent.
@@ -187,7 +201,7 @@ pub fn may_be_sent_on<P: Packet, F: Family>() -> bool {
 /// neither handed to the stack untranslated nor sent to another node.
 #[inline(always)]
 pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
-    if P::SCTP || P::L2 == 0 || P::POD {
+    if P::L2 == 0 || P::POD {
         return decision;
     }
     let Some(scratch) = F::scratch() else { return decision };
@@ -273,7 +287,8 @@ pub fn given<P: Packet, F: Family>(
     if select::is_martian::<P, F>(packet) {
         return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
-    if parsed.is_tcp() && !parsed.opens(packet) {
+    if !parsed.is_udp::<P>() && !parsed.opens(packet) {
+        // Nobody answers for an association that nobody knows: its endpoint would.
         if !owners::goes_on(parsed) {
             return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
         }

@@ -72,7 +72,7 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
         return Err(Outcome::PassedMalformed);
     }
     let decision = match slow_path::prepare(packet, &parsed, now) {
-        Ok((forwarding, last)) => {
+        Ok((mut forwarding, last)) => {
             // Without the first fragment the others are useless.
             let cut = sctp::is_cut::<P, F>(&parsed, forwarding.entry);
             if !cut {
@@ -81,6 +81,7 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
                 }
                 fragment::record(&parsed);
             }
+            sctp::translate_aggregate(packet, &parsed, &mut forwarding, last);
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
             } else if direct::is_direct::<P, F>(forwarding.entry) {
@@ -117,8 +118,8 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
-        if P::POD || F::V6 && open::was_opened::<P, F>() {
-            // Its program does not conclude an opened packet, and there is none at pods' devices.
+        if P::POD {
+            // There is no program for it at pods' devices.
             return Err(Outcome::PassedUnsupportedProtocol);
         }
         packet.jump::<F, SCTP>();

@@ -5,23 +5,33 @@ use std::{
     net::IpAddr,
 };
 
-use super::Dispatch;
+use super::{Dispatch, Protocol};
+
+/// How packets are sent to a node that opens them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Opener {
+    /// What they travel in.
+    pub(super) dispatch: Dispatch,
+    /// Whether it opens those of SCTP, too.
+    pub(super) sctp: bool,
+}
 
 /// The other nodes that open packets which are forwarded to them directly, and the addresses from
 /// which any other node may send some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DirectNodes {
     /// By the families in which they do: IPv4, IPv6; and what this node uses towards each.
-    pub(super) names: [BTreeMap<String, Dispatch>; 2],
+    pub(super) names: [BTreeMap<String, Opener>; 2],
     pub(super) addresses: BTreeSet<IpAddr>,
 }
 
 impl DirectNodes {
-    /// The outer packet towards an endpoint of another node, if packets are opened there. A node's
-    /// own address is none that they can be sent to: network plugins send packets of their own to
-    /// it.
-    pub(super) fn open(&self, address: IpAddr, node: Option<&str>) -> Option<Dispatch> {
-        let dispatch = self.names[usize::from(address.is_ipv6())].get(node?).copied()?;
-        (!self.addresses.contains(&address)).then_some(dispatch)
+    /// The outer packet towards an endpoint of another node, if packets of this protocol are opened
+    /// there. A node's own address is none that they can be sent to: network plugins send packets
+    /// of their own to it.
+    pub(super) fn open(&self, address: IpAddr, node: Option<&str>, protocol: Protocol) -> Option<Dispatch> {
+        let opener = self.names[usize::from(address.is_ipv6())].get(node?)?;
+        let opens = opener.sctp || protocol != Protocol::Sctp;
+        (opens && !self.addresses.contains(&address)).then_some(opener.dispatch)
     }
 }

@@ -184,7 +184,8 @@ fn service_port(
         external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
         cluster: if cluster_used {
-            candidates.cluster(context.topology(), &context.numbers, &context.direct, &service.weights)
+            let (numbers, direct) = (&context.numbers, &context.direct);
+            candidates.cluster(context.topology(), numbers, direct, port.protocol, &service.weights)
         } else {
             Vec::new()
         },

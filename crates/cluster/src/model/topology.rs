@@ -105,6 +105,7 @@ impl<'a> Candidates<'a> {
         topology: NodeTopology<'_>,
         numbers: &NodeNumbers,
         direct: &DirectNodes,
+        protocol: Protocol,
         weights: &Weights,
     ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
@@ -119,7 +120,7 @@ impl<'a> Candidates<'a> {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let node_name = endpoint.node_name.as_deref().filter(|_| !local);
-            let opens = direct.open(address.ip(), node_name);
+            let opens = direct.open(address.ip(), node_name, protocol);
             Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
     }
@@ -265,7 +266,13 @@ mod tests {
     const TOPOLOGY: NodeTopology<'_> = NodeTopology { node_name: "here", zone: Some("zone-a") };
 
     fn cluster(candidates: &Candidates<'_>) -> Vec<Endpoint> {
-        candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default(), &Weights::default())
+        candidates.cluster(
+            TOPOLOGY,
+            &NodeNumbers::default(),
+            &DirectNodes::default(),
+            Protocol::Tcp,
+            &Weights::default(),
+        )
     }
 
     fn endpoint() -> impl Strategy<Value = (SocketAddr, SliceEndpoint)> {

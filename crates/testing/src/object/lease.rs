@@ -4,15 +4,17 @@ use serde_json::{Value, json};
 
 use crate::lab::{Family, Node};
 
-/// Returns the Lease of a node that opens packets of these families, whatever of this list they
-/// travel in, the preferred one first.
+/// Returns the Lease of a node that opens packets of these families and of all protocols, whatever
+/// of this list they travel in, the preferred one first.
 pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value {
     let mut lease = opens(node, families);
     lease["metadata"]["annotations"]["traffic-policy.io/opens-dispatch"] = dispatch.into();
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-protocols"] = "tcp,udp,sctp".into();
     lease
 }
 
-/// Returns the Lease of a node that opens packets of these families, IP within IP.
+/// Returns the Lease of a node that opens packets of these families, IP within IP, and none of SCTP,
+/// as agents of the first version with Leases write it.
 pub fn opens(node: &Node, families: &[Family]) -> Value {
     let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
     json!({

@@ -15,10 +15,10 @@ use crate::table::{CLIENT_PORT, PORT, Terms};
 const GUE: u16 = 6080;
 /// A source port that nodes use.
 const SOURCE: u16 = 777;
-const UDP: usize = 8;
+pub(super) const UDP: usize = 8;
 
 /// A packet within UDP.
-fn within(inner: &Packet, source: u16, from: Spot, to: Spot) -> Packet {
+pub(super) fn within(inner: &Packet, source: u16, from: Spot, to: Spot) -> Packet {
     let family = if inner.source.is_ipv4() { Family::V4 } else { Family::V6 };
     let [from, to] = [from, to].map(|spot| spot.of(family));
     let udp = Transport::Udp { source, destination: GUE, checksum: false };
@@ -26,7 +26,7 @@ fn within(inner: &Packet, source: u16, from: Spot, to: Spot) -> Packet {
 }
 
 /// The same as it leaves this node for the endpoint's.
-fn sent(inner: &Packet, source: u16) -> Packet {
+pub(super) fn sent(inner: &Packet, source: u16) -> Packet {
     within(inner, source, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
         outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !3 };
@@ -39,7 +39,7 @@ fn arrives(inner: &Packet, from: Spot) -> Packet {
     within(inner, SOURCE, from, LOCAL.0).macs(Spot::Router.mac(), Device::Eth0.mac())
 }
 
-fn source_port(frame: &[u8], terms: Terms) -> u16 {
+pub(super) fn source_port(frame: &[u8], terms: Terms) -> u16 {
     let l4 = 14 + outer(terms);
     u16::from_be_bytes([frame[l4], frame[l4 + 1]])
 }
@@ -115,6 +115,19 @@ fn an_error_about_a_reply_travels_within_udp() {
             ran.expect("forwarded-icmp-error").expect_frame(&sent(&error, port));
             assert!((512..1024).contains(&port), "{port}, {terms:?}");
             assert!(!known || port == source_port(&request.frame, terms), "{terms:?}");
+        }
+    });
+}
+
+/// It has no ports of its own.
+#[test]
+fn an_error_about_a_reply_is_opened() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            harness.run(terms.hook, &arrives(&terms.request(VIP), FRONT)).expect("delivered");
+            let error = icmp::unreachable(terms, VIP);
+            harness.run(terms.hook, &arrives(&error, FRONT)).expect("delivered-icmp-error");
         }
     });
 }

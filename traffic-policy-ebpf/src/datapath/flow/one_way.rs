@@ -4,6 +4,7 @@
 use traffic_policy_ebpf::{
     abi::Flow,
     outcome::Outcome,
+    sctp::{self, chunk, tags},
     tcp::{
         ASSURED, FIN, REMOVED, RST, flag,
         numbers::{self, Segment},
@@ -11,6 +12,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::compare_exchange,
     clock,
     ctx::Packet,
     family::Family,
@@ -22,8 +24,8 @@ use crate::datapath::{
     parse::Parsed,
 };
 
-/// The seconds without a packet after which a SYN on a connection of a removed endpoint opens
-/// another one.
+/// The seconds without a packet after which a SYN or INIT on a connection of a removed endpoint
+/// opens another one.
 const SILENCE: u32 = 3;
 
 /// Updates the state of a direct flow from one of its packets.
@@ -37,6 +39,9 @@ pub fn track<P: Packet, F: Family>(
     entry: *mut Flow<F::Address>,
 ) -> Transition<F::Address> {
     let state = get!(entry.state);
+    if parsed.is_sctp::<P>() {
+        return association(packet, parsed, entry);
+    }
     if !parsed.is_tcp() {
         return if state & REMOVED != 0 { again::<P, F>(parsed, entry) } else { Transition::Keep(entry) };
     }
@@ -91,4 +96,50 @@ fn opens<P: Packet, F: Family>(
         return again::<P, F>(parsed, entry);
     }
     Transition::Ignore(entry)
+}
+
+/// Updates the state of an association from a packet of its client.
+///
+/// The endpoint's tag is that of the client's COOKIE ECHO: the INIT ACK is not seen. Only a packet
+/// with that tag ends the association here. Every other packet is forwarded and keeps the entry, as
+/// a datagram does, so a forged one ends nothing; the endpoint's node judges it.
+#[inline(always)]
+fn association<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
+    entry: *mut Flow<F::Address>,
+) -> Transition<F::Address> {
+    let (state, known) = (get!(entry.state), get!(entry.numbers));
+    if parsed.opens(packet) {
+        if known == CLAIMED {
+            return Transition::Leave(Outcome::DroppedTableFull);
+        }
+        let second = clock::hz();
+        let quiet = clock::jiffies().wrapping_sub(get!(entry.last));
+        let patience = if state & REMOVED != 0 { SILENCE } else { sctp::SILENCE };
+        let ended = state & (RST | FIN) != 0 || state & (REMOVED | ASSURED) == REMOVED;
+        // A second has no length until an agent has measured it.
+        if ended || state & ASSURED != 0 && second != 0 && quiet >= patience * second {
+            return again::<P, F>(parsed, entry);
+        }
+        if state & ASSURED != 0 {
+            return Transition::Ignore(entry);
+        }
+        compare_exchange(place!(mut entry.numbers), known, tags(parsed.initiate_tag(packet), 0));
+        return Transition::Keep(entry);
+    }
+    let head = parsed.head_of_any(packet);
+    if state & ASSURED == 0 {
+        if head.kind == chunk::COOKIE_ECHO && head.tag != 0 && known != CLAIMED {
+            compare_exchange(place!(mut entry.numbers), known, tags(sctp::own(known), head.tag));
+            unassured::leave::<F>(entry, &parsed.tuple);
+            set!(entry.state |= ASSURED);
+        }
+    } else if head.fits(known) {
+        let after = head.after(state);
+        if after != state {
+            set!(entry.state = after);
+        }
+    }
+    Transition::Keep(entry)
 }

@@ -21,7 +21,7 @@ use crate::datapath::{
 /// number that is computed without a branch: the verifier would walk both ways to the end.
 #[inline(always)]
 pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
-    if P::SCTP || P::POD {
+    if P::POD {
         return 0;
     }
     (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u64 & 1
@@ -30,7 +30,7 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
 /// Whether a flow is forwarded directly.
 #[inline(always)]
 pub fn is_direct<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
-    !P::SCTP && !P::POD && get!(entry.kind) == kind::DIRECT
+    !P::POD && get!(entry.kind) == kind::DIRECT
 }
 
 /// Sends a packet within an outer packet. All checks precede the first write.

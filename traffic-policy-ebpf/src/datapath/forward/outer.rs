@@ -6,7 +6,9 @@
 //! the packet inside has its own, which the endpoint checks, and names the addresses that count.
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Address6, GUE_PORT, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port},
+    abi::{
+        Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port,
+    },
     checksum::{self, fold},
 };
 
@@ -24,6 +26,7 @@ use crate::datapath::{
 /// The protocols of inner packets with ports, as IP headers have them.
 const INNER_TCP: u8 = PROTOCOL_TCP as u8;
 const INNER_UDP: u8 = PROTOCOL_UDP as u8;
+const INNER_SCTP: u8 = PROTOCOL_SCTP as u8;
 /// Version and header length of IPv4.
 const VERSION_AND_LENGTH: u8 = 0x45;
 /// The TTL or hop limit of outer packets.
@@ -70,7 +73,7 @@ const NUMBER6: u8 = 3;
 /// Returns a protocol, or that of UDP if the packet has this source port: by a number that is
 /// computed without a branch.
 #[inline(always)]
-fn either(protocol: u8, port: u16) -> u8 {
+pub fn either(protocol: u8, port: u16) -> u8 {
     protocol.wrapping_add((port != 0) as u8 * (PROTOCOL_UDP as u8).wrapping_sub(protocol))
 }
 
@@ -133,12 +136,13 @@ impl Outer for V4 {
 
     #[inline(always)]
     fn has_ports(ip: usize) -> bool {
-        Self::is_outer(ip)
+        Self::is_outer(ip) && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP | INNER_SCTP)
     }
 
     #[inline(always)]
     fn is_inner(ip: usize) -> bool {
-        load8::<0>(ip) >> 4 == 4 && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP | PROTOCOL_ICMP)
+        load8::<0>(ip) >> 4 == 4
+            && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP | INNER_SCTP | PROTOCOL_ICMP)
     }
 
     #[inline(always)]
@@ -216,7 +220,7 @@ impl Outer for V6 {
 
     #[inline(always)]
     fn has_ports(ip: usize) -> bool {
-        matches!(load8::<6>(ip) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+        matches!(load8::<6>(ip), INNER_TCP | INNER_UDP | INNER_SCTP)
     }
 
     #[inline(always)]
@@ -225,7 +229,7 @@ impl Outer for V6 {
         // protocol: the program for them looks at it.
         let next = load8::<6>(ip);
         load8::<0>(ip) >> 4 == 6
-            && matches!(next, INNER_TCP | INNER_UDP | PROTOCOL_ICMP6 | 0 | 43 | 44 | 51 | 60)
+            && matches!(next, INNER_TCP | INNER_UDP | INNER_SCTP | PROTOCOL_ICMP6 | 0 | 43 | 44 | 51 | 60)
     }
 
     #[inline(always)]

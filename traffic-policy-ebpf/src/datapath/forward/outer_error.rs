@@ -3,15 +3,18 @@
 //! packet, if enough of that is quoted: RFC 2003 section 4, RFC 2473 section 8.
 //!
 //! ```text
-//! router → node     ICMP  quoted: node → endpoint, client → frontend
+//! router → node     ICMP  quoted: node → endpoint, (UDP,) client → frontend
 //! frontend → client ICMP  quoted: client → frontend
 //! ```
 //!
-//! The IP header of the error and the outer header that it quotes have the same length, so the
-//! error is made shorter by that length, and its headers are written anew.
+//! The error is made shorter by the length of the outer headers that it quotes, and its own headers
+//! are written anew, over what was quoted of those.
 
 use traffic_policy_ebpf::{
-    abi::{Address as _, Address4, Address6, Flow, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple, kind},
+    abi::{
+        Address, Address4, Address6, Flow, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple,
+        is_outer_port, kind,
+    },
     checksum::{self, word_sum},
     outcome::Outcome,
 };
@@ -19,6 +22,7 @@ use traffic_policy_ebpf::{
 use core::ptr;
 
 use crate::datapath::{
+    barrier::opaque,
     clock,
     ctx::{Packet, Skb as _},
     family::{V4, V6},
@@ -26,7 +30,7 @@ use crate::datapath::{
     forward::{
         self, Forwarding, Translatable, direct,
         nexthop::{self, Route},
-        outer::Outer,
+        outer::{self, Outer},
     },
     maps::NEXTHOPS,
     parse::{
@@ -48,6 +52,8 @@ const HOST_UNREACHABLE4: u16 = 0x0301;
 /// The endpoint itself says so, while its node does not open packets for it yet. The client is to
 /// send its first segment again; an error would end its attempt. IPv6 has a parameter problem.
 const PROTOCOL_UNREACHABLE4: u16 = 0x0302;
+const PORT_UNREACHABLE4: u16 = 0x0303;
+const PORT_UNREACHABLE6: u16 = 0x0104;
 const TOO_LONG6: u16 = 0x0200;
 const ADDRESS_UNREACHABLE6: u16 = 0x0103;
 
@@ -57,6 +63,8 @@ pub struct OuterError {
     ip: usize,
     /// The length in bytes of the IP packet.
     length: u32,
+    /// The bytes of the outer headers that are quoted.
+    outer: u32,
     /// Type and code of the error that the client gets, host order.
     kind: u16,
     /// The last word of its ICMP header, host order.
@@ -66,11 +74,12 @@ pub struct OuterError {
 /// A family in which such errors can be read and written.
 pub trait TellSender: Outer {
     /// Whether the IP header of an ICMP error, at `ip`, has the usual length, and the packet quoted
-    /// at `quoted` is an outer one with a whole packet of TCP or UDP in it, at `inner`.
-    fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool;
-    /// Returns type, code and last word of the error that the client gets for the one at `icmp`;
-    /// `None` if it gets none.
-    fn told(icmp: usize) -> Option<(u16, u32)>;
+    /// at `quoted` is an outer one, within UDP if `port` is not 0, with a whole packet of TCP, UDP
+    /// or SCTP in it, at `inner`.
+    fn is_about_outer(ip: usize, quoted: usize, inner: usize, port: u16) -> bool;
+    /// Returns type, code and last word of the error that the client gets for the one at `icmp`,
+    /// about a packet with `outer` bytes of outer headers; `None` if it gets none.
+    fn told(icmp: usize, outer: u32) -> Option<(u16, u32)>;
     /// The sum of the words of the IP header at `ip`.
     fn header_sum(ip: usize) -> u64;
     /// The sum of the words that the checksum of an ICMP packet of `length` bytes covers beyond the
@@ -80,27 +89,41 @@ pub trait TellSender: Outer {
     fn icmp_header(ip: usize, source: Self::Address, destination: Self::Address, length: u32);
 }
 
-/// Tells the client what a router says about an outer packet; `None` if this is no such error, or
-/// cannot be told.
+/// Returns the source port, memory order, of the datagram that an ICMP error of this reversed tuple
+/// is about, if that may be an outer packet; otherwise 0.
 #[inline(always)]
-pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
+pub fn port_of<A: Address>(tuple: &Tuple<A>) -> u16 {
+    let (from, to) = (tuple.ports.destination(), tuple.ports.source());
+    if tuple.protocol == PROTOCOL_UDP && to == GUE_PORT && is_outer_port(from) { from.wire() } else { 0 }
+}
+
+/// Tells the client what a router says about an outer packet; `None` if this is no such error, or
+/// cannot be told. `port`: the source port of the UDP that it travelled in, memory order; 0: it
+/// travelled in IP. What is read has been made readable by [`ParseIcmpError`].
+///
+/// [`ParseIcmpError`]: crate::datapath::parse::icmp_error::ParseIcmpError
+#[inline(always)]
+pub fn tell<P: Packet, F: TellSender>(packet: P, port: u16) -> Option<Decision> {
     if !P::TC || P::L2 == 0 {
         return None;
     }
     let header = F::OUTER as usize;
-    packet.pull((ETHERNET + 3 * header + ICMP + QUOTED) as u32);
+    let outer = opaque((F::OUTER + outer::udp(port)) as u64) as u32;
     let ip = packet.data() + ETHERNET;
     let (icmp, quoted) = (ip + header, ip + header + ICMP);
-    let inner = quoted + header;
+    let inner = opaque((quoted + outer as usize) as u64) as usize;
     let l4 = inner + header;
-    if l4 + QUOTED > packet.end() || !F::is_about_outer(ip, quoted, inner) {
+    if quoted + header > packet.end()
+        || l4 + QUOTED > packet.end()
+        || !F::is_about_outer(ip, quoted, inner, port)
+    {
         return None;
     }
     let length = F::length(ip) as u32;
-    if length < (3 * header + ICMP + QUOTED) as u32 || fixed::in_one_buffer(packet, length).is_err() {
+    if length < (2 * header + ICMP + QUOTED) as u32 + outer || fixed::in_one_buffer(packet, length).is_err() {
         return None;
     }
-    let (kind, rest) = F::told(icmp)?;
+    let (kind, rest) = F::told(icmp, outer)?;
     let (client, frontend) = F::addresses_at(inner);
     let tuple = Tuple {
         source: client,
@@ -109,7 +132,7 @@ pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
         protocol: F::protocol(inner) as u32,
     };
     let entry = FlowTable::<F>::new().find(&tuple);
-    if entry.is_null() || !direct::is_direct::<P, F>(entry) {
+    if entry.is_null() || !direct::is_direct::<P, F>(entry) || get!(entry.port_delta) != port {
         return None;
     }
     let (node, endpoint) = (get!(entry.source), get!(entry.destination));
@@ -128,7 +151,7 @@ pub fn tell<P: Packet, F: TellSender>(packet: P) -> Option<Decision> {
     set!(entry.destination = client);
     let hop = if via.hop == 0 { ptr::null() } else { NEXTHOPS.get_ptr(via.hop as u32)? };
     let unresolved = if via.hop == 0 { via.ifindex } else { 0 };
-    let error = OuterError { ip, length, kind, rest };
+    let error = OuterError { ip, length, outer, kind, rest };
     Some(forward::forward::<P, F, _>(packet, &error, &Forwarding { entry, hop, unresolved }, now))
 }
 
@@ -148,7 +171,7 @@ impl<P: Packet, F: TellSender> Translatable<P, F> for OuterError {
     }
     #[inline(always)]
     fn wire_length(&self, _: P) -> u32 {
-        self.length - F::OUTER
+        self.length - self.outer
     }
     #[inline(always)]
     fn ttl_exceeded(&self) -> Outcome {
@@ -170,14 +193,17 @@ impl<P: Packet, F: TellSender> Translatable<P, F> for OuterError {
         let (kind, rest) = (self.kind.to_be(), self.rest.to_be());
         let icmp = self.ip + header;
         let (from, to) = F::addresses_at(self.ip);
+        // The inner header, if there is none of UDP.
+        let udp = load64_sum(load64::<0>(icmp + ICMP + header));
         let was = load16::<0>(icmp) as u64
             + word_sum(load32::<4>(icmp))
             + F::header_sum(icmp + ICMP)
+            + if self.outer == F::OUTER { 0 } else { udp }
             + F::pseudo_sum(from, to, self.length - F::OUTER);
-        let length = self.length - F::OUTER;
+        let length = self.length - self.outer;
         let is = kind as u64 + word_sum(rest) + F::pseudo_sum(source, destination, length - F::OUTER);
         let sum = checksum::update(load16::<2>(icmp), checksum::delta(was, is));
-        if !skb.remove_room(F::OUTER) {
+        if !skb.remove_room(self.outer) {
             return false;
         }
         let ip = packet.data() + ETHERNET;
@@ -195,21 +221,21 @@ impl<P: Packet, F: TellSender> Translatable<P, F> for OuterError {
 
 impl TellSender for V4 {
     #[inline(always)]
-    fn is_about_outer(ip: usize, quoted: usize, inner: usize) -> bool {
+    fn is_about_outer(ip: usize, quoted: usize, inner: usize, port: u16) -> bool {
         Self::is_outer(ip)
             && Self::is_outer(quoted)
-            && Self::protocol(quoted) == PROTOCOL_IPIP
+            && Self::protocol(quoted) == outer::either(PROTOCOL_IPIP, port)
             && Self::is_outer(inner)
-            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
     }
 
     /// A router that does not name the MTU (before RFC 1191) tells nothing that would help.
     #[inline(always)]
-    fn told(icmp: usize) -> Option<(u16, u32)> {
+    fn told(icmp: usize, outer: u32) -> Option<(u16, u32)> {
         let mtu = u16::from_be(load16::<6>(icmp)) as u32;
         match u16::from_be(load16::<0>(icmp)) {
-            TOO_LONG4 if mtu > Self::OUTER => Some((TOO_LONG4, mtu - Self::OUTER)),
-            TOO_LONG4 | PROTOCOL_UNREACHABLE4 => None,
+            TOO_LONG4 if mtu > outer => Some((TOO_LONG4, mtu - outer)),
+            TOO_LONG4 | PROTOCOL_UNREACHABLE4 | PORT_UNREACHABLE4 => None,
             0x0300..=0x03ff | 0x0b00..=0x0bff => Some((HOST_UNREACHABLE4, 0)),
             _ => None,
         }
@@ -245,17 +271,18 @@ impl TellSender for V4 {
 
 impl TellSender for V6 {
     #[inline(always)]
-    fn is_about_outer(_: usize, quoted: usize, inner: usize) -> bool {
-        Self::protocol(quoted) == PROTOCOL_IPV6
+    fn is_about_outer(_: usize, quoted: usize, inner: usize, port: u16) -> bool {
+        Self::protocol(quoted) == outer::either(PROTOCOL_IPV6, port)
             && Self::is_outer(inner)
-            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP)
+            && matches!(Self::protocol(inner) as u32, PROTOCOL_TCP | PROTOCOL_UDP | PROTOCOL_SCTP)
     }
 
     #[inline(always)]
-    fn told(icmp: usize) -> Option<(u16, u32)> {
+    fn told(icmp: usize, outer: u32) -> Option<(u16, u32)> {
         let mtu = u32::from_be(load32::<4>(icmp));
         match u16::from_be(load16::<0>(icmp)) {
-            0x0200..=0x02ff if mtu > Self::OUTER => Some((TOO_LONG6, mtu - Self::OUTER)),
+            0x0200..=0x02ff if mtu > outer => Some((TOO_LONG6, mtu - outer)),
+            PORT_UNREACHABLE6 => None,
             0x0100..=0x01ff | 0x0300..=0x03ff => Some((ADDRESS_UNREACHABLE6, 0)),
             _ => None,
         }

@@ -4,15 +4,16 @@
 //! that keeps the ports leaves it as it is. Where the ports change, [`crc32c`] updates it.
 
 use traffic_policy_ebpf::{
-    abi::Flow,
+    abi::{Address as _, Flow, kind},
     checksum::{self, word_sum},
     crc32c,
     sctp::HEADER,
 };
 
-use super::{Rewrite, fragment};
+use super::{Forwarding, Rewrite, direct, fragment};
 use crate::datapath::{
-    ctx::{Packet, Skb as _},
+    ctx::{BY_FRAGMENTS, Packet, Skb as _},
+    forward,
     parse::Parsed,
     words::{load32, store32},
 };
@@ -28,11 +29,51 @@ fn checksum_difference(ports_and_length: u64) -> i32 {
     crc32c::difference((ports_and_length >> 32) as u32, ports_and_length as u16).cast_signed()
 }
 
-/// Whether a packet is a first fragment whose ports are to change. Its checksum cannot be updated:
+/// Whether a packet is a first fragment whose ports are to change here. Its checksum cannot be updated:
 /// the change depends on the length of the whole packet, which only the last fragment reveals.
 #[inline(always)]
 pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Address>) -> bool {
-    parsed.is_sctp::<P>() && fragment::is_one::<F>() && get!(flow.ports) != parsed.tuple.ports
+    parsed.is_sctp::<P>()
+        && fragment::is_one::<F>()
+        && get!(flow.kind) != kind::DIRECT
+        && get!(flow.ports) != parsed.tuple.ports
+}
+
+/// Makes an aggregate of whole packets of a direct flow travel to the endpoint without an outer
+/// packet, which the kernel cannot put around it (`bpf_skb_net_grow`): translated as the endpoint's
+/// node would have done it, with the client's address as source.
+///
+/// Only a host on the same machine sends one, and only virtual devices hand it on.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c>
+#[inline(always)]
+pub fn translate_aggregate<P: Packet, F: Rewrite>(
+    packet: P,
+    parsed: &Parsed<F>,
+    forwarding: &mut Forwarding<F::Address>,
+    now: u32,
+) {
+    let entry = forwarding.entry;
+    if !P::TC
+        || !parsed.is_sctp::<P>()
+        || packet.segment() != BY_FRAGMENTS
+        || !direct::is_direct::<P, F>(entry)
+    {
+        return;
+    }
+    let Some(scratch) = F::scratch() else { return };
+    forward::account::<F>(entry, parsed.length, now);
+    let (client, frontend) = (parsed.tuple.source, parsed.tuple.destination);
+    let (endpoint, ports) = (get!(entry.destination), get!(entry.ports));
+    let (was, is) = (checksum::port_sum(parsed.tuple.ports), checksum::port_sum(ports));
+    let translation = place!(mut scratch.reply);
+    set!(translation.source = client);
+    set!(translation.destination = endpoint);
+    set!(translation.ports = ports);
+    set!(translation.address_delta = checksum::delta(frontend.sum(), endpoint.sum()));
+    set!(translation.port_delta = checksum::delta(was, is));
+    set!(translation.kind = kind::FORWARD);
+    set!(translation.service = get!(entry.service));
+    forwarding.entry = translation;
 }
 
 /// Writes ports and checksum of a whole packet, or of a fragment that keeps its ports. Its

@@ -7,7 +7,11 @@ use std::{
 };
 
 use super::{Changes, Index, Indexed};
-use crate::model::{Dispatch, NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
+use crate::model::{
+    NodeInput, ServiceName,
+    direct_nodes::{DirectNodes, Opener},
+    object::DirectNode,
+};
 
 impl Index {
     /// The other nodes that open packets of either family, as far as this one may send them some.
@@ -35,7 +39,10 @@ impl Index {
         let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
             let of_this = opening().filter(|other| other.addresses.iter().any(of_family));
             of_this
-                .filter_map(|other| Some((other.node.clone(), input.dispatch.towards(&other.dispatches)?)))
+                .filter_map(|other| {
+                    let dispatch = input.dispatch.towards(&other.dispatches)?;
+                    Some((other.node.clone(), Opener { dispatch, sctp: other.sctp }))
+                })
                 .collect()
         });
         let direct = DirectNodes {
@@ -55,12 +62,11 @@ impl Index {
             self.dirty.extend(self.services.keys().cloned());
         } else {
             for (former, names) in former.names.iter().zip(&direct.names) {
-                let of_other = |names: &BTreeMap<String, Dispatch>,
-                                others: &BTreeMap<String, Dispatch>|
-                 -> BTreeSet<_> {
-                    let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
-                    differ.map(|(node, _)| node.clone()).collect()
-                };
+                let of_other =
+                    |names: &BTreeMap<String, Opener>, others: &BTreeMap<String, Opener>| -> BTreeSet<_> {
+                        let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
+                        differ.map(|(node, _)| node.clone()).collect()
+                    };
                 self.concern(&of_other(former, names), &of_other(names, former));
             }
         }
@@ -96,7 +102,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::NodeInput;
+    use crate::model::{Dispatch, NodeInput, Protocol};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -105,6 +111,7 @@ mod tests {
             node: node.to_owned(),
             opens: true,
             dispatches: vec![Dispatch::Ipip],
+            sctp: false,
             addresses: vec![address.parse().unwrap()],
         }
     }
@@ -153,8 +160,23 @@ mod tests {
             ("v6", "2001:db8:1::1", true),
         ] {
             let address: IpAddr = address.parse().unwrap();
-            let found = index.context.direct.open(address, Some(node));
+            let found = index.context.direct.open(address, Some(node), Protocol::Tcp);
             assert_eq!(found, opens.then_some(Dispatch::Ipip), "{node} {address}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_does_not_say_so_opens_no_sctp() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        index.apply(node("earlier", "192.0.2.1"));
+        index.apply(DirectNode { sctp: true, ..node("present", "192.0.2.2") });
+        index.update(&input);
+        let opens = |node, protocol| {
+            index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).is_some()
+        };
+        for (protocol, earlier) in [(Protocol::Tcp, true), (Protocol::Udp, true), (Protocol::Sctp, false)] {
+            assert_eq!([opens("earlier", protocol), opens("present", protocol)], [earlier, true]);
         }
     }
 }

@@ -18,6 +18,8 @@ pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-fr
 /// The annotation with all that such a node opens, separated by commas, the preferred one first.
 /// Agents that do not know it go by the label.
 pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
+/// The annotation with the protocols of the packets that the node opens; without it, all but SCTP.
+pub(in crate::source) const DIRECT_PROTOCOLS: &str = "traffic-policy.io/opens-protocols";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -112,5 +114,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     if dispatches.is_empty() {
         dispatches.push(Dispatch::Ipip);
     }
-    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, addresses }))
+    let protocols = annotations.and_then(|annotations| annotations.get(DIRECT_PROTOCOLS));
+    let sctp = protocols.is_some_and(|list| list.split(',').any(|word| word.trim() == "sctp"));
+    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, sctp, addresses }))
 }

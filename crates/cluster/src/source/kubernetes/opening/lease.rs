@@ -15,9 +15,13 @@ use serde_json::{Value, json};
 use super::DirectPart;
 use crate::{
     model::Dispatch,
-    source::convert::{DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS},
+    source::convert::{
+        DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_PROTOCOLS, DIRECT_SENDS,
+    },
 };
 
+/// The protocols that an agent of this version opens.
+const PROTOCOLS: &str = "tcp,udp,sctp";
 /// Why a node opens no packets, for readers.
 const WHY_NOT: &str = "traffic-policy.io/opens-not";
 /// The beginnings of the names, before that of the node.
@@ -70,6 +74,7 @@ impl Leases {
         lease["metadata"]["annotations"] = json!({ DIRECT_ADDRESSES: addresses.join(",") });
         let opened = part.dispatch.opened().map(Dispatch::name);
         lease["metadata"]["annotations"][DIRECT_DISPATCH] = opened.join(",").into();
+        lease["metadata"]["annotations"][DIRECT_PROTOCOLS] = PROTOCOLS.into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }
