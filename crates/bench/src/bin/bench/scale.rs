@@ -11,6 +11,7 @@ mod cpus;
 mod delay;
 mod footprint;
 mod full_table;
+mod maglev;
 mod stage;
 mod start;
 mod stream;
@@ -32,6 +33,7 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     for services in sizes.iter().copied() {
         of_size(services, sizes.last() == Some(&services), effort, report)?;
     }
+    maglev::measure(effort, report)?;
     sweep::measure(effort, report)
 }
 

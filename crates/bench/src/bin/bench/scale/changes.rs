@@ -35,7 +35,8 @@ fn names(services: u32, flows: u32) -> [String; 2] {
 }
 
 pub(super) fn measure(stage: &Stage, effort: Effort, report: &mut Report) -> Result<()> {
-    report_times(&times(stage, effort)?, stage.services, 0, report);
+    let any = |i: u32| i * 7_919 % stage.services;
+    report_times(&times(stage, effort, any)?, stage.services, 0, report);
     Ok(())
 }
 
@@ -47,12 +48,16 @@ pub(super) fn report_times(took: &[f64], services: u32, flows: u32, report: &mut
 }
 
 /// Returns the milliseconds from an update of the API server until the maps show it, for one change
-/// each.
-pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
+/// each. The n-th Service that changes is `choose(n)`.
+pub(super) fn times(
+    stage: &Stage,
+    effort: Effort,
+    choose: impl Fn(u32) -> u32 + Send + Sync,
+) -> Result<Vec<f64>> {
     let cpus = cpus::all()?;
     let number = if effort.full { 300 } else { 150 };
     let maps = stage.maps()?;
-    let run = || (0..number).map(|i| change(stage, &maps, i)).collect();
+    let run = || (0..number).map(|i| change(stage, &maps, i, choose(i / 2))).collect();
     let Some((own, others @ [_, ..])) = cpus.split_last() else {
         eprintln!(
             "  a single CPU: who looks at the maps is in the agent's way, and what follows is too slow"
@@ -72,8 +77,7 @@ pub(super) fn times(stage: &Stage, effort: Effort) -> Result<Vec<f64>> {
 }
 
 /// Removes an endpoint from a Service, and restores it the next time.
-fn change(stage: &Stage, maps: &Maps, i: u32) -> Result<f64> {
-    let service = (i / 2) * 7_919 % stage.services;
+fn change(stage: &Stage, maps: &Maps, i: u32, service: u32) -> Result<f64> {
     let endpoints = if i.is_multiple_of(2) { ENDPOINTS - 1 } else { ENDPOINTS };
     let slices = cluster::slices(service, 0..endpoints);
     sleep(APART);

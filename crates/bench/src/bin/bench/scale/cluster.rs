@@ -16,6 +16,8 @@ pub(super) const TARGET_PORT: u16 = 8_080;
 const FIRST_NODE_PORT: u16 = 30_100;
 /// Number of Services per node port.
 const PER_NODE_PORT: u32 = 10;
+/// Number of Services per one with the algorithm maglev, where there are any.
+pub(super) const MAGLEV_EVERY: u32 = 20;
 /// Number of other nodes, which have the endpoints.
 const NODES: u32 = 50;
 
@@ -42,10 +44,16 @@ fn service(number: u32) -> Service {
     if has_node_port { service.port(port.node_port(node_port)) } else { service.port(port).only_cluster_ip() }
 }
 
-/// Returns the Service object and its EndpointSlice.
-pub(super) fn objects(number: u32) -> Vec<Value> {
+/// Returns the Service object and its EndpointSlice. With `maglev`, every 20th Service has that
+/// algorithm.
+pub(super) fn objects(number: u32, maglev: bool) -> Vec<Value> {
     let mut objects = slices(number, 0..ENDPOINTS);
-    objects.push(service(number).object());
+    let service = service(number);
+    let service = match maglev && number.is_multiple_of(MAGLEV_EVERY) {
+        true => service.annotation("traffic-policy.io/algorithm", "maglev"),
+        false => service,
+    };
+    objects.push(service.object());
     objects
 }
 

@@ -29,7 +29,7 @@ pub(super) fn rows(services: u32) -> Rows {
 /// Memory of a process, in megabytes.
 pub(super) struct Memory {
     /// Resident memory, including the pages of maps that it wrote to.
-    resident: f64,
+    pub(super) resident: f64,
     /// Resident private memory: its allocations.
     own: f64,
     /// Peak of resident memory.

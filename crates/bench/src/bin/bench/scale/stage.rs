@@ -27,6 +27,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) struct Stage {
     pub(super) services: u32,
+    /// Whether some of them have the algorithm maglev.
+    maglev: bool,
     pub(super) control_plane: ControlPlane,
     pub(super) agent: Agent,
     pub(super) lab: Lab,
@@ -35,20 +37,34 @@ pub(super) struct Stage {
 impl Stage {
     /// Builds the stage. The agent serves one Service at first, the one that the stream uses.
     pub(super) fn build(services: u32) -> Result<Self> {
+        Self::build_with(services, &[], false)
+    }
+
+    /// A variant of [`Self::build`] for an agent with these flags, and Services of which some have
+    /// the algorithm maglev: [`cluster::MAGLEV_EVERY`].
+    pub(super) fn build_with(services: u32, flags: &[&str], maglev: bool) -> Result<Self> {
         let lab = Lab::builder().pods(&[1]).build()?;
         let control_plane = ControlPlane::start(&lab)?;
         let web = Service::new("web").port(Port::udp(80, POD_PORT).node_port(WEB_PORT));
         control_plane.apply(&web, &[Backend::of(lab.node(1).pod(1))])?;
-        let agent = Agent::builder(&lab, lab.node(1)).program(&program()?);
+        let agent = Agent::builder(&lab, lab.node(1)).program(&program()?).flags(flags);
         let agent = agent.kubeconfig(control_plane.kubeconfig()).start()?;
         agent.wait_ready(PATIENCE)?;
-        Ok(Self { services, control_plane, agent, lab })
+        Ok(Self { services, maglev, control_plane, agent, lab })
     }
 
     /// Starts a stream from the client to the pod, through the node port.
     pub(super) fn start_stream(&self) -> Result<Stream> {
         let target = SocketAddr::new(self.lab.node(1).address(Family::V4), WEB_PORT);
         Stream::start(&self.lab, POD_PORT, target)
+    }
+
+    /// Writes all Services to the API server.
+    pub(super) fn put_all(&self) -> Result<()> {
+        let server = self.control_plane.server();
+        (0..self.services)
+            .flat_map(|number| cluster::objects(number, self.maglev))
+            .try_for_each(|object| server.put(object))
     }
 
     pub(super) fn pid(&self) -> Result<u32> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    ENDPOINTS, Rows, add, cluster,
+    ENDPOINTS, Rows, add,
     footprint::{Memory, cpu_time},
     named,
     stage::{PATIENCE, Stage},
@@ -32,7 +32,7 @@ pub(super) fn rows(services: u32) -> Rows {
 #[derive(Default)]
 pub(super) struct Starts {
     /// Milliseconds from complete lists to the maps.
-    synced: Vec<f64>,
+    pub(super) synced: Vec<f64>,
     /// Milliseconds from the start of the process until it is ready.
     ready: Vec<f64>,
     /// CPU time until then, in milliseconds.
@@ -45,8 +45,7 @@ impl Starts {
     /// Measures the take-over from an agent that had a single Service, whose traffic continues.
     pub(super) fn take_over(&mut self, stage: &mut Stage) -> Result<()> {
         stage.agent.stop()?;
-        let server = stage.control_plane.server();
-        (0..stage.services).flat_map(cluster::objects).try_for_each(|object| server.put(object))?;
+        stage.put_all()?;
         self.start(stage)?;
         // Only changes follow, which a server with a long history would be slow to find.
         stage.control_plane.server().compact();

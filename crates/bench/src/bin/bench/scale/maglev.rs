@@ -1,0 +1,62 @@
+//! 10,000 Services of which 500 have the algorithm maglev, each with a table of its own: the goals
+//! are those of 10,000 Services without one.
+
+use anyhow::{Result, ensure};
+
+use super::{
+    Rows, add, changes, changes::percentile, cluster, footprint::Memory, stage::Stage, start::Starts,
+};
+use crate::{
+    Effort,
+    report::{Goal, Report, Row, Unit},
+};
+
+const SERVICES: u32 = 10_000;
+const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
+/// Room for all tables of 16,381 slots, which take four slots an element, and for some more while
+/// tables change.
+const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
+
+const GROUP: &str = "scale, 500 of 10k Services with maglev";
+const ROWS: [&str; 4] = [
+    "first sync, complete lists to maps",
+    "memory (resident)",
+    "change of an endpoint of one of them to maps, p50",
+    "change of an endpoint of one of them to maps, p99",
+];
+
+fn rows() -> Rows {
+    ROWS.map(|row| (GROUP, row.to_owned())).into()
+}
+
+pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
+    if !super::wants(report, &rows()) {
+        return Ok(());
+    }
+    let mut stage = Stage::build_with(SERVICES, &FLAGS, true)?;
+    let mut starts = Starts::default();
+    starts.take_over(&mut stage)?;
+    all_have_tables(&stage)?;
+    let took = changes::times(&stage, effort, |i| i * 7_919 % TABLES * cluster::MAGLEV_EVERY)?;
+    let memory = Memory::of(stage.pid()?)?.resident;
+    for _ in 1..if effort.full { 5 } else { 2 } {
+        starts.anew(&mut stage)?;
+    }
+    all_have_tables(&stage)?;
+    let [synced, resident, p50, p99] = ROWS;
+    let row = Row::new(GROUP, synced, Unit::Milliseconds, &starts.synced);
+    add(report, row.goal(Goal::AtMost(2_000.0)));
+    add(report, Row::new(GROUP, resident, Unit::Megabytes, &[memory]).goal(Goal::AtMost(150.0)));
+    add(report, Row::new(GROUP, p50, Unit::Milliseconds, &took));
+    let row = Row::new(GROUP, p99, Unit::Milliseconds, &[percentile(&took, 99)]);
+    add(report, row.goal(Goal::AtMost(5.0)));
+    Ok(())
+}
+
+/// Fails unless every one of the Services has its table.
+fn all_have_tables(stage: &Stage) -> Result<()> {
+    let metrics = stage.agent.scrape()?;
+    let used = metrics.value("traffic_policy_map_entries", &[("map", "maglev")])?;
+    ensure!(used >= f64::from(TABLES * 16_381 / 4), "{used} elements: some Service has no table");
+    Ok(())
+}
