@@ -8,7 +8,7 @@ use std::{
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    NodeInput, ServiceName,
+    Dispatch, NodeInput, ServiceName,
     direct_nodes::{DirectNodes, Opener},
     object::DirectNode,
 };
@@ -24,7 +24,7 @@ impl Index {
     #[must_use]
     pub fn direct_dispatches(&self) -> BTreeMap<String, Dispatch> {
         let all = self.context.direct.names.iter().flatten();
-        all.map(|(node, dispatch)| (node.clone(), *dispatch)).collect()
+        all.map(|(node, opener)| (node.clone(), opener.dispatch)).collect()
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
@@ -102,7 +102,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Dispatch, NodeInput, Protocol};
+    use crate::model::Protocol;
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
