@@ -12,7 +12,7 @@ use traffic_policy_testing::control_plane::ControlPlane;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Port, Service};
 use traffic_policy_testing::pace::until;
-use traffic_policy_testing::traffic::NewConnections;
+use traffic_policy_testing::traffic::{HeldConnections, NewConnections};
 
 const NAMESPACE: &str = "traffic-policy-opening";
 const FLAGS: [&str; 2] = ["--announce-opening", NAMESPACE];
@@ -29,12 +29,17 @@ struct Scene {
 
 impl Scene {
     fn start() -> Self {
-        let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
+        Self::with(&[0, 1, 1], &[])
+    }
+
+    fn with(pods: &[u8], more: &[&str]) -> Self {
+        let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         let control_plane = ControlPlane::start(&cluster.lab).unwrap();
         let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
         let web = web.annotation("traffic-policy.io/forwarding", "direct");
         control_plane.apply(&web, &cluster.backends()).unwrap();
-        let scene = |builder: AgentBuilder| builder.kubeconfig(control_plane.kubeconfig()).flags(&FLAGS);
+        let flags = [&FLAGS, more].concat();
+        let scene = |builder: AgentBuilder| builder.kubeconfig(control_plane.kubeconfig()).flags(&flags);
         cluster.launch(scene).unwrap();
         Self { cluster, control_plane }
     }
@@ -146,6 +151,44 @@ fn nodes_come_and_go_without_a_lost_request() {
     println!("{report}");
     assert!(report.is_clean() && report.by_pod.len() == 2, "{report}");
     scene.expect_client_at(&["node-2", "node-3"], "node 2 is back");
+}
+
+/// All agents are started anew, one after the other; then a node is taken out, and comes again.
+fn established_connections_go_on(dispatch: &str) {
+    let mut scene = Scene::with(&[0, 1, 1, 0], &["--dispatch", dispatch]);
+    scene.expect_nodes(0, &["node-2", "node-3", "node-4"]);
+    scene.expect_client_at(&["node-2", "node-3"], "all nodes open packets");
+    let to = Family::BOTH.map(|family| scene.cluster.at(1, family, NODE_PORT));
+    let client = scene.cluster.lab.client().netns().clone();
+    let held = HeldConnections::start(&client, &to, 24, Duration::from_millis(60)).unwrap();
+    for agent in &mut scene.cluster.agents {
+        agent.stop().unwrap();
+        agent.start_again().unwrap();
+        agent.wait_ready(PATIENCE).unwrap();
+    }
+    let kubeconfig = scene.control_plane.kubeconfig().display().to_string();
+    let told = ["--node-name", "node-4", "--kubeconfig", &kubeconfig];
+    scene.cluster.agents[3].stop().unwrap();
+    let cleaned = scene.cluster.agents[3].command(&[&["cleanup"], &FLAGS[..], &told[..]].concat()).unwrap();
+    assert!(cleaned.status.success(), "{cleaned:?}");
+    scene.expect_nodes(0, &["node-2", "node-3"]);
+    scene.cluster.agents[3].start_again().unwrap();
+    scene.cluster.agents[3].wait_ready(PATIENCE).unwrap();
+    scene.expect_nodes(0, &["node-2", "node-3", "node-4"]);
+    let report = held.finish();
+    println!("within {dispatch}: {report}");
+    assert!(report.broken.is_empty() && report.connections >= 24, "{report}");
+    assert_eq!(scene.forwarded_by_snat(), 0, "a connection was one of SNAT");
+}
+
+#[test]
+fn established_connections_go_on_within_ip() {
+    established_connections_go_on("ipip");
+}
+
+#[test]
+fn established_connections_go_on_within_udp() {
+    established_connections_go_on("udp");
 }
 
 /// A node whose role lacks the Leases, or that is about to go, gets its packets by SNAT and says

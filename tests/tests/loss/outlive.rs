@@ -28,6 +28,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The time in which every connection has had requests: several times [`PAUSE`].
 const LOOK: Duration = Duration::from_millis(500);
 const OUTLIVE: [&str; 4] = ["--forwarding", "direct", "--algorithm", "maglev"];
+const WITHIN_UDP: [&str; 6] = ["--forwarding", "direct", "--algorithm", "maglev", "--dispatch", "udp"];
 
 fn service() -> Service {
     Service::new("web").port(Port::tcp(80, TARGET)).vip(VIPS[0]).vip(VIPS[1])
@@ -37,7 +38,8 @@ fn service() -> Service {
 fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
     let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc");
     let mut cluster = Cluster::start(lab).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::opens(node, &Family::BOTH)).collect();
+    let lease = |node| lease::opens_dispatch(node, &Family::BOTH, "ipip,udp");
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
@@ -107,9 +109,9 @@ fn front_vanishes(cluster: &Cluster) {
     sleep(3 * LOOK);
 }
 
-fn the_node_in_front_vanishes(attach: &str, family: Family) {
+fn the_node_in_front_vanishes(attach: &str, family: Family, flags: &[&str]) {
     let _alone = quiet::alone();
-    let cluster = start(&[0, 0, 2, 2], attach, &OUTLIVE, &[0, 1, 2, 3]);
+    let cluster = start(&[0, 0, 2, 2], attach, flags, &[0, 1, 2, 3]);
     let held = hold(&cluster, family);
     front_vanishes(&cluster);
     let report = report(&format!("{attach}, {family:?}, the node in front vanishes"), held);
@@ -119,12 +121,17 @@ fn the_node_in_front_vanishes(attach: &str, family: Family) {
 
 #[test]
 fn the_node_in_front_vanishes_xdp() {
-    the_node_in_front_vanishes("xdp", Family::V4);
+    the_node_in_front_vanishes("xdp", Family::V4, &OUTLIVE);
 }
 
 #[test]
 fn the_node_in_front_vanishes_ipv6() {
-    the_node_in_front_vanishes("xdp", Family::V6);
+    the_node_in_front_vanishes("xdp", Family::V6, &OUTLIVE);
+}
+
+#[test]
+fn the_node_in_front_vanishes_within_udp() {
+    the_node_in_front_vanishes("tc", Family::V6, &WITHIN_UDP);
 }
 
 /// The control: what is not known to another node is reset, and all of it is. With the node's own
@@ -141,9 +148,9 @@ fn a_random_choice_cuts_every_connection() {
 
 /// A rolling update at the same time: the connections of pods that stay, and those of pods that
 /// have left the Service and still run, go on.
-fn the_endpoints_change_too(attach: &str, family: Family) {
+fn the_endpoints_change_too(attach: &str, family: Family, flags: &[&str]) {
     let _alone = quiet::alone();
-    let cluster = start(&[0, 0, 4, 4], attach, &OUTLIVE, &[0, 1, 4, 5]);
+    let cluster = start(&[0, 0, 4, 4], attach, flags, &[0, 1, 4, 5]);
     let held = hold(&cluster, family);
     for backends in [&[0, 1, 2, 4, 5][..], &[1, 2, 4, 5], &[1, 2, 4, 5, 6], &[1, 2, 4, 6]] {
         cluster.manifests.endpoints(&service(), &some(&cluster, backends)).unwrap();
@@ -160,17 +167,22 @@ fn the_endpoints_change_too(attach: &str, family: Family) {
 
 #[test]
 fn the_endpoints_change_too_tc() {
-    the_endpoints_change_too("tc", Family::V4);
+    the_endpoints_change_too("tc", Family::V4, &OUTLIVE);
 }
 
 #[test]
 fn the_endpoints_change_too_xdp() {
-    the_endpoints_change_too("xdp", Family::V4);
+    the_endpoints_change_too("xdp", Family::V4, &OUTLIVE);
 }
 
 #[test]
 fn the_endpoints_change_too_ipv6() {
-    the_endpoints_change_too("tc", Family::V6);
+    the_endpoints_change_too("tc", Family::V6, &OUTLIVE);
+}
+
+#[test]
+fn the_endpoints_change_too_within_udp() {
+    the_endpoints_change_too("xdp", Family::V4, &WITHIN_UDP);
 }
 
 /// Every node is in front and has pods: one that gets a connection of its own pod is home, and its

@@ -1,6 +1,7 @@
 //! Direct forwarding: endpoints of other nodes see the client, and answer it without the node in
 //! front.
 
+mod aggregates;
 mod matrix;
 mod udp;
 
@@ -142,9 +143,12 @@ fn pods_see_the_client(cluster: &Cluster, attach: &str, within: fn(Family) -> u8
         let (front, pod) = (cluster.lab.node(1), cluster.lab.pods().next().unwrap());
         let (front, pod) = (front.address(family).to_string(), pod.address(family));
         let at = SocketAddr::new(pod, TARGET).to_string();
-        let explained = explain(1, &["--opened-from", &front, "--at", &pod.to_string()]);
-        for text in ["opened: ", "(delivered, at tc)", from.as_str(), &format!("to {at}")] {
-            assert!(explained.contains(text), "no {text:?} in {explained}");
+        for within in ["ipip", "udp"] {
+            let pod = pod.to_string();
+            let explained = explain(1, &["--opened-from", &front, "--at", &pod, "--opened-within", within]);
+            for text in ["opened: ", "(delivered, at tc)", from.as_str(), &format!("to {at}")] {
+                assert!(explained.contains(text), "no {text:?} in {explained}");
+            }
         }
         let stranger = if family == Family::V4 { "192.0.2.77" } else { "2001:db8:77::1" };
         let explained = explain(1, &["--opened-from", stranger, "--at", &pod.to_string()]);

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use traffic_policy_cluster::{
     command::{api::ApiArguments, listing},
-    model::{Index, NodeInput, Policy},
+    model::{Dispatch, Index, NodeInput, Policy},
     source::Manifests,
 };
 use traffic_policy_dataplane::{
@@ -70,6 +70,15 @@ pub(super) struct Arguments {
     /// The endpoint of this node to which that packet is addressed.
     #[arg(long, env = "TRAFFIC_POLICY_OPENED_AT", value_name = "IP", requires = "opened_from")]
     at: Option<IpAddr>,
+    /// What that packet travels in: `ipip` or `udp`, as the other node's `explain` says.
+    #[arg(
+        long,
+        env = "TRAFFIC_POLICY_OPENED_WITHIN",
+        value_name = "DISPATCH",
+        default_value = "ipip",
+        value_parser = dispatch
+    )]
+    opened_within: Dispatch,
     /// What-if: the external policy of every Service.
     #[arg(long, env = "TRAFFIC_POLICY_POLICY", value_name = "POLICY", ignore_case = true)]
     policy: Option<PolicyArgument>,
@@ -149,12 +158,18 @@ struct OfflineArguments {
     api: ApiArguments,
 }
 
+fn dispatch(text: &str) -> Result<Dispatch, String> {
+    Dispatch::parse(text).ok_or_else(|| "not one of ipip, udp".to_owned())
+}
+
 impl Arguments {
     pub(super) fn execute(self) -> Result<()> {
         let flows = self.flows()?;
         let many = self.flows.is_some();
         let output = self.output;
-        let outer = self.opened_from.zip(self.at).map(|(source, destination)| Outer { source, destination });
+        let dispatch = self.opened_within;
+        let addresses = self.opened_from.zip(self.at);
+        let outer = addresses.map(|(source, destination)| Outer { source, destination, dispatch });
         let mut explainer = self.explainer()?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         for flow in &flows {

@@ -178,6 +178,11 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn ttl(&self) -> u8;
     /// The length in bytes of the longest IP packet that it becomes on the wire.
     fn wire_length(&self, packet: P) -> u32;
+    /// Whether it is an aggregate of datagrams of UDP.
+    #[inline(always)]
+    fn is_datagrams(&self, _: P) -> bool {
+        false
+    }
     /// The outcome if its TTL expires here.
     fn ttl_exceeded(&self) -> Outcome;
     /// The outcome if only `mtu` bytes fit the route.
@@ -211,6 +216,10 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
     #[inline(always)]
     fn wire_length(&self, packet: P) -> u32 {
         Parsed::wire_length(self, packet)
+    }
+    #[inline(always)]
+    fn is_datagrams(&self, packet: P) -> bool {
+        P::TC && self.is_udp::<P>() && packet.segment() != 0
     }
     #[inline(always)]
     fn ttl_exceeded(&self) -> Outcome {

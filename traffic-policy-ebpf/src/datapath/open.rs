@@ -288,7 +288,7 @@ pub fn given<P: Packet, F: Family>(
         return Err(Decision::refused(Outcome::DroppedMartianSource, service));
     }
     if !parsed.is_udp::<P>() && !parsed.opens(packet) {
-        // Nobody answers for an association that nobody knows: its endpoint would.
+        // Connections alone are looked for and reset: what belongs to no association is dropped.
         if !owners::goes_on(parsed) {
             return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
         }

@@ -72,7 +72,7 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
         return Err(Outcome::PassedMalformed);
     }
     let decision = match slow_path::prepare(packet, &parsed, now) {
-        Ok((mut forwarding, last)) => {
+        Ok((forwarding, last)) => {
             // Without the first fragment the others are useless.
             let cut = sctp::is_cut::<P, F>(&parsed, forwarding.entry);
             if !cut {
@@ -81,9 +81,10 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
                 }
                 fragment::record(&parsed);
             }
-            sctp::translate_aggregate(packet, &parsed, &mut forwarding, last);
             let decision = if cut {
                 Outcome::DroppedSctpFragment.into()
+            } else if sctp::is_direct_aggregate::<P, F>(packet, forwarding.entry) {
+                sctp::send_aggregate(packet, &parsed, &forwarding, last)
             } else if direct::is_direct::<P, F>(forwarding.entry) {
                 direct::forward(packet, &parsed, &forwarding, last)
             } else {

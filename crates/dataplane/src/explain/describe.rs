@@ -130,11 +130,12 @@ impl Describer<'_> {
                         let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
                         let chosen = self.facts.chosen?;
                         let endpoint = chosen.address.ip();
-                        let within_udp = chosen.opens == Some(Dispatch::Udp);
-                        let form = if within_udp { "UDP" } else { form_of_direct(endpoint.is_ipv6()) };
+                        let dispatch = chosen.opens.unwrap_or(Dispatch::Ipip);
+                        let form = form_of_direct(endpoint.is_ipv6(), dispatch);
+                        let within = if dispatch == Dispatch::Udp { " --opened-within udp" } else { "" };
                         format!(
                             "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
-                             answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
+                             answers the client itself (its `explain --opened-from {source} --at {endpoint}{within}` tells how)"
                         )
                     }
                     RouteKind::Local => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
@@ -264,8 +265,12 @@ fn left_out(
 }
 
 /// The form of packets between nodes that forward directly.
-pub(super) const fn form_of_direct(ipv6: bool) -> &'static str {
-    if ipv6 { "IPv6 in IPv6" } else { "IPv4 in IPv4" }
+pub(super) const fn form_of_direct(ipv6: bool, dispatch: Dispatch) -> &'static str {
+    match (dispatch, ipv6) {
+        (Dispatch::Udp, _) => "UDP",
+        (Dispatch::Ipip, true) => "IPv6 in IPv6",
+        (Dispatch::Ipip, false) => "IPv4 in IPv4",
+    }
 }
 
 fn kind(flags: u32) -> &'static str {

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use etherparse::{IpNumber, PacketBuilder, SlicedPacket, TransportSlice};
+use traffic_policy_cluster::model::Dispatch;
+use traffic_policy_ebpf::abi::GUE_PORT;
 
 use super::flow::{Flow, Transport};
 
@@ -54,11 +56,15 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
 /// The length of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Puts the IP packet of a frame within another packet of its family (RFC 2003, RFC 2473).
+/// A port of [`is_outer_port`][traffic_policy_ebpf::abi::is_outer_port].
+const OUTER_PORT: u16 = 512;
+
+/// Puts the IP packet of a frame within another packet of its family (RFC 2003, RFC 2473), or
+/// within UDP.
 ///
 /// # Errors
 /// The addresses are of another family than the packet, or it is too long.
-pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr) -> Result<Vec<u8>> {
+pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr, dispatch: Dispatch) -> Result<Vec<u8>> {
     let (ethernet, inner) = frame.split_at(ETHERNET);
     let (builder, protocol, version) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -74,7 +80,11 @@ pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr) -> Result<Vec<u
     let found = inner.first().map_or(0, |first| first >> 4);
     ensure!(found == version, "a packet of IPv{found} is not forwarded directly from {source}");
     let mut outer = ethernet.to_vec();
-    builder.write(&mut outer, protocol, inner).context("the outer packet could not be built")?;
+    let written = match dispatch {
+        Dispatch::Ipip => builder.write(&mut outer, protocol, inner),
+        Dispatch::Udp => builder.udp(OUTER_PORT, GUE_PORT.to_host()).write(&mut outer, inner),
+    };
+    written.context("the outer packet could not be built")?;
     Ok(outer)
 }
 
@@ -136,16 +146,20 @@ mod tests {
         }
         let flow = Flow::from_arguments("192.0.2.1:7", "10.0.0.1:80", None).unwrap();
         let frame = build(&flow, [2; 6]).unwrap();
-        let outer = within(&frame, [10, 0, 0, 1].into(), [10, 1, 0, 2].into()).unwrap();
+        let of = |dispatch| within(&frame, [10, 0, 0, 1].into(), [10, 1, 0, 2].into(), dispatch).unwrap();
+        let outer = of(Dispatch::Udp);
+        assert_eq!((outer.len(), &outer[42..]), (frame.len() + 28, &frame[14..]));
+        assert_eq!((outer[23], &outer[34..38]), (17, &[2, 0, 0x17, 0xc0][..]));
+        let outer = of(Dispatch::Ipip);
         assert_eq!((outer.len(), &outer[34..]), (frame.len() + 20, &frame[14..]));
         let sliced = SlicedPacket::from_ethernet(&outer).unwrap();
         let Some(etherparse::NetSlice::Ipv4(ip)) = &sliced.net else { panic!("{outer:?}") };
         assert_eq!(ip.header().to_header().calc_header_checksum(), ip.header().header_checksum());
         let [from, to] = ["fd00::1", "fd00::2"].map(|text| text.parse().unwrap());
-        assert!(within(&frame, from, to).is_err(), "of another family");
+        assert!(within(&frame, from, to, Dispatch::Ipip).is_err(), "of another family");
         let flow = Flow::from_arguments("[fd00::7]:7", "[fd00::8]:80", None).unwrap();
         let frame = build(&flow, [2; 6]).unwrap();
-        let outer = within(&frame, from, to).unwrap();
+        let outer = within(&frame, from, to, Dispatch::Ipip).unwrap();
         assert_eq!((outer.len(), outer[20], &outer[54..]), (frame.len() + 40, 41, &frame[14..]));
         let other = Flow::from_arguments("192.0.2.1", "10.0.0.1:80/33", None).unwrap();
         assert_eq!(read(&build(&other, [2; 6]).unwrap()), None);

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
+use traffic_policy_cluster::model::Dispatch;
 use traffic_policy_ebpf::outcome::Outcome;
 
 use super::{
@@ -21,6 +22,7 @@ pub struct Outer {
     pub source: IpAddr,
     /// The endpoint.
     pub destination: IpAddr,
+    pub dispatch: Dispatch,
 }
 
 impl Explainer {
@@ -30,18 +32,20 @@ impl Explainer {
     /// Flow and outer packet are of different families, or the kernel refuses to run the programs.
     pub fn explain_opened(&mut self, flow: &Flow, outer: Outer) -> Result<Answer> {
         let Entrance { ifindex, mac, .. } = self.entrance(outer.source);
-        let packet = frame::within(&frame::build(flow, mac)?, outer.source, outer.destination)?;
+        let packet = frame::build(flow, mac)?;
+        let packet = frame::within(&packet, outer.source, outer.destination, outer.dispatch)?;
         let judged = self.simulator.packet(PacketHook::Tc, ifindex, &packet)?;
         let facts = self.facts(flow, &judged)?;
         let describer =
             describe::Describer { flow, from: From::External, facts: &facts, offline: self.offline };
         let (from, to) = (outer.source, outer.destination);
-        let form = describe::form_of_direct(to.is_ipv6());
+        let form = describe::form_of_direct(to.is_ipv6(), outer.dispatch);
         let mut steps = vec![format!("from node {from}, within a packet to {to} ({form})")];
         let is_left_alone = verdict(judged.outcome) == Verdict::Unhandled;
         steps.push(if is_left_alone {
             format!(
-                "not opened: {from} is no address in another node's Lease, or {to} is no endpoint of this node that packets are opened for"
+                "not opened: {from} is no address in another node's Lease, or {to} is no endpoint of this node that packets are opened for{}",
+                if outer.dispatch == Dispatch::Udp { ", or not one of this Service" } else { "" }
             )
         } else {
             format!("opened: {from} is in another node's Lease, and {to} is an endpoint of this node")

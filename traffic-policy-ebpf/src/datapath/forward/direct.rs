@@ -34,6 +34,12 @@ pub fn is_direct<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
 }
 
 /// Sends a packet within an outer packet. All checks precede the first write.
+///
+/// An aggregate of datagrams travels within IP, also in a flow within UDP: opened, it would still
+/// be marked as one within UDP, and the pod's kernel, which cuts it into its datagrams, would look
+/// for a header that is gone (`udp_rcv_segment`). Only a host on the same machine sends one, and
+/// every node opens both.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp_offload.c> (`udp4_ufo_fragment`)
 #[inline(always)]
 pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     packet: P,
@@ -50,7 +56,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
     let outer = place!(mut scratch.outer);
     set!(outer.number = number);
-    set!(outer.port = get!(entry.port_delta));
+    set!(outer.port = get!(entry.port_delta) * (!inner.is_datagrams(packet)) as u16);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -62,7 +68,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     };
     set!(outer.ifindex = ifindex);
     set!(outer.flags = (flags & HOP_NO_ETHERNET) as u16);
-    let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(get!(entry.port_delta)));
+    let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(get!(outer.port)));
     if inner.wire_length(packet) as i32 > mtu as i32 {
         return if P::TC { inner.mtu_exceeded(mtu) } else { Outcome::PassedToTc.into() };
     }

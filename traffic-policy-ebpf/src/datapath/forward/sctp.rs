@@ -4,9 +4,10 @@
 //! that keeps the ports leaves it as it is. Where the ports change, [`crc32c`] updates it.
 
 use traffic_policy_ebpf::{
-    abi::{Address as _, Flow, kind},
+    abi::{Address as _, Flow, HOP_NO_ETHERNET, HOP_ROUTED, kind},
     checksum::{self, word_sum},
     crc32c,
+    outcome::Outcome,
     sctp::HEADER,
 };
 
@@ -14,7 +15,8 @@ use super::{Forwarding, Rewrite, direct, fragment};
 use crate::datapath::{
     ctx::{BY_FRAGMENTS, Packet, Skb as _},
     forward,
-    parse::Parsed,
+    parse::{ETHERNET, Parsed},
+    verdict::Decision,
     words::{load32, store32},
 };
 
@@ -29,8 +31,9 @@ fn checksum_difference(ports_and_length: u64) -> i32 {
     crc32c::difference((ports_and_length >> 32) as u32, ports_and_length as u16).cast_signed()
 }
 
-/// Whether a packet is a first fragment whose ports are to change here. Its checksum cannot be updated:
-/// the change depends on the length of the whole packet, which only the last fragment reveals.
+/// Whether a packet is a first fragment whose ports are to change here. Its checksum cannot be
+/// updated: the change depends on the length of the whole packet, which only the last fragment
+/// reveals.
 #[inline(always)]
 pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Address>) -> bool {
     parsed.is_sctp::<P>()
@@ -39,41 +42,47 @@ pub fn is_cut<P: Packet, F: Rewrite>(parsed: &Parsed<F>, flow: *const Flow<F::Ad
         && get!(flow.ports) != parsed.tuple.ports
 }
 
-/// Makes an aggregate of whole packets of a direct flow travel to the endpoint without an outer
-/// packet, which the kernel cannot put around it (`bpf_skb_net_grow`): translated as the endpoint's
-/// node would have done it, with the client's address as source.
-///
-/// Only a host on the same machine sends one, and only virtual devices hand it on.
-/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c>
+/// Whether a packet is an aggregate of whole packets of a direct flow, around which the kernel puts
+/// no outer packet (`bpf_skb_net_grow`). Only a host on the same machine sends one, and only
+/// virtual devices hand it on. <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c>
 #[inline(always)]
-pub fn translate_aggregate<P: Packet, F: Rewrite>(
+pub fn is_direct_aggregate<P: Packet, F: Rewrite>(packet: P, entry: *const Flow<F::Address>) -> bool {
+    P::TC && P::SCTP && packet.segment() == BY_FRAGMENTS && direct::is_direct::<P, F>(entry)
+}
+
+/// Sends such an aggregate to the endpoint as the endpoint's node would have translated its
+/// packets, with the client's address as source. By the stored hop alone: until there is one, or
+/// where it has no Ethernet, the packets are lost, and their sender retransmits them.
+#[inline(always)]
+pub fn send_aggregate<P: Packet, F: Rewrite>(
     packet: P,
     parsed: &Parsed<F>,
-    forwarding: &mut Forwarding<F::Address>,
+    forwarding: &Forwarding<F::Address>,
     now: u32,
-) {
-    let entry = forwarding.entry;
-    if !P::TC
-        || !parsed.is_sctp::<P>()
-        || packet.segment() != BY_FRAGMENTS
-        || !direct::is_direct::<P, F>(entry)
-    {
-        return;
+) -> Decision {
+    let (entry, hop) = (forwarding.entry, forwarding.hop);
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    if hop.is_null() || get!(hop.flags) & (HOP_ROUTED | HOP_NO_ETHERNET) != 0 {
+        return Outcome::DroppedNoRoute.into();
     }
-    let Some(scratch) = F::scratch() else { return };
+    if parsed.ttl <= 1 {
+        return Outcome::RejectedTtlExceeded.into();
+    }
     forward::account::<F>(entry, parsed.length, now);
-    let (client, frontend) = (parsed.tuple.source, parsed.tuple.destination);
     let (endpoint, ports) = (get!(entry.destination), get!(entry.ports));
     let (was, is) = (checksum::port_sum(parsed.tuple.ports), checksum::port_sum(ports));
     let translation = place!(mut scratch.reply);
-    set!(translation.source = client);
+    set!(translation.source = parsed.tuple.source);
     set!(translation.destination = endpoint);
     set!(translation.ports = ports);
-    set!(translation.address_delta = checksum::delta(frontend.sum(), endpoint.sum()));
+    set!(translation.address_delta = checksum::delta(parsed.tuple.destination.sum(), endpoint.sum()));
     set!(translation.port_delta = checksum::delta(was, is));
-    set!(translation.kind = kind::FORWARD);
-    set!(translation.service = get!(entry.service));
-    forwarding.entry = translation;
+    forward::macs(parsed.ip - ETHERNET, hop);
+    F::addresses(parsed, translation, true);
+    if !translate(packet, parsed, translation) {
+        return Outcome::DroppedInternalError.into();
+    }
+    Decision::sent(Outcome::Forwarded, packet.send(get!(hop.ifindex)))
 }
 
 /// Writes ports and checksum of a whole packet, or of a fragment that keeps its ports. Its

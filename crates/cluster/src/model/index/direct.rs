@@ -102,7 +102,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Dispatch, NodeInput, Protocol};
+    use crate::model::Protocol;
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };

@@ -1,0 +1,91 @@
+//! Aggregates of UDP datagrams: those that a client on the same machine hands over whole
+//! (`UDP_SEGMENT`), and those that the endpoint's node could make of outer packets.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::lease;
+use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::traffic::transfer::transfer;
+
+use super::{NODE_PORT, service};
+
+const DATAGRAMS: usize = 20;
+/// The bytes of each.
+const SEGMENT: usize = 700;
+
+fn start(dispatch: &str) -> Cluster {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(true)).unwrap();
+    let of = |node| lease::opens_dispatch(node, &Family::BOTH, dispatch);
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(of).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    let flags = ["--forwarding", "direct", "--dispatch", dispatch];
+    cluster.launch(|agent| agent.attach("tc").flags(&flags)).unwrap();
+    cluster
+}
+
+/// Sends a datagram, then an aggregate of many, and returns how many of those were answered.
+fn ask(to: SocketAddr) -> usize {
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.set_read_timeout(Some(scaled(Duration::from_secs(2)))).unwrap();
+    socket.connect(to).unwrap();
+    let mut buffer = [0; 2048];
+    socket.send(&[b'a'; SEGMENT]).unwrap();
+    socket.recv(&mut buffer).expect("the first datagram is answered");
+    let segment = i32::try_from(SEGMENT).unwrap();
+    setsockopt(&socket, sockopt::UdpGsoSegment, &segment).unwrap();
+    socket.send(&[b'b'; SEGMENT * DATAGRAMS]).unwrap();
+    (0..DATAGRAMS).take_while(|_| socket.recv(&mut buffer).is_ok()).count()
+}
+
+fn each_datagram_arrives(dispatch: &str) {
+    let cluster = start(dispatch);
+    let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
+    for family in Family::BOTH {
+        let to = cluster.at(1, family, NODE_PORT);
+        let answered = cluster.lab.client().netns().run(|| ask(to));
+        assert_eq!(answered, DATAGRAMS, "within {dispatch}, {family:?}");
+    }
+    // Each aggregate was one packet here.
+    assert_eq!(front.packets("tc-ingress", "forwarded-direct").unwrap(), 4, "within {dispatch}");
+    println!("delivered within {dispatch}: {}", home.packets("tc-ingress", "delivered").unwrap());
+}
+
+#[test]
+fn each_datagram_of_an_aggregate_arrives_within_ip() {
+    each_datagram_arrives("ipip");
+}
+
+#[test]
+fn each_datagram_of_an_aggregate_arrives_within_udp() {
+    each_datagram_arrives("udp");
+}
+
+/// GRO merges no datagrams whose checksum is 0, which is that of outer packets
+/// (`udp_gro_receive_segment`).
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp_offload.c>
+#[test]
+fn outer_packets_are_not_merged_to_what_is_not_opened() {
+    let cluster = start("udp");
+    let home = cluster.lab.node(2).netns();
+    home.set_gro("eth0", true).unwrap();
+    for feature in ["rx-udp-gro-forwarding", "rx-gro-list"] {
+        let mut command = Command::new("ethtool");
+        command.args(["-K", "eth0", feature, "on"]);
+        let output = home.output(command).unwrap();
+        assert!(output.status.success(), "{feature}: {output:?}");
+        for family in Family::BOTH {
+            let to = cluster.at(1, family, NODE_PORT);
+            let report = transfer(cluster.lab.client().netns(), to, 3_000_000).unwrap();
+            println!("{feature}, {family:?}: {report:?}");
+        }
+    }
+    let agent = &cluster.agents[1];
+    assert!(agent.packets("tc-ingress", "delivered").unwrap() > 100);
+}
