@@ -52,6 +52,7 @@ const HOST_UNREACHABLE4: u16 = 0x0301;
 /// The endpoint itself says so, while its node does not open packets for it yet. The client is to
 /// send its first segment again; an error would end its attempt. IPv6 has a parameter problem.
 const PROTOCOL_UNREACHABLE4: u16 = 0x0302;
+/// The same about a packet within UDP.
 const PORT_UNREACHABLE4: u16 = 0x0303;
 const PORT_UNREACHABLE6: u16 = 0x0104;
 const TOO_LONG6: u16 = 0x0200;
