@@ -130,10 +130,14 @@ impl Describer<'_> {
                         let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
                         let chosen = self.facts.chosen?;
                         let endpoint = chosen.address.ip();
-                        let within_udp = chosen.opens == Some(Dispatch::Udp);
+                        let within_udp = chosen.opens.map(Dispatch::within) == Some(Dispatch::Udp);
                         let form = if within_udp { "UDP" } else { form_of_direct(endpoint.is_ipv6()) };
+                        let by_mac = match chosen.opens {
+                            Some(Dispatch::L2 { .. }) => "to its MAC address if it is the next hop itself and finds the endpoint by its own table, else ",
+                            _ => "",
+                        };
                         format!(
-                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
+                            "route: to {node}, which opens it: unchanged, {by_mac}within a packet from {source} to {endpoint} ({form}); that node \
                              answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
                         )
                     }
