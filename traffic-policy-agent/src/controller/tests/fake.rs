@@ -387,6 +387,7 @@ pub(super) fn settings(manifests: Manifests) -> Settings {
         service_cidrs: BTreeSet::new(),
         forwarding: Forwarding::Snat,
         dispatch: DispatchChoice::Auto,
+        choice: String::new(),
         opening: None,
         algorithm: Algorithm::default(),
         healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
