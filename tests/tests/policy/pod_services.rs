@@ -5,6 +5,7 @@
 mod choice;
 mod layouts;
 mod refusals;
+mod rules;
 mod user_stack;
 
 use std::net::{IpAddr, SocketAddr};
