@@ -2,6 +2,7 @@
 //! for pods whose sockets no program sees. Here that is every pod: agents of tests have no cgroup.
 //! Layouts of network plugins need `nft` and `ip`: without them tests are skipped.
 
+mod changes;
 mod choice;
 mod layouts;
 mod refusals;
