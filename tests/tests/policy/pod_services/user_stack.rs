@@ -88,8 +88,8 @@ impl Behind {
                 pod.netns().feed("tc", &["-batch", "-"], &both).unwrap();
                 UserStack::start(device, pod, gateways, card).ask_all(limit)
             }
-            // The device loses its addresses, and its MAC address to the machine. The bridge must not
-            // learn from it what a port with hairpin reflects.
+            // The device loses its addresses, and its MAC address to the machine. The bridge must
+            // not learn from it what a port with hairpin reflects.
             Self::Bridge => {
                 let device = tap();
                 ip("addr flush dev eth0\nlink set eth0 down\nlink set eth0 address 02:00:00:00:0b:0b\n\
