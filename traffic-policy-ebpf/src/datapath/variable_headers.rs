@@ -117,11 +117,15 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
-        if P::POD || F::V6 && open::was_opened::<P, F>() {
-            // Its program does not conclude an opened packet, and there is none at pods' devices.
+        if !P::POD && F::V6 && open::was_opened::<P, F>() {
+            // Its program does not conclude an opened packet.
             return Err(Outcome::PassedUnsupportedProtocol);
         }
         packet.jump::<F, SCTP>();
+        if P::POD {
+            // None stands in for it there: this node serves no SCTP.
+            return Err(Outcome::PassedUnsupportedProtocol);
+        }
         return Err(without_program::<F, SCTP>(&headers));
     }
     Ok(headers)
