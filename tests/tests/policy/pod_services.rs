@@ -4,6 +4,7 @@
 
 mod changes;
 mod choice;
+mod explained;
 mod layouts;
 mod refusals;
 mod rules;

@@ -22,6 +22,8 @@ use crate::dataplane::maps::Maps;
 pub enum PacketHook {
     Xdp,
     Tc,
+    /// TC ingress of the host side of a pod's device.
+    Pod,
 }
 
 /// The programs of the XDP hook, and of TC, that others jump to, by their index.
@@ -240,6 +242,7 @@ pub fn jumps_of_ingress(
     match hook {
         PacketHook::Xdp => put_in_place(&mut maps.xdp_jumps, object, &jumps),
         PacketHook::Tc => put_in_place(&mut maps.tc_jumps, object, &jumps),
+        PacketHook::Pod => put_in_place(&mut maps.pod_jumps, object, &jumps),
     }
 }
 
@@ -249,6 +252,7 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool, sctp: bool) -> impl Iterator<Ite
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
         PacketHook::Tc => &TC_JUMPS,
+        PacketHook::Pod => &POD_JUMPS,
     };
     let comes_in = move |index: u32| {
         (index >= jump::FAMILY) == ipv6
