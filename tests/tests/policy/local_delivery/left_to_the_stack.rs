@@ -55,7 +55,7 @@ fn used_by_others<T>(put: impl FnOnce(&Scene, &str) -> T, take: impl FnOnce(&Sce
 fn a_queueing_discipline() {
     used_by_others(
         |scene, device| {
-            scene.tc(&format!("qdisc add dev {device} root tbf rate 1gbit burst 1mb latency 50ms\n"))
+            scene.tc(&format!("qdisc add dev {device} root tbf rate 1gbit burst 1mb latency 50ms\n"));
         },
         |scene, device, ()| scene.tc(&format!("qdisc del dev {device} root\n")),
         "queueing discipline tbf",
