@@ -133,7 +133,7 @@ mod programs {
     // Programs on the host side of pods' devices, which share the others' programs for what creates
     // no flow.
     programs! {
-        "classifier", context: *mut __sk_buff => TcPod::new(context), i32;
+        "classifier", context: *mut __sk_buff => <TcPod>::new(context), i32;
         tp_pod_ingress => fast_path::run;
         tp_pod_egress => egress::run;
         tp_pod_slow4 => slow_path::run::<TcPod, V4>;
@@ -171,6 +171,12 @@ mod programs {
         tp_tc_sctp_out4 => variable_headers::run_out::<Tc<true>, V4>;
         tp_tc_sctp_out6 => variable_headers::run_out::<Tc<true>, V6>;
         tp_tc_sctp_cut4 => split::run::<true>;
+    }
+
+    programs! {
+        "classifier", context: *mut __sk_buff => TcPod::<true>::new(context), i32;
+        tp_pod_sctp4 => variable_headers::run::<TcPod<true>, V4>;
+        tp_pod_sctp6 => variable_headers::run::<TcPod<true>, V6>;
     }
 
     programs! {

@@ -5,6 +5,7 @@ mod describe;
 mod flow;
 mod frame;
 mod opened;
+mod pods;
 mod scope;
 pub mod simulator;
 
@@ -13,7 +14,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 use traffic_policy_cluster::model::{FrontendKind, ServicePortKey};
 use traffic_policy_ebpf::{
@@ -29,6 +30,7 @@ pub use self::{
     flow::{Flow, From, SOURCE_PORT, Transport, read},
     frame::Seen,
     opened::Outer,
+    pods::PodDevices,
     scope::NodeScope,
     simulator::Simulator,
 };
@@ -102,6 +104,7 @@ pub struct Explainer {
     nodes: Nodes,
     /// Their endpoints that are left out, as far as the agent tells.
     left_out: LeftOutEndpoints,
+    pods: PodDevices,
 }
 
 /// Endpoints that are left out, by Service port, with the names of their nodes: none for one that
@@ -130,7 +133,13 @@ impl Explainer {
             offline,
             nodes: Nodes::default(),
             left_out: None,
+            pods: PodDevices::default(),
         }
+    }
+
+    /// Sets the devices of the node's pods.
+    pub fn set_pods(&mut self, pods: PodDevices) {
+        self.pods = pods;
     }
 
     /// Sets the nodes, and those endpoints of dead ones that are left out.
@@ -152,6 +161,8 @@ impl Explainer {
             }
             None => {
                 let (from, why) = self.scope.guess(flow.source.ip());
+                let by_device = from == From::Pod && !self.pods.sockets && self.pods.serves();
+                let from = if by_device { From::PodPacket } else { from };
                 steps.push(format!("from {}: {why}", describe::origin(from)));
                 from
             }
@@ -176,6 +187,7 @@ impl Explainer {
                 steps.extend(describe::dead_nodes(self.nodes.dead(), &facts.candidates, left_out.as_deref()));
             }
         }
+        self.tell_of_devices(flow, from, &facts, &judged, &mut steps);
         let verdict = verdict(judged.outcome);
         let has_endpoint = verdict == Verdict::Endpoints;
         let packet = if judged.frame.is_empty() { None } else { frame::read(&judged.frame) };
@@ -216,6 +228,17 @@ impl Explainer {
     }
 
     fn judge(&mut self, flow: &Flow, from: From) -> Result<Judged> {
+        if from == From::PodPacket {
+            let Some(place) = self.place_of(flow.source.ip(), PodDevices::serving) else {
+                bail!(
+                    "{} is behind no device at which packets to Services are translated: `status` names them",
+                    flow.source.ip()
+                );
+            };
+            let Entrance { ifindex, mac, hook } = place.entrance;
+            let frame = frame::build(flow, mac)?;
+            return self.simulator.packet(hook, ifindex, &frame);
+        }
         if from != From::External {
             return self.simulator.socket(SocketQuestion {
                 destination: wide(flow.destination.ip()),
@@ -239,6 +262,50 @@ impl Explainer {
             return Ok(finished);
         }
         Ok(judged)
+    }
+
+    /// Returns the place of a pod's address among the devices that `at` looks for.
+    fn place_of(
+        &mut self,
+        pod: IpAddr,
+        at: impl Fn(&PodDevices, u32) -> Option<pods::Place>,
+    ) -> Option<pods::Place> {
+        let towards = (self.route_lookup)(pod)?;
+        at(&self.pods, towards)
+    }
+
+    /// Adds sentences on pods' devices: where the packet of a pod is translated, and how the reply
+    /// returns; by which device packets pass the stack by, once the flow is established.
+    fn tell_of_devices(
+        &mut self,
+        flow: &Flow,
+        from: From,
+        facts: &FlowFacts,
+        judged: &Judged,
+        steps: &mut Vec<String>,
+    ) {
+        let Some(endpoint) = facts.chosen.as_ref().map(|chosen| chosen.address) else { return };
+        if verdict(judged.outcome) != Verdict::Endpoints {
+            return;
+        }
+        match from {
+            From::PodPacket => {
+                if let Some(place) = self.place_of(flow.source.ip(), PodDevices::serving) {
+                    let itself = endpoint.ip() == flow.source.ip();
+                    steps.push(describe::at_pods_device(&place.name, flow, endpoint, itself));
+                }
+            }
+            From::Pod => {
+                if let Some(place) = self.place_of(flow.source.ip(), PodDevices::serving) {
+                    steps.push(describe::of_unseen_sockets(&place.name));
+                }
+            }
+            From::External if self.pods.direct && judged.outcome as u32 == Outcome::Delivered as u32 => {
+                let place = self.place_of(endpoint.ip(), PodDevices::direct);
+                steps.push(describe::once_established(place.as_ref().map(|place| place.name.as_str())));
+            }
+            From::External | From::Node => {}
+        }
     }
 
     fn entrance(&mut self, source: IpAddr) -> Entrance {
@@ -276,7 +343,7 @@ impl Explainer {
     }
 
     fn client(&self, flow: &Flow, from: From) -> [u64; 2] {
-        if from == From::External { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
+        if from.is_packet() { wide(flow.source.ip()).wire() } else { [self.netns, 0] }
     }
 
     /// Returns the source address of a socket, as an endpoint sees it: the address that it is bound
@@ -296,7 +363,7 @@ fn has_affinity(judged: &Judged) -> bool {
 }
 
 fn client_kind(from: From) -> u16 {
-    if from == From::External { client::ADDRESS } else { client::NETNS }
+    if from.is_packet() { client::ADDRESS } else { client::NETNS }
 }
 
 /// Returns a number that spreads flows: sockets have no port yet when they choose, so any number

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use nix::libc;
+use traffic_policy_dataplane::sys;
 
 use crate::netlink;
 use crate::netns::Namespace;
@@ -37,6 +38,34 @@ impl Namespace {
             None => self.netlink(async |net| net.bpf_filters(device).await)?,
         };
         Ok(Attached { xdp, ingress, egress })
+    }
+}
+
+impl Namespace {
+    /// Attaches a program of another at TC ingress or egress of a device, which leaves every packet
+    /// to the next one. It stays until the descriptor is closed. `None`: the kernel has no tcx
+    /// (before Linux 6.6).
+    pub fn attach_foreign(&self, device: &str, ingress: bool) -> Result<Option<OwnedFd>> {
+        const LINK_CREATE: libc::c_long = 28;
+        /// `enum bpf_prog_type`: BPF_PROG_TYPE_SCHED_CLS
+        const SCHED_CLS: u32 = 3;
+        // r0 = TCX_NEXT; exit
+        let code = [[0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+        self.run(|| {
+            let index = netlink::index(device)?;
+            let hook = if ingress { TCX_INGRESS } else { TCX_EGRESS };
+            if programs(index, hook)?.is_none() {
+                return Ok(None);
+            }
+            let program = sys::load_named("foreign", SCHED_CLS, &code, c"GPL", 0)?;
+            let mut create = [u32::try_from(program.as_raw_fd())?, index, hook, 0, 0, 0, 0, 0];
+            // SAFETY: the attributes are as long as the given size.
+            let link =
+                unsafe { libc::syscall(libc::SYS_bpf, LINK_CREATE, &raw mut create, size_of_val(&create)) };
+            ensure!(link >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: the call has returned a new descriptor, which nothing else owns.
+            Ok(Some(unsafe { OwnedFd::from_raw_fd(link.try_into()?) }))
+        })
     }
 }
 

@@ -52,6 +52,7 @@ pub mod matrix;
 pub mod metadata_server;
 pub mod netlink;
 pub mod netns;
+pub mod network_policy;
 pub mod nftables;
 pub mod object;
 pub mod offload;

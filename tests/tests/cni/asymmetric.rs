@@ -7,11 +7,11 @@ use traffic_policy_testing::lab::{Cni, Family};
 use traffic_policy_testing::matrix::LOCAL;
 use traffic_policy_testing::traffic::Probe;
 
-use crate::layouts;
+use crate::layouts::{self, STACK};
 use crate::testbed::Testbed;
 
 fn replies_leave_by_the_card_that_the_request_came_by(attach: &'static str) {
-    let Some(mut testbed) = Testbed::start(Cni::AwsSecondaryEni, attach) else { return };
+    let Some(mut testbed) = Testbed::start(Cni::AwsSecondaryEni, attach, STACK) else { return };
     let lab = &testbed.cluster.lab;
     let redirected =
         |testbed: &Testbed| testbed.cluster.agents[0].packets("tc-egress", "replied-redirected").unwrap();
@@ -31,7 +31,7 @@ fn replies_leave_by_the_card_that_the_request_came_by(attach: &'static str) {
         let said = finding["found"].as_str().unwrap().contains("replied-redirected");
         assert_eq!(said, !node.pods.is_empty(), "{finding}");
     }
-    layouts::ask_all(&mut testbed, Cni::AwsSecondaryEni, attach, [1300; 2]);
+    layouts::ask_all(&mut testbed, Cni::AwsSecondaryEni, [attach, STACK], [1300; 2]);
 }
 
 #[test]

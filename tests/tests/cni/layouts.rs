@@ -8,16 +8,21 @@ use traffic_policy_testing::matrix;
 
 use crate::table::{self, Row};
 use crate::testbed::Testbed;
-use crate::{killed, path_mtu, sockets};
+use crate::{killed, path_mtu, policies, sockets};
 
-/// Tests a layout, and compares the results with the table. `mtus` are those of the path to another
-/// node's pods.
-fn all_questions(cni: Cni, attach: &'static str, mtus: [u16; 2]) {
-    let Some(mut testbed) = Testbed::start(cni, attach) else { return };
-    ask_all(&mut testbed, cni, attach, mtus);
+/// The modes of `--local-delivery`.
+pub const STACK: &str = "stack";
+const DIRECT: &str = "direct";
+
+/// Tests a layout with these values of `--attach` and `--local-delivery`, and compares the results
+/// with the table. `mtus` are those of the path to another node's pods.
+fn all_questions(cni: Cni, modes: [&'static str; 2], mtus: [u16; 2]) {
+    let Some(mut testbed) = Testbed::start(cni, modes[0], modes[1]) else { return };
+    ask_all(&mut testbed, cni, modes, mtus);
 }
 
-pub fn ask_all(testbed: &mut Testbed, cni: Cni, attach: &'static str, mtus: [u16; 2]) {
+pub fn ask_all(testbed: &mut Testbed, cni: Cni, modes: [&'static str; 2], mtus: [u16; 2]) {
+    let [attach, delivery] = modes;
     let matrix = answered_from_outside(&testbed.cluster);
     let sockets = sockets::answered(testbed);
     if mtus == [1300; 2] {
@@ -26,12 +31,38 @@ pub fn ask_all(testbed: &mut Testbed, cni: Cni, attach: &'static str, mtus: [u16
     }
     let told = path_mtu::told(testbed);
     the_intended_hook_works(testbed, cni, attach);
+    let policies = policies::right(testbed);
+    the_intended_way_is_taken(testbed, delivery);
     let lost = killed::lost(testbed);
-    table::compare(&Row { layout: cni.name(), attach, matrix, sockets, told, lost: lost.clone() });
+    let what = format!("{} {attach} {delivery}", cni.name());
+    table::compare(&Row {
+        layout: cni.name(),
+        attach,
+        delivery,
+        matrix,
+        sockets,
+        told,
+        lost: lost.clone(),
+        policies,
+    });
     // The table could have been written from a failed run.
-    assert_eq!((matrix, sockets), (24, 4), "{} {attach}", cni.name());
-    assert_eq!(told, mtus.map(Some), "{} {attach}", cni.name());
-    assert_eq!(lost, None, "{} {attach}", cni.name());
+    assert_eq!((matrix, sockets, policies), (24, 4, [policies::ALL; 2]), "{what}");
+    assert_eq!(told, mtus.map(Some), "{what}");
+    assert_eq!(lost, None, "{what}");
+}
+
+/// Checks that established packets, and with [`DIRECT`] only, have passed the stack by.
+fn the_intended_way_is_taken(testbed: &Testbed, delivery: &str) {
+    let packets = |outcome| testbed.cluster.agents[0].packets("tc-ingress", outcome).unwrap();
+    let direct = ["delivered-direct", "replied-direct"].map(packets);
+    if delivery == DIRECT {
+        // Two families, two protocols, both ways to write rules.
+        let requests = 8 * policies::REQUESTS as u64;
+        let most = |packets: &u64| *packets > requests * 9 / 10;
+        assert!(direct.iter().all(most), "{direct:?} of more than {requests}");
+    } else {
+        assert_eq!(direct, [0, 0]);
+    }
 }
 
 /// Checks that the intended hook did the work: the same answers would come if another one had.
@@ -77,68 +108,114 @@ fn answered_from_outside(cluster: &Cluster) -> usize {
 
 #[test]
 fn bridge_tc() {
-    all_questions(Cni::Bridge, "tc", [1300; 2]);
+    all_questions(Cni::Bridge, ["tc", STACK], [1300; 2]);
 }
 
 #[test]
 fn bridge_xdp() {
-    all_questions(Cni::Bridge, "xdp", [1300; 2]);
+    all_questions(Cni::Bridge, ["xdp", STACK], [1300; 2]);
 }
 
 #[test]
 fn flannel_host_gw_tc() {
-    all_questions(Cni::FlannelHostGw, "tc", [1300; 2]);
+    all_questions(Cni::FlannelHostGw, ["tc", STACK], [1300; 2]);
 }
 
 #[test]
 fn flannel_host_gw_xdp() {
-    all_questions(Cni::FlannelHostGw, "xdp", [1300; 2]);
+    all_questions(Cni::FlannelHostGw, ["xdp", STACK], [1300; 2]);
 }
 
 /// The veth has checksum offload, as kind leaves it: XDP is tested in `veth_peer`.
 #[test]
 fn kindnet_tc() {
-    all_questions(Cni::Kindnet, "tc", [1300; 2]);
+    all_questions(Cni::Kindnet, ["tc", STACK], [1300; 2]);
 }
 
 #[test]
 fn flannel_vxlan_tc() {
-    all_questions(Cni::FlannelVxlan, "tc", [1450, 1430]);
+    all_questions(Cni::FlannelVxlan, ["tc", STACK], [1450, 1430]);
 }
 
 /// XDP on the wire, TC on the tunnels.
 #[test]
 fn flannel_vxlan_generic_xdp() {
-    all_questions(Cni::FlannelVxlan, "xdp-generic", [1450, 1430]);
+    all_questions(Cni::FlannelVxlan, ["xdp-generic", STACK], [1450, 1430]);
 }
 
 #[test]
 fn calico_vxlan_tc() {
-    all_questions(Cni::CalicoVxlan, "tc", [1450, 1430]);
+    all_questions(Cni::CalicoVxlan, ["tc", STACK], [1450, 1430]);
 }
 
 #[test]
 fn calico_vxlan_generic_xdp() {
-    all_questions(Cni::CalicoVxlan, "xdp-generic", [1450, 1430]);
+    all_questions(Cni::CalicoVxlan, ["xdp-generic", STACK], [1450, 1430]);
 }
 
 #[test]
 fn calico_ipip_tc() {
-    all_questions(Cni::CalicoIpip, "tc", [1480; 2]);
+    all_questions(Cni::CalicoIpip, ["tc", STACK], [1480; 2]);
 }
 
 /// XDP on the wire, TC on the tunnel, whose packets have no Ethernet header.
 #[test]
 fn calico_ipip_xdp() {
-    all_questions(Cni::CalicoIpip, "xdp", [1480; 2]);
+    all_questions(Cni::CalicoIpip, ["xdp", STACK], [1480; 2]);
 }
 
 #[test]
 fn wireguard_tc() {
-    all_questions(Cni::Wireguard, "tc", [1420; 2]);
+    all_questions(Cni::Wireguard, ["tc", STACK], [1420; 2]);
 }
 
 #[test]
 fn wireguard_xdp() {
-    all_questions(Cni::Wireguard, "xdp", [1420; 2]);
+    all_questions(Cni::Wireguard, ["xdp", STACK], [1420; 2]);
+}
+
+#[test]
+fn bridge_direct() {
+    all_questions(Cni::Bridge, ["tc", DIRECT], [1300; 2]);
+}
+
+#[test]
+fn flannel_host_gw_direct() {
+    all_questions(Cni::FlannelHostGw, ["tc", DIRECT], [1300; 2]);
+}
+
+/// XDP leaves established packets to pods of the node to TC.
+#[test]
+fn flannel_host_gw_xdp_direct() {
+    all_questions(Cni::FlannelHostGw, ["xdp", DIRECT], [1300; 2]);
+}
+
+#[test]
+fn kindnet_direct() {
+    all_questions(Cni::Kindnet, ["tc", DIRECT], [1300; 2]);
+}
+
+#[test]
+fn flannel_vxlan_direct() {
+    all_questions(Cni::FlannelVxlan, ["tc", DIRECT], [1450, 1430]);
+}
+
+#[test]
+fn calico_vxlan_direct() {
+    all_questions(Cni::CalicoVxlan, ["tc", DIRECT], [1450, 1430]);
+}
+
+#[test]
+fn aws_secondary_eni_direct() {
+    all_questions(Cni::AwsSecondaryEni, ["tc", DIRECT], [1300; 2]);
+}
+
+#[test]
+fn calico_ipip_direct() {
+    all_questions(Cni::CalicoIpip, ["tc", DIRECT], [1480; 2]);
+}
+
+#[test]
+fn wireguard_direct() {
+    all_questions(Cni::Wireguard, ["tc", DIRECT], [1420; 2]);
 }

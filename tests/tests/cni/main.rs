@@ -1,7 +1,8 @@
 //! Layouts of network plugins, each with real agents: both policies from outside, connections from
-//! a pod and from a node, path MTU, and an agent that is killed under load. The results are a table
-//! in docs/compatibility.md: `UPDATE_DOCS=1 cargo xtask test cni` writes it. Needs root; without it
-//! each test fails with an explanation. Without nft and iptables tests are skipped.
+//! a pod and from a node, path MTU, an agent that is killed under load, and network policies, with
+//! both modes of `--local-delivery`. The results are a table in docs/compatibility.md:
+//! `UPDATE_DOCS=1 cargo xtask test cni` writes it. Needs root; without it each test fails with an
+//! explanation. Without nft and iptables tests are skipped.
 
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
@@ -12,6 +13,7 @@ mod caller;
 mod killed;
 mod layouts;
 mod path_mtu;
+mod policies;
 #[path = "../deploy/remains.rs"]
 mod remains;
 mod sockets;

@@ -10,14 +10,17 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs};
 
+use crate::policies;
+
 const PAGE: &str = "docs/compatibility.md";
 const BEGIN: &str = "<!-- made from runs: cni -->\n";
 const END: &str = "<!-- end -->";
 
-/// The result of one layout with one attach mode.
+/// The result of one layout with one value of `--attach` and one of `--local-delivery`.
 pub struct Row {
     pub layout: &'static str,
     pub attach: &'static str,
+    pub delivery: &'static str,
     /// The right answers among 24 requests from outside.
     pub matrix: usize,
     /// The number of 4 combinations that reach a ClusterIP.
@@ -25,19 +28,22 @@ pub struct Row {
     /// The reported MTU of each family.
     pub told: [Option<u16>; 2],
     pub lost: Option<String>,
+    /// The right results with network policies by nftables and by iptables.
+    pub policies: [usize; 2],
 }
 
 impl Row {
     fn begin(&self) -> String {
-        format!("| `{}` | `{}` |", self.layout, self.attach)
+        format!("| `{}` | `{}` | `{}` |", self.layout, self.attach, self.delivery)
     }
 
     /// The row without the date.
     fn text(&self) -> String {
         let [v4, v6] = self.told.map(|mtu| mtu.map_or("not told".to_owned(), |mtu| mtu.to_string()));
         let lost = if self.lost.is_none() { "nothing lost" } else { "loss" };
-        let (matrix, sockets) = (self.matrix, self.sockets);
-        format!("{} {matrix} of 24 | {sockets} of 4 | {v4}, {v6} | {lost} |", self.begin())
+        let (begin, matrix, sockets) = (self.begin(), self.matrix, self.sockets);
+        let policies = self.policies.map(|right| format!("{right} of {}", policies::ALL)).join(" | ");
+        format!("{begin} {matrix} of 24 | {sockets} of 4 | {v4}, {v6} | {lost} | {policies} |")
     }
 }
 

@@ -27,7 +27,7 @@ pub struct Testbed {
 impl Testbed {
     /// Starts a testbed. Returns `None`, and prints the reason, if the machine lacks the programs
     /// that write rules, or its kernel the tunnels.
-    pub fn start(cni: Cni, attach: &str) -> Option<Self> {
+    pub fn start(cni: Cni, attach: &str, delivery: &str) -> Option<Self> {
         if let Some(missing) = cni.missing().unwrap() {
             // Written to stderr directly: the test harness would capture it otherwise.
             writeln!(std::io::stderr(), "SKIPPED {} {attach}: there is {missing}", cni.name()).ok();
@@ -48,7 +48,7 @@ impl Testbed {
             lab.nodes().iter().map(|node| Cgroup::create(&name(&node.name)).unwrap()).collect();
         let start = |(node, cgroup): (_, &Cgroup)| {
             let agent = Agent::builder(lab, node).attach(attach).devices(&[]).cgroup(cgroup.path());
-            agent.flags(&["--service-cidr", SERVICE_CIDRS]).start().unwrap()
+            agent.flags(&["--service-cidr", SERVICE_CIDRS, "--local-delivery", delivery]).start().unwrap()
         };
         cluster.agents = lab.nodes().iter().zip(&cgroups).map(start).collect();
         for agent in &cluster.agents {

@@ -13,6 +13,7 @@ use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 use traffic_policy_testing::xdp::Always;
 
+use crate::layouts::STACK;
 use crate::testbed::{REMOTE, Testbed};
 use crate::{layouts, remains};
 
@@ -57,7 +58,7 @@ fn complaints(testbed: &Testbed) -> Vec<Value> {
 
 #[test]
 fn kindnet_xdp() {
-    let Some(mut testbed) = Testbed::start(Cni::Kindnet, "xdp") else { return };
+    let Some(mut testbed) = Testbed::start(Cni::Kindnet, "xdp", STACK) else { return };
     let lab = &testbed.cluster.lab;
     let before = remains::of(lab.router());
     let far = testbed.cluster.at(1, Family::V4, REMOTE);
@@ -88,7 +89,7 @@ fn kindnet_xdp() {
     assert_eq!(prepare(lab, "--attach"), expected("program attached, checksum offload off"));
     assert_eq!(prepare(lab, "--attach"), expected("prepared already"));
     assert_eq!(complaints(&testbed), Vec::<Value>::new());
-    layouts::ask_all(&mut testbed, Cni::Kindnet, "xdp", [1300; 2]);
+    layouts::ask_all(&mut testbed, Cni::Kindnet, ["xdp", STACK], [1300; 2]);
 
     let lab = &testbed.cluster.lab;
     let lines = prepare(lab, "--detach");

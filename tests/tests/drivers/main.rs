@@ -11,6 +11,7 @@ mod check;
 mod fixture;
 mod flows;
 mod kinds;
+mod local_delivery;
 mod matrix;
 mod refused;
 mod wires;

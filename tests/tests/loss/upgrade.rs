@@ -12,8 +12,9 @@ use std::time::Duration;
 use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::object::Backend;
 use traffic_policy_testing::pace::{pace, until};
-use traffic_policy_testing::traffic::{Datagrams, HeldConnections};
+use traffic_policy_testing::traffic::{Datagrams, HeldConnections, NewConnections};
 
 use crate::cluster::{self, NODE_PORT, PATIENCE, web};
 use crate::meters::{Meters, both};
@@ -122,7 +123,11 @@ impl OtherLayout {
     fn new() -> Self {
         let cluster = cluster::without_agents(&[1, 1], "tc");
         cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
-        let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
+        Self::with(cluster, &[])
+    }
+
+    fn with(cluster: Cluster, flags: &[&str]) -> Self {
+        let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).flags(flags).start().unwrap();
         agent.wait_ready(PATIENCE).unwrap();
         Self { cluster, agent }
     }
@@ -198,4 +203,38 @@ fn another_layout_by_an_upgrade() {
 #[test]
 fn another_layout_by_a_rollback() {
     another_layout("v999", "rollback");
+}
+
+/// The programs at pods' devices are replaced, too: what pods send to Services has flows of the new
+/// layout from one packet to the next.
+#[test]
+fn another_layout_with_programs_at_pods_devices() {
+    const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
+    let _alone = quiet::alone();
+    let cluster = cluster::without_agents(&[1, 1], "tc");
+    let far = Backend::of(cluster.lab.node(2).pod(1));
+    cluster.manifests.apply(&web().cluster_ip(CLUSTER_IP.into()), &[far]).unwrap();
+    let flags = ["--pod-services", "on", "--local-delivery", "direct"];
+    let mut node = OtherLayout::with(cluster, &flags);
+    let pod = node.cluster.lab.node(1).pod(1).netns().clone();
+    let to = SocketAddr::from((CLUSTER_IP, 80));
+    let device = "veth1";
+    let attached = |node: &OtherLayout| {
+        let attached = node.cluster.lab.node(1).netns().attached(device).unwrap();
+        (attached.ingress, attached.egress)
+    };
+    assert_eq!(attached(&node), (1, 1));
+    for version in ["v11", "v999"] {
+        let datagrams = Datagrams::start(&pod, to, UDP_FLOWS, 400, &node.cluster.ledger).unwrap();
+        let new = NewConnections::start(&pod, 100, move |_| Some(to));
+        node.replace(version);
+        // The load goes on for a while with the new programs alone.
+        sleep(AROUND);
+        let (new, datagrams) = (new.finish(), datagrams.finish().unwrap());
+        println!("from {version}\n  {new}\n  {datagrams}");
+        assert!(new.is_clean(), "{new}");
+        let under_way = (40.0 * pace()).ceil() as u64;
+        assert!(datagrams.lost_there == 0 && datagrams.lost_back <= under_way, "{datagrams}");
+        assert_eq!(attached(&node), (1, 1), "replaced, not added");
+    }
 }

@@ -2,9 +2,12 @@
 //! for pods whose sockets no program sees. Here that is every pod: agents of tests have no cgroup.
 //! Layouts of network plugins need `nft` and `ip`: without them tests are skipped.
 
+mod changes;
 mod choice;
+mod explained;
 mod layouts;
 mod refusals;
+mod rules;
 mod user_stack;
 
 use std::net::{IpAddr, SocketAddr};

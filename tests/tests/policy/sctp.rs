@@ -1,5 +1,5 @@
-//! SCTP from outside, through agents, devices and stacks: both policies, both families, endpoints
-//! on this node and on another.
+//! SCTP from outside and from pods, through agents, devices and stacks: both policies, both
+//! families, endpoints on this node and on another.
 //!
 //! Client and endpoints use raw sockets, so that no SCTP support in the kernel is needed. The
 //! receiver computes the checksum of each packet in full. A packet with a wrong checksum is not
@@ -249,6 +249,11 @@ fn associations(attach: &str, way: Way) {
     for agent in &agents {
         agent.wait_said(&["SCTP is served"], Duration::from_secs(20)).unwrap();
     }
+    while_served(lab, attach, |damaged| ask_all(&cluster, &agents, attach, way, damaged));
+}
+
+/// Asks while each pod has an endpoint, which must get no damaged packet.
+fn while_served(lab: &Lab, what: &str, ask: impl FnOnce(&Damaged)) {
     let (stop, damaged) = (AtomicBool::new(false), Damaged::default());
     thread::scope(|scope| {
         for (number, pod) in (1..).zip(lab.pods()) {
@@ -257,13 +262,13 @@ fn associations(attach: &str, way: Way) {
                 scope.spawn(move || pod.netns().run(|| serve(pod, family, number, stop, damaged)));
             }
         }
-        let asked = std::panic::AssertUnwindSafe(|| ask_all(&cluster, &agents, attach, way, &damaged));
+        let asked = std::panic::AssertUnwindSafe(|| ask(&damaged));
         let ended = std::panic::catch_unwind(asked);
         stop.store(true, Relaxed);
         // This comes first: the receiver of a damaged packet does not answer, and the other side
         // waits in vain.
         let damaged = damaged.lock().unwrap();
-        assert!(damaged.is_empty(), "{attach}, damaged packets: {damaged:#?}");
+        assert!(damaged.is_empty(), "{what}, damaged packets: {damaged:#?}");
         ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
 }
@@ -316,6 +321,68 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, way: Way, damaged:
     let explained = agents[0].command(&["explain", &source, &to]).unwrap();
     let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
     assert!(explained.contains("dropped-no-local-endpoint") && explained.contains("/SCTP"), "{explained}");
+}
+
+/// What a pod sends to ClusterIPs is translated at its device (`--pod-services on`): an endpoint on
+/// its own node, and one elsewhere, see the pod. `late`: the Services come after the agents.
+fn from_a_pod(flags: &[&str], late: bool) {
+    let cluster = Cluster::start(Lab::builder().pods(&[2, 1])).unwrap();
+    let lab = &cluster.lab;
+    let ip = |number: u8, family| match family {
+        Family::V4 => IpAddr::from([10, 96, 0, number]),
+        Family::V6 => IpAddr::from([0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()]),
+    };
+    let endpoints = [lab.node(1).pod(2), lab.node(2).pod(1)];
+    let apply = || {
+        for (number, pod) in (1..).zip(endpoints) {
+            let service = Service::new(&format!("service-{number}")).only_cluster_ip();
+            let service = Family::BOTH.iter().fold(service, |it, family| it.cluster_ip(ip(number, *family)));
+            cluster.manifests.apply(&service.port(Port::sctp(80, TARGET)), &[Backend::of(pod)]).unwrap();
+        }
+    };
+    if !late {
+        apply();
+    }
+    let agents = Agent::start_all(lab, |agent| agent.flags(flags)).unwrap();
+    if late {
+        apply();
+        for agent in &agents {
+            agent.wait_said(&["SCTP is served"], Duration::from_secs(20)).unwrap();
+        }
+    }
+    let client = lab.node(1).pod(1);
+    while_served(lab, "from a pod", |damaged| {
+        for family in Family::BOTH {
+            for (number, pod) in (1..).zip(endpoints) {
+                let to = SocketAddr::new(ip(number, family), 80);
+                let port = 42_000 + u16::from(number);
+                let association = Association::new(client.netns(), family, to, port, damaged);
+                if flags.is_empty() {
+                    let answer = association.ask(&association.init(), INIT_ACK, Duration::from_millis(500));
+                    assert_eq!(answer, None, "{to}");
+                    continue;
+                }
+                let seen = client.address(family);
+                let expected = [1, 1200].map(|length| format!("{} {seen} {length}", pod.name));
+                assert_eq!(association.whole(&[1, 1200]), expected, "{to}");
+            }
+        }
+    });
+}
+
+#[test]
+fn from_a_pod_by_its_device() {
+    from_a_pod(&["--pod-services", "on", "--local-delivery", "direct"], false);
+}
+
+#[test]
+fn from_a_pod_when_services_come_later() {
+    from_a_pod(&["--pod-services", "on"], true);
+}
+
+#[test]
+fn from_a_pod_without_the_flag() {
+    from_a_pod(&[], false);
 }
 
 #[test]

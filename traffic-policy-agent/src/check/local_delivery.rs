@@ -50,7 +50,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
             findings.push(Finding::note(
                 PROBE,
                 format!("the stack will deliver the packets of {name}: {reason}"),
-                "nothing; docs/configuration.md has what direct delivery passes by",
+                "nothing; docs/local-delivery.md has what direct delivery passes by",
             ));
         }
     }

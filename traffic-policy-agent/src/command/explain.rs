@@ -18,7 +18,7 @@ use traffic_policy_cluster::{
 use traffic_policy_dataplane::{
     DEFAULT_PINS, advice,
     explain::simulator::Simulator,
-    explain::{self, Answer, Explainer, Flow, From, NodeScope, Outer, Verdict},
+    explain::{self, Answer, Explainer, Flow, From, NodeScope, Outer, PodDevices, Verdict},
     inspect::{Nodes, Pinned},
     node::Network,
 };
@@ -255,6 +255,7 @@ impl LiveArguments {
         let scope = NodeScope { node: addresses.iter().map(|address| address.address).collect(), pods };
         let mut explainer = Explainer::new(simulator, scope, primary, Box::new(route_lookup), netns, false);
         let pinned = Pinned::open(&self.pin_dir)?;
+        explainer.set_pods(PodDevices::read(&pinned, &links)?);
         let nodes = Nodes::read(&pinned)?;
         let left_out = left_out::endpoints(&pinned, &nodes).map(|endpoints| {
             let mut of_ports: BTreeMap<_, Vec<_>> = BTreeMap::new();

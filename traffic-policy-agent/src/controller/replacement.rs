@@ -25,6 +25,9 @@ impl<P: PacketPath> Controller<P> {
             bail!("not all devices are attached to");
         }
         self.network.compare(&mut self.path).await?;
+        // The other version's programs at pods' devices have nothing to jump to once its maps are
+        // gone.
+        self.follow_pods();
         self.others_serve = false;
         self.report_detached();
         self.path.forget_others()?;

@@ -119,11 +119,11 @@ fn read<P: Packet, F: ParseVariable, const SCTP: u32>(packet: P) -> Result<Varia
         return Err(Outcome::PassedUnsupportedProtocol);
     }
     if !P::SCTP && is_sctp {
+        packet.jump::<F, SCTP>();
         if P::POD {
-            // There is no program for it at pods' devices.
+            // None stands in for it there: this node serves no SCTP.
             return Err(Outcome::PassedUnsupportedProtocol);
         }
-        packet.jump::<F, SCTP>();
         return Err(without_program::<F, SCTP>(&headers));
     }
     Ok(headers)

@@ -80,10 +80,10 @@ fn write(file: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the page with the row, which replaces one for the same layout and attach mode, or is
-/// inserted in order.
+/// Returns the page with the row, which replaces one for the same layout and modes, or is inserted
+/// in order.
 fn with_row(page: &str, row: &str) -> Option<String> {
-    let key = |row: &str| row.splitn(4, '|').take(3).collect::<Vec<_>>().join("|");
+    let key = |row: &str| row.splitn(5, '|').take(4).collect::<Vec<_>>().join("|");
     let (before, rest) = page.split_once(TABLE)?;
     let (table, after) = rest.split_once(TABLE_END)?;
     let (head, rows) = table.split_at(table.match_indices('\n').nth(1)?.0 + 1);
@@ -112,12 +112,14 @@ mod tests {
     fn a_row_takes_its_place() {
         let page =
             |rows: &str| format!("text\n{TABLE}| layout | mode |\n|---|---|\n{rows}{TABLE_END}\nmore\n");
-        let before = page("| `a` | `tc` | 1 |\n| `c` | `tc` | 1 |\n");
-        let replaced = page("| `a` | `tc` | 2 |\n| `c` | `tc` | 1 |\n");
-        assert_eq!(with_row(&before, "| `a` | `tc` | 2 |").unwrap(), replaced);
-        let added = page("| `a` | `tc` | 1 |\n| `b` | `tc` | 2 |\n| `c` | `tc` | 1 |\n");
-        assert_eq!(with_row(&before, "| `b` | `tc` | 2 |").unwrap(), added);
+        let before = page("| `a` | `tc` | `stack` | 1 |\n| `c` | `tc` | `stack` | 1 |\n");
+        let replaced = page("| `a` | `tc` | `stack` | 2 |\n| `c` | `tc` | `stack` | 1 |\n");
+        assert_eq!(with_row(&before, "| `a` | `tc` | `stack` | 2 |").unwrap(), replaced);
+        let added = page(
+            "| `a` | `tc` | `stack` | 1 |\n| `b` | `tc` | `stack` | 2 |\n| `c` | `tc` | `stack` | 1 |\n",
+        );
+        assert_eq!(with_row(&before, "| `b` | `tc` | `stack` | 2 |").unwrap(), added);
         assert_eq!(with_row(&before, "no row"), None);
-        assert_eq!(with_row("no table", "| `b` | `tc` | 2 |"), None);
+        assert_eq!(with_row("no table", "| `b` | `tc` | `stack` | 2 |"), None);
     }
 }

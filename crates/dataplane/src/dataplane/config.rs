@@ -10,6 +10,7 @@ use super::{
         attach::{Cgroup, Mode},
         loader::MapSizes,
         pins::OnOtherLayout,
+        programs::Selection,
     },
     local_delivery::LocalDelivery,
     pod_services::PodServices,
@@ -59,6 +60,18 @@ pub struct Config {
     pub pod_services: PodServices,
     /// The slots of Maglev tables.
     pub table_size: TableSize,
+}
+
+impl Config {
+    /// Returns the programs that an agent needs. `sctp`: whether it serves SCTP.
+    pub(super) fn programs(&self, sctp: bool) -> Selection {
+        Selection {
+            mode: self.mode,
+            sctp,
+            pods: self.local_delivery == LocalDelivery::Direct,
+            pod_services: self.pod_services == PodServices::On,
+        }
+    }
 }
 
 /// The value of `--source-check`: the sources that new flows may have.

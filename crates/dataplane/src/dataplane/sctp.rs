@@ -16,12 +16,8 @@ use traffic_policy_cluster::model::{Changes, Desired, Protocol};
 use traffic_policy_ebpf::abi::jump;
 
 use super::{
-    bpf::{
-        attach::Mode,
-        loader,
-        programs::{self, Selection},
-        verifier,
-    },
+    bpf::{loader, programs, verifier},
+    config::Config,
     maps::{Maps, reader::Reader},
     sync::{op::Held, plan::Planner},
 };
@@ -60,7 +56,7 @@ impl Sctp {
 
     /// Loads the programs and puts them in place, unless they are, or the kernel has refused them
     /// lately. A failure is logged.
-    pub(super) fn ensure(&mut self, object: &mut Ebpf, maps: &mut Maps, mode: Mode) {
+    pub(super) fn ensure(&mut self, object: &mut Ebpf, maps: &mut Maps, config: &Config) {
         let delay = match self {
             Self::InPlace => return,
             Self::NotLoaded => FIRST_RETRY,
@@ -68,7 +64,7 @@ impl Sctp {
             Self::Refused { delay, .. } => (*delay * 2).min(LAST_RETRY),
         };
         let start = Instant::now();
-        *self = match load(object, maps, mode) {
+        *self = match load(object, maps, config) {
             Ok(number) => {
                 tracing::info!(programs = number, ms = start.elapsed().as_millis(), "SCTP is served");
                 Self::InPlace
@@ -85,8 +81,8 @@ impl Sctp {
     }
 }
 
-fn load(object: &mut Ebpf, maps: &mut Maps, mode: Mode) -> Result<usize> {
-    let selection = Selection { mode, sctp: true, pods: false, pod_services: false };
+fn load(object: &mut Ebpf, maps: &mut Maps, config: &Config) -> Result<usize> {
+    let selection = config.programs(true);
     let own = |name: &str| programs::is_of_sctp(name) && selection.needs(name);
     let loaded = verifier::load_those(object, &loader::kernel_types()?, own);
     if loaded.is_err() {

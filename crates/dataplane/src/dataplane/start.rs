@@ -13,15 +13,13 @@ use super::{
         attach::clsact,
         loader,
         pins::{self, Pins},
-        programs::{self, Selection},
-        test_run, verifier,
+        programs, test_run, verifier,
     },
     check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
     direct::Direct,
     gc::Gc,
     heartbeat,
-    local_delivery::LocalDelivery,
     maps::{
         mmap::{config, routes, table_usage},
         reader::Reader,
@@ -30,7 +28,6 @@ use super::{
     node,
     node_silence::Silence,
     pod_devices::{PodDevices, pinned_pods},
-    pod_services::PodServices,
     sctp::{self, Sctp},
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
@@ -85,12 +82,7 @@ impl Dataplane {
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
         let held = apply::read(&maps)?;
-        let selection = Selection {
-            mode: config.mode,
-            sctp: sctp::is_served(&held, folder.as_deref()),
-            pods: config.local_delivery == LocalDelivery::Direct,
-            pod_services: config.pod_services == PodServices::On,
-        };
+        let selection = config.programs(sctp::is_served(&held, folder.as_deref()));
         if let Err(error) = verifier::load_those(&mut object, &btf, |name| selection.needs(name)) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));

@@ -41,6 +41,9 @@ const IPV6: [u8; 2] = 0x86dd_u16.to_be_bytes();
 const IPV4_PROTOCOL: usize = 14 + 9;
 const IPV6_NEXT_HEADER: usize = 14 + 6;
 
+/// The entry program of pods' devices.
+const FROM_POD: &str = "tp_pod_ingress";
+
 /// The programs that are verified and loaded when the first question needs them: one question needs
 /// a quarter of the verifier's work for all programs (0.4 of 1.5 s of CPU on a busy machine of two
 /// CPUs).
@@ -127,6 +130,7 @@ impl TracingCopy {
         let frame = match hook {
             PacketHook::Xdp => test_run::xdp(&self.object, "tp_xdp_ingress", frame, ifindex),
             PacketHook::Tc => test_run::tc(&self.object, "tp_tc_ingress", frame, ifindex),
+            PacketHook::Pod => test_run::tc(&self.object, FROM_POD, frame, ifindex),
         }?;
         self.end(frame)
     }
@@ -159,8 +163,13 @@ impl TracingCopy {
     }
 
     fn need_jumps(&mut self, hook: PacketHook, ipv6: bool, sctp: bool) -> Result<()> {
-        let wanted = |name: &str| programs::of_ingress(hook, ipv6, sctp).any(|(_, jump)| jump == name);
-        verifier::load_those(&mut self.object, &self.btf, wanted)?;
+        let mut wanted: Vec<_> = programs::of_ingress(hook, ipv6, sctp).map(|(_, jump)| jump).collect();
+        if hook == PacketHook::Pod {
+            wanted.push(FROM_POD);
+        }
+        // Programs of TC serve pods' devices, too, and may be loaded for them already.
+        wanted.retain(|name| self.object.program(name).is_some_and(|program| program.fd().is_err()));
+        verifier::load_those(&mut self.object, &self.btf, |name| wanted.contains(&name))?;
         programs::jumps_of_ingress(&self.object, &mut self.maps, hook, ipv6, sctp)
     }
 

@@ -41,6 +41,7 @@ pub const fn origin(from: From) -> &'static str {
     match from {
         From::External => "a client outside this node",
         From::Pod => "a pod of this node",
+        From::PodPacket => "a pod of this node whose sockets are not seen",
         From::Node => "a process of this node",
     }
 }
@@ -89,7 +90,7 @@ impl Describer<'_> {
             },
             step::SOURCE_RANGE => {
                 let source = self.flow.source.ip();
-                let assumed = if self.from == From::External {
+                let assumed = if self.from.is_packet() {
                     ""
                 } else {
                     "; a socket that is not bound to an address is judged by the node's primary address, in a pod by the range of pods"
@@ -108,7 +109,7 @@ impl Describer<'_> {
                 (AffinityMatch::New, From::Pod) => {
                     "affinity: a pod that has an endpoint already keeps it; which pod asks is not known, so this one chooses anew".to_owned()
                 }
-                (AffinityMatch::New, From::External | From::Node) => {
+                (AffinityMatch::New, From::External | From::PodPacket | From::Node) => {
                     "affinity: the client has no endpoint yet; it keeps the one it gets now".to_owned()
                 }
             },
@@ -117,8 +118,8 @@ impl Describer<'_> {
                 let place = if chosen.local { "on this node" } else { "not known to be on this node" };
                 let many = self.facts.candidates.len();
                 let how = match self.from {
-                    From::External if step.words[0] != 0 => "by its Maglev table, as on every node",
-                    From::External => "by a hash of the flow",
+                    From::External | From::PodPacket if step.words[0] != 0 => "by its Maglev table, as on every node",
+                    From::External | From::PodPacket => "by a hash of the flow",
                     From::Pod | From::Node => "at random: a socket may get another one",
                 };
                 format!("endpoint: {}, {place}, one of {many}, chosen {how}", chosen.address)
@@ -142,6 +143,8 @@ impl Describer<'_> {
                              answers the client itself (its `explain --opened-from {source} --at {endpoint}{within}` tells how)"
                         )
                     }
+                    RouteKind::Local if self.from == From::PodPacket => "route: the stack takes it to the endpoint, here or on another node, as a packet from the pod to the endpoint, past the same rules; the pod's address is kept".to_owned(),
+                    RouteKind::NextHop | RouteKind::Unresolved if self.from == From::PodPacket => format!("route: back to the pod, which is its own endpoint and would not accept its own address: the source becomes {source}"),
                     RouteKind::Local => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),
                     RouteKind::NextHop if self.offline => format!("route: to another node (the way there is not judged); the source becomes {source}, so that the reply comes back here"),
                     RouteKind::NextHop => format!("route: to another node by a known next hop; the source becomes {source}, so that the reply comes back here"),
@@ -274,6 +277,40 @@ pub(super) const fn form_of_direct(ipv6: bool, dispatch: Dispatch) -> &'static s
         (Dispatch::Udp, _) => "UDP",
         (_, true) => "IPv6 in IPv6",
         (_, false) => "IPv4 in IPv4",
+    }
+}
+
+/// Returns a sentence on the device of a pod whose packet is translated there. `itself`: whether
+/// the pod is its own endpoint.
+pub fn at_pods_device(device: &str, flow: &Flow, endpoint: SocketAddr, itself: bool) -> String {
+    let destination = flow.destination;
+    let back = if itself {
+        "and is sent back by the device, as is its reply".to_owned()
+    } else {
+        format!(
+            "and of the reply, which the stack takes to that device, the source {endpoint} becomes {destination} again there"
+        )
+    };
+    format!("device: at {device}, the destination becomes {endpoint}, {back}")
+}
+
+/// Returns a sentence on a pod's device that matters if its sockets are not seen.
+pub fn of_unseen_sockets(device: &str) -> String {
+    format!(
+        "device: if the pod's sockets are not seen (Kata, KubeVirt, gVisor, another cgroup), its packets are translated \
+         at {device} instead: --from pod-packet tells how"
+    )
+}
+
+/// Returns a sentence on packets of an established flow to a pod of this node. `device`: the one by
+/// which they go straight into it.
+pub fn once_established(device: Option<&str>) -> String {
+    match device {
+        Some(device) => format!(
+            "established: once both sides have been seen, packets go past the stack straight into the pod by {device} \
+             (delivered-direct), and its replies to the client (replied-direct)"
+        ),
+        None => "established: later packets take the stack, too (`status` says why)".to_owned(),
     }
 }
 

@@ -19,15 +19,24 @@ pub enum From {
     External,
     /// A pod of this node: a socket in its own network namespace.
     Pod,
+    /// A pod of this node whose sockets are not seen: its packets are translated at its device
+    /// (`--pod-services on`).
+    PodPacket,
     /// A process in the node's own network namespace.
     Node,
 }
 
 impl From {
+    /// Whether a packet is what is decided about, rather than a call of a socket.
+    pub(super) const fn is_packet(self) -> bool {
+        matches!(self, Self::External | Self::PodPacket)
+    }
+
     pub const fn name(self) -> &'static str {
         match self {
             Self::External => "external",
             Self::Pod => "pod",
+            Self::PodPacket => "pod-packet",
             Self::Node => "node",
         }
     }

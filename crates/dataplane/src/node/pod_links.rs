@@ -1,5 +1,7 @@
 //! The devices of this node's pods: ends of veth or netkit pairs whose other end is in another
-//! network namespace, with what matters to a program there.
+//! network namespace, with what matters to a program there; and devices of other kinds in this
+//! namespace that a pod may be behind, with the reason why no program can serve it there. Those
+//! that are in a pod's own namespace (macvlan, ipvlan, SR-IOV) cannot be seen from here.
 
 use std::io;
 
@@ -8,7 +10,7 @@ use netlink_sys::protocols::NETLINK_ROUTE;
 use super::netlink::{Connection, Message, find, text};
 
 /// The host side of a pod's device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodLink {
     pub index: u32,
     pub name: String,
@@ -21,6 +23,22 @@ pub struct PodLink {
     pub other_master: Option<String>,
     /// The queueing discipline for what is sent to the pod.
     pub qdisc: String,
+    /// Why no program can serve a pod there, if that is because of the device's kind.
+    pub unsuited: Option<&'static str>,
+}
+
+/// Devices without another end, by their kinds, and why no program can serve a pod there.
+const UNSUITED: [(&[&str], &str); 2] = [
+    (&["tun"], "it is a tap device of this network namespace, and whatever opened it may be behind it"),
+    (
+        &["macvlan", "macvtap", "ipvlan", "ipvtap"],
+        "its packets leave by the device that it shares, without a host side of their own",
+    ),
+];
+
+/// Returns why no program can serve a pod at a device of this kind.
+fn unsuited(kind: &str) -> Option<&'static str> {
+    UNSUITED.into_iter().find(|(kinds, _)| kinds.contains(&kind)).map(|(_, reason)| reason)
 }
 
 // linux/rtnetlink.h, linux/if_link.h, linux/if_arp.h, linux/pkt_sched.h
@@ -43,7 +61,8 @@ const FILTER_HEADER: usize = 20;
 /// TC_H_CLSACT with TC_H_MIN_INGRESS and TC_H_MIN_EGRESS.
 const CLSACT: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
 
-/// Returns the pods' devices of this network namespace, in the order of their indices.
+/// Returns the devices of this network namespace that pods may be behind, in the order of their
+/// indices.
 ///
 /// # Errors
 /// The kernel refuses the dump.
@@ -76,7 +95,8 @@ fn of(messages: &[Message]) -> Vec<PodLink> {
     let facts: Vec<_> = messages.iter().filter_map(Facts::of).collect();
     let master = |index: u32| facts.iter().find(|facts| facts.index == index);
     let pods = facts.iter().filter(|facts| {
-        matches!(facts.kind.as_str(), "veth" | "netkit") && facts.elsewhere && facts.ethernet
+        let pair = matches!(facts.kind.as_str(), "veth" | "netkit") && facts.elsewhere;
+        facts.ethernet && (pair || unsuited(&facts.kind).is_some())
     });
     let pods = pods.map(|facts| {
         let master = facts.master.map(|index| (index, master(index)));
@@ -90,6 +110,7 @@ fn of(messages: &[Message]) -> Vec<PodLink> {
             bridge: master.filter(|_| is_bridge).and_then(|(index, facts)| Some((index, facts?.address))),
             other_master: other.map(|(index, facts)| facts.map_or(index.to_string(), |of| of.name.clone())),
             qdisc: facts.qdisc.clone(),
+            unsuited: unsuited(&facts.kind),
         }
     });
     let mut pods: Vec<PodLink> = pods.collect();
@@ -158,6 +179,12 @@ mod tests {
         Message { kind: RTM_NEWLINK, payload: [common.concat(), others.concat()].concat() }
     }
 
+    /// A device whose packets begin with the IP header.
+    fn without_ethernet(mut link: Message) -> Message {
+        link.payload[2..4].copy_from_slice(&0xfffe_u16.to_ne_bytes());
+        link
+    }
+
     #[test]
     fn ends_of_pairs_whose_other_end_is_elsewhere() {
         let elsewhere = || attribute(IFLA_LINK_NETNSID, &0u32.to_ne_bytes());
@@ -171,6 +198,10 @@ mod tests {
             link(6, "veth", &[elsewhere(), below(3)]),
             link(7, "veth", &[]),
             link(8, "ipvlan", &[elsewhere()]),
+            link(10, "tun", &[below(2)]),
+            without_ethernet(link(11, "tun", &[])),
+            link(12, "macvtap", &[]),
+            link(13, "vxlan", &[elsewhere()]),
         ];
         let pod = |index, netkit, bridge: Option<u8>, other: Option<&str>| PodLink {
             index,
@@ -180,12 +211,17 @@ mod tests {
             bridge: bridge.map(|index| (index.into(), [2, 0, 0, 0, 0, index])),
             other_master: other.map(str::to_owned),
             qdisc: "noqueue".into(),
+            unsuited: None,
         };
+        let [tap, shared] = UNSUITED.map(|(_, reason)| Some(reason));
         let expected = [
             pod(4, false, None, None),
             pod(5, false, Some(2), None),
             pod(6, false, None, Some("dev3")),
+            PodLink { unsuited: shared, ..pod(8, false, None, None) },
             pod(9, true, None, None),
+            PodLink { unsuited: tap, ..pod(10, false, Some(2), None) },
+            PodLink { unsuited: shared, ..pod(12, false, None, None) },
         ];
         assert_eq!(of(&messages), expected);
     }

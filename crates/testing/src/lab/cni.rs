@@ -237,6 +237,32 @@ impl Node {
         super::plan::pod_gateway(self.number)
     }
 
+    /// Replaces a pod's device by another one with the same name, number and addresses, as if the
+    /// pod had been recreated. Pods count from 1.
+    ///
+    /// # Errors
+    /// `ip` refuses.
+    pub fn recreate_device(&self, cni: Cni, number: u8) -> Result<()> {
+        let (layout, pod) = (cni.layout(), self.pod(number.into()));
+        let (name, mac) = layout.host_end(self.number, number);
+        let index = self.netns().run(|| crate::netlink::index(&name))?;
+        let mac = mac.map(|mac| format!("address {} ", written(mac))).unwrap_or_default();
+        let (mtu, inside) = (layout.mtu(), pod.netns().path());
+        let master = layout.bridge().map(|bridge| format!(" master {bridge}")).unwrap_or_default();
+        let lines = format!(
+            "link del {name}\n\
+             link add {name} index {index} {mac}mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}\n\
+             link set {name} up{master}\n",
+            inside.display()
+        );
+        carry_out(self.netns(), &lines)?;
+        for (key, value) in layout.settings(&name) {
+            self.netns().sysctl(&key, value)?;
+        }
+        carry_out(self.netns(), &layout.host(self, pod, &name))?;
+        carry_out(pod.netns(), &format!("link set eth0 up\n{}", layout.pod(self, pod)))
+    }
+
     /// The network of this node's pods.
     fn pods(&self, family: Family) -> String {
         network(self.pod_network.of(family), family)

@@ -1,13 +1,13 @@
 //! Rules of the node: those about connections hold, since these begin and end in the stack.
 
-use std::io::{BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use traffic_policy_testing::lab::{Cni, Family};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 
-use super::{DIRECT, FEW, MOST, QUESTIONS, STACK, Scene, ask};
+use super::{DIRECT, FEW, MOST, QUESTIONS, STACK, Scene, ask, is_answered, make_stream};
 
 /// A firewall that forwards nothing but connections that it knows, or that a rule allows, and
 /// counts what it sees.
@@ -25,8 +25,13 @@ const STRICT: &str = "table inet strict {\n\
 
 /// The packets that the firewall has seen.
 fn seen(scene: &Scene) -> u64 {
+    counted(scene, "seen")
+}
+
+/// The packets of one of its counters.
+fn counted(scene: &Scene, counter: &str) -> u64 {
     let mut command = std::process::Command::new("nft");
-    command.args(["list", "counter", "inet", "strict", "seen"]);
+    command.args(["list", "counter", "inet", "strict", counter]);
     let output = scene.node().netns().output(command).unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let packets = text.split_once("packets ").unwrap().1;
@@ -97,6 +102,50 @@ fn a_policy_forbids_new_connections() {
 #[test]
 fn a_policy_forbids_new_connections_by_the_stack() {
     forbidden(STACK);
+}
+
+/// A rule that is added in front of those that accept established connections, and drops whatever
+/// the client sends.
+fn cut_off(flags: &[&str]) {
+    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+    scene.nft(STRICT);
+    let to = scene.at(Family::V4);
+    let mut stream = scene.connect(to);
+    ask(&mut stream);
+    let socket = scene.datagrams(to);
+    make_stream(&socket);
+    let client = scene.cluster.lab.client().address(Family::V4);
+    scene.nft(&format!(
+        "add counter inet strict dropped\n\
+         insert rule inet strict forward ip saddr {client} counter name dropped drop\n"
+    ));
+    if flags == STACK {
+        stream.get_ref().set_read_timeout(Some(scaled(Duration::from_secs(1)))).unwrap();
+        let mut line = String::new();
+        stream.get_mut().write_all(b"there?\n").unwrap();
+        assert!(stream.read_line(&mut line).is_err() && !is_answered(&socket));
+        assert!(counted(&scene, "dropped") > 0);
+        return;
+    }
+    // In each period of 4,096 jiffies, 41 s where a jiffy is 10 ms, the first request meets the
+    // rule. TCP sends it again, past the stack; a datagram is lost.
+    until("a packet that meets the rule", Duration::from_secs(45), || {
+        ask(&mut stream);
+        counted(&scene, "dropped") > 0
+    });
+    ask(&mut stream);
+    let answered = (0..QUESTIONS).filter(|_| is_answered(&socket)).count() as u64;
+    assert!(answered >= QUESTIONS - 2, "{answered} of {QUESTIONS}");
+}
+
+#[test]
+fn a_rule_for_all_packets_leaves_connections_that_exist() {
+    cut_off(DIRECT);
+}
+
+#[test]
+fn a_rule_for_all_packets_ends_connections_at_once_by_the_stack() {
+    cut_off(STACK);
 }
 
 /// conntrack does not see all packets: the agent tells it so, and `cleanup` sets that back.

@@ -1,16 +1,19 @@
-//! A pod whose network stack is a program's own, behind a tap: as a virtual machine of Kata. Its
-//! sockets are none of this kernel's.
+//! A pod whose network stack is a program's own: its sockets are none of this kernel's.
 //!
 //! ```text
-//! node: host side ── pod: eth0 ⇄ (tc: every frame is redirected) tap0 ── stack in this process
+//! Kata      node: host side ── pod: eth0 ⇄ (tc: every frame is redirected) tap0 ── stack in this process
+//! KubeVirt  node: host side ── pod: eth0 ── k6t-eth0 (bridge) ── tap0 ── stack in this process
+//! gVisor    node: host side ── pod: eth0 ── AF_PACKET ── stack in this process
 //! ```
-//! <https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md>
+//! <https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md>,
+//! <https://kubevirt.io/user-guide/network/interfaces_and_networks/#bridge>,
+//! <https://github.com/google/gvisor/blob/master/pkg/tcpip/link/fdbased/endpoint.go>
 
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant as Clock;
 
 use smoltcp::iface::{Config, Interface, SocketSet};
-use smoltcp::phy::{Medium, TunTapInterface, wait};
+use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RawSocket, TunTapInterface, wait};
 use smoltcp::socket::{tcp, udp};
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint, IpListenEndpoint};
@@ -22,27 +25,97 @@ const QUESTION: &[u8] = b"there?\n";
 /// A port that no kernel's socket has.
 const FROM: u16 = 50_000;
 
+/// A packet socket. A frame that has not left this kernel may have a checksum that no card has
+/// finished.
+struct PacketSocket(RawSocket);
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Device for PacketSocket {
+    type RxToken<'a> = <RawSocket as Device>::RxToken<'a>;
+    type TxToken<'a> = <RawSocket as Device>::TxToken<'a>;
+
+    fn receive(&mut self, now: Instant) -> Option<(Self::RxToken<'_>, Self::TxToken<'_>)> {
+        self.0.receive(now)
+    }
+
+    fn transmit(&mut self, now: Instant) -> Option<Self::TxToken<'_>> {
+        self.0.transmit(now)
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = self.0.capabilities();
+        capabilities.checksum.tcp = Checksum::Tx;
+        capabilities.checksum.udp = Checksum::Tx;
+        capabilities
+    }
+}
+
+/// The way from the pod's device to the stack.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    Redirects,
+    Bridge,
+    PacketSocket,
+}
+
+impl Behind {
+    /// Asks from a stack behind the pod's device, in the pod's namespace, whose thread this must
+    /// be.
+    fn answers(self, pod: &Pod, gateways: [IpAddr; 2], limit: Duration) -> Vec<Option<Answer>> {
+        let card = mac("eth0");
+        let ip = |commands: &str| pod.netns().feed("ip", &["-batch", "-"], commands).unwrap();
+        let tap = || {
+            let tap = TunTapInterface::new("tap0", Medium::Ethernet).unwrap();
+            pod.netns().netlink(async |net| net.up("tap0").await).unwrap();
+            tap
+        };
+        match self {
+            Self::Redirects => {
+                let device = tap();
+                let redirect = |from, to| {
+                    format!(
+                        "qdisc add dev {from} ingress\n\
+                         filter add dev {from} parent ffff: protocol all u32 match u8 0 0 \
+                         action mirred egress redirect dev {to}\n"
+                    )
+                };
+                let both = redirect("eth0", "tap0") + &redirect("tap0", "eth0");
+                pod.netns().feed("tc", &["-batch", "-"], &both).unwrap();
+                UserStack::start(device, pod, gateways, card).ask_all(limit)
+            }
+            // The device loses its addresses, and its MAC address to the machine. The bridge must
+            // not learn from it what a port with hairpin reflects.
+            Self::Bridge => {
+                let device = tap();
+                ip("addr flush dev eth0\nlink set eth0 down\nlink set eth0 address 02:00:00:00:0b:0b\n\
+                    link add k6t-eth0 type bridge mcast_snooping 0 forward_delay 0\nlink set k6t-eth0 up\n\
+                    link set eth0 master k6t-eth0 up\nlink set eth0 type bridge_slave learning off\nlink set tap0 master k6t-eth0\n");
+                UserStack::start(device, pod, gateways, card).ask_all(limit)
+            }
+            Self::PacketSocket => {
+                ip("addr flush dev eth0\n");
+                let socket = RawSocket::new("eth0", Medium::Ethernet).unwrap();
+                UserStack::start(PacketSocket(socket), pod, gateways, card).ask_all(limit)
+            }
+        }
+    }
+}
+
 /// The stack of a pod that has none in this kernel.
-struct UserStack {
-    device: TunTapInterface,
+struct UserStack<D> {
+    device: D,
     interface: Interface,
 }
 
-impl UserStack {
-    /// Puts a stack behind the pod's device, in the pod's namespace, whose thread this must be. It
-    /// has the pod's addresses and MAC address, as a virtual machine's card has.
-    fn start(pod: &Pod, gateways: [IpAddr; 2], mac: [u8; 6]) -> Self {
-        let mut device = TunTapInterface::new("tap0", Medium::Ethernet).unwrap();
-        let redirect = |from, to| {
-            format!(
-                "qdisc add dev {from} ingress\n\
-                 filter add dev {from} parent ffff: protocol all u32 match u8 0 0 \
-                 action mirred egress redirect dev {to}\n"
-            )
-        };
-        pod.netns().netlink(async |net| net.up("tap0").await).unwrap();
-        let both = redirect("eth0", "tap0") + &redirect("tap0", "eth0");
-        pod.netns().feed("tc", &["-batch", "-"], &both).unwrap();
+impl<D: Device + AsRawFd> UserStack<D> {
+    /// Starts a stack with the pod's addresses and MAC address, as a virtual machine's card has
+    /// them.
+    fn start(mut device: D, pod: &Pod, gateways: [IpAddr; 2], mac: [u8; 6]) -> Self {
         let config = Config::new(EthernetAddress(mac).into());
         let mut interface = Interface::new(config, &mut device, Instant::now());
         interface.update_ip_addrs(|addresses| {
@@ -126,27 +199,29 @@ impl UserStack {
             Some(Answer::parse(std::str::from_utf8(bytes).unwrap()).unwrap())
         })
     }
-}
 
-/// Asks both Services of the scene by both families, from a stack behind the device of the client.
-/// Returns the answers, of TCP and UDP in turn.
-fn answers(scene: &Scene, limit: Duration) -> Vec<Option<Answer>> {
-    let pod = scene.client();
-    let node = scene.cluster.lab.node(1);
-    let gateways = Family::BOTH.map(|family| node.pods_gateway().of(family));
-    pod.netns().run(|| {
-        let mut stack = UserStack::start(pod, gateways, mac("eth0"));
+    /// Asks both Services of the scene by both families. Returns the answers, of TCP and UDP in
+    /// turn.
+    fn ask_all(mut self, limit: Duration) -> Vec<Option<Answer>> {
         let mut answers = Vec::new();
         for (number, family) in Family::BOTH.into_iter().enumerate() {
             let port = FROM + u16::try_from(number).unwrap() * 10;
             for service in [10, 11] {
                 let port = port + u16::from(service);
-                answers.push(stack.ask_tcp(at(service, family), port, limit));
-                answers.push(stack.ask_udp(at(service, family), port, limit));
+                answers.push(self.ask_tcp(at(service, family), port, limit));
+                answers.push(self.ask_udp(at(service, family), port, limit));
             }
         }
         answers
-    })
+    }
+}
+
+/// Asks from a stack behind the device of the client.
+fn answers(scene: &Scene, behind: Behind, limit: Duration) -> Vec<Option<Answer>> {
+    let pod = scene.client();
+    let node = scene.cluster.lab.node(1);
+    let gateways = Family::BOTH.map(|family| node.pods_gateway().of(family));
+    pod.netns().run(|| behind.answers(pod, gateways, limit))
 }
 
 /// The MAC address of a device of the calling thread's namespace.
@@ -166,32 +241,55 @@ fn prepare(cluster: &Cluster) {
     }
 }
 
-fn is_served_in(cni: Cni) {
+fn is_served(cni: Cni, behind: Behind) {
     let Some(scene) = Scene::start(Some(cni), ON, prepare) else { return };
-    let answers = answers(&scene, scaled(Duration::from_secs(10)));
+    let answers = answers(&scene, behind, scaled(Duration::from_secs(10)));
     assert_eq!(answers.len(), 8);
     for (number, answer) in answers.into_iter().enumerate() {
-        let answer = answer.unwrap_or_else(|| panic!("{cni:?}: question {number} has no answer"));
+        let what = format!("{cni:?} {behind:?}: question {number}");
+        let answer = answer.unwrap_or_else(|| panic!("{what} has no answer"));
         let client = answer.client.ip();
         assert!(Family::BOTH.iter().any(|family| scene.client().address(*family) == client), "{answer:?}");
-        assert_eq!(answer.node, if number / 2 % 2 == 0 { "node-1" } else { "node-2" }, "{cni:?} {number}");
+        assert_eq!(answer.node, if number / 2 % 2 == 0 { "node-1" } else { "node-2" }, "{what}");
     }
 }
 
 #[test]
 fn behind_a_routed_veth() {
-    is_served_in(Cni::Kindnet);
+    is_served(Cni::Kindnet, Behind::Redirects);
 }
 
 #[test]
 fn behind_a_port_of_a_bridge() {
-    is_served_in(Cni::FlannelHostGw);
+    is_served(Cni::FlannelHostGw, Behind::Redirects);
 }
 
-/// The same stack has no Services without the flag; but pods' own addresses answer it.
+#[test]
+fn behind_a_bridge_in_the_pod() {
+    is_served(Cni::Kindnet, Behind::Bridge);
+}
+
+#[test]
+fn behind_a_bridge_in_the_pod_and_one_outside() {
+    is_served(Cni::FlannelHostGw, Behind::Bridge);
+}
+
+#[test]
+fn behind_a_packet_socket() {
+    is_served(Cni::Kindnet, Behind::PacketSocket);
+}
+
+#[test]
+fn behind_a_packet_socket_and_a_port_of_a_bridge() {
+    is_served(Cni::FlannelHostGw, Behind::PacketSocket);
+}
+
+/// The same stacks have no Services without the flag.
 #[test]
 fn has_no_services_without_the_flag() {
-    let Some(scene) = Scene::start(Some(Cni::Kindnet), OFF, prepare) else { return };
-    let none = answers(&scene, Duration::from_secs(1));
-    assert!(none.iter().all(Option::is_none), "{none:?}");
+    for behind in [Behind::Redirects, Behind::Bridge, Behind::PacketSocket] {
+        let Some(scene) = Scene::start(Some(Cni::Kindnet), OFF, prepare) else { return };
+        let none = answers(&scene, behind, Duration::from_secs(1));
+        assert!(none.iter().all(Option::is_none), "{behind:?}: {none:?}");
+    }
 }

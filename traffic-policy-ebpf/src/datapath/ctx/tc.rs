@@ -76,7 +76,7 @@ pub struct SkBuff<const L2: usize, const SCTP: bool, const POD: bool = false> {
 /// A packet of a device with Ethernet.
 pub type Tc<const SCTP: bool = false> = SkBuff<ETHERNET, SCTP>;
 /// A packet at the host side of a pod's device.
-pub type TcPod = SkBuff<ETHERNET, false, true>;
+pub type TcPod<const SCTP: bool = false> = SkBuff<ETHERNET, SCTP, true>;
 /// A packet of a device without Ethernet, such as IPIP, WireGuard and tun: it begins with its IP
 /// header.
 pub type TcL3<const SCTP: bool = false> = SkBuff<0, SCTP>;

@@ -22,6 +22,8 @@ use crate::dataplane::maps::Maps;
 pub enum PacketHook {
     Xdp,
     Tc,
+    /// TC ingress of the host side of a pod's device.
+    Pod,
 }
 
 /// The programs of the XDP hook, and of TC, that others jump to, by their index.
@@ -81,7 +83,7 @@ const L3_JUMPS: [(u32, &str); 7] = [
 
 /// The programs at pods' devices (`--pod-services on`): their own where packets create flows, and
 /// those of TC for the rest.
-const POD_JUMPS: [(u32, &str); 14] = [
+const POD_JUMPS: [(u32, &str); 17] = [
     (jump::SLOW_PATH, "tp_pod_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
@@ -90,12 +92,15 @@ const POD_JUMPS: [(u32, &str); 14] = [
     (jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out4"),
     (jump::LOCAL_DELIVERY, pod::DIRECT),
     (jump::SPLIT, "tp_tc_split4"),
+    (jump::SCTP, "tp_pod_sctp4"),
+    (jump::SCTP_SPLIT, "tp_tc_sctp_cut4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_pod_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_tc_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_pod_vhdr6"),
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_tc_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
+    (jump::FAMILY + jump::SCTP, "tp_pod_sctp6"),
 ];
 
 /// The entry programs, which are pinned for others to run.
@@ -151,7 +156,7 @@ impl Selection {
 
 /// Whether a program is one of SCTP, that stands in for none.
 pub fn is_of_sctp(name: &str) -> bool {
-    let all = XDP_JUMPS.iter().chain(&TC_JUMPS).chain(&L3_JUMPS);
+    let all = XDP_JUMPS.iter().chain(&TC_JUMPS).chain(&L3_JUMPS).chain(&POD_JUMPS);
     let of_sctp = |index| [jump::SCTP, jump::SCTP_OUT, jump::SCTP_SPLIT].contains(&(index % jump::FAMILY));
     all.into_iter().any(|(index, jump)| *jump == name && of_sctp(*index))
 }
@@ -237,6 +242,7 @@ pub fn jumps_of_ingress(
     match hook {
         PacketHook::Xdp => put_in_place(&mut maps.xdp_jumps, object, &jumps),
         PacketHook::Tc => put_in_place(&mut maps.tc_jumps, object, &jumps),
+        PacketHook::Pod => put_in_place(&mut maps.pod_jumps, object, &jumps),
     }
 }
 
@@ -246,6 +252,7 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool, sctp: bool) -> impl Iterator<Ite
     let jumps: &[_] = match hook {
         PacketHook::Xdp => &XDP_JUMPS,
         PacketHook::Tc => &TC_JUMPS,
+        PacketHook::Pod => &POD_JUMPS,
     };
     let comes_in = move |index: u32| {
         (index >= jump::FAMILY) == ipv6

@@ -40,6 +40,7 @@ const SHARED: &[&str] = &[
     "tp_prefilter",
     "tp_snat_ports",
     "tp_devices",
+    "tp_pod_devices",
     "tp_local_node",
     "tp_node_addrs4",
     "tp_node_addrs6",

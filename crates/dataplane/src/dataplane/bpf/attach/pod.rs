@@ -150,6 +150,9 @@ pub fn obstacles(links: &Path, link: &PodLink, kernel: Kernel) -> Result<Obstacl
 
 /// Returns what others have done with a device.
 fn others(links: &Path, link: &PodLink, kernel: Kernel) -> Result<Option<String>> {
+    if let Some(reason) = link.unsuited {
+        return Ok(Some(reason.to_owned()));
+    }
     if let Some(master) = &link.other_master {
         return Ok(Some(format!("its master {master} is no bridge of the kernel")));
     }
