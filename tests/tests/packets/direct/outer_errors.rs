@@ -27,6 +27,8 @@ fn told(terms: Terms, outer: usize, (kind, code, rest): (u8, u8, [u8; 4])) -> Op
     let less = |mtu: u16| mtu - u16::try_from(outer).unwrap();
     let mtu = less(u16::from_be_bytes([rest[2], rest[3]]).max(100)).to_be_bytes();
     match (terms.v4(), kind, code) {
+        // Within UDP this is the answer of an endpoint whose node does not open packets for it yet.
+        (true, 3, 3) | (false, 1, 4) => None,
         (true, 3, 4) | (false, 2, _) => Some((kind, code, [0, 0, mtu[0], mtu[1]])),
         (true, 3 | 11, _) => Some((3, 1, [0; 4])),
         (false, 1 | 3, _) => Some((1, 3, [0; 4])),
