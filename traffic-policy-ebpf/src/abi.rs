@@ -44,8 +44,10 @@ pub use self::{
     address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
-    direct::{DirectEndpoint, DirectEndpointKey, GUE_PORT, is_outer_port, outer_port},
-    endpoint::{EndpointKey, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
+    direct::{
+        BY_MAC, DirectEndpoint, DirectEndpointKey, GUE_PORT, MAC_TAKES, is_outer_port, mac_key, outer_port,
+    },
+    endpoint::{EndpointKey, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
     event::{EventBucket, MonitorEvent},
     flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
     flow_key::FlowKey,
@@ -57,8 +59,8 @@ pub use self::{
     heartbeat::AgentHeartbeat,
     local_node::{LocalNode, source_check},
     nexthop::{
-        DEVICE_XDP, DeviceInfo, HOP_NO_ETHERNET, HOP_POD, HOP_ROUTED, HOP_XDP, HOPS, HOPS_PER_GENERATION,
-        Hop, HopKey, POD_KEY,
+        DEVICE_XDP, DeviceInfo, HOP_L2, HOP_NO_ETHERNET, HOP_POD, HOP_ROUTED, HOP_XDP, HOPS,
+        HOPS_PER_GENERATION, Hop, HopKey, POD_KEY,
     },
     node_silence::{HOP_PLACES, NODE_NAME_LENGTH, NodeSilence, Suspicion},
     pod_device::{PodDevice, pod_flags},
@@ -83,7 +85,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);

@@ -124,6 +124,25 @@ fn the_node_in_front_vanishes_xdp() {
     the_node_in_front_vanishes("xdp", Family::V4, &OUTLIVE);
 }
 
+/// The same without an outer packet: the endpoint's node finds by its own table what the node in
+/// front has chosen.
+#[test]
+fn the_node_in_front_vanishes_l2() {
+    let _alone = quiet::alone();
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 0, 2, 2])).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::takes(node, None)).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &some(&cluster, &[0, 1, 2, 3])).unwrap();
+    let flags = [&OUTLIVE[..], &["--dispatch", "l2", "--maglev-size", "251"]].concat();
+    cluster.launch(|agent| agent.attach("xdp").flags(&flags)).unwrap();
+    in_front(&cluster, 1);
+    let held = hold(&cluster, Family::V4);
+    front_vanishes(&cluster);
+    let report = report("l2, the node in front vanishes", held);
+    assert_none_cut(&cluster, Family::V4, &report);
+    assert_eq!(report.by_pod.len(), 4);
+}
+
 #[test]
 fn the_node_in_front_vanishes_ipv6() {
     the_node_in_front_vanishes("xdp", Family::V6, &OUTLIVE);

@@ -3,6 +3,7 @@
 mod established;
 mod headers;
 mod icmp;
+mod l2;
 mod outer_errors;
 mod sctp;
 mod udp;

@@ -2,6 +2,7 @@
 //! front.
 
 mod aggregates;
+mod l2;
 mod matrix;
 mod udp;
 

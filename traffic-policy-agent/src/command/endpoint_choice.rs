@@ -3,6 +3,7 @@
 use clap::Args;
 use traffic_policy_cluster::model::{Algorithm, DispatchChoice, Forwarding, maglev::TableSize};
 use traffic_policy_dataplane::{LocalDelivery, MapSizes, PodServices};
+use traffic_policy_ebpf::hash::MAGLEV_SEED;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Choice of endpoints, and the way to them")]
@@ -33,8 +34,10 @@ pub(super) struct ChoiceArguments {
     /// `snat`. `ipip`: IPv4 in IPv4, IPv6 in IPv6; `udp`: UDP, port 6080, for networks that let no
     /// other protocol through (Azure), or spread flows by the ports of UDP alone; `auto`: what the
     /// other node prefers, which is `udp` if that is its own --dispatch, else `ipip`. A node that
-    /// opens packets opens both.
-    #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp",
+    /// opens packets opens both. `l2`: in nothing, but to the MAC address of the endpoint's node,
+    /// for Services with `maglev`, to nodes of the same segment with the same --forwarding,
+    /// --algorithm and --maglev-size; else as `auto`.
+    #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp|l2",
         value_parser = dispatch)]
     pub(super) dispatch: DispatchChoice,
     /// Take part in direct forwarding: tell the agents of other nodes, by a Lease in this
@@ -62,6 +65,15 @@ pub(super) struct ChoiceArguments {
     pub(super) pod_services: PodServices,
 }
 
+impl ChoiceArguments {
+    /// Returns the settings that decide, beyond the cluster's objects, which endpoint a connection
+    /// from outside gets on a node: two nodes with the same text choose alike.
+    pub(super) fn of_endpoints(&self) -> String {
+        let Self { algorithm, maglev_size, forwarding, .. } = self;
+        format!("{} {algorithm} {maglev_size} {MAGLEV_SEED:x}", forwarding.name())
+    }
+}
+
 /// Parses `--forwarding`.
 fn forwarding(text: &str) -> Result<Forwarding, String> {
     Forwarding::parse(text).ok_or_else(|| "it is snat or direct".to_owned())
@@ -69,5 +81,5 @@ fn forwarding(text: &str) -> Result<Forwarding, String> {
 
 /// Parses `--dispatch`.
 fn dispatch(text: &str) -> Result<DispatchChoice, String> {
-    DispatchChoice::parse(text).ok_or_else(|| "it is auto, ipip or udp".to_owned())
+    DispatchChoice::parse(text).ok_or_else(|| "it is auto, ipip, udp or l2".to_owned())
 }

@@ -366,7 +366,7 @@ impl Arguments {
 
     fn settings(self, node_name: String, in_effect: InEffect, socket_ender: Option<SocketEnder>) -> Settings {
         let board = Board::default();
-        let opening = self.choice.announce_opening.map(Opening::new);
+        let opening = self.choice.announce_opening.clone().map(Opening::new);
         let origin = match (self.source.manifests, self.source.kubeconfig) {
             (Some(folder), _) => Origin::Manifests(Manifests { folder, node_name: node_name.clone() }),
             (None, kubeconfig) => {
@@ -400,6 +400,7 @@ impl Arguments {
             service_cidrs: BTreeSet::from_iter(self.service_cidrs),
             forwarding: self.choice.forwarding,
             dispatch: self.choice.dispatch,
+            choice: self.choice.of_endpoints(),
             opening,
             algorithm: self.choice.algorithm,
             healthz: self.healthz_address,

@@ -137,6 +137,9 @@ struct EndpointDocument {
     /// Whether its node is dead. It is listed nevertheless if no endpoint elsewhere can take new
     /// flows, and for the moment until the agent has removed it.
     left_out: bool,
+    /// What is forwarded to it directly travels in: `ipip`, `udp`, or `l2` for nothing where that
+    /// can be. `None`: nothing is forwarded directly.
+    dispatch: Option<&'static str>,
     /// Its slots in the Maglev table; `null` without one, and unless the Service is named.
     slots: Option<u32>,
 }
@@ -164,6 +167,7 @@ impl Document {
                     local: endpoint.local,
                     node: nodes.name(endpoint.node).map(str::to_owned),
                     left_out: nodes.is_dead(endpoint.node),
+                    dispatch: dispatch(port.forwarding, endpoint),
                     slots: slots.and_then(|slots| slots.get(place).copied()),
                 })
                 .collect()
@@ -329,9 +333,19 @@ fn details(
     if port.forwarding == Forwarding::Direct {
         let remote = || port.cluster.iter().filter(|endpoint| !endpoint.local);
         let (opened, all) = (remote().filter(|endpoint| endpoint.opens.is_some()).count(), remote().count());
-        let udp = remote().filter(|endpoint| endpoint.opens == Some(Dispatch::Udp)).count();
-        let within = if udp == 0 { String::new() } else { format!(", within UDP to {udp}") };
-        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes{within}")?;
+        let by = |is_one: fn(&Dispatch) -> bool| {
+            remote().filter(|endpoint| endpoint.opens.as_ref().is_some_and(is_one)).count()
+        };
+        let mut ways = String::new();
+        for (way, count) in [
+            ("within UDP", by(|dispatch| *dispatch == Dispatch::Udp)),
+            ("by MAC address", by(|dispatch| dispatch.name() == "l2")),
+        ] {
+            if count > 0 {
+                ways += &format!(", {way} to {count}");
+            }
+        }
+        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes{ways}")?;
     }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;
@@ -351,8 +365,8 @@ fn details(
             phase(frontend.phase)
         )?;
     }
-    list(out, "endpoints", &port.cluster, nodes, slots)?;
-    list(out, "local list", &port.local, nodes, None)?;
+    list(out, "endpoints", port.forwarding, &port.cluster, nodes, slots)?;
+    list(out, "local list", port.forwarding, &port.local, nodes, None)?;
     let lines = left_out::lines(&port.key, nodes, left_out);
     for (place, line) in lines.iter().enumerate() {
         let title = if place == 0 { "left out" } else { "" };
@@ -368,6 +382,7 @@ fn details(
 fn list(
     out: &mut dyn Write,
     title: &str,
+    forwarding: Forwarding,
     endpoints: &[Endpoint],
     nodes: &Nodes,
     slots: Option<&[u32]>,
@@ -387,9 +402,15 @@ fn list(
         let share = slots.and_then(|slots| slots.get(place)).map_or_else(String::new, |slots| {
             format!(", {:.2} % of new connections", 100.0 * f64::from(*slots) / f64::from(all))
         });
-        writeln!(out, "  {title:<10}  {}{node}{share}", endpoint.address)?;
+        let way = dispatch(forwarding, endpoint).map_or_else(String::new, |way| format!(", {way}"));
+        writeln!(out, "  {title:<10}  {}{node}{way}{share}", endpoint.address)?;
     }
     Ok(())
+}
+
+/// Returns the dispatch of what is forwarded directly to an endpoint.
+fn dispatch(forwarding: Forwarding, endpoint: &Endpoint) -> Option<&'static str> {
+    endpoint.opens.filter(|_| forwarding == Forwarding::Direct && !endpoint.local).map(Dispatch::name)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use traffic_policy_cluster::{
-    model::{Forwarding, Index},
+    model::{Dispatch, DispatchChoice, Forwarding, Index},
     source::{DirectNews, DirectPart, DirectTold, Opening},
 };
 use traffic_policy_dataplane::PacketPath;
@@ -49,7 +49,9 @@ impl Part {
     /// one's, for long enough. Returns whether flows may be direct from now on.
     fn may_send(&mut self, own: &DirectPart, earlier: bool, now: Instant) -> bool {
         let Some(opening) = self.opening.as_ref().filter(|_| !self.sends) else { return false };
-        let is_told = opening.told.borrow().held.as_ref().is_some_and(|held| held.addresses == own.addresses);
+        let is_told = opening.told.borrow().held.as_ref().is_some_and(|held| {
+            held.addresses == own.addresses && (!sends_by_mac(own) || held.macs == own.macs)
+        });
         if is_told || earlier {
             let since = *self.told.get_or_insert(now);
             self.sends = earlier || now.duration_since(since) >= HEARD;
@@ -69,7 +71,10 @@ impl<P: PacketPath> Controller<P> {
         }
         let own = self.own_part();
         let seen = seen(self.services.index(), &self.settings.node_name);
-        let is_known = seen.is_some_and(|seen| own.addresses.iter().all(|ip| seen.addresses.contains(ip)));
+        let is_known = seen.is_some_and(|seen| {
+            own.addresses.iter().all(|ip| seen.addresses.contains(ip))
+                && (!sends_by_mac(&own) || own.macs.iter().all(|mac| seen.macs.contains(mac)))
+        });
         let sends = self.part.sends || is_known && self.part.may_send(&own, true, Instant::now());
         self.services.hold_direct(!sends);
     }
@@ -141,8 +146,16 @@ impl<P: PacketPath> Controller<P> {
         } else {
             self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
         };
-        DirectPart { addresses, dispatch: self.settings.dispatch, why_not }
+        let macs = self.path.attached().filter(|(interface, _)| interface.ethernet);
+        let macs = macs.map(|(interface, _)| interface.mac).collect();
+        let (dispatch, choice) = (self.settings.dispatch, self.settings.choice.clone());
+        DirectPart { addresses, macs, choice, dispatch, why_not }
     }
+}
+
+/// Whether the other nodes have to know this one by its MAC addresses.
+fn sends_by_mac(own: &DirectPart) -> bool {
+    matches!(own.dispatch, DispatchChoice::Only(Dispatch::L2 { .. }))
 }
 
 fn seen<'a>(index: &'a Index, own: &str) -> Option<&'a traffic_policy_cluster::model::object::DirectNode> {

@@ -42,6 +42,7 @@ pub(super) struct ServiceSync {
     service_cidrs: BTreeSet<IpNet>,
     forwarding: Forwarding,
     dispatch: DispatchChoice,
+    choice: String,
     /// Whether no flow is to begin as a direct one yet.
     hold_direct: bool,
     /// The same as of the last write.
@@ -89,6 +90,7 @@ impl ServiceSync {
             service_cidrs: settings.service_cidrs.clone(),
             forwarding: settings.forwarding,
             dispatch: settings.dispatch,
+            choice: settings.choice.clone(),
             hold_direct: false,
             held_direct: false,
             algorithm: settings.algorithm,
@@ -214,6 +216,7 @@ impl ServiceSync {
             service_cidrs: self.service_cidrs.clone(),
             forwarding: self.forwarding,
             dispatch: self.dispatch,
+            choice: self.choice.clone(),
             hold_direct: self.hold_direct,
             health_ports: self.health_ports.look(),
             algorithm: self.algorithm,

@@ -36,6 +36,8 @@ pub struct Settings {
     pub forwarding: Forwarding,
     /// The outer packet of what is forwarded directly.
     pub dispatch: DispatchChoice,
+    /// The settings that decide which endpoint is chosen: see `NodeInput::choice`.
+    pub choice: String,
     /// The Leases of direct forwarding; `None`: this node writes none.
     pub opening: Option<Opening>,
     /// The algorithm of Services whose annotation names none.

@@ -26,6 +26,21 @@ pub const fn is_outer_port(port: Port) -> bool {
     port.to_host() & !(OUTER_PORTS - 1) == OUTER_PORTS
 }
 
+/// A bit of [`Flow::port_delta`][super::Flow::port_delta] in a [`DIRECT`][super::kind::DIRECT] entry
+/// that no source port has: packets are sent to the MAC address of the endpoint's node as they are,
+/// where that can be.
+pub const BY_MAC: u16 = 0x8000_u16.to_be();
+
+/// The key of `tp_direct_macs`: a MAC address, then two bytes of 0, as one word in memory order.
+pub const fn mac_key(mac: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    u64::from_ne_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+/// A flag of the values of `tp_direct_macs`, each of which is another node's MAC address: the node
+/// takes packets for its endpoints as they are.
+pub const MAC_TAKES: u32 = 1;
+
 /// The key of `tp_direct_eps4` and `tp_direct_eps6`: an endpoint on this node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]

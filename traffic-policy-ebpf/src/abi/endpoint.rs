@@ -12,6 +12,9 @@ pub const SLOT_REMOTE: u16 = 2;
 pub const SLOT_OPENS: u16 = 4;
 /// In addition to [`SLOT_OPENS`]: they are sent within UDP.
 pub const SLOT_UDP: u16 = 8;
+/// In addition to [`SLOT_OPENS`]: the node also finds the endpoint itself, by its own Maglev table,
+/// for packets that another node sends to its MAC address as they are.
+pub const SLOT_L2: u16 = 16;
 
 /// An endpoint, by value.
 #[repr(C)]
@@ -19,7 +22,7 @@ pub const SLOT_UDP: u16 = 8;
 pub struct Slot<A> {
     pub address: A,
     pub port: Port,
-    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`], [`SLOT_UDP`].
+    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`], [`SLOT_UDP`], [`SLOT_L2`].
     pub flags: u16,
     /// The number of its node in `tp_node_names`; 0: it has no `nodeName`, or is on this node.
     pub node: u16,
@@ -33,10 +36,10 @@ impl<A> Slot<A> {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
     }
 
-    /// 1 if it has [`SLOT_OPENS`], 3 if it has [`SLOT_UDP`], too.
+    /// 1 if it has [`SLOT_OPENS`]; 2 more if it has [`SLOT_UDP`], and 4 more for [`SLOT_L2`].
     #[inline(always)]
     pub const fn dispatch(&self) -> u64 {
-        (self.flags >> SLOT_OPENS.trailing_zeros()) as u64 & 3
+        (self.flags >> SLOT_OPENS.trailing_zeros()) as u64 & 7
     }
 }
 

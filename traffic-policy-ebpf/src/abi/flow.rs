@@ -41,7 +41,8 @@ pub struct Flow<A: Address> {
     pub ports: Ports,
     /// The differences of the one's complement sums of the addresses, and of the ports:
     /// [`crate::checksum`]. In a [`DIRECT`][kind::DIRECT] entry, `port_delta` is the source port of
-    /// the UDP that its packets travel in, memory order; 0: they travel in IP.
+    /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
+    /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.

@@ -88,6 +88,9 @@ pub mod frontend {
     /// The endpoints of the list for policy Cluster are chosen by the table in
     /// [`Frontend::maglev`][super::Frontend]; sockets choose at random.
     pub const MAGLEV: u32 = 64;
+    /// In addition to both: the endpoint follows from addresses and ports on every node alike, so
+    /// packets may go to its node without being told: [`SLOT_L2`][crate::abi::SLOT_L2].
+    pub const L2: u32 = 128;
     /// The position of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 

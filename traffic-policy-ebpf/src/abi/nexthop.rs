@@ -14,6 +14,8 @@ pub const DEVICE_XDP: u32 = 8;
 /// The hop is a pod of this node, by the host side of its device: packets go straight to the device
 /// at its other end.
 pub const HOP_POD: u32 = 16;
+/// The hop is another node, by its MAC address, which takes packets for its endpoints as they are.
+pub const HOP_L2: u32 = 32;
 /// A bit of [`HopKey::family`]: the key of a hop with the flag [`HOP_POD`].
 pub const POD_KEY: u8 = 0x80;
 
@@ -34,7 +36,7 @@ pub struct Hop {
     pub epoch: u32,
     /// The time of resolution: low half of jiffies.
     pub resolved: u32,
-    /// The flags [`HOP_XDP`], [`HOP_NO_ETHERNET`], [`HOP_ROUTED`], [`HOP_POD`].
+    /// The flags [`HOP_XDP`], [`HOP_NO_ETHERNET`], [`HOP_ROUTED`], [`HOP_POD`], [`HOP_L2`].
     pub flags: u32,
 }
 

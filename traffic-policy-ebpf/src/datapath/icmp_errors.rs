@@ -126,7 +126,7 @@ fn to_owner<P: Packet, F: RewriteIcmpError>(
     set!(entry.epoch = via.epoch);
     // The port of UDP that the packet travels in; 0: it travels in IP.
     let spread = error.tuple.ports.source().to_host() as u64;
-    set!(entry.port_delta = outer_port(spread << 16).wire() * (slot.dispatch() >> 1) as u16);
+    set!(entry.port_delta = outer_port(spread << 16).wire() * (slot.dispatch() >> 1 & 1) as u16);
     Ok(entry)
 }
 

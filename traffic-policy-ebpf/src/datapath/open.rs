@@ -301,7 +301,7 @@ pub fn given<P: Packet, F: Family>(
             return Err(Decision::refused(Outcome::ResetNoFlow, service));
         };
         set!(scratch.opened.endpoint = load(owner));
-        set!(scratch.direct = 1);
+        set!(scratch.direct = direct::NAMED);
         return Ok((service, index));
     }
     Ok((service, 0))

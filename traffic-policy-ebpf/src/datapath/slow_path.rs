@@ -252,19 +252,22 @@ fn create<P: Packet, F: Family>(
             return Err(Outcome::PassedOwnAnswer.into());
         }
         let list = list(packet, parsed, &client)?;
+        // In scratch memory: the stack of the programs for IPv6 has no room for it.
+        set!(scratch.direct = direct::wanted::<P, F>(&list));
         let chosen = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
             select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {
+            set!(scratch.direct &= direct::NAMED);
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
         index = if parsed.is_tcp() && !parsed.opens(packet) {
-            owners::in_front::<F>(scratch, &list, parsed.tcp_flags(), chosen)?
+            let owner = owners::in_front::<F>(scratch, &list, parsed.tcp_flags(), chosen)?;
+            set!(scratch.direct &= direct::to_owner(get!(scratch.owners.number)));
+            owner
         } else {
             chosen
         };
         service = list.service;
-        // In scratch memory: the stack of the programs for IPv6 has no room for it.
-        set!(scratch.direct = direct::wanted::<P, F>(&list));
     }
     let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
         return Err(Outcome::DroppedInternalError.into());
@@ -297,7 +300,7 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    set!(scratch.direct = get!(scratch.direct) * slot.dispatch());
+    set!(scratch.direct &= slot.dispatch());
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);

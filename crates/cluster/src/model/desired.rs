@@ -38,8 +38,7 @@ pub struct Endpoint {
     pub local: bool,
     /// Whether its `nodeName` is another node.
     pub remote: bool,
-    /// The outer packet of what is forwarded directly to that other node; `None`: it opens
-    /// none.
+    /// The way of what is forwarded directly to that other node; `None`: it opens no packets.
     pub opens: Option<Dispatch>,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
@@ -126,6 +125,9 @@ pub struct Desired {
     pub service_cidrs: BTreeSet<ipnet::IpNet>,
     /// The addresses of the other nodes that may forward packets to this one directly.
     pub direct_nodes: BTreeSet<IpAddr>,
+    /// The MAC addresses of the other nodes that take part, and whether the node finds the endpoint
+    /// of a packet that is sent to it as it is.
+    pub direct_macs: BTreeMap<[u8; 6], bool>,
     pub warnings: BTreeSet<Warning>,
 }
 

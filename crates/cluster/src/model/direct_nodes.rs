@@ -23,10 +23,12 @@ pub(super) struct DirectNodes {
     /// By the families in which they do: IPv4, IPv6; and what this node uses towards each.
     pub(super) names: [BTreeMap<String, Opener>; 2],
     pub(super) addresses: BTreeSet<IpAddr>,
+    /// Their MAC addresses, and whether each takes packets that are sent to it as they are.
+    pub(super) macs: BTreeMap<[u8; 6], bool>,
 }
 
 impl DirectNodes {
-    /// The outer packet towards an endpoint of another node, if packets of this protocol are opened
+    /// The way of packets to an endpoint of another node, if those of this protocol are opened
     /// there. A node's own address is none that they can be sent to: network plugins send packets
     /// of their own to it.
     pub(super) fn open(&self, address: IpAddr, node: Option<&str>, protocol: Protocol) -> Option<Dispatch> {

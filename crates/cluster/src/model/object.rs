@@ -278,4 +278,9 @@ pub struct DirectNode {
     pub sctp: bool,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
+    /// The MAC addresses of its devices that have programs.
+    pub macs: Vec<[u8; 6]>,
+    /// Its settings that decide which endpoint it finds: see
+    /// [`NodeInput::choice`][super::NodeInput::choice].
+    pub choice: Option<String>,
 }

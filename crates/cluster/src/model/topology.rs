@@ -110,8 +110,12 @@ impl<'a> Candidates<'a> {
     ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
         let (mut list, ready) = eligible(remaining, |(_, endpoint, _)| *endpoint);
+        // Whether every node makes the same list: each finds for itself which nodes are silent.
+        let mut alike = self.silent.is_empty();
         if ready {
-            let scope = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint)).scope(topology);
+            let hints = Hints::of(list.iter().map(|(_, endpoint, _)| *endpoint));
+            alike &= hints.nodes.is_none() && hints.zones.is_none();
+            let scope = hints.scope(topology);
             list.retain(|(_, endpoint, _)| scope.has(endpoint));
         }
         let nodes: Vec<_> = list.iter().map(|(_, endpoint, _)| endpoint.node_name.as_deref()).collect();
@@ -121,6 +125,7 @@ impl<'a> Candidates<'a> {
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let node_name = endpoint.node_name.as_deref().filter(|_| !local);
             let opens = direct.open(address.ip(), node_name, protocol);
+            let opens = opens.map(|dispatch| if alike { dispatch } else { dispatch.within() });
             Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
     }

@@ -1,6 +1,7 @@
 //! The maps of direct forwarding: the nodes that may send, and the endpoints of this node.
 
 mod leaving;
+mod macs;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
@@ -16,7 +17,7 @@ use aya::{
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
 use traffic_policy_ebpf::abi::{Address4, Address6, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
 
-use self::leaving::Leaving;
+use self::{leaving::Leaving, macs::Macs};
 use super::{
     maps::{
         keys::{FromWire, ToWire as _},
@@ -25,10 +26,11 @@ use super::{
     sync::plan::Planner,
 };
 
-/// The maps of both families.
+/// The maps of both families, and the nodes by their MAC addresses.
 pub struct Direct {
     v4: OfFamily<Address4>,
     v6: OfFamily<Address6>,
+    macs: Macs,
 }
 
 impl Direct {
@@ -37,7 +39,16 @@ impl Direct {
     /// # Errors
     /// A map is missing or of another type: object and agent are of different builds.
     pub fn open(object: &mut Ebpf) -> Result<Self> {
-        Ok(Self { v4: OfFamily::open(object)?, v6: OfFamily::open(object)? })
+        Ok(Self { v4: OfFamily::open(object)?, v6: OfFamily::open(object)?, macs: Macs::open(object)? })
+    }
+
+    /// Makes the map of MAC addresses equal to the desired state, and returns the number of elements
+    /// written: next hops are to be resolved anew if there are any.
+    ///
+    /// # Errors
+    /// The kernel refuses a change; the next call reads the map again.
+    pub fn sync_macs(&mut self, desired: &Desired, all: bool) -> Result<usize> {
+        self.macs.sync(&desired.direct_macs, all)
     }
 
     /// Makes the maps equal to the desired state, and returns the number of elements written.

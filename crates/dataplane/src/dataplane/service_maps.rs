@@ -14,6 +14,7 @@ use super::{
     config::Written,
     heartbeat,
     maps::keys::RemovedEndpoint,
+    nexthop::{Changed, NextHops as _},
     sctp,
     sync::{
         apply,
@@ -92,6 +93,18 @@ impl ServiceMaps for Dataplane {
                     tracing::warn!("{error:#}");
                     failed.get_or_insert(error);
                 }
+            }
+        }
+        // Hops that were resolved before do not know which nodes take packets as they are.
+        match self.direct.sync_macs(desired, compares_all) {
+            Ok(0) => {}
+            Ok(written) => {
+                elements += written;
+                self.raise(Changed::Neighbours);
+            }
+            Err(error) => {
+                tracing::warn!("{error:#}");
+                failed.get_or_insert(error);
             }
         }
         // Last: a packet that is opened for a Service port needs its frontend.

@@ -130,11 +130,17 @@ impl Describer<'_> {
                         let node = self.facts.node.as_ref().map_or("another node".to_owned(), |node| format!("node {node}"));
                         let chosen = self.facts.chosen?;
                         let endpoint = chosen.address.ip();
-                        let dispatch = chosen.opens.unwrap_or(Dispatch::Ipip);
+                        let chosen_dispatch = chosen.opens.unwrap_or(Dispatch::Ipip);
+                        let dispatch = chosen_dispatch.within();
                         let form = form_of_direct(endpoint.is_ipv6(), dispatch);
                         let within = if dispatch == Dispatch::Udp { " --opened-within udp" } else { "" };
+                        let by_mac = if chosen_dispatch == dispatch {
+                            ""
+                        } else {
+                            "to its MAC address if it is the next hop itself and finds the endpoint by its own table, else "
+                        };
                         format!(
-                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
+                            "route: to {node}, which opens it: unchanged, {by_mac}within a packet from {source} to {endpoint} ({form}); that node \
                              answers the client itself (its `explain --opened-from {source} --at {endpoint}{within}` tells how)"
                         )
                     }
@@ -266,10 +272,10 @@ fn left_out(
 
 /// The form of packets between nodes that forward directly.
 pub(super) const fn form_of_direct(ipv6: bool, dispatch: Dispatch) -> &'static str {
-    match (dispatch, ipv6) {
+    match (dispatch.within(), ipv6) {
         (Dispatch::Udp, _) => "UDP",
-        (Dispatch::Ipip, true) => "IPv6 in IPv6",
-        (Dispatch::Ipip, false) => "IPv4 in IPv4",
+        (_, true) => "IPv6 in IPv6",
+        (_, false) => "IPv4 in IPv4",
     }
 }
 

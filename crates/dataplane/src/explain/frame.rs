@@ -81,8 +81,8 @@ pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr, dispatch: Dispa
     ensure!(found == version, "a packet of IPv{found} is not forwarded directly from {source}");
     let mut outer = ethernet.to_vec();
     let written = match dispatch {
-        Dispatch::Ipip => builder.write(&mut outer, protocol, inner),
         Dispatch::Udp => builder.udp(OUTER_PORT, GUE_PORT.to_host()).write(&mut outer, inner),
+        _ => builder.write(&mut outer, protocol, inner),
     };
     written.context("the outer packet could not be built")?;
     Ok(outer)

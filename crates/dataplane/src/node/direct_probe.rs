@@ -77,15 +77,15 @@ impl DirectProbe {
     fn packet(&self, client: SocketAddr, dispatch: Dispatch) -> io::Result<Vec<u8>> {
         let inner = segment(client, self.frontend)?;
         let mut body = Vec::new();
-        let protocol = match dispatch {
+        let protocol = match dispatch.within() {
             Dispatch::Udp => {
                 let port = outer_port(u64::from(client.port()) << 16).to_host();
                 let udp = UdpHeader::without_ipv4_checksum(port, GUE_PORT.to_host(), inner.len());
                 body.extend(udp.map_err(io::Error::other)?.to_bytes());
                 IpNumber::UDP
             }
-            Dispatch::Ipip if client.is_ipv4() => IpNumber::IPV4,
-            Dispatch::Ipip => IpNumber::IPV6,
+            _ if client.is_ipv4() => IpNumber::IPV4,
+            _ => IpNumber::IPV6,
         };
         body.extend(inner);
         let mut packet = header(client.ip(), self.endpoint, protocol, body.len())?;

@@ -1,7 +1,7 @@
 //! The maps of direct forwarding: who may send, and for which endpoints packets are opened.
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::NO_SERVICE;
+use traffic_policy_ebpf::abi::{MAC_TAKES, NO_SERVICE, mac_key};
 
 use super::{Harness, Spot};
 
@@ -12,6 +12,14 @@ impl Harness {
             let written = self.map(map).write(&address, &1_u32.to_ne_bytes());
             written.unwrap_or_else(|error| panic!("naming a node: {error:#}"));
         }
+    }
+
+    /// Names the MAC address of another node, and whether it takes packets that are sent to it as
+    /// they are. Next hops that were resolved before do not know it.
+    pub fn name_mac(&mut self, mac: [u8; 6], takes: bool) {
+        let flags = if takes { MAC_TAKES } else { 0 };
+        let written = self.map("tp_direct_macs").write(&mac_key(mac).to_ne_bytes(), &flags.to_ne_bytes());
+        written.unwrap_or_else(|error| panic!("naming a MAC address: {error:#}"));
     }
 
     /// Opens packets for an endpoint of the frontend of this number, by its addresses of both

@@ -12,8 +12,9 @@ use traffic_policy_dataplane::{Maps, ToWire as _, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP,
-    ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, pod_flags, scope, source_check,
+    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
+    SLOT_UDP, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, pod_flags, scope,
+    source_check,
 };
 
 use super::flows::Wire;
@@ -172,6 +173,7 @@ impl Harness {
             "tp_direct_from4",
             "tp_direct_eps4",
             "tp_direct_from6",
+            "tp_direct_macs",
             "tp_direct_eps6",
         ] {
             self.map(name).empty()?;
@@ -388,7 +390,9 @@ fn write<A: Address + Wire>(
             } else if remote {
                 SLOT_REMOTE
             } else if frontend.is_direct() {
-                SLOT_OPENS | if frontend.within_udp { SLOT_UDP } else { 0 }
+                SLOT_OPENS
+                    | if frontend.within_udp { SLOT_UDP } else { 0 }
+                    | if frontend.by_mac { SLOT_L2 } else { 0 }
             } else {
                 0
             };

@@ -25,6 +25,7 @@ pub struct Frontend {
     /// Source ranges; if there are any, no other client is served.
     pub sources: Vec<Spot>,
     pub(super) within_udp: bool,
+    pub(super) by_mac: bool,
 }
 
 impl Frontend {
@@ -45,6 +46,7 @@ impl Frontend {
             former_until: u64::MAX,
             sources: Vec::new(),
             within_udp: false,
+            by_mac: false,
         }
     }
 
@@ -122,6 +124,21 @@ impl Frontend {
     pub fn direct_within_udp(mut self) -> Self {
         self.within_udp = true;
         self.direct()
+    }
+
+    /// Forwards directly, to the MAC address of the endpoint's node where that takes such packets.
+    #[must_use]
+    pub fn direct_by_mac(mut self) -> Self {
+        self.by_mac = true;
+        self.flags |= frontend::L2;
+        self.direct()
+    }
+
+    /// Is known to this node alone.
+    #[must_use]
+    pub fn without_l2(mut self) -> Self {
+        self.flags &= !frontend::L2;
+        self
     }
 
     pub(super) fn is_direct(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The Lease by which a node takes part in direct forwarding.
 
 use serde_json::{Value, json};
+use traffic_policy_ebpf::hash::MAGLEV_SEED;
 
 use crate::lab::{Family, Node};
 
@@ -10,6 +11,18 @@ pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value
     let mut lease = opens(node, families);
     lease["metadata"]["annotations"]["traffic-policy.io/opens-dispatch"] = dispatch.into();
     lease["metadata"]["annotations"]["traffic-policy.io/opens-protocols"] = "tcp,udp,sctp".into();
+    lease
+}
+
+/// Returns the Lease of a node that opens packets of both families, and takes those that are sent to
+/// its MAC address as they are, if its settings that decide which endpoint it finds are these: by
+/// default the sender's, an agent with a Maglev table of 251 slots.
+pub fn takes(node: &Node, choice: Option<&str>) -> Value {
+    let mut lease = opens_dispatch(node, &Family::BOTH, "ipip,udp,l2");
+    let mac = node.addresses.mac().map(|byte| format!("{byte:02x}")).join(":");
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-l2-at"] = mac.into();
+    let ours = format!("direct maglev 251 {MAGLEV_SEED:x}");
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-l2-by"] = choice.unwrap_or(&ours).into();
     lease
 }
 

@@ -40,7 +40,7 @@ fn judge() -> i32 {
         if mtu != 0 && mtu < of_route { mtu } else { of_route }
     };
     // Within UDP, eight bytes more.
-    if mtu >= LEAST + ((get!(scratch.direct) as u32 >> 1) << 3) {
+    if mtu >= LEAST + ((get!(scratch.direct) as u32 >> 1 & 1) << 3) {
         return 1;
     }
     set!(scratch.request.kind = kind::FORWARD);

@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch,
-        Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
+        Address, BY_MAC, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports,
+        Scratch, Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -227,8 +227,7 @@ global_functions! {
     note_ports6 => note_ports::<V6>;
 }
 
-/// Writes the ports of the request entry, and their difference, or the source port of UDP that its
-/// packets travel in.
+/// Writes the ports of the request entry, and their difference, or what its packets travel in.
 #[inline(always)]
 fn note_ports<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -236,7 +235,8 @@ fn note_ports<F: Family>() -> i32 {
     set!(scratch.request.ports = ports);
     let difference = if get!(scratch.request.kind) == kind::DIRECT {
         let port = outer_port(get!(scratch.port_search.spread) as u64);
-        port.wire() * (get!(scratch.direct) >> 1) as u16
+        let way = get!(scratch.direct) as u16;
+        port.wire() * (way >> 1 & 1) | BY_MAC * (way >> 2 & 1)
     } else {
         let client_ports = get!(scratch.port_search.client_ports);
         checksum::delta(checksum::port_sum(client_ports), checksum::port_sum(ports))

@@ -1,31 +1,48 @@
 //! Direct forwarding: a packet travels unchanged, within an outer packet that is addressed to the
-//! endpoint, to the endpoint's node, which opens it ([`crate::datapath::open`]).
+//! endpoint, to the endpoint's node, which opens it ([`crate::datapath::open`]); or, on the same
+//! segment, without one to that node's MAC address, whose Maglev table names the same endpoint.
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind},
+    abi::{Address, BY_MAC, Flow, HOP_L2, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind, mac_key},
     outcome::Outcome,
 };
 
 use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
     family::{Family, V4, V6},
-    forward::{self, Forwarding, Translatable, outer},
+    forward::{self, Forwarding, Translatable, nexthop, outer},
     lb::List,
     parse,
     verdict::Decision,
-    words::{store16, store32, store64},
+    words::{load16, load32, store16, store32, store64},
 };
 
-/// 1 if a Service's packets are to be forwarded directly, and programs of this kind can do that. A
-/// number that is computed without a branch: the verifier would walk both ways to the end.
+/// What packets may travel in whose outer packet names the endpoint: see `Scratch::direct`.
+pub const NAMED: u64 = 3;
+
+/// What a Service's packets may travel in, as in `Scratch::direct`; 0 if they are not to be
+/// forwarded directly, or programs of this kind cannot do that. A number that is computed without a
+/// branch: the verifier would walk both ways to the end.
 #[inline(always)]
 pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     if P::POD {
         return 0;
     }
-    (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u64 & 1
+    let flags = get!((list.frontend).flags) as u64;
+    (flags >> frontend::DIRECT.trailing_zeros() & 1) * (NAMED | flags >> L2_SHIFT & L2)
 }
+
+/// What packets may travel in to an owner of this number: the table of its node names a former one
+/// no more.
+#[inline(always)]
+pub fn to_owner(number: u32) -> u64 {
+    NAMED | L2 & !(number as u64 + NAMED)
+}
+
+/// The bit of a packet that goes to its endpoint's node as it is, and its distance from the flag.
+const L2: u64 = 4;
+const L2_SHIFT: u32 = frontend::L2.trailing_zeros() - L2.trailing_zeros();
 
 /// Whether a flow is forwarded directly.
 #[inline(always)]
@@ -53,10 +70,17 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     }
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let number = take_number(scratch);
+    if !P::SCTP
+        && get!(entry.port_delta) & BY_MAC != 0
+        && number == 0
+        && let Some(decision) = by_mac(packet, scratch, inner, forwarding, now)
+    {
+        return decision;
+    }
     // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
     let outer = place!(mut scratch.outer);
     set!(outer.number = number);
-    set!(outer.port = get!(entry.port_delta) * (!inner.is_datagrams(packet)) as u16);
+    set!(outer.port = (get!(entry.port_delta) & !BY_MAC) * (!inner.is_datagrams(packet)) as u16);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
@@ -93,6 +117,42 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
         return Outcome::DroppedInternalError.into();
     }
     Decision::sent(C::outcome_of_direct(), action)
+}
+
+/// Sends a packet to the MAC address of the endpoint's node as it is; `None` if it has to name its
+/// endpoint: the next hop is not known to be a node that finds it, or the packet has come from a
+/// node in the same way. While the tables of two nodes differ it would go to and fro between them.
+#[inline(always)]
+fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
+    packet: P,
+    scratch: *mut Scratch<F::Address>,
+    inner: &C,
+    forwarding: &Forwarding<F::Address>,
+    now: u32,
+) -> Option<Decision> {
+    let hop = forwarding.hop;
+    if hop.is_null() || get!(hop.flags) & HOP_L2 == 0 {
+        return None;
+    }
+    let ethernet = inner.ip() - parse::ETHERNET;
+    if P::L2 != 0 {
+        let [a, b] = load16::<6>(ethernet).to_ne_bytes();
+        let [c, d, e, f] = load32::<8>(ethernet).to_ne_bytes();
+        if nexthop::node_of(scratch, mac_key([a, b, c, d, e, f])).is_some() {
+            return None;
+        }
+    }
+    let (mtu, ifindex, flags) = (get!(hop.mtu), get!(hop.ifindex), get!(hop.flags));
+    if inner.wire_length(packet) > mtu {
+        return Some(if P::TC { inner.mtu_exceeded(mtu) } else { Outcome::PassedToTc.into() });
+    }
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+        return Some(Outcome::PassedToTc.into());
+    }
+    inner.account(forwarding.entry, now);
+    forward::macs(ethernet, hop);
+    F::step(inner.ip(), inner.ttl());
+    Some(Decision::sent(C::outcome_of_direct(), packet.send(ifindex)))
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.

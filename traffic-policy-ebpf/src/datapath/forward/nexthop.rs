@@ -8,8 +8,9 @@ use aya_ebpf::{
 };
 use traffic_policy_ebpf::{
     abi::{
-        DeviceInfo, FibQuery, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, HOPS_PER_GENERATION, Hop,
-        HopKey, RouteConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot, SlotRoute, Via, WideAddress,
+        Address, DeviceInfo, FibQuery, HOP_L2, HOP_LOCAL, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP,
+        HOPS_PER_GENERATION, Hop, HopKey, MAC_TAKES, RouteConfig, SLOT_LOCAL, SLOT_REMOTE, Scratch, Slot,
+        SlotRoute, Via, WideAddress, mac_key,
     },
     outcome::Outcome,
 };
@@ -19,7 +20,7 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     forward::Current,
-    maps::{DEVICES, NEXTHOP_IDS, NEXTHOPS, NOEXIST, PREFILTER, TABLE_USAGE, Table},
+    maps::{DEVICES, DIRECT_MACS, NEXTHOP_IDS, NEXTHOPS, NOEXIST, PREFILTER, TABLE_USAGE, Table},
     pod_client,
     value::{after, borrow, load, load_once, load_unaligned, store, store_once, store_unaligned},
 };
@@ -73,6 +74,15 @@ fn fresh(epoch: u16, hop: u16, now: u32) -> Option<*const Hop> {
 #[inline(always)]
 fn epoch() -> u16 {
     PREFILTER.get_ptr(0).map_or(0, |filter| (get!(filter.routes.route) as u16))
+}
+
+/// Returns the flags of another node by its MAC address ([`MAC_TAKES`]); `None` if no node has it.
+/// The key is in scratch memory: the stack has no room for it.
+#[inline(always)]
+pub fn node_of<A: Address>(scratch: *mut Scratch<A>, mac: u64) -> Option<u32> {
+    set!(scratch.outer.macs = mac);
+    let key = borrow(place!(const scratch.outer.macs));
+    Table::of(&raw const DIRECT_MACS).lookup::<u64, u32>(key).map(|flags| load(flags))
 }
 
 /// Returns the route to this slot's endpoint: the slot's last answer while that is fresh, otherwise
@@ -292,6 +302,7 @@ fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
         let (source, to) = (load(macs), load(macs.wrapping_add(1)));
         let word = u64::from_ne_bytes([to[0], to[1], to[2], to[3], to[4], to[5], source[0], source[1]]);
         let tail = u32::from_ne_bytes([source[2], source[3], source[4], source[5]]);
+        let takes = node_of(scratch, mac_key(to)).unwrap_or(0) & MAC_TAKES;
         let found = Hop {
             macs: word,
             source_mac_tail: tail,
@@ -299,7 +310,7 @@ fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
             mtu: mtu as u32,
             epoch: hop_epoch,
             resolved: now,
-            flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED),
+            flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED) | takes * HOP_L2,
         };
         write_hop(hop, &found, config, own);
         set!(via.hop = index as u16);

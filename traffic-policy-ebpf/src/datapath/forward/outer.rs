@@ -9,7 +9,7 @@ use traffic_policy_ebpf::{
     abi::{
         Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port,
     },
-    checksum::{self, fold},
+    checksum::{self, TTL_STEP, fold},
 };
 
 use crate::datapath::{
@@ -83,6 +83,8 @@ pub trait Outer: Rewrite {
     const OUTER: u32;
     const ETHERTYPE: u16;
 
+    /// Decrements `ttl`, that of the header at `ip`, which is more than 0.
+    fn step(ip: usize, ttl: u8);
     /// Whether the header at `ip` is one that [`Self::header`] could have written.
     fn is_outer(ip: usize) -> bool;
     /// The protocol that the header at `ip` names.
@@ -118,6 +120,12 @@ pub trait Outer: Rewrite {
 impl Outer for V4 {
     const OUTER: u32 = 20;
     const ETHERTYPE: u16 = ETHERTYPE_IPV4;
+
+    #[inline(always)]
+    fn step(ip: usize, ttl: u8) {
+        store8::<8>(ip, ttl - 1);
+        store16::<10>(ip, checksum::update(load16::<10>(ip), TTL_STEP));
+    }
 
     #[inline(always)]
     fn is_outer(ip: usize) -> bool {
@@ -202,6 +210,11 @@ impl Outer for V4 {
 impl Outer for V6 {
     const OUTER: u32 = 40;
     const ETHERTYPE: u16 = ETHERTYPE_IPV6;
+
+    #[inline(always)]
+    fn step(ip: usize, ttl: u8) {
+        store8::<7>(ip, ttl - 1);
+    }
 
     #[inline(always)]
     fn is_outer(ip: usize) -> bool {

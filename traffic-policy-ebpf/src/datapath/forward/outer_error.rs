@@ -12,8 +12,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Address4, Address6, Flow, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Ports, Tuple,
-        is_outer_port, kind,
+        Address, Address4, Address6, BY_MAC, Flow, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
+        Ports, Tuple, is_outer_port, kind,
     },
     checksum::{self, word_sum},
     outcome::Outcome,
@@ -133,7 +133,7 @@ pub fn tell<P: Packet, F: TellSender>(packet: P, port: u16) -> Option<Decision> 
         protocol: F::protocol(inner) as u32,
     };
     let entry = FlowTable::<F>::new().find(&tuple);
-    if entry.is_null() || !direct::is_direct::<P, F>(entry) || get!(entry.port_delta) != port {
+    if entry.is_null() || !direct::is_direct::<P, F>(entry) || get!(entry.port_delta) & !BY_MAC != port {
         return None;
     }
     let (node, endpoint) = (get!(entry.source), get!(entry.destination));

@@ -41,20 +41,32 @@ impl Index {
             of_this
                 .filter_map(|other| {
                     let dispatch = input.dispatch.towards(&other.dispatches)?;
+                    let alike = other.choice.as_ref() == Some(&input.choice);
+                    let dispatch = if alike { dispatch } else { dispatch.within() };
                     Some((other.node.clone(), Opener { dispatch, sctp: other.sctp }))
                 })
                 .collect()
         });
+        let mut macs = BTreeMap::new();
+        for other in others() {
+            let takes = other.opens && other.dispatches.contains(&Dispatch::L2 { else_udp: false });
+            for mac in &other.macs {
+                // Two machines with one address are told apart by nobody.
+                macs.entry(*mac).and_modify(|all| *all &= takes).or_insert(takes);
+            }
+        }
         let direct = DirectNodes {
             names,
+            macs,
             addresses: others().flat_map(|other| other.addresses.iter().copied()).collect(),
         };
         if *self.context.direct == direct {
             return;
         }
         let former = std::mem::replace(&mut self.context.direct, Arc::new(direct.clone()));
-        if former.addresses != direct.addresses {
+        if former.addresses != direct.addresses || former.macs != direct.macs {
             self.desired.direct_nodes.clone_from(&direct.addresses);
+            self.desired.direct_macs.clone_from(&direct.macs);
             changes.direct_nodes = true;
         }
         if former.addresses.is_empty() || direct.addresses.is_empty() {
@@ -102,7 +114,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Protocol;
+    use crate::model::{DispatchChoice, Protocol};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -113,6 +125,8 @@ mod tests {
             dispatches: vec![Dispatch::Ipip],
             sctp: false,
             addresses: vec![address.parse().unwrap()],
+            macs: Vec::new(),
+            choice: None,
         }
     }
 
@@ -145,6 +159,43 @@ mod tests {
         index.apply(DirectNode { opens: false, ..node("there", "192.0.2.2") });
         assert!(!index.update(&input).direct_nodes, "its flows go on");
         assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
+    }
+
+    /// The endpoint is named to a node whose table may be another one.
+    #[test]
+    fn only_a_node_with_the_same_table_finds_the_endpoint() {
+        let l2 = Dispatch::L2 { else_udp: false };
+        let choice = "maglev, 251 slots".to_owned();
+        let input = NodeInput {
+            node_name: "here".to_owned(),
+            dispatch: DispatchChoice::Only(l2),
+            choice: choice.clone(),
+            ..NodeInput::default()
+        };
+        let mac = [2, 0, 0, 0, 0, 1];
+        let endpoint: IpAddr = "198.51.100.1".parse().unwrap();
+        let other = |dispatches: &[Dispatch], choice: &str| DirectNode {
+            dispatches: dispatches.to_vec(),
+            macs: vec![mac],
+            choice: Some(choice.to_owned()),
+            ..node("there", "192.0.2.2")
+        };
+        for (lease, used, takes) in [
+            (other(&Dispatch::ALL, &choice), l2, true),
+            (other(&Dispatch::ALL, "random"), Dispatch::Ipip, true),
+            (other(&[Dispatch::Ipip], &choice), Dispatch::Ipip, false),
+        ] {
+            let mut index = Index::default();
+            index.apply(lease);
+            assert!(index.update(&input).direct_nodes);
+            assert_eq!(index.context.direct.open(endpoint, Some("there"), Protocol::Tcp), Some(used));
+            assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, takes)]));
+            // A clone that takes none: the address of both is that of a node, and takes none.
+            let name = node("clone", "192.0.2.3").name;
+            index.apply(DirectNode { name, node: "clone".to_owned(), opens: false, ..other(&[], "") });
+            assert!(index.update(&input).direct_nodes);
+            assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, false)]));
+        }
     }
 
     #[test]

@@ -20,6 +20,11 @@ pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-fr
 pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
 /// The annotation with the protocols of the packets that the node opens; without it, all but SCTP.
 pub(in crate::source) const DIRECT_PROTOCOLS: &str = "traffic-policy.io/opens-protocols";
+/// The annotation with the MAC addresses of such a node's devices, separated by commas, from which
+/// packets come that it sends to others as they are, and at which it takes theirs.
+pub(in crate::source) const DIRECT_MACS: &str = "traffic-policy.io/opens-l2-at";
+/// The annotation with its settings that decide which endpoint it finds for those.
+pub(in crate::source) const DIRECT_CHOICE: &str = "traffic-policy.io/opens-l2-by";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -116,5 +121,34 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     }
     let protocols = annotations.and_then(|annotations| annotations.get(DIRECT_PROTOCOLS));
     let sctp = protocols.is_some_and(|list| list.split(',').any(|word| word.trim() == "sctp"));
-    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, sctp, addresses }))
+    let annotation = |name| annotations.and_then(|annotations| annotations.get(name));
+    let path = format!("metadata.annotations[{DIRECT_MACS}]");
+    let macs = annotation(DIRECT_MACS).filter(|text| !text.is_empty()).into_iter();
+    let macs = macs
+        .flat_map(|text| text.split(','))
+        .map(|mac| {
+            mac_address(mac.trim())
+                .ok_or_else(|| FieldError::new(path.as_str(), format!("{mac:?} is not a MAC address")))
+        })
+        .collect::<Result<_, _>>()?;
+    let choice = annotation(DIRECT_CHOICE).cloned();
+    Ok(Some(object::DirectNode {
+        name: name(&lease.metadata)?,
+        node,
+        opens,
+        dispatches,
+        sctp,
+        addresses,
+        macs,
+        choice,
+    }))
+}
+
+/// Parses six pairs of hexadecimal digits, separated by colons.
+fn mac_address(text: &str) -> Option<[u8; 6]> {
+    let bytes: Vec<u8> = text
+        .split(':')
+        .map(|pair| u8::from_str_radix(pair, 16).ok().filter(|_| pair.len() == 2))
+        .collect::<Option<_>>()?;
+    bytes.try_into().ok()
 }

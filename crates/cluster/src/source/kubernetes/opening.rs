@@ -42,6 +42,10 @@ const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 pub struct DirectPart {
     /// The addresses that packets of this node may have as their source.
     pub addresses: BTreeSet<IpAddr>,
+    /// The MAC addresses of its devices, from which it may send packets as they are.
+    pub macs: BTreeSet<[u8; 6]>,
+    /// Its settings that decide which endpoint it finds: `NodeInput::choice`.
+    pub choice: String,
     /// Its `--dispatch`, from which follows what it opens and prefers.
     pub dispatch: DispatchChoice,
     /// Why this node opens no packets; `None`: it does.
@@ -59,6 +63,8 @@ impl DirectPart {
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
             && (!self.opens() || lease.sctp && lease.dispatches == self.dispatch.opened())
+            && lease.choice.as_ref() == Some(&self.choice)
+            && lease.macs.iter().copied().collect::<BTreeSet<_>>() == self.macs
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
     }
 
@@ -66,6 +72,7 @@ impl DirectPart {
     fn is_same(&self, other: &Self) -> bool {
         self.opens() == other.opens()
             && self.dispatch.opened() == other.dispatch.opened()
+            && (&self.macs, &self.choice) == (&other.macs, &other.choice)
             && self.addresses == other.addresses
     }
 }

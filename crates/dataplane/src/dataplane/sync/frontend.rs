@@ -36,6 +36,15 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
     if port.forwarding == Forwarding::Direct {
         flags |= frontend::DIRECT;
     }
+    if has_table
+        && port.forwarding == Forwarding::Direct
+        && policy == Policy::Cluster
+        && port.affinity.is_none()
+        && !matches!(kind, FrontendKind::NodePort | FrontendKind::LoopbackNodePort)
+    {
+        // Each node has node ports at addresses of its own, and remembers clients of its own.
+        flags |= frontend::L2;
+    }
     if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
         flags |= frontend::SOURCE_RANGES;
     }

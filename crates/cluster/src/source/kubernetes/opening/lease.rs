@@ -16,7 +16,8 @@ use super::DirectPart;
 use crate::{
     model::Dispatch,
     source::convert::{
-        DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_PROTOCOLS, DIRECT_SENDS,
+        DIRECT_ADDRESSES, DIRECT_CHOICE, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_MACS, DIRECT_OPENS,
+        DIRECT_PROTOCOLS, DIRECT_SENDS,
     },
 };
 
@@ -75,6 +76,10 @@ impl Leases {
         let opened = part.dispatch.opened().map(Dispatch::name);
         lease["metadata"]["annotations"][DIRECT_DISPATCH] = opened.join(",").into();
         lease["metadata"]["annotations"][DIRECT_PROTOCOLS] = PROTOCOLS.into();
+        let macs: Vec<_> =
+            part.macs.iter().map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")).collect();
+        lease["metadata"]["annotations"][DIRECT_MACS] = macs.join(",").into();
+        lease["metadata"]["annotations"][DIRECT_CHOICE] = part.choice.as_str().into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }
@@ -113,8 +118,10 @@ impl Leases {
         let mut lease = object(&name(node), node);
         lease["metadata"]["labels"] = labels(false);
         lease["metadata"]["annotations"] = json!({ WHY_NOT: why });
-        if let Some(addresses) = metadata.annotations.as_ref().and_then(|all| all.get(DIRECT_ADDRESSES)) {
-            lease["metadata"]["annotations"][DIRECT_ADDRESSES] = addresses.as_str().into();
+        for kept in [DIRECT_ADDRESSES, DIRECT_MACS] {
+            if let Some(addresses) = metadata.annotations.as_ref().and_then(|all| all.get(kept)) {
+                lease["metadata"]["annotations"][kept] = addresses.as_str().into();
+            }
         }
         if let Some(owners) = &metadata.owner_references {
             lease["metadata"]["ownerReferences"] = json!(owners);

@@ -1,0 +1,165 @@
+//! Direct forwarding to MAC addresses: the packets between nodes are the client's own, and where two
+//! nodes have different tables nothing is lost.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::{Capture, Frame};
+use traffic_policy_testing::cluster::{Cluster, Protocol};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::lease;
+use traffic_policy_testing::traffic::transfer::transfer;
+
+use super::{IP6IP6, IPIP, NODE_PORT, VIP_PORT, VIPS, answers, header, seen, service};
+
+const FLAGS: [&str; 8] =
+    ["--forwarding", "direct", "--algorithm", "maglev", "--maglev-size", "251", "--dispatch", "l2"];
+const PATIENCE: Duration = Duration::from_secs(20);
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// Three nodes with agents, pods on the second and third. `choice`: the settings by which each says
+/// that it finds endpoints; `None`: those of this agent.
+fn start(attach: &str, choice: Option<&str>) -> Cluster {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::takes(node, choice)).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    cluster.launch(|agent| agent.attach(attach).flags(&FLAGS)).unwrap();
+    for vip in VIPS {
+        cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
+    }
+    // The first packet to each node resolves its neighbour, and names its endpoint until then.
+    for family in Family::BOTH {
+        answers(&cluster, Protocol::Tcp, vip(family));
+    }
+    cluster
+}
+
+fn vip(family: Family) -> SocketAddr {
+    SocketAddr::new(VIPS[usize::from(family == Family::V6)], VIP_PORT)
+}
+
+/// The frames from the node in front that reach another node, and what clients are told meanwhile.
+fn between(
+    cluster: &Cluster,
+    number: usize,
+    protocol: Protocol,
+    to: SocketAddr,
+) -> (Vec<Frame>, Vec<IpAddr>) {
+    let [front, node] = [1, number].map(|number| cluster.lab.node(number));
+    let capture = Capture::start(node.netns(), "eth0").unwrap();
+    let answers = answers(cluster, protocol, to);
+    let frames = capture.finish_valid().unwrap().into_iter();
+    let from_front = |frame: &Frame| !frame.outgoing && frame.bytes[6..12] == front.addresses.mac();
+    // Neither ARP and neighbour discovery, nor what is left of connections of the other family.
+    let of_service = |frame: &Frame| {
+        header(frame).is_some_and(|(protocol, source, _)| {
+            source.is_ipv4() == to.is_ipv4() && [TCP, UDP, IPIP, IP6IP6].contains(&protocol)
+        })
+    };
+    (frames.filter(from_front).filter(of_service).collect(), seen(&answers, &node.name))
+}
+
+fn packets_are_the_clients_own(attach: &str) {
+    let cluster = start(attach, None);
+    for (protocol, number) in [(Protocol::Tcp, TCP), (Protocol::Udp, UDP)] {
+        for family in Family::BOTH {
+            let client = cluster.lab.client().address(family);
+            for node in [2, 3] {
+                let (frames, seen) = between(&cluster, node, protocol, vip(family));
+                let what = format!("{attach} {protocol:?} {family:?} node-{node}");
+                assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == client), "{what}: {seen:?}");
+                assert!(!frames.is_empty(), "{what}");
+                for frame in &frames {
+                    let (protocol, from, to) = header(frame).unwrap();
+                    assert_eq!((protocol, from), (number, client), "{what}");
+                    // A capture is behind XDP, which has translated the packet for its pod.
+                    assert!(attach == "xdp" || to == vip(family).ip(), "{what}: {to}");
+                    assert_eq!(frame.bytes[..6], cluster.lab.node(node).addresses.mac(), "{what}");
+                }
+                // The control: the address of the node in front is no frontend of another node's.
+                let (frames, seen) = between(&cluster, node, protocol, cluster.at(1, family, NODE_PORT));
+                assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == client), "{what}: {seen:?}");
+                let outer = if family == Family::V4 { IPIP } else { IP6IP6 };
+                let is_named = |frame: &Frame| header(frame).is_some_and(|(protocol, ..)| protocol == outer);
+                assert!(!frames.is_empty() && frames.iter().all(is_named), "{what}, node port");
+            }
+        }
+    }
+    // Nothing is lost of the MTU.
+    for family in Family::BOTH {
+        let report = transfer(cluster.lab.client().netns(), vip(family), 10_000_000).unwrap();
+        println!("{attach} {family:?}: {report:?}");
+    }
+    for agent in &cluster.agents {
+        for outcome in
+            ["dropped-internal-error", "dropped-unknown-endpoint", "rejected-mtu-exceeded", "forwarded"]
+        {
+            for hook in ["xdp", "tc-ingress"] {
+                assert_eq!(agent.packets(hook, outcome).unwrap(), 0, "{attach} {hook} {outcome}");
+            }
+        }
+    }
+    let served = cluster.agents[0].command(&["services", "default/web"]).unwrap();
+    let served = String::from_utf8_lossy(&served.stdout).into_owned();
+    assert!(served.contains("direct, to 2 of 2 endpoints of other nodes, by MAC address to 2"), "{served}");
+}
+
+#[test]
+fn packets_are_the_clients_own_tc() {
+    packets_are_the_clients_own("tc");
+}
+
+#[test]
+fn packets_are_the_clients_own_xdp() {
+    packets_are_the_clients_own("xdp");
+}
+
+/// The control: to nodes that say that they choose otherwise, and for clients with affinity, the
+/// endpoint is named.
+#[test]
+fn the_endpoint_is_named_where_another_node_may_choose_otherwise() {
+    for (choice, affinity) in [(Some("direct random 251"), false), (None, true)] {
+        let cluster = start("tc", choice);
+        if affinity {
+            cluster.manifests.service(&service().spec("sessionAffinity", "ClientIP".into())).unwrap();
+            traffic_policy_testing::pace::until("affinity", PATIENCE, || {
+                let said = cluster.agents[0].command(&["services", "default/web"]).unwrap();
+                String::from_utf8_lossy(&said.stdout).matches("a client keeps its endpoint").count() == 4
+            });
+        }
+        let mut frames = Vec::new();
+        for node in [2, 3] {
+            frames.extend(between(&cluster, node, Protocol::Tcp, vip(Family::V4)).0);
+        }
+        let is_named = |frame: &Frame| header(frame).is_some_and(|(protocol, ..)| protocol == IPIP);
+        assert!(!frames.is_empty() && frames.iter().all(is_named), "{choice:?}");
+    }
+}
+
+/// Two nodes whose tables differ, each sure that the other one's is its own: what the first sends to
+/// the second goes on to the endpoint that the second's table names, within IP, and never back.
+#[test]
+fn differing_tables_lose_nothing() {
+    let mut cluster = start("xdp", None);
+    let node = cluster.lab.node(2);
+    cluster.agents[1].stop().unwrap();
+    let flags = FLAGS.map(|flag| if flag == "251" { "509" } else { flag });
+    let builder = Agent::builder(&cluster.lab, node);
+    cluster.agents[1] = builder.attach("xdp").flags(&flags).start().unwrap();
+    cluster.agents[1].wait_ready(PATIENCE).unwrap();
+    for family in Family::BOTH {
+        let capture = Capture::start(cluster.lab.node(3).netns(), "eth0").unwrap();
+        let client = cluster.lab.client().address(family);
+        let answers: Vec<_> = (0..40).map(|_| cluster.answer(Protocol::Tcp, vip(family)).unwrap()).collect();
+        assert!(answers.iter().all(|answer| answer.client.ip() == client), "{family:?}: {answers:?}");
+        let frames = capture.finish_valid().unwrap();
+        let outer = if family == Family::V4 { IPIP } else { IP6IP6 };
+        let second = cluster.lab.node(2).addresses.mac();
+        let went_on = frames.iter().filter(|frame| !frame.outgoing && frame.bytes[6..12] == second);
+        let went_on = went_on.filter(|frame| header(frame).is_some_and(|(protocol, ..)| protocol == outer));
+        assert!(went_on.count() > 0, "{family:?}: the tables do not differ");
+    }
+}
