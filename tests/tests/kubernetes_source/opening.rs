@@ -68,7 +68,7 @@ async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
     timeout(scaled(PATIENCE), told.wait_for(|told| told.held == Some(part(None)))).await.unwrap().unwrap();
     assert_eq!(opens(&server, OWN).as_deref(), Some("ipip"));
     let annotations = found(&server, OWN).unwrap()["metadata"]["annotations"].clone();
-    assert_eq!(annotations["traffic-policy.io/opens-dispatch"], "ipip,udp");
+    assert_eq!(annotations["traffic-policy.io/opens-dispatch"], "ipip,udp,l2");
     assert_eq!(annotations["traffic-policy.io/opens-protocols"], "tcp,udp,sctp");
     let renewals = writes(&server, RENEWED);
     assert!(renewals > 0, "renewed before it is said that packets are opened");

@@ -26,8 +26,8 @@ pub fn takes(node: &Node, choice: Option<&str>) -> Value {
     lease
 }
 
-/// Returns the Lease of a node that opens packets of these families, IP within IP, and none of SCTP,
-/// as agents of the first version with Leases write it.
+/// Returns the Lease of a node that opens packets of these families, IP within IP, and none of
+/// SCTP, as earlier agents write it.
 pub fn opens(node: &Node, families: &[Family]) -> Value {
     let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
     json!({
