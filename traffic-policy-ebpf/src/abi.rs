@@ -44,7 +44,10 @@ pub use self::{
     address::{Address, Address4, Address6, Fold, Multipliers, WideAddress},
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
-    direct::{DirectEndpoint, DirectEndpointKey, GUE_PORT, is_outer_port, outer_port},
+    direct::{
+        DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, GUE_PORT, REPLY_THROUGH_FRONT, WayBack,
+        is_outer_port, outer_port,
+    },
     endpoint::{EndpointKey, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
     event::{EventBucket, MonitorEvent},
     flow::{DeviceOrPlace, Flow, Head, Packets, Tail, Window, kind},
@@ -83,7 +86,7 @@ pub use self::{
 };
 
 /// The version of all layouts of this module.
-pub const ABI_VERSION: u32 = 12;
+pub const ABI_VERSION: u32 = 13;
 
 const _: () = {
     assert!(size_of::<Port>() == 2 && align_of::<Port>() == 2);
@@ -102,6 +105,8 @@ const _: () = {
     assert!(size_of::<Frontend>() == 72);
     assert!(size_of::<DirectEndpointKey<Address4>>() == 12);
     assert!(size_of::<DirectEndpointKey<Address6>>() == 24);
+    assert!(size_of::<DirectNode<Address4>>() == 16);
+    assert!(size_of::<DirectNode<Address6>>() == 40);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

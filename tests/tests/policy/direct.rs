@@ -1,6 +1,7 @@
 //! Direct forwarding: endpoints of other nodes see the client, and answer it without the node in
 //! front.
 
+mod tunnel;
 mod udp;
 
 use std::net::{IpAddr, SocketAddr};

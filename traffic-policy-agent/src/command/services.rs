@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use traffic_policy_cluster::model::{Algorithm, Dispatch, Endpoint, Forwarding, Protocol};
+use traffic_policy_cluster::model::{Algorithm, Dispatch, Endpoint, Protocol};
 use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
@@ -326,12 +326,13 @@ fn details(
         Choice::Maglev(table) => writeln!(out, "  algorithm   maglev, {} slots", table.len)?,
         Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
     }
-    if port.forwarding == Forwarding::Direct {
+    if port.forwarding.is_direct() {
         let remote = || port.cluster.iter().filter(|endpoint| !endpoint.local);
         let (opened, all) = (remote().filter(|endpoint| endpoint.opens.is_some()).count(), remote().count());
         let udp = remote().filter(|endpoint| endpoint.opens == Some(Dispatch::Udp)).count();
         let within = if udp == 0 { String::new() } else { format!(", within UDP to {udp}") };
-        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes{within}")?;
+        let way = port.forwarding.name();
+        writeln!(out, "  forwarding  {way}, to {opened} of {all} endpoints of other nodes{within}")?;
     }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;

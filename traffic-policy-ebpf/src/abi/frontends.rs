@@ -88,6 +88,12 @@ pub mod frontend {
     /// The endpoints of the list for policy Cluster are chosen by the table in
     /// [`Frontend::maglev`][super::Frontend]; sockets choose at random.
     pub const MAGLEV: u32 = 64;
+    /// In addition to [`DIRECT`]: the endpoints' nodes are asked to send replies back through this
+    /// node.
+    pub const TUNNEL: u32 = 128;
+    /// Replies that come back through this node are opened. It stays when [`TUNNEL`] is taken away:
+    /// open flows go on as they began.
+    pub const OPENS_REPLIES: u32 = 2048;
     /// The position of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 

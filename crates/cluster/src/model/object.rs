@@ -274,6 +274,8 @@ pub struct DirectNode {
     pub opens: bool,
     /// The kinds that it opens, the preferred one first; never empty.
     pub dispatches: Vec<Dispatch>,
+    /// Whether it sends replies back through the node in front, if that asks for it.
+    pub tunnels: bool,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
 }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    Endpoint, Protocol, Weights, direct_nodes::DirectNodes, node_numbers::NodeNumbers, object::SliceEndpoint,
+    Endpoint, Forwarding, Protocol, Weights, direct_nodes::DirectNodes, node_numbers::NodeNumbers,
+    object::SliceEndpoint,
 };
 
 /// The location of this node, for the topology hints.
@@ -105,6 +106,7 @@ impl<'a> Candidates<'a> {
         topology: NodeTopology<'_>,
         numbers: &NodeNumbers,
         direct: &DirectNodes,
+        forwarding: Forwarding,
         weights: &Weights,
     ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
@@ -119,7 +121,7 @@ impl<'a> Candidates<'a> {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let node_name = endpoint.node_name.as_deref().filter(|_| !local);
-            let opens = direct.open(address.ip(), node_name);
+            let opens = direct.open(address.ip(), node_name, forwarding);
             Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
     }
@@ -265,7 +267,8 @@ mod tests {
     const TOPOLOGY: NodeTopology<'_> = NodeTopology { node_name: "here", zone: Some("zone-a") };
 
     fn cluster(candidates: &Candidates<'_>) -> Vec<Endpoint> {
-        candidates.cluster(TOPOLOGY, &NodeNumbers::default(), &DirectNodes::default(), &Weights::default())
+        let (numbers, direct) = (NodeNumbers::default(), DirectNodes::default());
+        candidates.cluster(TOPOLOGY, &numbers, &direct, Forwarding::Snat, &Weights::default())
     }
 
     fn endpoint() -> impl Strategy<Value = (SocketAddr, SliceEndpoint)> {

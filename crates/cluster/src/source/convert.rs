@@ -27,8 +27,8 @@ use k8s_openapi::{
 };
 
 pub(super) use self::nodes::{
-    DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS, direct, leaving, node,
-    service_cidr,
+    DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL,
+    direct, leaving, node, service_cidr,
 };
 use self::problems::{Problems, quoted};
 use crate::model::{OTHER_PROTOCOLS, Policy, Protocol, ServiceName, address::parse_cidr, object};

@@ -131,10 +131,15 @@ impl Describer<'_> {
                         let chosen = self.facts.chosen?;
                         let endpoint = chosen.address.ip();
                         let within_udp = chosen.opens == Some(Dispatch::Udp);
+                        let answers = if self.facts.flags & frontend::TUNNEL == 0 {
+                            "that node answers the client itself"
+                        } else {
+                            "that node's answer comes back within a packet, and goes on from here"
+                        };
                         let form = if within_udp { "UDP" } else { form_of_direct(endpoint.is_ipv6()) };
                         format!(
-                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); that node \
-                             answers the client itself (its `explain --opened-from {source} --at {endpoint}` tells how)"
+                            "route: to {node}, which opens it: unchanged, within a packet from {source} to {endpoint} ({form}); {answers} \
+                             (its `explain --opened-from {source} --at {endpoint}` tells how)"
                         )
                     }
                     RouteKind::Local => "route: this node's stack delivers it; the client's address is kept, for the reply passes this node anyway".to_owned(),

@@ -12,6 +12,14 @@ pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value
     lease
 }
 
+/// Returns the Lease of a node that opens such packets, and sends replies back through the node in
+/// front if that asks for it.
+pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
+    let mut lease = opens_dispatch(node, families, dispatch);
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-reply"] = "tunnel".into();
+    lease
+}
+
 /// Returns the Lease of a node that opens packets of these families, IP within IP.
 pub fn opens(node: &Node, families: &[Family]) -> Value {
     let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();

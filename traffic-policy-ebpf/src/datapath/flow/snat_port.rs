@@ -6,8 +6,8 @@ use core::ptr;
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
-        Address, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports, Scratch,
-        Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
+        Address, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports,
+        REPLY_THROUGH_FRONT, Scratch, Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -24,7 +24,7 @@ use crate::datapath::{
         no_port::NoPort,
         recycle,
         table::{self, FlowTable},
-        unassured,
+        unassured, way_back,
     },
     maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS},
     own,
@@ -228,7 +228,7 @@ global_functions! {
 }
 
 /// Writes the ports of the request entry, and their difference, or the source port of UDP that its
-/// packets travel in.
+/// packets travel in, and whether replies come back.
 #[inline(always)]
 fn note_ports<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -236,7 +236,8 @@ fn note_ports<F: Family>() -> i32 {
     set!(scratch.request.ports = ports);
     let difference = if get!(scratch.request.kind) == kind::DIRECT {
         let port = outer_port(get!(scratch.port_search.spread) as u64);
-        port.wire() * (get!(scratch.direct) >> 1) as u16
+        set!(scratch.request.address_delta = get!(scratch.direct) as u16 & REPLY_THROUGH_FRONT as u16);
+        port.wire() * ((get!(scratch.direct) >> 1) & 1) as u16
     } else {
         let client_ports = get!(scratch.port_search.client_ports);
         checksum::delta(checksum::port_sum(client_ports), checksum::port_sum(ports))
@@ -292,6 +293,7 @@ global_functions! {
 #[inline(always)]
 fn keep_port<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
+    way_back::note(scratch);
     let result = own_port::<F>(scratch);
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }
@@ -313,6 +315,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(old.service = get!(scratch.reply.service));
     // The client may be behind another device now.
     set!(old.device_or_place = get!(scratch.reply.device_or_place));
+    set!(old.head = get!(scratch.reply.head));
+    set!(old.tail = get!(scratch.reply.tail));
     table::set_next_hop(old, 0, 0);
     // Its numbers stay: `tcp::numbers::unassured`. An exception are those of a connection that was
     // reset before it was assured: the endpoint does not know that connection.

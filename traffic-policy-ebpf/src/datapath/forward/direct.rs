@@ -3,7 +3,9 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind},
+    abi::{
+        Address, Flow, HOP_NO_ETHERNET, HOP_XDP, REPLY_THROUGH_FRONT, Scratch, frontend, kind, maglev::FORMER,
+    },
     outcome::Outcome,
 };
 
@@ -17,14 +19,18 @@ use crate::datapath::{
     words::{store16, store32, store64},
 };
 
-/// 1 if a Service's packets are to be forwarded directly, and programs of this kind can do that. A
-/// number that is computed without a branch: the verifier would walk both ways to the end.
+/// 1 if a Service's packets are to be forwarded directly, and programs of this kind can do that; 5
+/// if replies are to come back through this node. A number that is computed without a branch: the
+/// verifier would walk both ways to the end.
 #[inline(always)]
 pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     if P::SCTP || P::POD {
         return 0;
     }
-    (get!((list.frontend).flags) >> frontend::DIRECT.trailing_zeros()) as u64 & 1
+    let flags = get!((list.frontend).flags);
+    let direct = (flags >> frontend::DIRECT.trailing_zeros()) & 1;
+    let tunnel = flags >> (frontend::TUNNEL.trailing_zeros() - REPLY_THROUGH_FRONT.trailing_zeros());
+    (direct | (tunnel & REPLY_THROUGH_FRONT)) as u64
 }
 
 /// Whether a flow is forwarded directly.
@@ -49,7 +55,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     let number = take_number(scratch);
     // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
     let outer = place!(mut scratch.outer);
-    set!(outer.number = number);
+    set!(outer.number = number | (get!(entry.address_delta) as u32 & REPLY_THROUGH_FRONT));
     set!(outer.port = get!(entry.port_delta));
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
@@ -90,7 +96,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.
-const REFUSED: i32 = i32::MIN;
+pub const REFUSED: i32 = i32::MIN;
 
 global_functions! {
     send_xdp4 => send::<Xdp, V4>, context: *mut xdp_md;
@@ -101,7 +107,7 @@ global_functions! {
 
 /// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict.
 #[inline(always)]
-fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
+pub fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return REFUSED };
     let packet = P::of(context);
     if !wrap::<P, F>(packet, scratch) {
@@ -165,5 +171,5 @@ pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
 fn make_room_again<P: Packet>(packet: P, room: u32, number: u32) -> bool {
-    number != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
+    number & FORMER != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
 }

@@ -7,7 +7,11 @@ use std::{
 };
 
 use super::{Changes, Index, Indexed};
-use crate::model::{Dispatch, NodeInput, ServiceName, direct_nodes::DirectNodes, object::DirectNode};
+use crate::model::{
+    NodeInput, ServiceName,
+    direct_nodes::{DirectNodes, Way},
+    object::DirectNode,
+};
 
 impl Index {
     /// The other nodes that open packets of either family, as far as this one may send them some.
@@ -28,7 +32,10 @@ impl Index {
         let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
             let of_this = opening().filter(|other| other.addresses.iter().any(of_family));
             of_this
-                .filter_map(|other| Some((other.node.clone(), input.dispatch.towards(&other.dispatches)?)))
+                .filter_map(|other| {
+                    let dispatch = input.dispatch.towards(&other.dispatches)?;
+                    Some((other.node.clone(), Way { dispatch, tunnels: other.tunnels }))
+                })
                 .collect()
         });
         let direct = DirectNodes {
@@ -48,12 +55,11 @@ impl Index {
             self.dirty.extend(self.services.keys().cloned());
         } else {
             for (former, names) in former.names.iter().zip(&direct.names) {
-                let of_other = |names: &BTreeMap<String, Dispatch>,
-                                others: &BTreeMap<String, Dispatch>|
-                 -> BTreeSet<_> {
-                    let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
-                    differ.map(|(node, _)| node.clone()).collect()
-                };
+                let of_other =
+                    |names: &BTreeMap<String, Way>, others: &BTreeMap<String, Way>| -> BTreeSet<_> {
+                        let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
+                        differ.map(|(node, _)| node.clone()).collect()
+                    };
                 self.concern(&of_other(former, names), &of_other(names, former));
             }
         }
@@ -89,7 +95,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::NodeInput;
+    use crate::model::{Dispatch, Forwarding, NodeInput};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -98,6 +104,7 @@ mod tests {
             node: node.to_owned(),
             opens: true,
             dispatches: vec![Dispatch::Ipip],
+            tunnels: false,
             addresses: vec![address.parse().unwrap()],
         }
     }
@@ -133,6 +140,25 @@ mod tests {
         assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
     }
 
+    /// An agent of a former version answers the client itself, which the network may forbid.
+    #[test]
+    fn replies_come_back_from_nodes_that_know_it_alone() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        let newer = DirectNode { tunnels: true, ..node("newer", "192.0.2.2") };
+        assert!(index.apply(node("older", "192.0.2.1")) && index.apply(newer));
+        index.update(&input);
+        let address = "198.51.100.1".parse().unwrap();
+        let opens = |index: &Index, node, way| index.context.direct.open(address, Some(node), way).is_some();
+        for (node, direct, tunnel) in [("older", true, false), ("newer", true, true)] {
+            let found = [Forwarding::Direct, Forwarding::Tunnel].map(|way| opens(&index, node, way));
+            assert_eq!(found, [direct, tunnel], "{node}");
+        }
+        index.apply(DirectNode { tunnels: true, ..node("older", "192.0.2.1") });
+        index.update(&input);
+        assert!(opens(&index, "older", Forwarding::Tunnel), "it was upgraded");
+    }
+
     #[test]
     fn a_node_opens_packets_of_the_families_of_its_addresses() {
         let mut index = Index::default();
@@ -146,7 +172,7 @@ mod tests {
             ("v6", "2001:db8:1::1", true),
         ] {
             let address: IpAddr = address.parse().unwrap();
-            let found = index.context.direct.open(address, Some(node));
+            let found = index.context.direct.open(address, Some(node), Forwarding::Direct);
             assert_eq!(found, opens.then_some(Dispatch::Ipip), "{node} {address}");
         }
     }

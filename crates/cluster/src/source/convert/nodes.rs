@@ -18,6 +18,10 @@ pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-fr
 /// The annotation with all that such a node opens, separated by commas, the preferred one first.
 /// Agents that do not know it go by the label.
 pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
+/// The annotation by which such a node says how its replies may travel, and the value: back through
+/// the node in front, if that asks for it. Agents that do not write it answer the client.
+pub(in crate::source) const DIRECT_REPLY: &str = "traffic-policy.io/opens-reply";
+pub(in crate::source) const DIRECT_TUNNEL: &str = "tunnel";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -112,5 +116,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
     if dispatches.is_empty() {
         dispatches.push(Dispatch::Ipip);
     }
-    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, addresses }))
+    let reply = annotations.and_then(|annotations| annotations.get(DIRECT_REPLY));
+    let tunnels = reply.is_some_and(|list| list.split(',').any(|word| word.trim() == DIRECT_TUNNEL));
+    Ok(Some(object::DirectNode { name: name(&lease.metadata)?, node, opens, dispatches, tunnels, addresses }))
 }

@@ -58,7 +58,7 @@ impl DirectPart {
     #[must_use]
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
-            && (!self.opens() || lease.dispatches == self.dispatch.opened())
+            && (!self.opens() || lease.tunnels && lease.dispatches == self.dispatch.opened())
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
     }
 

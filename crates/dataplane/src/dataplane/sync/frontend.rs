@@ -33,8 +33,11 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
     if node_address {
         flags |= frontend::NODE_ADDRESS;
     }
-    if port.forwarding == Forwarding::Direct {
+    if port.forwarding.is_direct() {
         flags |= frontend::DIRECT;
+    }
+    if port.forwarding == Forwarding::Tunnel {
+        flags |= frontend::TUNNEL | frontend::OPENS_REPLIES;
     }
     if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
         flags |= frontend::SOURCE_RANGES;

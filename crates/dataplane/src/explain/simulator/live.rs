@@ -48,6 +48,8 @@ const SHARED: &[&str] = &[
     "tp_svc_names",
     "tp_direct_from4",
     "tp_direct_from6",
+    "tp_direct_node4",
+    "tp_direct_node6",
     "tp_direct_eps4",
     "tp_direct_eps6",
 ];

@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 use super::DirectPart;
 use crate::{
     model::Dispatch,
-    source::convert::{DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_SENDS},
+    source::convert::{
+        DIRECT_ADDRESSES, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_OPENS, DIRECT_REPLY, DIRECT_SENDS,
+        DIRECT_TUNNEL,
+    },
 };
 
 /// Why a node opens no packets, for readers.
@@ -70,6 +73,7 @@ impl Leases {
         lease["metadata"]["annotations"] = json!({ DIRECT_ADDRESSES: addresses.join(",") });
         let opened = part.dispatch.opened().map(Dispatch::name);
         lease["metadata"]["annotations"][DIRECT_DISPATCH] = opened.join(",").into();
+        lease["metadata"]["annotations"][DIRECT_REPLY] = DIRECT_TUNNEL.into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }
