@@ -90,7 +90,7 @@ fn all_that_is_known() {
         "algorithm   maglev, 16381 slots",
         "forwarding  direct, to 1 of 1 endpoints of other nodes",
         "10.244.1.2:8080  (here), 33.33 % of new connections",
-        "10.244.2.2:8080  on node-2, 66.67 % of new connections\n",
+        "10.244.2.2:8080  on node-2, ipip, 66.67 % of new connections\n",
         "local list  none",
         "dropped-no-local-endpoint               2  120 bytes",
         "flows       1",

@@ -195,8 +195,7 @@ mod tests {
             );
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, takes)]));
             // A clone that takes none: the address of both is that of a node, and takes none.
-            let name = node("clone", "192.0.2.3").name;
-            index.apply(DirectNode { name, node: "clone".to_owned(), opens: false, ..other(&[], "") });
+            index.apply(DirectNode { opens: false, macs: vec![mac], ..node("clone", "192.0.2.3") });
             assert!(index.update(&input).direct_nodes);
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, false)]));
         }
