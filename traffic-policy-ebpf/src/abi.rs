@@ -45,7 +45,8 @@ pub use self::{
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     direct::{
-        BY_MAC, DirectEndpoint, DirectEndpointKey, GUE_PORT, MAC_TAKES, is_outer_port, mac_key, outer_port,
+        BY_MAC, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, GUE_PORT, MAC_TAKES,
+        REPLY_THROUGH_FRONT, WayBack, is_outer_port, mac_key, outer_port,
     },
     endpoint::{EndpointKey, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
     event::{EventBucket, MonitorEvent},
@@ -104,6 +105,8 @@ const _: () = {
     assert!(size_of::<Frontend>() == 72);
     assert!(size_of::<DirectEndpointKey<Address4>>() == 12);
     assert!(size_of::<DirectEndpointKey<Address6>>() == 24);
+    assert!(size_of::<DirectNode<Address4>>() == 16);
+    assert!(size_of::<DirectNode<Address6>>() == 40);
     assert!(size_of::<SourceQuery<Address4>>() == 4 + size_of::<SourceRange<1>>());
     assert!(size_of::<SourceQuery<Address6>>() == 4 + size_of::<SourceRange<4>>());
     assert!(size_of::<ServiceCidrQuery<Address4>>() == 4 + size_of::<ServiceCidr<1>>());

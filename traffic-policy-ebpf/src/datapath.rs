@@ -78,7 +78,8 @@
 //!   search; [`flow::unassured`]: the queue of unassured flows; [`flow::recycle`]: expired flows,
 //!   removed for a new one; [`flow::directory`]: the array by which they are found;
 //!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
-//!   again after XDP has delivered them; [`flow::inserted`]: the end of a flow's creation.
+//!   again after XDP has delivered them; [`flow::inserted`]: the end of a flow's creation;
+//!   [`flow::way_back`]: whether replies go back through the node in front.
 //! - [`forward`]: the next hop of a flow's packets, translation and sending. [`forward::nexthop`]:
 //!   next hops and the FIB; [`forward::client_hop`]: a cache of next hops towards clients;
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
@@ -87,6 +88,8 @@
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
 //!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off,
+//!   [`forward::through_front`]: replies that go back through the node in front, which
+//!   [`open_reply`] opens there,
 //!   [`forward::outer_error`]: what routers say about such packets.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
@@ -136,6 +139,7 @@ pub mod maps;
 pub mod no_sctp;
 pub mod node_silence;
 pub mod open;
+pub mod open_reply;
 pub mod own;
 pub mod parse;
 pub mod pod;

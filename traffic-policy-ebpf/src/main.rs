@@ -81,7 +81,7 @@ mod programs {
         family::{V4, V6},
         fast_path,
         flow::gc::{self, Element},
-        icmp_errors, l3_ingress, no_sctp, open, pod, priority_tag, reject, slow_path,
+        icmp_errors, l3_ingress, no_sctp, open, open_reply, pod, priority_tag, reject, slow_path,
         sock::{
             self,
             addr::{Call, Closing},
@@ -128,6 +128,8 @@ mod programs {
         tp_tc_split4 => split::run::<false>;
         tp_tc_open4 => open::run::<V4>;
         tp_tc_open6 => open::run::<V6>;
+        tp_tc_openback4 => open_reply::run::<V4>;
+        tp_tc_openback6 => open_reply::run::<V6>;
     }
 
     // Programs on the host side of pods' devices, which share the others' programs for what creates

@@ -79,6 +79,12 @@ outcomes! {
     /// client past the stack: `--local-delivery direct`.
     RepliedDirect = 15, "replied-direct", Send;
 
+    /// A reply of an endpoint on this node, source rewritten at egress, and sent within an outer
+    /// packet to the node in front.
+    RepliedToFront = 50, "replied-to-front", Send;
+    /// A reply that another node has sent within an outer packet: opened, and sent to the client.
+    RepliedOpened = 51, "replied-opened", Send;
+
     /// No endpoint on any node: port unreachable was sent to the client.
     RejectedNoEndpoint = 8, "rejected-no-endpoint", Send;
     /// The packet's time to live expired here: time exceeded was sent.

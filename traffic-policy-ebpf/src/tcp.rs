@@ -20,6 +20,9 @@ pub const MARKED: u8 = 32;
 /// A flag of both entries: the packets of this flow's client look like another flow's once they are
 /// delivered, so XDP leaves them to TC.
 pub const BY_TC: u8 = 64;
+/// Request entry of an endpoint on this node: its replies go back through the node in front, see
+/// [`WayBack`][crate::abi::WayBack]. No packet of such a flow is one for the fast path.
+pub const TUNNELLED: u8 = 128;
 
 /// Bits of the flags byte of a TCP header.
 pub mod flag {

@@ -63,6 +63,8 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
         Outcome::RepliedLocal => "a reply of an endpoint on this node, sent from the address that the client had asked".to_owned(),
         Outcome::DeliveredDirect => "the endpoint is on this node, and the flow is established: the packet went straight into the pod, past the stack and its rules (--local-delivery direct)".to_owned(),
         Outcome::RepliedDirect => "a reply of an endpoint on this node, sent from the address that the client had asked; the flow is established, so it went from its pod's device to the client, past the stack and its rules (--local-delivery direct)".to_owned(),
+        Outcome::RepliedToFront => "a reply of an endpoint on this node: it goes back to the node in front, within another packet, and from there to the client (--forwarding tunnel there)".to_owned(),
+        Outcome::RepliedOpened => "a reply of an endpoint on another node, which came within another packet, and was sent to the client from the address that it had asked (--forwarding tunnel)".to_owned(),
         Outcome::RepliedRedirected => "a reply of an endpoint on this node, sent from the address that the client had asked; rules of routing lead packets with that address out by another device than those with the endpoint's, so it went there".to_owned(),
         Outcome::Connected => "the socket was connected to an endpoint directly: no packet carries the Service's address".to_owned(),
         Outcome::ForwardedIcmpError => "an ICMP error about a packet that this node sent on, translated for the endpoint's side, or about a reply of a direct flow, sent within a packet to the endpoint's node, which translates it".to_owned(),
@@ -136,6 +138,8 @@ pub fn fix(outcome: Outcome, context: &Context<'_>) -> Option<String> {
         | Outcome::DeliveredDirect
         | Outcome::RepliedDirect
         | Outcome::RepliedLocal
+        | Outcome::RepliedToFront
+        | Outcome::RepliedOpened
         | Outcome::RepliedRedirected
         | Outcome::Connected
         | Outcome::ForwardedIcmpError

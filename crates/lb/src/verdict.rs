@@ -202,7 +202,7 @@ impl Judgement<'_> {
     /// taken to open them: their Leases are not read.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.service.forwarding == Some(Forwarding::Direct)
+        self.service.forwarding.is_some_and(Forwarding::is_direct)
     }
 
     /// Whether connections go on through another node when the node in front dies: every node finds

@@ -6,6 +6,7 @@ mod icmp;
 mod l2;
 mod outer_errors;
 mod sctp;
+mod tunnel;
 mod udp;
 mod way;
 
@@ -53,8 +54,8 @@ fn sent(inner: &Packet) -> Packet {
     within(inner, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
         // The identification of IPv4, or the flow label: both have the number of owners that were
-        // asked before, in IPv6 in the last two bits.
-        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !3 };
+        // asked before, in IPv6 in the last three bits.
+        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !7 };
         outer.dont_fragment = true;
         outer.traffic_class = inner.traffic_class;
     })

@@ -180,12 +180,13 @@ fn what_home_does_not_know_goes_to_the_former_owner() {
             (&[LOCAL], 0, None),
             (&[NEAR], 1, None),
             (&[NEAR, OTHER, NEAR], 3, None),
+            // Replies are to come back: the bit beside the number goes on with it.
+            (&[NEAR, OTHER, NEAR], 4, Some((NEAR.0, 5))),
             // No node writes that.
-            (&[NEAR, OTHER, NEAR], 4, None),
             (&[NEAR, OTHER, NEAR], 0xffff, None),
         ] {
             if asked > FORMER && !terms.v4() {
-                // The number has two bits there.
+                // The numbers that it can write there are fewer.
                 continue;
             }
             set_up_home(harness, former(owners));

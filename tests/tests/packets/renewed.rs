@@ -13,9 +13,9 @@ fn nothing_of_an_earlier_test_is_left() {
         for (name, entries) in &new {
             let programs = match name.as_str() {
                 "tp_xdp_calls" => 10,
-                "tp_tc_calls" => 22,
+                "tp_tc_calls" => 24,
                 "tp_l3_calls" => 7,
-                "tp_pod_calls" => 14,
+                "tp_pod_calls" => 17,
                 _ => 0,
             };
             assert_eq!(entries.len(), programs, "{name}");

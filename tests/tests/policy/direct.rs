@@ -4,6 +4,7 @@
 mod aggregates;
 mod l2;
 mod matrix;
+mod tunnel;
 mod udp;
 
 use std::net::{IpAddr, SocketAddr};

@@ -24,10 +24,12 @@ pub(super) struct ChoiceArguments {
     pub(super) maglev_entries: u32,
     /// Way of packets to endpoints of other nodes. `snat`: with this node's address as source, and
     /// replies come back here; `direct`: unchanged within another packet (--dispatch), so that the
-    /// endpoint sees the client, and its node answers without this one. Only endpoints of nodes
-    /// that say that they open such packets (--announce-opening) get them; all others use `snat`.
-    /// The annotation traffic-policy.io/forwarding of a Service overrides it.
-    #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct",
+    /// endpoint sees the client, and its node answers without this one; `tunnel`: the same, but
+    /// replies come back within another packet to this node, which sends them to the client, for
+    /// networks that forbid other nodes' addresses as source. Only endpoints of nodes that say
+    /// that they open such packets (--announce-opening) get them; all others, and SCTP by `tunnel`,
+    /// use `snat`. The annotation traffic-policy.io/forwarding of a Service overrides it.
+    #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct|tunnel",
         value_parser = forwarding)]
     pub(super) forwarding: Forwarding,
     /// What packets that are forwarded directly travel in, to nodes that open it; all others use
@@ -76,7 +78,7 @@ impl ChoiceArguments {
 
 /// Parses `--forwarding`.
 fn forwarding(text: &str) -> Result<Forwarding, String> {
-    Forwarding::parse(text).ok_or_else(|| "it is snat or direct".to_owned())
+    Forwarding::parse(text).ok_or_else(|| "it is snat, direct or tunnel".to_owned())
 }
 
 /// Parses `--dispatch`.

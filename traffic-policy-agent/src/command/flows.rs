@@ -200,7 +200,10 @@ impl Show {
         let mut state = flow.state.name().to_owned();
         for (flag, text) in [
             (flow.removed, ", removed"),
-            (flow.reply.is_none() && flow.kind != FlowKind::Direct, ", no reply entry"),
+            (
+                flow.reply.is_none() && !matches!(flow.kind, FlowKind::Direct | FlowKind::Tunnel),
+                ", no reply entry",
+            ),
         ] {
             if flag {
                 state += text;
@@ -234,6 +237,7 @@ const fn kind(kind: FlowKind) -> &'static str {
     match kind {
         FlowKind::Forwarded => "forwarded",
         FlowKind::Direct => "direct",
+        FlowKind::Tunnel => "tunnel",
         FlowKind::Delivered => "delivered",
         FlowKind::Conntrack => "conntrack",
     }

@@ -74,7 +74,12 @@ const fn is_reported(outcome: Outcome) -> bool {
         Verdict::Drop => true,
         Verdict::Send => !matches!(
             outcome,
-            Outcome::Replied | Outcome::RepliedRedirected | Outcome::DeliveredDirect | Outcome::RepliedDirect
+            Outcome::Replied
+                | Outcome::RepliedRedirected
+                | Outcome::RepliedToFront
+                | Outcome::RepliedOpened
+                | Outcome::DeliveredDirect
+                | Outcome::RepliedDirect
         ),
         Verdict::Pass => matches!(outcome, Outcome::Delivered | Outcome::Connected),
     }

@@ -330,7 +330,7 @@ fn details(
         Choice::Maglev(table) => writeln!(out, "  algorithm   maglev, {} slots", table.len)?,
         Choice::WithoutTable => writeln!(out, "  algorithm   maglev, but without a table: random")?,
     }
-    if port.forwarding == Forwarding::Direct {
+    if port.forwarding.is_direct() {
         let remote = || port.cluster.iter().filter(|endpoint| !endpoint.local);
         let (opened, all) = (remote().filter(|endpoint| endpoint.opens.is_some()).count(), remote().count());
         let by = |is_one: fn(&Dispatch) -> bool| {
@@ -345,7 +345,8 @@ fn details(
                 ways += &format!(", {way} to {count}");
             }
         }
-        writeln!(out, "  forwarding  direct, to {opened} of {all} endpoints of other nodes{ways}")?;
+        let name = port.forwarding.name();
+        writeln!(out, "  forwarding  {name}, to {opened} of {all} endpoints of other nodes{ways}")?;
     }
     if let Some(affinity) = port.affinity {
         writeln!(out, "  affinity    a client keeps its endpoint for {}", view::span(affinity))?;
@@ -410,7 +411,7 @@ fn list(
 
 /// Returns the dispatch of what is forwarded directly to an endpoint.
 fn dispatch(forwarding: Forwarding, endpoint: &Endpoint) -> Option<&'static str> {
-    endpoint.opens.filter(|_| forwarding == Forwarding::Direct && !endpoint.local).map(Dispatch::name)
+    endpoint.opens.filter(|_| forwarding.is_direct() && !endpoint.local).map(Dispatch::name)
 }
 
 #[cfg(test)]

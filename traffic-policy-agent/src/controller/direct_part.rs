@@ -8,7 +8,7 @@ use std::{
 };
 
 use traffic_policy_cluster::{
-    model::{Dispatch, DispatchChoice, Forwarding, Index},
+    model::{Dispatch, DispatchChoice, Index},
     source::{DirectNews, DirectPart, DirectTold, Opening},
 };
 use traffic_policy_dataplane::PacketPath;
@@ -35,11 +35,12 @@ impl Part {
     pub(super) fn new(settings: &Settings) -> Self {
         let opening = settings.opening.clone();
         if opening.is_none()
-            && settings.forwarding == Forwarding::Direct
+            && settings.forwarding.is_direct()
             && matches!(settings.origin, Origin::Kubernetes(_))
         {
             tracing::warn!(
-                "--forwarding direct has no effect without --announce-opening NAMESPACE: no other node is known to open packets"
+                "--forwarding {} has no effect without --announce-opening NAMESPACE: no other node is known to open packets",
+                settings.forwarding.name()
             );
         }
         Self { sends: opening.is_none(), opening, told: None }

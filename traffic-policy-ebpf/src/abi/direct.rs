@@ -1,7 +1,7 @@
 //! Direct forwarding: the nodes that send packets within outer packets, and the endpoints for which
 //! this node opens them.
 
-use super::{Address, Port};
+use super::{Address, Port, SlotRoute};
 
 /// The destination port of UDP that has a packet inside: GUE of variant 1, in which the inner
 /// header follows that of UDP.
@@ -40,6 +40,77 @@ pub const fn mac_key(mac: [u8; 6]) -> u64 {
 /// A flag of the values of `tp_direct_macs`, each of which is another node's MAC address: the node
 /// takes packets for its endpoints as they are.
 pub const MAC_TAKES: u32 = 1;
+
+/// The bit beside the number of owners in an outer packet by which the node in front says that
+/// replies are to come back through it, within outer packets as well.
+pub const REPLY_THROUGH_FRONT: u32 = 4;
+
+/// The way back of a flow's replies, as the endpoint's node knows it: to the client, or to the node
+/// in front, which opens them.
+///
+/// | bits | |
+/// |---|---|
+/// | 0 to 13 | the number of the address in `tp_direct_node4` or `tp_direct_node6`, never 0 |
+/// | 14 | they travel within UDP |
+/// | 15 | 1, so that the word names no place in `tp_node_silence`, whose field it takes |
+///
+/// 0: they go to the client.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WayBack(u16);
+
+impl WayBack {
+    pub const TO_CLIENT: Self = Self(0);
+    const NUMBER: u16 = DIRECT_NODES as u16 - 1;
+    const UDP: u16 = 1 << 14;
+    const THROUGH_FRONT: u16 = 1 << 15;
+
+    /// The way through the node whose address has this number.
+    #[inline(always)]
+    pub const fn through(number: u32, udp: bool) -> Self {
+        Self((number as u16 & Self::NUMBER) | (udp as u16 * Self::UDP) | Self::THROUGH_FRONT)
+    }
+
+    #[inline(always)]
+    pub const fn of_word(word: u16) -> Self {
+        Self(word)
+    }
+
+    #[inline(always)]
+    pub const fn word(self) -> u16 {
+        self.0
+    }
+
+    #[inline(always)]
+    pub const fn is_to_client(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The number of the address of the node in front.
+    #[inline(always)]
+    pub const fn number(self) -> u32 {
+        (self.0 & Self::NUMBER) as u32
+    }
+
+    /// 1 if replies travel within UDP, otherwise 0.
+    #[inline(always)]
+    pub const fn udp(self) -> u16 {
+        self.0 >> Self::UDP.trailing_zeros() & 1
+    }
+}
+
+/// The elements of `tp_direct_node4` and `tp_direct_node6`.
+pub const DIRECT_NODES: u32 = 16_384;
+
+/// The value of `tp_direct_node4` and `tp_direct_node6`: an address of another node, by the number
+/// that `tp_direct_from4` or `tp_direct_from6` gives it. Number 0 is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct DirectNode<A> {
+    pub address: A,
+    /// The route to it, which the packet path keeps here.
+    pub route: SlotRoute<A>,
+}
 
 /// The key of `tp_direct_eps4` and `tp_direct_eps6`: an endpoint on this node.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Flow entries: the translation and the state of a flow's packets.
 
-use super::{Address, Ports, Tuple};
+use super::{Address, Ports, Tuple, WayBack};
 
 /// Kinds of flow entry, which determine what happens to a packet.
 pub mod kind {
@@ -43,6 +43,7 @@ pub struct Flow<A: Address> {
     /// [`crate::checksum`]. In a [`DIRECT`][kind::DIRECT] entry, `port_delta` is the source port of
     /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
     /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
+    /// `address_delta` is [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT] there, or 0.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
@@ -57,7 +58,8 @@ pub struct Flow<A: Address> {
     pub kind: u8,
     /// See [`crate::tcp`].
     pub state: u8,
-    /// Reply entry: the beginning of a MAC address. Request entry: the node of its endpoint.
+    /// Reply entry: the beginning of a MAC address. Request entry: the node of its endpoint, or the
+    /// way back of replies.
     pub head: Head,
     /// The time of the last packet: low half of jiffies.
     pub last: u32,
@@ -103,6 +105,10 @@ impl DeviceOrPlace {
         self.0
     }
 
+    /// Reply entry whose packets go back through the node in front, by [`Tail::way_back`]: the index
+    /// of no device, so that none of its packets leaves by the device that it names.
+    pub const TUNNELLED: Self = Self(u32::MAX);
+
     /// Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.
     #[inline(always)]
     pub const fn place(self) -> u32 {
@@ -131,6 +137,17 @@ impl Head {
     #[inline(always)]
     pub const fn mac(self) -> [u8; 2] {
         self.0.to_ne_bytes()
+    }
+
+    #[inline(always)]
+    pub const fn of_way_back(way: WayBack) -> Self {
+        Self(way.word())
+    }
+
+    /// Request entry of an endpoint on this node: the way back of replies.
+    #[inline(always)]
+    pub const fn way_back(self) -> WayBack {
+        WayBack::of_word(self.0)
     }
 
     /// Request entry: the place of the endpoint's node in `tp_node_silence`; 0 if it has none.
@@ -171,6 +188,17 @@ impl Tail {
     #[inline(always)]
     pub const fn of_initiate_tag(tag: u32) -> Self {
         Self(tag)
+    }
+
+    #[inline(always)]
+    pub const fn of_way_back(way: WayBack) -> Self {
+        Self(way.word() as u32)
+    }
+
+    /// Reply entry with [`DeviceOrPlace::TUNNELLED`]: the way back of its packets.
+    #[inline(always)]
+    pub const fn way_back(self) -> WayBack {
+        WayBack::of_word(self.0 as u16)
     }
 
     /// Reply entry: the last four bytes of the MAC address that sent the request.

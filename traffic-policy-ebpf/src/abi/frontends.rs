@@ -91,6 +91,12 @@ pub mod frontend {
     /// In addition to both: the endpoint follows from addresses and ports on every node alike, so
     /// packets may go to its node without being told: [`SLOT_L2`][crate::abi::SLOT_L2].
     pub const L2: u32 = 128;
+    /// In addition to [`DIRECT`]: the endpoints' nodes are asked to send replies back through this
+    /// node.
+    pub const TUNNEL: u32 = 4096;
+    /// Replies that come back through this node are opened. It stays when [`TUNNEL`] is taken away:
+    /// open flows go on as they began.
+    pub const OPENS_REPLIES: u32 = 2048;
     /// The position of the [`kind`][super::frontend_kind] within the flags.
     pub const KIND_SHIFT: u32 = 8;
 

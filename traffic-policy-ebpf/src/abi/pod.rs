@@ -29,6 +29,8 @@ unsafe impl<A: Address> aya::Pod for DirectEndpointKey<A> {}
 // SAFETY: as above.
 unsafe impl aya::Pod for DirectEndpoint {}
 // SAFETY: as above.
+unsafe impl<A: Address> aya::Pod for DirectNode<A> {}
+// SAFETY: as above.
 unsafe impl aya::Pod for Hop {}
 // SAFETY: as above.
 unsafe impl aya::Pod for HopKey {}

@@ -12,7 +12,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Flow, HOP_NO_ETHERNET, HOP_ROUTED, hook, jump, kind},
+    abi::{DeviceOrPlace, Flow, HOP_NO_ETHERNET, HOP_ROUTED, hook, jump, kind},
     outcome::Outcome,
 };
 
@@ -23,8 +23,9 @@ use crate::datapath::{
     flow::{established, pair::Transition, state, table::FlowTable},
     forward::{
         self, Rewrite, Translatable, fragment,
+        outer::Outer,
         reply_way::{self, ReplyWay},
-        sctp,
+        sctp, through_front,
     },
     own,
     parse::{self, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parsed, fixed},
@@ -63,7 +64,7 @@ fn outgoing<P: Skb>(packet: P) -> Decision {
 }
 
 #[inline(always)]
-fn of_family<P: Skb, F: Rewrite>(packet: P) -> Decision {
+fn of_family<P: Skb, F: Outer>(packet: P) -> Decision {
     let parsed = match F::parse_fixed(packet) {
         Ok(parsed) => parsed,
         Err(outcome) => return parse::hand_over::<P, F, true>(packet, outcome),
@@ -75,7 +76,7 @@ fn of_family<P: Skb, F: Rewrite>(packet: P) -> Decision {
 /// came by another device continues in the program for headers of variable length, which can
 /// redirect it. The entry program has no registers to spare.
 #[inline(always)]
-pub fn reply<P: Skb, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
+pub fn reply<P: Skb, F: Outer, const FULL: bool>(packet: P, parsed: &Parsed<F>) -> Decision {
     let of_endpoint = prefilter::is_local_endpoint::<F>(parsed.tuple.source, parsed.tuple.ports.source());
     let mut entry = ptr::null_mut();
     if of_endpoint {
@@ -127,7 +128,7 @@ pub fn reply<P: Skb, F: Rewrite, const FULL: bool>(packet: P, parsed: &Parsed<F>
 /// Translates an outgoing packet by its reply entry, and, if `FULL`, redirects it if its route
 /// requires that. `last`: the time to note as that of the flow's last packet.
 #[inline(always)]
-pub fn translate<P: Skb, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
+pub fn translate<P: Skb, F: Outer, C: Translatable<P, F>, const FULL: bool>(
     packet: P,
     translatable: &C,
     entry: *mut Flow<F::Address>,
@@ -138,6 +139,9 @@ pub fn translate<P: Skb, F: Rewrite, C: Translatable<P, F>, const FULL: bool>(
     }
     // A device with Ethernet takes no packet without an Ethernet header.
     if P::L2 != 0 && FULL && get!(entry.device_or_place).device() != packet.ingress() {
+        if get!(entry.device_or_place) == DeviceOrPlace::TUNNELLED {
+            return through_front::send(packet, translatable, entry, last);
+        }
         let way = reply_way::find::<P, F>(packet, entry);
         if way.ifindex != 0 {
             return redirect(packet, translatable, entry, last, &way);

@@ -4,11 +4,11 @@ use aya_ebpf::Global;
 use traffic_policy_ebpf::abi::{Address, Address4, Address6, Scratch, WideAddress};
 
 use crate::datapath::maps::{
-    DIRECT_ENDPOINTS4, DIRECT_ENDPOINTS6, DIRECT_FROM4, DIRECT_FROM6, ENDPOINT_ROUTES4, ENDPOINT_ROUTES6,
-    ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4, FLOWS6, FRAGMENTS4, FRAGMENTS6,
-    FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_SENT4, OWN_SENT6, ROUTE_MTUS4, ROUTE_MTUS6,
-    SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4, SOURCE_RANGES6, Table, UNASSURED4,
-    UNASSURED6,
+    DIRECT_ENDPOINTS4, DIRECT_ENDPOINTS6, DIRECT_FROM4, DIRECT_FROM6, DIRECT_NODES4, DIRECT_NODES6,
+    ENDPOINT_ROUTES4, ENDPOINT_ROUTES6, ENDPOINTS4, ENDPOINTS6, FLOW_DIRECTORY4, FLOW_DIRECTORY6, FLOWS4,
+    FLOWS6, FRAGMENTS4, FRAGMENTS6, FRONTENDS4, FRONTENDS6, NODE_ADDRESSES4, NODE_ADDRESSES6, OWN_SENT4,
+    OWN_SENT6, ROUTE_MTUS4, ROUTE_MTUS6, SCRATCH4, SCRATCH6, SERVICE_CIDRS4, SERVICE_CIDRS6, SOURCE_RANGES4,
+    SOURCE_RANGES6, Table, UNASSURED4, UNASSURED6,
 };
 
 /// The last places of the directories of flows. The agent sets them at load.
@@ -58,6 +58,8 @@ pub trait Family: 'static {
     /// The nodes whose packets are opened, and the endpoints that they are opened for.
     fn direct_from() -> Table;
     fn direct_endpoints() -> Table;
+    /// Those nodes by their number.
+    fn direct_nodes() -> Table;
     /// The scratch memory of this CPU: structures too large for the stack, and state that one
     /// program hands to the next.
     fn scratch() -> Option<*mut Scratch<Self::Address>>;
@@ -139,6 +141,10 @@ impl Family for V4 {
         Table::of(&raw const DIRECT_ENDPOINTS4)
     }
     #[inline(always)]
+    fn direct_nodes() -> Table {
+        Table::of(&raw const DIRECT_NODES4)
+    }
+    #[inline(always)]
     fn scratch() -> Option<*mut Scratch<Address4>> {
         SCRATCH4.get_ptr_mut(0)
     }
@@ -217,6 +223,10 @@ impl Family for V6 {
     #[inline(always)]
     fn direct_endpoints() -> Table {
         Table::of(&raw const DIRECT_ENDPOINTS6)
+    }
+    #[inline(always)]
+    fn direct_nodes() -> Table {
+        Table::of(&raw const DIRECT_NODES6)
     }
     #[inline(always)]
     fn scratch() -> Option<*mut Scratch<Address6>> {

@@ -148,6 +148,10 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
             || matches!(matched, Match::NodePort)
                 && select::frontend::<F>(&Target::of(&parsed.tuple)).is_null()
         {
+            // A reply that another node has sent within UDP, to an address of this one.
+            if open::may_be_outer::<P, _>(&parsed.tuple) {
+                packet.jump::<F, { jump::OPEN }>();
+            }
             // The node's own traffic that shares a port with us goes no further.
             return Outcome::PassedNotService.into();
         }

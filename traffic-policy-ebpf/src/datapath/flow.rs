@@ -18,6 +18,7 @@ pub mod snat_port;
 pub mod state;
 pub mod table;
 pub mod unassured;
+pub mod way_back;
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_SCTP, PROTOCOL_UDP},

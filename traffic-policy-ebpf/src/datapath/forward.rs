@@ -14,6 +14,7 @@ pub mod outer;
 pub mod outer_error;
 pub mod reply_way;
 pub mod sctp;
+pub mod through_front;
 
 use core::ptr;
 
@@ -24,7 +25,7 @@ use traffic_policy_ebpf::{
     },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
-    tcp::BY_TC,
+    tcp::{BY_TC, TUNNELLED},
 };
 
 use crate::datapath::{
@@ -106,7 +107,7 @@ pub fn resolve_egress<P: Packet, F: Family>(
     let kind = get!(entry.kind);
     let (index, epoch) = table::next_hop(entry);
     if kind == kind::DELIVER {
-        if !P::TC && get!(entry.state) & BY_TC != 0 {
+        if !P::TC && get!(entry.state) & (BY_TC | TUNNELLED) != 0 {
             return Err(Outcome::PassedToTc.into());
         }
         return Ok(Forwarding { entry, hop: ptr::null(), unresolved: 0 });
@@ -187,6 +188,12 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn ttl_exceeded(&self) -> Outcome;
     /// The outcome if only `mtu` bytes fit the route.
     fn mtu_exceeded(&self, mtu: u32) -> Decision;
+    /// The same for a reply that goes back through the node in front. An endpoint whose packets may
+    /// be fragmented is told, too: it makes the next ones shorter, or cuts them itself.
+    #[inline(always)]
+    fn mtu_exceeded_to_front(&self, mtu: u32) -> Decision {
+        self.mtu_exceeded(mtu)
+    }
     /// Counts the packet in the entry.
     fn account(&self, entry: *mut Flow<F::Address>, now: u32);
     /// Rewrites the packet, decrementing the TTL if `step`. False: the kernel refused, and the
@@ -230,6 +237,10 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
         if !F::V6 && !unfragmentable(self) {
             return Decision { mtu, ..Outcome::DroppedMtuExceeded.into() };
         }
+        Decision { mtu, ..Outcome::RejectedMtuExceeded.into() }
+    }
+    #[inline(always)]
+    fn mtu_exceeded_to_front(&self, mtu: u32) -> Decision {
         Decision { mtu, ..Outcome::RejectedMtuExceeded.into() }
     }
     #[inline(always)]

@@ -20,6 +20,7 @@ use crate::datapath::{
         self, direct,
         icmp::RewriteIcmpError,
         nexthop::{self, Route},
+        outer::Outer,
         outer_error::{self, TellSender},
     },
     lb::{owners, select},
@@ -124,6 +125,7 @@ fn to_owner<P: Packet, F: RewriteIcmpError>(
     set!(entry.destination = slot.address);
     set!(entry.hop = via.hop);
     set!(entry.epoch = via.epoch);
+    set!(entry.address_delta = 0);
     // The port of UDP that the packet travels in; 0: it travels in IP.
     let spread = error.tuple.ports.source().to_host() as u64;
     set!(entry.port_delta = outer_port(spread << 16).wire() * (slot.dispatch() >> 1 & 1) as u16);
@@ -141,12 +143,12 @@ fn is_host_unreachable<F: Family>(error: &IcmpError<F>) -> bool {
 /// The program for errors that leave this node: those of its own stack, which knows only the
 /// translated packet, or those of an endpoint.
 #[inline(always)]
-pub fn run_out<P: Skb, F: RewriteIcmpError>(packet: P) -> i32 {
+pub fn run_out<P: Skb, F: RewriteIcmpError + Outer>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Skb, F: RewriteIcmpError>(packet: P) -> Decision {
+fn outgoing<P: Skb, F: RewriteIcmpError + Outer>(packet: P) -> Decision {
     let error = match F::parse_icmp_error(packet) {
         Ok(error) => error,
         Err(outcome) => return outcome.into(),

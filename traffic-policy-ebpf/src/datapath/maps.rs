@@ -10,12 +10,13 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use traffic_policy_ebpf::abi::{
-    Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DeviceInfo, DirectEndpoint, DirectEndpointKey,
-    EndpointKey, EventBucket, Flow, FlowKey, Fragment, FragmentKey, Frontend, FrontendKey, HOP_PLACES,
-    HOPS as HOP_COUNT, Hop, HopKey, LocalNode, MonitorEvent, NODE_NAME_LENGTH, NodeSilence, OutcomeCounters,
-    PacketTrace, Piece, PodDevice, Prefilter, RejectBucket, RoutePrefix, RuntimeConfig, Scratch, ServiceCidr,
-    ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute, SocketKey, SocketQuestion, SourceRange,
-    Suspicion, Sweep, TableUsage, TranslatedSocket, Tuple, hook, jump,
+    Address4, Address6, Affinity, AffinityKey, AgentHeartbeat, DIRECT_NODES, DeviceInfo, DirectEndpoint,
+    DirectEndpointKey, DirectNode, EndpointKey, EventBucket, Flow, FlowKey, Fragment, FragmentKey, Frontend,
+    FrontendKey, HOP_PLACES, HOPS as HOP_COUNT, Hop, HopKey, LocalNode, MonitorEvent, NODE_NAME_LENGTH,
+    NodeSilence, OutcomeCounters, PacketTrace, Piece, PodDevice, Prefilter, RejectBucket, RoutePrefix,
+    RuntimeConfig, Scratch, ServiceCidr, ServiceCount, ServiceCountKey, ServiceInfo, Slot, SlotRoute,
+    SocketKey, SocketQuestion, SourceRange, Suspicion, Sweep, TableUsage, TranslatedSocket, Tuple, hook,
+    jump,
 };
 
 /// BPF_F_NO_PREALLOC. A program that has looked up an element may later read other bytes: since
@@ -67,7 +68,8 @@ pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_node_addrs6")]
 pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
-/// The addresses of the nodes that may send packets directly to endpoints of this one.
+/// The addresses of the nodes that may send packets directly to endpoints of this one, with a number
+/// each.
 #[btf_map(name = "tp_direct_from4")]
 pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_direct_from6")]
@@ -76,6 +78,11 @@ pub static DIRECT_FROM6: HashMap<Address6, u32, 16_384, NO_PREALLOC> = HashMap::
 /// or 0.
 #[btf_map(name = "tp_direct_macs")]
 pub static DIRECT_MACS: HashMap<u64, u32, 16_384, NO_PREALLOC> = HashMap::new();
+/// Those addresses by their number, the value there.
+#[btf_map(name = "tp_direct_node4")]
+pub static DIRECT_NODES4: Array<DirectNode<Address4>, { DIRECT_NODES as usize }> = Array::new();
+#[btf_map(name = "tp_direct_node6")]
+pub static DIRECT_NODES6: Array<DirectNode<Address6>, { DIRECT_NODES as usize }> = Array::new();
 /// This node's endpoints of Service ports that are forwarded directly.
 #[btf_map(name = "tp_direct_eps4")]
 pub static DIRECT_ENDPOINTS4: HashMap<DirectEndpointKey<Address4>, DirectEndpoint, 16_384, NO_PREALLOC> =

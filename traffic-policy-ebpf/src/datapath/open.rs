@@ -15,10 +15,10 @@
 use traffic_policy_ebpf::{
     abi::{
         Address, DirectEndpoint, DirectEndpointKey, Flow, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
-        SLOT_LOCAL, Scratch, Slot, Tuple, hook, jump, kind,
+        REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, WayBack, hook, jump, kind,
     },
     outcome::{Outcome, Verdict},
-    tcp::{ANSWERED, ASSURED, REMOVED, RST, flag},
+    tcp::{ANSWERED, ASSURED, REMOVED, RST, TUNNELLED, flag, numbers},
 };
 
 use core::ptr;
@@ -27,7 +27,7 @@ use crate::datapath::{
     clock,
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{Family, V4, V6},
-    flow::{datagrams, established, table::FlowTable},
+    flow::{datagrams, established, pair::counterpart_key, table::FlowTable, way_back},
     forward::{
         self, Forwarding, direct,
         outer::{self, Outer},
@@ -59,8 +59,9 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
     let left_alone = if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol };
-    if F::direct_from().lookup::<_, u32>(&source).is_none() || port_of::<F>(destination, NO_SERVICE).is_none()
-    {
+    let Some(node) = F::direct_from().lookup::<_, u32>(&source) else { return left_alone.into() };
+    if port_of::<F>(destination, NO_SERVICE).is_none() {
+        packet.jump::<F, { jump::OPEN_REPLY }>();
         return left_alone.into();
     }
     set!(scratch.opened.endpoint.address = destination);
@@ -69,7 +70,14 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     }
     let room = F::OUTER + if is_udp { outer::UDP } else { 0 };
     let marked = F::is_marked(ip);
-    let asked = owners::asked(F::number(ip));
+    let number = F::number(ip);
+    let asked = owners::asked(number);
+    let way = if number & REPLY_THROUGH_FRONT != 0 {
+        WayBack::through(load(node), is_udp)
+    } else {
+        WayBack::TO_CLIENT
+    };
+    set!(scratch.opened.way_back = way.word() as u32);
     if !packet.remove_room(room) {
         return Outcome::DroppedInternalError.into();
     }
@@ -100,7 +108,14 @@ fn incoming<F: Outer>(packet: Tc) -> Decision {
     let now = clock::jiffies();
     let entry = FlowTable::<F>::new().find(&parsed.tuple);
     if !entry.is_null() {
-        let (kind, entry_state) = (get!(entry.kind), get!(entry.state));
+        let (kind, entry_state) = (get!(entry.kind), get!(entry.state) & !TUNNELLED);
+        if kind == kind::DELIVER
+            && way_back::differs(entry, get!(scratch.opened.way_back))
+            && (!parsed.is_tcp() || numbers::is_near(&parsed.segment(), get!(entry.numbers)))
+            && counterpart_key::<F>(entry, parsed.tuple.protocol).is_some()
+        {
+            way_back::change::<F>(packet.ingress());
+        }
         let assured = entry_state & !ANSWERED == ASSURED;
         if matches!(kind, kind::FORWARD | kind::DIRECT) {
             if parsed.is_tcp() && !parsed.opens(packet) {
@@ -225,6 +240,21 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
     ends_here(decision)
 }
 
+/// Whether the client of this packet, which is one of the [tunnelled][TUNNELLED] flow `entry`, has
+/// sent it to this node itself: replies go to the client from now on.
+#[inline(always)]
+pub fn ends_tunnel<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
+    if !can_be_opened::<P>() || get!(entry.state) & TUNNELLED == 0 {
+        return false;
+    }
+    let Some(scratch) = F::scratch() else { return false };
+    let ends = get!(scratch.opened.pending) == 0;
+    if ends {
+        set!(scratch.opened.way_back = 0);
+    }
+    ends
+}
+
 /// Whether the refused packet that this program answers was opened.
 #[inline(always)]
 pub fn is_answered_by_route<P: Packet, F: Family>() -> bool {
@@ -301,7 +331,9 @@ pub fn given<P: Packet, F: Family>(
             return Err(Decision::refused(Outcome::ResetNoFlow, service));
         };
         set!(scratch.opened.endpoint = load(owner));
-        set!(scratch.direct = direct::NAMED);
+        // Replies come back to this node, if they are to go back to the one that has sent it.
+        let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * direct::TUNNEL;
+        set!(scratch.direct = direct::NAMED - direct::TUNNEL + tunnel);
         return Ok((service, index));
     }
     Ok((service, 0))

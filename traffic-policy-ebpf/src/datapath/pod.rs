@@ -7,7 +7,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{hook, kind},
+    abi::{DeviceOrPlace, hook, kind},
     outcome::Outcome,
     tcp::flag,
 };
@@ -76,9 +76,13 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
     let now = clock::jiffies();
     let (index, epoch) = table::next_hop(entry);
     let mut hop = current.hop(epoch, index, now).unwrap_or(ptr::null());
-    if hop.is_null() && local::is_of_pod(get!(entry.device_or_place).device()) {
-        // The client is a pod of this node, whose device translates the reply.
-        return Outcome::Passed.into();
+    if hop.is_null() {
+        let came_by = get!(entry.device_or_place);
+        if came_by == DeviceOrPlace::TUNNELLED || local::is_of_pod(came_by.device()) {
+            // The reply goes back through the node in front; or the client is a pod of this node,
+            // whose device translates it.
+            return Outcome::Passed.into();
+        }
     }
     if hop.is_null() || local::is_due(get!(entry.last), now) {
         let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };

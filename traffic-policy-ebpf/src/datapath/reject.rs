@@ -17,7 +17,7 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::table::FlowTable,
-    forward::Rewrite,
+    forward::{outer::Outer, through_front},
     maps::{CONFIG, DEVICES, REJECT_LIMITS, Table},
     open,
     parse::Parsed,
@@ -43,7 +43,7 @@ const RST_FLAGS: u16 = 0x5004u16.to_be();
 /// does, and goes back to the MAC that sent the packet. A frame whose checksum is still partial
 /// (from a veth neighbour) keeps its mark: it stays within the machine, where the sum is not
 /// checked.
-pub trait Answer: Rewrite {
+pub trait Answer: Outer {
     /// The types and codes of ICMP errors.
     const PORT_UNREACHABLE: u16;
     const TTL_EXCEEDED: u16;
@@ -185,12 +185,12 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
 /// Sends the answer by the device that the packet came by, or hands it to the stack if the packet
 /// was outgoing, and returns the verdict.
 #[inline(always)]
-fn send_back<P: Packet, F: Family>(packet: P, leaving: u32) -> i32 {
+fn send_back<P: Packet, F: Outer>(packet: P, leaving: u32) -> i32 {
     let ifindex = packet.ingress();
     if let Some(skb) = packet.skb()
         && open::is_answered_by_route::<P, F>()
     {
-        return skb.send_routed(ifindex);
+        return through_front::answer::<P, F>(packet).unwrap_or_else(|| skb.send_routed(ifindex));
     }
     if let Some(skb) = packet.skb()
         && leaving == 0

@@ -21,7 +21,7 @@ use crate::datapath::{
         snat_port::{self, NewFlow},
         state,
         table::FlowTable,
-        unassured,
+        unassured, way_back,
     },
     forward::{
         self, Forwarding, Rewrite, direct, hairpin,
@@ -99,7 +99,12 @@ pub fn prepare<P: Packet, F: Rewrite>(
             open::end_flow_through_here(packet, parsed, entry);
         }
         match state::track(packet, parsed, entry) {
-            Transition::Keep(entry) => kept = entry,
+            Transition::Keep(entry) => {
+                kept = entry;
+                if open::ends_tunnel::<P, F>(entry) {
+                    way_back::change::<F>(packet.ingress());
+                }
+            }
             Transition::Ignore(entry) => {
                 kept = entry;
                 last = get!(entry.last);
@@ -246,6 +251,7 @@ fn create<P: Packet, F: Family>(
     if open::was_opened::<P, F>() {
         (service, index) = open::given(packet, parsed, scratch)?;
     } else {
+        set!(scratch.opened.way_back = 0);
         // This check comes before that of the source: a peer may answer from a port that is a
         // Service's, too.
         if !P::POD && own::is_answered_by::<P, F>(parsed, now) {

@@ -13,7 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb},
     egress,
     family::Family,
-    forward::{self, Rewrite, direct, fragment, outer::Outer, sctp},
+    forward::{self, direct, fragment, outer::Outer, sctp},
     open,
     parse::{
         fixed,
@@ -147,12 +147,12 @@ fn without_program<F: Family, const SCTP: u32>(headers: &VariableHeaders<F>) -> 
 
 /// The program for outgoing packets.
 #[inline(always)]
-pub fn run_out<P: Skb, F: ParseVariable + Rewrite>(packet: P) -> i32 {
+pub fn run_out<P: Skb, F: ParseVariable + Outer>(packet: P) -> i32 {
     verdict::finish(packet, hook::EGRESS, outgoing::<P, F>(packet))
 }
 
 #[inline(always)]
-fn outgoing<P: Skb, F: ParseVariable + Rewrite>(packet: P) -> Decision {
+fn outgoing<P: Skb, F: ParseVariable + Outer>(packet: P) -> Decision {
     let headers = match read::<P, F, { jump::SCTP_OUT }>(packet) {
         Ok(headers) => headers,
         Err(outcome) => return outcome.into(),
@@ -172,7 +172,10 @@ fn outgoing<P: Skb, F: ParseVariable + Rewrite>(packet: P) -> Decision {
         return Outcome::PassedMalformed.into();
     }
     let decision = egress::reply::<P, F, true>(packet, parsed);
-    if matches!(decision.outcome, Outcome::RepliedLocal | Outcome::RepliedRedirected) {
+    if matches!(
+        decision.outcome,
+        Outcome::RepliedLocal | Outcome::RepliedRedirected | Outcome::RepliedToFront
+    ) {
         fragment::record(parsed);
     }
     if decision.is_answered() {

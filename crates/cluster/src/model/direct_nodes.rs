@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Dispatch, Protocol};
+use super::{Dispatch, Forwarding, Protocol};
 
 /// How packets are sent to a node that opens them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub(super) struct Opener {
     pub(super) dispatch: Dispatch,
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,
+    /// Whether replies come back through this node if it asks for that.
+    pub(super) tunnels: bool,
 }
 
 /// The other nodes that open packets which are forwarded to them directly, and the addresses from
@@ -29,11 +31,19 @@ pub(super) struct DirectNodes {
 
 impl DirectNodes {
     /// The way of packets to an endpoint of another node, if those of this protocol are opened
-    /// there. A node's own address is none that they can be sent to: network plugins send packets
-    /// of their own to it.
-    pub(super) fn open(&self, address: IpAddr, node: Option<&str>, protocol: Protocol) -> Option<Dispatch> {
+    /// there, and answered as this node forwards them: replies of SCTP never come back through it.
+    /// A node's own address is none that they can be sent to: network plugins send packets of their
+    /// own to it.
+    pub(super) fn open(
+        &self,
+        address: IpAddr,
+        node: Option<&str>,
+        (forwarding, protocol): (Forwarding, Protocol),
+    ) -> Option<Dispatch> {
         let opener = self.names[usize::from(address.is_ipv6())].get(node?)?;
-        let opens = opener.sctp || protocol != Protocol::Sctp;
-        (opens && !self.addresses.contains(&address)).then_some(opener.dispatch)
+        let is_sctp = protocol == Protocol::Sctp;
+        let answers = forwarding != Forwarding::Tunnel || opener.tunnels && !is_sctp;
+        let opens = opener.sctp || !is_sctp;
+        (opens && answers && !self.addresses.contains(&address)).then_some(opener.dispatch)
     }
 }

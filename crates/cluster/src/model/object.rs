@@ -276,6 +276,8 @@ pub struct DirectNode {
     pub dispatches: Vec<Dispatch>,
     /// Whether it opens packets of SCTP, too.
     pub sctp: bool,
+    /// Whether it sends replies back through the node in front, if that asks for it.
+    pub tunnels: bool,
     /// The addresses that such packets of its own have as their source.
     pub addresses: Vec<IpAddr>,
     /// The MAC addresses of its devices that have programs.

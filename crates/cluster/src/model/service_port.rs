@@ -175,6 +175,7 @@ fn service_port(
     let externally_reached =
         port.node_port != 0 || frontends.iter().any(|frontend| frontend.kind != FrontendKind::ClusterIp);
     let external_policy = external_policy(service);
+    let forwarding = service.forwarding.unwrap_or(context.input.forwarding);
 
     let cluster_used = service.internal_policy == Policy::Cluster || externally_reached;
     let local_used =
@@ -184,8 +185,8 @@ fn service_port(
         external_fallback: external_policy == Policy::Local && service.external_fallback,
         internal_policy: service.internal_policy,
         cluster: if cluster_used {
-            let (numbers, direct) = (&context.numbers, &context.direct);
-            candidates.cluster(context.topology(), numbers, direct, port.protocol, &service.weights)
+            let (numbers, direct, way) = (&context.numbers, &context.direct, (forwarding, port.protocol));
+            candidates.cluster(context.topology(), numbers, direct, way, &service.weights)
         } else {
             Vec::new()
         },
@@ -195,7 +196,7 @@ fn service_port(
         drain: service.drain,
         source_ranges: source_ranges(service, ipv6, context),
         affinity: service.affinity,
-        forwarding: service.forwarding.unwrap_or(context.input.forwarding),
+        forwarding,
         here: if context.direct.addresses.is_empty() { BTreeSet::new() } else { candidates.here() },
         algorithm: service.algorithm.unwrap_or(context.input.algorithm),
         frontends,

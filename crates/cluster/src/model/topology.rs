@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    Endpoint, Protocol, Weights, direct_nodes::DirectNodes, node_numbers::NodeNumbers, object::SliceEndpoint,
+    Endpoint, Forwarding, Protocol, Weights, direct_nodes::DirectNodes, node_numbers::NodeNumbers,
+    object::SliceEndpoint,
 };
 
 /// The location of this node, for the topology hints.
@@ -105,7 +106,7 @@ impl<'a> Candidates<'a> {
         topology: NodeTopology<'_>,
         numbers: &NodeNumbers,
         direct: &DirectNodes,
-        protocol: Protocol,
+        way: (Forwarding, Protocol),
         weights: &Weights,
     ) -> Vec<Endpoint> {
         let remaining = self.all().filter(|(address, ..)| !self.left_out.contains(address));
@@ -124,7 +125,7 @@ impl<'a> Candidates<'a> {
             let number =
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let node_name = endpoint.node_name.as_deref().filter(|_| !local);
-            let opens = direct.open(address.ip(), node_name, protocol);
+            let opens = direct.open(address.ip(), node_name, way);
             let opens = opens.map(|dispatch| if alike { dispatch } else { dispatch.within() });
             Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
         }))
@@ -275,7 +276,7 @@ mod tests {
             TOPOLOGY,
             &NodeNumbers::default(),
             &DirectNodes::default(),
-            Protocol::Tcp,
+            (Forwarding::Snat, Protocol::Tcp),
             &Weights::default(),
         )
     }

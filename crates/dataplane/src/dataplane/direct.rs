@@ -12,10 +12,13 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{
     Ebpf, Pod,
-    maps::{HashMap, MapData},
+    maps::{Array, HashMap, MapData},
 };
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
-use traffic_policy_ebpf::abi::{Address4, Address6, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port};
+use traffic_policy_ebpf::abi::{
+    Address, Address4, Address6, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, NO_SERVICE,
+    Port, SlotRoute,
+};
 
 use self::{leaving::Leaving, macs::Macs};
 use super::{
@@ -75,8 +78,9 @@ impl Direct {
 }
 
 /// An address as a key of its family's maps.
-trait Key: FromWire + Pod {
+trait Key: Address + FromWire + Pod {
     const NODES: &str;
+    const BY_NUMBER: &str;
     const ENDPOINTS: &str;
 
     /// Returns the form of an address of this family; `None` if it is of the other one.
@@ -85,6 +89,7 @@ trait Key: FromWire + Pod {
 
 impl Key for Address4 {
     const NODES: &str = "tp_direct_from4";
+    const BY_NUMBER: &str = "tp_direct_node4";
     const ENDPOINTS: &str = "tp_direct_eps4";
 
     fn of(address: IpAddr) -> Option<Self> {
@@ -94,6 +99,7 @@ impl Key for Address4 {
 
 impl Key for Address6 {
     const NODES: &str = "tp_direct_from6";
+    const BY_NUMBER: &str = "tp_direct_node6";
     const ENDPOINTS: &str = "tp_direct_eps6";
 
     fn of(address: IpAddr) -> Option<Self> {
@@ -104,6 +110,7 @@ impl Key for Address6 {
 /// Both maps of a family, and what they hold.
 struct OfFamily<A: Key> {
     nodes: HashMap<MapData, A, u32>,
+    by_number: Array<MapData, DirectNode<A>>,
     endpoints: HashMap<MapData, DirectEndpointKey<A>, DirectEndpoint>,
     /// The elements as they are in the maps; `None`: not read yet.
     held: Option<Held>,
@@ -124,7 +131,10 @@ const KEPT: Duration = Duration::from_secs(1800);
 
 #[derive(Debug, Default)]
 struct Held {
-    nodes: BTreeSet<IpAddr>,
+    /// The addresses of nodes, with their numbers.
+    nodes: BTreeMap<IpAddr, u32>,
+    /// The number that was given last.
+    last_number: u32,
     endpoints: BTreeMap<Place, u16>,
 }
 
@@ -139,10 +149,11 @@ impl<A: Key> OfFamily<A> {
             |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
         let other = |name| format!("map {name} has another type");
         let nodes = take(A::NODES)?.try_into().with_context(|| other(A::NODES))?;
+        let by_number = take(A::BY_NUMBER)?.try_into().with_context(|| other(A::BY_NUMBER))?;
         let endpoints = take(A::ENDPOINTS)?.try_into().with_context(|| other(A::ENDPOINTS))?;
         let kept_until = Instant::now().checked_add(KEPT);
         let (held, wanted, leaving) = (None, Index::new(), Leaving::default());
-        Ok(Self { nodes, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
+        Ok(Self { nodes, by_number, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
     }
 
     fn sync(
@@ -201,18 +212,26 @@ impl<A: Key> OfFamily<A> {
         let wanted: BTreeSet<IpAddr> =
             desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
         let mut written = 0;
-        for address in held.nodes.difference(&wanted).filter_map(|address| A::of(*address)) {
-            self.nodes.remove(&address).context("forgetting a node that forwards directly failed")?;
+        let gone: Vec<_> = held.nodes.keys().filter(|address| !wanted.contains(address)).copied().collect();
+        for address in gone {
+            let Some(key) = A::of(address) else { continue };
+            self.nodes.remove(&key).context("forgetting a node that forwards directly failed")?;
+            // What its number leads to stays: replies of open flows may still go there.
+            held.nodes.remove(&address);
             written += 1;
         }
-        for address in wanted.difference(&held.nodes) {
-            let Some(key) = A::of(*address) else { continue };
-            self.nodes.insert(key, 1, 0).with_context(|| {
-                format!("naming {address}, which forwards directly, failed (is the map full?)")
-            })?;
+        for address in wanted {
+            let Some(key) = A::of(address).filter(|_| !held.nodes.contains_key(&address)) else { continue };
+            let number = free_number(&held.nodes, held.last_number);
+            let named = || format!("naming {address}, which forwards directly, failed (is the map full?)");
+            let number = number.with_context(named)?;
+            let node = DirectNode { address: key, route: SlotRoute::default() };
+            self.by_number.set(number, node, 0).with_context(named)?;
+            self.nodes.insert(key, number, 0).with_context(named)?;
+            held.nodes.insert(address, number);
+            held.last_number = number;
             written += 1;
         }
-        held.nodes = wanted;
         Ok(written)
     }
 
@@ -250,8 +269,10 @@ impl<A: Key> OfFamily<A> {
 
     fn read(&self) -> Result<Held> {
         let mut held = Held::default();
-        for address in self.nodes.keys() {
-            held.nodes.insert(address?.to_ip());
+        for entry in &self.nodes {
+            let (address, number) = entry?;
+            held.nodes.insert(address.to_ip(), number);
+            held.last_number = held.last_number.max(number);
         }
         for entry in &self.endpoints {
             let (key, value) = entry?;
@@ -259,6 +280,13 @@ impl<A: Key> OfFamily<A> {
         }
         Ok(held)
     }
+}
+
+/// Returns the next number after the last one that no node has; `None` if all are in use. A number
+/// that was given back comes last: replies of open flows may still have it.
+fn free_number(nodes: &BTreeMap<IpAddr, u32>, last: u32) -> Option<u32> {
+    let used: BTreeSet<_> = nodes.values().copied().collect();
+    (last + 1..DIRECT_NODES).chain(1..=last.min(DIRECT_NODES - 1)).find(|number| !used.contains(number))
 }
 
 /// The writes that make some elements equal to what is wanted: removals come first.
@@ -334,6 +362,17 @@ mod tests {
         let (wanted, held) = (elements(wanted), elements(held));
         let doubtful = wanted.keys().chain(held.keys()).copied().collect();
         plan(&doubtful, &wanted, &held, room)
+    }
+
+    #[test]
+    fn numbers_of_nodes_are_not_given_again_soon() {
+        let ip = |last| IpAddr::from(Ipv4Addr::new(192, 0, 2, last));
+        let nodes = BTreeMap::from([(ip(1), 1), (ip(3), 3)]);
+        assert_eq!(free_number(&BTreeMap::new(), 0), Some(1), "0 is none");
+        assert_eq!(free_number(&nodes, 3), Some(4), "2 was given back");
+        assert_eq!(free_number(&nodes, DIRECT_NODES - 1), Some(2));
+        let all = (1..DIRECT_NODES).map(|number| (IpAddr::from(Ipv4Addr::from(number)), number)).collect();
+        assert_eq!(free_number(&all, 7), None);
     }
 
     #[test]

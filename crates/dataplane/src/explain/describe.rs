@@ -134,13 +134,18 @@ impl Describer<'_> {
                         let dispatch = chosen.opens.map_or(Dispatch::Ipip, Dispatch::within);
                         let form = form_of_direct(endpoint.is_ipv6(), dispatch);
                         let within = if dispatch == Dispatch::Udp { " --opened-within udp" } else { "" };
+                        let answers = if self.facts.flags & frontend::TUNNEL == 0 {
+                            "that node answers the client itself"
+                        } else {
+                            "that node's answer comes back within a packet, and goes on from here"
+                        };
                         let by_mac = match chosen.opens {
                             Some(Dispatch::L2 { .. }) => "to its MAC address if it is the next hop itself and finds the endpoint by its own table, else ",
                             _ => "",
                         };
                         format!(
-                            "route: to {node}, which opens it: unchanged, {by_mac}within a packet from {source} to {endpoint} ({form}); that node \
-                             answers the client itself (its `explain --opened-from {source} --at {endpoint}{within}` tells how)"
+                            "route: to {node}, which opens it: unchanged, {by_mac}within a packet from {source} to {endpoint} ({form}); {answers} \
+                             (its `explain --opened-from {source} --at {endpoint}{within}` tells how)"
                         )
                     }
                     RouteKind::Local if self.from == From::PodPacket => "route: the stack takes it to the endpoint, here or on another node, as a packet from the pod to the endpoint, past the same rules; the pod's address is kept".to_owned(),

@@ -10,7 +10,8 @@ use anyhow::Result;
 use traffic_policy_cluster::model::Protocol;
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, RuntimeConfig, Tuple, kind,
+        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, REPLY_THROUGH_FRONT,
+        RuntimeConfig, Tuple, kind,
     },
     tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST},
 };
@@ -58,6 +59,8 @@ pub enum FlowKind {
     Forwarded,
     /// The endpoint is on another node, which answers the client itself.
     Direct,
+    /// The endpoint is on another node, which answers the client through this one.
+    Tunnel,
     /// The endpoint is on this node.
     Delivered,
     /// The endpoint is wherever conntrack translates to: the flow began under kube-proxy.
@@ -200,6 +203,7 @@ fn join<A: Address + FromWire>(
         kind: match request.kind {
             kind::DELIVER => FlowKind::Delivered,
             kind::LEFT => FlowKind::Conntrack,
+            kind::DIRECT if u32::from(request.address_delta) & REPLY_THROUGH_FRONT != 0 => FlowKind::Tunnel,
             kind::DIRECT => FlowKind::Direct,
             _ => FlowKind::Forwarded,
         },
@@ -209,7 +213,8 @@ fn join<A: Address + FromWire>(
         request: traffic(request),
         reply: reply.map(traffic),
         hop: None,
-        node: request.head.node(),
+        // In its place is the way back of replies.
+        node: if request.kind == kind::DELIVER { 0 } else { request.head.node() },
     })
 }
 

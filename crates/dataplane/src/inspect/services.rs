@@ -275,7 +275,8 @@ where
             port.choice = Choice::Maglev(frontend.maglev);
         }
         if frontend.flags & frontend::DIRECT != 0 {
-            port.forwarding = Forwarding::Direct;
+            let tunnels = frontend.flags & frontend::TUNNEL != 0;
+            port.forwarding = if tunnels { Forwarding::Tunnel } else { Forwarding::Direct };
         }
         // All frontends of a Service port have the same lists.
         if port.cluster.is_empty() {

@@ -1,16 +1,27 @@
 //! The maps of direct forwarding: who may send, and for which endpoints packets are opened.
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{MAC_TAKES, NO_SERVICE, mac_key};
+use traffic_policy_ebpf::abi::{Address4, Address6, MAC_TAKES, NO_SERVICE, SlotRoute, mac_key};
 
 use super::{Harness, Spot};
 
 impl Harness {
     /// Lets another node send packets directly to this one, from its addresses of both families.
     pub fn let_send_directly(&mut self, from: Spot) {
-        for (map, address) in [("tp_direct_from4", v4(from)), ("tp_direct_from6", v6(from))] {
-            let written = self.map(map).write(&address, &1_u32.to_ne_bytes());
-            written.unwrap_or_else(|error| panic!("naming a node: {error:#}"));
+        self.let_send_directly_as(from, 1);
+    }
+
+    /// Lets another node send packets as [`Self::let_send_directly`] does, under a number.
+    pub fn let_send_directly_as(&mut self, from: Spot, number: u32) {
+        for (from, by_number, address, route) in [
+            ("tp_direct_from4", "tp_direct_node4", v4(from), size_of::<SlotRoute<Address4>>()),
+            ("tp_direct_from6", "tp_direct_node6", v6(from), size_of::<SlotRoute<Address6>>()),
+        ] {
+            let node = [address.clone(), vec![0; route]].concat();
+            self.map(by_number)
+                .write(&number.to_ne_bytes(), &node)
+                .and_then(|()| self.map(from).write(&address, &number.to_ne_bytes()))
+                .unwrap_or_else(|error| panic!("naming a node: {error:#}"));
         }
     }
 

@@ -181,6 +181,9 @@ impl Harness {
         for name in ["tp_scratch4", "tp_scratch6"] {
             self.map(name).renew(1)?;
         }
+        for name in ["tp_direct_node4", "tp_direct_node6"] {
+            self.map(name).renew(4)?;
+        }
         for name in ["tp_ep_routes4", "tp_ep_routes6"] {
             self.map(name).renew(SLOTS * 8)?;
         }

@@ -141,6 +141,13 @@ impl Frontend {
         self
     }
 
+    /// Forwards directly, and asks for replies through this node.
+    #[must_use]
+    pub fn tunnel(mut self) -> Self {
+        self.flags |= frontend::TUNNEL | frontend::OPENS_REPLIES;
+        self.direct()
+    }
+
     pub(super) fn is_direct(&self) -> bool {
         self.flags & frontend::DIRECT != 0
     }

@@ -14,6 +14,14 @@ pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value
     lease
 }
 
+/// Returns the Lease of a node that opens such packets, and sends replies back through the node in
+/// front if that asks for it.
+pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
+    let mut lease = opens_dispatch(node, families, dispatch);
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-reply"] = "tunnel".into();
+    lease
+}
+
 /// Returns the Lease of a node that opens packets of both families, and takes those that are sent
 /// to its MAC address as they are, if its settings that decide which endpoint it finds are these:
 /// by default the sender's, an agent with a Maglev table of 251 slots.

@@ -29,7 +29,7 @@ pub(super) fn within(inner: &Packet, source: u16, from: Spot, to: Spot) -> Packe
 pub(super) fn sent(inner: &Packet, source: u16) -> Packet {
     within(inner, source, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
-        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !3 };
+        outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !7 };
         outer.dont_fragment = true;
         outer.traffic_class = inner.traffic_class;
     })

@@ -1,6 +1,6 @@
 use std::{sync::LazyLock, time::Duration};
 
-use traffic_policy_cluster::model::{FrontendKind, Policy};
+use traffic_policy_cluster::model::{Forwarding, FrontendKind, Policy};
 use traffic_policy_ebpf::abi::IndexRange;
 
 use super::*;

@@ -7,7 +7,7 @@ use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
     abi::{
         Address, BY_MAC, DeviceOrPlace, Flow, Fold, Head, PROTOCOL_TCP, Packets, Port, PortSearch, Ports,
-        Scratch, Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
+        REPLY_THROUGH_FRONT, Scratch, Slot, TableUsage, Tail, Tuple, kind, outer_port, step,
     },
     checksum, hash,
     outcome::Outcome,
@@ -24,7 +24,7 @@ use crate::datapath::{
         no_port::NoPort,
         recycle,
         table::{self, FlowTable},
-        unassured,
+        unassured, way_back,
     },
     maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS},
     own,
@@ -227,7 +227,8 @@ global_functions! {
     note_ports6 => note_ports::<V6>;
 }
 
-/// Writes the ports of the request entry, and their difference, or what its packets travel in.
+/// Writes the ports of the request entry, and their difference, or what its packets travel in and
+/// whether replies come back.
 #[inline(always)]
 fn note_ports<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return 0 };
@@ -236,6 +237,7 @@ fn note_ports<F: Family>() -> i32 {
     let difference = if get!(scratch.request.kind) == kind::DIRECT {
         let port = outer_port(get!(scratch.port_search.spread) as u64);
         let way = get!(scratch.direct) as u16;
+        set!(scratch.request.address_delta = (way >> 3 & 1) * REPLY_THROUGH_FRONT as u16);
         port.wire() * (way >> 1 & 1) | BY_MAC * (way >> 2 & 1)
     } else {
         let client_ports = get!(scratch.port_search.client_ports);
@@ -292,6 +294,7 @@ global_functions! {
 #[inline(always)]
 fn keep_port<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
+    way_back::note(scratch);
     let result = own_port::<F>(scratch);
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }
@@ -313,6 +316,8 @@ fn take_over_reply<F: Family>(scratch: *mut Scratch<F::Address>) -> bool {
     set!(old.service = get!(scratch.reply.service));
     // The client may be behind another device now.
     set!(old.device_or_place = get!(scratch.reply.device_or_place));
+    set!(old.head = get!(scratch.reply.head));
+    set!(old.tail = get!(scratch.reply.tail));
     table::set_next_hop(old, 0, 0);
     // Its numbers stay: `tcp::numbers::unassured`. An exception are those of a connection that was
     // reset before it was assured: the endpoint does not know that connection.

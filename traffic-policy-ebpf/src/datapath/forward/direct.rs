@@ -4,7 +4,10 @@
 
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
-    abi::{Address, BY_MAC, Flow, HOP_L2, HOP_NO_ETHERNET, HOP_XDP, Scratch, frontend, kind, mac_key},
+    abi::{
+        Address, BY_MAC, Flow, HOP_L2, HOP_NO_ETHERNET, HOP_XDP, REPLY_THROUGH_FRONT, Scratch, frontend,
+        kind, mac_key, maglev::FORMER,
+    },
     outcome::Outcome,
 };
 
@@ -19,7 +22,7 @@ use crate::datapath::{
 };
 
 /// What packets may travel in whose outer packet names the endpoint: see `Scratch::direct`.
-pub const NAMED: u64 = 3;
+pub const NAMED: u64 = 3 | TUNNEL;
 
 /// What a Service's packets may travel in, as in `Scratch::direct`; 0 if they are not to be
 /// forwarded directly, or programs of this kind cannot do that. A number that is computed without a
@@ -30,7 +33,9 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
         return 0;
     }
     let flags = get!((list.frontend).flags) as u64;
-    (flags >> frontend::DIRECT.trailing_zeros() & 1) * (NAMED | flags >> L2_SHIFT & L2)
+    // Replies of SCTP never come back through the node in front.
+    let tunnel = if P::SCTP { 0 } else { flags >> TUNNEL_SHIFT & TUNNEL };
+    (flags >> frontend::DIRECT.trailing_zeros() & 1) * (NAMED - TUNNEL | flags >> L2_SHIFT & L2 | tunnel)
 }
 
 /// What packets may travel in to an owner of this number: the table of its node names a former one
@@ -43,6 +48,9 @@ pub fn to_owner(number: u32) -> u64 {
 /// The bit of a packet that goes to its endpoint's node as it is, and its distance from the flag.
 const L2: u64 = 4;
 const L2_SHIFT: u32 = frontend::L2.trailing_zeros() - L2.trailing_zeros();
+/// The bit of a packet whose replies are to come back through this node, and its distance.
+pub const TUNNEL: u64 = 8;
+const TUNNEL_SHIFT: u32 = frontend::TUNNEL.trailing_zeros() - TUNNEL.trailing_zeros();
 
 /// Whether a flow is forwarded directly.
 #[inline(always)]
@@ -79,7 +87,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     }
     // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
     let outer = place!(mut scratch.outer);
-    set!(outer.number = number);
+    set!(outer.number = number | (get!(entry.address_delta) as u32 & REPLY_THROUGH_FRONT));
     set!(outer.port = (get!(entry.port_delta) & !BY_MAC) * (!inner.is_datagrams(packet)) as u16);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
@@ -156,7 +164,7 @@ fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.
-const REFUSED: i32 = i32::MIN;
+pub const REFUSED: i32 = i32::MIN;
 
 global_functions! {
     send_xdp4 => send::<Xdp, V4>, context: *mut xdp_md;
@@ -167,7 +175,7 @@ global_functions! {
 
 /// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict.
 #[inline(always)]
-fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
+pub fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return REFUSED };
     let packet = P::of(context);
     if !wrap::<P, F>(packet, scratch) {
@@ -231,5 +239,5 @@ pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
 fn make_room_again<P: Packet>(packet: P, room: u32, number: u32) -> bool {
-    number != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
+    number & FORMER != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
 }

@@ -174,14 +174,7 @@ pub fn resolve<P: Packet, F: Family>(
 ) -> Route<F::Address> {
     let Some(scratch) = F::scratch() else { return Route::Failed(Outcome::DroppedInternalError) };
     set!(scratch.fib_query = FibQuery { source, destination, ingress, mark, now, zero: 0 });
-    let context = packet.raw();
-    let found = match (P::TC, F::V6) {
-        (false, false) => ask_fib_xdp4(context.cast()),
-        (false, true) => ask_fib_xdp6(context.cast()),
-        (true, false) => ask_fib_tc4(context.cast()),
-        (true, true) => ask_fib_tc6(context.cast()),
-    };
-    match found {
+    match ask::<P, F>(packet) {
         VIA => Route::Via(get!(scratch.via)),
         LOCAL => Route::Local,
         FORWARDING_OFF => Route::Failed(Outcome::DroppedForwardingDisabled),
@@ -189,8 +182,20 @@ pub fn resolve<P: Packet, F: Family>(
     }
 }
 
+/// Queries the FIB as `Scratch::fib_query` says: [`VIA`] if the route is in `Scratch::via`.
+#[inline(always)]
+pub fn ask<P: Packet, F: Family>(packet: P) -> i32 {
+    let context = packet.raw();
+    match (P::TC, F::V6) {
+        (false, false) => ask_fib_xdp4(context.cast()),
+        (false, true) => ask_fib_xdp6(context.cast()),
+        (true, false) => ask_fib_tc4(context.cast()),
+        (true, true) => ask_fib_tc6(context.cast()),
+    }
+}
+
 /// Results of [`ask_fib`].
-const VIA: i32 = 0;
+pub const VIA: i32 = 0;
 const LOCAL: i32 = 1;
 const FORWARDING_OFF: i32 = 2;
 const NO_ROUTE: i32 = 3;

@@ -67,14 +67,24 @@ pub fn is_udp_header(l4: usize, length: u16) -> bool {
         && load16::<4>(l4) == length.wrapping_add(UDP as u16).to_be()
 }
 
-/// The bits of the fourth byte of an outer IPv6 header that count owners.
-const NUMBER6: u8 = 3;
+/// The bits of the fourth byte of an outer IPv6 header that count owners, and
+/// [`REPLY_THROUGH_FRONT`][traffic_policy_ebpf::abi::REPLY_THROUGH_FRONT].
+const NUMBER6: u8 = 7;
 
 /// Returns a protocol, or that of UDP if the packet has this source port: by a number that is
 /// computed without a branch.
 #[inline(always)]
 pub fn either(protocol: u8, port: u16) -> u8 {
     protocol.wrapping_add((port != 0) as u8 * (PROTOCOL_UDP as u8).wrapping_sub(protocol))
+}
+
+/// The bytes of the transport header at `l4`.
+#[inline(always)]
+fn transport(protocol: u8, l4: usize, end: usize) -> u32 {
+    if protocol != INNER_TCP || l4 + 13 > end {
+        return UDP;
+    }
+    load8::<12>(l4) as u32 >> 4 << 2
 }
 
 /// A family whose packets can travel in outer packets.
@@ -101,12 +111,19 @@ pub trait Outer: Rewrite {
     /// Notes in the packet at `ip`, the first of `packet`, that a router was congested: RFC 6040
     /// section 4.2.
     fn mark(packet: Tc, ip: usize);
-    /// The number of owners that were asked before, in the header at `ip`.
+    /// TTL or hop limit of the header at `ip`.
+    fn ttl(ip: usize) -> u8;
+    /// Whether the packet at `ip`, without options, is an ICMP error, whose header is at `icmp`.
+    fn is_error(ip: usize, icmp: usize, end: usize) -> bool;
+    /// The bytes of the headers that each segment of an aggregate at `ip` gets.
+    fn headers(ip: usize, end: usize) -> u32;
+    /// The number of owners that were asked before, and
+    /// [`REPLY_THROUGH_FRONT`][traffic_policy_ebpf::abi::REPLY_THROUGH_FRONT], in the header at `ip`.
     fn number(ip: usize) -> u32;
     /// Writes the outer IP header in front of the packet at `inner`, and of a UDP header if that
     /// has the source port `port`. Returns the packet's length. The type of service is the inner
-    /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 3, is that of the
-    /// owners that were asked before.
+    /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 7: see
+    /// [`Self::number`].
     fn header(
         ip: usize,
         inner: usize,
@@ -151,6 +168,24 @@ impl Outer for V4 {
     fn is_inner(ip: usize) -> bool {
         load8::<0>(ip) >> 4 == 4
             && matches!(load8::<9>(ip), INNER_TCP | INNER_UDP | INNER_SCTP | PROTOCOL_ICMP)
+    }
+
+    #[inline(always)]
+    fn ttl(ip: usize) -> u8 {
+        load8::<8>(ip)
+    }
+
+    #[inline(always)]
+    fn is_error(ip: usize, icmp: usize, end: usize) -> bool {
+        Self::is_outer(ip)
+            && load8::<9>(ip) == PROTOCOL_ICMP
+            && icmp < end
+            && matches!(load8::<0>(icmp), 3 | 11 | 12)
+    }
+
+    #[inline(always)]
+    fn headers(ip: usize, end: usize) -> u32 {
+        Self::OUTER + transport(load8::<9>(ip), ip + Self::OUTER as usize, end)
     }
 
     #[inline(always)]
@@ -246,6 +281,21 @@ impl Outer for V6 {
     }
 
     #[inline(always)]
+    fn ttl(ip: usize) -> u8 {
+        load8::<7>(ip)
+    }
+
+    #[inline(always)]
+    fn is_error(ip: usize, icmp: usize, end: usize) -> bool {
+        load8::<6>(ip) == PROTOCOL_ICMP6 && icmp < end && matches!(load8::<0>(icmp), 1..=4)
+    }
+
+    #[inline(always)]
+    fn headers(ip: usize, end: usize) -> u32 {
+        Self::OUTER + transport(load8::<6>(ip), ip + Self::OUTER as usize, end)
+    }
+
+    #[inline(always)]
     fn is_marked(ip: usize) -> bool {
         load8::<1>(ip) & CE6 == CE6
     }
@@ -268,7 +318,7 @@ impl Outer for V6 {
     }
 
     /// The flow label is copied, too: routers and cards spread packets by it (RFC 6438). Its last
-    /// two bits are the number.
+    /// three bits are the number.
     #[inline(always)]
     fn header(
         ip: usize,

@@ -15,7 +15,7 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, Frontend, IndexRange, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
+        Address, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
         maglev::{FORMER, elements},
         scope,
     },
@@ -115,6 +115,7 @@ pub fn of_quoted<P: Packet, F: Family>(scratch: *mut Scratch<F::Address>) -> u32
 /// that no node writes is that of the last one.
 #[inline(always)]
 pub fn asked(number: u32) -> u32 {
+    let number = number & !REPLY_THROUGH_FRONT;
     if number > FORMER { FORMER } else { number }
 }
 

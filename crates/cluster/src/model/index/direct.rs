@@ -43,7 +43,7 @@ impl Index {
                     let dispatch = input.dispatch.towards(&other.dispatches)?;
                     let alike = other.choice.as_ref() == Some(&input.choice);
                     let dispatch = if alike { dispatch } else { dispatch.within() };
-                    Some((other.node.clone(), Opener { dispatch, sctp: other.sctp }))
+                    Some((other.node.clone(), Opener { dispatch, sctp: other.sctp, tunnels: other.tunnels }))
                 })
                 .collect()
         });
@@ -114,7 +114,7 @@ impl Indexed for DirectNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{DispatchChoice, Protocol};
+    use crate::model::{DispatchChoice, Forwarding, Protocol};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -124,6 +124,7 @@ mod tests {
             opens: true,
             dispatches: vec![Dispatch::Ipip],
             sctp: false,
+            tunnels: false,
             addresses: vec![address.parse().unwrap()],
             macs: Vec::new(),
             choice: None,
@@ -188,13 +189,37 @@ mod tests {
             let mut index = Index::default();
             index.apply(lease);
             assert!(index.update(&input).direct_nodes);
-            assert_eq!(index.context.direct.open(endpoint, Some("there"), Protocol::Tcp), Some(used));
+            assert_eq!(
+                index.context.direct.open(endpoint, Some("there"), (Forwarding::Direct, Protocol::Tcp)),
+                Some(used)
+            );
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, takes)]));
             // A clone that takes none: the address of both is that of a node, and takes none.
             index.apply(DirectNode { opens: false, macs: vec![mac], ..node("clone", "192.0.2.3") });
             assert!(index.update(&input).direct_nodes);
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, false)]));
         }
+    }
+
+    /// An agent of a former version answers the client itself, which the network may forbid.
+    #[test]
+    fn replies_come_back_from_nodes_that_know_it_alone() {
+        let mut index = Index::default();
+        let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        let newer = DirectNode { tunnels: true, ..node("newer", "192.0.2.2") };
+        assert!(index.apply(node("older", "192.0.2.1")) && index.apply(newer));
+        index.update(&input);
+        let address = "198.51.100.1".parse().unwrap();
+        let opens = |index: &Index, node, way| {
+            index.context.direct.open(address, Some(node), (way, Protocol::Tcp)).is_some()
+        };
+        for (node, direct, tunnel) in [("older", true, false), ("newer", true, true)] {
+            let found = [Forwarding::Direct, Forwarding::Tunnel].map(|way| opens(&index, node, way));
+            assert_eq!(found, [direct, tunnel], "{node}");
+        }
+        index.apply(DirectNode { tunnels: true, ..node("older", "192.0.2.1") });
+        index.update(&input);
+        assert!(opens(&index, "older", Forwarding::Tunnel), "it was upgraded");
     }
 
     #[test]
@@ -210,7 +235,7 @@ mod tests {
             ("v6", "2001:db8:1::1", true),
         ] {
             let address: IpAddr = address.parse().unwrap();
-            let found = index.context.direct.open(address, Some(node), Protocol::Tcp);
+            let found = index.context.direct.open(address, Some(node), (Forwarding::Direct, Protocol::Tcp));
             assert_eq!(found, opens.then_some(Dispatch::Ipip), "{node} {address}");
         }
     }
@@ -226,7 +251,13 @@ mod tests {
             index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).is_some()
         };
         for (protocol, earlier) in [(Protocol::Tcp, true), (Protocol::Udp, true), (Protocol::Sctp, false)] {
-            assert_eq!([opens("earlier", protocol), opens("present", protocol)], [earlier, true]);
+            assert_eq!(
+                [
+                    opens("earlier", (Forwarding::Direct, protocol)),
+                    opens("present", (Forwarding::Direct, protocol))
+                ],
+                [earlier, true]
+            );
         }
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Opti
     let text = text(metadata, FORWARDING_ANNOTATION)?;
     let forwarding = Forwarding::parse(text);
     if forwarding.is_none() {
-        let what = format!("{} is neither snat nor direct, and is ignored", quoted(text));
+        let what = format!("{} is neither snat, direct nor tunnel, and is ignored", quoted(text));
         tell(problems, FORWARDING_ANNOTATION, &what);
     }
     forwarding

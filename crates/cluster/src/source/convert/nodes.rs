@@ -25,6 +25,10 @@ pub(in crate::source) const DIRECT_PROTOCOLS: &str = "traffic-policy.io/opens-pr
 pub(in crate::source) const DIRECT_MACS: &str = "traffic-policy.io/opens-l2-at";
 /// The annotation with its settings that decide which endpoint it finds for those.
 pub(in crate::source) const DIRECT_CHOICE: &str = "traffic-policy.io/opens-l2-by";
+/// The annotation by which such a node says how its replies may travel, and the value: back through
+/// the node in front, if that asks for it. Agents that do not write it answer the client.
+pub(in crate::source) const DIRECT_REPLY: &str = "traffic-policy.io/opens-reply";
+pub(in crate::source) const DIRECT_TUNNEL: &str = "tunnel";
 const TO_BE_DELETED_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 pub(in crate::source) fn node(node: &Node) -> Result<object::Node, FieldError> {
@@ -132,12 +136,15 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         })
         .collect::<Result<_, _>>()?;
     let choice = annotation(DIRECT_CHOICE).cloned();
+    let reply = annotation(DIRECT_REPLY);
+    let tunnels = reply.is_some_and(|list| list.split(',').any(|word| word.trim() == DIRECT_TUNNEL));
     Ok(Some(object::DirectNode {
         name: name(&lease.metadata)?,
         node,
         opens,
         dispatches,
         sctp,
+        tunnels,
         addresses,
         macs,
         choice,

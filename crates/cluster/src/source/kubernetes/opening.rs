@@ -62,7 +62,7 @@ impl DirectPart {
     #[must_use]
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
-            && (!self.opens() || lease.sctp && lease.dispatches == self.dispatch.opened())
+            && (!self.opens() || lease.sctp && lease.tunnels && lease.dispatches == self.dispatch.opened())
             && lease.choice.as_ref() == Some(&self.choice)
             && lease.macs.iter().copied().collect::<BTreeSet<_>>() == self.macs
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses

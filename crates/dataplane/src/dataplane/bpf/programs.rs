@@ -39,7 +39,7 @@ const XDP_JUMPS: [(u32, &str); 10] = [
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
     (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
-const TC_JUMPS: [(u32, &str); 22] = [
+const TC_JUMPS: [(u32, &str); 24] = [
     (jump::SLOW_PATH, "tp_tc_slow4"),
     (jump::REJECT, "tp_tc_reject4"),
     (jump::ICMP_ERROR, "tp_tc_icmp4"),
@@ -49,6 +49,7 @@ const TC_JUMPS: [(u32, &str); 22] = [
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::SPLIT, "tp_tc_split4"),
     (jump::OPEN, "tp_tc_open4"),
+    (jump::OPEN_REPLY, "tp_tc_openback4"),
     (jump::SCTP, "tp_tc_sctp4"),
     (jump::SCTP_OUT, "tp_tc_sctp_out4"),
     (jump::SCTP_SPLIT, "tp_tc_sctp_cut4"),
@@ -60,6 +61,7 @@ const TC_JUMPS: [(u32, &str); 22] = [
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_tc_vhdr_out6"),
     (jump::PRIORITY_TAG, "tp_tc_priority"),
     (jump::FAMILY + jump::OPEN, "tp_tc_open6"),
+    (jump::FAMILY + jump::OPEN_REPLY, "tp_tc_openback6"),
     (jump::FAMILY + jump::SCTP, "tp_tc_sctp6"),
     (jump::FAMILY + jump::SCTP_OUT, "tp_tc_sctp_out6"),
 ];

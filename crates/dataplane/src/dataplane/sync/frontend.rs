@@ -33,7 +33,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
     if node_address {
         flags |= frontend::NODE_ADDRESS;
     }
-    if port.forwarding == Forwarding::Direct {
+    if port.forwarding.is_direct() {
         flags |= frontend::DIRECT;
     }
     if has_table
@@ -44,6 +44,9 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
     {
         // Each node has node ports at addresses of its own, and remembers clients of its own.
         flags |= frontend::L2;
+    }
+    if port.forwarding == Forwarding::Tunnel {
+        flags |= frontend::TUNNEL | frontend::OPENS_REPLIES;
     }
     if kind == FrontendKind::LoadBalancer && !port.source_ranges.is_empty() {
         flags |= frontend::SOURCE_RANGES;

@@ -354,6 +354,8 @@ impl Planner {
             if context.adopting {
                 flags |= abi::frontend::ADOPTING;
             }
+            // Open flows go on as they began.
+            flags |= held.map_or(0, |held| held.flags & abi::frontend::OPENS_REPLIES);
             let drain_until = frontend::drain_until(port, id_and_kind.kind, flags, local.len, held, drain);
             let affinity = frontend::affinity(port);
             let wanted = Frontend {

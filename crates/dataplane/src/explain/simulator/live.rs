@@ -50,6 +50,8 @@ const SHARED: &[&str] = &[
     "tp_direct_from4",
     "tp_direct_from6",
     "tp_direct_macs",
+    "tp_direct_node4",
+    "tp_direct_node6",
     "tp_direct_eps4",
     "tp_direct_eps6",
 ];

@@ -49,8 +49,8 @@ pub(super) struct Arguments {
     /// The annotation traffic-policy.io/drain.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_DRAIN", value_name = "TIME")]
     drain: Option<Span>,
-    /// The annotation traffic-policy.io/forwarding: snat or direct. Nodes are taken to open packets
-    /// of the others.
+    /// The annotation traffic-policy.io/forwarding: snat, direct or tunnel. Nodes are taken to open
+    /// packets of the others.
     #[arg(long, env = "TRAFFIC_POLICY_WHAT_IF_FORWARDING", value_name = "WAY", value_parser = forwarding)]
     forwarding: Option<Forwarding>,
     /// The annotation traffic-policy.io/algorithm: random or maglev.
@@ -85,7 +85,7 @@ enum PolicyArgument {
 }
 
 pub(super) fn forwarding(text: &str) -> Result<Forwarding, String> {
-    Forwarding::parse(text).ok_or_else(|| format!("`{text}` is not snat or direct"))
+    Forwarding::parse(text).ok_or_else(|| format!("`{text}` is not snat, direct or tunnel"))
 }
 
 fn node(text: &str) -> Result<(String, NodeChange), String> {

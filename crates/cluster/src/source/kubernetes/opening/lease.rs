@@ -17,7 +17,7 @@ use crate::{
     model::Dispatch,
     source::convert::{
         DIRECT_ADDRESSES, DIRECT_CHOICE, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_MACS, DIRECT_OPENS,
-        DIRECT_PROTOCOLS, DIRECT_SENDS,
+        DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL,
     },
 };
 
@@ -80,6 +80,7 @@ impl Leases {
             part.macs.iter().map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")).collect();
         lease["metadata"]["annotations"][DIRECT_MACS] = macs.join(",").into();
         lease["metadata"]["annotations"][DIRECT_CHOICE] = part.choice.as_str().into();
+        lease["metadata"]["annotations"][DIRECT_REPLY] = DIRECT_TUNNEL.into();
         if let Some(why) = &part.why_not {
             lease["metadata"]["annotations"][WHY_NOT] = why.as_str().into();
         }

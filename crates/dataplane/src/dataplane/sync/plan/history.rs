@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Instant};
 
-use traffic_policy_cluster::model::{Desired, Forwarding, ServicePort, ServicePortKey};
+use traffic_policy_cluster::model::{Desired, ServicePort, ServicePortKey};
 use traffic_policy_ebpf::abi::IndexRange;
 
 use super::{
@@ -25,7 +25,7 @@ impl Planner {
         context: &Context<'_>,
         plan: &mut Plan,
     ) -> Former {
-        if port.forwarding != Forwarding::Direct || table.range.len == 0 {
+        if !port.forwarding.is_direct() || table.range.len == 0 {
             return Former::default();
         }
         let is_usable = old.former.is_valid(context.monotonic) && old.former.slots == table.range.len;

@@ -1,0 +1,252 @@
+//! The program that opens replies which other nodes have sent within outer packets to this one, the
+//! node in front (`--forwarding tunnel`), and sends them to the client. No flow is looked up: what
+//! was inside says all, so a reply may come back through any node in front.
+//!
+//! ```text
+//! outer: node of the endpoint → this node     inner: frontend → client
+//! ```
+//!
+//! A packet is opened only if its outer source is an address of a node, its outer destination one of
+//! this node, and what is inside comes from a frontend of this node whose replies are opened, or is
+//! an ICMP error about a request to one; every other one is left alone. What was opened is sent by
+//! the route to the client, and never handed to the stack.
+
+use traffic_policy_ebpf::{
+    abi::{
+        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports, REASSEMBLY,
+        Scratch, frontend, hook,
+    },
+    outcome::Outcome,
+};
+
+use crate::datapath::{
+    clock,
+    ctx::{LINEAR, Packet, Skb as _, tc::Tc},
+    family::{V4, V6},
+    forward::{
+        self,
+        nexthop::{self, Route},
+        outer::{self, Outer},
+    },
+    lb::{Target, select},
+    maps::{ANY, NEXTHOPS},
+    parse::ETHERNET,
+    value::{borrow, load},
+    verdict::{self, Decision},
+    words::{load8, load16, load32},
+};
+
+/// The bytes of an ICMP header.
+const ICMP: usize = 8;
+/// RFC 8200 section 4.5.
+const FRAGMENT_HEADER: u8 = 44;
+
+/// The program.
+#[inline(always)]
+pub fn run<F: Inside>(packet: Tc) -> i32 {
+    verdict::finish(packet, hook::INGRESS, incoming::<F>(packet))
+}
+
+#[inline(always)]
+fn incoming<F: Inside>(packet: Tc) -> Decision {
+    packet.pull(LINEAR + 2 * F::OUTER + outer::UDP);
+    let (ip, end) = (packet.data() + ETHERNET, packet.end());
+    if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
+        return Outcome::PassedUnsupportedProtocol.into();
+    }
+    let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
+    let left_alone = if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol };
+    let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
+    let (from, to) = F::addresses_at(ip);
+    if F::direct_from().lookup::<_, u32>(&from).is_none()
+        || F::node_addresses().lookup::<_, u32>(&to).is_none()
+    {
+        return left_alone.into();
+    }
+    let (room, inner) = if is_udp {
+        (F::OUTER + outer::UDP, ip + (F::OUTER + outer::UDP) as usize)
+    } else {
+        (F::OUTER, ip + F::OUTER as usize)
+    };
+    if inner + F::OUTER as usize > end || !F::is_inner(inner) {
+        return left_alone.into();
+    }
+    if is_udp && !outer::is_udp_header(ip + F::OUTER as usize, F::length(inner)) {
+        return left_alone.into();
+    }
+    if !note_request::<F>(scratch, inner, end) || !is_opened::<F>(scratch) {
+        return left_alone.into();
+    }
+    if get!(scratch.fragmented) != 0 {
+        let key = borrow(place!(const scratch.fragment_key));
+        F::fragments().insert(key, place!(const scratch.fragment), ANY);
+    }
+    let (source, destination) = F::addresses_at(inner);
+    if F::ttl(inner) <= 1 {
+        return Outcome::DroppedTtlExceeded.into();
+    }
+    let segment = packet.segment();
+    let length = if segment == 0 { F::length(inner) as u32 } else { F::headers(inner, end) + segment };
+    let marked = F::is_marked(ip);
+    let now = clock::jiffies();
+    let route = nexthop::resolve::<Tc, F>(packet, packet.ingress(), 0, source, destination, now);
+    let Route::Via(via) = route else { return Outcome::DroppedNoRoute.into() };
+    let hop = if via.hop == 0 { None } else { NEXTHOPS.get_ptr(via.hop as u32) };
+    let (mtu, flags, ifindex) = if let Some(hop) = hop {
+        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
+    } else {
+        let (mtu, flags) = forward::unresolved::<F>(via.ifindex, scratch);
+        (mtu, flags, via.ifindex)
+    };
+    if length > mtu {
+        return Outcome::DroppedMtuExceeded.into();
+    }
+    if !packet.remove_room(room) {
+        return Outcome::DroppedInternalError.into();
+    }
+    let ip = packet.data() + ETHERNET;
+    if ip + F::OUTER as usize > packet.end() {
+        return Outcome::DroppedInternalError.into();
+    }
+    if marked {
+        F::mark(packet, ip);
+    }
+    F::step(ip, F::ttl(ip));
+    if let Some(hop) = hop {
+        forward::macs(ip - ETHERNET, hop);
+    }
+    let action = if flags & HOP_ROUTED != 0 || hop.is_none() && flags & HOP_NO_ETHERNET != 0 {
+        packet.send_routed(ifindex)
+    } else if hop.is_none() {
+        packet.send_to(ifindex, place!(mut scratch.neighbour))
+    } else {
+        packet.send(ifindex)
+    };
+    Decision::sent(Outcome::RepliedOpened, action)
+}
+
+/// Notes the tuple of the request that the packet at `inner` answers, in `Scratch::opening`. False:
+/// it is no answer.
+#[inline(always)]
+fn note_request<F: Inside>(scratch: *mut Scratch<F::Address>, inner: usize, end: usize) -> bool {
+    let (frontend, client) = F::addresses_at(inner);
+    let after = inner + F::OUTER as usize;
+    set!(scratch.opening.source = client);
+    set!(scratch.opening.destination = frontend);
+    set!(scratch.fragmented = 0);
+    if let Some(piece) = F::piece(inner, end) {
+        return note_piece::<F>(scratch, &piece, inner, end);
+    }
+    let protocol = F::protocol(inner) as u32;
+    if matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
+        if !F::has_ports(inner) || after + 4 > end {
+            return false;
+        }
+        set!(scratch.opening.protocol = protocol);
+        set!(scratch.opening.ports = Ports::from_wire(load32::<0>(after)).reversed());
+        return true;
+    }
+    let quoted = after + ICMP;
+    let ports = quoted + F::OUTER as usize;
+    if !F::is_error(inner, after, end) || ports + 4 > end || !F::has_ports(quoted) {
+        return false;
+    }
+    let (source, destination) = F::addresses_at(quoted);
+    if source != client {
+        return false;
+    }
+    set!(scratch.opening.destination = destination);
+    set!(scratch.opening.protocol = F::protocol(quoted) as u32);
+    set!(scratch.opening.ports = Ports::from_wire(load32::<0>(ports)));
+    true
+}
+
+/// A fragment that is inside.
+pub struct Piece {
+    protocol: u32,
+    /// In memory order.
+    identification: u32,
+    /// Whether it has no ports.
+    later: bool,
+}
+
+/// A family whose fragments can be recognised.
+pub trait Inside: Outer {
+    /// The bytes of headers in front of the ports of a first fragment.
+    const HEADERS: usize;
+    /// Returns the fragment at `inner`; `None` for a whole packet.
+    fn piece(inner: usize, end: usize) -> Option<Piece>;
+}
+
+impl Inside for V4 {
+    const HEADERS: usize = 20;
+
+    #[inline(always)]
+    fn piece(inner: usize, _: usize) -> Option<Piece> {
+        let bits = u16::from_be(load16::<6>(inner));
+        if load8::<0>(inner) != 0x45 || bits & 0x3fff == 0 {
+            return None;
+        }
+        Some(Piece {
+            protocol: load8::<9>(inner) as u32,
+            identification: load16::<4>(inner) as u32,
+            later: bits & 0x1fff != 0,
+        })
+    }
+}
+
+impl Inside for V6 {
+    const HEADERS: usize = 48;
+
+    #[inline(always)]
+    fn piece(inner: usize, end: usize) -> Option<Piece> {
+        if load8::<6>(inner) != FRAGMENT_HEADER || inner + Self::HEADERS > end {
+            return None;
+        }
+        Some(Piece {
+            protocol: load8::<40>(inner) as u32,
+            identification: load32::<44>(inner),
+            later: u16::from_be(load16::<42>(inner)) & 0xfff8 != 0,
+        })
+    }
+}
+
+/// Notes the request as [`note_request`] does, for a fragment: of a first one the ports, which are
+/// kept for the later ones.
+#[inline(always)]
+fn note_piece<F: Inside>(scratch: *mut Scratch<F::Address>, piece: &Piece, inner: usize, end: usize) -> bool {
+    let (source, destination) = F::addresses_at(inner);
+    let key = place!(mut scratch.fragment_key);
+    set!(key.source = source);
+    set!(key.destination = destination);
+    set!(key.identification = piece.identification);
+    set!(key.protocol = if F::V6 { 0 } else { piece.protocol });
+    if piece.later {
+        let Some(record) = F::fragments().lookup::<_, Fragment>(borrow(key.cast_const())) else {
+            return false;
+        };
+        let Fragment { ports, protocol, seen } = load(record);
+        set!(scratch.opening.ports = ports.reversed());
+        set!(scratch.opening.protocol = protocol & !IGNORED);
+        return clock::nanoseconds().wrapping_sub(seen) <= REASSEMBLY;
+    }
+    let at = inner + F::HEADERS;
+    if at + 4 > end || !matches!(piece.protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
+        return false;
+    }
+    let ports = Ports::from_wire(load32::<0>(at));
+    set!(scratch.fragmented = 1);
+    set!(scratch.fragment.ports = ports);
+    set!(scratch.fragment.protocol = piece.protocol);
+    set!(scratch.fragment.seen = clock::nanoseconds());
+    set!(scratch.opening.ports = ports.reversed());
+    set!(scratch.opening.protocol = piece.protocol);
+    true
+}
+
+/// Whether replies to the request `Scratch::opening` are opened.
+#[inline(always)]
+fn is_opened<F: Outer>(scratch: *const Scratch<F::Address>) -> bool {
+    let found = select::frontend::<F>(&Target::of(borrow(place!(const scratch.opening))));
+    !found.is_null() && get!(found.flags) & frontend::OPENS_REPLIES != 0
+}
