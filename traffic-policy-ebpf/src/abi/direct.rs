@@ -26,9 +26,9 @@ pub const fn is_outer_port(port: Port) -> bool {
     port.to_host() & !(OUTER_PORTS - 1) == OUTER_PORTS
 }
 
-/// A bit of [`Flow::port_delta`][super::Flow::port_delta] in a [`DIRECT`][super::kind::DIRECT] entry
-/// that no source port has: packets are sent to the MAC address of the endpoint's node as they are,
-/// where that can be.
+/// A bit of [`Flow::port_delta`][super::Flow::port_delta] in a [`DIRECT`][super::kind::DIRECT]
+/// entry that no source port has: packets are sent to the MAC address of the endpoint's node as
+/// they are, where that can be.
 pub const BY_MAC: u16 = 0x8000_u16.to_be();
 
 /// The key of `tp_direct_macs`: a MAC address, then two bytes of 0, as one word in memory order.

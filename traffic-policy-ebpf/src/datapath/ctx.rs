@@ -85,7 +85,8 @@ pub trait Packet: Copy {
     fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool;
     /// Calls [`window_scale`][crate::datapath::parse::window_scale] as a global function.
     fn window_scale(self, offset: u32) -> i32;
-    /// Calls [`check_options`][crate::datapath::parse::variable::check_options] as a global function.
+    /// Calls [`check_options`][crate::datapath::parse::variable::check_options] as a global
+    /// function.
     fn check_options(self, header: u32) -> i32;
     /// Calls [`walk_headers`][crate::datapath::parse::ipv6_ext::walk_headers] as a global function.
     fn walk_headers(self, offset: u32) -> i32;

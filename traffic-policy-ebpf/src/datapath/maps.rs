@@ -74,8 +74,8 @@ pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap:
 pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_direct_from6")]
 pub static DIRECT_FROM6: HashMap<Address6, u32, 16_384, NO_PREALLOC> = HashMap::new();
-/// The MAC addresses of other nodes, each with [`MAC_TAKES`][traffic_policy_ebpf::abi::MAC_TAKES] or
-/// 0.
+/// The MAC addresses of other nodes, each with [`MAC_TAKES`][traffic_policy_ebpf::abi::MAC_TAKES]
+/// or 0.
 #[btf_map(name = "tp_direct_macs")]
 pub static DIRECT_MACS: HashMap<u64, u32, 16_384, NO_PREALLOC> = HashMap::new();
 /// Those addresses by their number, the value there.

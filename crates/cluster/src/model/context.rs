@@ -35,8 +35,8 @@ pub struct NodeInput {
     pub forwarding: Forwarding,
     /// The outer packet of what is forwarded directly (`--dispatch`).
     pub dispatch: DispatchChoice,
-    /// The settings on which the choice of an endpoint depends beyond the cluster's objects, as text.
-    /// Two nodes with the same text have the same Maglev tables.
+    /// The settings on which the choice of an endpoint depends beyond the cluster's objects, as
+    /// text. Two nodes with the same text have the same Maglev tables.
     pub choice: String,
     /// Whether no flow is to begin as a direct one yet: other nodes may not know this one.
     pub hold_direct: bool,

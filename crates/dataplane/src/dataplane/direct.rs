@@ -45,8 +45,8 @@ impl Direct {
         Ok(Self { v4: OfFamily::open(object)?, v6: OfFamily::open(object)?, macs: Macs::open(object)? })
     }
 
-    /// Makes the map of MAC addresses equal to the desired state, and returns the number of elements
-    /// written: next hops are to be resolved anew if there are any.
+    /// Makes the map of MAC addresses equal to the desired state, and returns the number of
+    /// elements written: next hops are to be resolved anew if there are any.
     ///
     /// # Errors
     /// The kernel refuses a change; the next call reads the map again.

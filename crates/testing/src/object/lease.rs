@@ -22,10 +22,9 @@ pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
     lease
 }
 
-/// Returns the Lease of a node that opens packets of these families, IP within IP.
-/// Returns the Lease of a node that opens packets of both families, and takes those that are sent to
-/// its MAC address as they are, if its settings that decide which endpoint it finds are these: by
-/// default the sender's, an agent with a Maglev table of 251 slots.
+/// Returns the Lease of a node that opens packets of both families, and takes those that are sent
+/// to its MAC address as they are, if its settings that decide which endpoint it finds are these:
+/// by default the sender's, an agent with a Maglev table of 251 slots.
 pub fn takes(node: &Node, choice: Option<&str>) -> Value {
     let mut lease = opens_dispatch(node, &Family::BOTH, "ipip,udp,l2");
     let mac = node.addresses.mac().map(|byte| format!("{byte:02x}")).join(":");

@@ -80,9 +80,9 @@ fn what_is_too_long_is_refused_with_the_whole_mtu() {
     });
 }
 
-/// The next hop is no node, or one that does not find the endpoint; the frontend has no flag that the
-/// agent has given it for its Service; or the packet has come from a node in the same way: where the
-/// tables of two nodes differ, that costs one hop, and nothing goes to and fro.
+/// The next hop is no node, or one that does not find the endpoint; the frontend has no flag that
+/// the agent has given it for its Service; or the packet has come from a node in the same way:
+/// where the tables of two nodes differ, that costs one hop, and nothing goes to and fro.
 #[test]
 fn other_packets_name_their_endpoint() {
     each_ingress(|harness, terms| {

@@ -1,5 +1,5 @@
-//! Direct forwarding to MAC addresses: the packets between nodes are the client's own, and where two
-//! nodes have different tables nothing is lost.
+//! Direct forwarding to MAC addresses: the packets between nodes are the client's own, and where
+//! two nodes have different tables nothing is lost.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -139,8 +139,8 @@ fn the_endpoint_is_named_where_another_node_may_choose_otherwise() {
     }
 }
 
-/// Two nodes whose tables differ, each sure that the other one's is its own: what the first sends to
-/// the second goes on to the endpoint that the second's table names, within IP, and never back.
+/// Two nodes whose tables differ, each sure that the other one's is its own: what the first sends
+/// to the second goes on to the endpoint that the second's table names, within IP, and never back.
 #[test]
 fn differing_tables_lose_nothing() {
     let mut cluster = start("xdp", None);

@@ -102,7 +102,9 @@ fn all_that_is_known() {
     let mut out = Vec::new();
     details(&mut out, &shown(&port(), &nodes(true), None)).unwrap();
     let text = String::from_utf8(out).unwrap();
-    for line in ["10.244.2.2:8080  on node-2, left out\n", "  left out    any endpoint on node-2, dead\n"] {
+    for line in
+        ["10.244.2.2:8080  on node-2, left out, ipip\n", "  left out    any endpoint on node-2, dead\n"]
+    {
         assert!(text.contains(line), "no {line:?} in\n{text}");
     }
 }
