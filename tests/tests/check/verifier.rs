@@ -56,7 +56,7 @@ fn what_the_verifier_refuses() {
     let output = lab.node(1).netns().output(command).unwrap();
     let checked = CheckOutput::of(&output);
     // Before Linux 6.6 there is a note about TC programs, too.
-    checked.has("error", "programs", &refused(2, 71), "boot a kernel of the table in ");
+    checked.has("error", "programs", &refused(2, 73), "boot a kernel of the table in ");
     assert_eq!(checked.code, Some(1));
     let whole = fs::read_to_string(&log).unwrap();
     assert!(whole.contains("R9 !read_ok") && whole.contains("processed"), "{whole}");
@@ -67,7 +67,7 @@ fn what_the_verifier_refuses() {
     let mut agent = builder.environment("TMPDIR", &folder.display().to_string()).start().unwrap();
     assert_eq!(agent.wait_ended(Duration::from_secs(20)).unwrap(), Some(1));
     // This agent attaches to TC alone: it loads neither what only XDP jumps to nor SCTP's programs.
-    let refused = refused(1, 42);
+    let refused = refused(1, 44);
     let log = agent.log();
     let last = log.lines().last().unwrap_or_default();
     assert!(last.starts_with("traffic-policy-agent: Linux ") && last.contains(&refused), "{log}");
