@@ -36,8 +36,8 @@ impl<A> Slot<A> {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
     }
 
-    /// The ways of packets to it, as in `Scratch::direct`: 9 if it has [`SLOT_OPENS`]; 2 more if it has
-    /// [`SLOT_UDP`], and 4 more for [`SLOT_L2`].
+    /// The ways of packets to it, as in `Scratch::direct`: 9 if it has [`SLOT_OPENS`]; 2 more if it
+    /// has [`SLOT_UDP`], and 4 more for [`SLOT_L2`].
     #[inline(always)]
     pub const fn dispatch(&self) -> u64 {
         let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64 & 7;

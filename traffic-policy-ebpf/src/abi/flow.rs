@@ -105,8 +105,8 @@ impl DeviceOrPlace {
         self.0
     }
 
-    /// Reply entry whose packets go back through the node in front, by [`Tail::way_back`]: the index
-    /// of no device, so that none of its packets leaves by the device that it names.
+    /// Reply entry whose packets go back through the node in front, by [`Tail::way_back`]: the
+    /// index of no device, so that none of its packets leaves by the device that it names.
     pub const TUNNELLED: Self = Self(u32::MAX);
 
     /// Request entry: its place in `tp_flow_dir4` or `tp_flow_dir6`; 0 if it has none.

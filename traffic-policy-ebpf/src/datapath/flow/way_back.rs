@@ -1,5 +1,5 @@
-//! The way back of an endpoint's replies, which the node in front names in its outer packets: to the
-//! client, or through that node (`--forwarding tunnel`).
+//! The way back of an endpoint's replies, which the node in front names in its outer packets: to
+//! the client, or through that node (`--forwarding tunnel`).
 //!
 //! The last packet that the endpoint's node has opened decides: where a connection goes on by
 //! another node in front, its replies go through that one. The request entry has the way, which
