@@ -68,8 +68,8 @@ pub static SERVICE_CIDRS6: LpmTrie<ServiceCidr<4>, u32, 1024> = LpmTrie::new();
 pub static NODE_ADDRESSES4: HashMap<Address4, u32, 4096, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_node_addrs6")]
 pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap::new();
-/// The addresses of the nodes that may send packets directly to endpoints of this one, with a number
-/// each.
+/// The addresses of the nodes that may send packets directly to endpoints of this one, with a
+/// number each.
 #[btf_map(name = "tp_direct_from4")]
 pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_direct_from6")]

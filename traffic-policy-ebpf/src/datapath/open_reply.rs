@@ -6,10 +6,10 @@
 //! outer: node of the endpoint → this node     inner: frontend → client
 //! ```
 //!
-//! A packet is opened only if its outer source is an address of a node, its outer destination one of
-//! this node, and what is inside comes from a frontend of this node whose replies are opened, or is
-//! an ICMP error about a request to one; every other one is left alone. What was opened is sent by
-//! the route to the client, and never handed to the stack.
+//! A packet is opened only if its outer source is an address of a node, its outer destination one
+//! of this node, and what is inside comes from a frontend of this node whose replies are opened, or
+//! is an ICMP error about a request to one; every other one is left alone. What was opened is sent
+//! by the route to the client, and never handed to the stack.
 
 use traffic_policy_ebpf::{
     abi::{

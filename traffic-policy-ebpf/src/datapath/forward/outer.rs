@@ -118,7 +118,8 @@ pub trait Outer: Rewrite {
     /// The bytes of the headers that each segment of an aggregate at `ip` gets.
     fn headers(ip: usize, end: usize) -> u32;
     /// The number of owners that were asked before, and
-    /// [`REPLY_THROUGH_FRONT`][traffic_policy_ebpf::abi::REPLY_THROUGH_FRONT], in the header at `ip`.
+    /// [`REPLY_THROUGH_FRONT`][traffic_policy_ebpf::abi::REPLY_THROUGH_FRONT], in the header at
+    /// `ip`.
     fn number(ip: usize) -> u32;
     /// Writes the outer IP header in front of the packet at `inner`, and of a UDP header if that
     /// has the source port `port`. Returns the packet's length. The type of service is the inner
