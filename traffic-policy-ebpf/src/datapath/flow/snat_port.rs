@@ -238,7 +238,7 @@ fn note_ports<F: Family>() -> i32 {
         let port = outer_port(get!(scratch.port_search.spread) as u64);
         let way = get!(scratch.direct) as u16;
         set!(scratch.request.address_delta = (way >> 3 & 1) * REPLY_THROUGH_FRONT as u16);
-        port.wire() * (way >> 1 & 1) | BY_MAC * (way >> 2 & 1)
+        (port.wire() * ((way >> 1) & 1)) | (BY_MAC * ((way >> 2) & 1))
     } else {
         let client_ports = get!(scratch.port_search.client_ports);
         checksum::delta(checksum::port_sum(client_ports), checksum::port_sum(ports))

@@ -35,7 +35,8 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     let flags = get!((list.frontend).flags) as u64;
     // Replies of SCTP never come back through the node in front.
     let tunnel = if P::SCTP { 0 } else { flags >> TUNNEL_SHIFT & TUNNEL };
-    (flags >> frontend::DIRECT.trailing_zeros() & 1) * (NAMED - TUNNEL | flags >> L2_SHIFT & L2 | tunnel)
+    (flags >> frontend::DIRECT.trailing_zeros() & 1)
+        * ((NAMED - TUNNEL) | ((flags >> L2_SHIFT) & L2) | tunnel)
 }
 
 /// What packets may travel in to an owner of this number: the table of its node names a former one

@@ -315,7 +315,7 @@ fn ask_fib<C, F: Family>(context: *mut C) -> i32 {
             mtu: mtu as u32,
             epoch: hop_epoch,
             resolved: now,
-            flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED) | takes * HOP_L2,
+            flags: flags & (HOP_XDP | HOP_NO_ETHERNET | HOP_ROUTED) | (takes * HOP_L2),
         };
         write_hop(hop, &found, config, own);
         set!(via.hop = index as u16);
