@@ -98,7 +98,7 @@ impl Balancer {
     /// to moves.
     #[must_use]
     pub fn outlives_nodes(&self, service: &Service, policy: Policy) -> bool {
-        service.forwarding == Some(Forwarding::Direct)
+        service.forwarding.is_some_and(Forwarding::is_direct)
             && service.algorithm == Some(Algorithm::Maglev)
             && policy == Policy::Cluster
             && self.moves_address(policy)

@@ -49,9 +49,9 @@ pub struct Timed {
 }
 
 /// The syntax of events, for messages.
-const FORMS: &str = "policy=Local|Cluster, drain=TIME, forwarding=snat|direct, algorithm=random|maglev, \
-                     node=NAME=gone|back|cut-off|notice|drained|added, pod=NAME, scale=N, spread, rollout, \
-                     crash=NODE or outage=TIME";
+const FORMS: &str = "policy=Local|Cluster, drain=TIME, forwarding=snat|direct|tunnel, \
+                     algorithm=random|maglev, node=NAME=gone|back|cut-off|notice|drained|added, pod=NAME, \
+                     scale=N, spread, rollout, crash=NODE or outage=TIME";
 
 const NODE_FORM: &str = "node=NAME=gone, back, cut-off, notice, drained or added";
 
@@ -98,7 +98,7 @@ impl FromStr for Event {
             "drain" => Ok(Self::Change(Change::Drain(time()?))),
             "forwarding" => Ok(Self::Change(Change::Forwarding(
                 Forwarding::parse(value.unwrap_or(""))
-                    .ok_or_else(|| format!("`{text}` is not forwarding=snat or forwarding=direct"))?,
+                    .ok_or_else(|| format!("`{text}` is not forwarding=snat, direct or tunnel"))?,
             ))),
             "algorithm" => Ok(Self::Change(Change::Algorithm(
                 value.unwrap_or("").parse().map_err(|error| format!("`{text}`: {error}"))?,

@@ -52,8 +52,8 @@ pub(super) struct Arguments {
     /// each request.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_SEED", value_name = "N", default_value = "1")]
     seed: u64,
-    /// The annotation traffic-policy.io/forwarding at the start: snat or direct. Nodes are taken to
-    /// open packets of the others.
+    /// The annotation traffic-policy.io/forwarding at the start: snat, direct or tunnel. Nodes are
+    /// taken to open packets of the others.
     #[arg(long, env = "TRAFFIC_POLICY_SIMULATE_FORWARDING", value_name = "WAY", value_parser = forwarding)]
     forwarding: Option<Forwarding>,
     /// The annotation traffic-policy.io/algorithm at the start: random or maglev.

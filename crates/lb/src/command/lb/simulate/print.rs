@@ -105,7 +105,7 @@ impl Shown<'_> {
         )?;
         let outlived = self.simulated.outlived;
         if total.delayed > 0 {
-            let waits = self.forwarding == Some(Forwarding::Direct);
+            let waits = self.forwarding.is_some_and(Forwarding::is_direct);
             writeln!(
                 out,
                 "  {} delayed: answered to the client's second SYN, a second later{}",
