@@ -57,7 +57,7 @@ fn a_router_that_rehashes_cuts_connections_by_other_nodes() {
         match at {
             // Three nodes become four: most of the 200 on their way come by another one.
             0 | 1 => {
-                assert!(run.total().cut == 0 && run.outlived > 100, "{:?} {}", run.total(), run.outlived)
+                assert!(run.total().cut == 0 && run.outlived > 100, "{:?} {}", run.total(), run.outlived);
             }
             _ => {
                 assert!(cut_by(&run, Why::Rehashed) > 100, "{annotations}: {:?}", run.why);
