@@ -56,7 +56,7 @@ fn frontends_endpoints_and_phases() {
         (&"shop".into(), &"web".into(), &"tcp-80".into())
     );
     assert_eq!((&port["external_policy"], &port["internal_policy"]), (&"Cluster".into(), &"Cluster".into()));
-    let here = json!({"address": format!("{pod}:{TARGET}"), "local": true, "node": null, "left_out": false, "slots": null});
+    let here = json!({"address": format!("{pod}:{TARGET}"), "local": true, "node": null, "dispatch": null, "left_out": false, "slots": null});
     assert_eq!(port["endpoints"], json!([here]));
     assert_eq!(port["affinity_seconds"], 10_800, "the default of the API");
     assert_eq!(port["source_ranges"], json!(["192.0.2.0/24"]));
