@@ -20,7 +20,7 @@ pub fn track(node: &Node) -> Result<()> {
     node.netns().feed("nft", &["-f", "-"], rules)
 }
 
-/// How a policy is written.
+/// The kind of rules that a network plugin makes of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     /// A table of its own, as of kube-network-policies (kindnet).

@@ -212,7 +212,7 @@ fn service(name: &str, policy: Policy, node_port: u16) -> Service {
     Service::new(name).policy(policy).port(Port::sctp(80, TARGET).node_port(node_port))
 }
 
-/// How the packets of an endpoint on another node travel.
+/// The way of packets to an endpoint on another node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Snat,

@@ -74,15 +74,15 @@ pub static NODE_ADDRESSES6: HashMap<Address6, u32, 4096, NO_PREALLOC> = HashMap:
 pub static DIRECT_FROM4: HashMap<Address4, u32, 16_384, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "tp_direct_from6")]
 pub static DIRECT_FROM6: HashMap<Address6, u32, 16_384, NO_PREALLOC> = HashMap::new();
-/// The MAC addresses of other nodes, each with [`MAC_TAKES`][traffic_policy_ebpf::abi::MAC_TAKES]
-/// or 0.
-#[btf_map(name = "tp_direct_macs")]
-pub static DIRECT_MACS: HashMap<u64, u32, 16_384, NO_PREALLOC> = HashMap::new();
 /// Those addresses by their number, the value there.
 #[btf_map(name = "tp_direct_node4")]
 pub static DIRECT_NODES4: Array<DirectNode<Address4>, { DIRECT_NODES as usize }> = Array::new();
 #[btf_map(name = "tp_direct_node6")]
 pub static DIRECT_NODES6: Array<DirectNode<Address6>, { DIRECT_NODES as usize }> = Array::new();
+/// The MAC addresses of other nodes, each with [`MAC_TAKES`][traffic_policy_ebpf::abi::MAC_TAKES]
+/// or 0.
+#[btf_map(name = "tp_direct_macs")]
+pub static DIRECT_MACS: HashMap<u64, u32, 16_384, NO_PREALLOC> = HashMap::new();
 /// This node's endpoints of Service ports that are forwarded directly.
 #[btf_map(name = "tp_direct_eps4")]
 pub static DIRECT_ENDPOINTS4: HashMap<DirectEndpointKey<Address4>, DirectEndpoint, 16_384, NO_PREALLOC> =

@@ -7,10 +7,10 @@ use std::{
 
 use super::{Dispatch, Forwarding, Protocol};
 
-/// How packets are sent to a node that opens them.
+/// The way of packets to a node that opens them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opener {
-    /// What they travel in.
+    /// The outer packet, or the MAC address alone.
     pub(super) dispatch: Dispatch,
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,

@@ -13,7 +13,7 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// What a packet may go by alone. With `else_udp` there is one more, of the same name.
+    /// One dispatch of each name: `L2` with `else_udp` has the name of the one without.
     pub const ALL: [Self; 3] = [Self::Ipip, Self::Udp, Self::L2 { else_udp: false }];
 
     /// Returns the dispatch of this name; `None` if there is none, as for one of a later agent.

@@ -291,7 +291,7 @@ fn direct_forwarding_keeps_the_clients_address() {
     assert!(!codes(&[Change::Forwarding(Forwarding::Direct)]).contains(&"client-address"));
 }
 
-/// What advises one policy or the other says what the annotations change about it.
+/// Findings that advise a policy say if the annotations change their reason.
 #[test]
 fn findings_know_what_direct_forwarding_keeps() {
     let found = |service: &str, pods: &str, balancer: &str, code: &str| {

@@ -181,8 +181,7 @@ fn fragments_travel_and_are_not_translated() {
     });
 }
 
-/// What was sent within another packet concerns none that comes later, also where no Service of
-/// SCTP has its programs loaded.
+/// An opened packet leaves no mark for the next one, also where no program of SCTP is loaded.
 #[test]
 fn without_its_programs_an_opened_packet_is_dropped() {
     each_home(|harness, terms, way| {

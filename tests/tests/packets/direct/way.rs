@@ -1,4 +1,4 @@
-//! What the packets of a flow travel in: IP, or UDP.
+//! The outer packets of a flow that is forwarded directly: IP, or UDP.
 
 use traffic_policy_testing::harness::{Device, Frontend, Ran, Spot};
 use traffic_policy_testing::packet::Packet;

@@ -12,7 +12,7 @@ fn state(scene: &Scene) -> Value {
     scene.agent.json(&["status"]).unwrap()["local_delivery"].clone()
 }
 
-/// What `check` finds with the flag.
+/// The findings of `check` with the flag.
 fn findings(scene: &Scene) -> Vec<Value> {
     let output = scene.agent.command(&["check", "--local-delivery", "direct", "--output", "json"]).unwrap();
     serde_json::from_slice(&output.stdout).unwrap()

@@ -20,7 +20,7 @@ impl Index {
         self.context.direct.names.iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
-    /// What packets to those nodes travel in.
+    /// The dispatch of packets to each of those nodes.
     #[must_use]
     pub fn direct_dispatches(&self) -> BTreeMap<String, Dispatch> {
         let all = self.context.direct.names.iter().flatten();
