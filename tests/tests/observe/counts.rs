@@ -43,15 +43,20 @@ fn agree_with_what_was_sent() {
         let flags = ["--idle-udp", "8s", "--idle-udp-answered", "8s"];
         let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
         let agent = &agents[0];
-        let ask =
-            |number: u16| cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, 30080 + number)).unwrap();
-        for _ in 0..ASKED {
-            ask(0).answer().unwrap();
-            ask(1).answer().unwrap();
+        // Each probe has a source port of its own: the kernel gives the port of a closed socket to
+        // another one now and then, and two probes from one port are one flow.
+        let ask = |number: u16, source_port: u16| {
+            let to = cluster.at(1, Family::V4, 30080 + number);
+            let probe = Protocol::Udp.probe(to).source_port(source_port);
+            probe.from(cluster.lab.client().netns()).unwrap()
+        };
+        for source_port in (20_000..).take(ASKED as usize) {
+            ask(0, source_port).answer().unwrap();
+            ask(1, source_port).answer().unwrap();
         }
-        for _ in 0..3 {
-            assert_eq!(ask(2), Outcome::Silent);
-            assert!(ask(3).is_refused_at_once());
+        for source_port in 20_000..20_003 {
+            assert_eq!(ask(2, source_port), Outcome::Silent);
+            assert!(ask(3, source_port).is_refused_at_once());
         }
 
         let expect = |when: &str| {
