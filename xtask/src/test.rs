@@ -22,7 +22,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 pub(crate) use self::cost::Cost;
-use self::{cost::Known, plan::Job, program::Program as TestProgram, queue::Slots};
+use self::{
+    cost::Known,
+    plan::{Company, Job},
+    program::Program as TestProgram,
+    queue::Slots,
+};
 use crate::{
     build, cargo, image, lint,
     setup::{self, programs},
@@ -105,7 +110,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     lints(stages, &[("programs and kernels that tests need", &fetch)]);
     let Some(tests) = built(stages) else { return Ok(()) };
     let jobs = plan::jobs(&tests, &Known::read());
-    let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.alone);
+    let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.company != Company::Any);
     stages.one("tests that run alone: loss, time", |tally| Ok(run_jobs(&alone, tally)));
     let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
     stages.at_once(&[
@@ -261,17 +266,17 @@ fn documentation_tests(tally: &mut Tally) -> Result<bool> {
 
 /// Returns the number of simultaneous tests: one and a half times the number of CPUs, since most
 /// tests wait half of their time, for an agent, an answer or silence; and twice as many while all
-/// running tests wait.
+/// running tests wait. Tests that measure loss have a CPU each.
 fn slots() -> Slots {
     if let Some(set) = env::var(THREADS).ok().and_then(|number| number.parse().ok()) {
-        return Slots { always: set, most: set };
+        return Slots { always: set, most: set, few: set.min(2) };
     }
     if WRITING.iter().any(|variable| env::var_os(variable).is_some()) {
-        return Slots { always: 1, most: 1 };
+        return Slots { always: 1, most: 1, few: 1 };
     }
     let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let always = cpus + cpus / 2;
-    Slots { always, most: 2 * always }
+    Slots { always, most: 2 * always, few: cpus }
 }
 
 /// Runs one test program, as root if it belongs to a package that needs it. Called by cargo.

@@ -1,20 +1,25 @@
-//! The assignment of tests to processes, the order of these, and the tests that have the machine
-//! for themselves.
+//! The assignment of tests to processes, the order of these, and the tests that have the machine,
+//! or half of it, for themselves.
 
 use super::{
     cost::{Known, test_name},
     program::Program,
 };
 
-/// The suites, or single tests, that measure loss, or time against a bound: a machine that is busy
-/// with other tests looks to them like a network that loses packets.
-const ALONE: [&str; 5] = [
+/// The suites, modules or single tests that measure time against a bound, or loss while they fill
+/// all processors themselves.
+const ALONE: [&str; 7] = [
     "lab::remains::a_lab_comes_up_fast_and_goes_completely",
-    "loss",
+    "loss::crowd",
+    "loss::flood",
+    "loss::outlive::many",
     "observe::outside::an_outside_bench_sees_the_same_ratio",
     "sockets::cost::of_connect",
     "speed",
 ];
+/// The suites that measure loss: a machine that is busy with other tests looks to them like a
+/// network that loses packets. They leave three quarters of two processors idle.
+const FEW: [&str; 1] = ["loss"];
 /// Tests of these suites that measure neither: they wait most of their time, and run beside others.
 const NOT_ALONE: [&str; 4] = [
     "loss::direct::a_node_says_why_it_opens_nothing",
@@ -32,23 +37,33 @@ const SECONDS_TOGETHER: f64 = 0.5;
 /// The number of tests that are worth a process of their own.
 const SHARE: usize = 40;
 
+/// The jobs that may run at the same time as a job. The jobs with the least company come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Company {
+    /// None.
+    Alone,
+    /// Others of this kind, while the processors are mostly idle.
+    Few,
+    /// All but the former.
+    Any,
+}
+
 /// One process with tests of one program.
 #[derive(Clone, Debug)]
 pub(super) struct Job<'a> {
     pub(super) program: &'a Program,
     pub(super) tests: Vec<String>,
-    /// Whether nothing else runs at the same time.
-    pub(super) alone: bool,
+    pub(super) company: Company,
     seconds: f64,
 }
 
 impl<'a> Job<'a> {
-    pub(super) fn new(program: &'a Program, alone: bool) -> Self {
-        Self { program, tests: Vec::new(), alone, seconds: 0.0 }
+    pub(super) fn new(program: &'a Program, company: Company) -> Self {
+        Self { program, tests: Vec::new(), company, seconds: 0.0 }
     }
 }
 
-/// Returns the jobs of these tests: first those that run alone, then the others, the longest first,
+/// Returns the jobs of these tests: those with the least company first, and of these the longest,
 /// so that none begins late and keeps one processor busy at the end.
 pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Vec<Job<'a>> {
     let mut jobs = Vec::new();
@@ -62,7 +77,7 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
             .map(|test| (known.seconds(&test_name(suite, test)).unwrap_or(otherwise), test))
             .collect();
         timed.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        let mut own: Vec<Job<'a>> = (0..processes).map(|_| Job::new(program, false)).collect();
+        let mut own: Vec<Job<'a>> = (0..processes).map(|_| Job::new(program, Company::Any)).collect();
         for (seconds, test) in timed {
             // The processes of a suite take about as long as each other. None is left without a
             // test, because a test program that is given no name runs all that it has.
@@ -71,45 +86,56 @@ pub(super) fn jobs<'a>(tests: &'a [(Program, Vec<String>)], known: &Known) -> Ve
             };
             let Some(job) = own.iter_mut().min_by(less) else { break };
             job.seconds += seconds;
-            job.alone |= runs_alone(suite, &test_name(suite, test));
+            job.company = job.company.min(company(suite, &test_name(suite, test)));
             job.tests.push(test.clone());
         }
         jobs.extend(own);
     }
-    jobs.sort_by(|a, b| b.alone.cmp(&a.alone).then(b.seconds.total_cmp(&a.seconds)));
+    jobs.sort_by(|a, b| a.company.cmp(&b.company).then(b.seconds.total_cmp(&a.seconds)));
     jobs
 }
 
-fn runs_alone(suite: &str, name: &str) -> bool {
-    (ALONE.contains(&suite) || ALONE.contains(&name)) && !NOT_ALONE.contains(&name)
+/// Returns the company of a test `SUITE::MODULE::TEST`.
+fn company(suite: &str, name: &str) -> Company {
+    let module = name.rsplit_once("::").map_or(suite, |(module, _)| module);
+    let is_in = |list: &[&str]| [suite, module, name].iter().any(|part| list.contains(part));
+    if NOT_ALONE.contains(&name) {
+        Company::Any
+    } else if is_in(&ALONE) {
+        Company::Alone
+    } else if is_in(&FEW) {
+        Company::Few
+    } else {
+        Company::Any
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn planned(tests: &[(&str, usize)], known: &Known) -> Vec<(String, Vec<String>, bool)> {
+    fn planned(tests: &[(&str, usize)], known: &Known) -> Vec<(String, Vec<String>, Company)> {
         let of = |number: usize| (0..number).map(|number| format!("t{number}")).collect();
         let tests: Vec<_> =
             tests.iter().map(|(suite, number)| (Program::named(suite), of(*number))).collect();
         let jobs = jobs(&tests, known);
-        jobs.into_iter().map(|job| (job.program.suite.clone(), job.tests, job.alone)).collect()
+        jobs.into_iter().map(|job| (job.program.suite.clone(), job.tests, job.company)).collect()
     }
 
     #[test]
-    fn the_longest_first_and_before_them_what_runs_alone() {
+    fn those_with_the_least_company_first_and_of_these_the_longest() {
         let known =
-            Known::of(&[("policy::t0", 3.0), ("policy::t1", 50.0), ("loss::t0", 1.0), ("speed::t0", 2.0)]);
+            Known::of(&[("policy::t0", 3.0), ("policy::t1", 50.0), ("loss::t0", 9.0), ("speed::t0", 2.0)]);
         let jobs = planned(&[("loss", 1), ("policy", 3), ("speed", 1)], &known);
         let names: Vec<_> =
-            jobs.iter().map(|(suite, tests, alone)| (suite.as_str(), &*tests[0], *alone)).collect();
+            jobs.iter().map(|(suite, tests, company)| (suite.as_str(), &*tests[0], *company)).collect();
         let expected = [
-            ("speed", "t0", true),
-            ("loss", "t0", true),
-            ("policy", "t1", false),
+            ("speed", "t0", Company::Alone),
+            ("loss", "t0", Company::Few),
+            ("policy", "t1", Company::Any),
             // No earlier run has timed it.
-            ("policy", "t2", false),
-            ("policy", "t0", false),
+            ("policy", "t2", Company::Any),
+            ("policy", "t0", Company::Any),
         ];
         assert_eq!(names, expected);
     }
@@ -127,27 +153,31 @@ mod tests {
     }
 
     #[test]
-    fn a_test_of_a_suite_that_runs_alone_need_not() {
-        let suite = |name| runs_alone("loss", name);
-        assert_eq!([suite("loss::restart::tc_ipv4"), suite(NOT_ALONE[0])], [true, false]);
-        assert!(!runs_alone("policy", "policy::t0"));
+    fn the_company_of_a_test_is_that_of_its_suite_module_or_name() {
+        let of_loss = |name| company("loss", name);
+        assert_eq!(of_loss("loss::restart::tc_ipv4"), Company::Few);
+        assert_eq!(of_loss("loss::flood::tc_ipv4"), Company::Alone);
+        assert_eq!(of_loss(NOT_ALONE[0]), Company::Any);
+        assert_eq!(company("sockets", "sockets::cost::of_connect"), Company::Alone);
+        assert_eq!(company("sockets", "sockets::cost::of_sendmsg"), Company::Any);
+        assert_eq!(company("policy", "policy::t0"), Company::Any);
     }
 
     /// A test that was renamed would run beside others, or alone.
     #[test]
-    fn tests_that_run_alone_or_not_exist() {
-        for name in ALONE.into_iter().chain(NOT_ALONE) {
-            let path = crate::cargo::root().join("tests/tests").join(name.split("::").next().unwrap());
+    fn tests_with_a_company_of_their_own_exist() {
+        let tests = crate::cargo::root().join("tests/tests");
+        let is_module = |path: std::path::PathBuf| path.is_dir() || path.with_extension("rs").exists();
+        for name in ALONE.into_iter().chain(FEW).chain(NOT_ALONE) {
             let words: Vec<&str> = name.split("::").collect();
-            let exists = match words[..] {
-                [suite, file, test] => {
-                    let source = std::fs::read_to_string(path.join(format!("{file}.rs"))).unwrap();
-                    assert!(!TOGETHER.contains(&suite));
-                    source.contains(&format!("fn {test}()"))
-                }
-                _ => path.is_dir() || path.with_extension("rs").exists(),
+            let (last, modules) = words.split_last().unwrap();
+            assert!(!TOGETHER.contains(&words[0]));
+            let folder = modules.iter().fold(tests.clone(), |folder, module| folder.join(module));
+            let is_test = || {
+                let source = std::fs::read_to_string(folder.with_extension("rs")).unwrap_or_default();
+                source.contains(&format!("fn {last}()"))
             };
-            assert!(exists, "{name}");
+            assert!(is_module(folder.join(last)) || is_test(), "{name}");
         }
     }
 

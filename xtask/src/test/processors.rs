@@ -8,9 +8,6 @@ use std::{
 
 /// The time between two looks, in which the clock of `/proc/stat` ticks a hundred times.
 const LOOK: Duration = Duration::from_secs(1);
-/// The share of idle time above which another test has room: of two processors, it would have half
-/// of one.
-const ROOM: f64 = 0.25;
 
 /// The time that all processors together have spent since the boot, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +47,15 @@ impl Processors {
         Self { looked: Instant::now(), before: Ticks::now() }
     }
 
-    /// Whether they have idled enough since the last look. Two looks are at least a second apart,
-    /// so that the second one sees what was started after the first.
-    pub(super) fn have_room(&mut self) -> bool {
+    /// Whether they have idled for more than this share of the time since the last look. Two looks
+    /// are at least a second apart, so that the second one sees what was started after the first.
+    pub(super) fn idle(&mut self, share: f64) -> bool {
         if self.looked.elapsed() < LOOK {
             return false;
         }
         let earlier = std::mem::replace(self, Self::look());
         let idle = self.before.zip(earlier.before).map(|(now, before)| now.idle_since(before));
-        idle.is_some_and(|idle| idle > ROOM)
+        idle.is_some_and(|idle| idle > share)
     }
 }
 
@@ -78,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn no_room_at_once() {
-        assert!(!Processors::look().have_room());
+    fn idle_at_no_time_is_unknown() {
+        assert!(!Processors::look().idle(0.0));
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use super::{
     cost::{Cost, test_name},
-    plan::Job,
+    plan::{Company, Job},
     processors::Processors,
 };
 use crate::tally::Tally;
@@ -22,6 +22,11 @@ use crate::tally::Tally;
 const LONG: Duration = Duration::from_secs(120);
 /// The longest time between two looks of the queue at the running jobs.
 const LOOK: Duration = Duration::from_secs(1);
+/// The share of idle time above which another test has room: of two processors, it would have half
+/// of one.
+const ROOM: f64 = 0.25;
+/// The same for a test that measures loss: of two processors, it would have one.
+const MOSTLY_IDLE: f64 = 0.5;
 
 /// The numbers of jobs that run at once.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +35,24 @@ pub(super) struct Slots {
     pub(super) always: usize,
     /// The number while they are idle.
     pub(super) most: usize,
+    /// The number of jobs with little company, while the processors are mostly idle.
+    pub(super) few: usize,
 }
 
-/// Runs the jobs in their order, as many at a time as there are slots, and those that run alone one
-/// at a time. Returns whether all passed.
+impl Slots {
+    /// Returns the number of jobs that always run at once, the largest number, and the share of
+    /// idle time above which there are more than the former.
+    fn of(self, company: Company) -> (usize, usize, f64) {
+        match company {
+            Company::Alone => (1, 1, 1.0),
+            Company::Few => (1, self.few, MOSTLY_IDLE),
+            Company::Any => (self.always, self.most, ROOM),
+        }
+    }
+}
+
+/// Runs the jobs in their order, as many at a time as there are slots for a job with their company.
+/// Returns whether all passed.
 pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)], tally: &mut Tally) -> bool {
     let before = tally.failed;
     thread::scope(|scope| {
@@ -44,9 +63,10 @@ pub(super) fn run(jobs: &[Job<'_>], slots: Slots, variables: &[(&str, PathBuf)],
         let mut processors = Processors::look();
         loop {
             while let Some((_, job)) = waiting.peek() {
-                let alone = job.alone || running.iter().any(|(number, ..)| jobs[*number].alone);
-                let (always, most) = if alone { (1, 1) } else { (slots.always, slots.most) };
-                if running.len() >= always && (running.len() >= most || !processors.have_room()) {
+                // Jobs of two kinds do not run at the same time.
+                let alike = running.iter().all(|(number, ..)| jobs[*number].company == job.company);
+                let (always, most, idle) = slots.of(if alike { job.company } else { Company::Alone });
+                if running.len() >= always && (running.len() >= most || !processors.idle(idle)) {
                     break;
                 }
                 let Some((number, job)) = waiting.next() else { break };
@@ -180,13 +200,13 @@ mod tests {
 
     /// Runs jobs of a stand-in. Returns what was counted, and the largest number of tests that ran
     /// at the same time.
-    fn run_all(name: &str, jobs: &[(&[&str], bool)], slots: usize) -> (Tally, usize) {
-        let slots = Slots { always: slots, most: slots };
+    fn run_all(name: &str, jobs: &[(&[&str], Company)], slots: usize) -> (Tally, usize) {
+        let slots = Slots { always: slots, most: slots, few: slots };
         let folder = std::env::temp_dir().join(format!("xtask-queue-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let program = Program::stand_in(&folder);
-        let job = |(tests, alone): &(&[&str], bool)| {
-            let mut job = Job::new(&program, *alone);
+        let job = |(tests, company): &(&[&str], Company)| {
+            let mut job = Job::new(&program, *company);
             job.tests = tests.iter().map(ToString::to_string).collect();
             job
         };
@@ -206,8 +226,11 @@ mod tests {
 
     #[test]
     fn results_are_counted_by_suite_and_test() {
-        let (tally, _) =
-            run_all("results", &[(&["a", "b"], false), (&["fails"], false), (&["skips"], false)], 2);
+        let (tally, _) = run_all(
+            "results",
+            &[(&["a", "b"], Company::Any), (&["fails"], Company::Any), (&["skips"], Company::Any)],
+            2,
+        );
         assert_eq!(tally.to_string(), "2 passed, 1 failed, 1 skipped");
         assert_eq!(tally.failures, ["stand-in::fails"]);
         let mut names: Vec<_> = tally.costs.iter().map(|cost| (cost.test.as_str(), cost.passed)).collect();
@@ -217,30 +240,32 @@ mod tests {
 
     #[test]
     fn a_process_that_dies_has_failed() {
-        let (tally, _) = run_all("dies", &[(&["a", "dies", "b"], false)], 2);
+        let (tally, _) = run_all("dies", &[(&["a", "dies", "b"], Company::Any)], 2);
         assert_eq!(tally.failed, 1);
         assert!(tally.failures[0].starts_with("stand-in::dies: the test program ended with "), "{tally:?}");
     }
 
     #[test]
     fn a_test_without_a_result_has_failed() {
-        let (tally, _) = run_all("missing", &[(&["a", "is_missing"], false)], 2);
+        let (tally, _) = run_all("missing", &[(&["a", "is_missing"], Company::Any)], 2);
         assert_eq!((tally.passed, tally.failed), (1, 1));
         assert_eq!(tally.failures, ["stand-in::is_missing: no result"]);
     }
 
     #[test]
     fn as_many_at_once_as_there_are_slots() {
-        let jobs: [(&[&str], bool); 5] = [(&["sleeps"], false); 5];
+        let jobs: [(&[&str], Company); 5] = [(&["sleeps"], Company::Any); 5];
         let (tally, most) = run_all("slots", &jobs, 2);
         assert_eq!((tally.passed, most), (5, 2));
     }
 
     #[test]
-    fn nothing_runs_beside_a_job_that_runs_alone() {
+    fn nothing_runs_beside_a_job_that_runs_alone_or_with_few() {
         let test: &[&str] = &["sleeps"];
-        let (tally, most) = run_all("alone", &[(test, true), (test, true), (test, false)], 3);
-        assert_eq!((tally.passed, most), (3, 1));
+        let jobs =
+            [Company::Alone, Company::Alone, Company::Few, Company::Any].map(|company| (test, company));
+        let (tally, most) = run_all("alone", &jobs, 3);
+        assert_eq!((tally.passed, most), (4, 1));
     }
 
     #[test]
