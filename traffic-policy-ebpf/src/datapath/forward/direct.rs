@@ -219,7 +219,8 @@ fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Addres
         store16::<12>(data, F::ETHERTYPE);
     }
     let number = get!(outer.number);
-    let length = F::header(ip, inner, number, port, get!(outer.source), get!(outer.destination));
+    let (source, destination) = (get!(outer.source), get!(outer.destination));
+    let length = F::header(ip, inner, number, port, P::TC, source, destination);
     if port != 0 {
         outer::udp_header(ip + F::OUTER as usize, port, length);
     }

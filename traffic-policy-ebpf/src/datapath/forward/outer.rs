@@ -124,12 +124,15 @@ pub trait Outer: Rewrite {
     /// Writes the outer IP header in front of the packet at `inner`, and of a UDP header if that
     /// has the source port `port`. Returns the packet's length. The type of service is the inner
     /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 7: see
-    /// [`Self::number`].
+    /// [`Self::number`]. `aggregate`: whether the packet may be one of segments, whose IPv4 header
+    /// has the length 0 if they have more than 65,535 bytes together (BIG TCP); so has the outer one.
+    /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/ip.h> (`iph_totlen`)
     fn header(
         ip: usize,
         inner: usize,
         number: u32,
         port: u16,
+        aggregate: bool,
         source: Self::Address,
         destination: Self::Address,
     ) -> u16;
@@ -219,13 +222,15 @@ impl Outer for V4 {
         inner: usize,
         number: u32,
         port: u16,
+        aggregate: bool,
         source: Address4,
         destination: Address4,
     ) -> u16 {
         let first = u16::from_ne_bytes([VERSION_AND_LENGTH, load8::<1>(inner)]);
         let time_and_protocol = u16::from_ne_bytes([TTL, either(PROTOCOL_IPIP, port)]);
         let packet = Self::length(inner);
-        let length = packet.wrapping_add((Self::OUTER + udp(port)) as u16).to_be();
+        let added = if aggregate && packet == 0 { 0 } else { (Self::OUTER + udp(port)) as u16 };
+        let length = packet.wrapping_add(added).to_be();
         let (from, to) = (source.wire() as u64, destination.wire() as u64);
         let number = (number as u16).to_be();
         let words =
@@ -326,6 +331,7 @@ impl Outer for V6 {
         inner: usize,
         number: u32,
         port: u16,
+        _: bool,
         source: Address6,
         destination: Address6,
     ) -> u16 {

@@ -59,7 +59,10 @@ impl ParseVariable for V4 {
         }
         let header = opaque((first as u64 & 15) << 2) as usize;
         let protocol = load8::<9>(ip) as u32;
-        let length = u16::from_be(load16::<2>(ip)) as u32;
+        let field = u16::from_be(load16::<2>(ip)) as u32;
+        // That of an aggregate of more than 65,535 bytes is 0 (BIG TCP): only TC sees one.
+        let jumbo = P::TC && field == 0 && packet.segment() != 0;
+        let length = if jumbo { packet.length() - P::L2 as u32 } else { field };
         if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP && protocol != PROTOCOL_SCTP {
             return Err(Outcome::PassedFragment);
         }
