@@ -40,7 +40,8 @@ impl<A> Slot<A> {
     #[inline(always)]
     pub const fn dispatch(&self) -> u64 {
         let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64;
-        ways & (way::DIRECT | way::UDP | way::BY_MAC) | way::moved(ways, way::DIRECT, way::TUNNEL)
+        ways & (way::DIRECT | way::UDP | way::BY_MAC)
+            | way::moved(ways, way::DIRECT, way::TUNNEL | way::OWNER)
     }
 }
 

@@ -333,7 +333,7 @@ pub fn given<P: Packet, F: Family>(
         set!(scratch.opened.endpoint = load(owner));
         // Replies come back to this node, if they are to go back to the one that has sent it.
         let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * way::TUNNEL;
-        set!(scratch.direct = way::DIRECT | way::UDP | tunnel);
+        set!(scratch.direct = way::DIRECT | way::UDP | way::OWNER | tunnel);
         return Ok((service, index));
     }
     Ok((service, 0))

@@ -5,7 +5,7 @@
 use traffic_policy_ebpf::{
     abi::{
         Address as _, BY_MAC, DeviceOrPlace, Flow, Fold, Head, Packets, Ports, REPLY_THROUGH_FRONT, Scratch,
-        Slot, TableUsage, Tail, Tuple, kind, outer_port, step, way,
+        Slot, TO_OWNER, TableUsage, Tail, Tuple, kind, outer_port, step, way,
     },
     checksum,
     outcome::Outcome,
@@ -208,7 +208,8 @@ fn note_ports<F: Family>() -> i32 {
         let port = outer_port(get!(scratch.port_search.spread) as u64);
         let ways = get!(scratch.direct);
         let back = way::moved(ways, way::TUNNEL, REPLY_THROUGH_FRONT as u64);
-        set!(scratch.request.address_delta = back as u16);
+        let owner = way::moved(ways, way::OWNER, TO_OWNER as u64);
+        set!(scratch.request.address_delta = (back | owner) as u16);
         (way::moved(ways, way::UDP, port.wire() as u64) | way::moved(ways, way::BY_MAC, BY_MAC as u64)) as u16
     } else {
         let client_ports = get!(scratch.port_search.client_ports);
