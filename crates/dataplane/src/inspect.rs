@@ -23,7 +23,7 @@ pub use self::{
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},
     maps::PinnedMap,
-    nodes::{DeadNode, Nodes},
+    nodes::{DeadNode, Nodes, node_macs},
     owners::{FormerOwner, FormerOwners},
     pinned::Pinned,
     services::{
