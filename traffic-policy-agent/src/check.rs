@@ -39,7 +39,7 @@ pub use self::{
     migrate::migration,
     netfilter::{KUBE_PROXY, forward_policy_drop, kube_proxy_has_rules},
     other_end::{lost_at_other_end, prepared_other_end},
-    settings::{DirectSettings, Settings},
+    settings::{DirectSettings, Peer, Settings},
 };
 
 /// The objects of a folder of manifests that `check` uses.

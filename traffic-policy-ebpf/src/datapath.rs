@@ -29,7 +29,7 @@
 //!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
 //!     │                   a source that no packet from outside can have ────────── yes ► 3
 //!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
-//!     │ flow::snat_port ─ both entries, source port ────────────────────────────── none ─► 3
+//!     │ flow::new_flow ── both entries; flow::snat_port: source port ───────────── none ─► 3
 //!     ▼ forward ───────── TTL or MTU exceeded ───────────────────────────────────────── ─► 3
 //!  3 reject: ICMP error or RST to the sender, or drop; the Service's count, the event
 //!
@@ -74,9 +74,10 @@
 //! - [`flow::table`]: the flow tables; [`flow::established`]: packets that need nothing but their
 //!   translation; [`flow::state`]: state transitions; [`flow::pair`]: both entries of a flow;
 //!   [`flow::silence`]: SYNs on existing flows; [`flow::associations`]: state transitions of SCTP;
-//!   [`flow::datagrams`]: those of UDP; [`flow::snat_port`]: entries of a new flow and the port
-//!   search; [`flow::unassured`]: the queue of unassured flows; [`flow::recycle`]: expired flows,
-//!   removed for a new one; [`flow::directory`]: the array by which they are found;
+//!   [`flow::datagrams`]: those of UDP; [`flow::new_flow`]: the entries of a new flow;
+//!   [`flow::snat_port`]: the search for its port; [`flow::unassured`]: the queue of unassured
+//!   flows; [`flow::recycle`]: expired flows, removed for a new one; [`flow::directory`]: the array
+//!   by which they are found;
 //!   [`flow::claim`]: the claim of one CPU on an entry; [`flow::delivered`]: packets that TC sees
 //!   again after XDP has delivered them; [`flow::inserted`]: the end of a flow's creation;
 //!   [`flow::way_back`]: whether replies go back through the node in front.

@@ -11,6 +11,7 @@ mod links;
 mod listener;
 mod maps;
 mod nodes;
+mod owners;
 mod pinned;
 mod services;
 
@@ -22,10 +23,12 @@ pub use self::{
     links::{Link, LinkHook, device_name},
     listener::{Event, Listener},
     maps::PinnedMap,
-    nodes::{DeadNode, Nodes},
+    nodes::{DeadNode, Nodes, node_macs},
+    owners::{FormerOwner, FormerOwners},
     pinned::Pinned,
     services::{
         Choice, FrontendView, Phase, ServicePort, external_policy, falls_back, frontend_kind, service_key,
         service_names,
     },
 };
+pub use crate::dataplane::sync::former::Former as FormerTables;

@@ -21,6 +21,7 @@ mod policy_routing;
 mod ports;
 mod refusal;
 mod route_mtus;
+mod route_to;
 mod sock_diag;
 pub mod socket_ender;
 pub mod sockets;
@@ -31,7 +32,7 @@ pub use self::{
     ask::{Answer, Asker, Question, Sign},
     details::{Details, Filter},
     devices::{check, left_out, wanted},
-    direct_probe::DirectProbe,
+    direct_probe::{Answered, DirectProbe, ProbeWay},
     events::{Event, Events, Neighbour},
     headers::Header,
     ipvs::Ipvs,
@@ -42,5 +43,6 @@ pub use self::{
     ports::bound_ports,
     refusal::Refusal,
     route_mtus::RouteMtus,
+    route_to::RouteTo,
     way::{HopAddress, ways},
 };

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use serde_json::Value;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Port, Service, lease};
@@ -50,4 +51,127 @@ fn another_node_answers_once_it_opens_packets() {
         });
         answered.count() == 2
     });
+}
+
+/// Two nodes with agents that send to MAC addresses, a pod on the second, which the first asks.
+struct Asking {
+    cluster: Cluster,
+}
+
+const VIPS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 9)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 5, 0, 0, 0, 0, 9))];
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Asking {
+    fn start() -> Self {
+        let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
+        let leases: Vec<_> = [1, 2]
+            .iter()
+            .map(|number| {
+                let mut lease = lease::takes(cluster.lab.node(*number), None);
+                lease["metadata"]["annotations"]["traffic-policy.io/opens-reply"] = "tunnel".into();
+                lease
+            })
+            .collect();
+        cluster.manifests.write("leases", &leases).unwrap();
+        let service = Service::new("web").port(Port::tcp(80, TARGET)).vip(VIPS[0]).vip(VIPS[1]);
+        cluster.manifests.apply(&service, &cluster.backends()).unwrap();
+        let flags =
+            ["--forwarding", "direct", "--algorithm", "maglev", "--maglev-size", "251", "--dispatch", "l2"];
+        cluster.launch(|agent| agent.attach("tc").flags(&flags)).unwrap();
+        let asking = Self { cluster };
+        until("node-2 answers", PATIENCE, || asking.of("node-2").all("direct-peer") == ["ok", "ok"]);
+        asking
+    }
+
+    fn of(&self, peer: &str) -> CheckOutput {
+        let flags = ["check", "--direct", peer, "--cgroup", "none", "--output", "json"];
+        CheckOutput::of(&self.cluster.agents[0].command(&flags).unwrap())
+    }
+
+    /// Asks while the ports of both nodes at the switch drop what these rules say.
+    fn behind(&self, rules: &str) -> CheckOutput {
+        let router = self.cluster.lab.router();
+        let table = format!(
+            "table netdev cloud {{\n chain c {{ type filter hook ingress devices = {{ \"node-1\", \"node-2\" }} priority 0; policy accept;\n{rules}\n }}\n}}\n"
+        );
+        router.feed("nft", &["-f", "-"], &table).unwrap();
+        let output = self.of("node-2");
+        router.feed("nft", &["-f", "-"], "delete table netdev cloud\n").unwrap();
+        output
+    }
+}
+
+#[test]
+fn another_node_is_asked_for_each_way() {
+    let asking = Asking::start();
+    let output = asking.of("node-2");
+    for probe in ["direct-peer", "direct-mtu", "direct-tunnel", "direct-l2"] {
+        assert_eq!(output.all(probe), ["ok", "ok"], "{probe} {output:#?}");
+    }
+    assert_eq!(output.code, Some(0), "{output:#?}");
+
+    // It is named by an address, too, and what has no Lease is not asked.
+    let by_address = asking.of(&asking.cluster.lab.node(2).address(Family::V6).to_string());
+    assert_eq!(by_address.all("direct-peer"), ["ok", "ok"], "{by_address:#?}");
+    let output = asking.of("192.0.2.77");
+    output.has("warning", "direct-peer", "to 192.0.2.77: no other node's Lease", "in its Lease");
+    assert_eq!(output.code, Some(0), "{output:#?}");
+
+    // What the network may forbid, the finding, and what to do.
+    let [v4, v6] = Family::BOTH.map(|family| asking.cluster.lab.node(2).pod(1).address(family));
+    let foreign = format!("ip saddr {} drop\nip6 saddr {} drop", VIPS[0], VIPS[1]);
+    let output = asking.behind(&format!("{foreign}\nip protocol 4 drop\nip6 nexthdr 41 drop"));
+    output.has("warning", "direct-peer", "opens packets", "--forwarding tunnel --dispatch udp, on");
+    let output = asking.behind("ip protocol 4 drop\nip6 nexthdr 41 drop");
+    output.has("warning", "direct-peer", "and none within protocol 41", "--dispatch udp");
+    output.has("note", "direct-tunnel", "and not within protocol 4", "--dispatch udp");
+    let to_front = Family::BOTH.map(|family| asking.cluster.lab.node(1).address(family));
+    let output = asking.behind(&format!(
+        "ip protocol 4 ip daddr {} drop\nip6 nexthdr 41 ip6 daddr {} drop\nudp dport 6080 ip daddr {} drop\nudp dport 6080 ip6 daddr {} drop",
+        to_front[0], to_front[1], to_front[0], to_front[1]
+    ));
+    assert_eq!(output.all("direct-peer"), ["ok", "ok"], "{output:#?}");
+    output.has("note", "direct-tunnel", "would not be heard", "to addresses of nodes");
+    let output = asking.behind(&format!("ip daddr {} drop\nip6 daddr {} drop", VIPS[0], VIPS[1]));
+    assert_eq!(output.all("direct-peer"), ["ok", "ok"], "{output:#?}");
+    output.has("warning", "direct-l2", "answers no packet that is sent there", "--dispatch auto");
+    let output = asking.behind("ip length > 1450 drop\nip6 length > 1410 drop");
+    for (endpoint, within) in [(v4, "1430 bytes fit within IP"), (v6, "1410 bytes fit within IP")] {
+        output.has("warning", "direct-mtu", &format!("({endpoint}) is lost"), "mtu 1450");
+        output.has(
+            "warning",
+            "direct-mtu",
+            &format!("one of 1450 is answered: packets of up to {within}"),
+            "",
+        );
+    }
+}
+
+#[test]
+fn the_mtu_is_that_of_the_route() {
+    let asking = Asking::start();
+    let (node, there) = (asking.cluster.lab.node(1), asking.cluster.lab.node(2));
+    let says = |output: &CheckOutput, texts: [&str; 2]| {
+        for (family, text) in Family::BOTH.into_iter().zip(texts) {
+            let pod = there.pod(1).address(family).to_string();
+            let is_it = |finding: &Value| {
+                let found = finding["found"].as_str().unwrap();
+                let is_ok = finding["probe"] == "direct-mtu" && finding["severity"] == "ok";
+                is_ok && found.contains(&pod) && found.contains(text)
+            };
+            assert!(output.findings.iter().any(is_it), "{pod} {text} {output:#?}");
+        }
+    };
+    says(&asking.of("node-2"), ["is 1500, that of the device"; 2]);
+    for (family, flag, prefix) in [(Family::V4, "-4", 32), (Family::V6, "-6", 128)] {
+        let (pod, via) = (there.pod(1).address(family), there.address(family));
+        let route = format!("{flag} route add {pod}/{prefix} via {via} mtu 1400");
+        node.netns().feed("ip", &route.split(' ').collect::<Vec<_>>(), "").unwrap();
+    }
+    let output = asking.of("node-2");
+    says(&output, ["is 1400, that its route names"; 2]);
+    let fits =
+        ["1380 bytes fit within IP, of up to 1372 within", "1360 bytes fit within IP, of up to 1352 within"];
+    says(&output, fits);
 }

@@ -54,6 +54,12 @@ impl CheckOutput {
         );
     }
 
+    /// The severities of the findings of a check, in their order.
+    pub fn all(&self, probe: &str) -> Vec<&str> {
+        let findings = self.findings.iter().filter(|finding| finding["probe"] == probe);
+        findings.map(|finding| finding["severity"].as_str().unwrap()).collect()
+    }
+
     #[track_caller]
     pub fn is_well(&self) {
         assert_eq!(self.complaints(), [&Value::Null; 0]);

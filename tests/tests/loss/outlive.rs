@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
+use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Port, Service, lease};
@@ -182,6 +183,18 @@ fn the_endpoints_change_too(attach: &str, family: Family, flags: &[&str]) {
     let packets = sent_on(&cluster);
     println!("{attach}: {packets} packets were sent on to a former owner");
     assert!(packets > 0, "the control: no former owner was needed");
+    // The Service's own counts, and its metrics, tell them from packets of flows in front.
+    let homes = &cluster.agents[2..];
+    let shown: u64 = homes.iter().map(|agent| of_service(agent, "forwarded-to-owner")).sum();
+    assert!(shown >= packets, "{shown}, read later, of {packets}");
+    assert_eq!(homes.iter().map(|agent| of_service(agent, "forwarded-direct")).sum::<u64>(), 0);
+}
+
+/// The packets of the Service with an outcome, as `services` has them.
+fn of_service(agent: &Agent, outcome: &str) -> u64 {
+    let ports = agent.json(&["services", "default/web"]).unwrap();
+    let counts = ports.as_array().unwrap().iter().map(|port| port["counts"][outcome]["packets"].as_u64());
+    counts.flatten().sum()
 }
 
 #[test]

@@ -2,7 +2,11 @@
 //! names, and those that it named before.
 
 use traffic_policy_dataplane::MapSizes;
-use traffic_policy_ebpf::{abi::kind, abi::maglev::FORMER, tcp};
+use traffic_policy_ebpf::{
+    abi::{ServiceCountKey, kind, maglev::FORMER},
+    outcome::Outcome,
+    tcp,
+};
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, Transport, flag};
@@ -292,6 +296,36 @@ fn a_connection_goes_the_way_that_it_went_through_this_node() {
         // A SYN is for the endpoint here.
         let syn = segment(terms, VIP, CLIENT_PORT, flag::SYN).numbers(90_000, 0);
         harness.run(terms.hook, &arrives(&syn, FRONT, 0)).expect("delivered");
+    });
+}
+
+/// A Service's own counts tell what this node has sent on for another one in front from what it
+/// forwards itself.
+#[test]
+fn what_is_sent_on_is_counted_by_itself() {
+    each(|harness, terms| {
+        let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+        for (packet, [outcome, other]) in [
+            (arrives(&next, FRONT, 0), [Outcome::ForwardedToOwner, Outcome::ForwardedDirect]),
+            (next, [Outcome::ForwardedDirect, Outcome::ForwardedToOwner]),
+        ] {
+            set_up_home(harness, by_table(VIP, &[NEAR]));
+            for _ in 0..3 {
+                harness.run(terms.hook, &packet).expect(outcome.name());
+            }
+            let service = harness.flows(terms.family)[0].service;
+            let counted = |harness: &Harness, outcome: Outcome| {
+                let key = ServiceCountKey { service, outcome: outcome as u32 };
+                harness.tables.service_counts.get(&key, 0).unwrap_or_default()
+            };
+            let before = [outcome, other].map(|outcome| counted(harness, outcome));
+            // The client's new connection ends the flow.
+            let syn = segment(terms, VIP, CLIENT_PORT, flag::SYN).numbers(90_000, 0);
+            harness.run(terms.hook, &arrives(&syn, FRONT, 0)).expect("delivered");
+            let after = [outcome, other].map(|outcome| counted(harness, outcome));
+            assert_eq!((after[0].packets, after[0].flows), (before[0].packets + 3, before[0].flows + 1));
+            assert_eq!(after[1], before[1], "{}", other.name());
+        }
     });
 }
 

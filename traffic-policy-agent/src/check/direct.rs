@@ -1,19 +1,20 @@
 //! Findings about direct forwarding: what on this node, or between it and another one, is in its
 //! way.
 
-use std::{fs, net::IpAddr};
+mod judgement;
+mod peer;
+
+use std::fs;
 
 use anyhow::Result;
-use traffic_policy_cluster::{
-    model::{Dispatch, FrontendKind, Protocol},
-    source::try_opening,
-};
-use traffic_policy_dataplane::{
-    inspect::{Nodes, Pinned, ServicePort},
-    node::DirectProbe,
-};
+use traffic_policy_cluster::source::try_opening;
 
-use super::{Finding, Settings, devices::Device, nftables, settings::DirectSettings};
+use super::{
+    Finding, Settings,
+    devices::Device,
+    nftables,
+    settings::{DirectSettings, Peer},
+};
 
 const PROBE: &str = "direct";
 
@@ -46,16 +47,25 @@ pub(super) async fn look(settings: &Settings, direct: &DirectSettings, devices: 
         ),
     });
     if let Some(peer) = &direct.peer {
-        findings.extend(match probes(settings, peer) {
-            Ok(probes) => judge_answers(peer, &probes),
-            Err(error) => vec![Finding::warning(
-                "direct-peer",
-                format!("no packet can be sent to {peer}: {error:#}"),
-                "run `check` as root on a node whose agent runs, and name a node that has an endpoint of a Service of TCP",
-            )],
-        });
+        findings.extend(look_at(settings, peer).await);
     }
     findings
+}
+
+/// Asks another node.
+async fn look_at(settings: &Settings, peer: &Peer) -> Vec<Finding> {
+    let (name, asked) = match &peer.node {
+        Ok(name) => (name, peer::ask(settings, name).await),
+        Err(why) => (&peer.given, Err(anyhow::anyhow!("{why}"))),
+    };
+    match asked {
+        Ok(facts) => facts.iter().flat_map(|facts| judgement::of(name, facts)).collect(),
+        Err(error) => vec![Finding::warning(
+            "direct-peer",
+            format!("no packet can be sent to {name}: {error:#}"),
+            "run `check` as root on a node whose agent runs, and name a node that has an endpoint of a Service of TCP, by its name or by an address in its Lease",
+        )],
+    }
 }
 
 impl Facts {
@@ -142,69 +152,6 @@ fn permission(namespace: &str, refused: Option<String>) -> Finding {
     }
 }
 
-/// The answers of another node: by the family of an endpoint there, whether packets of each kind
-/// were answered.
-type Answers = Vec<(IpAddr, [(Dispatch, bool); 2])>;
-
-/// Asks a node, once for each family.
-fn probes(settings: &Settings, peer: &str) -> Result<Answers> {
-    let pinned = Pinned::open(&settings.pins)?;
-    let nodes = Nodes::read(&pinned)?;
-    let ports = ServicePort::all(&pinned)?;
-    let mut answers = Answers::new();
-    for ipv6 in [false, true] {
-        let of_family =
-            ports.iter().filter(|port| port.key.ipv6 == ipv6 && port.key.protocol == Protocol::Tcp);
-        let found = of_family
-            .flat_map(|port| port.cluster.iter().map(move |endpoint| (port, endpoint)))
-            .find_map(|(port, endpoint)| {
-                let there = nodes.name(endpoint.node) == Some(peer) && endpoint.opens.is_some();
-                let foreign = |kind| !matches!(kind, FrontendKind::NodePort | FrontendKind::LoopbackNodePort);
-                let frontend =
-                    port.frontends.iter().find(|frontend| foreign(frontend.kind)).filter(|_| there)?;
-                Some(DirectProbe { endpoint: endpoint.address.ip(), frontend: frontend.address })
-            });
-        let Some(probe) = found else { continue };
-        let ask = |dispatch| anyhow::Ok((dispatch, probe.is_answered(dispatch)?));
-        answers.push((probe.endpoint, [ask(Dispatch::Ipip)?, ask(Dispatch::Udp)?]));
-    }
-    anyhow::ensure!(
-        !answers.is_empty(),
-        "no endpoint there that opens packets has a Service of TCP with a ClusterIP or a load balancer's address"
-    );
-    Ok(answers)
-}
-
-fn judge_answers(peer: &str, answers: &Answers) -> Vec<Finding> {
-    answers
-        .iter()
-        .map(|(endpoint, [ipip, udp])| {
-            let protocol = if endpoint.is_ipv4() { 4 } else { 41 };
-            match (ipip.1, udp.1) {
-                (true, true) => Finding::ok(
-                    "direct-peer",
-                    format!("{peer} ({endpoint}) answers packets within protocol {protocol} and within UDP, with a frontend's address as source"),
-                ),
-                (true, false) => Finding::note(
-                    "direct-peer",
-                    format!("{peer} ({endpoint}) answers packets within protocol {protocol}, and none within UDP: the network does not let UDP port 6080 pass, or its agent is an older one"),
-                    "--dispatch ipip",
-                ),
-                (false, true) => Finding::warning(
-                    "direct-peer",
-                    format!("{peer} ({endpoint}) answers packets within UDP, and none within protocol {protocol}, which the network does not let pass"),
-                    "--dispatch udp, on all nodes",
-                ),
-                (false, false) => Finding::warning(
-                    "direct-peer",
-                    format!("{peer} ({endpoint}) answers no packet that is forwarded to it directly"),
-                    "see that the network lets pass protocol 4 and 41, or UDP port 6080, between nodes and pods of others, and packets with a source that is not the sender's own (docs/direct.md); that this node's Lease is known there, for ten seconds; else --forwarding snat",
-                ),
-            }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,18 +171,5 @@ mod tests {
         assert_eq!(finding.severity, Severity::Note);
         let [finding] = judge(&Facts { chains: vec!["chain c".to_owned()], ..fine }).try_into().unwrap();
         assert!(finding.found.starts_with("chain c drops packets"), "{finding:?}");
-    }
-
-    #[test]
-    fn answers_tell_what_the_network_lets_pass() {
-        for (ipip, udp, severity, fix) in [
-            (true, true, Severity::Ok, None),
-            (true, false, Severity::Note, Some("--dispatch ipip")),
-            (false, true, Severity::Warning, Some("--dispatch udp, on all nodes")),
-        ] {
-            let answers = vec![([10, 0, 2, 3].into(), [(Dispatch::Ipip, ipip), (Dispatch::Udp, udp)])];
-            let [finding] = judge_answers("node-2", &answers).try_into().unwrap();
-            assert_eq!((finding.severity, finding.fix.as_deref()), (severity, fix), "{finding:?}");
-        }
     }
 }

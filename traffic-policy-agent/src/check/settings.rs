@@ -8,10 +8,19 @@ use traffic_policy_dataplane::{Cgroup, LocalDelivery, Mode, PodServices, SnatPor
 /// The settings of `--direct`.
 #[derive(Clone, Debug, Default)]
 pub struct DirectSettings {
-    /// The name of another node; `None`: no packet is sent.
-    pub peer: Option<String>,
+    /// Another node; `None`: no packet is sent.
+    pub peer: Option<Peer>,
     /// The namespace of the Leases, and the way to the API server.
     pub announce: Option<(String, Access)>,
+}
+
+/// Another node that is asked.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// As it was given: a name, or an address.
+    pub given: String,
+    /// Its name, or why no node of such an address is known.
+    pub node: Result<String, String>,
 }
 
 /// Settings that `run` will receive.

@@ -2,22 +2,24 @@
 
 use std::{
     io::{self, Write},
-    net::SocketAddr,
-    path::PathBuf,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use traffic_policy_cluster::source::{Access, Manifests, SERVICE_ACCOUNT};
 use traffic_policy_dataplane::{
     Cgroup, DEFAULT_PINS, LocalDelivery, Mode, PodServices, PortRanges, SnatPortRange,
+    inspect::{Heartbeat, Pinned},
 };
 
 use super::{
     metrics_address::MetricsAddress,
+    report,
     view::{self, Output},
 };
-use crate::check::{self, DirectSettings, Finding, Settings, Severity};
+use crate::check::{self, DirectSettings, Finding, Peer, Settings, Severity};
 
 /// Inspect this machine before the first `run`, and print what to do. Changes nothing.
 ///
@@ -42,7 +44,8 @@ pub(super) struct Arguments {
     #[arg(long, env = "TRAFFIC_POLICY_POD_SERVICES", default_value = "off", value_name = "off|on")]
     pod_services: PodServices,
     /// Also check whether packets can be forwarded directly to pods of this node, and, by packets
-    /// of a connection that nobody has, which no pod sees, to those of the node of this name.
+    /// of a connection that nobody has, which no pod sees, to those of the node of this name or
+    /// address.
     #[arg(long, value_name = "PEER", num_args = 0..=1, default_missing_value = "")]
     direct: Option<String>,
     /// For --direct: the namespace that `run --announce-opening` is given; whether the Lease may be
@@ -141,9 +144,10 @@ impl Arguments {
             }
         };
         let announce = self.announce_opening.map(|namespace| (namespace, access));
-        let direct = self
-            .direct
-            .map(|peer| DirectSettings { peer: Some(peer).filter(|peer| !peer.is_empty()), announce });
+        let direct = self.direct.map(|given| DirectSettings {
+            peer: (!given.is_empty()).then(|| Peer { node: node_named(&given, &self.pin_dir), given }),
+            announce,
+        });
         Settings {
             devices: self.devices,
             attach: self.attach,
@@ -158,6 +162,23 @@ impl Arguments {
             manifests: self.manifests.map(|folder| Manifests { folder, node_name }),
         }
     }
+}
+
+/// Returns the name of the node that has this name or address: this node's agent knows the
+/// addresses of those that take part in direct forwarding.
+///
+/// # Errors
+/// Why the node of an address is not known.
+fn node_named(given: &str, pins: &Path) -> Result<String, String> {
+    let Ok(address) = given.parse::<IpAddr>() else { return Ok(given.to_owned()) };
+    let nodes = || {
+        let agent = Heartbeat::read(&Pinned::open(pins)?)?.address();
+        let report = report::of(agent.context("no agent runs here")?)?;
+        anyhow::Ok(report.direct.context("this node takes no part in direct forwarding")?.addresses)
+    };
+    let nodes = nodes().map_err(|error| format!("{error:#}"))?;
+    let node = nodes.into_iter().find(|(_, addresses)| addresses.contains(&address));
+    node.map(|(name, _)| name).ok_or_else(|| "no other node's Lease has this address".to_owned())
 }
 
 /// Width in characters at which sentences are wrapped, whatever the terminal's width.

@@ -9,8 +9,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use traffic_policy_cluster::model::{Algorithm, Dispatch, Endpoint, Forwarding, Protocol};
-use traffic_policy_dataplane::inspect::{Choice, Count, Counts, FrontendView, Nodes, Phase, ServicePort};
+use traffic_policy_dataplane::inspect::{
+    Choice, Count, Counts, FormerOwners, FrontendView, Nodes, Phase, ServicePort,
+};
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+mod former;
 
 use super::{
     left_out,
@@ -51,8 +55,12 @@ impl Arguments {
         // A table is thousands of elements: those of all Services would take seconds.
         let slots = |port: &ServicePort| if self.name.is_some() { port.slots(&pinned) } else { Ok(None) };
         let slots = ports.iter().map(slots).collect::<Result<Vec<_>>>()?;
-        let shown = ports.iter().zip(&slots).map(|(port, slots)| Shown {
+        let former =
+            |port: &ServicePort| if self.name.is_some() { port.former_owners(&pinned) } else { Ok(None) };
+        let former = ports.iter().map(former).collect::<Result<Vec<_>>>()?;
+        let shown = ports.iter().zip(&slots).zip(&former).map(|((port, slots), former)| Shown {
             port,
+            former: former.as_ref(),
             counts: &counts,
             nodes: &nodes,
             left_out: left_out.as_deref(),
@@ -78,6 +86,8 @@ struct Shown<'a> {
     left_out: Option<&'a [EndpointLeftOut]>,
     /// The slots of each endpoint for policy Cluster in the Maglev table, if there is one.
     slots: Option<&'a [u32]>,
+    /// The former owners of its slots, if any are asked.
+    former: Option<&'a FormerOwners>,
 }
 
 /// A Service port, for programs.
@@ -105,6 +115,9 @@ struct Document {
     algorithm: &'static str,
     /// The slots of its Maglev table; `None` without one, also if it asks for one.
     maglev_slots: Option<u32>,
+    /// The former owners of those slots that are still asked; `null` without, and unless the
+    /// Service is named.
+    former_owners: Option<former::Document>,
     /// The way to endpoints of other nodes: `snat` or `direct`.
     forwarding: &'static str,
     /// Timeout of `sessionAffinity: ClientIP`, in seconds.
@@ -158,7 +171,7 @@ struct CountDocument {
 }
 
 impl Document {
-    fn new(&Shown { port, counts, nodes, left_out, slots }: &Shown<'_>) -> Self {
+    fn new(&Shown { port, counts, nodes, left_out, slots, former }: &Shown<'_>) -> Self {
         let endpoints = |list: &[Endpoint], slots: Option<&[u32]>| {
             list.iter()
                 .enumerate()
@@ -212,6 +225,7 @@ impl Document {
                 Choice::Maglev(table) => Some(table.len),
                 Choice::Random | Choice::WithoutTable => None,
             },
+            former_owners: former.map(|owners| former::Document::new(owners, nodes)),
             forwarding: port.forwarding.name(),
             affinity_seconds: port.affinity.map(|lasts| lasts.as_secs()),
             source_ranges: port.source_ranges.iter().map(ToString::to_string).collect(),
@@ -316,7 +330,7 @@ fn is_drop(outcome: Outcome) -> bool {
 
 fn details(
     out: &mut dyn Write,
-    &Shown { port, counts, nodes, left_out, slots }: &Shown<'_>,
+    &Shown { port, counts, nodes, left_out, slots, former }: &Shown<'_>,
 ) -> io::Result<()> {
     writeln!(out, "{}  {} {}", port.key, port.key.protocol, family(port))?;
     writeln!(
@@ -368,6 +382,12 @@ fn details(
     }
     list(out, "endpoints", port.forwarding, &port.cluster, nodes, slots)?;
     list(out, "local list", port.forwarding, &port.local, nodes, None)?;
+    for (place, line) in
+        former.map_or_else(Vec::new, |owners| former::lines(owners, nodes)).iter().enumerate()
+    {
+        let title = if place == 0 { "former" } else { "" };
+        writeln!(out, "  {title:<10}  {line}")?;
+    }
     let lines = left_out::lines(&port.key, nodes, left_out);
     for (place, line) in lines.iter().enumerate() {
         let title = if place == 0 { "left out" } else { "" };

@@ -34,7 +34,7 @@ pub mod tests {
     use traffic_policy_cluster::model::{
         Forwarding, FrontendKind, Policy, Protocol, ServiceName, ServicePortKey,
     };
-    use traffic_policy_dataplane::inspect::{Choice, FrontendView, Phase, ServicePort};
+    use traffic_policy_dataplane::inspect::{Choice, FormerTables, FrontendView, Phase, ServicePort};
 
     /// Returns a Service port of policy Local without an endpoint here.
     pub fn port() -> ServicePort {
@@ -59,6 +59,7 @@ pub mod tests {
             affinity: None,
             source_ranges: Vec::new(),
             choice: Choice::Random,
+            former: FormerTables::default(),
             forwarding: Forwarding::Snat,
         }
     }

@@ -92,9 +92,12 @@ impl<P: PacketPath> Controller<P> {
         let (index, name) = (self.services.index(), self.settings.node_name.as_str());
         let nodes = index.direct_nodes();
         let dispatch = index.direct_dispatches().into_iter();
-        let others = index.direct_leases().map(|lease| &lease.node).filter(|other| *other != name);
+        let others = || index.direct_leases().filter(|lease| lease.node != name);
+        let by_snat = others().map(|lease| &lease.node).filter(|other| !nodes.contains(*other));
+        let addresses = others().map(|lease| (lease.node.clone(), lease.addresses.iter().copied().collect()));
         let mut report = DirectForwarding {
-            by_snat: others.filter(|other| !nodes.contains(*other)).cloned().collect(),
+            by_snat: by_snat.cloned().collect(),
+            addresses: addresses.collect(),
             dispatch: dispatch.map(|(node, dispatch)| (node, dispatch.name().to_owned())).collect(),
             nodes,
             waits: !self.part.sends,

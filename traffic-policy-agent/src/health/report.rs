@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -70,6 +70,9 @@ pub struct DirectForwarding {
     /// What packets to each of them travel in: a value of `--dispatch`.
     #[serde(default)]
     pub dispatch: BTreeMap<String, String>,
+    /// The addresses from which the other nodes with a Lease send, by their names.
+    #[serde(default)]
+    pub addresses: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The other nodes with a Lease to whose endpoints packets go by SNAT.
     #[serde(default)]
     pub by_snat: BTreeSet<String>,

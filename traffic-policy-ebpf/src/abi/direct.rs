@@ -26,6 +26,34 @@ pub const fn is_outer_port(port: Port) -> bool {
     port.to_host() & !(OUTER_PORTS - 1) == OUTER_PORTS
 }
 
+/// Ways of packets to an endpoint of another node, as bits of [`Scratch::direct`] and
+/// [`Slot::dispatch`].
+///
+/// [`Scratch::direct`]: super::Scratch::direct
+/// [`Slot::dispatch`]: super::Slot::dispatch
+pub mod way {
+    /// They travel unchanged: the flow is a direct one.
+    pub const DIRECT: u64 = 1;
+    /// Within UDP, where they travel within an outer packet.
+    pub const UDP: u64 = 2;
+    /// To the MAC address of the endpoint's node as they are, where that can be.
+    pub const BY_MAC: u64 = 4;
+    /// Replies come back through this node.
+    pub const TUNNEL: u64 = 8;
+    /// The node in front is another one, and the endpoint a former owner of the connection.
+    pub const OWNER: u64 = 16;
+    /// What packets may travel in whose outer packet names the endpoint.
+    pub const NAMED: u64 = DIRECT | UDP | TUNNEL | OWNER;
+
+    /// Returns one of these bits of `ways`, as the bit `to` of another word. A number that is
+    /// computed without a branch: the verifier would walk both ways to the end.
+    #[inline(always)]
+    #[must_use]
+    pub const fn moved(ways: u64, bit: u64, to: u64) -> u64 {
+        (ways >> bit.trailing_zeros() & 1) * to
+    }
+}
+
 /// A bit of [`Flow::port_delta`][super::Flow::port_delta] in a [`DIRECT`][super::kind::DIRECT]
 /// entry that no source port has: packets are sent to the MAC address of the endpoint's node as
 /// they are, where that can be.
@@ -44,6 +72,11 @@ pub const MAC_TAKES: u32 = 1;
 /// The bit beside the number of owners in an outer packet by which the node in front says that
 /// replies are to come back through it, within outer packets as well.
 pub const REPLY_THROUGH_FRONT: u32 = 4;
+
+/// A bit of [`Flow::address_delta`][super::Flow::address_delta] in a
+/// [`DIRECT`][super::kind::DIRECT] entry: another node is in front, and packets are sent on to an
+/// owner of the connection that the Maglev table names, or named before. They are counted by it.
+pub const TO_OWNER: u16 = 8;
 
 /// The way back of a flow's replies, as the endpoint's node knows it: to the client, or to the node
 /// in front, which opens them.

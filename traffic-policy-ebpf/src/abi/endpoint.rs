@@ -1,6 +1,6 @@
 //! Endpoints: those that may be chosen, and those that were removed.
 
-use super::{Port, WideAddress};
+use super::{Port, WideAddress, way};
 
 /// The endpoint is on this node, by its `nodeName` or because the address is the node's own: it is
 /// delivered here whatever the routes say.
@@ -36,14 +36,18 @@ impl<A> Slot<A> {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1
     }
 
-    /// The ways of packets to it, as in `Scratch::direct`: 9 if it has [`SLOT_OPENS`]; 2 more if it
-    /// has [`SLOT_UDP`], and 4 more for [`SLOT_L2`].
+    /// The [ways][way] of packets to it: a node that opens them may be asked for replies, too.
     #[inline(always)]
     pub const fn dispatch(&self) -> u64 {
-        let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64 & 7;
-        ways | (ways & 1) << 3
+        let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64;
+        ways & (way::DIRECT | way::UDP | way::BY_MAC)
+            | way::moved(ways, way::DIRECT, way::TUNNEL | way::OWNER)
     }
 }
+
+const _: () = assert!(
+    SLOT_UDP as u64 == SLOT_OPENS as u64 * way::UDP && SLOT_L2 as u64 == SLOT_OPENS as u64 * way::BY_MAC
+);
 
 /// The key of `tp_removed_eps`: an endpoint that takes no more new flows of one Service port. It
 /// may still take flows of other Service ports.

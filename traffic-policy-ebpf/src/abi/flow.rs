@@ -1,6 +1,6 @@
 //! Flow entries: the translation and the state of a flow's packets.
 
-use super::{Address, Ports, Tuple, WayBack};
+use super::{Address, Ports, TO_OWNER, Tuple, WayBack};
 
 /// Kinds of flow entry, which determine what happens to a packet.
 pub mod kind {
@@ -43,7 +43,8 @@ pub struct Flow<A: Address> {
     /// [`crate::checksum`]. In a [`DIRECT`][kind::DIRECT] entry, `port_delta` is the source port of
     /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
     /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
-    /// `address_delta` is [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT] there, or 0.
+    /// `address_delta` is of [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT] and
+    /// [`TO_OWNER`][super::TO_OWNER] there.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.
@@ -234,6 +235,12 @@ impl<A: Address> Flow<A> {
     pub const fn traffic(&self) -> (u64, u64) {
         let packets = self.packets.count();
         (packets, if packets == 0 { 0 } else { self.bytes })
+    }
+
+    /// Whether another node is in front of a [`DIRECT`][kind::DIRECT] flow, and this one sends its
+    /// packets on to an owner.
+    pub const fn is_to_owner(&self) -> bool {
+        self.address_delta & TO_OWNER != 0
     }
 
     /// The tuple that this entry's packets have after translation.

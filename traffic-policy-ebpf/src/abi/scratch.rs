@@ -68,9 +68,8 @@ pub struct Scratch<A: Address> {
     pub made_room: u32,
     /// 1: the queue of TCP is looked at first.
     pub tcp_first: u64,
-    /// 1: the new flow's packets travel unchanged to an endpoint on another node; 2 more: within
-    /// UDP; 4 more: by its node's MAC address alone, where that can be; 8 more: and replies come
-    /// back through this node. Before the endpoint is known: which of these are allowed.
+    /// The [ways][super::way] of the new flow's packets to an endpoint on another node. Before the
+    /// endpoint is known: which of these are allowed.
     pub direct: u64,
     /// The packet that was opened last, and the outer packet that is to be built.
     pub opened: Opened<A>,

@@ -10,7 +10,7 @@
 use core::ptr;
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, NO_SERVICE, OutcomeCounters, ServiceCount, ServiceCountKey, hook, kind},
+    abi::{Address, Flow, NO_SERVICE, OutcomeCounters, ServiceCount, ServiceCountKey, TO_OWNER, hook, kind},
     outcome::Outcome,
 };
 
@@ -84,6 +84,7 @@ pub fn end<A: Address>(entry: *const Flow<A>) {
         (get!(entry.kind), get!(entry.service), get!(entry.packets).count(), get!(entry.bytes));
     let outcome = match kind {
         kind::FORWARD => Outcome::Forwarded,
+        kind::DIRECT if get!(entry.address_delta) & TO_OWNER != 0 => Outcome::ForwardedToOwner,
         kind::DIRECT => Outcome::ForwardedDirect,
         kind::REPLY => Outcome::Replied,
         kind::DELIVER => Outcome::Delivered,

@@ -9,6 +9,7 @@ pub mod established;
 pub mod gc;
 pub mod inserted;
 pub mod narrow;
+pub mod new_flow;
 pub mod no_port;
 pub mod one_way;
 pub mod pair;

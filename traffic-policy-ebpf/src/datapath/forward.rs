@@ -269,6 +269,21 @@ pub fn account<F: Rewrite>(entry: *mut Flow<F::Address>, length: u32, now: u32) 
     }
 }
 
+/// Sends a packet as its entry says: directly, or translated.
+#[inline(always)]
+pub fn send<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
+    packet: P,
+    translatable: &C,
+    forwarding: &Forwarding<F::Address>,
+    now: u32,
+) -> Decision {
+    if direct::is_direct::<P, F>(forwarding.entry) {
+        direct::forward(packet, translatable, forwarding, now)
+    } else {
+        forward(packet, translatable, forwarding, now)
+    }
+}
+
 /// Translates and sends a packet. All checks precede the first write.
 #[inline(always)]
 pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(

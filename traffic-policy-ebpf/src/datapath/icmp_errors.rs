@@ -6,7 +6,7 @@
 //! unchanged within an outer packet, to the endpoint's node, which translates it.
 
 use traffic_policy_ebpf::{
-    abi::{Flow, PROTOCOL_SCTP, Slot, hook, kind, outer_port},
+    abi::{Flow, PROTOCOL_SCTP, Slot, hook, kind, outer_port, way},
     outcome::Outcome,
 };
 
@@ -17,7 +17,7 @@ use crate::datapath::{
     family::Family,
     flow::table::FlowTable,
     forward::{
-        self, direct,
+        self,
         icmp::RewriteIcmpError,
         nexthop::{self, Route},
         outer::Outer,
@@ -76,10 +76,7 @@ fn incoming<P: Packet, F: RewriteIcmpError + TellSender>(packet: P) -> Decision 
         node_silence::note_unreachable(packets.node());
     }
     match forward::resolve_egress::<P, F>(packet, entry, now) {
-        Ok(forwarding) if direct::is_direct::<P, F>(entry) => {
-            direct::forward(packet, &error, &forwarding, now)
-        }
-        Ok(forwarding) => forward::forward(packet, &error, &forwarding, now),
+        Ok(forwarding) => forward::send(packet, &error, &forwarding, now),
         Err(decision) => decision,
     }
 }
@@ -128,7 +125,8 @@ fn to_owner<P: Packet, F: RewriteIcmpError>(
     set!(entry.address_delta = 0);
     // The port of UDP that the packet travels in; 0: it travels in IP.
     let spread = error.tuple.ports.source().to_host() as u64;
-    set!(entry.port_delta = outer_port(spread << 16).wire() * (slot.dispatch() >> 1 & 1) as u16);
+    let port = outer_port(spread << 16).wire() as u64;
+    set!(entry.port_delta = way::moved(slot.dispatch(), way::UDP, port) as u16);
     Ok(entry)
 }
 

@@ -15,7 +15,7 @@
 use traffic_policy_ebpf::{
     abi::{
         Address, DirectEndpoint, DirectEndpointKey, Flow, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
-        REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, WayBack, hook, jump, kind,
+        REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, WayBack, hook, jump, kind, way,
     },
     outcome::{Outcome, Verdict},
     tcp::{ANSWERED, ASSURED, REMOVED, RST, TUNNELLED, flag, numbers},
@@ -332,8 +332,8 @@ pub fn given<P: Packet, F: Family>(
         };
         set!(scratch.opened.endpoint = load(owner));
         // Replies come back to this node, if they are to go back to the one that has sent it.
-        let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * direct::TUNNEL;
-        set!(scratch.direct = direct::NAMED - direct::TUNNEL + tunnel);
+        let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * way::TUNNEL;
+        set!(scratch.direct = way::DIRECT | way::UDP | way::OWNER | tunnel);
         return Ok((service, index));
     }
     Ok((service, 0))

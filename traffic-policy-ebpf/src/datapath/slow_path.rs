@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, Slot, frontend, jump, kind, step},
+    abi::{Address, Flow, RouteKind, Slot, frontend, jump, kind, step, way},
     hash,
     outcome::Outcome,
 };
@@ -16,10 +16,9 @@ use crate::datapath::{
     family::Family,
     flow::{
         delivered, inserted,
+        new_flow::{self, NewFlow},
         pair::{self, Transition},
-        recycle,
-        snat_port::{self, NewFlow},
-        state,
+        recycle, state,
         table::FlowTable,
         unassured, way_back,
     },
@@ -56,10 +55,8 @@ fn incoming<P: Packet, F: Outer>(packet: P) -> Decision {
         Ok((forwarding, last)) => {
             let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
                 Outcome::PassedToTc.into()
-            } else if direct::is_direct::<P, F>(forwarding.entry) {
-                direct::forward(packet, &parsed, &forwarding, last)
             } else {
-                forward::forward(packet, &parsed, &forwarding, last)
+                forward::send(packet, &parsed, &forwarding, last)
             };
             let decision = verdict::forget::<F>(decision);
             counters::settle::<F>(forwarding.entry);
@@ -263,7 +260,7 @@ fn create<P: Packet, F: Family>(
         let chosen = if restart.is_null() || !node_silence::is_silent(get!(restart.head).node(), now) {
             select::slot_of_packet::<F>(&list, &client, place!(mut scratch.affinity_lookup))
         } else {
-            set!(scratch.direct &= direct::NAMED);
+            set!(scratch.direct &= way::NAMED);
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
         index = if parsed.is_tcp() && !parsed.opens(packet) {
@@ -315,15 +312,15 @@ fn create<P: Packet, F: Family>(
     }
 
     recycle::make_room::<F>(scratch, usage, now);
-    let place = if restart.is_null() { snat_port::NEW } else { get!(restart.device_or_place).place() };
+    let place = if restart.is_null() { new_flow::NEW } else { get!(restart.device_or_place).place() };
     let node = node_silence::place(slot.node, hop);
     let new_flow = NewFlow { packet, parsed, slot, source, service, hop, epoch, now, local, place, node };
     new_flow.write(scratch, hash, get!(config.snat_port_count));
-    let mut inserted = snat_port::insert::<F>(scratch, usage);
+    let mut inserted = new_flow::insert::<F>(scratch, usage);
     if matches!(inserted, Err(Outcome::DroppedTableFull)) {
         recycle::note_full(usage, now);
         if unassured::make_room::<F>(scratch) {
-            inserted = snat_port::insert::<F>(scratch, usage);
+            inserted = new_flow::insert::<F>(scratch, usage);
         }
     }
     let inserted = inserted.map_err(|outcome| Decision::refused(outcome, service))?;

@@ -13,7 +13,7 @@ use crate::datapath::{
     ctx::{Packet, Skb},
     egress,
     family::Family,
-    forward::{self, direct, fragment, outer::Outer, sctp},
+    forward::{self, fragment, outer::Outer, sctp},
     open,
     parse::{
         fixed,
@@ -51,10 +51,7 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
             return Err(Outcome::PassedStaleFlow);
         }
         let decision = match forward::resolve_egress::<P, F>(packet, entry, now) {
-            Ok(forwarding) if direct::is_direct::<P, F>(entry) => {
-                direct::forward(packet, &later, &forwarding, later.last)
-            }
-            Ok(forwarding) => forward::forward(packet, &later, &forwarding, later.last),
+            Ok(forwarding) => forward::send(packet, &later, &forwarding, later.last),
             Err(decision) => decision,
         };
         let decision = Decision { service: get!(entry.service), ..verdict::forget::<F>(decision) };
@@ -85,10 +82,8 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
                 Outcome::DroppedSctpFragment.into()
             } else if sctp::is_direct_aggregate::<P, F>(packet, forwarding.entry) {
                 sctp::send_aggregate(packet, &parsed, &forwarding, last)
-            } else if direct::is_direct::<P, F>(forwarding.entry) {
-                direct::forward(packet, &parsed, &forwarding, last)
             } else {
-                forward::forward(packet, &parsed, &forwarding, last)
+                forward::send(packet, &parsed, &forwarding, last)
             };
             let decision = verdict::forget::<F>(decision);
             counters::settle::<F>(forwarding.entry);

@@ -10,7 +10,7 @@ use std::{
 use anyhow::Result;
 use traffic_policy_cluster::model::ServicePortKey;
 use traffic_policy_ebpf::{
-    abi::{self, Address4, Address6, FlowKey, ServiceCountKey, kind},
+    abi::{self, Address, Address4, Address6, FlowKey, ServiceCountKey, kind},
     outcome::Outcome,
 };
 
@@ -51,9 +51,10 @@ pub struct ServiceCount {
 }
 
 /// Returns the outcome of an entry's packets.
-pub fn outcome(kind: u8) -> Option<Outcome> {
-    Some(match kind {
+fn outcome<A: Address>(flow: &abi::Flow<A>) -> Option<Outcome> {
+    Some(match flow.kind {
         kind::FORWARD => Outcome::Forwarded,
+        kind::DIRECT if flow.is_to_owner() => Outcome::ForwardedToOwner,
         kind::DIRECT => Outcome::ForwardedDirect,
         kind::REPLY => Outcome::Replied,
         kind::DELIVER => Outcome::Delivered,
@@ -103,20 +104,18 @@ impl Counts {
                 counts.packets.entry((key.service, outcome)).or_default().add(count.packets, count.bytes);
             }
         })?;
-        let mut add = |kind, service, (packets, bytes)| {
-            let Some(outcome) = outcome(kind) else { return };
-            counts.packets.entry((service, outcome)).or_default().add(packets, bytes);
-            if matches!(kind, kind::FORWARD | kind::DELIVER | kind::DIRECT) {
-                *counts.flows.entry(service).or_default() += 1;
-            }
-        };
-        pinned.map("tp_flows4")?.each(|_: FlowKey<Address4>, flow: abi::Flow<Address4>| {
-            add(flow.kind, flow.service, flow.traffic());
-        })?;
-        pinned.map("tp_flows6")?.each(|_: FlowKey<Address6>, flow: abi::Flow<Address6>| {
-            add(flow.kind, flow.service, flow.traffic());
-        })?;
+        pinned.map("tp_flows4")?.each(|_: FlowKey<Address4>, flow| counts.add::<Address4>(&flow))?;
+        pinned.map("tp_flows6")?.each(|_: FlowKey<Address6>, flow| counts.add::<Address6>(&flow))?;
         Ok(counts)
+    }
+
+    fn add<A: Address>(&mut self, flow: &abi::Flow<A>) {
+        let Some(outcome) = outcome(flow) else { return };
+        let (packets, bytes) = flow.traffic();
+        self.packets.entry((flow.service, outcome)).or_default().add(packets, bytes);
+        if matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::DIRECT) {
+            *self.flows.entry(flow.service).or_default() += 1;
+        }
     }
 }
 
@@ -142,8 +141,26 @@ impl ServiceCount {
 #[cfg(test)]
 mod tests {
     use traffic_policy_cluster::model::{Protocol, ServiceName};
+    use traffic_policy_ebpf::abi::{REPLY_THROUGH_FRONT, TO_OWNER};
 
     use super::*;
+
+    #[test]
+    fn what_is_sent_on_for_another_node_has_its_own_count() {
+        let of = |kind, address_delta| {
+            outcome(&abi::Flow::<Address4> { kind, address_delta, ..Default::default() })
+        };
+        let back = REPLY_THROUGH_FRONT as u16;
+        for (delta, expected) in [
+            (0, Outcome::ForwardedDirect),
+            (back, Outcome::ForwardedDirect),
+            (TO_OWNER, Outcome::ForwardedToOwner),
+            (TO_OWNER | back, Outcome::ForwardedToOwner),
+        ] {
+            assert_eq!(of(kind::DIRECT, delta), Some(expected));
+        }
+        assert_eq!(of(kind::FORWARD, TO_OWNER), Some(Outcome::Forwarded), "it is a difference of sums there");
+    }
 
     #[test]
     fn never_fall_while_the_service_lives() {

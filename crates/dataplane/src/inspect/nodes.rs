@@ -3,13 +3,27 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::Result;
-use traffic_policy_ebpf::abi::{HOP_PLACES, HopKey, NODE_NAME_LENGTH, NodeSilence};
+use traffic_policy_ebpf::abi::{HOP_PLACES, HopKey, MAC_TAKES, NODE_NAME_LENGTH, NodeSilence};
 
 use super::{
     heartbeat::{Clock, Heartbeat},
     pinned::Pinned,
 };
 use crate::dataplane::hop_address;
+
+/// Returns the MAC addresses of the other nodes' devices, as far as they have told them, and
+/// whether a node takes packets for its endpoints there as they are.
+///
+/// # Errors
+/// The map cannot be read.
+pub fn node_macs(pinned: &Pinned) -> Result<BTreeMap<[u8; 6], bool>> {
+    let entries = pinned.map("tp_direct_macs")?.entries::<u64, u32>()?;
+    let named = entries.into_iter().map(|(key, flags)| {
+        let [a, b, c, d, e, f, ..] = key.to_ne_bytes();
+        ([a, b, c, d, e, f], flags & MAC_TAKES != 0)
+    });
+    Ok(named.collect())
+}
 
 /// The nodes that endpoints are on, by the numbers that flows and slots have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

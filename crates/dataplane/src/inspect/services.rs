@@ -13,7 +13,7 @@ use traffic_policy_cluster::model::{
 };
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
-    Slot, frontend, frontend_kind, maglev, policy, scope,
+    Slot, frontend, frontend_kind, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -23,6 +23,7 @@ use crate::dataplane::{
         keys::{self, FromWire},
         reader::{Pod, Reader},
     },
+    sync::former::Former,
 };
 use crate::dispatch;
 
@@ -45,6 +46,8 @@ pub struct ServicePort {
     /// The sources that may use its load balancer addresses; empty for all.
     pub source_ranges: Vec<IpNet>,
     pub choice: Choice,
+    /// The tables of former owners.
+    pub former: Former,
     /// The way of its packets to endpoints of other nodes that open them; all others are
     /// [`Forwarding::Snat`].
     pub forwarding: Forwarding,
@@ -188,6 +191,7 @@ impl ServicePort {
                     local: Vec::new(),
                     affinity: None,
                     source_ranges: Vec::new(),
+                    former: Former::default(),
                     forwarding: Forwarding::Snat,
                     choice: if info.policies & policy::MAGLEV == 0 {
                         Choice::Random
@@ -209,30 +213,6 @@ impl ServicePort {
             port.source_ranges.sort();
         }
         Ok(ports)
-    }
-}
-
-impl ServicePort {
-    /// Returns the number of slots that each endpoint for policy Cluster has in the Maglev table;
-    /// `None` without a table.
-    ///
-    /// # Errors
-    /// The table cannot be read.
-    pub fn slots(&self, pinned: &Pinned) -> Result<Option<Vec<u32>>> {
-        let Choice::Maglev(table) = self.choice else { return Ok(None) };
-        let map = pinned.map("tp_maglev")?;
-        let mut slots = vec![0; self.cluster.len()];
-        for element in 0..maglev::elements(table.len) {
-            let places: u64 = map.value(table.base.saturating_add(element))?;
-            let first = element * maglev::SLOTS_PER_ELEMENT;
-            for slot in first..table.len.min(first + maglev::SLOTS_PER_ELEMENT) {
-                // A table that is replaced meanwhile may name places that the list lacks.
-                if let Some(count) = slots.get_mut(maglev::place(places, slot) as usize) {
-                    *count += 1;
-                }
-            }
-        }
-        Ok(Some(slots))
     }
 }
 
@@ -273,6 +253,7 @@ where
         }
         if frontend.flags & frontend::MAGLEV != 0 {
             port.choice = Choice::Maglev(frontend.maglev);
+            port.former = Former::of(&frontend);
         }
         if frontend.flags & frontend::DIRECT != 0 {
             let tunnels = frontend.flags & frontend::TUNNEL != 0;
@@ -303,7 +284,8 @@ fn add_source_ranges<const W: usize>(
     Ok(())
 }
 
-fn endpoints<A: Address + FromWire>(slots: &Reader, range: IndexRange) -> Result<Vec<Endpoint>>
+/// Returns the endpoints in these slots.
+pub(super) fn endpoints<A: Address + FromWire>(slots: &Reader, range: IndexRange) -> Result<Vec<Endpoint>>
 where
     Slot<A>: Pod,
 {

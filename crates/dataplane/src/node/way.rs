@@ -76,15 +76,23 @@ pub fn ways(addresses: &BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, HopAddr
 /// # Errors
 /// The kernel's error: often that no route leads there.
 pub(super) fn way(kernel: &mut Connection, address: IpAddr) -> io::Result<Option<HopAddress>> {
+    Ok(ask(kernel, address)?.iter().find_map(|route| hop(route, address)))
+}
+
+/// Returns the kernel's answer to the question for the route to an address.
+///
+/// # Errors
+/// The kernel's error: often that no route leads there.
+pub(super) fn ask(kernel: &mut Connection, address: IpAddr) -> io::Result<Vec<Message>> {
     let (family, bits, bytes) = parts(address);
     let mut request = vec![0; HEADER];
     (request[0], request[1]) = (family, bits);
     request.extend(attribute(RTA_DST, &bytes));
-    let routes = kernel.request(RTM_GETROUTE, 0, &request)?;
-    Ok(routes.iter().find_map(|route| hop(route, address)))
+    kernel.request(RTM_GETROUTE, 0, &request)
 }
 
-fn hop(route: &Message, destination: IpAddr) -> Option<HopAddress> {
+/// Returns the next hop of such an answer; `None` if the route is none of unicast.
+pub(super) fn hop(route: &Message, destination: IpAddr) -> Option<HopAddress> {
     let attributes = route.payload.get(HEADER..)?;
     let unicast = route.payload.get(7) == Some(&RTN_UNICAST);
     let link = find(attributes, RTA_OIF).filter(|_| unicast)?;

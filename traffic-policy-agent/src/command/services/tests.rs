@@ -37,7 +37,7 @@ fn nodes(dead: bool) -> Nodes {
 
 fn shown<'a>(port: &'a ServicePort, nodes: &'a Nodes, left_out: Option<&'a [EndpointLeftOut]>) -> Shown<'a> {
     static COUNTS: LazyLock<Counts> = LazyLock::new(counts);
-    Shown { port, counts: &COUNTS, nodes, left_out, slots: None }
+    Shown { port, counts: &COUNTS, nodes, left_out, slots: None, former: None }
 }
 
 fn counts() -> Counts {

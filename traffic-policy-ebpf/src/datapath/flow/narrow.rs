@@ -2,10 +2,11 @@
 //! IPv6's own least one, because a host takes no notice of an error that names a smaller one
 //! (RFC 8201 section 4).
 
-use traffic_policy_ebpf::abi::{DeviceInfo, kind};
+use traffic_policy_ebpf::abi::{DeviceInfo, kind, way};
 
 use crate::datapath::{
     family::{Family, V6},
+    forward::outer,
     maps::{DEVICES, NEXTHOPS, Table},
     value::borrow,
 };
@@ -39,8 +40,7 @@ fn judge() -> i32 {
         let of_route = get!(scratch.route_mtu) as u32;
         if mtu != 0 && mtu < of_route { mtu } else { of_route }
     };
-    // Within UDP, eight bytes more.
-    if mtu >= LEAST + ((get!(scratch.direct) as u32 >> 1 & 1) << 3) {
+    if mtu >= LEAST + way::moved(get!(scratch.direct), way::UDP, outer::UDP as u64) as u32 {
         return 1;
     }
     set!(scratch.request.kind = kind::FORWARD);

@@ -6,7 +6,7 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
         Address, BY_MAC, Flow, HOP_L2, HOP_NO_ETHERNET, HOP_XDP, REPLY_THROUGH_FRONT, Scratch, frontend,
-        kind, mac_key, maglev::FORMER,
+        kind, mac_key, maglev::FORMER, way,
     },
     outcome::Outcome,
 };
@@ -21,12 +21,8 @@ use crate::datapath::{
     words::{load16, load32, store16, store32, store64},
 };
 
-/// What packets may travel in whose outer packet names the endpoint: see `Scratch::direct`.
-pub const NAMED: u64 = 3 | TUNNEL;
-
-/// What a Service's packets may travel in, as in `Scratch::direct`; 0 if they are not to be
-/// forwarded directly, or programs of this kind cannot do that. A number that is computed without a
-/// branch: the verifier would walk both ways to the end.
+/// The [ways][way] that a Service's packets may take; 0 if they are not to be forwarded directly,
+/// or programs of this kind cannot do that.
 #[inline(always)]
 pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     if P::POD {
@@ -34,24 +30,17 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     }
     let flags = get!((list.frontend).flags) as u64;
     // Replies of SCTP never come back through the node in front.
-    let tunnel = if P::SCTP { 0 } else { flags >> TUNNEL_SHIFT & TUNNEL };
-    (flags >> frontend::DIRECT.trailing_zeros() & 1)
-        * ((NAMED - TUNNEL) | ((flags >> L2_SHIFT) & L2) | tunnel)
+    let tunnel = if P::SCTP { 0 } else { way::moved(flags, frontend::TUNNEL as u64, way::TUNNEL) };
+    let ways = way::DIRECT | way::UDP | way::moved(flags, frontend::L2 as u64, way::BY_MAC) | tunnel;
+    way::moved(flags, frontend::DIRECT as u64, ways)
 }
 
 /// What packets may travel in to an owner of this number: the table of its node names a former one
 /// no more.
 #[inline(always)]
 pub fn to_owner(number: u32) -> u64 {
-    NAMED | L2 & !(number as u64 + NAMED)
+    way::NAMED | way::BY_MAC & !(number as u64 + way::NAMED)
 }
-
-/// The bit of a packet that goes to its endpoint's node as it is, and its distance from the flag.
-const L2: u64 = 4;
-const L2_SHIFT: u32 = frontend::L2.trailing_zeros() - L2.trailing_zeros();
-/// The bit of a packet whose replies are to come back through this node, and its distance.
-pub const TUNNEL: u64 = 8;
-const TUNNEL_SHIFT: u32 = frontend::TUNNEL.trailing_zeros() - TUNNEL.trailing_zeros();
 
 /// Whether a flow is forwarded directly.
 #[inline(always)]
