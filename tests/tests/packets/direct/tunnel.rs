@@ -14,15 +14,15 @@ const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 /// Another node in front.
 const OTHER_FRONT: Spot = Spot::RouterNear;
 /// "Replies are to come back", beside the number of owners.
-const THROUGH_FRONT: u16 = 4;
+pub(super) const THROUGH_FRONT: u16 = 4;
 
 /// A request that asks for replies through the node in front, as it comes to the endpoint's node.
-fn asks(inner: &Packet, from: Spot) -> Packet {
+pub(super) fn asks(inner: &Packet, from: Spot) -> Packet {
     arrives(inner, from, LOCAL.0).with(|outer| outer.label = THROUGH_FRONT)
 }
 
 /// The endpoint's answer as it leaves this node for the node in front.
-fn to_front(answered: &Packet, front: Spot) -> Packet {
+pub(super) fn to_front(answered: &Packet, front: Spot) -> Packet {
     within(answered, Spot::Node, front).macs(Device::Eth0.mac(), front.mac()).with(|outer| {
         outer.ttl = 64;
         outer.label = 0;
@@ -30,20 +30,20 @@ fn to_front(answered: &Packet, front: Spot) -> Packet {
     })
 }
 
-fn answer(terms: Terms) -> (Packet, Packet) {
+pub(super) fn answer(terms: Terms) -> (Packet, Packet) {
     let answer = terms.answer(LOCAL, CLIENT).ttl(63);
     let answered = answer.clone().source(terms.at(VIP));
     (answer, answered)
 }
 
 /// A node in front of an endpoint that is on another node.
-fn set_up_front(harness: &mut Harness, to: (Spot, u16)) {
+pub(super) fn set_up_front(harness: &mut Harness, to: (Spot, u16)) {
     harness.set_up(&Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR]).tunnel()));
     harness.let_send_directly(Spot::RouterNear);
 }
 
 /// A reply within a packet, as it comes to the node in front.
-fn comes_back(inner: &Packet, from: Spot, to: Spot) -> Packet {
+pub(super) fn comes_back(inner: &Packet, from: Spot, to: Spot) -> Packet {
     within(inner, from, to).macs(Spot::RouterNear.mac(), Device::Eth0.mac())
 }
 
