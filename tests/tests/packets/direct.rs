@@ -10,6 +10,7 @@ mod tunnel;
 mod udp;
 mod way;
 mod way_back;
+mod without_ethernet;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};

@@ -138,6 +138,10 @@ pub trait Skb: Packet {
     /// and returns the verdict. At ingress only. The other end must be in another network namespace
     /// and up: the kernel drops the packet otherwise.
     fn send_peer(self, ifindex: u32) -> i32;
+    /// Puts an Ethernet header with empty addresses in front of a packet of a device without
+    /// Ethernet. False: the kernel refused, and the packet is unchanged. Pointers into it become
+    /// invalid.
+    fn push_ethernet(self, ethertype: u16) -> bool;
     /// Removes `bytes` of outer headers. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn remove_room(self, bytes: u32) -> bool;

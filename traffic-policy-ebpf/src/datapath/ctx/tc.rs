@@ -136,24 +136,6 @@ impl<const SCTP: bool> Tc<SCTP> {
     }
 }
 
-impl TcL3 {
-    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel
-    /// refused, and the packet is unchanged. Pointers into it become invalid.
-    #[inline(always)]
-    pub fn push_ethernet(self, ethertype: u16) -> bool {
-        // SAFETY: a helper of the kernel: the verifier checks its arguments.
-        if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
-            return false;
-        }
-        let data = self.data();
-        if data + ETHERNET > self.end() {
-            return false;
-        }
-        store16::<12>(data, ethertype);
-        true
-    }
-}
-
 impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, SCTP, POD> {
     type Skb = Self;
     type Context = __sk_buff;
@@ -332,6 +314,19 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
                 && (port_delta == 0
                     || bpf_l4_csum_replace(self.skb, offset, 0, port_delta as u64, mangled) == 0)
         }
+    }
+    #[inline(always)]
+    fn push_ethernet(self, ethertype: u16) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
+            return false;
+        }
+        let data = self.data();
+        if data + ETHERNET > self.end() {
+            return false;
+        }
+        store16::<12>(data, ethertype);
+        true
     }
     #[inline(always)]
     fn remove_room(self, bytes: u32) -> bool {

@@ -13,7 +13,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    ctx::{Skb as _, tc::Tc},
+    ctx::{Packet, Skb as _},
     family::{V4, V6},
     forward::Rewrite,
     parse::{
@@ -110,7 +110,7 @@ pub trait Outer: Rewrite {
     fn is_marked(ip: usize) -> bool;
     /// Notes in the packet at `ip`, the first of `packet`, that a router was congested: RFC 6040
     /// section 4.2.
-    fn mark(packet: Tc, ip: usize);
+    fn mark<P: Packet>(packet: P, ip: usize);
     /// TTL or hop limit of the header at `ip`.
     fn ttl(ip: usize) -> u8;
     /// Whether the packet at `ip`, without options, is an ICMP error, whose header is at `icmp`.
@@ -195,7 +195,7 @@ impl Outer for V4 {
     }
 
     #[inline(always)]
-    fn mark(_: Tc, ip: usize) {
+    fn mark<P: Packet>(_: P, ip: usize) {
         let tos = load8::<1>(ip);
         if tos & CE4 == 0 || tos & CE4 == CE4 {
             return;
@@ -302,7 +302,7 @@ impl Outer for V6 {
     }
 
     #[inline(always)]
-    fn mark(packet: Tc, ip: usize) {
+    fn mark<P: Packet>(packet: P, ip: usize) {
         let class = load8::<1>(ip);
         if class & CE6 == 0 || class & CE6 == CE6 {
             return;
@@ -310,7 +310,9 @@ impl Outer for V6 {
         let before = load16::<0>(ip);
         store8::<1>(ip, class | CE6);
         // No checksum of the header makes up for the change, as one of IPv4 does.
-        packet.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
+        if let Some(skb) = packet.skb() {
+            skb.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
+        }
     }
 
     #[inline(always)]

@@ -73,11 +73,13 @@ const TC_NO_SCTP: [(u32, &str); 2] =
     [(jump::SCTP, "tp_tc_nosctp4"), (jump::FAMILY + jump::SCTP, "tp_tc_nosctp6")];
 
 /// The programs of TC on devices without Ethernet.
-const L3_JUMPS: [(u32, &str); 7] = [
+const L3_JUMPS: [(u32, &str); 9] = [
+    (jump::REJECT, "tp_tc_reject4"),
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::ICMP_ERROR_OUT, "tp_l3_icmp_out4"),
     (jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out4"),
     (jump::SCTP_OUT, "tp_l3_sctp_out4"),
+    (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_l3_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out6"),
     (jump::FAMILY + jump::SCTP_OUT, "tp_l3_sctp_out6"),
