@@ -230,6 +230,10 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         self.adjust(bytes as i32, FIXED_GSO | encapsulated | (udp as u64) << ENCAPSULATED_UDP)
     }
     #[inline(always)]
+    fn remove_room(self, bytes: u32) -> bool {
+        self.adjust(-(bytes as i32), FIXED_GSO)
+    }
+    #[inline(always)]
     fn window_scale(self, offset: u32) -> i32 {
         window_scale_tc(self.skb, offset)
     }
@@ -327,10 +331,6 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
         }
         store16::<12>(data, ethertype);
         true
-    }
-    #[inline(always)]
-    fn remove_room(self, bytes: u32) -> bool {
-        self.adjust(-(bytes as i32), FIXED_GSO)
     }
     #[inline(always)]
     fn make_room_again(self, bytes: u32) -> bool {

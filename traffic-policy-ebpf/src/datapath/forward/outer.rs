@@ -10,16 +10,18 @@ use traffic_policy_ebpf::{
         Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port,
     },
     checksum::{self, TTL_STEP, fold},
+    outcome::Outcome,
 };
 
 use crate::datapath::{
-    ctx::{Packet, Skb as _},
+    ctx::{LINEAR, Packet, Skb as _},
     family::{V4, V6},
     forward::Rewrite,
     parse::{
-        ETHERTYPE_IPV4, ETHERTYPE_IPV6,
+        ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6,
         fixed::{PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
+    value::load,
     words::{load8, load16, load32, store8, store16, store32, store64},
 };
 
@@ -65,6 +67,54 @@ pub fn is_udp_header(l4: usize, length: u16) -> bool {
     ports.destination() == GUE_PORT
         && is_outer_port(ports.source())
         && load16::<4>(l4) == length.wrapping_add(UDP as u16).to_be()
+}
+
+/// A packet that another node may have sent, by its outer IP header.
+pub struct FromNode<F: Outer> {
+    /// The outer IP header, and the first byte after what can be read.
+    pub ip: usize,
+    pub end: usize,
+    pub destination: F::Address,
+    /// The number of the node that has sent it.
+    pub node: u32,
+    pub is_udp: bool,
+}
+
+impl<F: Outer> FromNode<F> {
+    /// Reads the outer header of a packet that another node may have sent, and makes those inside
+    /// readable.
+    ///
+    /// # Errors
+    /// The outcome of passing: it is none, or its source is no address of another node.
+    #[inline(always)]
+    pub fn read<P: Packet>(packet: P) -> Result<Self, Outcome> {
+        packet.pull(LINEAR + 2 * F::OUTER + UDP);
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
+            return Err(Outcome::PassedUnsupportedProtocol);
+        }
+        let (source, destination) = F::addresses_at(ip);
+        let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
+        let Some(node) = F::direct_from().lookup::<_, u32>(&source) else { return Err(left_alone(is_udp)) };
+        Ok(Self { ip, end, destination, node: load(node), is_udp })
+    }
+
+    /// The outcome of passing.
+    #[inline(always)]
+    pub fn left_alone(&self) -> Outcome {
+        left_alone(self.is_udp)
+    }
+
+    /// The bytes of the outer headers.
+    #[inline(always)]
+    pub fn outer(&self) -> u32 {
+        F::OUTER + if self.is_udp { UDP } else { 0 }
+    }
+}
+
+#[inline(always)]
+fn left_alone(is_udp: bool) -> Outcome {
+    if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol }
 }
 
 /// The bits of the fourth byte of an outer IPv6 header that count owners, and

@@ -27,16 +27,18 @@ pub enum PacketHook {
 }
 
 /// The programs of the XDP hook, and of TC, that others jump to, by their index.
-const XDP_JUMPS: [(u32, &str); 10] = [
+const XDP_JUMPS: [(u32, &str); 12] = [
     (jump::SLOW_PATH, "tp_xdp_slow4"),
     (jump::REJECT, "tp_xdp_reject4"),
     (jump::ICMP_ERROR, "tp_xdp_icmp4"),
     (jump::VARIABLE_HEADERS, "tp_xdp_vhdr4"),
+    (jump::OPEN_REPLY, "tp_xdp_openbk4"),
     (jump::SCTP, "tp_xdp_sctp4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_xdp_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_xdp_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_xdp_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
+    (jump::FAMILY + jump::OPEN_REPLY, "tp_xdp_openbk6"),
     (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
 const TC_JUMPS: [(u32, &str); 24] = [
