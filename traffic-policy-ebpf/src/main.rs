@@ -102,6 +102,8 @@ mod programs {
         tp_xdp_vhdr6 => variable_headers::run::<Xdp, V6>;
         tp_xdp_reject4 => reject::run::<Xdp, V4>;
         tp_xdp_reject6 => reject::run::<Xdp, V6>;
+        tp_xdp_openbk4 => open_reply::run::<Xdp, V4>;
+        tp_xdp_openbk6 => open_reply::run::<Xdp, V6>;
         // Run by `explain` through BPF_PROG_TEST_RUN, never attached: the kernel test-runs no
         // socket programs.
         tp_explain_sock => explain::run;
@@ -128,8 +130,8 @@ mod programs {
         tp_tc_split4 => split::run::<false>;
         tp_tc_open4 => open::run::<V4>;
         tp_tc_open6 => open::run::<V6>;
-        tp_tc_openback4 => open_reply::run::<V4>;
-        tp_tc_openback6 => open_reply::run::<V6>;
+        tp_tc_openback4 => open_reply::run::<Tc, V4>;
+        tp_tc_openback6 => open_reply::run::<Tc, V6>;
     }
 
     // Programs on the host side of pods' devices, which share the others' programs for what creates

@@ -9,6 +9,8 @@ mod sctp;
 mod tunnel;
 mod udp;
 mod way;
+mod way_back;
+mod without_ethernet;
 
 use traffic_policy_ebpf::tcp;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};

@@ -3,12 +3,13 @@
 
 mod testbed;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::lab::Family;
+use traffic_policy_testing::cluster::Protocol;
+use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::traffic::transfer::transfer;
 
@@ -162,4 +163,63 @@ fn fragments_both_ways() {
         }
     }
     nothing_failed(&agent);
+}
+
+const VIPS: Addresses = Addresses::new([203, 0, 113, 9], [0x2001, 0xdb8, 5, 0, 0, 0, 0, 9]);
+const VIP_PORT: u16 = 80;
+
+/// The other node is in front of this one's endpoint, and a pod there is the client: outer packets
+/// and replies travel by the tunnel between the nodes.
+fn forwarded_between_nodes(forwarding: &str, dispatch: &str) {
+    let tunnels = Tunnels::build(1500).unwrap();
+    tunnels.forward_between_nodes(VIPS).unwrap();
+    // The client is a pod of the node in front, at a device that is attached as one to the outside.
+    let flags = ["--forwarding", forwarding, "--dispatch", dispatch, "--source-check", "off"];
+    let [home, front] = [tunnels.agent("tc", &["tun1"]), tunnels.agent_of_far()].map(|builder| {
+        let agent = builder.flags(&flags).start().unwrap();
+        agent.wait_ready(START).unwrap();
+        agent
+    });
+    let client: &Namespace = &tunnels.pod_far;
+    for family in Family::BOTH {
+        let to = SocketAddr::new(VIPS.of(family), VIP_PORT);
+        for protocol in Protocol::BOTH {
+            for _ in 0..5 {
+                let answer = protocol.probe(to).limit(START).answer(client).unwrap_or_else(|error| {
+                    let counted =
+                        [&front, &home].map(|agent| agent.json(&["status"]).unwrap()["counters"].to_string());
+                    panic!("{forwarding} {protocol:?} {to}: {error:#}\n{counted:#?}")
+                });
+                assert_eq!((answer.pod.as_str(), answer.client.ip()), ("pod-here", POD_FAR.of(family)));
+            }
+        }
+        transfer(client, to, BYTES).unwrap();
+    }
+    let back = if forwarding == "tunnel" { "replied-to-front" } else { "replied-local" };
+    assert!(packets(&front, "forwarded-direct") > 100 && packets(&front, "forwarded") == 0);
+    assert!(packets(&home, "delivered") > 100 && packets(&home, back) > 100, "{}", home.log());
+    assert_eq!(packets(&front, "replied-opened") > 100, forwarding == "tunnel");
+    for agent in [&home, &front] {
+        nothing_failed(agent);
+    }
+}
+
+#[test]
+fn what_was_sent_directly_is_opened_behind_a_tunnel() {
+    forwarded_between_nodes("direct", "ipip");
+}
+
+#[test]
+fn what_was_sent_within_udp_is_opened_behind_a_tunnel() {
+    forwarded_between_nodes("direct", "udp");
+}
+
+#[test]
+fn replies_go_back_within_packets_by_a_tunnel() {
+    forwarded_between_nodes("tunnel", "ipip");
+}
+
+#[test]
+fn replies_go_back_within_udp_by_a_tunnel() {
+    forwarded_between_nodes("tunnel", "udp");
 }

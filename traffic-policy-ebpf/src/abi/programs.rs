@@ -34,8 +34,8 @@ pub mod jump {
     /// TC: packets within packets of the same family, which another node may have sent for an
     /// endpoint.
     pub const OPEN: u32 = 11;
-    /// TC: packets within packets of the same family, which another node may have sent to this one
-    /// as replies for a client.
+    /// Packets within packets of the same family, which another node may have sent to this one as
+    /// replies for a client.
     pub const OPEN_REPLY: u32 = 12;
     pub const FAMILY: u32 = 13;
     pub const COUNT: u32 = 2 * FAMILY;

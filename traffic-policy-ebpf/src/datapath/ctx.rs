@@ -83,6 +83,9 @@ pub trait Packet: Copy {
     /// `udp` is 1, in front of the IP header. Pointers into the packet become invalid. False: the
     /// frame is unchanged.
     fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool;
+    /// Removes `bytes` of outer headers behind the Ethernet header, which has to be written anew in
+    /// XDP. Pointers into the packet become invalid. False: the frame is unchanged.
+    fn remove_room(self, bytes: u32) -> bool;
     /// Calls [`window_scale`][crate::datapath::parse::window_scale] as a global function.
     fn window_scale(self, offset: u32) -> i32;
     /// Calls [`check_options`][crate::datapath::parse::variable::check_options] as a global
@@ -138,9 +141,10 @@ pub trait Skb: Packet {
     /// and returns the verdict. At ingress only. The other end must be in another network namespace
     /// and up: the kernel drops the packet otherwise.
     fn send_peer(self, ifindex: u32) -> i32;
-    /// Removes `bytes` of outer headers. Pointers into the packet become invalid. False: the
-    /// frame is unchanged.
-    fn remove_room(self, bytes: u32) -> bool;
+    /// Puts an Ethernet header with empty addresses in front of a packet of a device without
+    /// Ethernet. False: the kernel refused, and the packet is unchanged. Pointers into it become
+    /// invalid.
+    fn push_ethernet(self, ethertype: u16) -> bool;
     /// Makes room for `bytes` of an outer header as `make_room` does, for a packet that is marked
     /// as encapsulated already. Pointers into the packet become invalid. False: the frame is
     /// unchanged.

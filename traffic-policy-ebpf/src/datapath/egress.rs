@@ -95,7 +95,7 @@ pub fn reply<P: Skb, F: Outer, const FULL: bool>(packet: P, parsed: &Parsed<F>) 
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow.into();
     }
-    if P::L2 != 0 && !FULL && get!(entry.device_or_place).device() != packet.ingress() {
+    if !FULL && may_leave_elsewhere::<P, F>(packet, entry) {
         packet.jump::<F, { jump::VARIABLE_HEADERS_OUT }>();
         // Linux 6.12 to 6.17 assume that a tail call, even one that fails, invalidates all pointers
         // into the packet.
@@ -125,6 +125,15 @@ pub fn reply<P: Skb, F: Outer, const FULL: bool>(packet: P, parsed: &Parsed<F>) 
     translate::<P, F, _, FULL>(packet, parsed, entry, last)
 }
 
+/// Whether a reply may have to leave by another device than the one that the kernel has chosen. One
+/// that leaves by a device without Ethernet stays there, unless it goes back through the node in
+/// front: a device with Ethernet takes no packet without an Ethernet header.
+#[inline(always)]
+fn may_leave_elsewhere<P: Skb, F: Outer>(packet: P, entry: *const Flow<F::Address>) -> bool {
+    let came_by = get!(entry.device_or_place);
+    if P::L2 == 0 { came_by == DeviceOrPlace::TUNNELLED } else { came_by.device() != packet.ingress() }
+}
+
 /// Translates an outgoing packet by its reply entry, and, if `FULL`, redirects it if its route
 /// requires that. `last`: the time to note as that of the flow's last packet.
 #[inline(always)]
@@ -137,9 +146,8 @@ pub fn translate<P: Skb, F: Outer, C: Translatable<P, F>, const FULL: bool>(
     if get!(entry.kind) != kind::REPLY_LOCAL {
         return Outcome::PassedStaleFlow.into();
     }
-    // A device with Ethernet takes no packet without an Ethernet header.
-    if P::L2 != 0 && FULL && get!(entry.device_or_place).device() != packet.ingress() {
-        if get!(entry.device_or_place) == DeviceOrPlace::TUNNELLED {
+    if FULL && may_leave_elsewhere::<P, F>(packet, entry) {
+        if P::L2 == 0 || get!(entry.device_or_place) == DeviceOrPlace::TUNNELLED {
             return through_front::send(packet, translatable, entry, last);
         }
         let way = reply_way::find::<P, F>(packet, entry);

@@ -77,7 +77,7 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
     if matches!(matched, Match::No) {
         trace::note(step::FILTER, Match::No as u32, [0; 2]);
         if open::may_be_outer::<P, _>(&parsed.tuple) {
-            packet.jump::<F, { jump::OPEN }>();
+            parse::to_open::<P, F>(packet);
         }
         return Outcome::Passed.into();
     }
@@ -150,7 +150,7 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
         {
             // A reply that another node has sent within UDP, to an address of this one.
             if open::may_be_outer::<P, _>(&parsed.tuple) {
-                packet.jump::<F, { jump::OPEN }>();
+                parse::to_open::<P, F>(packet);
             }
             // The node's own traffic that shares a port with us goes no further.
             return Outcome::PassedNotService.into();

@@ -13,6 +13,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::TcL3},
     family::{V4, V6},
+    open,
     parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parse},
     prefilter,
     verdict::{self, Decision},
@@ -50,9 +51,20 @@ fn of_family<F: Parse>(packet: TcL3, ethertype: u16) -> Decision {
 #[inline(always)]
 pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outcome> {
     match F::parse_fixed(packet) {
-        Ok(parsed) if !prefilter::may_concern::<F>(&parsed.tuple) => Err(Outcome::Passed),
-        Ok(_) | Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => Ok(()),
+        Ok(parsed) if prefilter::may_concern::<F>(&parsed.tuple) => Ok(()),
+        Ok(parsed)
+            if open::may_be_outer::<P, _>(&parsed.tuple) && open::is_node::<F>(parsed.tuple.source) =>
+        {
+            Ok(())
+        }
+        Ok(_) => Err(Outcome::Passed),
+        Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => Ok(()),
         Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => Ok(()),
+        Err(Outcome::PassedUnsupportedProtocol)
+            if F::holds_packet(packet) && open::is_node::<F>(F::addresses_at(packet.data() + P::L2).0) =>
+        {
+            Ok(())
+        }
         Err(outcome) => Err(outcome),
     }
 }

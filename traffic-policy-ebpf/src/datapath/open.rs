@@ -25,12 +25,12 @@ use core::ptr;
 
 use crate::datapath::{
     clock,
-    ctx::{LINEAR, Packet, Skb as _, tc::Tc},
+    ctx::{Packet, tc::Tc},
     family::{Family, V4, V6},
     flow::{datagrams, established, pair::counterpart_key, table::FlowTable, way_back},
     forward::{
         self, Forwarding, direct,
-        outer::{self, Outer},
+        outer::{self, FromNode, Outer},
     },
     lb::{owners, select},
     parse::{self, ETHERNET, Parsed, fixed},
@@ -50,35 +50,30 @@ pub fn run<F: Outer>(packet: Tc) -> i32 {
 
 #[inline(always)]
 fn incoming<F: Outer>(packet: Tc) -> Decision {
-    packet.pull(LINEAR + 2 * F::OUTER + outer::UDP);
-    let (ip, end) = (packet.data() + ETHERNET, packet.end());
-    if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
-        return Outcome::PassedUnsupportedProtocol.into();
-    }
-    let (source, destination) = F::addresses_at(ip);
+    let from_node = match FromNode::<F>::read(packet) {
+        Ok(from_node) => from_node,
+        Err(outcome) => return outcome.into(),
+    };
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
-    let left_alone = if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol };
-    let Some(node) = F::direct_from().lookup::<_, u32>(&source) else { return left_alone.into() };
+    let FromNode { ip, end, destination, is_udp, .. } = from_node;
     if port_of::<F>(destination, NO_SERVICE).is_none() {
         packet.jump::<F, { jump::OPEN_REPLY }>();
-        return left_alone.into();
+        return from_node.left_alone().into();
     }
     set!(scratch.opened.endpoint.address = destination);
     if is_udp && !is_of_node::<F>(scratch, ip, end) {
-        return left_alone.into();
+        return from_node.left_alone().into();
     }
-    let room = F::OUTER + if is_udp { outer::UDP } else { 0 };
     let marked = F::is_marked(ip);
     let number = F::number(ip);
     let asked = owners::asked(number);
     let way = if number & REPLY_THROUGH_FRONT != 0 {
-        WayBack::through(load(node), is_udp)
+        WayBack::through(from_node.node, is_udp)
     } else {
         WayBack::TO_CLIENT
     };
     set!(scratch.opened.way_back = way.word() as u32);
-    if !packet.remove_room(room) {
+    if !packet.remove_room(from_node.outer()) {
         return Outcome::DroppedInternalError.into();
     }
     let ip = packet.data() + ETHERNET;
@@ -197,7 +192,13 @@ const fn can_be_opened<P: Packet>() -> bool {
 /// Whether a packet may be one within UDP that another node has sent.
 #[inline(always)]
 pub fn may_be_outer<P: Packet, A: Address>(tuple: &Tuple<A>) -> bool {
-    P::TC && !P::POD && tuple.ports.destination() == GUE_PORT && tuple.protocol == PROTOCOL_UDP
+    !P::POD && tuple.ports.destination() == GUE_PORT && tuple.protocol == PROTOCOL_UDP
+}
+
+/// Whether an address is one from which another node sends outer packets.
+#[inline(always)]
+pub fn is_node<F: Family>(source: F::Address) -> bool {
+    F::direct_from().lookup::<_, u32>(&source).is_some()
 }
 
 /// Whether the packet that this program sees was opened.

@@ -13,27 +13,27 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports, REASSEMBLY,
-        Scratch, frontend, hook,
+        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports,
+        REASSEMBLY, Scratch, frontend,
     },
     outcome::Outcome,
 };
 
 use crate::datapath::{
     clock,
-    ctx::{LINEAR, Packet, Skb as _, tc::Tc},
+    ctx::{Packet, Skb as _},
     family::{V4, V6},
     forward::{
         self,
         nexthop::{self, Route},
-        outer::{self, Outer},
+        outer::{self, FromNode, Outer},
     },
     lb::{Target, select},
     maps::{ANY, NEXTHOPS},
     parse::ETHERNET,
     value::{borrow, load},
     verdict::{self, Decision},
-    words::{load8, load16, load32},
+    words::{load8, load16, load32, store16},
 };
 
 /// The bytes of an ICMP header.
@@ -43,24 +43,20 @@ const FRAGMENT_HEADER: u8 = 44;
 
 /// The program.
 #[inline(always)]
-pub fn run<F: Inside>(packet: Tc) -> i32 {
-    verdict::finish(packet, hook::INGRESS, incoming::<F>(packet))
+pub fn run<P: Packet, F: Inside>(packet: P) -> i32 {
+    verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
-fn incoming<F: Inside>(packet: Tc) -> Decision {
-    packet.pull(LINEAR + 2 * F::OUTER + outer::UDP);
-    let (ip, end) = (packet.data() + ETHERNET, packet.end());
-    if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
-        return Outcome::PassedUnsupportedProtocol.into();
-    }
-    let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
-    let left_alone = if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol };
+fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
+    let from_node = match FromNode::<F>::read(packet) {
+        Ok(from_node) => from_node,
+        Err(outcome) => return outcome.into(),
+    };
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    let (from, to) = F::addresses_at(ip);
-    if F::direct_from().lookup::<_, u32>(&from).is_none()
-        || F::node_addresses().lookup::<_, u32>(&to).is_none()
-    {
+    let left_alone = from_node.left_alone();
+    let FromNode { ip, end, destination, is_udp, .. } = from_node;
+    if F::node_addresses().lookup::<_, u32>(&destination).is_none() {
         return left_alone.into();
     }
     let (room, inner) = if is_udp {
@@ -89,17 +85,22 @@ fn incoming<F: Inside>(packet: Tc) -> Decision {
     let length = if segment == 0 { F::length(inner) as u32 } else { F::headers(inner, end) + segment };
     let marked = F::is_marked(ip);
     let now = clock::jiffies();
-    let route = nexthop::resolve::<Tc, F>(packet, packet.ingress(), 0, source, destination, now);
+    let route = nexthop::resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now);
     let Route::Via(via) = route else { return Outcome::DroppedNoRoute.into() };
     let hop = if via.hop == 0 { None } else { NEXTHOPS.get_ptr(via.hop as u32) };
     let (mtu, flags, ifindex) = if let Some(hop) = hop {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
+    } else if !P::TC {
+        return Outcome::PassedToTc.into();
     } else {
         let (mtu, flags) = forward::unresolved::<F>(via.ifindex, scratch);
         (mtu, flags, via.ifindex)
     };
     if length > mtu {
         return Outcome::DroppedMtuExceeded.into();
+    }
+    if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {
+        return Outcome::PassedToTc.into();
     }
     if !packet.remove_room(room) {
         return Outcome::DroppedInternalError.into();
@@ -114,7 +115,13 @@ fn incoming<F: Inside>(packet: Tc) -> Decision {
     F::step(ip, F::ttl(ip));
     if let Some(hop) = hop {
         forward::macs(ip - ETHERNET, hop);
+        if !P::TC {
+            store16::<12>(ip - ETHERNET, F::ETHERTYPE);
+        }
     }
+    let Some(packet) = packet.skb() else {
+        return Decision::sent(Outcome::RepliedOpened, packet.send(ifindex));
+    };
     let action = if flags & HOP_ROUTED != 0 || hop.is_none() && flags & HOP_NO_ETHERNET != 0 {
         packet.send_routed(ifindex)
     } else if hop.is_none() {

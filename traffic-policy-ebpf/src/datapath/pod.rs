@@ -20,6 +20,7 @@ use crate::datapath::{
         established,
         pair::counterpart_key,
         table::{self, FlowTable},
+        way_back,
     },
     forward::{
         self, Current, Forwarding, Rewrite, local,
@@ -108,7 +109,10 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
         match NEXTHOPS.get_ptr(via.hop as u32).filter(|_| via.hop != 0) {
             Some(found) => {
                 hop = found;
-                table::set_next_hop(entry, via.hop, via.epoch);
+                let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };
+                if !way_back::store_hop(entry, via.hop, via.epoch, scratch) {
+                    return Outcome::Passed.into();
+                }
             }
             None => unresolved = via.ifindex,
         }

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, Slot, frontend, jump, kind, step, way},
+    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step, way},
     hash,
     outcome::Outcome,
 };
@@ -30,7 +30,7 @@ use crate::datapath::{
     lb::{Client, List, Target, owners, select},
     maps::{CONFIG, TABLE_USAGE},
     node_silence, open, own,
-    parse::{Parsed, fixed},
+    parse::{self, Parsed, fixed},
     pod_client, prefilter, reject, trace,
     value::borrow,
     verdict::{self, Decision},
@@ -69,7 +69,7 @@ fn incoming<P: Packet, F: Outer>(packet: P) -> Decision {
         && open::may_be_outer::<P, _>(&parsed.tuple)
         && !open::was_opened::<P, F>()
     {
-        packet.jump::<F, { jump::OPEN }>();
+        parse::to_open::<P, F>(packet);
     }
     reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision))
 }

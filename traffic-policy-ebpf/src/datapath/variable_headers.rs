@@ -174,6 +174,10 @@ fn outgoing<P: Skb, F: ParseVariable + Outer>(packet: P) -> Decision {
         fragment::record(parsed);
     }
     if decision.is_answered() {
+        // The program that answers is the one of devices with Ethernet.
+        if P::L2 == 0 && !packet.push_ethernet(F::ETHERTYPE) {
+            return Outcome::DroppedInternalError.into();
+        }
         reject::to_reject_leaving::<P, F>(packet, parsed, decision)
     } else {
         decision

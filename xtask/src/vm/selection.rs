@@ -30,6 +30,11 @@ pub(super) const SUITES: [Suite; 8] = [
             "answers::no_endpoint_anywhere",
             "clock::jiffies_go_by",
             "conversation::the_end_of_a_connection",
+            "direct::l2::packets_leave_as_they_came_but_for_mac_and_ttl",
+            "direct::packets_leave_within_packets_to_the_endpoint",
+            "direct::tunnel::the_node_in_front_opens_replies",
+            "direct::tunnel::the_reply_goes_back_to_the_node_in_front",
+            "direct::what_another_node_sends_is_opened_for_its_endpoint",
             "errors::about_flows_to_other_nodes",
             "extensions::both_ways",
             "forwarding::endpoints_on_other_nodes",
@@ -44,7 +49,12 @@ pub(super) const SUITES: [Suite; 8] = [
     },
     Suite {
         name: "policy",
-        emulated: &["matrix::one_agent_tc", "matrix::one_agent_xdp", "sctp_sockets::live_by_tc"],
+        emulated: &[
+            "direct::endpoints_see_the_client_tc",
+            "matrix::one_agent_tc",
+            "matrix::one_agent_xdp",
+            "sctp_sockets::live_by_tc",
+        ],
     },
     Suite { name: "sockets", emulated: &["conversations::cluster_ips_of_policy_cluster_and_local"] },
     Suite { name: "loss", emulated: &["preemption::with_policy_local_nobody_notices", "adopt_sctp::by_tc"] },
@@ -75,7 +85,8 @@ mod tests {
     fn tests_that_stand_for_a_suite_exist() {
         for suite in &SUITES {
             for test in suite.emulated {
-                let (file, name) = test.rsplit_once("::").unwrap_or(("main", test));
+                let (module, name) = test.rsplit_once("::").unwrap_or(("main", test));
+                let file = module.replace("::", "/");
                 let path = cargo::root().join(format!("tests/tests/{}/{file}.rs", suite.name));
                 let source = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
                 // A macro generates some of the names, so `fn` and the name cannot be searched for.

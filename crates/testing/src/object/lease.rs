@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use traffic_policy_ebpf::hash::MAGLEV_SEED;
 
-use crate::lab::{Family, Node};
+use crate::lab::{Addresses, Family, Node};
 
 /// Returns the Lease of a node that opens packets of these families and of all protocols, whatever
 /// of this list they travel in, the preferred one first.
@@ -19,6 +19,16 @@ pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value
 pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
     let mut lease = opens_dispatch(node, families, dispatch);
     lease["metadata"]["annotations"]["traffic-policy.io/opens-reply"] = "tunnel".into();
+    lease
+}
+
+/// Returns the Lease that [`tunnels`] does, for a node of this name with these addresses.
+pub fn tunnels_at(name: &str, addresses: &Addresses) -> Value {
+    let mut lease = of(name, &Family::BOTH.map(|family| addresses.of(family).to_string()));
+    let annotations = &mut lease["metadata"]["annotations"];
+    annotations["traffic-policy.io/opens-dispatch"] = "ipip,udp".into();
+    annotations["traffic-policy.io/opens-protocols"] = "tcp,udp,sctp".into();
+    annotations["traffic-policy.io/opens-reply"] = "tunnel".into();
     lease
 }
 
@@ -38,15 +48,19 @@ pub fn takes(node: &Node, choice: Option<&str>) -> Value {
 /// SCTP, as earlier agents write it.
 pub fn opens(node: &Node, families: &[Family]) -> Value {
     let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
+    of(&node.name, &addresses)
+}
+
+fn of(name: &str, addresses: &[String]) -> Value {
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {
             "namespace": "traffic-policy",
-            "name": format!("traffic-policy-opens-{}", node.name),
+            "name": format!("traffic-policy-opens-{name}"),
             "labels": {"traffic-policy.io/opens": "ipip"},
             "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
         },
-        "spec": {"holderIdentity": node.name},
+        "spec": {"holderIdentity": name},
     })
 }

@@ -23,12 +23,17 @@ fn by_table(to: (Spot, u16), endpoints: &[(Spot, u16)]) -> Frontend {
 }
 
 /// An error about a reply of the frontend, as it comes to this node.
-fn about_reply(terms: Terms, kind: (u8, u8, [u8; 4]), from: (Spot, u16), client: (Spot, u16)) -> Packet {
+pub(super) fn about_reply(
+    terms: Terms,
+    kind: (u8, u8, [u8; 4]),
+    from: (Spot, u16),
+    client: (Spot, u16),
+) -> Packet {
     let reply = terms.answer(from, client).payload(&[0x5a; 100]).ttl(7);
     error(terms, kind, ON_THE_WAY, &reply, WHOLE).macs(Spot::Router.mac(), Device::Eth0.mac())
 }
 
-pub fn unreachable(terms: Terms, from: (Spot, u16)) -> Packet {
+pub(super) fn unreachable(terms: Terms, from: (Spot, u16)) -> Packet {
     about_reply(terms, port_unreachable(terms), from, CLIENT)
 }
 
@@ -138,6 +143,12 @@ fn establish_home(harness: &mut Harness, terms: Terms) {
     harness.run(Hook::Egress, &terms.answer(LOCAL, CLIENT).ttl(63)).expect("replied-local");
 }
 
+/// The error of [`about_reply`] as the pod gets it: about what the pod has sent.
+pub(super) fn known(terms: Terms, kind: (u8, u8, [u8; 4])) -> Packet {
+    let answer = terms.answer(LOCAL, CLIENT).payload(&[0x5a; 100]).ttl(7);
+    error(terms, kind, ON_THE_WAY, &answer, WHOLE).macs(Spot::Router.mac(), Device::Eth0.mac())
+}
+
 /// The pod gets the error about what it has sent, from the router that has sent it.
 #[test]
 fn the_endpoints_node_translates_what_is_quoted() {
@@ -146,13 +157,10 @@ fn the_endpoints_node_translates_what_is_quoted() {
             establish_home(harness, terms);
             let before = harness.flows(terms.family);
             for kind in kinds(terms) {
-                let known = terms.answer(LOCAL, CLIENT).payload(&[0x5a; 100]).ttl(7);
-                let known = error(terms, kind, ON_THE_WAY, &known, WHOLE)
-                    .macs(Spot::Router.mac(), Device::Eth0.mac());
                 let comes = about_reply(terms, kind, VIP, CLIENT);
                 for number in 0..=FORMER {
                     let ran = harness.run(terms.hook, &asked(arrives(&comes, FRONT, LOCAL.0), number));
-                    ran.expect("delivered-icmp-error").expect_frame(&known);
+                    ran.expect("delivered-icmp-error").expect_frame(&known(terms, kind));
                 }
             }
             assert_eq!(harness.flows(terms.family), before, "{terms:?}");

@@ -4,8 +4,10 @@
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
+use super::icmp::{about_reply, known, unreachable};
 use super::{FRONT, LOCAL, NEAR, NODE, VIP, each_ingress, sent as named, terms};
-use crate::table::{PORT, Terms};
+use crate::errors::kinds;
+use crate::table::{CLIENT_PORT, PORT, Terms};
 
 /// The node of the endpoint [`NEAR`], which is the next hop to it.
 const HOME: Spot = Spot::RouterNear;
@@ -141,14 +143,19 @@ fn each_packet_is_judged_by_its_own_source() {
     });
 }
 
+/// The endpoint's node, to which the node in front has sent it.
+fn set_up_home(harness: &mut Harness) {
+    harness.set_up(&Setup::of(by_table(VIP, &[LOCAL])));
+    harness.let_send_directly(FRONT);
+    harness.name_mac(Spot::Router.mac(), true);
+}
+
 /// The endpoint's node serves it as what a router sends, by XDP or TC, also where the port is not
 /// the endpoint's.
 #[test]
 fn the_endpoints_node_delivers_it() {
     each_ingress(|harness, terms| {
-        harness.set_up(&Setup::of(by_table(VIP, &[LOCAL])));
-        harness.let_send_directly(FRONT);
-        harness.name_mac(Spot::Router.mac(), true);
+        set_up_home(harness);
         assert_ne!(VIP.1, LOCAL.1);
         for _ in 0..2 {
             let request = terms.request(VIP);
@@ -192,5 +199,85 @@ fn node_ports_name_their_endpoint() {
         set_up_front(harness, frontend);
         let request = terms.request(NODE);
         harness.run(terms.hook, &request).expect("forwarded-direct").expect_frame(&named(&request));
+    });
+}
+
+/// A datagram or segment in three pieces.
+fn pieces(terms: Terms) -> Packet {
+    terms.request(VIP).payload(&[7; 100]).with(|packet| {
+        (packet.dont_fragment, packet.label) = (false, 79);
+    })
+}
+
+/// Once the first fragment has told the ports, in any order; what overtakes it is left to the
+/// stack, as it is. Fragments that have come from a node name their endpoint.
+#[test]
+fn fragments_leave_as_they_came() {
+    each_ingress(|harness, terms| {
+        set_up_front(harness, by_table(VIP, &[NEAR]));
+        let fragments = pieces(terms).fragments(48);
+        assert_eq!(fragments.len(), 3);
+        harness.run(terms.hook, &fragments[1]).expect("passed-fragment").expect_frame(&fragments[1]);
+        for at in [0, 1, 2, 0, 2, 1] {
+            let fragment = &fragments[at];
+            harness.run(terms.hook, fragment).expect("forwarded-direct").expect_frame(&sent(fragment));
+        }
+        harness.name_mac(Spot::Router.mac(), true);
+        for at in [0, 2, 1] {
+            let fragment = &fragments[at];
+            harness.run(terms.hook, fragment).expect("forwarded-direct").expect_frame(&named(fragment));
+        }
+    });
+}
+
+#[test]
+fn fragments_are_delivered_by_the_endpoints_node() {
+    each_ingress(|harness, terms| {
+        set_up_home(harness);
+        let whole = pieces(terms);
+        let delivered = whole.clone().destination(terms.at(LOCAL)).fragments(48);
+        let fragments = whole.fragments(48);
+        harness.run(terms.hook, &fragments[1]).expect("passed-fragment").expect_frame(&fragments[1]);
+        for at in [0, 1, 2, 0, 2, 1] {
+            let ran = harness.run(terms.hook, &fragments[at]);
+            ran.expect("delivered").expect_frame(&delivered[at]);
+        }
+    });
+}
+
+/// About a reply that the endpoint's node has sent to the client: by the flow's own way, and where
+/// this node does not know the flow, to the owner by name.
+#[test]
+fn icmp_errors_leave_as_they_came() {
+    each_ingress(|harness, terms| {
+        set_up_front(harness, by_table(VIP, &[NEAR]));
+        harness.run(terms.hook, &terms.request(VIP)).expect("forwarded-direct");
+        let before = harness.flows(terms.family);
+        for kind in kinds(terms) {
+            let comes = about_reply(terms, kind, VIP, (Spot::Client, CLIENT_PORT));
+            let ran = harness.run(terms.hook, &comes);
+            ran.expect("forwarded-icmp-error").expect_frame(&sent(&comes));
+        }
+        assert_eq!(harness.flows(terms.family), before, "{terms:?}");
+        let comes = unreachable(terms, VIP);
+        harness.run(terms.hook, &comes.clone().ttl(1)).expect("dropped-ttl-exceeded");
+        set_up_front(harness, by_table(VIP, &[NEAR]));
+        let ran = harness.run(terms.hook, &comes);
+        ran.expect("forwarded-icmp-error").expect_frame(&named(&comes));
+    });
+}
+
+/// The pod gets them about what it has sent.
+#[test]
+fn icmp_errors_are_delivered_by_the_endpoints_node() {
+    each_ingress(|harness, terms| {
+        set_up_home(harness);
+        harness.run(terms.hook, &terms.request(VIP)).expect("delivered");
+        super::the_answer_leaves(harness, terms);
+        for kind in kinds(terms) {
+            let comes = about_reply(terms, kind, VIP, (Spot::Client, CLIENT_PORT));
+            let ran = harness.run(terms.hook, &comes);
+            ran.expect("delivered-icmp-error").expect_frame(&known(terms, kind));
+        }
     });
 }

@@ -3,6 +3,7 @@
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
+use super::way::Way;
 use super::{
     FRONT, LOCAL, NEAR, NODE, VIP, addresses, arrives, each_ingress, octets, outer, sent, set_up_home, terms,
     within,
@@ -14,15 +15,15 @@ const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 /// Another node in front.
 const OTHER_FRONT: Spot = Spot::RouterNear;
 /// "Replies are to come back", beside the number of owners.
-const THROUGH_FRONT: u16 = 4;
+pub(super) const THROUGH_FRONT: u16 = 4;
 
 /// A request that asks for replies through the node in front, as it comes to the endpoint's node.
-fn asks(inner: &Packet, from: Spot) -> Packet {
+pub(super) fn asks(inner: &Packet, from: Spot) -> Packet {
     arrives(inner, from, LOCAL.0).with(|outer| outer.label = THROUGH_FRONT)
 }
 
 /// The endpoint's answer as it leaves this node for the node in front.
-fn to_front(answered: &Packet, front: Spot) -> Packet {
+pub(super) fn to_front(answered: &Packet, front: Spot) -> Packet {
     within(answered, Spot::Node, front).macs(Device::Eth0.mac(), front.mac()).with(|outer| {
         outer.ttl = 64;
         outer.label = 0;
@@ -30,20 +31,20 @@ fn to_front(answered: &Packet, front: Spot) -> Packet {
     })
 }
 
-fn answer(terms: Terms) -> (Packet, Packet) {
+pub(super) fn answer(terms: Terms) -> (Packet, Packet) {
     let answer = terms.answer(LOCAL, CLIENT).ttl(63);
     let answered = answer.clone().source(terms.at(VIP));
     (answer, answered)
 }
 
 /// A node in front of an endpoint that is on another node.
-fn set_up_front(harness: &mut Harness, to: (Spot, u16)) {
+pub(super) fn set_up_front(harness: &mut Harness, to: (Spot, u16)) {
     harness.set_up(&Setup::of(Frontend::new(to.0, to.1).endpoints(&[NEAR]).tunnel()));
     harness.let_send_directly(Spot::RouterNear);
 }
 
 /// A reply within a packet, as it comes to the node in front.
-fn comes_back(inner: &Packet, from: Spot, to: Spot) -> Packet {
+pub(super) fn comes_back(inner: &Packet, from: Spot, to: Spot) -> Packet {
     within(inner, from, to).macs(Spot::RouterNear.mac(), Device::Eth0.mac())
 }
 
@@ -210,23 +211,25 @@ fn what_this_node_answers_goes_back_as_well() {
 
 #[test]
 fn the_node_in_front_opens_replies() {
-    harness::with(|harness| {
-        for terms in terms(Hook::Ingress) {
-            for to in [NODE, VIP] {
-                set_up_front(harness, to);
-                let reply = reply(terms, to);
-                let leaves = reply.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
-                for _ in 0..2 {
-                    let ran = harness.run(terms.hook, &comes_back(&reply, Spot::RouterNear, Spot::Node));
-                    ran.expect("replied-opened").expect_frame(&leaves);
-                }
-                assert_eq!(harness.flows(terms.family), [], "nothing is remembered");
-                // An ICMP error of the endpoint about a request.
-                let error = error(terms, port_unreachable(terms), to.0, &terms.request(to), WHOLE).ttl(63);
-                let leaves = error.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
-                let ran = harness.run(terms.hook, &comes_back(&error, Spot::RouterNear, Spot::Node));
+    each_ingress(|harness, terms| {
+        for (to, way) in [NODE, VIP].into_iter().flat_map(|to| Way::ALL.map(|way| (to, way))) {
+            set_up_front(harness, to);
+            let comes_back = |inner: &Packet| {
+                let outer = way.within(inner, Spot::RouterNear, Spot::Node);
+                outer.macs(Spot::RouterNear.mac(), Device::Eth0.mac())
+            };
+            let reply = reply(terms, to);
+            let leaves = reply.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
+            for _ in 0..2 {
+                let ran = harness.run(terms.hook, &comes_back(&reply));
                 ran.expect("replied-opened").expect_frame(&leaves);
             }
+            assert_eq!(harness.flows(terms.family), [], "nothing is remembered");
+            // An ICMP error of the endpoint about a request.
+            let error = error(terms, port_unreachable(terms), to.0, &terms.request(to), WHOLE).ttl(63);
+            let leaves = error.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
+            let ran = harness.run(terms.hook, &comes_back(&error));
+            ran.expect("replied-opened").expect_frame(&leaves);
         }
     });
 }
@@ -234,78 +237,72 @@ fn the_node_in_front_opens_replies() {
 /// A later fragment follows the first one; without it there is nothing to tell its frontend.
 #[test]
 fn fragments_of_replies_are_opened() {
-    harness::with(|harness| {
-        for terms in terms(Hook::Ingress) {
-            set_up_front(harness, VIP);
-            let whole = reply(terms, VIP).payload(&[7; 100]);
-            let whole = whole.with(|packet| (packet.dont_fragment, packet.label) = (false, 77));
-            let fragments = whole.fragments(48);
-            let comes = |fragment: &Packet| comes_back(fragment, Spot::RouterNear, Spot::Node);
-            let early = harness.run(terms.hook, &comes(&fragments[1]));
-            early.expect("passed-unsupported-protocol");
-            for fragment in fragments {
-                let leaves = fragment.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
-                let ran = harness.run(terms.hook, &comes(&fragment));
-                ran.expect("replied-opened").expect_frame(&leaves);
-            }
+    each_ingress(|harness, terms| {
+        set_up_front(harness, VIP);
+        let whole = reply(terms, VIP).payload(&[7; 100]);
+        let whole = whole.with(|packet| (packet.dont_fragment, packet.label) = (false, 77));
+        let fragments = whole.fragments(48);
+        let comes = |fragment: &Packet| comes_back(fragment, Spot::RouterNear, Spot::Node);
+        let early = harness.run(terms.hook, &comes(&fragments[1]));
+        early.expect("passed-unsupported-protocol");
+        for fragment in fragments {
+            let leaves = fragment.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
+            let ran = harness.run(terms.hook, &comes(&fragment));
+            ran.expect("replied-opened").expect_frame(&leaves);
         }
     });
 }
 
 #[test]
 fn what_is_no_reply_is_left_alone() {
-    harness::with(|harness| {
-        for terms in terms(Hook::Ingress) {
-            set_up_front(harness, VIP);
-            let good = reply(terms, VIP);
-            let other_port = reply(terms, (Spot::Vip, PORT + 1));
-            let of_host = reply(terms, (Spot::OtherNear, PORT));
-            let stranger = error(
-                terms,
-                port_unreachable(terms),
-                Spot::Vip,
-                &terms.packet((Spot::OtherClient, CLIENT_PORT), VIP),
-                WHOLE,
-            )
-            .with(|packet| packet.destination = Spot::Client.of(terms.family));
-            let [vip, client] = [Spot::Vip, Spot::Client].map(|spot| spot.of(terms.family));
-            let echo = Packet::new(vip, client, Transport::Icmp { kind: 0, code: 0, rest: [0; 4] });
-            let echo = if terms.v4() {
-                echo
-            } else {
-                Packet::new(vip, client, Transport::Icmp { kind: 129, code: 0, rest: [0; 4] })
-            };
-            let from = Spot::RouterNear;
-            for (what, packet) in [
-                ("from a host", comes_back(&good, Spot::OtherClient, Spot::Node)),
-                ("to another address", comes_back(&good, from, Spot::Vip)),
-                ("from another port", comes_back(&other_port, from, Spot::Node)),
-                ("from no frontend", comes_back(&of_host, from, Spot::Node)),
-                ("about another's request", comes_back(&stranger, from, Spot::Node)),
-                ("no error", comes_back(&echo, from, Spot::Node)),
-            ] {
-                let ran = harness.run(terms.hook, &packet);
-                assert_eq!(ran.outcome, "passed-unsupported-protocol", "{what}, {terms:?}");
-                ran.expect_frame(&packet);
-            }
-            // The control, and a Service whose replies take no such way.
-            harness.run(terms.hook, &comes_back(&good, from, Spot::Node)).expect("replied-opened");
-            harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
-            harness.let_send_directly(from);
-            let ran = harness.run(terms.hook, &comes_back(&good, from, Spot::Node));
-            assert_eq!(ran.outcome, "passed-unsupported-protocol", "{terms:?}");
+    each_ingress(|harness, terms| {
+        set_up_front(harness, VIP);
+        let good = reply(terms, VIP);
+        let other_port = reply(terms, (Spot::Vip, PORT + 1));
+        let of_host = reply(terms, (Spot::OtherNear, PORT));
+        let stranger = error(
+            terms,
+            port_unreachable(terms),
+            Spot::Vip,
+            &terms.packet((Spot::OtherClient, CLIENT_PORT), VIP),
+            WHOLE,
+        )
+        .with(|packet| packet.destination = Spot::Client.of(terms.family));
+        let [vip, client] = [Spot::Vip, Spot::Client].map(|spot| spot.of(terms.family));
+        let echo = Packet::new(vip, client, Transport::Icmp { kind: 0, code: 0, rest: [0; 4] });
+        let echo = if terms.v4() {
+            echo
+        } else {
+            Packet::new(vip, client, Transport::Icmp { kind: 129, code: 0, rest: [0; 4] })
+        };
+        let from = Spot::RouterNear;
+        for (what, packet) in [
+            ("from a host", comes_back(&good, Spot::OtherClient, Spot::Node)),
+            ("to another address", comes_back(&good, from, Spot::Vip)),
+            ("from another port", comes_back(&other_port, from, Spot::Node)),
+            ("from no frontend", comes_back(&of_host, from, Spot::Node)),
+            ("about another's request", comes_back(&stranger, from, Spot::Node)),
+            ("no error", comes_back(&echo, from, Spot::Node)),
+        ] {
+            let ran = harness.run(terms.hook, &packet);
+            assert_eq!(ran.outcome, "passed-unsupported-protocol", "{what}, {terms:?}");
+            ran.expect_frame(&packet);
         }
+        // The control, and a Service whose replies take no such way.
+        harness.run(terms.hook, &comes_back(&good, from, Spot::Node)).expect("replied-opened");
+        harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct()));
+        harness.let_send_directly(from);
+        let ran = harness.run(terms.hook, &comes_back(&good, from, Spot::Node));
+        assert_eq!(ran.outcome, "passed-unsupported-protocol", "{terms:?}");
     });
 }
 
 #[test]
 fn a_reply_whose_time_is_over_is_dropped() {
-    harness::with(|harness| {
-        for terms in terms(Hook::Ingress) {
-            set_up_front(harness, VIP);
-            let reply = reply(terms, VIP).ttl(1);
-            let ran = harness.run(terms.hook, &comes_back(&reply, Spot::RouterNear, Spot::Node));
-            ran.expect("dropped-ttl-exceeded");
-        }
+    each_ingress(|harness, terms| {
+        set_up_front(harness, VIP);
+        let reply = reply(terms, VIP).ttl(1);
+        let ran = harness.run(terms.hook, &comes_back(&reply, Spot::RouterNear, Spot::Node));
+        ran.expect("dropped-ttl-exceeded");
     });
 }

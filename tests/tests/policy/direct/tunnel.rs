@@ -116,9 +116,10 @@ fn replies_pass_the_node_in_front(attach: &str, dispatch: &str, within: fn(Famil
         let outer = Some(within(family));
         let sent = count(&all, true, outer, of_home, front.address(family));
         assert!(sent >= 20, "{what}: {sent} replies within packets");
+        // A capture does not see what XDP sends: the counter shows it below.
         let opened = count(&all, true, None, |ip| ip == to.ip(), client);
-        assert!(opened >= 20, "{what}: {opened} replies to the client");
-        // The same as the node in front sends, so no other one has.
+        assert!(attach == "xdp" || opened >= 20, "{what}: {opened} replies to the client");
+        // No other node has sent them.
         let by_front = frames(&cluster, &[2, 3], || drop(answers(&cluster, protocol, to)));
         assert_eq!(count(&by_front, true, None, |ip| ip == to.ip(), client), 0, "{what}");
     }
@@ -127,7 +128,8 @@ fn replies_pass_the_node_in_front(attach: &str, dispatch: &str, within: fn(Famil
     assert!(!flows.is_empty() && flows.iter().all(|flow| flow["kind"] == "tunnel"), "{flows:?}");
     let served = cluster.agents[0].json(&["services", "default/web"]).unwrap();
     assert!(served.as_array().unwrap().iter().all(|port| port["forwarding"] == "tunnel"), "{served:?}");
-    assert!(cluster.agents[0].packets("tc-ingress", "replied-opened").unwrap() > 0, "{attach}");
+    let hook = if attach == "tc" { "tc-ingress" } else { "xdp" };
+    assert!(cluster.agents[0].packets(hook, "replied-opened").unwrap() > 0, "{attach}");
     for agent in &cluster.agents[1..] {
         assert!(agent.packets("tc-egress", "replied-to-front").unwrap() > 0, "{attach}");
         assert_eq!(agent.packets("tc-egress", "replied-local").unwrap(), 0, "{attach}");

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
-use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::object::{Backend, Manifests, Policy, lease};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Answer, Faults, Ledger, Outcome, Server};
 use traffic_policy_testing::tun::{TunEnd, TunWire};
@@ -62,11 +62,24 @@ const TUNNEL_CLIENT: Addresses = Addresses::new([10, 8, 0, 10], [0xfd00, 8, 0, 0
 const NODE_WIRE: Addresses = Addresses::new([172, 18, 0, 1], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 1]);
 const WIRE_CLIENT: Addresses = Addresses::new([172, 18, 0, 10], [0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0x10]);
 const NODE_FAR: Addresses = Addresses::new([10, 9, 0, 1], [0xfd00, 9, 0, 0, 0, 0, 0, 1]);
-const FAR: Addresses = Addresses::new([10, 9, 0, 10], [0xfd00, 9, 0, 0, 0, 0, 0, 0x10]);
+pub const FAR: Addresses = Addresses::new([10, 9, 0, 10], [0xfd00, 9, 0, 0, 0, 0, 0, 0x10]);
 const NODE_POD: Addresses = Addresses::new([10, 244, 1, 1], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 1]);
 pub const POD_HERE: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 2]);
 const FAR_POD: Addresses = Addresses::new([10, 244, 2, 1], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 1]);
 pub const POD_FAR: Addresses = Addresses::new([10, 244, 2, 2], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 2]);
+
+/// Returns the object of a node.
+fn node(name: &str, at: Addresses, pod: Addresses) -> Value {
+    let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": at.of(family)}));
+    let networks = Family::BOTH.map(|family| format!("{}/{}", pod.network().of(family), family.prefix()));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "spec": {"podCIDR": networks[0], "podCIDRs": networks},
+        "status": {"addresses": addresses},
+    })
+}
 
 /// The namespaces, devices and servers.
 pub struct Tunnels {
@@ -78,7 +91,7 @@ pub struct Tunnels {
     pub node: Owned,
     pub far: Owned,
     here: Owned,
-    pod_far: Owned,
+    pub pod_far: Owned,
     tunnel_client: Owned,
     wire_client: Owned,
 }
@@ -164,18 +177,24 @@ impl Tunnels {
         for (name, policy, port, backends) in services {
             self.manifests.apply(&Cluster::node_port(name, policy, port.number()), backends)?;
         }
-        let addresses =
-            Family::BOTH.map(|family| json!({"type": "InternalIP", "address": NODE_WIRE.of(family)}));
-        let networks =
-            Family::BOTH.map(|family| format!("{}/{}", POD_HERE.network().of(family), family.prefix()));
-        let node = json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": "node-1"},
-            "spec": {"podCIDR": networks[0], "podCIDRs": networks},
-            "status": {"addresses": addresses},
-        });
-        self.manifests.write("nodes", &[node])
+        self.manifests.write("nodes", &[node("node-1", NODE_WIRE, POD_HERE)])
+    }
+
+    /// Lets both nodes open packets of each other, and the other one be in front of an endpoint
+    /// here, at this address of a load balancer and the port of [`Port::Here`].
+    pub fn forward_between_nodes(&self, vips: Addresses) -> Result<()> {
+        let leases = [("node-1", NODE_FAR), ("node-2", FAR)];
+        self.manifests.write("leases", &leases.map(|(name, at)| lease::tunnels_at(name, &at)))?;
+        let nodes = [node("node-1", NODE_WIRE, POD_HERE), node("node-2", FAR, POD_FAR)];
+        self.manifests.write("nodes", &nodes)?;
+        let service = Cluster::node_port("here", Policy::Cluster, Port::Here.number());
+        let service = Family::BOTH.into_iter().fold(service, |service, family| service.vip(vips.of(family)));
+        self.manifests.apply(&service, &[Backend::at(&POD_HERE).on_node("node-1")])
+    }
+
+    /// The agent of the other node, on the tunnel and on the device of the pod there.
+    pub fn agent_of_far(&self) -> AgentBuilder {
+        Agent::in_folder(&self.folder, "node-2", &self.far).attach("tc").devices(&["tun0", "pod0"])
     }
 
     pub fn agent(&self, attach: &str, devices: &[&str]) -> AgentBuilder {

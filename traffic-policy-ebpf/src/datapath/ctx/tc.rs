@@ -136,24 +136,6 @@ impl<const SCTP: bool> Tc<SCTP> {
     }
 }
 
-impl TcL3 {
-    /// Puts an Ethernet header with empty addresses in front of the packet. False: the kernel
-    /// refused, and the packet is unchanged. Pointers into it become invalid.
-    #[inline(always)]
-    pub fn push_ethernet(self, ethertype: u16) -> bool {
-        // SAFETY: a helper of the kernel: the verifier checks its arguments.
-        if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
-            return false;
-        }
-        let data = self.data();
-        if data + ETHERNET > self.end() {
-            return false;
-        }
-        store16::<12>(data, ethertype);
-        true
-    }
-}
-
 impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, SCTP, POD> {
     type Skb = Self;
     type Context = __sk_buff;
@@ -248,6 +230,10 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         self.adjust(bytes as i32, FIXED_GSO | encapsulated | (udp as u64) << ENCAPSULATED_UDP)
     }
     #[inline(always)]
+    fn remove_room(self, bytes: u32) -> bool {
+        self.adjust(-(bytes as i32), FIXED_GSO)
+    }
+    #[inline(always)]
     fn window_scale(self, offset: u32) -> i32 {
         window_scale_tc(self.skb, offset)
     }
@@ -334,8 +320,17 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
         }
     }
     #[inline(always)]
-    fn remove_room(self, bytes: u32) -> bool {
-        self.adjust(-(bytes as i32), FIXED_GSO)
+    fn push_ethernet(self, ethertype: u16) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        if unsafe { bpf_skb_change_head(self.skb, ETHERNET as u32, 0) } != 0 {
+            return false;
+        }
+        let data = self.data();
+        if data + ETHERNET > self.end() {
+            return false;
+        }
+        store16::<12>(data, ethertype);
+        true
     }
     #[inline(always)]
     fn make_room_again(self, bytes: u32) -> bool {

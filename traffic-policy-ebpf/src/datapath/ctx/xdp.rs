@@ -140,6 +140,11 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
         unsafe { bpf_xdp_adjust_head(self.md, -(bytes as i32)) == 0 }
     }
     #[inline(always)]
+    fn remove_room(self, bytes: u32) -> bool {
+        // SAFETY: as above.
+        unsafe { bpf_xdp_adjust_head(self.md, bytes as i32) == 0 }
+    }
+    #[inline(always)]
     fn window_scale(self, offset: u32) -> i32 {
         window_scale_xdp(self.md, offset)
     }

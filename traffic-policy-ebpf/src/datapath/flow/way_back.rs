@@ -11,9 +11,10 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::full_fence,
     family::{Family, V4, V6},
     flow::table::{self, FlowTable},
-    value::borrow,
+    value::{borrow, load_once},
 };
 
 /// Writes the way of the packet that creates a flow to its entries, before they exist.
@@ -71,11 +72,29 @@ fn change_in<F: Family>(ifindex: u32) -> i32 {
         set!(reply.device_or_place = DeviceOrPlace::TUNNELLED);
         set!(request.state = state | TUNNELLED);
     }
-    // Neither the route to the client nor the way into the pod is one for this flow any more.
+    // Neither the route to the client nor the way into the pod is one for this flow any more. The
+    // new way is visible first: see `store_hop`.
+    full_fence(place!(mut scratch.fib).cast::<u64>());
     table::set_next_hop(reply, 0, 0);
     table::set_next_hop(request, 0, 0);
     set!(request.head = Head::of_way_back(way));
     1
+}
+
+/// Stores the next hop of replies to the client, which was found while their way was to the client.
+/// False: they go back through the node in front meanwhile, and no hop is stored.
+///
+/// Another CPU changes the way, then removes the hop ([`change`]); this one stores the hop, then
+/// looks at the way once more. With a fence in between on both, the hop is removed by one of them.
+#[inline(always)]
+pub fn store_hop<A: Address>(reply: *mut Flow<A>, hop: u16, epoch: u16, scratch: *mut Scratch<A>) -> bool {
+    table::set_next_hop(reply, hop, epoch);
+    full_fence(place!(mut scratch.fib).cast::<u64>());
+    if load_once(place!(const reply.device_or_place)) == DeviceOrPlace::TUNNELLED {
+        table::set_next_hop(reply, 0, 0);
+        return false;
+    }
+    true
 }
 
 /// Whether a flow of an endpoint on this node has another way than `way`.

@@ -10,16 +10,18 @@ use traffic_policy_ebpf::{
         Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port,
     },
     checksum::{self, TTL_STEP, fold},
+    outcome::Outcome,
 };
 
 use crate::datapath::{
-    ctx::{Skb as _, tc::Tc},
+    ctx::{LINEAR, Packet, Skb as _},
     family::{V4, V6},
     forward::Rewrite,
     parse::{
-        ETHERTYPE_IPV4, ETHERTYPE_IPV6,
+        ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6,
         fixed::{PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
+    value::load,
     words::{load8, load16, load32, store8, store16, store32, store64},
 };
 
@@ -67,6 +69,54 @@ pub fn is_udp_header(l4: usize, length: u16) -> bool {
         && load16::<4>(l4) == length.wrapping_add(UDP as u16).to_be()
 }
 
+/// A packet that another node may have sent, by its outer IP header.
+pub struct FromNode<F: Outer> {
+    /// The outer IP header, and the first byte after what can be read.
+    pub ip: usize,
+    pub end: usize,
+    pub destination: F::Address,
+    /// The number of the node that has sent it.
+    pub node: u32,
+    pub is_udp: bool,
+}
+
+impl<F: Outer> FromNode<F> {
+    /// Reads the outer header of a packet that another node may have sent, and makes those inside
+    /// readable.
+    ///
+    /// # Errors
+    /// The outcome of passing: it is none, or its source is no address of another node.
+    #[inline(always)]
+    pub fn read<P: Packet>(packet: P) -> Result<Self, Outcome> {
+        packet.pull(LINEAR + 2 * F::OUTER + UDP);
+        let (ip, end) = (packet.data() + ETHERNET, packet.end());
+        if ip + 2 * F::OUTER as usize > end || !F::is_outer(ip) {
+            return Err(Outcome::PassedUnsupportedProtocol);
+        }
+        let (source, destination) = F::addresses_at(ip);
+        let is_udp = F::protocol(ip) as u32 == PROTOCOL_UDP;
+        let Some(node) = F::direct_from().lookup::<_, u32>(&source) else { return Err(left_alone(is_udp)) };
+        Ok(Self { ip, end, destination, node: load(node), is_udp })
+    }
+
+    /// The outcome of passing.
+    #[inline(always)]
+    pub fn left_alone(&self) -> Outcome {
+        left_alone(self.is_udp)
+    }
+
+    /// The bytes of the outer headers.
+    #[inline(always)]
+    pub fn outer(&self) -> u32 {
+        F::OUTER + if self.is_udp { UDP } else { 0 }
+    }
+}
+
+#[inline(always)]
+fn left_alone(is_udp: bool) -> Outcome {
+    if is_udp { Outcome::Passed } else { Outcome::PassedUnsupportedProtocol }
+}
+
 /// The bits of the fourth byte of an outer IPv6 header that count owners, and
 /// [`REPLY_THROUGH_FRONT`][traffic_policy_ebpf::abi::REPLY_THROUGH_FRONT].
 const NUMBER6: u8 = 7;
@@ -110,7 +160,7 @@ pub trait Outer: Rewrite {
     fn is_marked(ip: usize) -> bool;
     /// Notes in the packet at `ip`, the first of `packet`, that a router was congested: RFC 6040
     /// section 4.2.
-    fn mark(packet: Tc, ip: usize);
+    fn mark<P: Packet>(packet: P, ip: usize);
     /// TTL or hop limit of the header at `ip`.
     fn ttl(ip: usize) -> u8;
     /// Whether the packet at `ip`, without options, is an ICMP error, whose header is at `icmp`.
@@ -198,7 +248,7 @@ impl Outer for V4 {
     }
 
     #[inline(always)]
-    fn mark(_: Tc, ip: usize) {
+    fn mark<P: Packet>(_: P, ip: usize) {
         let tos = load8::<1>(ip);
         if tos & CE4 == 0 || tos & CE4 == CE4 {
             return;
@@ -307,7 +357,7 @@ impl Outer for V6 {
     }
 
     #[inline(always)]
-    fn mark(packet: Tc, ip: usize) {
+    fn mark<P: Packet>(packet: P, ip: usize) {
         let class = load8::<1>(ip);
         if class & CE6 == 0 || class & CE6 == CE6 {
             return;
@@ -315,7 +365,9 @@ impl Outer for V6 {
         let before = load16::<0>(ip);
         store8::<1>(ip, class | CE6);
         // No checksum of the header makes up for the change, as one of IPv4 does.
-        packet.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
+        if let Some(skb) = packet.skb() {
+            skb.update_sum(checksum::delta(before as u64, load16::<0>(ip) as u64));
+        }
     }
 
     #[inline(always)]

@@ -24,7 +24,7 @@ use core::ptr;
 use crate::datapath::{
     barrier::opaque,
     clock,
-    ctx::{Packet, Skb as _},
+    ctx::Packet,
     family::{V4, V6},
     flow::table::FlowTable,
     forward::{

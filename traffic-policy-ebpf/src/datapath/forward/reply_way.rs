@@ -9,7 +9,7 @@ use crate::datapath::{
     clock,
     ctx::Skb,
     family::Family,
-    flow::table,
+    flow::{table, way_back},
     forward::{
         Current,
         nexthop::{self, Route},
@@ -50,16 +50,20 @@ pub fn find<P: Skb, F: Family>(packet: P, entry: *mut Flow<F::Address>) -> Reply
         && via.ifindex != leaves_by
     {
         let mut way = ReplyWay { hop: ptr::null(), ifindex: via.ifindex };
-        if let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32).filter(|_| via.hop != 0) {
+        if let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32).filter(|_| via.hop != 0)
+            && let Some(scratch) = F::scratch()
+        {
             way.hop = hop;
-            table::set_next_hop(entry, via.hop, via.epoch);
+            let _ = way_back::store_hop(entry, via.hop, via.epoch, scratch);
         }
         return way;
     }
     // The device is a member of a bond, which XDP knows by its own index: its packets leave by the
     // bond, and must not be looked up again.
-    let came_by = get!(entry.device_or_place).device();
-    if Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by).is_none() {
+    let came_by = get!(entry.device_or_place);
+    if came_by != DeviceOrPlace::TUNNELLED
+        && Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&came_by.device()).is_none()
+    {
         set!(entry.device_or_place = DeviceOrPlace::of_device(leaves_by));
     }
     // The epoch from before the look-up.

@@ -49,6 +49,11 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     if !translatable.translate(packet, entry, false) {
         return Outcome::DroppedInternalError.into();
     }
+    // The outer packet is built behind an Ethernet header. The kernel removes that again where it
+    // leaves by a device without one.
+    if P::L2 == 0 && !packet.push_ethernet(F::ETHERTYPE) {
+        return Outcome::DroppedInternalError.into();
+    }
     let context = packet.raw();
     let action = if F::V6 { send6(context.cast()) } else { send4(context.cast()) };
     if action == direct::REFUSED {

@@ -234,6 +234,17 @@ pub fn is_tcp(protocol: u32) -> u64 {
     opaque((protocol == PROTOCOL_TCP) as u64)
 }
 
+/// Continues with the program that opens packets: in XDP, which leaves requests to TC, with that
+/// for replies. Returns only if it is missing.
+#[inline(always)]
+pub fn to_open<P: Packet, F: Family>(packet: P) {
+    if P::TC {
+        packet.jump::<F, { jump::OPEN }>();
+    } else {
+        packet.jump::<F, { jump::OPEN_REPLY }>();
+    }
+}
+
 /// Hands an irregular packet, incoming or outgoing, to the program that can read it. A packet that
 /// is neither an ICMP error, nor a fragment, nor has extension headers gets its outcome.
 #[inline(always)]
@@ -252,8 +263,8 @@ pub fn hand_over<P: Packet, F: Parse, const OUT: bool>(packet: P, outcome: Outco
                 packet.jump::<F, { jump::ICMP_ERROR }>();
             }
         }
-        Outcome::PassedUnsupportedProtocol if !OUT && P::TC && F::holds_packet(packet) => {
-            packet.jump::<F, { jump::OPEN }>();
+        Outcome::PassedUnsupportedProtocol if !OUT && F::holds_packet(packet) => {
+            to_open::<P, F>(packet);
             return outcome.into();
         }
         _ => return outcome.into(),

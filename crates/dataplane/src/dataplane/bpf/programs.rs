@@ -27,16 +27,18 @@ pub enum PacketHook {
 }
 
 /// The programs of the XDP hook, and of TC, that others jump to, by their index.
-const XDP_JUMPS: [(u32, &str); 10] = [
+const XDP_JUMPS: [(u32, &str); 12] = [
     (jump::SLOW_PATH, "tp_xdp_slow4"),
     (jump::REJECT, "tp_xdp_reject4"),
     (jump::ICMP_ERROR, "tp_xdp_icmp4"),
     (jump::VARIABLE_HEADERS, "tp_xdp_vhdr4"),
+    (jump::OPEN_REPLY, "tp_xdp_openbk4"),
     (jump::SCTP, "tp_xdp_sctp4"),
     (jump::FAMILY + jump::SLOW_PATH, "tp_xdp_slow6"),
     (jump::FAMILY + jump::REJECT, "tp_xdp_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR, "tp_xdp_icmp6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS, "tp_xdp_vhdr6"),
+    (jump::FAMILY + jump::OPEN_REPLY, "tp_xdp_openbk6"),
     (jump::FAMILY + jump::SCTP, "tp_xdp_sctp6"),
 ];
 const TC_JUMPS: [(u32, &str); 24] = [
@@ -73,11 +75,13 @@ const TC_NO_SCTP: [(u32, &str); 2] =
     [(jump::SCTP, "tp_tc_nosctp4"), (jump::FAMILY + jump::SCTP, "tp_tc_nosctp6")];
 
 /// The programs of TC on devices without Ethernet.
-const L3_JUMPS: [(u32, &str); 7] = [
+const L3_JUMPS: [(u32, &str); 9] = [
+    (jump::REJECT, "tp_tc_reject4"),
     (jump::WITH_ETHERNET, "tp_tc_ingress"),
     (jump::ICMP_ERROR_OUT, "tp_l3_icmp_out4"),
     (jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out4"),
     (jump::SCTP_OUT, "tp_l3_sctp_out4"),
+    (jump::FAMILY + jump::REJECT, "tp_tc_reject6"),
     (jump::FAMILY + jump::ICMP_ERROR_OUT, "tp_l3_icmp_out6"),
     (jump::FAMILY + jump::VARIABLE_HEADERS_OUT, "tp_l3_vhdr_out6"),
     (jump::FAMILY + jump::SCTP_OUT, "tp_l3_sctp_out6"),

@@ -1,0 +1,131 @@
+//! The way back of replies through the node in front, and what meets it: ICMP errors about replies,
+//! and replies that pass the stack by at the same moment (`--local-delivery direct`).
+
+use traffic_policy_testing::harness::{self, Device, Frontend, HZ, Harness, Hook, Input, Ran, Setup, Spot};
+use traffic_policy_testing::packet::{Packet, flag};
+
+use super::icmp::{about_reply, known};
+use super::tunnel::{THROUGH_FRONT, answer, asks, set_up_front, to_front};
+use super::{FRONT, LOCAL, NODE, VIP, each_ingress, sent, set_up_home, terms};
+use crate::dialogue::Dialogue;
+use crate::errors::kinds;
+use crate::table::{CLIENT_PORT, Terms};
+
+const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
+
+/// Path MTU discovery of replies: what a router on the way to the client says goes on to the
+/// endpoint's node, as requests do.
+#[test]
+fn an_error_about_a_reply_follows_the_flow() {
+    each_ingress(|harness, terms| {
+        for to in [NODE, VIP] {
+            set_up_front(harness, to);
+            harness.run(terms.hook, &terms.request(to)).expect("forwarded-direct");
+            let before = harness.flows(terms.family);
+            for kind in kinds(terms) {
+                let comes = about_reply(terms, kind, to, CLIENT);
+                let expected = sent(&comes).with(|outer| outer.label |= THROUGH_FRONT);
+                harness.run(terms.hook, &comes).expect("forwarded-icmp-error").expect_frame(&expected);
+            }
+            assert_eq!(harness.flows(terms.family), before, "{terms:?}");
+        }
+    });
+}
+
+/// The pod is told about its own packet, and its replies keep their way, whoever has sent the
+/// error.
+#[test]
+fn an_error_about_a_reply_reaches_the_pod() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            harness.run(terms.hook, &asks(&terms.request(VIP), FRONT)).expect("delivered");
+            let (answer, answered) = answer(terms);
+            harness.run(Hook::Egress, &answer).expect("replied-to-front");
+            for kind in kinds(terms) {
+                let comes = about_reply(terms, kind, VIP, CLIENT);
+                let ran = harness.run(terms.hook, &asks(&comes, FRONT));
+                ran.expect("delivered-icmp-error").expect_frame(&known(terms, kind));
+                // It has come to this node itself, as a router would send it.
+                let ran = harness.run(terms.hook, &comes);
+                ran.expect("delivered-icmp-error").expect_frame(&known(terms, kind));
+            }
+            let ran = harness.run(Hook::Egress, &answer);
+            ran.expect("replied-to-front").expect_frame(&to_front(&answered, FRONT));
+        }
+    });
+}
+
+/// An established flow of a pod whose replies pass the stack by, with a client of this node.
+fn established(harness: &mut Harness, terms: Terms) -> Dialogue {
+    harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[LOCAL])));
+    harness.let_send_directly(FRONT);
+    harness.open_for(LOCAL.0, 1, LOCAL.1);
+    harness.serve_pods(1500);
+    let talk = Dialogue::new(terms, VIP);
+    talk.open(harness).expect("delivered");
+    talk.answer(harness, flag::SYN | flag::ACK).expect("replied-local");
+    if !terms.tcp {
+        // Two seconds make a stream.
+        let (request, _) = talk.entries(harness);
+        harness.begin_earlier(&request, 3 * HZ);
+    }
+    talk.send(harness, flag::ACK).expect("delivered");
+    talk
+}
+
+fn from_pod(harness: &Harness, talk: Dialogue) -> Input {
+    let packet = talk.answer_packet(harness, flag::ACK).macs(Spot::Local.mac(), Device::Pod0.mac()).ttl(64);
+    Input { device: Device::Pod0, ..Input::new(Hook::FromPod, packet.bytes()) }
+}
+
+#[test]
+fn replies_that_passed_the_stack_by_go_back_to_the_node_in_front() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            let talk = established(harness, terms);
+            let reply = from_pod(harness, talk);
+            harness.input(&reply).expect("replied-direct");
+            harness.run(terms.hook, &asks(&talk.request(flag::ACK), FRONT)).expect("delivered");
+            is_left_to_egress(&harness.input(&reply), terms);
+            talk.answer(harness, flag::ACK).expect("replied-to-front");
+            // And the other way round.
+            harness.run(terms.hook, &talk.request(flag::ACK)).expect("delivered");
+            harness.input(&reply).expect("replied-direct");
+        }
+    });
+}
+
+#[track_caller]
+fn is_left_to_egress(ran: &Ran, terms: Terms) {
+    assert_eq!(ran.outcome, "", "{terms:?}");
+}
+
+/// A request by way of the node in front comes in the moment in which a reply stores its hop to the
+/// client. Whichever is first, later replies go back to the node in front.
+#[test]
+fn a_reply_at_the_same_moment_does_not_store_another_way() {
+    /// Without the second look at the way one of ten is wrong.
+    const ROUNDS: usize = 400;
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            let talk = established(harness, terms);
+            let request = talk.request(flag::ACK);
+            let input = |packet: &Packet| Input::new(terms.hook, packet.bytes());
+            let [plain, asks] = [input(&request), input(&asks(&request, FRONT))];
+            let turns: Vec<Input> =
+                (0..8).flat_map(|_| [asks.clone(), plain.clone()]).chain([asks.clone()]).collect();
+            let replies = vec![from_pod(harness, talk); 40];
+            let mut wrong = 0;
+            for _ in 0..ROUNDS {
+                if harness.at_once([&turns, &replies]).is_none() {
+                    return;
+                }
+                wrong += usize::from(harness.input(&replies[0]).outcome != "");
+                talk.answer(harness, flag::ACK).expect("replied-to-front");
+                harness.input(&plain).expect("delivered");
+            }
+            assert_eq!(wrong, 0, "of {ROUNDS}, {terms:?}");
+        }
+    });
+}
