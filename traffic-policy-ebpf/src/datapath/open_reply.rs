@@ -11,9 +11,11 @@
 //! is an ICMP error about a request to one; every other one is left alone. What was opened is sent
 //! by the route to the client, and never handed to the stack.
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{
-        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports, REASSEMBLY,
+        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, Hop, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports, REASSEMBLY,
         Scratch, frontend, hook,
     },
     outcome::Outcome,
@@ -24,7 +26,7 @@ use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::Tc},
     family::{V4, V6},
     forward::{
-        self,
+        self, client_hop,
         nexthop::{self, Route},
         outer::{self, Outer},
     },
@@ -89,14 +91,15 @@ fn incoming<F: Inside>(packet: Tc) -> Decision {
     let length = if segment == 0 { F::length(inner) as u32 } else { F::headers(inner, end) + segment };
     let marked = F::is_marked(ip);
     let now = clock::jiffies();
-    let route = nexthop::resolve::<Tc, F>(packet, packet.ingress(), 0, source, destination, now);
-    let Route::Via(via) = route else { return Outcome::DroppedNoRoute.into() };
-    let hop = if via.hop == 0 { None } else { NEXTHOPS.get_ptr(via.hop as u32) };
-    let (mtu, flags, ifindex) = if let Some(hop) = hop {
-        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
+    let (hop, unresolved) = match way::<F>(packet, source, destination, now) {
+        Ok(way) => way,
+        Err(outcome) => return outcome.into(),
+    };
+    let (mtu, flags, ifindex) = if hop.is_null() {
+        let (mtu, flags) = forward::unresolved::<F>(unresolved, scratch);
+        (mtu, flags, unresolved)
     } else {
-        let (mtu, flags) = forward::unresolved::<F>(via.ifindex, scratch);
-        (mtu, flags, via.ifindex)
+        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
     };
     if length > mtu {
         return Outcome::DroppedMtuExceeded.into();
@@ -112,17 +115,44 @@ fn incoming<F: Inside>(packet: Tc) -> Decision {
         F::mark(packet, ip);
     }
     F::step(ip, F::ttl(ip));
-    if let Some(hop) = hop {
+    if !hop.is_null() {
         forward::macs(ip - ETHERNET, hop);
     }
-    let action = if flags & HOP_ROUTED != 0 || hop.is_none() && flags & HOP_NO_ETHERNET != 0 {
+    let action = if flags & HOP_ROUTED != 0 || hop.is_null() && flags & HOP_NO_ETHERNET != 0 {
         packet.send_routed(ifindex)
-    } else if hop.is_none() {
+    } else if hop.is_null() {
         packet.send_to(ifindex, place!(mut scratch.neighbour))
     } else {
         packet.send(ifindex)
     };
     Decision::sent(Outcome::RepliedOpened, action)
+}
+
+/// Returns the next hop from a frontend, `source`, to a client: that of the last reply to this
+/// client, or the FIB's. Null if its neighbour is not resolved, with the device that leads to it.
+/// `now`: low half of jiffies.
+///
+/// # Errors
+/// There is no route.
+#[inline(always)]
+fn way<F: Outer>(
+    packet: Tc,
+    source: F::Address,
+    client: F::Address,
+    now: u32,
+) -> Result<(*const Hop, u32), Outcome> {
+    if let Some((hop, _, _)) = client_hop::find::<Tc, F>(packet, source, client, now) {
+        return Ok((hop, 0));
+    }
+    let route = nexthop::resolve::<Tc, F>(packet, packet.ingress(), 0, source, client, now);
+    let Route::Via(via) = route else { return Err(Outcome::DroppedNoRoute) };
+    if via.hop != 0
+        && let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32)
+    {
+        client_hop::note::<Tc, F>(packet, source, client, (via.hop, via.epoch), now);
+        return Ok((hop, 0));
+    }
+    Ok((ptr::null(), via.ifindex))
 }
 
 /// Notes the tuple of the request that the packet at `inner` answers, in `Scratch::opening`. False:
