@@ -88,7 +88,8 @@
 //!   pod to itself;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
-//!   unchanged, [`forward::outer`]: the header around them, which [`open`] takes off,
+//!   unchanged, [`forward::enclose`]: those of established flows, [`forward::outer`]: the header
+//!   around them, which [`open`] takes off,
 //!   [`forward::through_front`]: replies that go back through the node in front, which
 //!   [`open_reply`] opens there,
 //!   [`forward::outer_error`]: what routers say about such packets.

@@ -1,62 +1,108 @@
 //! Direct forwarding: the bench's Service as a node in front has it, and as the endpoint's node has
 //! it; packets within packets; and flows of which the node in front has the requests alone.
 
+pub mod packets;
+
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Pod,
-    maps::{Array, HashMap, MapData},
+    maps::{Array, HashMap, Map, MapData},
 };
-use etherparse::{IpNumber, PacketBuilder};
 use traffic_policy_bench_ebpf::{FloorFlow, FloorFlow6, RING};
 use traffic_policy_dataplane::ToWire;
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, DirectEndpoint, DirectEndpointKey, FlowKey, Frontend, FrontendKey,
-        NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_OPENS, Slot, Tuple, frontend, scope,
+        self, Address, Address4, Address6, DirectEndpoint, DirectEndpointKey, DirectNode, FlowKey, Frontend,
+        FrontendKey, GUE_PORT, MAC_TAKES, NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, SLOT_L2,
+        SLOT_OPENS, SLOT_UDP, Slot, Tuple, frontend, mac_key, scope,
     },
     checksum,
 };
-use traffic_policy_testing::netlink::Mac;
 
 use super::{
-    fixture::{MAC, ROUTER_MAC, V4, V6},
+    fixture::{ROUTER_MAC, V4, V6},
     flows::{Flow, FromIp, ends, request_key},
     loaded::{Loaded, NODE_PORT, TARGET_PORT},
     service,
 };
 
-/// TTL or hop limit of an outer packet.
-const TTL: u8 = 64;
+/// What packets travel in, and how replies go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Dispatch {
+    Ip,
+    Udp,
+    /// Nothing: they go to the MAC address of the endpoint's node.
+    ByMac,
+    /// IP, and replies come back within it.
+    Tunnel,
+}
+
+/// Flags of a frontend that are set by [`Dispatch`].
+const FRONTEND: u32 = frontend::DIRECT | frontend::L2 | frontend::TUNNEL | frontend::OPENS_REPLIES;
+/// Flags of a slot that are.
+const SLOT: u16 = SLOT_OPENS | SLOT_UDP | SLOT_L2;
+
+impl Dispatch {
+    fn flags(self) -> (u32, u16) {
+        let (frontend, slot) = match self {
+            Self::Ip => (0, 0),
+            Self::Udp => (0, SLOT_UDP),
+            Self::ByMac => (frontend::L2, SLOT_L2),
+            Self::Tunnel => (frontend::TUNNEL | frontend::OPENS_REPLIES, 0),
+        };
+        (frontend | frontend::DIRECT, slot | SLOT_OPENS)
+    }
+}
 
 impl Loaded {
     /// Makes the Service one whose packets travel to its endpoints' nodes within outer packets, for
-    /// the packet path and for the floors.
+    /// the packet path and for the floors. The router is another node that takes part.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn forward_directly(&mut self) -> Result<()> {
+        self.dispatch(Dispatch::Ip)?;
         let endpoints = self.setup.endpoints;
+        let mut ring: Array<_, u32> = self.feeder.take("KATRAN_RING")?.try_into()?;
+        for place in 0..RING {
+            ring.set(place, place % endpoints, 0)?;
+        }
+        let mut macs: HashMap<_, u64, u32> = self.take("tp_direct_macs")?.try_into()?;
+        macs.insert(mac_key(ROUTER_MAC), MAC_TAKES, 0)?;
+        self.admit(Address4::of(V4.router)?, "tp_direct_from4")?;
+        self.admit(Address6::of(V6.router)?, "tp_direct_from6")?;
+        self.floors6()
+    }
+
+    /// Sets what the packets of new flows travel in.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn dispatch(&mut self, dispatch: Dispatch) -> Result<()> {
+        let (endpoints, flags) = (self.setup.endpoints, dispatch.flags());
         let (v4, v6) = (&mut self.tables.v4, &mut self.tables.v6);
-        mark(&mut v4.frontends, &mut v4.slots, Address4::of(V4.node)?, endpoints)?;
-        mark(&mut v6.frontends, &mut v6.slots, Address6::of(V6.node)?, endpoints)?;
+        mark(&mut v4.frontends, &mut v4.slots, Address4::of(V4.node)?, endpoints, flags)?;
+        mark(&mut v6.frontends, &mut v6.slots, Address6::of(V6.node)?, endpoints, flags)
+    }
+
+    /// Gives the floors of IPv6 the node and the Service.
+    fn floors6(&mut self) -> Result<()> {
+        let v6 = &self.tables.v6;
         let FloorFlow { macs, source_mac_tail, .. } = service::macs();
-        let own = FloorFlow6 { source: Address6::of(V6.node)?, macs, source_mac_tail, ..Default::default() };
+        let (source, destination) = (Address6::of(V6.node)?, Address6::of(V6.router)?);
+        let own = FloorFlow6 { source, destination, macs, source_mac_tail, ..Default::default() };
         let mut node: Array<_, FloorFlow6> = self.feeder.take("FLOOR_NODE6")?.try_into()?;
         node.set(0, own, 0)?;
         let mut slots: Array<_, Slot<Address6>> = self.feeder.take("FLOOR_SLOTS6")?.try_into()?;
-        let mut ring: Array<_, u32> = self.feeder.take("KATRAN_RING")?.try_into()?;
-        for i in 0..endpoints {
+        for i in 0..self.setup.endpoints {
             slots.set(i, v6.slots.get(&i, 0)?, 0)?;
-        }
-        for place in 0..RING {
-            ring.set(place, place % endpoints, 0)?;
         }
         let mut frontends: HashMap<_, FrontendKey<Address6>, Frontend> =
             self.feeder.take("FLOOR_FRONTENDS6")?.try_into()?;
         for protocol in PROTOCOLS {
-            let key = key(Address6::of(V6.node)?, protocol);
+            let key = key(source, protocol);
             frontends.insert(key, v6.frontends.get(&key, 0)?, 0)?;
         }
         Ok(())
@@ -67,21 +113,21 @@ impl Loaded {
     /// # Errors
     /// The kernel refuses.
     pub fn open_here(&mut self) -> Result<()> {
-        self.open_of(Address4::of(V4.router)?, Address4::of(V4.endpoint)?, ["from4", "eps4"])?;
-        self.open_of(Address6::of(V6.router)?, Address6::of(V6.endpoint)?, ["from6", "eps6"])
+        self.floors6()?;
+        self.open_of(Address4::of(V4.router)?, Address4::of(V4.endpoint)?, ["from4", "eps4", "node4"])?;
+        self.open_of(Address6::of(V6.router)?, Address6::of(V6.endpoint)?, ["from6", "eps6", "node6"])
     }
 
     fn open_of<A: Address + Pod>(
         &mut self,
         from: A,
         address: A,
-        [nodes, endpoints]: [&str; 2],
+        [from_nodes, endpoints, nodes]: [&str; 3],
     ) -> Result<()> {
-        let mut map = |name: &str| -> Result<_> {
-            self.ours.take_map(&format!("tp_direct_{name}")).with_context(|| format!("no map {name}"))
-        };
-        let (nodes, endpoints) = (map(nodes)?, map(endpoints)?);
-        HashMap::<_, A, u32>::try_from(nodes)?.insert(from, 1, 0)?;
+        self.admit(from, &format!("tp_direct_{from_nodes}"))?;
+        let mut numbers: Array<_, DirectNode<A>> = self.take(&format!("tp_direct_{nodes}"))?.try_into()?;
+        numbers.set(ROUTER, DirectNode { address: from, ..DirectNode::default() }, 0)?;
+        let endpoints = self.take(&format!("tp_direct_{endpoints}"))?;
         let mut endpoints = HashMap::<_, DirectEndpointKey<A>, DirectEndpoint>::try_from(endpoints)?;
         for (service, port) in [(service::SERVICE, Port::from_host(TARGET_PORT)), (NO_SERVICE, Port::NONE)] {
             let key = DirectEndpointKey { address, service, zero: 0 };
@@ -89,7 +135,19 @@ impl Loaded {
         }
         Ok(())
     }
+
+    /// Opens packets of another node, the router.
+    fn admit<A: Address + Pod>(&mut self, from: A, map: &str) -> Result<()> {
+        Ok(HashMap::<_, A, u32>::try_from(self.take(map)?)?.insert(from, ROUTER, 0)?)
+    }
+
+    fn take(&mut self, map: &str) -> Result<Map> {
+        self.ours.take_map(map).with_context(|| format!("no map {map}"))
+    }
 }
+
+/// The number of the router's address among those of other nodes.
+const ROUTER: u32 = 1;
 
 const PROTOCOLS: [u32; 2] = [PROTOCOL_TCP, PROTOCOL_UDP];
 
@@ -98,13 +156,13 @@ fn key<A>(address: A, protocol: u32) -> FrontendKey<A> {
     FrontendKey { address, port, protocol: protocol as u16, scope: scope::ADDRESS }
 }
 
-/// Marks the Service as one that is forwarded directly, and its endpoints as ones whose nodes open
-/// packets.
+/// Gives the Service and its endpoints these flags of direct forwarding.
 fn mark<A: Address>(
     frontends: &mut HashMap<MapData, FrontendKey<A>, Frontend>,
     slots: &mut Array<MapData, Slot<A>>,
     node: A,
     endpoints: u32,
+    flags: (u32, u16),
 ) -> Result<()>
 where
     FrontendKey<A>: Pod,
@@ -113,48 +171,13 @@ where
     for protocol in PROTOCOLS {
         let key = key(node, protocol);
         let found = frontends.get(&key, 0)?;
-        frontends.insert(key, Frontend { flags: found.flags | frontend::DIRECT, ..found }, 0)?;
+        frontends.insert(key, Frontend { flags: found.flags & !FRONTEND | flags.0, ..found }, 0)?;
     }
     for i in 0..endpoints {
         let slot = slots.get(&i, 0)?;
-        slots.set(i, Slot { flags: slot.flags | SLOT_OPENS, ..slot }, 0)?;
+        slots.set(i, Slot { flags: slot.flags & !SLOT | flags.1, ..slot }, 0)?;
     }
     Ok(())
-}
-
-/// Returns a frame within an outer packet, as the node sends it.
-///
-/// # Errors
-/// The addresses are of different families.
-pub fn sent_within(inner: &[u8], flow: &Flow) -> Result<Vec<u8>> {
-    within(inner, [MAC, ROUTER_MAC], flow.node.ip(), flow.endpoint.ip())
-}
-
-/// Returns a frame within an outer packet, as another node, the router, sends it to the first
-/// endpoint.
-///
-/// # Errors
-/// The addresses are of different families.
-pub fn arriving_within(inner: &[u8], flow: &Flow) -> Result<Vec<u8>> {
-    let other = if flow.client.is_ipv4() { V4.router } else { V6.router };
-    within(inner, [ROUTER_MAC, MAC], other, flow.endpoint.ip())
-}
-
-fn within(inner: &[u8], [from, to]: [Mac; 2], source: IpAddr, destination: IpAddr) -> Result<Vec<u8>> {
-    let ethernet = PacketBuilder::ethernet2(from, to);
-    let (step, protocol) = match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            (ethernet.ipv4(source.octets(), destination.octets(), TTL), IpNumber::IPV4)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            (ethernet.ipv6(source.octets(), destination.octets(), TTL), IpNumber::IPV6)
-        }
-        _ => bail!("{source} and {destination} are of two families"),
-    };
-    let inner = &inner[14..];
-    let mut bytes = Vec::with_capacity(step.size(inner.len()));
-    step.write(&mut bytes, protocol, inner)?;
-    Ok(bytes)
 }
 
 /// Reads the outer addresses of direct flows from the tables, and verifies that they are the node's
@@ -237,21 +260,6 @@ pub fn forget_katrans(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the endpoint in whose outer packet a frame is.
-///
-/// # Errors
-/// It is in none of the endpoints'.
-pub fn endpoint_of(loaded: &Loaded, frame: &[u8], packet: &[u8], flow: &Flow) -> Result<IpAddr> {
-    let own = if flow.client.is_ipv4() { V4 } else { V6 };
-    for ip in (0..loaded.setup.endpoints).map(|i| service::endpoint(own, i)) {
-        let flow = Flow { node: SocketAddr::new(own.node, 0), endpoint: SocketAddr::new(ip, 0), ..*flow };
-        if sent_within(frame, &flow)? == packet {
-            return Ok(ip);
-        }
-    }
-    bail!("the packet is in no endpoint's outer packet: {packet:02x?}")
-}
-
 /// Gives the floor in front the same flows, in the same order.
 ///
 /// # Errors
@@ -261,19 +269,26 @@ pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
         match (flow.node.ip(), flow.endpoint.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let (source, destination) = (source.to_wire(), destination.to_wire());
-                let entry = FloorFlow { source, destination, ..service::macs() };
+                let entry = FloorFlow { source, destination, ports: floor_ports(), ..service::macs() };
                 loaded.feeder.floor.insert(request_key(flow)?, entry, 0)?;
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 let (source, destination) = (source.to_wire(), destination.to_wire());
                 let FloorFlow { macs, source_mac_tail, .. } = service::macs();
-                let entry = FloorFlow6 { source, destination, macs, source_mac_tail, ..Default::default() };
+                let ports = floor_ports();
+                let entry =
+                    FloorFlow6 { source, destination, ports, macs, source_mac_tail, ..Default::default() };
                 loaded.feeder.floor6.insert(FlowKey::of(&request_key(flow)?), entry, 0)?;
             }
             _ => bail!("a flow of two families"),
         }
     }
     Ok(())
+}
+
+/// Returns the ports of what the floor sends within UDP.
+fn floor_ports() -> Ports {
+    Ports::from_host(packets::FLOOR_PORT, GUE_PORT.to_host())
 }
 
 /// Gives the floor at the endpoint's node both directions of these flows.

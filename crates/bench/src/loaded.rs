@@ -89,13 +89,23 @@ pub enum Subject {
 /// Floors of direct forwarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DirectFloor {
-    /// In front, a packet of a flow, at one of both hooks.
+    /// In front, a packet of a flow, at one of both hooks: within IP, within UDP, or to a MAC
+    /// address.
     Request(Hook),
-    /// In front, the first packet.
+    Udp(Hook),
+    ByMac(Hook),
+    /// In front, the first packet: within IP, or to a MAC address.
     New(Hook),
-    /// At the endpoint's node: a packet within an outer one, and the endpoint's.
+    NewByMac(Hook),
+    /// At the endpoint's node: a packet within IP or UDP; one that came as it is, in XDP (in TC it
+    /// is as [`Self::Back`]); and the endpoint's.
     Open,
+    OpenUdp,
+    Deliver,
     Back,
+    /// A reply through the node in front: sent, and opened there.
+    SendBack,
+    OpenReply,
 }
 
 impl Subject {
@@ -103,9 +113,7 @@ impl Subject {
         match self {
             Self::Empty(hook) | Self::Ours(hook) => hook,
             Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib | Self::Katran => Hook::Xdp,
-            Self::Direct(DirectFloor::Request(hook) | DirectFloor::New(hook), _) => hook,
-            Self::Direct(DirectFloor::Open, _) => Hook::Ingress,
-            Self::Direct(DirectFloor::Back, _) => Hook::Egress,
+            Self::Direct(floor, _) => floor.hook(),
         }
     }
 
@@ -127,21 +135,39 @@ impl Subject {
 }
 
 impl DirectFloor {
-    fn program(self, ipv6: bool) -> &'static str {
-        match (self, ipv6) {
-            (Self::Request(Hook::Xdp), false) => "floor_direct_xdp4",
-            (Self::Request(Hook::Xdp), true) => "floor_direct_xdp6",
-            (Self::Request(_), false) => "floor_direct_tc4",
-            (Self::Request(_), true) => "floor_direct_tc6",
-            (Self::New(Hook::Xdp), false) => "floor_direct_new_xdp4",
-            (Self::New(Hook::Xdp), true) => "floor_direct_new_xdp6",
-            (Self::New(_), false) => "floor_direct_new_tc4",
-            (Self::New(_), true) => "floor_direct_new_tc6",
-            (Self::Open, false) => "floor_open_tc4",
-            (Self::Open, true) => "floor_open_tc6",
-            (Self::Back, false) => "floor_back_tc4",
-            (Self::Back, true) => "floor_back_tc6",
+    fn hook(self) -> Hook {
+        match self {
+            Self::Request(hook)
+            | Self::Udp(hook)
+            | Self::ByMac(hook)
+            | Self::New(hook)
+            | Self::NewByMac(hook) => hook,
+            Self::Deliver => Hook::Xdp,
+            Self::Open | Self::OpenUdp | Self::OpenReply => Hook::Ingress,
+            Self::Back | Self::SendBack => Hook::Egress,
         }
+    }
+
+    fn program(self, ipv6: bool) -> &'static str {
+        let [v4, v6] = match self {
+            Self::Request(Hook::Xdp) => ["floor_direct_xdp4", "floor_direct_xdp6"],
+            Self::Request(_) => ["floor_direct_tc4", "floor_direct_tc6"],
+            Self::Udp(Hook::Xdp) => ["floor_udp_xdp4", "floor_udp_xdp6"],
+            Self::Udp(_) => ["floor_udp_tc4", "floor_udp_tc6"],
+            Self::ByMac(Hook::Xdp) => ["floor_by_mac_xdp4", "floor_by_mac_xdp6"],
+            Self::ByMac(_) => ["floor_by_mac_tc4", "floor_by_mac_tc6"],
+            Self::New(Hook::Xdp) => ["floor_direct_new_xdp4", "floor_direct_new_xdp6"],
+            Self::New(_) => ["floor_direct_new_tc4", "floor_direct_new_tc6"],
+            Self::NewByMac(Hook::Xdp) => ["floor_by_mac_new_xdp4", "floor_by_mac_new_xdp6"],
+            Self::NewByMac(_) => ["floor_by_mac_new_tc4", "floor_by_mac_new_tc6"],
+            Self::Open => ["floor_open_tc4", "floor_open_tc6"],
+            Self::OpenUdp => ["floor_open_udp_tc4", "floor_open_udp_tc6"],
+            Self::Deliver => ["floor_deliver_xdp4", "floor_deliver_xdp6"],
+            Self::Back => ["floor_back_tc4", "floor_back_tc6"],
+            Self::SendBack => ["floor_send_back_tc4", "floor_send_back_tc6"],
+            Self::OpenReply => ["floor_open_reply_tc4", "floor_open_reply_tc6"],
+        };
+        if ipv6 { v6 } else { v4 }
     }
 }
 

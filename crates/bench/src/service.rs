@@ -114,7 +114,7 @@ pub(super) fn set_services(tables: &mut Maps, ifindex: u32, endpoints: u32) -> R
 
 /// Writes the first of the Services for the floor.
 pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> Result<()> {
-    let IpAddr::V4(node) = V4.node else { bail!("families mixed up") };
+    let (IpAddr::V4(node), IpAddr::V4(router)) = (V4.node, V4.router) else { bail!("families mixed up") };
     let mut frontends: HashMap<_, FrontendKey<Address4>, Frontend> =
         feeder.take("FLOOR_FRONTENDS")?.try_into()?;
     for protocol in [PROTOCOL_TCP, PROTOCOL_UDP] {
@@ -125,7 +125,7 @@ pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> R
         slots.set(i, tables.v4.slots.get(&i, 0)?, 0)?;
     }
     let mut own: Array<_, FloorFlow> = feeder.take("FLOOR_NODE")?.try_into()?;
-    own.set(0, FloorFlow { source: node.to_wire(), ..macs() }, 0)?;
+    own.set(0, FloorFlow { source: node.to_wire(), destination: router.to_wire(), ..macs() }, 0)?;
     Ok(())
 }
 

@@ -75,6 +75,10 @@ pub struct Scratch<A: Address> {
     pub opened: Opened<A>,
     pub outer: Outer<A>,
     pub owners: OwnerSearch,
+    /// The last source MAC address that was none of a node, as a key of `tp_direct_macs`, and the
+    /// hop epoch under which it was looked up.
+    pub router: u64,
+    pub router_epoch: u64,
     /// The key of an entry that a callback looks up, whose stack has no room for it.
     pub flow_key: FlowKey<A>,
     /// The next hops of the clients that had replies on this CPU.

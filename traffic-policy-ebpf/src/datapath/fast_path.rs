@@ -26,7 +26,7 @@ use crate::datapath::{
         datagrams, established,
         table::{self, FlowTable},
     },
-    forward::{self, Current, Forwarding, direct, local, outer::Outer},
+    forward::{self, Current, Forwarding, enclose, local, outer::Outer},
     lb::{Target, select},
     maps::PREFILTER,
     open,
@@ -132,8 +132,7 @@ fn of_family<P: Packet, F: Outer>(packet: P) -> Decision {
                 && let Some(hop) = current.hop(epoch, index, now)
                 && (!assured || established::advance(entry, &parsed, numbers, now))
             {
-                let decision =
-                    direct::forward(packet, &parsed, &Forwarding { entry, hop, unresolved: 0 }, now);
+                let decision = enclose::forward(packet, &parsed, entry, hop, now);
                 if !matches!(decision.outcome, Outcome::DroppedMtuExceeded) {
                     return if decision.is_answered() {
                         reject::to_reject::<P, F>(packet, &parsed, decision)

@@ -5,6 +5,7 @@
 
 pub mod client_hop;
 pub mod direct;
+pub mod enclose;
 pub mod fragment;
 pub mod hairpin;
 pub mod icmp;
@@ -116,7 +117,8 @@ pub fn resolve_egress<P: Packet, F: Family>(
         return Ok(Forwarding { entry, hop, unresolved: 0 });
     }
     if kind == kind::REPLY
-        && let Some((hop, index, epoch)) = client_hop::find::<P, F>(packet, entry, now)
+        && let Some((hop, index, epoch)) =
+            client_hop::find::<P, F>(packet, get!(entry.source), get!(entry.destination), now)
     {
         table::set_next_hop(entry, index, epoch);
         return Ok(Forwarding { entry, hop, unresolved: 0 });

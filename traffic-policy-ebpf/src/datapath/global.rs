@@ -3,8 +3,7 @@
 //! in scratch memory, as one pointer, which may be the program's context, or as numbers; neither of
 //! those nor of the result, a number, the verifier knows any bounds.
 //!
-//! The kernel recognises them by their linkage in BTF. None is called for an established packet,
-//! except one that is forwarded directly ([`crate::datapath::forward::direct`]).
+//! The kernel recognises them by their linkage in BTF. None is called for an established packet.
 //! <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/verifier.c>
 
 /// Defines global functions: `name => function;`, or `name => function, argument: type, …;`. To the

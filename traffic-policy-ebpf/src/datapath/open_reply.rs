@@ -11,9 +11,11 @@
 //! is an ICMP error about a request to one; every other one is left alone. What was opened is sent
 //! by the route to the client, and never handed to the stack.
 
+use core::ptr;
+
 use traffic_policy_ebpf::{
     abi::{
-        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports,
+        Fragment, HOP_NO_ETHERNET, HOP_ROUTED, HOP_XDP, Hop, IGNORED, PROTOCOL_TCP, PROTOCOL_UDP, Ports,
         REASSEMBLY, Scratch, frontend,
     },
     outcome::Outcome,
@@ -24,7 +26,7 @@ use crate::datapath::{
     ctx::{Packet, Skb as _},
     family::{V4, V6},
     forward::{
-        self,
+        self, client_hop,
         nexthop::{self, Route},
         outer::{self, FromNode, Outer},
     },
@@ -85,16 +87,18 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
     let length = if segment == 0 { F::length(inner) as u32 } else { F::headers(inner, end) + segment };
     let marked = F::is_marked(ip);
     let now = clock::jiffies();
-    let route = nexthop::resolve::<P, F>(packet, packet.ingress(), 0, source, destination, now);
-    let Route::Via(via) = route else { return Outcome::DroppedNoRoute.into() };
-    let hop = if via.hop == 0 { None } else { NEXTHOPS.get_ptr(via.hop as u32) };
-    let (mtu, flags, ifindex) = if let Some(hop) = hop {
-        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
-    } else if !P::TC {
-        return Outcome::PassedToTc.into();
+    let (hop, unresolved) = match way::<P, F>(packet, source, destination, now) {
+        Ok(way) => way,
+        Err(outcome) => return outcome.into(),
+    };
+    let (mtu, flags, ifindex) = if hop.is_null() {
+        if !P::TC {
+            return Outcome::PassedToTc.into();
+        }
+        let (mtu, flags) = forward::unresolved::<F>(unresolved, scratch);
+        (mtu, flags, unresolved)
     } else {
-        let (mtu, flags) = forward::unresolved::<F>(via.ifindex, scratch);
-        (mtu, flags, via.ifindex)
+        (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
     };
     if length > mtu {
         return Outcome::DroppedMtuExceeded.into();
@@ -113,7 +117,7 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
         F::mark(packet, ip);
     }
     F::step(ip, F::ttl(ip));
-    if let Some(hop) = hop {
+    if !hop.is_null() {
         forward::macs(ip - ETHERNET, hop);
         if !P::TC {
             store16::<12>(ip - ETHERNET, F::ETHERTYPE);
@@ -122,14 +126,41 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
     let Some(packet) = packet.skb() else {
         return Decision::sent(Outcome::RepliedOpened, packet.send(ifindex));
     };
-    let action = if flags & HOP_ROUTED != 0 || hop.is_none() && flags & HOP_NO_ETHERNET != 0 {
+    let action = if flags & HOP_ROUTED != 0 || hop.is_null() && flags & HOP_NO_ETHERNET != 0 {
         packet.send_routed(ifindex)
-    } else if hop.is_none() {
+    } else if hop.is_null() {
         packet.send_to(ifindex, place!(mut scratch.neighbour))
     } else {
         packet.send(ifindex)
     };
     Decision::sent(Outcome::RepliedOpened, action)
+}
+
+/// Returns the next hop from a frontend, `source`, to a client: that of the last reply to this
+/// client, or the FIB's. Null if its neighbour is not resolved, with the device that leads to it.
+/// `now`: low half of jiffies.
+///
+/// # Errors
+/// There is no route.
+#[inline(always)]
+fn way<P: Packet, F: Outer>(
+    packet: P,
+    source: F::Address,
+    client: F::Address,
+    now: u32,
+) -> Result<(*const Hop, u32), Outcome> {
+    if let Some((hop, _, _)) = client_hop::find::<P, F>(packet, source, client, now) {
+        return Ok((hop, 0));
+    }
+    let route = nexthop::resolve::<P, F>(packet, packet.ingress(), 0, source, client, now);
+    let Route::Via(via) = route else { return Err(Outcome::DroppedNoRoute) };
+    if via.hop != 0
+        && let Some(hop) = NEXTHOPS.get_ptr(via.hop as u32)
+    {
+        client_hop::note::<P, F>(packet, source, client, (via.hop, via.epoch), now);
+        return Ok((hop, 0));
+    }
+    Ok((ptr::null(), via.ifindex))
 }
 
 /// Notes the tuple of the request that the packet at `inner` answers, in `Scratch::opening`. False:

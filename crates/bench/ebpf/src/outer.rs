@@ -1,7 +1,10 @@
 //! The minimum work of direct forwarding: a packet sent within an outer one, opened again, and
-//! answered past the node in front. And Katran's method for the first of them.
+//! answered past the node in front. And Katran's method for the first of them. By MAC address and
+//! through the node in front: files of their own.
 
+mod by_mac;
 mod family;
+mod through_front;
 
 use core::mem::MaybeUninit;
 
@@ -54,6 +57,8 @@ const NOEXIST: u64 = 1;
 /// BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO.
 const BEHIND_MAC: u32 = 1;
 const FIXED_GSO: u64 = 1;
+/// BPF_F_ADJ_ROOM_ENCAP_L4_UDP.
+const ENCAPSULATED_UDP: u64 = 16;
 const PSEUDO_HEADER: u64 = 1 << 4;
 const MARK_MANGLED_0: u64 = 1 << 5;
 
@@ -100,58 +105,69 @@ fn begin<F: Family>(tuple: &Tuple<F::Address>, entry: &mut MaybeUninit<F::Flow>)
 }
 
 #[inline(always)]
-fn wrap_xdp<F: Family>(md: *mut xdp_md, flow: *const F::Flow) -> u32 {
-    if unsafe { bpf_xdp_adjust_head(md, -(F::IP as i32)) } != 0 {
+fn wrap_xdp<F: Family, const UDP: bool>(md: *mut xdp_md, flow: *const F::Flow) -> u32 {
+    if unsafe { bpf_xdp_adjust_head(md, -(room::<F, UDP>() as i32)) } != 0 {
         return XDP_ABORTED;
     }
     let (data, end) = unsafe { ((*md).data as usize, (*md).data_end as usize) };
-    if data + ETHERNET + 2 * F::IP > end {
+    if data + ETHERNET + room::<F, UDP>() + F::IP > end {
         return XDP_ABORTED;
     }
-    write::<F>(data, flow);
+    write::<F, UDP>(data, flow);
     XDP_TX
 }
 
+/// The bytes of the outer headers behind that of Ethernet.
 #[inline(always)]
-fn wrap_tc<F: Family>(skb: *mut __sk_buff, flow: *const F::Flow) -> i32 {
-    let flags = FIXED_GSO | F::ENCAPSULATED;
-    if unsafe { bpf_skb_adjust_room(skb, F::IP as i32, BEHIND_MAC, flags) } != 0 {
+const fn room<F: Family, const UDP: bool>() -> usize {
+    F::IP + if UDP { 8 } else { 0 }
+}
+
+#[inline(always)]
+fn wrap_tc<F: Family, const UDP: bool>(skb: *mut __sk_buff, flow: *const F::Flow) -> i32 {
+    let flags = FIXED_GSO | F::ENCAPSULATED | if UDP { ENCAPSULATED_UDP } else { 0 };
+    if unsafe { bpf_skb_adjust_room(skb, room::<F, UDP>() as i32, BEHIND_MAC, flags) } != 0 {
         return TC_SHOT;
     }
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
-    if data + ETHERNET + 2 * F::IP > end {
+    if data + ETHERNET + room::<F, UDP>() + F::IP > end {
         return TC_SHOT;
     }
-    write::<F>(data, flow);
+    write::<F, UDP>(data, flow);
     unsafe { bpf_redirect((*skb).ifindex, 0) as i32 }
 }
 
-/// Writes the Ethernet header and the outer one.
+/// Writes the Ethernet header and the outer ones.
 #[inline(always)]
-fn write<F: Family>(data: usize, flow: *const F::Flow) {
-    let (macs, tail) = F::macs(flow);
-    store64::<0>(data, macs);
-    store32::<8>(data, tail);
+fn write<F: Family, const UDP: bool>(data: usize, flow: *const F::Flow) {
+    write_macs::<F>(data, flow);
     store16::<12>(data, F::ETHERTYPE);
-    F::header(data + ETHERNET, data + ETHERNET + F::IP, flow);
+    F::header::<UDP>(data + ETHERNET, data + ETHERNET + room::<F, UDP>(), flow);
 }
 
 #[inline(always)]
-fn in_front_xdp<F: Family>(md: *mut xdp_md) -> u32 {
+fn write_macs<F: Family>(data: usize, flow: *const F::Flow) {
+    let (macs, tail) = F::macs(flow);
+    store64::<0>(data, macs);
+    store32::<8>(data, tail);
+}
+
+#[inline(always)]
+fn in_front_xdp<F: Family, const UDP: bool>(md: *mut xdp_md) -> u32 {
     let Some(tuple) = parse::<F>(unsafe { (*md).data } as usize, unsafe { (*md).data_end } as usize) else {
         return XDP_PASS;
     };
     let Some(flow) = find::<F>(&tuple) else { return XDP_PASS };
-    wrap_xdp::<F>(md, flow)
+    wrap_xdp::<F, UDP>(md, flow)
 }
 
 #[inline(always)]
-fn in_front_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
+fn in_front_tc<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> i32 {
     let Some(tuple) = parse::<F>(unsafe { (*skb).data } as usize, unsafe { (*skb).data_end } as usize) else {
         return TC_NEXT;
     };
     let Some(flow) = find::<F>(&tuple) else { return TC_NEXT };
-    wrap_tc::<F>(skb, flow)
+    wrap_tc::<F, UDP>(skb, flow)
 }
 
 #[inline(always)]
@@ -163,7 +179,7 @@ fn new_xdp<F: Family>(md: *mut xdp_md) -> u32 {
     if begin::<F>(&tuple, &mut entry).is_none() {
         return XDP_PASS;
     }
-    wrap_xdp::<F>(md, entry.as_ptr())
+    wrap_xdp::<F, false>(md, entry.as_ptr())
 }
 
 #[inline(always)]
@@ -175,34 +191,36 @@ fn new_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
     if begin::<F>(&tuple, &mut entry).is_none() {
         return TC_NEXT;
     }
-    wrap_tc::<F>(skb, entry.as_ptr())
+    wrap_tc::<F, false>(skb, entry.as_ptr())
 }
 
-/// Removes the outer header, and translates what was inside.
+/// Removes the outer headers, and translates what was inside.
 #[inline(always)]
-fn open<F: Family>(skb: *mut __sk_buff) -> i32 {
+fn open<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> i32 {
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
-    if data + ETHERNET + 2 * F::IP > end
+    let protocol = if UDP { self::UDP as u8 } else { F::OUTER };
+    if data + ETHERNET + room::<F, UDP>() + F::IP > end
         || load16::<12>(data) != F::ETHERTYPE
-        || F::protocol(data + ETHERNET) != F::OUTER
-        || unsafe { bpf_skb_adjust_room(skb, -(F::IP as i32), BEHIND_MAC, FIXED_GSO) } != 0
+        || F::protocol(data + ETHERNET) != protocol
+        || unsafe { bpf_skb_adjust_room(skb, -(room::<F, UDP>() as i32), BEHIND_MAC, FIXED_GSO) } != 0
     {
         return TC_NEXT;
     }
-    translate::<F>(skb)
+    translate::<F>(skb);
+    TC_NEXT
 }
 
-/// Finds the flow of a packet, and translates it.
+/// Finds the flow of a packet, and translates it. False: it has none.
 #[inline(always)]
-fn translate<F: Family>(skb: *mut __sk_buff) -> i32 {
+fn translate<F: Family>(skb: *mut __sk_buff) -> bool {
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
-    let Some(tuple) = parse::<F>(data, end) else { return TC_NEXT };
-    let Some(flow) = find::<F>(&tuple) else { return TC_NEXT };
+    let Some(tuple) = parse::<F>(data, end) else { return false };
+    let Some(flow) = find::<F>(&tuple) else { return false };
     let ip = data + ETHERNET;
     F::replace(ip, flow);
     let l4 = ip + F::IP;
     if l4 + 8 > end {
-        return TC_NEXT;
+        return false;
     }
     store32::<0>(l4, F::ports(flow).wire());
     let (addresses, ports) = F::deltas(flow);
@@ -213,17 +231,37 @@ fn translate<F: Family>(skb: *mut __sk_buff) -> i32 {
         bpf_l4_csum_replace(skb, at, 0, addresses as u64, PSEUDO_HEADER | mangled);
         bpf_l4_csum_replace(skb, at, 0, ports as u64, mangled);
     }
-    TC_NEXT
+    true
 }
 
 #[xdp(frags)]
 pub fn floor_direct_xdp4(ctx: XdpContext) -> u32 {
-    in_front_xdp::<V4>(ctx.ctx)
+    in_front_xdp::<V4, false>(ctx.ctx)
 }
 
 #[xdp(frags)]
 pub fn floor_direct_xdp6(ctx: XdpContext) -> u32 {
-    in_front_xdp::<V6>(ctx.ctx)
+    in_front_xdp::<V6, false>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_udp_xdp4(ctx: XdpContext) -> u32 {
+    in_front_xdp::<V4, true>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_udp_xdp6(ctx: XdpContext) -> u32 {
+    in_front_xdp::<V6, true>(ctx.ctx)
+}
+
+#[classifier]
+pub fn floor_udp_tc4(ctx: TcContext) -> i32 {
+    in_front_tc::<V4, true>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_udp_tc6(ctx: TcContext) -> i32 {
+    in_front_tc::<V6, true>(ctx.skb.skb)
 }
 
 #[xdp(frags)]
@@ -238,12 +276,12 @@ pub fn floor_direct_new_xdp6(ctx: XdpContext) -> u32 {
 
 #[classifier]
 pub fn floor_direct_tc4(ctx: TcContext) -> i32 {
-    in_front_tc::<V4>(ctx.skb.skb)
+    in_front_tc::<V4, false>(ctx.skb.skb)
 }
 
 #[classifier]
 pub fn floor_direct_tc6(ctx: TcContext) -> i32 {
-    in_front_tc::<V6>(ctx.skb.skb)
+    in_front_tc::<V6, false>(ctx.skb.skb)
 }
 
 #[classifier]
@@ -258,22 +296,34 @@ pub fn floor_direct_new_tc6(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub fn floor_open_tc4(ctx: TcContext) -> i32 {
-    open::<V4>(ctx.skb.skb)
+    open::<V4, false>(ctx.skb.skb)
 }
 
 #[classifier]
 pub fn floor_open_tc6(ctx: TcContext) -> i32 {
-    open::<V6>(ctx.skb.skb)
+    open::<V6, false>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_open_udp_tc4(ctx: TcContext) -> i32 {
+    open::<V4, true>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_open_udp_tc6(ctx: TcContext) -> i32 {
+    open::<V6, true>(ctx.skb.skb)
 }
 
 #[classifier]
 pub fn floor_back_tc4(ctx: TcContext) -> i32 {
-    translate::<V4>(ctx.skb.skb)
+    translate::<V4>(ctx.skb.skb);
+    TC_NEXT
 }
 
 #[classifier]
 pub fn floor_back_tc6(ctx: TcContext) -> i32 {
-    translate::<V6>(ctx.skb.skb)
+    translate::<V6>(ctx.skb.skb);
+    TC_NEXT
 }
 
 /// Katran's method: the address that is served, the last real of the connection in an LRU table or
@@ -290,7 +340,7 @@ pub fn katran_xdp4(ctx: XdpContext) -> u32 {
     if choose(&tuple, &mut entry).is_none() {
         return XDP_PASS;
     }
-    wrap_xdp::<V4>(md, entry.as_ptr())
+    wrap_xdp::<V4, false>(md, entry.as_ptr())
 }
 
 #[inline(always)]

@@ -143,6 +143,25 @@ fn each_packet_is_judged_by_its_own_source() {
     });
 }
 
+/// A router's MAC address is remembered as none of a node's; the agent raises the hop epoch when it
+/// has named another.
+#[test]
+fn a_router_that_becomes_a_node_is_seen() {
+    each_ingress(|harness, terms| {
+        set_up_front(harness, by_table(VIP, &[NEAR]));
+        harness.run(terms.hook, &terms.request(VIP)).expect("forwarded-direct");
+        let packet = next(terms);
+        for _ in 0..2 {
+            harness.run(terms.hook, &packet).expect("forwarded-direct").expect_frame(&sent(&packet));
+        }
+        harness.name_mac(Spot::Router.mac(), true);
+        harness.change_routes(|routes| routes.hop_epoch += 1);
+        for _ in 0..2 {
+            harness.run(terms.hook, &packet).expect("forwarded-direct").expect_frame(&named(&packet));
+        }
+    });
+}
+
 /// The endpoint's node, to which the node in front has sent it.
 fn set_up_home(harness: &mut Harness) {
     harness.set_up(&Setup::of(by_table(VIP, &[LOCAL])));

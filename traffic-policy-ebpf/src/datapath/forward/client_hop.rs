@@ -8,7 +8,7 @@
 //! than `hop_max_age`: the results of path MTU discovery raise no epoch.
 
 use traffic_policy_ebpf::{
-    abi::{CLIENT_HOPS, ClientHop, Flow, Hop},
+    abi::{CLIENT_HOPS, ClientHop, Hop},
     hash,
 };
 
@@ -23,19 +23,20 @@ fn place<F: Family>(client: F::Address) -> Option<*mut ClientHop<F::Address>> {
     Some(place!(mut scratch.client_hops).cast::<ClientHop<F::Address>>().wrapping_add(index))
 }
 
-/// Returns the next hop of a reply entry's packets, its index and its route epoch, if the cache has
-/// it. `now`: low half of jiffies.
+/// Returns the next hop of replies from `source` to a client, its index and its route epoch, if the
+/// cache has it. `now`: low half of jiffies.
 #[inline(always)]
 pub fn find<P: Packet, F: Family>(
     packet: P,
-    entry: *const Flow<F::Address>,
+    source: F::Address,
+    client: F::Address,
     now: u32,
 ) -> Option<(*const Hop, u16, u16)> {
-    let known = place::<F>(get!(entry.destination))?;
+    let known = place::<F>(client)?;
     let current = Current::load()?;
     let (index, epoch) = (get!(known.hop), get!(known.epoch));
-    if get!(known.destination) != get!(entry.destination)
-        || get!(known.source) != get!(entry.source)
+    if get!(known.destination) != client
+        || get!(known.source) != source
         || get!(known.ingress) != packet.ingress()
         || index == 0
         || !current.is_young(get!(known.looked_up), now)

@@ -12,13 +12,14 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
+    barrier::full_fence,
     ctx::{Packet, Skb as _, tc::Tc, xdp::Xdp},
     family::{Family, V4, V6},
     forward::{self, Forwarding, Translatable, nexthop, outer},
     lb::List,
     parse,
     verdict::Decision,
-    words::{load16, load32, store16, store32, store64},
+    words::{load64, store16, store32, store64},
 };
 
 /// The [ways][way] that a Service's packets may take; 0 if they are not to be forwarded directly,
@@ -121,7 +122,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
 /// endpoint: the next hop is not known to be a node that finds it, or the packet has come from a
 /// node in the same way. While the tables of two nodes differ it would go to and fro between them.
 #[inline(always)]
-fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
+pub fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     packet: P,
     scratch: *mut Scratch<F::Address>,
     inner: &C,
@@ -133,12 +134,8 @@ fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
         return None;
     }
     let ethernet = inner.ip() - parse::ETHERNET;
-    if P::L2 != 0 {
-        let [a, b] = load16::<6>(ethernet).to_ne_bytes();
-        let [c, d, e, f] = load32::<8>(ethernet).to_ne_bytes();
-        if nexthop::node_of(scratch, mac_key([a, b, c, d, e, f])).is_some() {
-            return None;
-        }
+    if P::L2 != 0 && is_from_node(scratch, load64::<6>(ethernet) & mac_key([0xff; 6]), get!(hop.epoch)) {
+        return None;
     }
     let (mtu, ifindex, flags) = (get!(hop.mtu), get!(hop.ifindex), get!(hop.flags));
     if inner.wire_length(packet) > mtu {
@@ -151,6 +148,25 @@ fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     forward::macs(ethernet, hop);
     F::step(inner.ip(), inner.ttl());
     Some(Decision::sent(C::outcome_of_direct(), packet.send(ifindex)))
+}
+
+/// Whether a node has sent the packet, by the source MAC address of its frame. The last address that
+/// is none of theirs, mostly a router's, is known without a look-up for as long as the hop epoch
+/// lasts, which the agent raises whenever it has changed the addresses of nodes. `epoch`: that of
+/// the packet's next hop, which was read before.
+#[inline(always)]
+fn is_from_node<A: Address>(scratch: *mut Scratch<A>, mac: u64, epoch: u32) -> bool {
+    if get!(scratch.router) == mac && get!(scratch.router_epoch) == epoch as u64 {
+        return false;
+    }
+    // The answer must not be older than the epoch under which it is kept.
+    full_fence(place!(mut scratch.router_epoch));
+    if nexthop::node_of(scratch, mac).is_some() {
+        return true;
+    }
+    set!(scratch.router = mac);
+    set!(scratch.router_epoch = epoch as u64);
+    false
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.

@@ -41,14 +41,34 @@ pub trait Family {
     fn deltas(flow: *const Self::Flow) -> (u16, u16);
     /// Returns an entry of the node towards an endpoint.
     fn towards(node: *const Self::Flow, endpoint: Self::Address) -> Self::Flow;
-    /// Writes the outer header in front of the packet at `inner`.
-    fn header(ip: usize, inner: usize, flow: *const Self::Flow);
+    /// Writes the outer header in front of the packet at `inner`, with `UDP` that of UDP behind it.
+    fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const Self::Flow);
     /// Replaces the addresses, and in IPv4 their part of the header's checksum.
     fn replace(ip: usize, flow: *const Self::Flow);
 }
 
 pub struct V4;
 pub struct V6;
+
+/// The bytes of a UDP header, or 0 without one.
+#[inline(always)]
+const fn udp<const UDP: bool>() -> u16 {
+    if UDP { 8 } else { 0 }
+}
+
+/// The protocol that an outer header names.
+#[inline(always)]
+const fn protocol<F: Family, const UDP: bool>() -> u8 {
+    if UDP { self::UDP as u8 } else { F::OUTER }
+}
+
+/// Writes the UDP header in front of a packet of `length` bytes, without a checksum.
+#[inline(always)]
+fn udp_header(l4: usize, ports: Ports, length: u16) {
+    store32::<0>(l4, ports.wire());
+    store16::<4>(l4, length.wrapping_add(8).to_be());
+    store16::<6>(l4, 0);
+}
 
 impl Family for V4 {
     type Address = Address4;
@@ -113,11 +133,12 @@ impl Family for V4 {
         unsafe { FloorFlow { destination: endpoint, ..*node } }
     }
     #[inline(always)]
-    fn header(ip: usize, inner: usize, flow: *const FloorFlow) {
+    fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const FloorFlow) {
         let (source, destination) = unsafe { ((*flow).source, (*flow).destination) };
         let first = u16::from_ne_bytes([0x45, load8::<1>(inner)]);
-        let length = u16::from_be(load16::<2>(inner)).wrapping_add(20).to_be();
-        let time_and_protocol = u16::from_ne_bytes([TTL, Self::OUTER]);
+        let packet = u16::from_be(load16::<2>(inner));
+        let length = packet.wrapping_add(20 + udp::<UDP>()).to_be();
+        let time_and_protocol = u16::from_ne_bytes([TTL, protocol::<Self, UDP>()]);
         let (from, to) = (source.wire() as u64, destination.wire() as u64);
         let words = first as u64 + length as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
         let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
@@ -129,6 +150,9 @@ impl Family for V4 {
         store16::<10>(ip, !fold(sum));
         store32::<12>(ip, source.wire());
         store32::<16>(ip, destination.wire());
+        if UDP {
+            udp_header(ip + Self::IP, unsafe { (*flow).ports }, packet);
+        }
     }
     #[inline(always)]
     fn replace(ip: usize, flow: *const FloorFlow) {
@@ -204,15 +228,19 @@ impl Family for V6 {
         unsafe { FloorFlow6 { destination: endpoint, ..*node } }
     }
     #[inline(always)]
-    fn header(ip: usize, inner: usize, flow: *const FloorFlow6) {
+    fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const FloorFlow6) {
         let (source, destination) = unsafe { ((*flow).source.wire(), (*flow).destination.wire()) };
+        let packet = u16::from_be(load16::<4>(inner)).wrapping_add(40);
         store32::<0>(ip, load32::<0>(inner));
-        store16::<4>(ip, u16::from_be(load16::<4>(inner)).wrapping_add(40).to_be());
-        store16::<6>(ip, u16::from_ne_bytes([Self::OUTER, TTL]));
+        store16::<4>(ip, packet.wrapping_add(udp::<UDP>()).to_be());
+        store16::<6>(ip, u16::from_ne_bytes([protocol::<Self, UDP>(), TTL]));
         store64::<8>(ip, source[0]);
         store64::<16>(ip, source[1]);
         store64::<24>(ip, destination[0]);
         store64::<32>(ip, destination[1]);
+        if UDP {
+            udp_header(ip + Self::IP, unsafe { (*flow).ports }, packet);
+        }
     }
     #[inline(always)]
     fn replace(ip: usize, flow: *const FloorFlow6) {

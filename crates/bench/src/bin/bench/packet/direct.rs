@@ -1,23 +1,20 @@
-//! Direct forwarding: packets that the node in front sends within outer packets, and at the
-//! endpoint's node those that it opens and those that answer them.
+//! Direct forwarding: packets that the node in front sends within outer packets, or to a MAC address
+//! as they are; at the endpoint's node those that it opens or takes, and those that answer them; and
+//! answers that come back through the node in front.
 //!
 //! Each row has a floor of its own: one look-up in a hash of the same size, and the outer header
-//! written or removed. In TC each packet is a run of its own, because the kernel puts a packet into
-//! another one only once: caches are colder there than in XDP, for the floor as well.
+//! written or removed, or the MAC addresses written. In TC each packet is a run of its own, because
+//! the kernel puts a packet into another one only once: caches are colder there than in XDP, for the
+//! floor as well.
 
-use anyhow::{Context, Result, ensure};
+mod front;
+mod home;
+
+use anyhow::{Context, Result};
 use traffic_policy_bench::{
-    BenchNode, Case, DirectFloor, Expected, Flow, Hook, Kind, Loaded, Protocol, Restored, Room, Setup,
-    Subject,
-    direct::{
-        arriving_within, at_home, endpoint_of, forget_katrans, learn, mirror, mirror_at_home, remove,
-        remove_floor, sent_within,
-    },
-    flows::{flows, frames},
-    frame::unpacked,
-    turns::{self, low},
+    BenchNode, DirectFloor, Hook, Loaded, Protocol, Restored, Room, Setup, Subject, direct::Dispatch,
 };
-use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::packet::difference;
 
 use super::{family, over_loads};
@@ -33,8 +30,10 @@ const FLOWS: u32 = 1_000;
 const NEW: [u32; 2] = [16_384, 2_048];
 /// Times that each packet of a window is sent in a run in TC.
 const PASSES: usize = 4;
-/// Largest cost of an established request in front, relative to the floor.
+/// Largest cost of an established request in front, relative to the floor: within an outer packet,
+/// and to a MAC address.
 const REQUEST: Goal = Goal::TimesAtMost(1.4);
+const BY_MAC: Goal = Goal::TimesAtMost(1.2);
 
 /// A kind of packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +41,13 @@ enum What {
     /// In front.
     Request,
     New,
+    /// A reply that comes back through it.
+    Back,
     /// The same by Katran's method, in XDP over IPv4.
     KatranRequest,
     KatranNew,
     /// At the endpoint's node.
-    Opened,
+    Arrived,
     Answer,
 }
 
@@ -54,6 +55,7 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     what: What,
+    dispatch: Dispatch,
     ipv6: bool,
     protocol: Protocol,
     hook: Hook,
@@ -64,24 +66,39 @@ impl Wanted {
         let what = match self.what {
             What::Request => "in front, request",
             What::New => "in front, first packet",
+            What::Back => "in front, reply",
             What::KatranRequest => "Katran's method, request",
             What::KatranNew => "Katran's method, first packet",
-            What::Opened => "at the endpoint's node, request",
+            What::Arrived => "at the endpoint's node, request",
             What::Answer => "at the endpoint's node, reply",
         };
-        format!("{what}, {} {}, {}", family(self.ipv6), self.protocol.name(), self.hook.name())
+        let way = match self.dispatch {
+            Dispatch::Ip => "",
+            Dispatch::Udp => " within UDP",
+            Dispatch::ByMac => " by MAC address",
+            Dispatch::Tunnel => " by tunnel",
+        };
+        format!("{what}{way}, {} {}, {}", family(self.ipv6), self.protocol.name(), self.hook.name())
     }
 
     fn is_at_home(&self) -> bool {
-        matches!(self.what, What::Opened | What::Answer)
+        matches!(self.what, What::Arrived | What::Answer)
     }
 
     fn floor(self) -> Subject {
-        let floor = match self.what {
-            What::Request | What::KatranRequest => DirectFloor::Request(self.hook),
-            What::New | What::KatranNew => DirectFloor::New(self.hook),
-            What::Opened => DirectFloor::Open,
-            What::Answer => DirectFloor::Back,
+        let hook = self.hook;
+        let floor = match (self.what, self.dispatch) {
+            (What::Request, Dispatch::Udp) => DirectFloor::Udp(hook),
+            (What::Request, Dispatch::ByMac) => DirectFloor::ByMac(hook),
+            (What::Request | What::KatranRequest, _) => DirectFloor::Request(hook),
+            (What::New, Dispatch::ByMac) => DirectFloor::NewByMac(hook),
+            (What::New | What::KatranNew, _) => DirectFloor::New(hook),
+            (What::Back, _) => DirectFloor::OpenReply,
+            (What::Arrived, Dispatch::Udp) => DirectFloor::OpenUdp,
+            (What::Arrived, Dispatch::ByMac) if hook == Hook::Xdp => DirectFloor::Deliver,
+            (What::Arrived, Dispatch::Ip | Dispatch::Tunnel) => DirectFloor::Open,
+            (What::Answer, Dispatch::Tunnel) => DirectFloor::SendBack,
+            (What::Arrived | What::Answer, _) => DirectFloor::Back,
         };
         Subject::Direct(floor, self.ipv6)
     }
@@ -92,28 +109,47 @@ impl Wanted {
             _ => Subject::Ours(self.hook),
         }
     }
+
+    fn goal(self) -> Option<Goal> {
+        match (self.what, self.dispatch) {
+            (What::Request, Dispatch::ByMac) => Some(BY_MAC),
+            (What::Request, _) => Some(REQUEST),
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     let mut all = Vec::new();
-    for what in [What::Request, What::New] {
-        for hook in [Hook::Xdp, Hook::Ingress] {
+    let (both, front) = ([Protocol::Tcp, Protocol::Udp], [Hook::Xdp, Hook::Ingress]);
+    let mut add = |what: What, dispatch: Dispatch, hooks: &[Hook], protocols: &[Protocol]| {
+        for hook in hooks {
             for ipv6 in [false, true] {
-                for protocol in [Protocol::Tcp, Protocol::Udp] {
-                    all.push(Wanted { what, ipv6, protocol, hook });
+                for protocol in protocols {
+                    all.push(Wanted { what, dispatch, ipv6, protocol: *protocol, hook: *hook });
                 }
             }
         }
+    };
+    // What is inside makes no difference to what is outside: both protocols only within IP.
+    let tcp = &both[..1];
+    add(What::Request, Dispatch::Ip, &front, &both);
+    for dispatch in [Dispatch::Udp, Dispatch::ByMac, Dispatch::Tunnel] {
+        add(What::Request, dispatch, &front, tcp);
     }
+    add(What::New, Dispatch::Ip, &front, &both);
+    add(What::New, Dispatch::ByMac, &front, tcp);
+    add(What::Back, Dispatch::Tunnel, &[Hook::Ingress], tcp);
+    add(What::Arrived, Dispatch::Ip, &[Hook::Ingress], &both);
+    for dispatch in [Dispatch::Udp, Dispatch::Tunnel] {
+        add(What::Arrived, dispatch, &[Hook::Ingress], tcp);
+    }
+    add(What::Arrived, Dispatch::ByMac, &front, tcp);
+    add(What::Answer, Dispatch::Ip, &[Hook::Egress], &both);
+    add(What::Answer, Dispatch::Tunnel, &[Hook::Egress], tcp);
+    let (dispatch, ipv6, protocol, hook) = (Dispatch::Ip, false, Protocol::Tcp, Hook::Xdp);
     for what in [What::KatranRequest, What::KatranNew] {
-        all.push(Wanted { what, ipv6: false, protocol: Protocol::Tcp, hook: Hook::Xdp });
-    }
-    for (what, hook) in [(What::Opened, Hook::Ingress), (What::Answer, Hook::Egress)] {
-        for ipv6 in [false, true] {
-            for protocol in [Protocol::Tcp, Protocol::Udp] {
-                all.push(Wanted { what, ipv6, protocol, hook });
-            }
-        }
+        all.push(Wanted { what, dispatch, ipv6, protocol, hook });
     }
     // Runs of single packets count no instructions: the kernel reports their nanoseconds.
     all.retain(|row| !effort.counted || row.hook == Hook::Xdp);
@@ -140,7 +176,10 @@ pub(super) fn measure(
             let all = over_loads(effort.loads(), &rows, load, costs)?;
             let row = |(row, [floor, own]): (&Wanted, [Vec<f64>; 2])| {
                 let own = Row::new(GROUP, &row.name(), Unit::Nanoseconds, &own).beside("its floor", &floor);
-                if row.what == What::Request { own.goal(REQUEST) } else { own }
+                match row.goal() {
+                    Some(goal) => own.goal(goal),
+                    None => own,
+                }
             };
             Ok(rows.iter().zip(all).map(row).collect())
         })?;
@@ -162,82 +201,26 @@ fn costs(loaded: &mut Loaded, row: Wanted, effort: Effort) -> Result<[Vec<f64>; 
     let rounds = effort.rounds_of(effort.loads());
     loaded.feeder.clear();
     match row.what {
-        What::Request | What::KatranRequest => {
-            let flows = open(loaded, row)?;
-            let costs = requests(loaded, row, &flows, effort, rounds)?;
-            // The next row begins as this one did.
-            remove(loaded, &flows)?;
-            remove_floor(loaded, &flows)?;
-            if row.what == What::KatranRequest {
-                forget_katrans(loaded, &flows)?;
-            }
-            Ok(costs)
-        }
-        What::New | What::KatranNew => first_packets(loaded, row, rounds),
-        What::Opened | What::Answer => at_the_endpoint(loaded, row, rounds),
+        What::Request | What::KatranRequest => front::requests(loaded, row, effort, rounds),
+        What::New | What::KatranNew => front::first_packets(loaded, row, rounds),
+        What::Back => front::replies(loaded, row, rounds),
+        What::Arrived | What::Answer => home::costs(loaded, row, effort, rounds),
     }
-}
-
-/// Opens flows in front, and gives the floor the same ones.
-fn open(loaded: &mut Loaded, row: Wanted) -> Result<Vec<Flow>> {
-    let mut flows = flows(row.ipv6, row.protocol, FLOWS);
-    for kind in [Kind::Opening, Kind::Request] {
-        let window = loaded.feeder.place(&frames(&flows, kind)?)?;
-        loaded.run_to(Hook::Xdp, window, window.len, Outcome::ForwardedDirect).context("opening flows")?;
-    }
-    loaded.feeder.clear();
-    learn(loaded, &mut flows)?;
-    mirror(loaded, &flows)?;
-    Ok(flows)
-}
-
-fn requests(
-    loaded: &mut Loaded,
-    row: Wanted,
-    flows: &[Flow],
-    effort: Effort,
-    rounds: usize,
-) -> Result<[Vec<f64>; 2]> {
-    let requests = frames(flows, Kind::Request)?;
-    let window = loaded.feeder.place(&requests)?;
-    let first = unpacked(&requests[0]);
-    if row.hook == Hook::Xdp {
-        let case = |subject, flow: &Flow| -> Result<Case> {
-            let expected = Expected { verdict: Verdict::Send, frame: sent_within(&first, flow)? };
-            Ok(Case { subject, window, outcome: Outcome::ForwardedDirect, expected })
-        };
-        let mut own = flows[0];
-        if row.what == What::KatranRequest {
-            // It chooses by a hash of its own, and keeps what it chose.
-            loaded.run(Subject::Katran, window, window.len)?;
-            let took = loaded.run(Subject::Katran, window, 1)?;
-            own.endpoint.set_ip(endpoint_of(loaded, &first, &took.packet, &own)?);
-        }
-        return turns::costs(
-            loaded,
-            rounds,
-            effort.packets,
-            &[case(row.floor(), &flows[0])?, case(row.subject(), &own)?],
-        );
-    }
-    let sent: Vec<_> = requests.iter().map(unpacked).collect();
-    let last = sent_within(&sent[sent.len() - 1], &flows[flows.len() - 1])?;
-    each(loaded, row, rounds, &sent, Outcome::ForwardedDirect, &last)
 }
 
 /// Measures packets of open flows, each in a run of its own; `last` is the expected form of the
-/// last one.
+/// last one, by the floor and by the subject.
 fn each(
     loaded: &mut Loaded,
     row: Wanted,
     rounds: usize,
     sent: &[Vec<u8>],
     outcome: Outcome,
-    last: &[u8],
+    last: &[Vec<u8>; 2],
 ) -> Result<[Vec<f64>; 2]> {
     let mut runs = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
-        for (runs, subject) in runs.iter_mut().zip([row.floor(), row.subject()]) {
+        for ((runs, subject), last) in runs.iter_mut().zip([row.floor(), row.subject()]).zip(last) {
             let (mut empty, mut all) = (Vec::new(), Vec::new());
             for _ in 0..PASSES {
                 empty.extend(loaded.run_each(Subject::Empty(row.hook), sent, None)?.0);
@@ -265,73 +248,4 @@ fn as_expected(subject: Subject, expected: &[u8], packet: &[u8]) -> Result<()> {
         None => Ok(()),
         Some(difference) => anyhow::bail!("{subject:?}: the packet is wrong:\n{difference}"),
     }
-}
-
-fn first_packets(loaded: &mut Loaded, row: Wanted, rounds: usize) -> Result<[Vec<f64>; 2]> {
-    let number = NEW[usize::from(row.hook != Hook::Xdp)];
-    let flows = flows(row.ipv6, row.protocol, number);
-    let packets = frames(&flows, Kind::Opening)?;
-    let sent: Vec<_> = packets.iter().map(unpacked).collect();
-    let window = loaded.feeder.place(&packets)?;
-    let last = flows[flows.len() - 1];
-    let frame = &sent[sent.len() - 1];
-    let mut runs = [Vec::new(), Vec::new()];
-    for _ in 0..rounds {
-        for (runs, subject) in runs.iter_mut().zip([row.floor(), row.subject()]) {
-            let outcome = Outcome::ForwardedDirect;
-            let (cost, packet) = if row.hook == Hook::Xdp {
-                let mut empty = Vec::new();
-                for _ in 0..3 {
-                    empty.push(loaded.run(Subject::Empty(row.hook), window, window.len)?.on_average);
-                }
-                let took = match subject {
-                    Subject::Ours(hook) => loaded.run_to(hook, window, window.len, outcome)?,
-                    _ => loaded.run(subject, window, window.len)?,
-                };
-                (took.on_average - low(empty), took.packet)
-            } else {
-                let (empty, _) = loaded.run_each(Subject::Empty(row.hook), &sent, None)?;
-                let (times, took) = loaded.run_each(subject, &sent, Some(outcome))?;
-                (middle(times) - middle(empty), took.packet)
-            };
-            runs.push(cost);
-            let endpoint =
-                endpoint_of(loaded, frame, &packet, &last).with_context(|| format!("{subject:?}"))?;
-            match subject {
-                Subject::Ours(_) => {
-                    let mut made = flows.clone();
-                    learn(loaded, &mut made)?;
-                    ensure!(made[made.len() - 1].endpoint.ip() == endpoint, "a flow leads elsewhere");
-                    remove(loaded, &flows)?;
-                }
-                Subject::Katran => forget_katrans(loaded, &flows)?,
-                _ => remove_floor(loaded, &flows)?,
-            }
-        }
-    }
-    Ok(runs)
-}
-
-fn at_the_endpoint(loaded: &mut Loaded, row: Wanted, rounds: usize) -> Result<[Vec<f64>; 2]> {
-    let flows = at_home(&flows(row.ipv6, row.protocol, FLOWS));
-    mirror_at_home(loaded, &flows)?;
-    let opened = |kind| -> Result<Vec<Vec<u8>>> {
-        let inner = frames(&flows, kind)?;
-        inner.iter().zip(&flows).map(|(inner, flow)| arriving_within(&unpacked(inner), flow)).collect()
-    };
-    let answers = |kind| -> Result<Vec<Vec<u8>>> { Ok(frames(&flows, kind)?.iter().map(unpacked).collect()) };
-    let (home, back) = (Subject::Ours(Hook::Ingress), Subject::Ours(Hook::Egress));
-    loaded.run_each(home, &opened(Kind::Opening)?, Some(Outcome::Delivered)).context("opening flows")?;
-    loaded.run_each(back, &answers(Kind::Answer)?, Some(Outcome::RepliedLocal)).context("answering")?;
-    loaded.run_each(home, &opened(Kind::Request)?, Some(Outcome::Delivered)).context("confirming flows")?;
-    let last = flows[flows.len() - 1];
-    let (sent, outcome, kind, translated) = if row.what == What::Opened {
-        let flow = Flow { frontend: last.endpoint, ..last };
-        (opened(Kind::Request)?, Outcome::Delivered, Kind::Request, flow)
-    } else {
-        let flow = Flow { endpoint: last.frontend, ..last };
-        (answers(Kind::Reply)?, Outcome::RepliedLocal, Kind::Reply, flow)
-    };
-    let expected = unpacked(&frames(&[translated], kind)?[0]);
-    each(loaded, row, rounds, &sent, outcome, &expected)
 }

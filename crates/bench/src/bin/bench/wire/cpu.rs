@@ -1,6 +1,6 @@
 //! Assignment of CPUs: one for the flood, the others for everything else.
 
-use std::{fs, io, thread::available_parallelism};
+use std::{fs, io, thread::available_parallelism, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use nix::{
@@ -28,6 +28,13 @@ pub(crate) fn run_first(thread: i32) -> Result<()> {
     let result = unsafe { libc::sched_setscheduler(thread, libc::SCHED_FIFO, &raw const parameters) };
     ensure!(result == 0, "making a thread urgent failed: {}", io::Error::last_os_error());
     Ok(())
+}
+
+/// Returns the CPU time of a thread, which sleeps, so that it is complete.
+pub(crate) fn spent(thread: i32) -> Result<Duration> {
+    let text = fs::read_to_string(format!("/proc/{thread}/schedstat")).context("no CPU time of a thread")?;
+    let nanoseconds = text.split_whitespace().next().context("an empty schedstat")?;
+    Ok(Duration::from_nanos(nanoseconds.parse()?))
 }
 
 /// Keeps a thread (0: the calling one) off a CPU, if there is another one.

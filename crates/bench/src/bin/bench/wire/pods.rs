@@ -38,8 +38,18 @@ fn measure_all(
     report: &mut Report,
     mut measure: impl FnMut(&[Subject], &mut Traffic) -> Result<Vec<Row>>,
 ) -> Result<()> {
+    let Some((subjects, mut traffic)) = start(wanted, group, report)? else { return Ok(()) };
+    report.measure(|| Ok(only(wanted, measure(&subjects, &mut traffic)?)))
+}
+
+/// Starts subjects, without those that cannot be started; `None` if no row is wanted.
+fn start(
+    wanted: &[(Kind, Vec<String>)],
+    group: &str,
+    report: &mut Report,
+) -> Result<Option<(Vec<Subject>, Traffic)>> {
     if wanted.iter().all(|(_, names)| names.is_empty()) {
-        return Ok(());
+        return Ok(None);
     }
     let mut traffic = Traffic::load(cpu::busy()?)?;
     let mut subjects = Vec::new();
@@ -49,11 +59,13 @@ fn measure_all(
             Err(error) => names.iter().for_each(|name| report.skip(group, name, format!("{error:#}"))),
         }
     }
-    report.measure(|| {
-        let mut rows = measure(&subjects, &mut traffic)?;
-        rows.retain(|row| wanted.iter().any(|(_, names)| names.contains(&row.name)));
-        Ok(rows)
-    })
+    Ok(Some((subjects, traffic)))
+}
+
+/// Returns the rows that are wanted.
+fn only(wanted: &[(Kind, Vec<String>)], mut rows: Vec<Row>) -> Vec<Row> {
+    rows.retain(|row| wanted.iter().any(|(_, names)| names.contains(&row.name)));
+    rows
 }
 
 /// Sends packets of open flows, with an answer to each if `flags` has [`sink::ECHO`].

@@ -16,9 +16,9 @@ use traffic_policy_testing::netns::Namespace;
 
 use super::cpu::{run_first, stay};
 
-/// Gives a device's receiver a thread that stays on this CPU. The device must have a receiver: GRO,
-/// or an XDP program.
-pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Result<()> {
+/// Gives a device's receiver a thread that stays on this CPU, and returns its number; none if it
+/// had one before. The device must have a receiver: GRO, or an XDP program.
+pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Result<Vec<i32>> {
     let before = threads(device)?;
     let changed = namespace
         .run(|| -> Result<bool> {
@@ -36,12 +36,13 @@ pub(crate) fn receive_on(namespace: &Namespace, device: &str, cpu: usize) -> Res
         })
         .with_context(|| format!("a thread for what {device} receives"))?;
     if !changed {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let made: Vec<_> = threads(device)?.difference(&before).copied().collect();
     ensure!(!made.is_empty(), "no thread receives for {device}");
     // Like an interrupt, it preempts the sender.
-    made.into_iter().try_for_each(|thread| stay(thread, cpu).and_then(|()| run_first(thread)))
+    made.iter().try_for_each(|thread| stay(*thread, cpu).and_then(|()| run_first(*thread)))?;
+    Ok(made)
 }
 
 /// Returns the receiver threads of all devices of this name.

@@ -1,15 +1,21 @@
 //! Direct forwarding beside SNAT: requests to a node port, to a pod of another node, whose answers
 //! go to the client past the node in front, or through it.
+//!
+//! Two figures of the same round trips. On one CPU: the rate, which is that of all work of both
+//! nodes. In front: the round trips for each second of CPU time of the node in front alone, which is
+//! its capacity where the pod's node is another machine.
 
-use anyhow::{Context, Result};
-use traffic_policy_bench_ebpf::traffic::sink;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use traffic_policy_bench_ebpf::traffic::{Arrived, sink};
 
 use super::{
-    super::generator::{Send, Traffic},
-    flood, measure_all, rates,
-};
-use super::{
-    FLOWS,
+    super::{
+        cpu::spent,
+        generator::{Send, Traffic},
+    },
+    FLOWS, flood, only, rates, start,
     subject::{Kind, Subject},
 };
 use crate::{
@@ -18,12 +24,21 @@ use crate::{
 };
 
 const GROUP: &str = "direct, wire";
-/// Round trips of direct forwarding relative to those of SNAT.
+/// Round trips of direct forwarding for each second of CPU time in front, relative to those of
+/// SNAT.
 const GOAL: Goal = Goal::TimesAtLeast(1.6);
 const FRONTS: [&str; 2] = ["xdp", "tc"];
+/// Packets of a run in which the CPU time of the node in front is measured.
+const PACKETS: u32 = 100_000;
+/// CPU time that a packet takes at the least, to receive it and to send it.
+const LEAST: Duration = Duration::from_nanos(50);
 
 fn name(kind: Kind) -> String {
     format!("requests and replies, {kind}")
+}
+
+fn name_in_front(kind: Kind) -> String {
+    format!("round trips for a CPU-second in front, {kind}")
 }
 
 pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
@@ -33,7 +48,8 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let mut wanted = Vec::new();
     for front in FRONTS {
         for kind in [Kind::Snat(front), Kind::Direct(front)] {
-            let names: Vec<_> = [name(kind)].into_iter().filter(|name| report.wants(GROUP, name)).collect();
+            let names = [name(kind), name_in_front(kind)];
+            let names: Vec<_> = names.into_iter().filter(|name| report.wants(GROUP, name)).collect();
             wanted.push((kind, names));
         }
     }
@@ -45,25 +61,93 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     };
     let fronts: Vec<_> = FRONTS.into_iter().filter(|front| is_wanted(front)).collect();
     wanted.retain(|(kind, _)| matches!(kind, Kind::Snat(of) | Kind::Direct(of) if fronts.contains(of)));
-    measure_all(&wanted, GROUP, report, |subjects, traffic| {
-        for subject in subjects {
-            open(subject, traffic).with_context(|| format!("opening flows of {}", subject.kind))?;
+    let Some((subjects, mut traffic)) = start(&wanted, GROUP, report)? else { return Ok(()) };
+    for subject in &subjects {
+        open(subject, &mut traffic).with_context(|| format!("opening flows of {}", subject.kind))?;
+    }
+    let all: Vec<_> = subjects.iter().collect();
+    let is_wanted =
+        |name: fn(Kind) -> String| wanted.iter().any(|(kind, names)| names.contains(&name(*kind)));
+    let mut results = Vec::new();
+    if is_wanted(name) {
+        results.push(report.measure(|| {
+            let runs = rates(&all, &mut traffic, effort, Send::Requests, sink::ECHO)?;
+            Ok(only(&wanted, beside_snat(&all, &runs, name, None)))
+        }));
+    }
+    // This part is last: it changes how a node receives.
+    if is_wanted(name_in_front) {
+        let mut threads = Vec::new();
+        for subject in &subjects {
+            let own = subject.fixture.receive_in_threads(traffic.cpu);
+            threads.push(own.with_context(|| format!("threads of {}", subject.kind))?);
         }
-        let all: Vec<_> = subjects.iter().collect();
-        let rates = rates(&all, traffic, effort, Send::Requests, sink::ECHO)?;
-        let of = |wanted: Kind| subjects.iter().zip(&rates).find(|(subject, _)| subject.kind == wanted);
-        let mut rows = Vec::new();
-        for (subject, runs) in subjects.iter().zip(&rates) {
-            let row = Row::new(GROUP, &name(subject.kind), Unit::Mpps, runs);
-            rows.push(match subject.kind {
-                Kind::Direct(front) if let Some((_, snat)) = of(Kind::Snat(front)) => {
-                    row.beside("SNAT", snat).goal(GOAL)
-                }
-                _ => row,
-            });
+        results.push(report.measure(|| {
+            let runs = in_front(&all, &threads, &mut traffic, effort)?;
+            Ok(only(&wanted, beside_snat(&all, &runs, name_in_front, Some(GOAL))))
+        }));
+    }
+    results.into_iter().collect()
+}
+
+/// Makes the rows of these runs, those of direct forwarding beside those of SNAT.
+fn beside_snat(
+    subjects: &[&Subject],
+    all: &[Vec<f64>],
+    name: fn(Kind) -> String,
+    goal: Option<Goal>,
+) -> Vec<Row> {
+    let of = |wanted: Kind| subjects.iter().zip(all).find(|(subject, _)| subject.kind == wanted);
+    let row = |(subject, runs): (&&Subject, &Vec<f64>)| {
+        let row = Row::new(GROUP, &name(subject.kind), Unit::Mpps, runs);
+        match (subject.kind, goal) {
+            (Kind::Direct(front), goal) if let Some((_, snat)) = of(Kind::Snat(front)) => {
+                let row = row.beside("SNAT", snat);
+                if let Some(goal) = goal { row.goal(goal) } else { row }
+            }
+            _ => row,
         }
-        Ok(rows)
-    })
+    };
+    subjects.iter().zip(all).map(row).collect()
+}
+
+/// Returns the round trips of each subject in each of several interleaved runs, in millions for
+/// each second of CPU time of the node in front, of which these are the threads.
+fn in_front(
+    subjects: &[&Subject],
+    threads: &[Vec<i32>],
+    traffic: &mut Traffic,
+    effort: Effort,
+) -> Result<Vec<Vec<f64>>> {
+    let mut rates = vec![Vec::new(); subjects.len()];
+    for _ in 0..effort.rounds {
+        for ((subject, rates), threads) in subjects.iter().zip(&mut rates).zip(threads) {
+            flood(subject, traffic, Send::Requests, sink::ECHO, 2 * FLOWS)?;
+            let before = spent_by(threads)?;
+            let run = flood(subject, traffic, Send::Requests, sink::ECHO, PACKETS)?;
+            let took = spent_by(threads)? - before;
+            let arrived = run.counts.of(Arrived::Reply);
+            ensure!(
+                run.counts.of(Arrived::Wrong) == 0 && arrived * 100 >= run.sent * 95,
+                "{}: {} packets sent, but arrived: {:?}",
+                subject.kind,
+                run.sent,
+                run.counts
+            );
+            ensure!(
+                took >= LEAST * run.sent as u32,
+                "{}: {took:?} of CPU time for {} packets: others have done the work of the node in front",
+                subject.kind,
+                run.sent
+            );
+            rates.push(arrived as f64 / took.as_secs_f64() / 1e6);
+        }
+    }
+    Ok(rates)
+}
+
+fn spent_by(threads: &[i32]) -> Result<Duration> {
+    threads.iter().map(|thread| spent(*thread)).sum()
 }
 
 /// Opens flows, and sees that both directions arrive as they should.

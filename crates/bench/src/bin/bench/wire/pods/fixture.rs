@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use traffic_policy_bench::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_testing::{
     lab::Folder,
@@ -17,7 +17,10 @@ use traffic_policy_testing::{
     netns::{Namespace, Owned},
 };
 
-use super::super::fixture::{CLIENTS, DOWNLINK, END, ENDPOINTS, NODE, SENDERS, UPLINK};
+use super::super::{
+    fixture::{CLIENTS, DOWNLINK, END, ENDPOINTS, NODE, SENDERS, UPLINK},
+    threaded::receive_on,
+};
 
 /// The client's second device, and the host side of the pod's.
 pub(super) const BACK: &str = "back";
@@ -57,6 +60,25 @@ struct End<'a> {
 }
 
 impl PodTestbed {
+    /// Gives the receiver of each device a thread on this CPU, so that the CPU time of one node can
+    /// be told from that of the others; returns those of the node in front. A receiver without a
+    /// thread would do its work in that of the device that has sent to it.
+    pub(super) fn receive_in_threads(&self, cpu: usize) -> Result<Vec<i32>> {
+        let Self { client, front, home, pod, .. } = self;
+        let others: [(&Namespace, &[&str]); 3] =
+            [(client, &[END, BACK]), (home, &[UPLINK, DOWNLINK, HOST_SIDE]), (pod, &[UPLINK])];
+        for (namespace, devices) in others {
+            for device in devices {
+                receive_on(namespace, device, cpu)?;
+            }
+        }
+        let front = front.as_ref().context("no node is in front")?;
+        let mut threads = receive_on(front, UPLINK, cpu)?;
+        threads.extend(receive_on(front, DOWNLINK, cpu)?);
+        ensure!(threads.len() == 2, "{} threads receive for two devices", threads.len());
+        Ok(threads)
+    }
+
     /// Builds the fixture; `name` is that of the subject, short and unique.
     pub(super) fn build(name: &str, of_another_node: bool) -> Result<Self> {
         let id = format!("tp-{}-pods-{name}", std::process::id());

@@ -1,0 +1,65 @@
+//! What the endpoint's node does: requests that it opens, or that came as they are, and replies,
+//! which go to the client or back to the node in front.
+
+use anyhow::{Context, Result};
+use traffic_policy_bench::{
+    Case, Expected, Flow, Hook, Kind, Loaded, Subject,
+    direct::{
+        Dispatch, at_home, mirror_at_home,
+        packets::{arriving_within, reply_within},
+    },
+    flows::{flows, frames},
+    frame::unpacked,
+    turns,
+};
+use traffic_policy_ebpf::outcome::{Outcome, Verdict};
+
+use super::{FLOWS, Wanted, What, each};
+use crate::Effort;
+
+/// Measures packets of open flows.
+pub(super) fn costs(
+    loaded: &mut Loaded,
+    row: Wanted,
+    effort: Effort,
+    rounds: usize,
+) -> Result<[Vec<f64>; 2]> {
+    let flows = at_home(&flows(row.ipv6, row.protocol, FLOWS));
+    mirror_at_home(loaded, &flows)?;
+    // No flow begins by MAC address here: the endpoint's node would choose as the node in front.
+    let way = if row.dispatch == Dispatch::ByMac { Dispatch::Ip } else { row.dispatch };
+    let opened = |kind, dispatch| -> Result<Vec<Vec<u8>>> {
+        let inner = frames(&flows, kind)?;
+        let each = inner.iter().zip(&flows);
+        each.map(|(inner, flow)| arriving_within(&unpacked(inner), flow, dispatch)).collect()
+    };
+    let answers = |kind| -> Result<Vec<Vec<u8>>> { Ok(frames(&flows, kind)?.iter().map(unpacked).collect()) };
+    let (home, back) = (Subject::Ours(Hook::Ingress), Subject::Ours(Hook::Egress));
+    let answered = if way == Dispatch::Tunnel { Outcome::RepliedToFront } else { Outcome::RepliedLocal };
+    loaded.run_each(home, &opened(Kind::Opening, way)?, Some(Outcome::Delivered)).context("opening flows")?;
+    loaded.run_each(back, &answers(Kind::Answer)?, Some(answered)).context("answering")?;
+    loaded
+        .run_each(home, &opened(Kind::Request, way)?, Some(Outcome::Delivered))
+        .context("confirming flows")?;
+    let last = flows[flows.len() - 1];
+    let frame_of = |flow: Flow, kind| -> Result<Vec<u8>> { Ok(unpacked(&frames(&[flow], kind)?[0])) };
+    if row.what == What::Answer {
+        let translated = frame_of(Flow { endpoint: last.frontend, ..last }, Kind::Reply)?;
+        let expected =
+            if way == Dispatch::Tunnel { reply_within(&translated, &last)?[0].clone() } else { translated };
+        let right = [expected.clone(), expected];
+        return each(loaded, row, rounds, &answers(Kind::Reply)?, answered, &right);
+    }
+    let translated = |flow: Flow| frame_of(Flow { frontend: flow.endpoint, ..flow }, Kind::Request);
+    if row.hook == Hook::Xdp {
+        let window = loaded.feeder.place(&frames(&flows, Kind::Request)?)?;
+        let expected = Expected { verdict: Verdict::Pass, frame: translated(flows[0])? };
+        let case = |subject| {
+            let expected = expected.clone();
+            Case { subject, window, outcome: Outcome::Delivered, expected }
+        };
+        return turns::costs(loaded, rounds, effort.packets, &[case(row.floor()), case(row.subject())]);
+    }
+    let right = [translated(last)?, translated(last)?];
+    each(loaded, row, rounds, &opened(Kind::Request, row.dispatch)?, Outcome::Delivered, &right)
+}
