@@ -45,7 +45,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     };
     let fronts: Vec<_> = FRONTS.into_iter().filter(|front| is_wanted(front)).collect();
     wanted.retain(|(kind, _)| matches!(kind, Kind::Snat(of) | Kind::Direct(of) if fronts.contains(of)));
-    measure_all(&wanted, GROUP, report, |subjects, traffic| {
+    measure_all(&wanted, GROUP, true, report, |subjects, traffic| {
         for subject in subjects {
             open(subject, traffic).with_context(|| format!("opening flows of {}", subject.kind))?;
         }
