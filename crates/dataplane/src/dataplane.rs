@@ -54,7 +54,7 @@ pub use self::{
     },
     clock::monotonic,
     config::{Config, IdleTimes, SourceCheck, Written},
-    conntrack_windows::is_strict as is_conntrack_strict,
+    conntrack_windows::{is_strict as is_conntrack_strict, obstacle as conntrack_obstacle},
     counters::Counter,
     devices::{DevicePrograms, Lost, pinned_devices},
     gc::{

@@ -2,6 +2,7 @@
 //! namespace.
 
 mod multipath;
+mod netkit;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, RawFd};

@@ -5,6 +5,8 @@
 mod both_ways;
 mod changes;
 mod left_to_the_stack;
+mod netkit;
+mod read_only;
 mod rules;
 
 use std::fs;

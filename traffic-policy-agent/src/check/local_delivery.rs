@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::Result;
-use traffic_policy_dataplane::{is_conntrack_strict, judged_pods};
+use traffic_policy_dataplane::{conntrack_obstacle, is_conntrack_strict, judged_pods};
 
 use super::{Finding, ipsec};
 
@@ -29,7 +29,7 @@ impl Facts {
 #[must_use]
 pub fn obstacle() -> Option<String> {
     match ipsec::policies() {
-        Ok(0) => None,
+        Ok(0) => conntrack_obstacle(),
         Ok(policies) => Some(format!("{policies} IPsec policies (ip xfrm policy) would be passed by")),
         Err(error) => Some(format!("whether there are IPsec policies cannot be read: {error:#}")),
     }
@@ -41,7 +41,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         return vec![Finding::warning(
             PROBE,
             format!("--local-delivery direct has no effect: {obstacle}"),
-            "--local-delivery stack, or remove the policies",
+            "--local-delivery stack, or remove what is in the way",
         )];
     }
     let mut findings = Vec::new();

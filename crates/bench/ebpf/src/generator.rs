@@ -66,8 +66,13 @@ pub fn generate(ctx: XdpContext) -> u32 {
         store64::<56>(data, template[7]);
         store64::<64>(data, template[8]);
         store64::<72>(data, template[9]);
-        store32::<26>(data, client);
-        store16::<34>(data, port);
+        if (*generator).to_clients != 0 {
+            store32::<30>(data, client);
+            store16::<36>(data, port);
+        } else {
+            store32::<26>(data, client);
+            store16::<34>(data, port);
+        }
         store16::<24>(data, !checksum::fold((*generator).ip_sum + word_sum(client)));
         let sum = !checksum::fold((*generator).l4_sum + word_sum(client) + port as u64);
         if (*generator).sum_at == UDP_SUM {

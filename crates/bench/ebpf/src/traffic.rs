@@ -24,7 +24,7 @@ pub const ENDPOINT_SEQUENCE: u32 = 7_000;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
-    /// A packet whose source address and port are 0, and whose checksums are not used.
+    /// A packet in which the client's address and port are 0, and whose checksums are not used.
     pub template: [u64; FRAME_WORDS],
     /// Sum of the words of the IP header; `l4_sum` is that of the segment or datagram with its
     /// pseudo header.
@@ -41,6 +41,8 @@ pub struct Generator {
     pub burst_length: u32,
     /// Offset of the checksum of TCP or UDP in the frame.
     pub sum_at: u32,
+    /// Not 0: the packets are those of an endpoint to its clients, which are their destinations.
+    pub to_clients: u64,
     /// Nanoseconds from one burst to the next; 0 means without a pause.
     pub interval: u64,
     /// Time at which the next burst is due.

@@ -8,7 +8,11 @@
 //! <https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_conntrack_proto_tcp.c>
 //! (`tcp_in_window`, `nf_conntrack_tcp_packet`)
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, OpenOptions},
+    io,
+    path::Path,
+};
 
 use traffic_policy_ebpf::abi::RuntimeConfig;
 
@@ -43,6 +47,12 @@ pub fn is_strict() -> bool {
     matches!(read(Path::new(FOLDER), LIBERAL), Ok(Some(0)))
 }
 
+/// Returns why [`prepare`] would fail, as far as that is seen without a change.
+#[must_use]
+pub fn obstacle() -> Option<String> {
+    obstacle_in(Path::new(FOLDER))
+}
+
 /// The values that were changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changed {
@@ -50,23 +60,57 @@ struct Changed {
     unacknowledged: Option<u32>,
 }
 
-fn prepare_in(folder: &Path, note: impl FnOnce(Changed)) -> Result<(), String> {
-    let failed = |name: &str, error: &io::Error| {
-        format!("{name} cannot be set ({error}): set it to 1, or let the agent write /proc/sys/net")
-    };
-    let mut changed = Changed::default();
-    let liberal = read(folder, LIBERAL).map_err(|error| failed(LIBERAL, &error))?;
-    if liberal == Some(0) {
-        write(folder, LIBERAL, 1).map_err(|error| failed(LIBERAL, &error))?;
-        changed.strict = Some(());
+/// A sysctl that is to be changed.
+struct Change {
+    name: &'static str,
+    from: u32,
+    to: u32,
+}
+
+impl Change {
+    fn failed(&self, error: &io::Error) -> String {
+        failed(self.name, error, &format!("set it to {}", self.to))
     }
-    let times = read(folder, ESTABLISHED).and_then(|all| Ok((all, read(folder, UNACKNOWLEDGED)?)));
-    if let (Some(established), Some(unacknowledged)) =
-        times.map_err(|error| failed(UNACKNOWLEDGED, &error))?
-        && unacknowledged < established
+}
+
+fn failed(name: &str, error: &io::Error, remedy: &str) -> String {
+    format!("{name} cannot be set ({error}): {remedy}, or let the agent write /proc/sys/net")
+}
+
+/// Returns what is to be changed, in this order. The error says what cannot be read.
+fn changes(folder: &Path) -> Result<Vec<Change>, String> {
+    let read = |name| read(folder, name).map_err(|error| failed(name, &error, "make it readable"));
+    let mut changes = Vec::new();
+    if let Some(0) = read(LIBERAL)? {
+        changes.push(Change { name: LIBERAL, from: 0, to: 1 });
+    }
+    if let (Some(to), Some(from)) = (read(ESTABLISHED)?, read(UNACKNOWLEDGED)?)
+        && from < to
     {
-        write(folder, UNACKNOWLEDGED, established).map_err(|error| failed(UNACKNOWLEDGED, &error))?;
-        changed.unacknowledged = Some(unacknowledged);
+        changes.push(Change { name: UNACKNOWLEDGED, from, to });
+    }
+    Ok(changes)
+}
+
+fn obstacle_in(folder: &Path) -> Option<String> {
+    let changes = match changes(folder) {
+        Ok(changes) => changes,
+        Err(error) => return Some(error),
+    };
+    // What is opened, and not written, is not changed.
+    let open = |change: &Change| OpenOptions::new().write(true).open(folder.join(change.name));
+    changes.iter().find_map(|change| open(change).err().map(|error| change.failed(&error)))
+}
+
+fn prepare_in(folder: &Path, note: impl FnOnce(Changed)) -> Result<(), String> {
+    let mut changed = Changed::default();
+    for change in changes(folder)? {
+        write(folder, change.name, change.to).map_err(|error| change.failed(&error))?;
+        if change.name == LIBERAL {
+            changed.strict = Some(());
+        } else {
+            changed.unacknowledged = Some(change.from);
+        }
     }
     note(changed);
     Ok(())
@@ -139,5 +183,12 @@ mod tests {
         fs::create_dir(folder.path().join(LIBERAL)).unwrap();
         let said = prepare_in(folder.path(), |_| ()).unwrap_err();
         assert!(said.starts_with("nf_conntrack_tcp_be_liberal cannot be set"), "{said}");
+        assert_eq!(obstacle_in(folder.path()), Some(said));
+        fs::remove_dir(folder.path().join(LIBERAL)).unwrap();
+        for value in [0, 1] {
+            write(folder.path(), LIBERAL, value).unwrap();
+            assert_eq!(obstacle_in(folder.path()), None);
+            assert_eq!(read(folder.path(), LIBERAL).unwrap(), Some(value), "nothing is written");
+        }
     }
 }

@@ -46,14 +46,11 @@ fn switched_off_and_on() {
 }
 
 /// Replaces the pod's device by another one with the same addresses, as if the pod had been
-/// recreated.
-fn replace_pod(scene: &Scene) {
+/// recreated. `make` makes the pair: the device of this name, and the pod's eth0.
+pub(super) fn replace_pod(scene: &Scene, make: impl FnOnce(&str)) {
     let (node, pod) = (scene.node(), scene.node().pod(1));
-    let (old, namespace) = (scene.pod_device(), pod.netns().path());
-    scene.ip(&format!(
-        "link del {old}\nlink add vethnew type veth peer name eth0 netns {}\nlink set vethnew up\n",
-        namespace.display()
-    ));
+    scene.ip(&format!("link del {}\n", scene.pod_device()));
+    make("vethnew");
     let gateway = |family| match node.pod_network.of(family) {
         // The gateway is the first address of the network of the node's pods.
         std::net::IpAddr::V4(network) => std::net::IpAddr::from((u32::from(network) + 1).to_be_bytes()),
@@ -73,6 +70,15 @@ fn replace_pod(scene: &Scene) {
     pod.netns().feed("ip", &["-batch", "-"], &inside).unwrap();
 }
 
+/// Makes a routed pair of veth devices between the node and the pod.
+fn veth(scene: &Scene, name: &str) {
+    let namespace = scene.node().pod(1).netns().path();
+    scene.ip(&format!(
+        "link add {name} type veth peer name eth0 netns {}\nlink set {name} up\n",
+        namespace.display()
+    ));
+}
+
 fn another_pod_with_the_same_address(killed: bool) {
     let Some(mut scene) = Scene::start(Cni::Kindnet, "tc", DIRECT) else { return };
     let socket = scene.datagrams(scene.at(Family::V4));
@@ -83,7 +89,7 @@ fn another_pod_with_the_same_address(killed: bool) {
     if killed {
         scene.agent.kill().unwrap();
     }
-    replace_pod(&scene);
+    replace_pod(&scene, |name| veth(&scene, name));
     // Without an agent, until what was learned is old: five seconds.
     until("an answer of the new pod", PATIENCE, || is_answered(&socket));
     let mut stream = scene.connect(scene.at(Family::V4));

@@ -139,3 +139,32 @@ fn devices_without_another_end() {
     ask(&mut stream);
     assert!(scene.ask_often(&mut stream)[0] >= MOST);
 }
+
+/// A port of another master than a bridge, as of Open vSwitch: nothing is attached to it. VRF
+/// stands for all of them; most kernels of distributions have it.
+#[test]
+fn a_port_of_another_master() {
+    let flags = [DIRECT, &["--pod-services", "on"]].concat();
+    let Some(scene) = Scene::start(Cni::Kindnet, "tc", &flags) else { return };
+    let (device, pod) = (scene.pod_device(), scene.node().pod(1).netns());
+    let master = "link add vrf0 type vrf table 10\nlink set vrf0 up\n";
+    if scene.node().netns().feed("ip", &["-batch", "-"], master).is_err() {
+        skipped("local_delivery::left_to_the_stack::a_port_of_another_master", "the kernel has no VRF");
+        return;
+    }
+    scene.ip(&format!(
+        "link add port0 type veth peer name port0 netns {}\nlink set port0 master vrf0\nlink set port0 up\n",
+        pod.path().display()
+    ));
+    let status = || scene.agent.json(&["status"]).unwrap();
+    let reason = "its master vrf0 is no bridge of the kernel";
+    for (of, list) in [("local_delivery", "by_stack"), ("pod_services", "unserved")] {
+        until("the reason in status", PATIENCE, || {
+            status()[of][list]["port0"].as_str().is_some_and(|said| said.contains(reason))
+        });
+    }
+    assert_found(&scene, &format!("port0: {reason}"));
+    let attached = scene.node().netns().attached("port0").unwrap();
+    assert_eq!((attached.ingress, attached.egress), (0, 0));
+    assert_eq!(status()["local_delivery"]["direct"], serde_json::json!([device]));
+}

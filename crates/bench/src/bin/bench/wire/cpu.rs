@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use nix::{
     libc,
     sched::{CpuSet, sched_setaffinity},
+    time::{ClockId, clock_gettime},
     unistd::Pid,
 };
 
@@ -57,4 +58,42 @@ pub(crate) fn keep_process_off(process: u32, busy: usize) -> Result<()> {
         keep_off(thread?.file_name().to_string_lossy().parse()?, busy)?;
     }
     Ok(())
+}
+
+/// The time of processors that this process has had so far, with all that the kernel has done
+/// within it, and the thread to which the kernel leaves packets of a CPU that are too many
+/// (ksoftirqd). Other processes that run there as well do not count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spent {
+    late: i32,
+    total: Duration,
+}
+
+impl Spent {
+    /// Returns the time so far, with that CPU's thread.
+    pub(crate) fn on(cpu: usize) -> Result<Self> {
+        let name = format!("ksoftirqd/{cpu}");
+        for process in fs::read_dir("/proc")? {
+            let path = process?.path();
+            // A process may have ended meanwhile.
+            let is_it = fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+            if is_it && let Some(number) = path.file_name().and_then(|name| name.to_str()?.parse().ok()) {
+                return Self { late: number, total: Duration::ZERO }.now();
+            }
+        }
+        anyhow::bail!("there is no {name}")
+    }
+
+    fn now(self) -> Result<Self> {
+        let own = Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?);
+        // The first number: nanoseconds.
+        let late = fs::read_to_string(format!("/proc/{}/schedstat", self.late))?;
+        let late = late.split(' ').next().unwrap_or_default().parse()?;
+        Ok(Self { total: own + Duration::from_nanos(late), ..self })
+    }
+
+    /// Returns the time since then.
+    pub(crate) fn since(self) -> Result<Duration> {
+        Ok(self.now()?.total.saturating_sub(self.total))
+    }
 }

@@ -16,7 +16,7 @@ use aya::{
 };
 use traffic_policy_bench::{
     fixture::MAC,
-    frame::{Content, frame},
+    frame::{Content, frame, packed, unpacked},
     object,
 };
 use traffic_policy_bench_ebpf::{
@@ -25,7 +25,10 @@ use traffic_policy_bench_ebpf::{
 };
 use traffic_policy_dataplane::{ToWire, load_programs, xdp_md};
 use traffic_policy_ebpf::abi::{Address, Address4, Port, Tuple};
-use traffic_policy_testing::{netlink::index, netns::Namespace};
+use traffic_policy_testing::{
+    netlink::{Mac, index},
+    netns::Namespace,
+};
 
 use super::{
     cpu::stay,
@@ -55,6 +58,9 @@ pub(crate) enum Send {
     Openings,
     Requests,
     Datagrams,
+    /// Datagrams of the endpoint to its clients, as answers to theirs, with these MAC addresses:
+    /// source, destination.
+    Replies([Mac; 2]),
 }
 
 /// The programs at both ends of the wire, and the floor.
@@ -154,9 +160,13 @@ impl Traffic {
         let content = match send {
             Send::Openings => Content::Syn,
             Send::Requests => Content::Ack,
-            Send::Datagrams => Content::Datagram,
+            Send::Datagrams | Send::Replies(_) => Content::Datagram,
         };
-        self.generator.set(0, generator(destination, content, count)?, 0)?;
+        let packets = match send {
+            Send::Replies(macs) => replies(macs, (later(ENDPOINTS, 1), TARGET_PORT), content, count)?,
+            _ => generator(destination, content, count)?,
+        };
+        self.generator.set(0, packets, 0)?;
         let all = Ipv4Addr::BROADCAST;
         let (source, source_mask) = match to {
             Path4::NodePort => (NODE, all),
@@ -194,8 +204,13 @@ impl Traffic {
     /// Runs this number of turns: sends packets without a pause, or at the set pace. Then waits
     /// until no more packets arrive, and returns the counts.
     pub(crate) fn flood(&mut self, client: &Namespace, turns: u32) -> Result<Run> {
+        self.flood_by(client, END, turns)
+    }
+
+    /// Floods as [`Self::flood`] does, by this device.
+    pub(crate) fn flood_by(&mut self, namespace: &Namespace, device: &str, turns: u32) -> Result<Run> {
         let before = self.begin(turns)?;
-        client.run(|| self.send(turns))?;
+        namespace.run(|| self.send_by(device, turns))?;
         let ended = self.generator.get(&0, 0)?.ended;
         let mut seen = self.counts()?;
         loop {
@@ -268,8 +283,12 @@ impl Traffic {
     /// Runs this number of turns on the flood's CPU. It is to be called in a thread of its own in
     /// the clients' namespace.
     pub(crate) fn send(&self, turns: u32) -> Result<()> {
+        self.send_by(END, turns)
+    }
+
+    fn send_by(&self, device: &str, turns: u32) -> Result<()> {
         stay(0, self.cpu)?;
-        let device = index(END)?;
+        let device = index(device)?;
         let context = xdp_md(FRAME_LENGTH as u32, device);
         let options = TestRunOptions {
             data_in: Some(&[0; FRAME_LENGTH]),
@@ -305,9 +324,23 @@ pub(crate) fn later(address: Ipv4Addr, number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(address) + number)
 }
 
+/// Returns the packets of clients to one destination.
 fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Result<Generator> {
     let template = frame((Ipv4Addr::UNSPECIFIED, 0).into(), destination.into(), content)?;
-    let mut bytes: Vec<u8> = template.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    Ok(packets(unpacked(&template), destination.0, content, count))
+}
+
+/// Returns the packets of an endpoint to its clients.
+fn replies([from, to]: [Mac; 2], source: (Ipv4Addr, u16), content: Content, count: u32) -> Result<Generator> {
+    let mut bytes = unpacked(&frame(source.into(), (Ipv4Addr::UNSPECIFIED, 0).into(), content)?);
+    bytes[..6].copy_from_slice(&to);
+    bytes[6..12].copy_from_slice(&from);
+    Ok(Generator { to_clients: 1, ..packets(bytes, source.0, content, count) })
+}
+
+/// Returns the packets that are made of a frame without a client. `other`: its only address.
+fn packets(mut bytes: Vec<u8>, other: Ipv4Addr, content: Content, count: u32) -> Generator {
+    let template = packed(&bytes);
     bytes[24..26].fill(0);
     let (protocol, sum_at) = if content == Content::Datagram { (17, UDP_SUM) } else { (6, TCP_SUM) };
     bytes[sum_at as usize..][..2].fill(0);
@@ -315,16 +348,13 @@ fn generator(destination: (Ipv4Addr, u16), content: Content, count: u32) -> Resu
         bytes.chunks_exact(2).map(|word| u64::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
     };
     let segment = (FRAME_LENGTH - 34) as u16;
-    Ok(Generator {
+    Generator {
         template,
         ip_sum: sum(&bytes[14..34]),
-        l4_sum: sum(&bytes[34..])
-            + destination.0.to_wire().sum()
-            + sum(&[0, protocol])
-            + sum(&segment.to_be_bytes()),
+        l4_sum: sum(&bytes[34..]) + other.to_wire().sum() + sum(&[0, protocol]) + sum(&segment.to_be_bytes()),
         sum_at,
         client: u32::from(later(SENDERS, 1)),
         count,
         ..Generator::default()
-    })
+    }
 }

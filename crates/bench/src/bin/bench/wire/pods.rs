@@ -1,5 +1,6 @@
 //! Round trips to a pod: requests from clients through one or two nodes to a pod, whose answers
-//! come back. Everything happens on one CPU, so the rate is that of all work for both directions.
+//! come back. Everything happens on one CPU, so the rate is that of all work for both directions,
+//! for each second of that CPU's time: what else runs there does not count.
 
 mod direct;
 mod fixture;
@@ -11,7 +12,8 @@ use traffic_policy_bench_ebpf::traffic::{Arrived, sink};
 
 use self::subject::{Kind, Subject};
 use super::{
-    cpu,
+    cpu::{self, Spent},
+    fixture::UPLINK,
     generator::{Run, Send, Traffic},
 };
 use crate::{
@@ -31,10 +33,12 @@ pub(crate) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     local_delivery::measure(effort, report)
 }
 
-/// Starts subjects, and measures the rows of those that could be started.
+/// Starts subjects, for floods or for sockets, and measures the rows of those that could be
+/// started.
 fn measure_all(
     wanted: &[(Kind, Vec<String>)],
     group: &str,
+    floods: bool,
     report: &mut Report,
     mut measure: impl FnMut(&[Subject], &mut Traffic) -> Result<Vec<Row>>,
 ) -> Result<()> {
@@ -54,7 +58,7 @@ fn start(
     let mut traffic = Traffic::load(cpu::busy()?)?;
     let mut subjects = Vec::new();
     for (kind, names) in wanted {
-        match Subject::start(*kind, &mut traffic) {
+        match Subject::start(*kind, floods, &mut traffic) {
             Ok(subject) => subjects.push(subject),
             Err(error) => names.iter().for_each(|name| report.skip(group, name, format!("{error:#}"))),
         }
@@ -71,11 +75,14 @@ fn only(wanted: &[(Kind, Vec<String>)], mut rows: Vec<Row>) -> Vec<Row> {
 /// Sends packets of open flows, with an answer to each if `flags` has [`sink::ECHO`].
 fn flood(subject: &Subject, traffic: &mut Traffic, send: Send, flags: u32, packets: u32) -> Result<Run> {
     traffic.aim(subject.kind.path(), send, FLOWS, flags)?;
-    traffic.flood(&subject.fixture.client, packets)
+    match send {
+        Send::Replies(_) => traffic.flood_by(&subject.fixture.pod, UPLINK, packets),
+        _ => traffic.flood(&subject.fixture.client, packets),
+    }
 }
 
-/// Returns the rate of each subject in each of several interleaved runs, in millions a second:
-/// answers, or requests where none is answered.
+/// Returns the rate of each subject in each of several interleaved runs, in millions a second of a
+/// CPU: answers, or requests where none is answered.
 fn rates(
     subjects: &[&Subject],
     traffic: &mut Traffic,
@@ -83,11 +90,15 @@ fn rates(
     send: Send,
     flags: u32,
 ) -> Result<Vec<Vec<f64>>> {
-    let counted = if flags & sink::ECHO == 0 { Arrived::Request } else { Arrived::Reply };
+    let answered = flags & sink::ECHO != 0 || matches!(send, Send::Replies(_));
+    let counted = if answered { Arrived::Reply } else { Arrived::Request };
+    let asked = if let Send::Replies(_) = send { Send::Datagrams } else { send };
     let mut once = |subject: &Subject, packets: u32| -> Result<f64> {
         // The way into a pod is forgotten where it has had no answer for five seconds.
-        flood(subject, traffic, send, sink::ECHO, 2 * FLOWS)?;
+        flood(subject, traffic, asked, sink::ECHO, 2 * FLOWS)?;
+        let spent = Spent::on(traffic.cpu)?;
         let run = flood(subject, traffic, send, flags, packets)?;
+        let spent = spent.since()?;
         let arrived = run.counts.of(counted);
         ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
         ensure!(
@@ -97,7 +108,7 @@ fn rates(
             run.sent,
             run.counts
         );
-        Ok(arrived as f64 / run.took.as_secs_f64() / 1e6)
+        Ok(arrived as f64 / spent.as_secs_f64() / 1e6)
     };
     let mut packets = Vec::new();
     for subject in subjects {

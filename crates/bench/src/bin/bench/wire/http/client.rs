@@ -34,6 +34,17 @@ impl Client {
         repeat(window, || self.ask(&mut stream))
     }
 
+    /// Asks on several connections at once, again when all of them have answered, and returns the
+    /// number of answers.
+    pub(in super::super) fn keep_asking_on(&self, connections: usize, window: Duration) -> Result<usize> {
+        let mut streams = (0..connections).map(|_| self.connect()).collect::<Result<Vec<_>>>()?;
+        let rounds = repeat(window, || {
+            streams.iter_mut().try_for_each(|stream| self.send(stream))?;
+            streams.iter_mut().try_for_each(receive)
+        })?;
+        Ok(rounds.len() * connections)
+    }
+
     /// Returns the durations of answers, each on a connection of its own, including the time to
     /// open it.
     pub(super) fn keep_connecting(&self, window: Duration) -> Result<Vec<Duration>> {
@@ -57,19 +68,28 @@ impl Client {
     }
 
     fn ask(&self, stream: &mut TcpStream) -> Result<()> {
-        stream.write_all(self.request.as_bytes())?;
-        let mut answer = [0; 1024];
-        let mut length = 0;
-        loop {
-            match stream.read(&mut answer[length..]).context("reading an answer")? {
-                0 => bail!("the connection ended within an answer"),
-                read => length += read,
-            }
-            let Some(head) = answer[..length].windows(4).position(|end| end == b"\r\n\r\n") else { continue };
-            ensure!(answer.starts_with(b"HTTP/1.1 200 "), "another answer than 200");
-            if length == head + 4 + BODY.len() {
-                return Ok(());
-            }
+        self.send(stream)?;
+        receive(stream)
+    }
+
+    fn send(&self, stream: &mut TcpStream) -> Result<()> {
+        Ok(stream.write_all(self.request.as_bytes())?)
+    }
+}
+
+/// Reads an answer.
+fn receive(stream: &mut TcpStream) -> Result<()> {
+    let mut answer = [0; 1024];
+    let mut length = 0;
+    loop {
+        match stream.read(&mut answer[length..]).context("reading an answer")? {
+            0 => bail!("the connection ended within an answer"),
+            read => length += read,
+        }
+        let Some(head) = answer[..length].windows(4).position(|end| end == b"\r\n\r\n") else { continue };
+        ensure!(answer.starts_with(b"HTTP/1.1 200 "), "another answer than 200");
+        if length == head + 4 + BODY.len() {
+            return Ok(());
         }
     }
 }

@@ -11,7 +11,7 @@ use socket2::{Domain, Socket, Type};
 use traffic_policy_testing::netns::Namespace;
 
 /// Number of connections that are served at once.
-const THREADS: usize = 2;
+pub(in super::super) const THREADS: usize = 8;
 pub(super) const BODY: [u8; 256] = [b'.'; 256];
 
 pub(in super::super) struct Server {

@@ -61,7 +61,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     };
     let fronts: Vec<_> = FRONTS.into_iter().filter(|front| is_wanted(front)).collect();
     wanted.retain(|(kind, _)| matches!(kind, Kind::Snat(of) | Kind::Direct(of) if fronts.contains(of)));
-    let Some((subjects, mut traffic)) = start(&wanted, GROUP, report)? else { return Ok(()) };
+    let Some((subjects, mut traffic)) = start(&wanted, GROUP, true, report)? else { return Ok(()) };
     for subject in &subjects {
         open(subject, &mut traffic).with_context(|| format!("opening flows of {}", subject.kind))?;
     }

@@ -39,8 +39,8 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// The main routing table (RT_TABLE_MAIN).
 const MAIN: u32 = 254;
 
-const HOST_SIDE_MAC: Mac = [2, 0, 0, 0, 2, 1];
-const POD_MAC: Mac = [2, 0, 0, 0, 2, 2];
+pub(super) const HOST_SIDE_MAC: Mac = [2, 0, 0, 0, 2, 1];
+pub(super) const POD_MAC: Mac = [2, 0, 0, 0, 2, 2];
 
 pub(super) struct PodTestbed {
     pub(super) client: Owned,
@@ -79,8 +79,9 @@ impl PodTestbed {
         Ok(threads)
     }
 
-    /// Builds the fixture; `name` is that of the subject, short and unique.
-    pub(super) fn build(name: &str, of_another_node: bool) -> Result<Self> {
+    /// Builds the fixture; `name` is that of the subject, short and unique. `floods`: for the
+    /// generator, else for sockets.
+    pub(super) fn build(name: &str, of_another_node: bool, floods: bool) -> Result<Self> {
         let id = format!("tp-{}-pods-{name}", std::process::id());
         let create = |what: &str| Namespace::create(&format!("{id}-{what}"));
         let fixture = Self {
@@ -98,15 +99,18 @@ impl PodTestbed {
         connect(
             &End { namespace: asked, device: UPLINK, mac: MAC, addresses: &[NODE] },
             &End { namespace: client, device: END, mac: ROUTER_MAC, addresses: &CLIENTS },
+            floods,
         )?;
         let back = if let Some(front) = front {
             connect(
                 &End { namespace: front, device: DOWNLINK, mac: [2, 0, 0, 0, 1, 1], addresses: &[FRONT] },
                 &End { namespace: home, device: UPLINK, mac: [2, 0, 0, 0, 1, 2], addresses: &[HOME] },
+                floods,
             )?;
             connect(
                 &End { namespace: home, device: DOWNLINK, mac: [2, 0, 0, 0, 3, 1], addresses: &[HOME_BACK] },
                 &End { namespace: client, device: BACK, mac: [2, 0, 0, 0, 3, 2], addresses: &[CLIENT_BACK] },
+                floods,
             )?;
             front.netlink(async |net| {
                 net.route(SENDERS.into(), 16, CLIENTS[0].into()).await?;
@@ -116,7 +120,7 @@ impl PodTestbed {
         } else {
             CLIENTS[0]
         };
-        connect_pod(home, pod)?;
+        connect_pod(home, pod, floods)?;
         // For HTTP without a Service.
         client.netlink(async |net| net.route(POD_SERVER.into(), 32, NODE.into()).await)?;
         home.netlink(async |net| net.route(SENDERS.into(), 16, back.into()).await)?;
@@ -133,7 +137,7 @@ impl PodTestbed {
 }
 
 /// Makes a pair of devices whose ends know each other.
-fn connect(one: &End<'_>, other: &End<'_>) -> Result<()> {
+fn connect(one: &End<'_>, other: &End<'_>, floods: bool) -> Result<()> {
     let end = |end: &End<'_>| -> (Mac, Vec<IpAddr>) {
         (end.mac, end.addresses.iter().copied().map(IpAddr::from).collect())
     };
@@ -152,13 +156,18 @@ fn connect(one: &End<'_>, other: &End<'_>) -> Result<()> {
             }
             Ok(())
         })?;
-        plain(own.namespace, own.device)?;
+        if floods {
+            plain(own.namespace, own.device)?;
+        } else {
+            // As a network card has it.
+            own.namespace.set_gro(own.device, true)?;
+        }
     }
     Ok(())
 }
 
-/// Makes the pod's device, which the node routes to.
-fn connect_pod(home: &Namespace, pod: &Namespace) -> Result<()> {
+/// Makes the pod's device, which the node routes to; for sockets as the kernel makes it.
+fn connect_pod(home: &Namespace, pod: &Namespace, floods: bool) -> Result<()> {
     home.netlink(async |net| {
         let here = VethEnd { name: HOST_SIDE, mac: Some(HOST_SIDE_MAC), mtu: None };
         let there = VethEnd { name: UPLINK, mac: Some(POD_MAC), mtu: None };
@@ -176,8 +185,11 @@ fn connect_pod(home: &Namespace, pod: &Namespace) -> Result<()> {
         net.neighbour(UPLINK, GATEWAY.into(), HOST_SIDE_MAC).await?;
         net.route_on_link(Ipv4Addr::UNSPECIFIED.into(), 0, GATEWAY.into(), UPLINK).await
     })?;
-    plain(home, HOST_SIDE)?;
-    plain(pod, UPLINK)
+    if floods {
+        plain(home, HOST_SIDE)?;
+        plain(pod, UPLINK)?;
+    }
+    Ok(())
 }
 
 /// Frames of the generator have no checksum to be finished, and all others must be treated alike.

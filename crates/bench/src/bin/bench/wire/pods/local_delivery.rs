@@ -4,18 +4,21 @@
 use std::{net::SocketAddr, thread::sleep, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use traffic_policy_bench_ebpf::traffic::sink;
+use traffic_policy_bench_ebpf::traffic::{Arrived, sink};
 
 use super::{
     super::{
-        cpu::stay,
+        cpu::{Spent, stay},
         fixture::NODE,
         generator::{Send, TARGET_PORT, Traffic},
-        http::{client::Client, server::Server},
+        http::{
+            client::Client,
+            server::{Server, THREADS},
+        },
         services::HTTP_NODE_PORT,
     },
     FLOWS, all_answered,
-    fixture::POD_SERVER,
+    fixture::{HOST_SIDE_MAC, POD_MAC, POD_SERVER},
     flood, measure_all, rates,
     subject::{Kind, Subject},
 };
@@ -30,29 +33,43 @@ const UDP_BEGINS: Duration = Duration::from_millis(2_300);
 /// Duration of a run of HTTP requests.
 const WINDOW: Duration = Duration::from_millis(200);
 
+/// Names of rows have this number.
+const _: () = assert!(THREADS == 8);
+
+/// What the pod sends.
+const REPLIES: Send = Send::Replies([POD_MAC, HOST_SIDE_MAC]);
+
 /// The kinds of packets that are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
+    /// Requests to the pod, none of which is answered.
+    ToPod,
+    /// Replies of the pod to requests from before.
+    FromPod,
     RoundTrips,
-    Requests,
+    /// Requests on one connection, and on [`THREADS`].
     Http,
+    HttpTogether,
 }
 
 impl What {
     fn name(self, kind: Kind) -> String {
         let what = match self {
+            Self::ToPod => "UDP, to the pod",
+            Self::FromPod => "UDP, from the pod",
             Self::RoundTrips => "UDP, requests and replies",
-            Self::Requests => "UDP, requests alone",
-            Self::Http => "HTTP, one CPU",
+            Self::Http => "HTTP, a connection",
+            Self::HttpTogether => "HTTP, 8 connections",
         };
         format!("{what}, {kind}")
     }
 
     fn kinds(self) -> Vec<Kind> {
-        let protocol = if self == Self::Http { "tcp" } else { "udp" };
-        let mut kinds = vec![Kind::Past(false), Kind::Stack(false)];
-        if self != Self::Requests {
-            kinds.extend([Kind::Past(true), Kind::Stack(true), Kind::Router]);
+        let protocol = if matches!(self, Self::Http | Self::HttpTogether) { "tcp" } else { "udp" };
+        let mut kinds = vec![Kind::Past(false), Kind::Stack(false), Kind::Past(true), Kind::Stack(true)];
+        kinds.push(Kind::Router);
+        if self != Self::FromPod {
+            // The ports that masquerading has chosen are not known here.
             kinds.extend([Kind::Nftables(protocol), Kind::Iptables(protocol)]);
         }
         kinds
@@ -61,9 +78,9 @@ impl What {
     /// Returns the goal of a subject, relative to the stack.
     fn goal(self, kind: Kind) -> Option<Goal> {
         match (self, kind) {
-            (Self::RoundTrips, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.8)),
-            (Self::RoundTrips, Kind::Past(true)) => Some(Goal::TimesAtLeast(2.5)),
-            (Self::Http, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.12)),
+            (Self::ToPod, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.8)),
+            (Self::ToPod, Kind::Past(true)) => Some(Goal::TimesAtLeast(2.5)),
+            (Self::HttpTogether, Kind::Past(false)) => Some(Goal::TimesAtLeast(1.12)),
             _ => None,
         }
     }
@@ -74,7 +91,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
         return Ok(());
     }
     // Those of one list have the same subjects.
-    for whats in [&[What::RoundTrips, What::Requests][..], &[What::Http]] {
+    for whats in [&[What::ToPod, What::FromPod, What::RoundTrips][..], &[What::Http, What::HttpTogether]] {
         let mut wanted: Vec<(Kind, Vec<String>)> = Vec::new();
         for what in whats {
             for kind in what.kinds() {
@@ -95,7 +112,8 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
             "local delivery, topology",
             "clients – veth – node – veth – pod, routed; client, node and pod on one CPU",
         );
-        measure_all(&wanted, GROUP, report, |subjects, traffic| {
+        let floods = !whats.contains(&What::Http);
+        measure_all(&wanted, GROUP, floods, report, |subjects, traffic| {
             rows(whats, &wanted, subjects, traffic, effort)
         })?;
     }
@@ -120,15 +138,21 @@ fn rows(
         let of = |kind: Kind| subjects.iter().find(|subject| subject.kind == kind);
         let those: Vec<_> = kinds.into_iter().filter_map(of).collect();
         let figures = match what {
+            What::ToPod => {
+                open(&those, traffic)?;
+                rates(&those, traffic, effort, Send::Datagrams, 0)?
+            }
+            What::FromPod => {
+                open(&those, traffic)?;
+                replies_arrive(&those, traffic)?;
+                rates(&those, traffic, effort, REPLIES, 0)?
+            }
             What::RoundTrips => {
                 open(&those, traffic)?;
                 rates(&those, traffic, effort, Send::Datagrams, sink::ECHO)?
             }
-            What::Requests => {
-                open(&those, traffic)?;
-                rates(&those, traffic, effort, Send::Datagrams, 0)?
-            }
-            What::Http => http(&those, traffic, effort)?,
+            What::Http => http(&those, 1, traffic.cpu, effort)?,
+            What::HttpTogether => http(&those, THREADS, traffic.cpu, effort)?,
         };
         rows.extend(as_rows(*what, &those, &figures));
     }
@@ -136,7 +160,7 @@ fn rows(
 }
 
 fn as_rows(what: What, subjects: &[&Subject], figures: &[Vec<f64>]) -> Vec<Row> {
-    let unit = if what == What::Http { Unit::PerSecond } else { Unit::Mpps };
+    let unit = if matches!(what, What::Http | What::HttpTogether) { Unit::PerSecond } else { Unit::Mpps };
     let stack = |rules: bool| {
         let found = subjects.iter().zip(figures).find(|(subject, _)| subject.kind == Kind::Stack(rules));
         found.map(|(_, runs)| runs)
@@ -178,12 +202,19 @@ fn open(subjects: &[&Subject], traffic: &mut Traffic) -> Result<()> {
     Ok(())
 }
 
-/// Measures requests a second on one kept connection, with the client, the node and the server on
-/// one CPU.
-fn http(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<Vec<Vec<f64>>> {
-    let cpu = traffic.cpu;
-    // Until the sinks know what is theirs, they take everything.
-    traffic.aim(Kind::Router.path(), Send::Requests, FLOWS, 0)?;
+/// Sees that what the pod sends arrives as it should.
+fn replies_arrive(subjects: &[&Subject], traffic: &mut Traffic) -> Result<()> {
+    for subject in subjects {
+        let run = flood(subject, traffic, REPLIES, sink::VERIFY, FLOWS)?;
+        let arrived = run.counts.of(Arrived::Reply);
+        ensure!(arrived == u64::from(FLOWS), "{}: {FLOWS} replies sent: {:?}", subject.kind, run.counts);
+    }
+    Ok(())
+}
+
+/// Measures requests for each second of a CPU on kept connections, with the client, the node and
+/// the server on one CPU.
+fn http(subjects: &[&Subject], connections: usize, cpu: usize, effort: Effort) -> Result<Vec<Vec<f64>>> {
     let mut servers = Vec::new();
     for subject in subjects {
         let address = SocketAddr::from((POD_SERVER, TARGET_PORT));
@@ -196,13 +227,15 @@ fn http(subjects: &[&Subject], traffic: &mut Traffic, effort: Effort) -> Result<
                 Kind::Router => SocketAddr::from((POD_SERVER, TARGET_PORT)),
                 _ => SocketAddr::from((NODE, HTTP_NODE_PORT)),
             };
+            let spent = Spent::on(cpu)?;
             let answers = subject.fixture.client.run(|| -> Result<_> {
                 stay(0, cpu)?;
-                Client::new(to).keep_asking(WINDOW)
+                Client::new(to).keep_asking_on(connections, WINDOW)
             });
-            let answers = answers.with_context(|| format!("HTTP, {}", subject.kind))?.len();
+            let spent = spent.since()?;
+            let answers = answers.with_context(|| format!("HTTP, {}", subject.kind))?;
             ensure!(answers >= 100, "{}: only {answers} answers in {WINDOW:?}", subject.kind);
-            rates.push(answers as f64 / WINDOW.as_secs_f64());
+            rates.push(answers as f64 / spent.as_secs_f64());
         }
     }
     Ok(rates)

@@ -13,7 +13,7 @@ use traffic_policy_testing::{
 use super::{
     super::{
         cpu::keep_process_off,
-        fixture::{DOWNLINK, END, NODE},
+        fixture::{DOWNLINK, END, NODE, UPLINK},
         generator::{NODE_PORT, Path4, Traffic},
         plan::SERVICES,
         rules,
@@ -120,14 +120,18 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn start(kind: Kind, traffic: &mut Traffic) -> Result<Self> {
+    /// Starts a subject. `floods`: with the sinks at both ends. Sockets have none: at the client's
+    /// end XDP would copy each packet, whatever the way that it came.
+    pub(super) fn start(kind: Kind, floods: bool, traffic: &mut Traffic) -> Result<Self> {
         let of_another_node = matches!(kind, Kind::Direct(_) | Kind::Snat(_));
-        let fixture = PodTestbed::build(&kind.short(), of_another_node)?;
-        traffic.attach("sink_xdp", &fixture.client, END)?;
-        if of_another_node {
-            traffic.attach("sink_xdp", &fixture.client, BACK)?;
+        let fixture = PodTestbed::build(&kind.short(), of_another_node, floods)?;
+        if floods {
+            traffic.attach("sink_xdp", &fixture.client, END)?;
+            if of_another_node {
+                traffic.attach("sink_xdp", &fixture.client, BACK)?;
+            }
+            traffic.attach_pod(&fixture.pod, UPLINK)?;
         }
-        traffic.attach_pod(&fixture.pod, "eth0")?;
         let mut subject = Self { kind, agents: Vec::new(), fixture };
         subject.prepare(traffic.cpu).with_context(|| format!("preparing {kind}"))?;
         Ok(subject)
