@@ -13,13 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
-use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::object::{Backend, Manifests, Policy, node};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Answer, Faults, Ledger, Outcome, Server};
 use traffic_policy_testing::tun::{TunEnd, TunWire};
@@ -164,18 +163,7 @@ impl Tunnels {
         for (name, policy, port, backends) in services {
             self.manifests.apply(&Cluster::node_port(name, policy, port.number()), backends)?;
         }
-        let addresses =
-            Family::BOTH.map(|family| json!({"type": "InternalIP", "address": NODE_WIRE.of(family)}));
-        let networks =
-            Family::BOTH.map(|family| format!("{}/{}", POD_HERE.network().of(family), family.prefix()));
-        let node = json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": "node-1"},
-            "spec": {"podCIDR": networks[0], "podCIDRs": networks},
-            "status": {"addresses": addresses},
-        });
-        self.manifests.write("nodes", &[node])
+        self.manifests.write("nodes", &[node::of_both_families("node-1", &NODE_WIRE, &POD_HERE.network())])
     }
 
     pub fn agent(&self, attach: &str, devices: &[&str]) -> AgentBuilder {
