@@ -56,9 +56,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// Builds the whole workspace and its integration tests into [`folder`], for a target that
 /// [`setup::ensure_for`] has prepared, or without one for this machine. The build is not optimised,
 /// as with `cargo test`. Returns the test programs by their names.
-///
-/// # Errors
-/// The build failed; the error has the compiler's output.
 pub(crate) fn test_programs(target: Option<&Target>) -> Result<Vec<(String, PathBuf)>> {
     let name = target.map_or("this machine", |target| target.triple);
     let (mut programs, mut tests) = (workspace(), cargo::cargo());

@@ -101,9 +101,6 @@ struct Workshop {
 
 impl Workshop {
     /// Installs the programs that are needed, and fetches the kernels.
-    ///
-    /// # Errors
-    /// A program is missing, or a kernel cannot be fetched.
     fn open(arch: Arch, wanted: &[Wanted]) -> Result<Self> {
         let programs = [
             (arch.qemu(), arch.qemu_package()),
@@ -148,9 +145,6 @@ impl Workshop {
     }
 
     /// Makes the root disk with the agent, the files that tests use, and these programs.
-    ///
-    /// # Errors
-    /// A file cannot be copied.
     fn root(&self, built: &Built, programs: impl IntoIterator<Item = PathBuf>) -> Result<Root> {
         println!("vm: making the root disk …");
         let mut programs: Vec<PathBuf> = programs.into_iter().collect();
@@ -164,9 +158,6 @@ impl Workshop {
     }
 
     /// Makes the root disk with everything that was built for the machines' architecture.
-    ///
-    /// # Errors
-    /// The build failed, or a file cannot be copied.
     fn root_with_all(&self) -> Result<(Root, Built)> {
         let built = Built::all(self.arch)?;
         let suites = built.suites.iter().map(|(_, path)| path.clone());

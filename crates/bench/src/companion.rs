@@ -37,9 +37,6 @@ enum PacketPath {
 
 impl Companion {
     /// Makes a companion that shares the packet path of `loaded`.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn sharing(loaded: &Loaded, fixture: &BenchNode, hook: Hook) -> Result<Self> {
         let mut feeder = Box::new(Feeder::load(fixture.ifindex, &loaded.setup.room)?);
         feeder.keep_ready(fixture.idle[1])?;
@@ -48,9 +45,6 @@ impl Companion {
     }
 
     /// Makes a companion with a packet path and maps of its own, prepared by `prepare`.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn apart(
         fixture: &BenchNode,
         setup: Setup,
@@ -79,9 +73,6 @@ impl Companion {
     /// Does work while another CPU has packets of this window, `packets` per run, again and again.
     /// `work` begins when the first run is over. Returns the runs except for the first and the last
     /// one, and the number of all packets.
-    ///
-    /// # Errors
-    /// Those of `work`, and what the kernel refuses.
     pub fn during<T>(
         &mut self,
         cpu: usize,
@@ -117,9 +108,6 @@ impl Companion {
 
 /// Returns a CPU of this process that the calling thread, which stays on one, does not use; `None`
 /// if there is no other.
-///
-/// # Errors
-/// The kernel does not report the CPUs.
 pub fn other_cpu() -> Result<Option<usize>> {
     let (all, own) = (sched_getaffinity(getpid())?, sched_getaffinity(gettid())?);
     let set = |cpus: &CpuSet, cpu: usize| cpus.is_set(cpu).unwrap_or(false);

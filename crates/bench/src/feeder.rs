@@ -121,9 +121,6 @@ pub struct Feeder {
 
 impl Feeder {
     /// Loads the feed; packets will arrive on the device `ifindex` of this network namespace.
-    ///
-    /// # Errors
-    /// The programs were not built (no BPF toolchain), or the kernel refuses.
     pub fn load(ifindex: u32, room: &Room) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("FRAMES", room.frames).map_max_entries("FLOOR_FLOWS", room.floor_flows);
@@ -151,9 +148,6 @@ impl Feeder {
     /// its XDP dispatcher for each run, and waits for all CPUs (`bpf_dispatcher_change_prog`):
     /// short runs would begin with cold caches.
     /// <https://github.com/torvalds/linux/blob/v6.12/kernel/bpf/dispatcher.c>
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn keep_ready(&mut self, idle: [u32; 4]) -> Result<()> {
         let feeds = ["feed_xdp", "feed_resized_xdp", "feed_grown_xdp"];
         for (name, ifindex) in feeds.into_iter().zip(idle) {
@@ -175,9 +169,6 @@ impl Feeder {
     }
 
     /// Returns one of the feed's own programs: a floor, or the empty program of a hook.
-    ///
-    /// # Errors
-    /// There is none of this name.
     pub fn program(&self, name: &str) -> Result<ProgramFd> {
         fd(&self.object, name)
     }
@@ -209,9 +200,6 @@ impl Feeder {
     }
 
     /// Places packets behind the existing ones, to be sent in this order.
-    ///
-    /// # Errors
-    /// There is no room for them: see [`Room`].
     pub fn place(&mut self, frames: &[Frame]) -> Result<Window> {
         self.frames.place(frames)
     }
@@ -219,9 +207,6 @@ impl Feeder {
     /// Runs a program once on each packet, without the feed. The kernel makes a new packet for each
     /// run, so that this serves programs whose changes cannot be undone; its work between two runs
     /// cools the caches.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub(super) fn each(&self, hook: Hook, program: &Program, frames: &[Vec<u8>]) -> Result<(Vec<f64>, Took)> {
         let mut times = Vec::with_capacity(frames.len());
         let mut last = Took { on_average: 0.0, by_kernel: 0.0, verdict: 0, packet: Vec::new() };
@@ -250,9 +235,6 @@ impl Feeder {
 
     /// Runs a program on this number of packets of a window, starting with its first one, in a
     /// loop.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn run(&mut self, hook: Hook, program: &ProgramFd, window: Window, packets: u32) -> Result<Took> {
         let Window { first, len } = window;
         self.feed.set(0, Feed { next: first, first, end: first + len, zero: 0 }, 0)?;

@@ -64,9 +64,6 @@ pub struct BenchNode {
 
 impl BenchNode {
     /// Builds the fixture.
-    ///
-    /// # Errors
-    /// Privileges are missing, or the kernel refuses a step.
     pub fn build() -> Result<Self> {
         static BUILT: AtomicU32 = AtomicU32::new(0);
         let id = format!("{}-{}", std::process::id(), BUILT.fetch_add(1, Ordering::Relaxed));
@@ -102,17 +99,11 @@ impl BenchNode {
     }
 
     /// Sets the MTU of the device that packets arrive on.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
         self.node.netlink(async |net| net.set_mtu(UPLINK, mtu).await)
     }
 
     /// Runs `work` inside, on one CPU: flow elements and caches belong to a CPU.
-    ///
-    /// # Errors
-    /// Those of `work`.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         self.node.run(|| {
             let mut one = CpuSet::new();

@@ -138,9 +138,6 @@ impl Kind {
 }
 
 /// Returns a packet of each flow, as it arrives at the node.
-///
-/// # Errors
-/// The addresses of a flow are of different families.
 pub fn frames(flows: &[Flow], kind: Kind) -> Result<Vec<Frame>> {
     let one = |flow: &Flow| {
         let content = kind.content(flow.protocol);
@@ -153,9 +150,6 @@ pub fn frames(flows: &[Flow], kind: Kind) -> Result<Vec<Frame>> {
 }
 
 /// Returns the expected frame of a packet of an open flow.
-///
-/// # Errors
-/// The addresses of the flow are of different families.
 pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
     let content = kind.content(flow.protocol);
     match kind {
@@ -165,9 +159,6 @@ pub fn expected(flow: &Flow, kind: Kind) -> Result<Vec<u8>> {
 }
 
 /// Returns the same flows as [`flows`], opened by their packets in XDP.
-///
-/// # Errors
-/// A packet is not forwarded.
 pub fn open(loaded: &mut Loaded, ipv6: bool, protocol: Protocol, number: u32) -> Result<Vec<Flow>> {
     let mut flows = flows(ipv6, protocol, number);
     for batch in flows.chunks_mut(BATCH) {
@@ -187,9 +178,6 @@ fn send(loaded: &mut Loaded, flows: &[Flow], kind: Kind) -> Result<()> {
 }
 
 /// Reads the chosen endpoints from the tables, and verifies that they belong to the Service.
-///
-/// # Errors
-/// A flow is missing, or leads elsewhere.
 pub fn learn(loaded: &Loaded, flows: &mut [Flow]) -> Result<()> {
     for flow in flows {
         (flow.node, flow.endpoint) = if flow.client.is_ipv4() {
@@ -216,9 +204,6 @@ fn check(flow: &Flow, endpoints: u32) -> Result<()> {
 /// Removes both entries of flows, and returns their places in the directory and among the unassured
 /// flows, as garbage collection does: in a directory full of removed flows, a new flow would search
 /// for a place in vain, and in a queue full of them it would look up each of them.
-///
-/// # Errors
-/// An entry is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
@@ -247,9 +232,6 @@ where
 }
 
 /// Removes both entries of flows that the floor made.
-///
-/// # Errors
-/// An entry is missing.
 pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     let table = &mut loaded.feeder.floor;
     for flow in flows {
@@ -265,9 +247,6 @@ pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 }
 
 /// Gives the floor the same IPv4 flows, in the same order.
-///
-/// # Errors
-/// The floor's table is full.
 pub fn mirror(feeder: &mut Feeder, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         let (request, reply) = (request_key(flow)?, reply_key(flow)?);
@@ -293,9 +272,6 @@ pub fn floor(from: Tuple<Address4>, to: Tuple<Address4>) -> FloorFlow {
 /// An address of a map that can be made from an address of its family.
 pub trait FromIp: Address + FromWire {
     /// Converts an address.
-    ///
-    /// # Errors
-    /// The address is of the other family.
     fn of(address: IpAddr) -> Result<Self>;
 }
 
@@ -335,9 +311,6 @@ fn key<A: FromIp>(source: SocketAddr, destination: SocketAddr, protocol: Protoco
 }
 
 /// Returns the source and destination that a request of this flow gets, from a table of flows.
-///
-/// # Errors
-/// The flow does not exist.
 pub fn ends<A: FromIp>(table: &Table<A>, flow: &Flow) -> Result<(SocketAddr, SocketAddr)>
 where
     Tuple<A>: Pod,
@@ -352,9 +325,6 @@ where
 
 /// Verifies that a frame is the first packet of this new flow as it must be forwarded, whatever its
 /// destination was.
-///
-/// # Errors
-/// The frame differs.
 pub fn check_new(flow: &Flow, frame: &[u8], endpoints: u32) -> Result<()> {
     let (ip, l4) = if flow.client.is_ipv4() { (26, 34) } else { (22, 54) };
     let width = (l4 - ip) / 2;

@@ -40,9 +40,6 @@ const LENGTH: usize = ETHERNET + 2;
 const HEADER_SUM: usize = ETHERNET + 10;
 
 /// Builds a packet that arrives at the node from its router.
-///
-/// # Errors
-/// The addresses are of different families.
 pub fn frame(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Frame> {
     let bytes = bytes([ROUTER_MAC, MAC], TTL, source, destination, content)?;
     Ok(packed(&bytes))
@@ -50,9 +47,6 @@ pub fn frame(source: SocketAddr, destination: SocketAddr, content: Content) -> R
 
 /// Builds the same packet as the node forwards it to its router: one hop further, with these
 /// addresses.
-///
-/// # Errors
-/// The addresses are of different families.
 pub fn forwarded(source: SocketAddr, destination: SocketAddr, content: Content) -> Result<Vec<u8>> {
     bytes([MAC, ROUTER_MAC], TTL - 1, source, destination, content)
 }

@@ -44,9 +44,6 @@ const PODS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 233, 64, 1));
 
 /// Returns a pod that shares none, one or both of its bits in the prefilter with some of this
 /// number of ClusterIPs.
-///
-/// # Errors
-/// There is no such pod.
 pub fn pod_sharing(bits: usize, cluster_ips: u32) -> Result<IpAddr> {
     let range: IpNet = CLUSTER_IPS.parse()?;
     let bits_of = |address: IpAddr| -> Result<[u32; 2]> {
@@ -198,9 +195,6 @@ pub struct Loaded {
 impl Loaded {
     /// Makes fresh maps with Services whose node ports are [`NODE_PORT`] and the other constants of
     /// this file.
-    ///
-    /// # Errors
-    /// The kernel refuses, or there is no BPF object.
     pub fn new(fixture: &BenchNode, setup: Setup) -> Result<Self> {
         Self::beside_another(fixture, setup, 0)
     }
@@ -225,9 +219,6 @@ impl Loaded {
     }
 
     /// Adds this number of ClusterIPs to the prefilter, and their range, as the agent does.
-    ///
-    /// # Errors
-    /// The addresses do not fit the range.
     pub fn add_cluster_ips(&mut self, count: u32) -> Result<()> {
         let range: IpNet = CLUSTER_IPS.parse()?;
         let mut needed = Needed::default();
@@ -250,9 +241,6 @@ impl Loaded {
     /// Runs a program on each of these packets, as if each were the first: none sees what the
     /// program did to the one before. Returns the nanoseconds of each, in whole numbers as the
     /// kernel counts them, and the last packet.
-    ///
-    /// # Errors
-    /// A packet has another outcome, or the kernel refuses.
     pub fn run_each(
         &mut self,
         subject: Subject,
@@ -272,9 +260,6 @@ impl Loaded {
     }
 
     /// Runs a program on this number of packets of a window.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn run(&mut self, subject: Subject, window: Window, packets: u32) -> Result<Took> {
         let program = self.fd(subject)?;
         self.feeder.run(subject.hook(), &program, window, packets)
@@ -282,9 +267,6 @@ impl Loaded {
 
     /// Does the same as [`Self::run`] for the packet path, all of whose packets must have one
     /// outcome.
-    ///
-    /// # Errors
-    /// A packet has another outcome, or the kernel refuses.
     pub fn run_to(&mut self, hook: Hook, window: Window, packets: u32, outcome: Outcome) -> Result<Took> {
         let before = self.outcomes(hook)?;
         let took = self.run(Subject::Ours(hook), window, packets)?;
@@ -313,9 +295,6 @@ impl Loaded {
     /// Returns the number of flows of all kinds that the packet path has made, and the number of
     /// those that it has removed since, as counted for the Service that most packets of the bench
     /// go to.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn made_and_removed(&self) -> Result<[u64; 2]> {
         let made = self.tables.usage.read().unassured_next.iter().sum();
         let removed = self.counted(service::SERVICE, Outcome::Forwarded)?.flows;
@@ -324,9 +303,6 @@ impl Loaded {
 
     /// Returns the number of packets that all Services have counted so far with an outcome, without
     /// those of existing flows.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn counted_by_services(&self, outcome: Outcome) -> Result<u64> {
         service::ALL.map(|service| Ok(self.counted(service, outcome)?.packets)).sum()
     }
@@ -341,9 +317,6 @@ impl Loaded {
     }
 
     /// Returns the number of packets that ended at a hook so far, by outcome.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn outcomes(&self, hook: Hook) -> Result<BTreeMap<&'static str, u64>> {
         let number = match hook {
             Hook::Xdp => hook::XDP,

@@ -10,9 +10,6 @@ const OBJECT: Option<&[u8]> =
 const OBJECT: Option<&[u8]> = None;
 
 /// Loads the object into the kernel, with the settings of the loader.
-///
-/// # Errors
-/// It was not built (no BPF toolchain), or the kernel refuses.
 pub fn load(loader: &mut EbpfLoader<'_>) -> Result<Ebpf> {
     let object = OBJECT.context("no programs to compare with: run `cargo xtask setup` and build again")?;
     loader.load(object).context("the kernel refuses the maps of the bench")

@@ -18,17 +18,11 @@ pub struct Places<A: Address> {
 
 impl<A: Address> Places<A> {
     /// Opens both maps.
-    ///
-    /// # Errors
-    /// One of the maps is no array of tuples.
     pub(super) fn new(directory: Map, unassured: Map) -> Result<Self> {
         Ok(Self { directory: directory.try_into()?, unassured: unassured.try_into()? })
     }
 
     /// Takes back the places of a flow, given its entry for requests.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub(super) fn take_back(&mut self, request: &Flow<A>) -> Result<()>
     where
         Tuple<A>: Pod,

@@ -26,9 +26,6 @@ pub struct Expected {
 
 impl Expected {
     /// Expects the packet of an open flow.
-    ///
-    /// # Errors
-    /// The addresses of the flow are of different families.
     pub fn of(flow: &Flow, kind: Kind) -> Result<Self> {
         Ok(Self { verdict: Verdict::Send, frame: expected(flow, kind)? })
     }
@@ -52,17 +49,11 @@ pub struct Case {
 
 impl Case {
     /// Makes a case with packets of open flows.
-    ///
-    /// # Errors
-    /// The addresses of the flow are of different families.
     pub fn open(subject: Subject, window: Window, first: &Flow, kind: Kind) -> Result<Self> {
         Ok(Self { subject, window, outcome: kind.outcome(), expected: Expected::of(first, kind)? })
     }
 
     /// Sends one packet, and compares the output.
-    ///
-    /// # Errors
-    /// The output differs.
     pub fn check(&self, loaded: &mut Loaded) -> Result<()> {
         let took = match self.subject {
             Subject::Ours(hook) => loaded.run_to(hook, self.window, 1, self.outcome)?,
@@ -85,9 +76,6 @@ impl Case {
 /// Returns the nanoseconds per packet of each program, from `rounds` rounds in which they take
 /// turns on `packets` packets, or on as many more as make a whole number of passes over their
 /// window.
-///
-/// # Errors
-/// A packet is not as expected.
 pub fn costs<const N: usize>(
     loaded: &mut Loaded,
     rounds: usize,
@@ -116,9 +104,6 @@ pub fn costs<const N: usize>(
 
 /// Returns the cost of the second case relative to the first: the lower quartile of the pairs of
 /// runs, on which disturbed runs have the least influence.
-///
-/// # Errors
-/// The errors of [`costs`].
 pub fn ratio(loaded: &mut Loaded, rounds: usize, packets: u32, cases: &[Case; 2]) -> Result<f64> {
     let [floor, ours] = costs(loaded, rounds, packets, cases)?;
     Ok(low(ours.iter().zip(&floor).map(|(ours, floor)| ours / floor).collect()))

@@ -149,9 +149,6 @@ impl Explainer {
     }
 
     /// Runs the programs for a flow and describes the result.
-    ///
-    /// # Errors
-    /// The kernel refuses to run the programs.
     pub fn explain(&mut self, flow: &Flow) -> Result<Answer> {
         let mut steps = Vec::new();
         let from = match flow.from {

@@ -56,9 +56,6 @@ const PROTOCOLS: [Protocol; 8] = [
 ];
 
 /// Runs sequences until `enough` returns true. Returns false on a machine with one CPU.
-///
-/// # Errors
-/// The first rule that is violated.
 pub fn fuzz(
     harness: &mut Harness,
     path: Path,

@@ -49,9 +49,6 @@ const COMPARED: usize = 16;
 
 /// Runs random sequences until `enough` returns true, with an occasional [`Action::Pause`] if
 /// `pauses` is set. Returns the first sequence in which program and model differ.
-///
-/// # Errors
-/// The sequence, and where they differ.
 pub fn fuzz(
     harness: &mut Harness,
     path: Path,
@@ -77,9 +74,6 @@ pub fn fuzz(
 
 /// Runs one sequence on fresh maps. The whole table is compared after every `every` actions, and
 /// at the end.
-///
-/// # Errors
-/// The first difference between program and model.
 pub fn check(
     harness: &mut Harness,
     path: Path,

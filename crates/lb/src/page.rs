@@ -98,9 +98,6 @@ impl Page {
     }
 
     /// Writes the page, replacing the file atomically.
-    ///
-    /// # Errors
-    /// The folder does not exist or is not writable.
     pub fn write(&self, path: &Path) -> Result<()> {
         file::replace(path, &self.html()).with_context(|| format!("{} is not written", path.display()))
     }

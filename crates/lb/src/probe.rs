@@ -141,9 +141,6 @@ fn unreachable<'a>(heard: impl Iterator<Item = (&'a Asking, &'a Heard)>) -> BTre
 
 impl<'a> Judge<'a> {
     /// Returns the probes of each Node: about its proxy, and about each of these Services.
-    ///
-    /// # Errors
-    /// There are too many.
     pub fn questions(&self, judgements: &[Judgement<'a>], scope: Scope) -> Result<Questions, TooMany> {
         let nodes: Vec<_> =
             self.cluster.index().nodes().map(|node| (node, self.nodes.kind(&node.name))).collect();

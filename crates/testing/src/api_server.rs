@@ -111,29 +111,17 @@ impl Shared {
 
 impl ApiServer {
     /// Starts an empty server on a free port of the loopback address, without TLS.
-    ///
-    /// # Errors
-    ///
-    /// No port is free.
     pub fn start() -> Result<Self> {
         Self::start_with(None)
     }
 
     /// Starts an empty server on an address of a namespace, where the nodes of a lab reach it. Must
     /// be called within a runtime that lives as long as the server.
-    ///
-    /// # Errors
-    ///
-    /// The address is taken or does not exist.
     pub fn start_in(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
         Self::start_at(Some(namespace.clone()), address, None)
     }
 
     /// A variant of [`Self::start_in`] with TLS.
-    ///
-    /// # Errors
-    ///
-    /// The address is taken or does not exist.
     pub fn start_tls_in(
         namespace: &Namespace,
         address: SocketAddr,
@@ -143,10 +131,6 @@ impl ApiServer {
     }
 
     /// A variant of [`Self::start`] with TLS.
-    ///
-    /// # Errors
-    ///
-    /// No port is free.
     pub fn start_tls(certificate: Certificate) -> Result<Self> {
         Self::start_with(Some(certificate))
     }
@@ -184,19 +168,11 @@ impl ApiServer {
     }
 
     /// Adds or replaces the objects of a YAML text with one or more documents.
-    ///
-    /// # Errors
-    ///
-    /// The text is not YAML, or holds an object of a kind that is not stored.
     pub fn apply(&self, yaml: &str) -> Result<()> {
         documents(yaml)?.into_iter().try_for_each(|object| self.put(object))
     }
 
     /// Adds or replaces one object.
-    ///
-    /// # Errors
-    ///
-    /// The object is of a kind that is not stored.
     pub fn put(&self, object: Value) -> Result<()> {
         let kind = object["kind"].as_str().and_then(Kind::of).context("unknown kind")?;
         self.shared.change(|state| state.store.apply(kind, object));
@@ -204,10 +180,6 @@ impl ApiServer {
     }
 
     /// Writes a file for `--kubeconfig` that names this server.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be written.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
         let url = self.url();
         let text = format!(
@@ -320,10 +292,6 @@ impl ApiServer {
     }
 
     /// Serves again on the same address.
-    ///
-    /// # Errors
-    ///
-    /// The port has been taken meanwhile.
     pub async fn restart(&mut self) -> io::Result<()> {
         self.stop().await;
         let listener = listen(self.namespace.as_ref(), self.address)?;

@@ -70,9 +70,6 @@ pub struct BpfMap {
 
 impl BpfMap {
     /// Wraps the descriptor of a map.
-    ///
-    /// # Errors
-    /// The descriptor is not that of a map, or its map type is unknown here.
     pub fn new(fd: OwnedFd) -> Result<Self> {
         let info: MapInfo = sys::info(&fd)?;
         let kind = Kind::of(info.kind)?;
@@ -85,9 +82,6 @@ impl BpfMap {
     }
 
     /// Opens a pinned map.
-    ///
-    /// # Errors
-    /// The pin does not exist, or is not that of a map.
     pub fn pinned(pin: &Path) -> Result<Self> {
         let fd = sys::open(pin, false).with_context(|| format!("opening {}", pin.display()))?;
         Self::new(fd).with_context(|| pin.display().to_string())

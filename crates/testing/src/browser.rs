@@ -63,9 +63,6 @@ pub struct Accessible {
 
 impl Browser {
     /// Starts a browser; where none is installed, prints that the test is skipped.
-    ///
-    /// # Errors
-    /// The browser does not start, or does not answer.
     pub fn start(test: &str) -> Result<Option<Self>> {
         if !Command::new(PROGRAM).arg("--version").output().is_ok_and(|output| output.status.success()) {
             // Written to stderr directly: the test harness would capture it otherwise.
@@ -78,9 +75,6 @@ impl Browser {
     }
 
     /// Opens a file and waits until it is drawn.
-    ///
-    /// # Errors
-    /// The file cannot be loaded.
     pub fn open(&mut self, page: &Path, look: Look) -> Result<Tab<'_>> {
         let target = self.wire.call(None, "Target.createTarget", &json!({"url": "about:blank"}))?;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -116,9 +110,6 @@ impl Browser {
 
 impl Tab<'_> {
     /// Waits until all that scripts have requested is drawn, and collects the events meanwhile.
-    ///
-    /// # Errors
-    /// The browser does not answer.
     pub fn settle(&mut self) -> Result<()> {
         // Observers of sizes run before a frame is drawn; their requests take effect in the next
         // one.
@@ -144,9 +135,6 @@ impl Tab<'_> {
     }
 
     /// Evaluates an expression in the page; a promise gives the value with which it is fulfilled.
-    ///
-    /// # Errors
-    /// The expression throws.
     pub fn evaluate(&mut self, expression: &str) -> Result<Value> {
         let parameters = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", &parameters)?;
@@ -155,9 +143,6 @@ impl Tab<'_> {
     }
 
     /// The accessibility tree, as screen readers read it.
-    ///
-    /// # Errors
-    /// The browser does not answer.
     pub fn accessible(&mut self) -> Result<Vec<Accessible>> {
         self.call("Accessibility.enable", &json!({}))?;
         let answer = self.call("Accessibility.getFullAXTree", &json!({}))?;
@@ -172,9 +157,6 @@ impl Tab<'_> {
     }
 
     /// Saves a picture of the whole page.
-    ///
-    /// # Errors
-    /// The picture cannot be taken, or the file cannot be written.
     pub fn screenshot(&mut self, file: &Path) -> Result<()> {
         let answer =
             self.call("Page.captureScreenshot", &json!({"format": "png", "captureBeyondViewport": true}))?;

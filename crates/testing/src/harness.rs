@@ -36,7 +36,7 @@ use traffic_policy_ebpf::abi::jump;
 
 pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
-pub use self::loaded::Loaded;
+pub use self::loaded::{Loaded, descriptor};
 use self::pool::Pool;
 pub use self::run::{Action, Hook, Input, Ran};
 pub use self::setup::{Frontend, HZ, SNAT_PORT, Setup, SourceCheck};

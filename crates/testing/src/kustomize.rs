@@ -149,9 +149,6 @@ fn rename(value: &mut Value, image: &Image) -> bool {
 }
 
 /// Returns the objects of a file.
-///
-/// # Errors
-/// The file cannot be read, or an object has no kind or name.
 pub fn documents(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let mut objects = Vec::new();

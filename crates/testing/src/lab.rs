@@ -131,9 +131,6 @@ impl Lab {
 
     /// Applies a change to each device for whose namespace and name `wanted` returns true, except
     /// `lo`.
-    ///
-    /// # Errors
-    /// The first change that fails.
     pub fn each_device(
         &self,
         wanted: impl Fn(&str, &str) -> bool + Sync,

@@ -93,9 +93,6 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 impl Logind {
     /// Starts a bus on a socket, with this `InhibitDelayMaxSec`.
-    ///
-    /// # Errors
-    /// There is a file of this name.
     pub fn start(socket: &Path, delay: Duration) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let state = Arc::new(Mutex::new(State { delay, ..State::default() }));
@@ -131,9 +128,6 @@ impl Logind {
     }
 
     /// Announces that a shutdown begins, or that it was called off.
-    ///
-    /// # Errors
-    /// The signal cannot be written.
     pub fn prepare(&self, begins: bool) -> Result<()> {
         let connections = {
             let mut state = lock(&self.state);

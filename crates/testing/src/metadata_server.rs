@@ -56,9 +56,6 @@ struct Request {
 
 impl MetadataServer {
     /// Starts a server without news on a free port of a namespace.
-    ///
-    /// # Errors
-    /// No port is free.
     pub fn start(namespace: &Namespace, cloud: Cloud) -> Result<Self> {
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let listener = namespace.run(bind).context("the metadata server has no port")?;

@@ -7,9 +7,6 @@ use crate::lab::{Addresses, Family, Node};
 
 /// Has a node's connections tracked from now on, as on every node whose plugin has policies: those
 /// that began before would be new to a policy.
-///
-/// # Errors
-/// `nft` fails.
 pub fn track(node: &Node) -> Result<()> {
     let rules = "table inet tracked {\n\
                    chain forward {\n\
@@ -34,9 +31,6 @@ impl Rules {
 
     /// Forbids new connections from `from` to `to` on a node that forwards them. Each node has one
     /// policy of each kind at most.
-    ///
-    /// # Errors
-    /// `nft` or `iptables-restore` fails.
     pub fn forbid(self, node: &Node, from: Addresses, to: Addresses) -> Result<()> {
         match self {
             Self::Nftables => {
@@ -68,9 +62,6 @@ impl Rules {
     }
 
     /// Takes the policy about connections to `to` back.
-    ///
-    /// # Errors
-    /// `nft` or `iptables-restore` fails.
     pub fn allow(self, node: &Node, to: Addresses) -> Result<()> {
         match self {
             Self::Nftables => node.netns().feed("nft", &["-f", "-"], "delete table inet policies\n"),

@@ -41,10 +41,6 @@ impl RealApiServer {
 
     /// A variant of [`Self::start`] that listens on an address of a namespace, where the nodes of a
     /// lab reach it. Clients must be inside the namespace, too.
-    ///
-    /// # Errors
-    ///
-    /// The same as those of [`Self::start`].
     pub async fn start_in(namespace: &Namespace, address: IpAddr) -> Result<Option<Self>> {
         Self::start_at(Some(namespace.clone()), address).await
     }
@@ -100,10 +96,6 @@ impl RealApiServer {
     }
 
     /// Returns a client with all rights.
-    ///
-    /// # Errors
-    ///
-    /// The server's certificate does not exist.
     pub fn admin(&self) -> Result<Client> {
         let mut config = Config::new(self.url().parse()?);
         config.root_cert_file = Some(self.certificate());
@@ -113,10 +105,6 @@ impl RealApiServer {
 
     /// Fills a folder as the pod of a proxy finds it: token and CA of a service account with the
     /// role `system:node-proxier`.
-    ///
-    /// # Errors
-    ///
-    /// The folder cannot be written.
     pub fn write_service_account(&self, folder: &Path) -> Result<()> {
         fs::write(folder.join("token"), PROXY_TOKEN)?;
         fs::copy(self.certificate(), folder.join("ca.crt"))?;
@@ -124,10 +112,6 @@ impl RealApiServer {
     }
 
     /// Writes a file for `--kubeconfig`, for a user with the role `system:node-proxier`.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be written.
     pub fn write_kubeconfig(&self, path: &Path) -> Result<()> {
         let (url, certificate) = (self.url(), self.certificate());
         let text = format!(

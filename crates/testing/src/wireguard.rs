@@ -30,17 +30,11 @@ pub struct Peer {
 }
 
 /// Gives a device its private key, for which any bytes will do, and the port on which it listens.
-///
-/// # Errors
-/// The kernel has no WireGuard, or the device does not exist.
 pub fn start(namespace: &Namespace, device: &str, key: Key, port: u16) -> Result<()> {
     set(namespace, device, [WireguardAttribute::PrivateKey(key), WireguardAttribute::ListenPort(port)])
 }
 
 /// Adds a peer, or gives an existing one this endpoint and these networks in addition to its own.
-///
-/// # Errors
-/// The same as those of [`start`].
 pub fn add_peer(namespace: &Namespace, device: &str, peer: &Peer) -> Result<()> {
     let allowed = peer.allowed.iter().map(|(address, length)| {
         let family =
@@ -60,9 +54,6 @@ pub fn add_peer(namespace: &Namespace, device: &str, peer: &Peer) -> Result<()> 
 }
 
 /// The public key that the kernel derives from the private one.
-///
-/// # Errors
-/// The device has no key yet.
 pub fn public_key(namespace: &Namespace, device: &str) -> Result<Key> {
     namespace.run(|| {
         let (mut generic, family) = wireguard()?;

@@ -1,11 +1,12 @@
 //! Figures of the loaded programs and maps, as the running kernel reports them.
 
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use aya::programs::ProgramInfo;
 use traffic_policy_dataplane::{self as dataplane, Kernel, MapSizes};
+use traffic_policy_testing::harness::descriptor;
 
 use crate::recorded::Figures;
 
@@ -34,26 +35,12 @@ fn measure() -> Figures {
         if name.starts_with('.') {
             continue;
         }
-        let bytes = memory(map_fd(map));
+        let bytes = memory(descriptor(map).unwrap());
         all += bytes;
         figures.insert(format!("memory {name}"), bytes);
     }
     figures.insert("memory of all maps".to_owned(), all);
     figures
-}
-
-fn map_fd(map: &aya::maps::Map) -> BorrowedFd<'_> {
-    use aya::maps::Map;
-    match map {
-        Map::Array(map)
-        | Map::HashMap(map)
-        | Map::LpmTrie(map)
-        | Map::LruHashMap(map)
-        | Map::PerCpuArray(map)
-        | Map::ProgramArray(map)
-        | Map::RingBuf(map) => map.fd().as_fd(),
-        other => panic!("a map of another type: {other:?}"),
-    }
 }
 
 /// The memory that the kernel charges for a map, in bytes.

@@ -16,13 +16,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::json;
 use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing, remove_leftovers};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
-use traffic_policy_testing::object::{Backend, Manifests, Policy};
+use traffic_policy_testing::object::{Backend, Manifests, Policy, node};
 use traffic_policy_testing::state::State;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Faults, Ledger, Server};
@@ -218,16 +217,7 @@ impl CardTestbed {
             let service = Cluster::node_port(place.pod(), Policy::Cluster, place.node_port());
             self.manifests.apply(&service, &[Backend::at(&place.addresses()).on_node(&node)])?;
         }
-        let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": NODE.of(family)}));
-        let networks = Family::BOTH.map(|family| format!("{}/{}", POD.network().of(family), family.prefix()));
-        let node = json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": "node-1"},
-            "spec": {"podCIDR": networks[0], "podCIDRs": networks},
-            "status": {"addresses": addresses},
-        });
-        self.manifests.write("nodes", &[node])
+        self.manifests.write("nodes", &[node::of_both_families("node-1", &NODE, &POD.network())])
     }
 
     /// Applies a Service whose endpoint is the server of `near`, at another of its addresses, as a

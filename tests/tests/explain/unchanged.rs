@@ -1,7 +1,7 @@
 //! `explain` changes nothing: all pinned maps are the same, byte by byte, before and after.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::explain::{self, Flow};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy, Port, Service};
+use traffic_policy_testing::object::{Backend, Policy, Port, Service, cluster_ip, vip};
 use traffic_policy_testing::pinned::{self, Entries};
 
 const CLUSTER: u16 = 30_080;
@@ -22,28 +22,11 @@ const LOCAL: u16 = 30_081;
 const NOBODY: u16 = 30_082;
 const THERE: u16 = 30_083;
 
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
-
-fn cluster_ip(family: Family, number: u8) -> IpAddr {
-    match family {
-        Family::V4 => [10, 96, 0, number].into(),
-        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
-    }
-}
-
 fn cluster() -> Cluster {
     let cluster = Cluster::start(Lab::builder().pods(&[2, 1])).unwrap();
     let remote = Backend::of(cluster.lab.node(2).pod(1));
     let sticky = |service: Service| service.spec("sessionAffinity", json!("ClientIP"));
-    let mut web = Cluster::node_port("web", Policy::Cluster, CLUSTER);
-    for family in Family::BOTH {
-        web = web.cluster_ip(cluster_ip(family, 10)).vip(vip(family));
-    }
+    let web = Cluster::node_port("web", Policy::Cluster, CLUSTER).cluster_ips(10).announced();
     let web = web.spec("loadBalancerSourceRanges", json!(["192.0.2.0/24", "2001:db8:c::/64"]));
     cluster.manifests.apply(&sticky(web), &cluster.backends()).unwrap();
     cluster.manifests.apply(&Cluster::node_port("far", Policy::Local, LOCAL), &[remote]).unwrap();
@@ -75,9 +58,9 @@ fn flows(cluster: &Cluster) -> Vec<Flow> {
                 (node, THERE),
                 (node, 30_099),
                 (vip(family), 80),
-                (cluster_ip(family, 10), 80),
-                (cluster_ip(family, 10), 81),
-                (cluster_ip(family, 99), 80),
+                (cluster_ip(10, family), 80),
+                (cluster_ip(10, family), 81),
+                (cluster_ip(99, family), 80),
             ];
             for (number, (address, port)) in (0..).zip(addresses) {
                 let source = SocketAddr::new(source, 41_000 + number);

@@ -18,7 +18,7 @@ use traffic_policy_testing::explain::{self, Answer, Flow};
 use traffic_policy_testing::lab::{Family, Lab, plan};
 use traffic_policy_testing::netlink;
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::object::{Backend, Policy, Service, cluster_ip};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::packet::{Packet, difference, flag};
 
@@ -55,13 +55,6 @@ fn announced(network: u8, number: u8, family: Family) -> IpAddr {
     match family {
         Family::V4 => [203, 0, 113, network * 50 + number].into(),
         Family::V6 => [0x2001, 0xdb8, 0xf, network.into(), 0, 0, 0, number.into()].into(),
-    }
-}
-
-fn cluster_ip(number: u8, family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [10, 96, 0, number].into(),
-        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
     }
 }
 

@@ -6,28 +6,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::pace::{scaled, until};
 
+use crate::watched::Watched;
+
 const PATIENCE: Duration = Duration::from_secs(30);
-
-struct Watched {
-    agent: Agent,
-    cluster: Cluster,
-}
-
-fn watched() -> Watched {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
-    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(30_080));
-    cluster.manifests.apply(&web, &cluster.backends()).unwrap();
-    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
-    agent.wait_ready(PATIENCE).unwrap();
-    Watched { agent, cluster }
-}
 
 impl Watched {
     /// Makes the kernel ask for a neighbour that it does not know, until it gives up: it asks three
@@ -52,24 +36,16 @@ impl Watched {
         });
     }
 
-    fn left_out(&self) -> Vec<String> {
-        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
-        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
-        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
-    }
-
-    fn suspicions(&self) -> [f64; 2] {
-        let metrics = self.agent.scrape().unwrap();
-        ["alive", "dead"].map(|result| {
-            metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
-        })
+    /// The numbers of suspected nodes that were found alive and dead.
+    fn found(&self) -> [f64; 2] {
+        ["alive", "dead"].map(|result| self.suspicions(result))
     }
 }
 
 fn dies(family: Family, unused: &str) {
-    let watched = watched();
+    let watched = Watched::start();
     watched.until_it_fails(unused.parse().unwrap());
-    assert_eq!(watched.suspicions(), [0.0, 0.0], "the control: nothing is behind it");
+    assert_eq!(watched.found(), [0.0, 0.0], "the control: nothing is behind it");
     let far = watched.cluster.lab.node(3);
     watched.cluster.lab.cut(far).unwrap();
     watched.until_it_fails(far.address(family));
@@ -92,13 +68,13 @@ fn and_in_ipv6() {
 /// The entry alone is wrong: the node answers when it is asked.
 #[test]
 fn a_node_that_lives_is_asked_and_stays() {
-    let watched = watched();
+    let watched = Watched::start();
     let far = watched.cluster.lab.node(3);
     let address = far.address(Family::V4);
     let text = address.to_string();
     let fail = ["neighbour", "replace", &text, "dev", "eth0", "nud", "failed"];
     let start = Instant::now();
-    while watched.suspicions()[0] < 0.5 {
+    while watched.found()[0] < 0.5 {
         assert!(start.elapsed() < scaled(PATIENCE), "nothing was suspected: {}", watched.agent.log());
         // The kernel tells of a failure only where the entry was valid.
         watched.send(address, Duration::from_millis(100));
@@ -108,5 +84,5 @@ fn a_node_that_lives_is_asked_and_stays() {
         // A question takes 300 ms at most.
         sleep(Duration::from_millis(500));
     }
-    assert_eq!((watched.left_out(), watched.suspicions()[1]), (vec![], 0.0), "{}", watched.agent.log());
+    assert_eq!((watched.left_out(), watched.found()[1]), (vec![], 0.0), "{}", watched.agent.log());
 }

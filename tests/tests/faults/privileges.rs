@@ -40,7 +40,7 @@ fn capabilities(process: u32) -> Vec<[u64; 3]> {
 }
 
 /// The agent's binary with a bounding set, as a container runtime sets it.
-fn limited(cluster: &Cluster, set: &str) -> PathBuf {
+pub fn limited(cluster: &Cluster, set: &str) -> PathBuf {
     let script = cluster.lab.logs().join("limited");
     let program = agent::program().unwrap();
     let text = format!("#!/bin/sh\nexec setpriv --bounding-set={set} {} \"$@\"\n", program.display());

@@ -4,61 +4,28 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use traffic_policy_testing::agent::Agent;
-use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab, Node, plan};
+use traffic_policy_testing::cluster::TARGET;
+use traffic_policy_testing::lab::{Family, Lab, plan};
 use traffic_policy_testing::nftables;
-use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::object::Backend;
 use traffic_policy_testing::pace::scaled;
-use traffic_policy_testing::traffic::connections::{NewConnections, Report};
 
-const NODE_PORT: u16 = 30_080;
+use crate::watched::Watched;
+
 const PATIENCE: Duration = Duration::from_secs(30);
-/// New connections a second: three SYNs to each endpoint come in a fraction of a second.
-const RATE: u32 = 60;
 
 /// Three nodes with a pod each, of which the first alone is named by its endpoint, and an agent
 /// there, by which all connections come.
-struct Watched {
-    agent: Agent,
-    cluster: Cluster,
-}
-
 fn watched(others: &[Backend]) -> Watched {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1, 1])).unwrap();
-    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
-    let mut backends = vec![Backend::of(cluster.lab.node(1).pod(1))];
-    backends.extend([2, 3].map(|node| Backend::of(cluster.lab.node(node).pod(1)).without_node()));
-    backends.extend_from_slice(others);
-    cluster.manifests.apply(&web, &backends).unwrap();
-    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
-    agent.wait_ready(PATIENCE).unwrap();
-    Watched { agent, cluster }
+    Watched::start_with(Lab::builder(), |cluster| {
+        let mut backends = vec![Backend::of(cluster.lab.node(1).pod(1))];
+        backends.extend([2, 3].map(|node| Backend::of(cluster.lab.node(node).pod(1)).without_node()));
+        backends.extend_from_slice(others);
+        backends
+    })
 }
 
 impl Watched {
-    fn far(&self) -> &Node {
-        self.cluster.lab.node(3)
-    }
-
-    fn connect(&self, seconds: u32, family: Family) -> Report {
-        let target = self.cluster.at(1, family, NODE_PORT);
-        let client = self.cluster.lab.client().netns();
-        NewConnections::start_bounded(client, RATE, (RATE * seconds).into(), move |_| Some(target)).wait()
-    }
-
-    fn left_out(&self) -> Vec<String> {
-        let body: Value = serde_json::from_str(&self.agent.healthz().unwrap().body).unwrap();
-        let names = body["leftOut"].as_array().map_or(&[][..], Vec::as_slice);
-        names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
-    }
-
-    fn suspicions(&self, result: &str) -> f64 {
-        let metrics = self.agent.scrape().unwrap();
-        metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
-    }
-
     /// Connects until the names that are left out are these.
     fn until(&self, family: Family, names: &[String]) {
         let start = Instant::now();
@@ -69,17 +36,17 @@ impl Watched {
                 self.left_out(),
                 self.agent.log()
             );
-            self.connect(1, family);
+            self.connect_by(family, 1);
         }
     }
 
     fn dies_and_returns(&self, family: Family) {
         let far = self.far();
         let pod = &far.pod(1).name;
-        assert!(self.connect(2, family).by_pod.contains_key(pod), "the control: it was used");
+        assert!(self.connect_by(family, 2).by_pod.contains_key(pod), "the control: it was used");
         self.cluster.lab.cut(far).unwrap();
         self.until(family, &[format!("next hop {}", far.address(family))]);
-        let report = self.connect(2, family);
+        let report = self.connect_by(family, 2);
         assert!(report.is_clean() && !report.by_pod.contains_key(pod), "{report}");
         let at = SocketAddr::new(far.pod(1).address(family), TARGET).to_string();
         let output = self.agent.command(&["services", "web"]).unwrap();
@@ -88,7 +55,7 @@ impl Watched {
         assert!(line.contains("left out") && line.ends_with("its next hop is dead"), "{service}");
         self.cluster.lab.mend(far).unwrap();
         self.until(family, &[]);
-        let report = self.connect(2, family);
+        let report = self.connect_by(family, 2);
         assert!(report.is_clean() && report.by_pod.contains_key(pod), "{report}");
     }
 }
@@ -108,7 +75,7 @@ fn and_in_ipv6() {
 fn a_next_hop_that_answers_is_not_left_out() {
     let watched = watched(&[]);
     watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
-    watched.connect(3, Family::V4);
+    watched.connect(3);
     assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
     assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");
     assert!(watched.suspicions("dead") < 0.5, "{}", watched.agent.log());
@@ -125,7 +92,7 @@ fn a_router_that_lives_is_not_left_out_for_the_silence_of_others() {
         gone.v4
     );
     watched.cluster.lab.router().feed("nft", &["-f", "-"], &drop).unwrap();
-    watched.connect(3, Family::V4);
+    watched.connect(3);
     assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
     assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");
     // It could have been left out: a hop that dies is.

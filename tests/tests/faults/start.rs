@@ -2,17 +2,18 @@
 //! was.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use traffic_policy_testing::agent::{self, Agent, AgentBuilder};
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
 use traffic_policy_testing::traffic::Outcome;
 use traffic_policy_testing::xdp::Always;
+
+use crate::privileges::limited;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(20);
@@ -76,18 +77,13 @@ fn an_unknown_device() {
 fn missing_privileges() {
     let cluster = one_node();
     let pins = cluster.lab.bpffs().join("node-1");
-    let script = cluster.lab.logs().join("unprivileged");
-    let program = agent::program().unwrap();
     for (dropped, named) in [
         ("-bpf,-perfmon,-net_admin,-sys_admin", &["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"][..]),
         ("-net_admin", &["CAP_NET_ADMIN"]),
         ("-bpf,-sys_admin", &["CAP_BPF"]),
     ] {
-        let text = format!("#!/bin/sh\nexec setpriv --bounding-set={dropped} {} \"$@\"\n", program.display());
-        fs::write(&script, text).unwrap();
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
         refused(
-            builder(&cluster).program(&script),
+            builder(&cluster).program(&limited(&cluster, dropped)),
             &["missing privileges", "securityContext.capabilities.add"],
         );
         let log = fs::read_to_string(cluster.lab.logs().join("node-1.log")).unwrap();
@@ -103,12 +99,7 @@ fn missing_privileges() {
 #[test]
 fn without_cap_sys_admin() {
     let cluster = one_node();
-    let script = cluster.lab.logs().join("limited");
-    let program = agent::program().unwrap();
-    let text = format!("#!/bin/sh\nexec setpriv --bounding-set=-sys_admin {} \"$@\"\n", program.display());
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let agent = builder(&cluster).program(&script).start().unwrap();
+    let agent = builder(&cluster).program(&limited(&cluster, "-sys_admin")).start().unwrap();
     agent.wait_ready(Duration::from_secs(15)).unwrap();
 }
 

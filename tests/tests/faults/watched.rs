@@ -6,7 +6,7 @@ use serde_json::Value;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder, Node};
-use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::object::{Backend, Port, Service};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::connections::{NewConnections, Report};
 
@@ -28,9 +28,14 @@ impl Watched {
 
     /// A variant of [`Self::start`] with another place of the client.
     pub fn start_in(lab: LabBuilder) -> Self {
+        Self::start_with(lab, Cluster::backends)
+    }
+
+    /// A variant of [`Self::start_in`] with other endpoints than a pod of each node.
+    pub fn start_with(lab: LabBuilder, backends: impl FnOnce(&Cluster) -> Vec<Backend>) -> Self {
         let cluster = Cluster::start(lab.pods(&[1, 1, 1])).unwrap();
         let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
-        cluster.manifests.apply(&web, &cluster.backends()).unwrap();
+        cluster.manifests.apply(&web, &backends(&cluster)).unwrap();
         let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
         agent.wait_ready(PATIENCE).unwrap();
         Self { agent, cluster }
@@ -54,7 +59,11 @@ impl Watched {
 
     /// Opens connections for some seconds, whether or not they are answered.
     pub fn connect(&self, seconds: u32) -> Report {
-        let target = self.cluster.at(1, Family::V4, NODE_PORT);
+        self.connect_by(Family::V4, seconds)
+    }
+
+    pub fn connect_by(&self, family: Family, seconds: u32) -> Report {
+        let target = self.cluster.at(1, family, NODE_PORT);
         let client = self.cluster.lab.client().netns();
         NewConnections::start_bounded(client, RATE, (RATE * seconds).into(), move |_| Some(target)).wait()
     }

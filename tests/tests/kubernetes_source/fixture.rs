@@ -2,6 +2,7 @@
 
 use std::{fs, time::Duration};
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
 use traffic_policy_cluster::{
@@ -40,6 +41,33 @@ pub fn node(name: &str, ip: &str) -> String {
     )
 }
 
+/// A Lease with one label and one annotation, each a key and its value.
+pub fn lease(
+    (namespace, name): (&str, &str),
+    holder: &str,
+    (label, labelled): (&str, &str),
+    (annotation, annotated): (&str, &str),
+) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {label: labelled},
+            "annotations": {annotation: annotated},
+        },
+        "spec": {"holderIdentity": holder},
+    })
+}
+
+fn kubeconfig(server: &ApiServer) -> (Access, TempDir) {
+    let files = tempfile::tempdir().unwrap();
+    let path = files.path().join("kubeconfig");
+    server.write_kubeconfig(&path).unwrap();
+    (Access::Kubeconfig(path), files)
+}
+
 /// An agent's view of the API: its current state.
 pub struct Agent {
     pub source: Source,
@@ -49,10 +77,8 @@ pub struct Agent {
 
 impl Agent {
     pub async fn with_kubeconfig(server: &ApiServer) -> Self {
-        let files = tempfile::tempdir().unwrap();
-        let path = files.path().join("kubeconfig");
-        server.write_kubeconfig(&path).unwrap();
-        Self::start(Access::Kubeconfig(path), files).await
+        let (access, files) = kubeconfig(server);
+        Self::start(access, files).await
     }
 
     pub async fn in_cluster(server: &ApiServer, token: &str) -> Self {
@@ -73,20 +99,14 @@ impl Agent {
 
     /// A variant of [`Self::with_kubeconfig`] that announces that its node is about to go.
     pub async fn announcing(server: &ApiServer, announcement: Announcement) -> Self {
-        let files = tempfile::tempdir().unwrap();
-        let path = files.path().join("kubeconfig");
-        server.write_kubeconfig(&path).unwrap();
-        let access = Access::Kubeconfig(path);
+        let (access, files) = kubeconfig(server);
         let source = Kubernetes { announcement: Some(announcement), ..Kubernetes::new(access, "here") };
         Self::start_as(source, files).await
     }
 
     /// A variant of [`Self::with_kubeconfig`] that takes part in direct forwarding.
     pub async fn opening(server: &ApiServer, opening: Opening) -> Self {
-        let files = tempfile::tempdir().unwrap();
-        let path = files.path().join("kubeconfig");
-        server.write_kubeconfig(&path).unwrap();
-        let access = Access::Kubeconfig(path);
+        let (access, files) = kubeconfig(server);
         let source = Kubernetes { opening: Some(opening), ..Kubernetes::new(access, "here") };
         Self::start_as(source, files).await
     }

@@ -6,7 +6,7 @@ use traffic_policy_cluster::source::{Announcement, Leaving};
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
-use crate::fixture::{Agent, PATIENCE, node, service, slice, until};
+use crate::fixture::{self, Agent, PATIENCE, node, service, slice, until};
 
 const NAMESPACE: &str = "leaving";
 const OWN: &str = "traffic-policy-leaving-here";
@@ -61,17 +61,8 @@ fn here() -> traffic_policy_cluster::model::NodeInput {
 }
 
 fn lease(name: &str, holder: &str, boot_id: &str) -> Value {
-    json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": {"traffic-policy.io/leaving": "true"},
-            "annotations": {"traffic-policy.io/leaving-boot-id": boot_id},
-        },
-        "spec": {"holderIdentity": holder},
-    })
+    let (label, annotation) = ("traffic-policy.io/leaving", "traffic-policy.io/leaving-boot-id");
+    fixture::lease((NAMESPACE, name), holder, (label, "true"), (annotation, boot_id))
 }
 
 fn own(server: &ApiServer) -> Option<Value> {

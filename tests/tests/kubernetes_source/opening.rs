@@ -9,7 +9,7 @@ use traffic_policy_cluster::source::{Access, DirectNews, DirectPart, Opening, tr
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
-use crate::fixture::{Agent, PATIENCE, node, until};
+use crate::fixture::{self, Agent, PATIENCE, node, until};
 
 const NAMESPACE: &str = "opening";
 const OWN: &str = "traffic-policy-opens-here";
@@ -32,17 +32,8 @@ fn part(why_not: Option<&str>) -> DirectPart {
 }
 
 fn lease(name: &str, holder: &str, opens: &str) -> Value {
-    json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": name,
-            "namespace": NAMESPACE,
-            "labels": {"traffic-policy.io/opens": opens},
-            "annotations": {"traffic-policy.io/opens-from": "192.0.2.2"},
-        },
-        "spec": {"holderIdentity": holder},
-    })
+    let (label, annotation) = ("traffic-policy.io/opens", "traffic-policy.io/opens-from");
+    fixture::lease((NAMESPACE, name), holder, (label, opens), (annotation, "192.0.2.2"))
 }
 
 fn found(server: &ApiServer, name: &str) -> Option<Value> {

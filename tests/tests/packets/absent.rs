@@ -5,7 +5,7 @@ use traffic_policy_ebpf::{abi::Sweep, tcp::Timeouts};
 use traffic_policy_testing::harness::{Frontend, HZ, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_tcp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -82,10 +82,7 @@ fn short_connections_never_fill_the_table() {
 /// of conntrack.
 #[test]
 fn connections_that_have_ended_make_room_after_five_seconds() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         for (idle, room) in [(2, false), (6, true)] {
             set_up(harness, Spot::Near);
             for port in 1..=128 {

@@ -7,7 +7,7 @@ use traffic_policy_testing::packet::chunk::{
     ABORT, COOKIE_ACK, COOKIE_ECHO, HEARTBEAT, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
 };
 
-use crate::dialogue::everywhere;
+use crate::dialogue::everywhere_tcp;
 use crate::sctp::{CLIENT, CLIENT_TAG, ENDPOINT_TAG, VIP, chunk, data, init, init_ack, sctp};
 use crate::sweeping::{self, TIMEOUTS};
 use crate::table::{ENDPOINT_PORT, Terms};
@@ -77,10 +77,7 @@ fn set_up(harness: &mut Harness, endpoints: &[Spot]) {
 /// Runs a test with an endpoint on another node, and with one on this node: both must behave the
 /// same.
 fn each(work: impl Fn(&mut Harness, Association) + Sync) {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, &[endpoint]);
             work(harness, Association { terms });
@@ -311,10 +308,7 @@ fn each_state_has_its_time() {
             TIMEOUTS.reset,
         ),
     ];
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let with = Association { terms };
         for (reach, timeout) in states {
             set_up(harness, &[Spot::Near]);

@@ -6,7 +6,7 @@ use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere, everywhere_tcp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -26,6 +26,14 @@ fn each(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
         for endpoint in [Spot::Near, Spot::Local] {
             set_up(harness, &[endpoint]);
             work(harness, terms, Dialogue::new(terms, VIP));
+        }
+    });
+}
+
+fn each_tcp(work: impl Fn(&mut Harness, Terms, Dialogue) + Sync) {
+    each(|harness, terms, dialogue| {
+        if terms.tcp {
+            work(harness, terms, dialogue);
         }
     });
 }
@@ -117,10 +125,7 @@ fn a_syn_changes_nothing_in_a_living_flow() {
 
 #[test]
 fn the_end_of_a_connection() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         dialogue.establish(harness);
         dialogue.send(harness, FIN_ACK);
         assert_eq!(dialogue.entries(harness).0.state, ASSURED | FIN);
@@ -147,10 +152,7 @@ fn the_end_of_a_connection() {
 /// A segment sent before a FIN may still be in flight, or lost and retransmitted.
 #[test]
 fn a_syn_before_the_last_ack_is_no_new_connection() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, _, dialogue| {
         dialogue.establish(harness);
         dialogue.send(harness, FIN_ACK);
         dialogue.answer(harness, FIN_ACK);
@@ -167,10 +169,7 @@ fn a_syn_before_the_last_ack_is_no_new_connection() {
 /// connection, does not.
 #[test]
 fn a_syn_that_nobody_answers_chooses_anew() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         let more = Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::OtherNear, ENDPOINT_PORT)]);
         dialogue.establish(harness);
         let old = dialogue.entries(harness).0.new_to;
@@ -198,10 +197,7 @@ fn a_syn_that_nobody_answers_chooses_anew() {
 /// The restarted endpoint has accepted the client's SYN: its sequence numbers are different.
 #[test]
 fn a_connection_goes_on_anew_after_a_silence() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         dialogue.establish(harness);
         dialogue.idle(harness, 1000);
         const FAR: u32 = 1 << 31;
@@ -230,10 +226,7 @@ fn a_connection_goes_on_anew_after_a_silence() {
 /// A forged SYN with this tuple, whose answer the endpoint no longer awaits.
 #[test]
 fn a_forged_syn_does_not_keep_the_client_out() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         const FAR: u32 = 1 << 31;
         harness.run(terms.hook, &dialogue.opening().numbers(SYN_NUMBER + FAR, 0));
         let answer =
@@ -256,10 +249,7 @@ fn a_forged_syn_does_not_keep_the_client_out() {
 /// A SYN with another number before any answer: the answer to the first is no longer awaited.
 #[test]
 fn a_new_attempt_is_answered_by_its_own_number() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         const FIRST: u32 = SYN_NUMBER + (1 << 31);
         harness.run(terms.hook, &dialogue.opening().numbers(FIRST, 0));
         dialogue.idle(harness, 1);
@@ -281,10 +271,7 @@ fn a_new_attempt_is_answered_by_its_own_number() {
 /// of the number that it expects, and the client resets that (RFC 9293 section 3.10.7.4).
 #[test]
 fn an_endpoint_that_is_half_open_is_reset_by_its_client() {
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         const FIRST: u32 = SYN_NUMBER + (1 << 31);
         harness.run(terms.hook, &dialogue.opening().numbers(FIRST, 0));
         let answer = dialogue.answer_packet(harness, SYN_ACK).numbers(ANSWER_NUMBER, FIRST + 1);
@@ -317,10 +304,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
             dialogue.answer(harness, flag::RST);
         },
     ];
-    each(|harness, terms, dialogue| {
-        if !terms.tcp {
-            return;
-        }
+    each_tcp(|harness, terms, dialogue| {
         for close in closings {
             dialogue.establish(harness);
             close(dialogue, harness);
@@ -354,10 +338,7 @@ fn a_syn_on_a_closed_connection_chooses_anew() {
 /// reply entry over.
 #[test]
 fn a_connection_to_this_node_opens_again() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         set_up(harness, &[Spot::Local]);
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);

@@ -4,7 +4,7 @@
 use traffic_policy_testing::harness::{Action, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_xdp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -100,10 +100,7 @@ fn a_frontend_that_comes_later() {
 /// frontend or not.
 #[test]
 fn what_xdp_has_delivered_is_left_alone() {
-    everywhere(|harness, terms| {
-        if !terms.xdp() {
-            return;
-        }
+    everywhere_xdp(|harness, terms| {
         harness.set_up(&setup(terms).and(other()));
         let opening = Dialogue::new(terms, NODE).opening();
         let delivered = harness.run(Hook::Xdp, &opening).expect("delivered").frame.clone();

@@ -146,8 +146,27 @@ impl Dialogue {
 
 /// Runs `work` in all columns, on fresh maps for each.
 pub(crate) fn everywhere(work: impl Fn(&mut Harness, Terms) + Sync) {
+    in_columns(|_| true, work);
+}
+
+/// Runs `work` in the columns of TCP.
+pub(crate) fn everywhere_tcp(work: impl Fn(&mut Harness, Terms) + Sync) {
+    in_columns(|terms| terms.tcp, work);
+}
+
+/// Runs `work` in the columns of UDP.
+pub(crate) fn everywhere_udp(work: impl Fn(&mut Harness, Terms) + Sync) {
+    in_columns(|terms| !terms.tcp, work);
+}
+
+/// Runs `work` in the columns of XDP.
+pub(crate) fn everywhere_xdp(work: impl Fn(&mut Harness, Terms) + Sync) {
+    in_columns(Terms::xdp, work);
+}
+
+fn in_columns(is_one: fn(Terms) -> bool, work: impl Fn(&mut Harness, Terms) + Sync) {
     traffic_policy_testing::harness::with(|harness| {
-        for terms in Terms::all() {
+        for terms in Terms::all().filter(|terms| is_one(*terms)) {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(harness, terms)));
             if let Err(panic) = result {
                 eprintln!("in {terms:?}");

@@ -4,7 +4,7 @@
 use traffic_policy_testing::harness::{Device, FlowEntry, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_xdp};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step, Terms};
 
 pub(crate) const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -271,10 +271,7 @@ fn errors_that_cannot_go_on() {
 /// A packet that XDP cannot finish is left unchanged.
 #[test]
 fn what_xdp_leaves_to_tc() {
-    everywhere(|harness, terms| {
-        if !terms.xdp() {
-            return;
-        }
+    everywhere_xdp(|harness, terms| {
         harness.set_up(&setup(NODE, FAR).with(|setup| setup.devices[1].1 = false));
         let forwarded = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
         harness.run(Hook::Ingress, &terms.request(NODE)).expect("forwarded").expect_frame(&forwarded);
@@ -295,10 +292,7 @@ fn what_xdp_leaves_to_tc() {
 /// Packets that XDP has delivered go on to the endpoint.
 #[test]
 fn delivered_by_xdp() {
-    everywhere(|harness, terms| {
-        if !terms.xdp() {
-            return;
-        }
+    everywhere_xdp(|harness, terms| {
         harness.set_up(&setup(NODE, LOCAL));
         harness.run(Hook::Xdp, &terms.request(NODE)).expect("delivered");
         let answered = terms.answer(NODE, CLIENT);

@@ -5,7 +5,7 @@ use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Extension, Packet, Transport, flag};
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_xdp};
 use crate::table::{self, CLIENT_PORT, Case, ENDPOINT_PORT, PORT, Step};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -232,10 +232,7 @@ fn too_long_for_the_way_out() {
 /// The later fragments arrive before TC has handled the first.
 #[test]
 fn what_xdp_leaves_to_tc() {
-    everywhere(|harness, terms| {
-        if !terms.xdp() {
-            return;
-        }
+    everywhere_xdp(|harness, terms| {
         harness.set_up(&setup(NODE, FAR).with(|setup| setup.devices[1].1 = false));
         let forwarded = terms.forwarded(NODE, FAR, Device::Eth1, Spot::RouterFar);
         let (from, to) = (long(terms.request(NODE), 1), long(forwarded, 1));
@@ -251,10 +248,7 @@ fn what_xdp_leaves_to_tc() {
 /// Fragments that XDP has delivered are not translated again by TC.
 #[test]
 fn delivered_by_xdp() {
-    everywhere(|harness, terms| {
-        if !terms.xdp() {
-            return;
-        }
+    everywhere_xdp(|harness, terms| {
         let local = (Spot::Local, PORT);
         harness.set_up(&setup(NODE, local));
         let delivered = long(terms.request(NODE), 1).destination(terms.at(local)).fragments(SIZE);

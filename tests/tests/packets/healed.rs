@@ -6,7 +6,7 @@ use traffic_policy_ebpf::tcp::{ASSURED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -82,10 +82,7 @@ fn by_a_sweep() {
 /// The endpoint's next segment repairs it, without an agent that sweeps.
 #[test]
 fn by_a_reply() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             let dialogue = damaged(harness, terms, endpoint, Lost::Reply);
             dialogue.answer(harness, ACK);
@@ -97,10 +94,7 @@ fn by_a_reply() {
 /// The client's next datagram repairs it, without an agent that sweeps.
 #[test]
 fn by_a_datagram() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         for (endpoint, fast) in [(Spot::Near, "forwarded"), (Spot::Local, "delivered")] {
             let dialogue = damaged(harness, terms, endpoint, Lost::Request);
             let request =

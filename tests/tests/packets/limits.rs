@@ -4,7 +4,7 @@ use traffic_policy_dataplane::MapSizes;
 use traffic_policy_testing::harness::{self, FlowEntry, Frontend, HZ, Harness, Hook, Input, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{ANSWER_NUMBER, Dialogue, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, everywhere, everywhere_tcp, everywhere_udp};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -115,10 +115,7 @@ fn nearly_all_of_a_port_range_can_be_used() {
 /// `nf_nat_may_kill`.
 #[test]
 fn ports_of_flows_that_are_over_are_used_again() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         type Reach = fn(Dialogue, &Harness);
@@ -169,10 +166,7 @@ fn ports_of_flows_that_are_over_are_used_again() {
 /// Datagrams: a request, answered or not, is over after ten seconds; a stream is not.
 #[test]
 fn ports_of_questions_that_are_over_are_used_again() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         let asked = |harness: &Harness| drop(first.open(harness));
@@ -263,10 +257,7 @@ fn a_search_that_has_just_failed_is_spared() {
 /// 3.10.7.4), and the client resets that.
 #[test]
 fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         harness.set_up(&setup(Spot::Near).snat_ports([5000]));
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
@@ -289,10 +280,7 @@ fn the_new_owner_of_a_half_open_connections_port_gets_its_endpoints_ack() {
 #[test]
 fn connections_begin_anew_while_their_ports_are_taken() {
     const PORTS: std::ops::Range<u16> = 5000..5032;
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let opening = |dialogue: Dialogue| Input::new(terms.hook, dialogue.opening().bytes());
         let of_port = |port| Dialogue::new(terms, VIP).with_port(port);
         let (over, newer): (Vec<_>, Vec<_>) =
@@ -327,10 +315,7 @@ fn connections_begin_anew_while_their_ports_are_taken() {
 /// The request entry of a reply entry has gone on with another port: the request entry lives.
 #[test]
 fn a_port_that_was_left_behind_is_used_again() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let (first, second) =
             (Dialogue::new(terms, VIP).with_port(1), Dialogue::new(terms, VIP).with_port(2));
         harness.set_up(&setup(Spot::Near).snat_ports([5000]));
@@ -353,10 +338,7 @@ fn a_port_that_was_left_behind_is_used_again() {
 /// port.
 #[test]
 fn one_client_port_never_holds_more_than_one_port() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         harness.set_up(&setup(Spot::Near).snat_ports(5000..5020));
         let dialogue = Dialogue::new(terms, VIP);
         for _ in 0..200 {

@@ -5,7 +5,7 @@ use traffic_policy_ebpf::abi::NodeSilence;
 use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, SYN_NUMBER, everywhere};
+use crate::dialogue::{Dialogue, SYN_NUMBER, everywhere, everywhere_tcp};
 use crate::errors;
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
@@ -81,10 +81,7 @@ fn the_agent_is_told_once_of_syns_without_an_answer() {
 /// none if it is switched off.
 #[test]
 fn a_node_that_may_be_slow_is_not_suspected() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let mut case = |name: &str, work: &dyn Fn(&mut Harness)| {
             set_up(harness, &[Spot::Near]);
             assert_eq!(suspicions(harness, work), 0, "{name}, {terms:?}");
@@ -112,10 +109,7 @@ fn a_node_that_may_be_slow_is_not_suspected() {
 
 #[test]
 fn a_retransmission_goes_to_a_node_that_answers() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         set_up(harness, &[Spot::Near]);
         silence(harness, terms, Spot::Near);
         let dialogue = of_port(terms, 1);
@@ -141,10 +135,7 @@ fn a_retransmission_goes_to_a_node_that_answers() {
 /// while the node answers others, nor one after an answer.
 #[test]
 fn other_syns_stay_where_they_are() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let both = [(Spot::Near, ENDPOINT_PORT), (Spot::Far, ENDPOINT_PORT)];
         for (name, silent, answered, number) in [
             ("another SYN", true, false, SYN_NUMBER + 77),
@@ -174,10 +165,7 @@ fn other_syns_stay_where_they_are() {
 /// The agent has found the node dead: one SYN is enough.
 #[test]
 fn a_retransmission_leaves_a_dead_node_at_once() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         set_up(harness, &[Spot::Near]);
         let dialogue = of_port(terms, 1);
         dialogue.open(harness);
@@ -194,10 +182,7 @@ fn a_retransmission_leaves_a_dead_node_at_once() {
 /// node that has not answered yet, and once.
 #[test]
 fn a_host_that_is_unreachable_is_suspected_at_once() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let host = if terms.v4() { (3, 1, [0; 4]) } else { (1, 3, [0; 4]) };
         let about = errors::request(terms, errors::NODE);
         for (kind, expected) in [(host, 1), (errors::port_unreachable(terms), 0)] {

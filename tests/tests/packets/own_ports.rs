@@ -8,7 +8,7 @@ use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Sp
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::packet::{Packet, flag};
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -119,10 +119,7 @@ fn wait_until_usable(harness: &Harness, terms: Terms) {
 
 #[test]
 fn a_connection_holds_its_port_until_it_ends() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         for end in [flag::FIN | flag::ACK, flag::RST] {
             harness.set_up(&hurried());
             leaves(harness, &own(terms, NEAR));
@@ -140,10 +137,7 @@ fn a_connection_holds_its_port_until_it_ends() {
 
 #[test]
 fn a_datagram_holds_its_port_for_a_while() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         harness.set_up(&setup(&[OWN]));
         leaves(harness, &own(terms, NEAR));
         assert!(!is_usable(harness, terms));

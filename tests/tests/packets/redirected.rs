@@ -2,6 +2,8 @@
 //! new source: by routing rules, on a node with a separate uplink for each of its addresses, or
 //! with endpoints on a card of their own.
 
+use std::net::IpAddr;
+
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::Packet;
@@ -199,14 +201,25 @@ fn what_does_not_fit_the_other_device() {
     });
 }
 
+/// Routes replies from the frontend's address by another table, in which eth1 leads to the clients;
+/// returns that address.
+fn add_rule(harness: &Harness, terms: Terms, table: u32) -> IpAddr {
+    let clients = Spot::Client.addresses().network().of(terms.family);
+    let (prefix, router) = (terms.family.prefix(), Spot::RouterFar.of(terms.family));
+    let source = BY_ETH1.0.of(terms.family);
+    let added = harness.namespace().netlink(async |net| {
+        net.route_in(table, clients, prefix, router).await?;
+        net.rule_from(source, table, 1000).await
+    });
+    added.unwrap();
+    source
+}
+
 /// The FIB's answer is used until routes or rules change, and no longer.
 #[test]
 fn asked_again_when_something_may_have_changed() {
     harness::with(|harness| {
         for terms in Terms::all() {
-            let clients = Spot::Client.addresses().network().of(terms.family);
-            let (prefix, router) = (terms.family.prefix(), Spot::RouterFar.of(terms.family));
-            let source = BY_ETH1.0.of(terms.family);
             let leave = |harness: &Harness, outcome: &str| {
                 for _ in 0..2 {
                     harness.run(harness::Hook::Egress, &answer(terms)).expect(outcome);
@@ -216,11 +229,7 @@ fn asked_again_when_something_may_have_changed() {
             comes(terms, BY_ETH1, Device::Eth1).run(harness, terms);
             leave(harness, "replied-local");
             let table = if terms.xdp() { 110 } else { 111 };
-            let added = harness.namespace().netlink(async |net| {
-                net.route_in(table, clients, prefix, router).await?;
-                net.rule_from(source, table, 1000).await
-            });
-            added.unwrap();
+            let source = add_rule(harness, terms, table);
             leave(harness, "replied-local");
             harness.change_routes(|routes| routes.route += 1);
             leave(harness, "replied-redirected");
@@ -247,14 +256,8 @@ fn a_request_by_a_device_that_is_not_known() {
             };
             comes(terms, BY_ETH1, Device::Slim0).run(harness, terms);
             leave(harness);
-            let clients = Spot::Client.addresses().network().of(terms.family);
-            let (prefix, router) = (terms.family.prefix(), Spot::RouterFar.of(terms.family));
-            let (source, table) = (BY_ETH1.0.of(terms.family), if terms.xdp() { 120 } else { 121 });
-            let added = harness.namespace().netlink(async |net| {
-                net.route_in(table, clients, prefix, router).await?;
-                net.rule_from(source, table, 1000).await
-            });
-            added.unwrap();
+            let table = if terms.xdp() { 120 } else { 121 };
+            let source = add_rule(harness, terms, table);
             harness.change_routes(|routes| routes.route += 1);
             leave(harness);
             let removed = harness.namespace().netlink(async |net| net.remove_rule_from(source, table).await);

@@ -5,7 +5,7 @@ use traffic_policy_ebpf::tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST};
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Ran, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
-use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere, everywhere_tcp, everywhere_udp};
 use crate::sweeping::{SLACK, TIMEOUTS, idle, sweeper};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
@@ -236,10 +236,7 @@ fn a_reset_with_the_right_number_ends_the_connection() {
 /// connection has the very same tuple.
 #[test]
 fn a_spoofed_request_does_not_touch_a_direct_connection() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let local = (Spot::Local, ENDPOINT_PORT);
         harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[local])));
         let peer = (Spot::OtherNear, CLIENT_PORT);
@@ -277,10 +274,7 @@ fn a_spoofed_request_does_not_touch_a_direct_connection() {
 /// its bounds.
 #[test]
 fn a_datagram_in_anothers_name_diverts_one_tuple_until_its_flow_is_over() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         let local = (Spot::Local, ENDPOINT_PORT);
         harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[local])));
         let to = |port| (Spot::OtherNear, port);
@@ -330,10 +324,7 @@ fn a_direct_connection_may_follow_one_through_the_service() {
 /// leave. conntrack gives the later one another port.
 #[test]
 fn a_direct_connection_beside_one_through_the_service() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(Spot::Local, ENDPOINT_PORT)])));
         let dialogue = Dialogue::new(terms, VIP);
         dialogue.establish(harness);

@@ -8,7 +8,7 @@ use traffic_policy_ebpf::tcp::{MARKED, REMOVED, Timeouts};
 use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -145,10 +145,7 @@ fn traffic_between_the_passes_keeps_a_flow() {
 /// No entry refers to the old reply entry after a restart. (For TCP none remains.)
 #[test]
 fn a_reply_entry_that_nobody_names_goes() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         set_up(harness, Spot::Near);
         let (dialogue, mut sweeper) = (Dialogue::new(terms, VIP), sweeper());
         dialogue.establish(harness);
@@ -336,10 +333,7 @@ fn a_nearly_full_table_lets_no_more_go_than_it_must() {
 /// An established TCP connection is never removed for another flow, however long it has been idle.
 #[test]
 fn a_nearly_full_table_keeps_established_connections() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let idle = TIMEOUTS.half_closed - SLACK;
         for (reach, fresh) in [(closed as Reach, 200), (opened, 200), (half_closed, 200)] {
             set_up(harness, Spot::Near);
@@ -362,10 +356,7 @@ fn a_nearly_full_table_keeps_established_connections() {
 /// Expired flows are removed first, then those that may be over, and then half-closed ones.
 #[test]
 fn a_nearly_full_table_goes_by_classes() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         set_up(harness, Spot::Near);
         flows(harness, terms, 1..11, closed, 100);
         flows(harness, terms, 11..21, opened, 1_000);
@@ -382,10 +373,7 @@ fn a_nearly_full_table_goes_by_classes() {
 /// Datagrams to a Service that answers, from any number of sources.
 #[test]
 fn answered_datagrams_take_no_connection_its_place() {
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let udp = Terms { tcp: false, ..terms };
         set_up(harness, Spot::Near);
         flows(harness, terms, 1..21, half_closed, 50_000);

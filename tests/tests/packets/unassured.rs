@@ -7,7 +7,7 @@ use traffic_policy_testing::harness::{self, Frontend, HZ, Harness, Hook, Setup, 
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::flag;
 
-use crate::dialogue::{Dialogue, everywhere};
+use crate::dialogue::{Dialogue, everywhere, everywhere_udp};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -106,10 +106,7 @@ fn tcp_and_udp_do_not_make_room_for_each_other() {
 /// conntrack.
 #[test]
 fn datagrams_are_a_stream_after_two_seconds() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         harness.set_up(&setup(Spot::Near));
         let dialogue = of_port(terms, 1);
         let state = |harness: &Harness| dialogue.entries(harness).0.state;
@@ -135,10 +132,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
 /// made by a datagram of either side.
 #[test]
 fn an_endpoint_that_goes_on_answering_makes_a_stream() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         for endpoint in [Spot::Near, Spot::Local] {
             harness.set_up(&setup(endpoint));
             let dialogue = of_port(terms, 1);
@@ -169,10 +163,7 @@ fn an_endpoint_that_goes_on_answering_makes_a_stream() {
 /// The first answer comes late, as from a slow server: it is a single answer.
 #[test]
 fn a_late_answer_makes_no_stream() {
-    everywhere(|harness, terms| {
-        if terms.tcp {
-            return;
-        }
+    everywhere_udp(|harness, terms| {
         harness.set_up(&setup(Spot::Near));
         let dialogue = of_port(terms, 1);
         open(harness, terms, 1);

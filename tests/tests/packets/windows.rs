@@ -3,7 +3,7 @@
 use traffic_policy_testing::harness::{Frontend, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
-use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere};
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER, everywhere_tcp};
 use crate::table::{ENDPOINT_PORT, PORT};
 
 const VIP: (Spot, u16) = (Spot::Vip, PORT);
@@ -17,10 +17,7 @@ const SYN_ACK: u8 = flag::SYN | flag::ACK;
 fn a_window_that_the_fast_path_has_seen_is_sent_into() {
     // No-operation, window scale 7 (RFC 7323 section 2.2).
     const SCALED: [u8; 4] = [1, 3, 3, 7];
-    everywhere(|harness, terms| {
-        if !terms.tcp {
-            return;
-        }
+    everywhere_tcp(|harness, terms| {
         let cases = [Spot::Near, Spot::Local].map(|spot| [(spot, 8_192, true), (spot, 512, false)]);
         for (endpoint, offered, belongs) in cases.into_iter().flatten() {
             harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[(endpoint, ENDPOINT_PORT)])));

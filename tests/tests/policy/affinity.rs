@@ -1,6 +1,6 @@
 //! `sessionAffinity: ClientIP` for clients outside the cluster: an address stays with its endpoint.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -9,20 +9,13 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::object::{Backend, Policy, Service, vip};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::Outcome;
 
 const PORT: u16 = 30_080;
 const SHORT: u16 = 30_081;
 const SOON: Duration = Duration::from_secs(10);
-
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
 
 fn sticky(name: &str, port: u16, seconds: u32) -> Service {
     Cluster::node_port(name, Policy::Cluster, port)
@@ -38,8 +31,7 @@ fn pod(from: &Namespace, protocol: Protocol, to: SocketAddr) -> String {
 fn stays_and_leaves_with_its_endpoint(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[3, 3])).unwrap();
     let lab = &cluster.lab;
-    let service = sticky("web", PORT, 600);
-    let announced = Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family)));
+    let announced = sticky("web", PORT, 600).announced();
     cluster.manifests.apply(&announced, &cluster.backends()).unwrap();
     let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {

@@ -1,7 +1,7 @@
 //! `traffic-policy.io/external-fallback: cluster`: policy Local on nodes with endpoints, policy
 //! Cluster on nodes without.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::object::{Backend, Policy, Service, vip};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::{HeldConnections, Outcome, http};
 
@@ -21,20 +21,13 @@ const HEALTH: u16 = 32080;
 const ANNOTATION: &str = "traffic-policy.io/external-fallback";
 const SOON: Duration = Duration::from_secs(10);
 
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
-
 fn local(name: &str, port: u16) -> Service {
     Cluster::node_port(name, Policy::Local, port)
 }
 
 fn web() -> Service {
     let service = local("web", WEB).annotation(ANNOTATION, "cluster");
-    Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family))).health_port(HEALTH)
+    service.announced().health_port(HEALTH)
 }
 
 /// The answer of a node's health check, as a load balancer sees it.
@@ -209,8 +202,7 @@ fn source_ranges_and_affinity_hold() {
     // The client is 192.0.2.10 in IPv4; no IPv6 range is given, so all IPv6 clients are admitted.
     let restricted = local("restricted", RESTRICTED)
         .annotation(ANNOTATION, "cluster")
-        .vip(vip(Family::V4))
-        .vip(vip(Family::V6))
+        .announced()
         .spec("loadBalancerSourceRanges", json!(["198.51.100.0/24"]));
     cluster.manifests.apply(&restricted, &cluster.backends()).unwrap();
     let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();

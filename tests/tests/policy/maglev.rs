@@ -1,7 +1,7 @@
 //! Two nodes with the same Service send the same connection to the same endpoint.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -10,23 +10,15 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::explain::{self, Flow};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::object::{Backend, Policy, Service, vip};
 use traffic_policy_testing::pace::scaled;
 
 const PORT: u16 = 30_080;
 const FLOWS: u16 = 200;
 
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
-
 fn service() -> Service {
-    let service = Cluster::node_port("web", Policy::Cluster, PORT);
-    let announced = Family::BOTH.iter().fold(service, |service, family| service.vip(vip(*family)));
-    announced.annotation("traffic-policy.io/algorithm", "maglev")
+    let service = Cluster::node_port("web", Policy::Cluster, PORT).announced();
+    service.annotation("traffic-policy.io/algorithm", "maglev")
 }
 
 /// Connections to the load balancer's addresses and to a node port of this node.

@@ -2,7 +2,6 @@
 //! behind it gets the error, on either side.
 
 use std::net::{IpAddr, SocketAddr};
-use std::process::Command;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
@@ -13,6 +12,7 @@ use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use crate::icmp::error_about;
+use crate::route_mtus::ip;
 
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
@@ -29,13 +29,6 @@ fn cluster(wire_offloads: bool) -> Cluster {
         cluster.manifests.apply(&Cluster::node_port(name, policy, port), &[backend]).unwrap();
     }
     cluster
-}
-
-fn ip(namespace: &Namespace, family: Family, arguments: &str) {
-    let mut command = Command::new("ip");
-    command.arg(if family == Family::V4 { "-4" } else { "-6" }).args(arguments.split(' '));
-    let output = namespace.output(command).unwrap();
-    assert!(output.status.success(), "{output:?}");
 }
 
 /// Sets the MTU of the route from `router` to one address to 1300 bytes.
@@ -198,9 +191,7 @@ fn towards_the_client_by_a_node_that_does_not_know_the_flow() {
 
 /// Returns the router of a node's default route.
 fn gateway(node: &Namespace, family: Family) -> String {
-    let mut command = Command::new("ip");
-    command.args([if family == Family::V4 { "-4" } else { "-6" }, "route", "show", "default"]);
-    let shown = String::from_utf8(node.output(command).unwrap().stdout).unwrap();
+    let shown = ip(node, family, "route show default");
     let mut words = shown.split_whitespace().skip_while(|word| *word != "via").skip(1);
     words.next().unwrap_or_else(|| panic!("no gateway in {shown:?}")).to_owned()
 }

@@ -19,11 +19,13 @@ const PORT: u16 = 30080;
 const BYTES: u64 = 200_000;
 const ETHERNET: usize = 14;
 
-fn ip(namespace: &Namespace, family: Family, arguments: &str) {
+/// Runs `ip` for a family, with arguments separated by spaces, and returns its output.
+pub fn ip(namespace: &Namespace, family: Family, arguments: &str) -> String {
     let mut command = Command::new("ip");
     command.arg(if family == Family::V4 { "-4" } else { "-6" }).args(arguments.split(' '));
     let output = namespace.output(command).unwrap();
     assert!(output.status.success(), "{arguments}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Adds a route to one address, with an MTU.

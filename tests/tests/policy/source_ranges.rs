@@ -1,14 +1,14 @@
 //! `loadBalancerSourceRanges`: the clients that may use a load balancer's address. Node ports are
 //! not restricted by it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Port, Service};
+use traffic_policy_testing::object::{Port, Service, vip};
 use traffic_policy_testing::traffic::Outcome;
 
 const NODE_PORT: u16 = 30080;
@@ -16,16 +16,8 @@ const NODE_PORT: u16 = 30080;
 fn restricted(ranges: &[&str]) -> Service {
     Service::new("restricted")
         .port(Port::tcp(80, TARGET).node_port(NODE_PORT))
-        .vip(vip(Family::V4))
-        .vip(vip(Family::V6))
+        .announced()
         .spec("loadBalancerSourceRanges", json!(ranges))
-}
-
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
 }
 
 #[test]

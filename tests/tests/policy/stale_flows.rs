@@ -3,13 +3,13 @@
 //! The pods keep answering all the time, so datagrams to a removed endpoint would still be
 //! answered.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::object::{Backend, Policy, Service, vip};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::traffic::{HeldConnections, Outcome, Probe};
 
@@ -18,15 +18,8 @@ const OTHER_PORT: u16 = 30_090;
 const SOURCE_PORT: u16 = 44_444;
 const SOON: Duration = Duration::from_secs(15);
 
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
-
 fn web(policy: Policy) -> Service {
-    Cluster::node_port("web", policy, PORT).vip(vip(Family::V4)).vip(vip(Family::V6))
+    Cluster::node_port("web", policy, PORT).announced()
 }
 
 /// Sends one datagram of the one flow.

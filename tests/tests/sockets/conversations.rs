@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 
 use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::lab::Family;
-use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::object::{Policy, cluster_ip};
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{SocketCluster, cluster_ip, service, service_at};
+use crate::fixture::{SocketCluster, service, service_at};
 
 /// The pods that answered by TCP, until there are as many as wanted.
 fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BTreeSet<String> {

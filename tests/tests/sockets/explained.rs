@@ -11,11 +11,11 @@ use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::counters::Counters;
 use traffic_policy_testing::explain::{self, Answer, Flow};
 use traffic_policy_testing::lab::Family;
-use traffic_policy_testing::object::{Policy, Service};
+use traffic_policy_testing::object::{Policy, Service, cluster_ip};
 use traffic_policy_testing::traffic;
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{NODE_PORT, PORT, SocketCluster, cluster_ip};
+use crate::fixture::{NODE_PORT, PORT, SocketCluster};
 
 /// Pods that are the endpoints: node, pod.
 const PLACES: [(&str, &[(usize, usize)]); 4] =

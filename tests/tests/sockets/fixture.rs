@@ -9,7 +9,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::object::{Backend, Port, Service, cluster_ip};
 use traffic_policy_testing::pace;
 
 use crate::caller::{Caller, Kind};
@@ -89,14 +89,6 @@ impl SocketCluster {
     }
 }
 
-/// The n-th address of the ranges of cluster IPs.
-pub fn cluster_ip(number: u8, family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [10, 96, 0, number].into(),
-        Family::V6 => [0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()].into(),
-    }
-}
-
 /// The address and port of the n-th Service.
 pub fn service_at(number: u8, kind: Kind) -> SocketAddr {
     SocketAddr::new(cluster_ip(number, kind.family()), PORT)
@@ -106,8 +98,7 @@ pub fn service_at(number: u8, kind: Kind) -> SocketAddr {
 pub fn service(number: u8) -> Service {
     Service::new(&format!("service-{number}"))
         .only_cluster_ip()
-        .cluster_ip(cluster_ip(number, Family::V4))
-        .cluster_ip(cluster_ip(number, Family::V6))
+        .cluster_ips(number)
         .port(Port::tcp(PORT, TARGET))
         .port(Port::udp(PORT, TARGET))
 }

@@ -6,20 +6,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use nix::libc;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::Family;
-use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::object::{Policy, cluster_ip, vip};
 use traffic_policy_testing::traffic::Server;
 
 use crate::caller::Kind;
-use crate::fixture::{NODE_PORT, PORT, SocketCluster, cluster_ip};
+use crate::fixture::{NODE_PORT, PORT, SocketCluster};
 
 const OTHER_PORT: u16 = 30081;
-
-fn vip(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => [203, 0, 113, 9].into(),
-        Family::V6 => [0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 9].into(),
-    }
-}
 
 fn external_ip(family: Family) -> IpAddr {
     match family {
@@ -31,10 +24,8 @@ fn external_ip(family: Family) -> IpAddr {
 /// Policy Local: `far` has its only endpoint on node-2, `near` its only one on node-1.
 fn local() -> SocketCluster {
     SocketCluster::start(&[2, 1], |cluster| {
-        let mut far = Cluster::node_port("far", Policy::Local, NODE_PORT);
-        for family in Family::BOTH {
-            far = far.vip(vip(family)).external_ip(external_ip(family)).cluster_ip(cluster_ip(10, family));
-        }
+        let far = Cluster::node_port("far", Policy::Local, NODE_PORT).announced().cluster_ips(10);
+        let far = Family::BOTH.iter().fold(far, |far, family| far.external_ip(external_ip(*family)));
         let backend =
             |node: usize, pod| traffic_policy_testing::object::Backend::of(cluster.lab.node(node).pod(pod));
         cluster.manifests.apply(&far, &[backend(2, 1)]).unwrap();

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 
 use nix::libc;
-use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::object::{Policy, cluster_ip};
 
 use crate::caller::{Caller, Kind};
-use crate::fixture::{PORT, SocketCluster, cluster_ip, error_at_once, service, service_at};
+use crate::fixture::{PORT, SocketCluster, error_at_once, service, service_at};
 
 /// The errors of connect() by TCP, of connect() by UDP, and of sendto().
 fn errors(caller: &Caller, kind: Kind, to: SocketAddr) -> [i32; 3] {

@@ -10,11 +10,11 @@ use serde_json::Value;
 use traffic_policy_ebpf::abi::{NODE_NAME_LENGTH, NodeSilence};
 use traffic_policy_testing::lab::{Family, Pod};
 use traffic_policy_testing::nftables;
-use traffic_policy_testing::object::{Backend, Port, Service};
+use traffic_policy_testing::object::{Backend, Port, Service, cluster_ip};
 use traffic_policy_testing::pace;
 
 use crate::caller::{Caller, Kind, Socket};
-use crate::fixture::{PORT, SocketCluster, cluster_ip, service, service_at};
+use crate::fixture::{PORT, SocketCluster, service, service_at};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

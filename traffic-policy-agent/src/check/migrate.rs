@@ -58,9 +58,6 @@ struct Facts {
 }
 
 /// Inspects what kube-proxy does here. `config` is its configuration, or the ConfigMap with it.
-///
-/// # Errors
-/// The configuration cannot be read.
 pub async fn migration(config: Option<&Path>) -> Result<Vec<Finding>> {
     let config = config.map(read_config).transpose()?;
     let (network, _events) = Network::connect()?;

@@ -120,22 +120,23 @@ fn judge(facts: &Facts) -> Vec<Finding> {
 
 /// Reports rules, network policies among them, that do not see redirected packets.
 fn forward_rules(rules: &Rules) -> Option<Finding> {
-    let chains: Vec<_> = rules
-        .chains
-        .iter()
-        .filter(|chain| chain.forward && chain.in_use && !is_kube_proxys(chain))
-        .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
-        .collect();
-    (!chains.is_empty()).then(|| {
+    named(rules, |chain| chain.forward && chain.in_use).map(|chains| {
         Finding::note(
             "forward-rules",
             format!(
-                "rules of chain {} see what goes to pods of this node, and not what is sent on to endpoints of other nodes, which is redirected past them",
-                chains.join(", chain ")
+                "rules of chain {chains} see what goes to pods of this node, and not what is sent on to endpoints of other nodes, which is redirected past them",
             ),
             "nothing for network policies, which the endpoint's node applies; a rule about clients from outside: where the endpoint is, with externalTrafficPolicy: Local, or as loadBalancerSourceRanges",
         )
     })
+}
+
+/// Names those chains that do not belong to kube-proxy; `None` if there are none.
+fn named(rules: &Rules, is_one: fn(&Chain) -> bool) -> Option<String> {
+    let chains = rules.chains.iter().filter(|chain| is_one(chain) && !is_kube_proxys(chain));
+    let name = |chain: &Chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name);
+    let names: Vec<_> = chains.map(name).collect();
+    (!names.is_empty()).then(|| names.join(", chain "))
 }
 
 /// Whether a chain belongs to kube-proxy and disappears with it: other findings cover that.
@@ -145,18 +146,11 @@ fn is_kube_proxys(chain: &Chain) -> bool {
 
 /// Reports masquerade rules: the ports that they take are not known beforehand.
 fn masquerade(rules: &Rules) -> Option<Finding> {
-    let chains: Vec<_> = rules
-        .chains
-        .iter()
-        .filter(|chain| chain.source_nat && !is_kube_proxys(chain))
-        .map(|chain| format!("{} of table {} {}", chain.name, chain.table.family, chain.table.name))
-        .collect();
-    (!chains.is_empty()).then(|| {
+    named(rules, |chain| chain.source_nat).map(|chains| {
         Finding::note(
             "masquerade",
             format!(
-                "chain {}: a masquerade there may give a pod's connection a source port of --snat-ports; if a flow to the same endpoint has that port, answers are taken for its",
-                chains.join(", chain ")
+                "chain {chains}: a masquerade there may give a pod's connection a source port of --snat-ports; if a flow to the same endpoint has that port, answers are taken for its",
             ),
             "nothing if pods reach pods without masquerade; else keep its ports apart: -j MASQUERADE --to-ports with the range of net.ipv4.ip_local_port_range, which is left out of --snat-ports",
         )

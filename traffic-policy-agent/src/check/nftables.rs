@@ -86,9 +86,6 @@ const HEADER: usize = 4;
 
 impl Rules {
     /// Reads the rules. A kernel without nf_tables has none.
-    ///
-    /// # Errors
-    /// CAP_NET_ADMIN is missing.
     pub(super) fn read() -> io::Result<Self> {
         let tables = dump(NFTABLES | GETTABLE)?.iter().filter_map(|message| table(message)).collect();
         let chains = dump(NFTABLES | GETCHAIN)?.iter().filter_map(|message| chain(message)).collect();

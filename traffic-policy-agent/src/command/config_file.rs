@@ -71,9 +71,6 @@ pub struct ConfigFileError {
 }
 
 /// Reads a file.
-///
-/// # Errors
-/// It cannot be read, is something else, or contains a value that cannot be used.
 pub fn read(path: &Path) -> Result<ConfigFile, ConfigFileError> {
     let wrap = |problem| ConfigFileError { path: path.to_owned(), problem };
     let text = text(path).map_err(wrap)?;
@@ -82,9 +79,6 @@ pub fn read(path: &Path) -> Result<ConfigFile, ConfigFileError> {
 }
 
 /// Returns the text of a file.
-///
-/// # Errors
-/// It cannot be read.
 pub fn text(path: &Path) -> Result<String, String> {
     let advice = "name a file that the agent's user may read with --config (TRAFFIC_POLICY_CONFIG)";
     let size = fs::metadata(path).map_err(|error| format!("{error}: {advice}"))?.len();

@@ -54,9 +54,6 @@ impl Reloader {
     }
 
     /// Follows the signal and the file from now on, as long as the runtime lives.
-    ///
-    /// # Errors
-    /// The signal handler cannot be installed.
     pub(super) fn follow(self, notifier: Notifier) -> Result<Reloads> {
         let hangup = signal(SignalKind::hangup()).context("SIGHUP cannot be waited for")?;
         let (sender, reloads) = Reloads::channel();

@@ -33,9 +33,6 @@ impl Unattached {
     /// since the last time, and reports each device once: in the log, and by the Events that it
     /// returns. Without refusals nothing is looked up: a node may have very many endpoints.
     /// `named`: the value of `--device`.
-    ///
-    /// # Errors
-    /// The map of counters cannot be read, or the dump of devices (RTM_GETLINK) fails.
     pub(super) async fn look(
         &mut self,
         network: &Network,

@@ -63,10 +63,6 @@ impl Served {
 
     /// Listens on `address` (the unspecified IPv4 address stands for both families), and answers
     /// every request with the result of `answer`.
-    ///
-    /// # Errors
-    ///
-    /// If the address cannot be listened on, most often because it is taken.
     pub fn start(
         address: SocketAddr,
         connections: Arc<Connections>,
@@ -77,10 +73,6 @@ impl Served {
 
     /// Does the same as [`Self::start`] for answers that take long, so that no thread of the
     /// runtime blocks on them.
-    ///
-    /// # Errors
-    ///
-    /// If the address cannot be listened on, most often because it is taken.
     pub fn start_slow<R>(
         address: SocketAddr,
         connections: Arc<Connections>,

@@ -345,10 +345,6 @@ pub struct HealthzServer(Served);
 
 impl HealthzServer {
     /// Starts to answer; the unspecified IPv4 address stands for both families.
-    ///
-    /// # Errors
-    ///
-    /// If the address cannot be listened on.
     pub fn start(address: SocketAddr, health: ProxyHealth) -> io::Result<Self> {
         let from_here =
             |request: &Request<Incoming>| request.extensions().get().is_some_and(|FromHere(here)| *here);

@@ -27,10 +27,6 @@ pub struct MetricsServer(Served);
 
 impl MetricsServer {
     /// Starts to answer.
-    ///
-    /// # Errors
-    ///
-    /// If the address cannot be listened on.
     pub fn start(address: SocketAddr, metrics: Metrics, in_effect: InEffect) -> io::Result<Self> {
         let metrics = Arc::new(Mutex::new(metrics));
         Served::start_slow(address, Arc::default(), move |request| {

@@ -77,9 +77,6 @@ impl Metadata {
 
 impl Answer {
     /// Returns the body of an answer with status 200.
-    ///
-    /// # Errors
-    /// Any other status.
     pub(super) fn ok(self, path: &str) -> Result<Self> {
         if self.status != StatusCode::OK {
             bail!("{path}: status {}", self.status);

@@ -41,9 +41,6 @@ pub(super) struct Built {
 }
 
 /// Builds the agent.
-///
-/// # Errors
-/// A compiler is missing and cannot be installed, musl cannot be fetched, or the build failed.
 pub(super) fn agent(arch: Arch, place: &Place) -> Result<Built> {
     let target = target::named(arch.target())?;
     compilers(target)?;

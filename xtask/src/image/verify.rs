@@ -24,9 +24,6 @@ pub(super) struct Copied {
 
 impl Copied {
     /// Copies the sources.
-    ///
-    /// # Errors
-    /// The sources cannot be listed (they are not a checkout of git) or copied.
     pub(super) fn take() -> Result<Self> {
         let folder = env::temp_dir().join(format!("traffic-policy-image-{}", std::process::id()));
         for file in sources(cargo::root())? {

@@ -112,9 +112,6 @@ impl Archive {
     }
 
     /// Unpacks packages into a folder, without running their installation scripts.
-    ///
-    /// # Errors
-    /// A package cannot be fetched.
     pub(crate) fn unpack(&self, packages: &[String], to: &Path) -> Result<()> {
         let cache = self.folder.join("packages");
         files::remove(&cache)?;
@@ -130,9 +127,6 @@ impl Archive {
     }
 
     /// Unpacks packages and all of their dependencies.
-    ///
-    /// # Errors
-    /// A package cannot be fetched.
     pub(super) fn unpack_closure(&self, packages: &[&str], to: &Path) -> Result<()> {
         cargo::quietly(self.apt("apt-get").args(["install", "--yes", "--download-only"]).args(packages))?;
         extract(&self.folder.join("cache/archives"), to)

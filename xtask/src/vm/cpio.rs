@@ -10,9 +10,6 @@ use anyhow::{Context, Result, ensure};
 
 /// Returns an archive of files of a folder, by their paths in it, in the format that the kernel
 /// unpacks (`newc`), owned by root.
-///
-/// # Errors
-/// cpio or a file is missing.
 pub(super) fn archive(folder: &Path, files: &[impl AsRef<str>]) -> Result<Vec<u8>> {
     let mut child = Command::new("cpio")
         .args(["--create", "--format=newc", "--owner=+0:+0", "--quiet"])

@@ -33,9 +33,6 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Fetches the kernel, unless it was fetched before.
-    ///
-    /// # Errors
-    /// The archive cannot be reached, or a program that unpacks is missing.
     pub(super) fn fetch(folder: &Path, archive: &Archive, arch: Arch, release: &Release) -> Result<Self> {
         let name = &release.release;
         let folder = folder.join(format!("kernels/{arch}/{name}"));

@@ -79,9 +79,6 @@ impl Smoke {
     }
 
     /// Runs the tests. Returns whether all passed.
-    ///
-    /// # Errors
-    /// The build failed, or the root disk cannot be made.
     pub(crate) fn run(&self, tally: &mut Tally) -> Result<bool> {
         let built = Built::all(self.0.arch)?;
         let mut runs = suites(&built, &["budgets"], Some("far_from_what_the_verifier_walks_at_most"));

@@ -75,9 +75,6 @@ impl<'a> Machine<'a> {
 impl Machine<'_> {
     /// Writes the initial RAM disk with the job in it, and returns the command that starts the
     /// machine.
-    ///
-    /// # Errors
-    /// A file cannot be written.
     pub(super) fn command(&self) -> Result<Command> {
         files::make_folder(&self.folder)?;
         let initrd = self.initrd()?;

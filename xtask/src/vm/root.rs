@@ -74,9 +74,6 @@ pub(super) struct Content {
 
 impl Root {
     /// Makes the disk. Only the system's part is kept between runs.
-    ///
-    /// # Errors
-    /// A program that is needed is missing, or the disk is full.
     pub(super) fn make(folder: &Path, archive: &Archive, arch: Arch, content: &Content) -> Result<Self> {
         let name = if content.systemd { format!("root-{arch}-systemd") } else { format!("root-{arch}") };
         let base = folder.join(&name);

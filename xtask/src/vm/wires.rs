@@ -107,9 +107,6 @@ pub(super) struct Namespace(pub(super) String);
 
 impl Namespace {
     /// Makes the namespace, and leaves a process that removes it once this one is gone.
-    ///
-    /// # Errors
-    /// The permission is missing, or the kernel refuses.
     pub(super) fn make(name: &str) -> Result<Self> {
         ip(&["netns", "add", name])?;
         let namespace = Self(name.to_owned());
@@ -139,9 +136,6 @@ pub(super) struct Wires {
 
 impl Wires {
     /// Makes the namespace, its bridges and the taps of all cards.
-    ///
-    /// # Errors
-    /// The permission is missing, or the kernel refuses.
     pub(super) fn make(netns: &str, cards: Vec<Card>) -> Result<Self> {
         let wires = Self { netns: Namespace::make(netns)?, cards };
         wires.inside(&["link", "set", "lo", "up"])?;

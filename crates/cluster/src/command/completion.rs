@@ -18,9 +18,6 @@ pub struct Arguments {
 
 impl Arguments {
     /// Prints the script for the program under the name by which it was called.
-    ///
-    /// # Errors
-    /// Standard output cannot be written.
     pub fn execute(self, mut command: clap::Command) -> Result<()> {
         // A plugin of kubectl is typed with a space, and no shell completes a name that has one.
         let name = match command.get_bin_name() {

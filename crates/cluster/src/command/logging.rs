@@ -22,18 +22,12 @@ pub struct LogLevel(reload::Handle<EnvFilter, Registry>);
 
 impl LogLevel {
     /// Sets another level.
-    ///
-    /// # Errors
-    /// The text is not a level.
     pub fn set(&self, level: &str) -> Result<()> {
         self.0.reload(EnvFilter::try_new(level)?).context("the log level cannot be changed")
     }
 }
 
 /// Starts logging to standard error.
-///
-/// # Errors
-/// The text is not a level.
 pub fn start(level: &str, format: LogFormat) -> Result<LogLevel> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(level)?);
     let lines = fmt::layer().with_writer(io::stderr).with_target(false);

@@ -19,9 +19,6 @@ pub struct Arguments {
 
 impl Arguments {
     /// Writes the pages for the program under the name by which it was called.
-    ///
-    /// # Errors
-    /// The folder does not exist or cannot be written.
     pub fn execute(self, mut command: clap::Command) -> Result<()> {
         if !self.folder.is_dir() {
             bail!("{} is no folder: make it first", self.folder.display());

@@ -28,9 +28,6 @@ pub enum Output {
 }
 
 /// Prints with `write`. A reader that closes the pipe early (`| head`) is not an error.
-///
-/// # Errors
-/// Standard output cannot be written.
 pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     match write(&mut out).and_then(|()| out.flush()) {

@@ -249,9 +249,6 @@ where
 }
 
 /// Enters connections into the flow tables that an agent has pinned below `root`.
-///
-/// # Errors
-/// There are no such pins, or a bpf(2) call on one of the maps fails.
 pub fn adopt_pinned(root: &Path, connections: &[Connection]) -> Result<Adopted> {
     let folder = pins::maps_below(root);
     let mut frontends = HashMap::new();

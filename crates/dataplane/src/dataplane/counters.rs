@@ -15,9 +15,6 @@ use super::Dataplane;
 pub type Counter = (&'static str, Outcome, u64);
 
 /// Returns every counter of every hook, including those that are zero.
-///
-/// # Errors
-/// A bpf(2) lookup in `tp_counters` fails.
 pub(super) fn all(map: &PerCpuArray<MapData, OutcomeCounters>) -> Result<Vec<Counter>> {
     let hooks = [
         (hook::XDP, "xdp"),
@@ -46,9 +43,6 @@ impl Dataplane {
 }
 
 /// Returns every counter of a pinned map.
-///
-/// # Errors
-/// There is no such pin, or it is not a map of counters.
 pub fn read_pinned(map: &Path) -> Result<Vec<Counter>> {
     let data = MapData::from_pin(map)?;
     all(&PerCpuArray::try_from(Map::PerCpuArray(data)).context("tp_counters has another type")?)

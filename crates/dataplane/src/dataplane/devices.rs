@@ -31,9 +31,6 @@ pub trait DevicePrograms {
     fn attach(&mut self, interface: &Interface) -> Result<Attached>;
 
     /// Forgets a device that is gone, or no longer wanted.
-    ///
-    /// # Errors
-    /// The pin of a link cannot be removed.
     fn detach(&mut self, ifindex: u32) -> Result<()>;
 
     /// Whether the programs are attached to a device as it is now, and in the configured mode.
@@ -95,9 +92,6 @@ impl Devices {
     }
 
     /// Forgets devices that an earlier agent attached to and that are not attached to now.
-    ///
-    /// # Errors
-    /// The pin of a link, or the device's entry in the map, cannot be removed.
     pub fn forget_others(&self, maps: &mut Maps) -> Result<()> {
         let present: Vec<u32> = self.attached.keys().copied().collect();
         if let Some(links) = &self.links {

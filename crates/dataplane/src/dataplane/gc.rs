@@ -224,9 +224,6 @@ impl Gc {
 
     /// Removes the names of endpoints that serve again, or that a killed agent had named and that
     /// serve.
-    ///
-    /// # Errors
-    /// An entry of `tp_removed_eps` cannot be removed.
     pub fn forget_serving(
         &mut self,
         maps: &mut Maps,

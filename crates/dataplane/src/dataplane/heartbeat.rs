@@ -44,9 +44,6 @@ pub fn restore(maps: &mut Maps, earlier: Earlier) {
 }
 
 /// Records that the programs are loaded. `hz`: jiffies per second.
-///
-/// # Errors
-/// See [`beat`].
 pub fn begin(maps: &mut Maps, object: &Ebpf, hz: u32) -> Result<()> {
     let words = &mut maps.heartbeat;
     words.store(heartbeat::hz, hz);
@@ -67,9 +64,6 @@ impl Dataplane {
 }
 
 /// Records a sign of life, with which idle times in jiffies can be converted to another clock.
-///
-/// # Errors
-/// The kernel does not run `tp_clock` (BPF_PROG_TEST_RUN).
 pub fn beat(maps: &mut Maps, object: &Ebpf) -> Result<()> {
     let (seen, jiffies) = (clock::monotonic()?, test_run::raw_tracepoint(object, "tp_clock")?);
     maps.heartbeat.store(heartbeat::jiffies, jiffies);

@@ -30,9 +30,6 @@ impl Kernel {
     }
 
     /// Returns the version of the running kernel, however old, and its release string.
-    ///
-    /// # Errors
-    /// The release does not start with two numbers.
     pub fn found() -> Result<(Self, String)> {
         let name = utsname::uname().context("uname failed")?;
         let release = name.release().to_string_lossy().into_owned();
@@ -67,9 +64,6 @@ pub fn release_memory() {
 }
 
 /// Returns the kernel's cookie of this process's network namespace, as programs see it.
-///
-/// # Errors
-/// The kernel refuses to create a socket.
 pub fn netns_cookie() -> Result<u64> {
     let socket =
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("no socket to ask for the network namespace")?;

@@ -40,16 +40,10 @@ pub trait NextHops {
     fn note_network(&mut self, fingerprint: u32);
 
     /// Returns the next hops in use that have a MAC address.
-    ///
-    /// # Errors
-    /// A bpf(2) lookup in `tp_nexthop_ids` or `tp_nexthops` fails.
     fn next_hops(&self) -> Result<Vec<NextHop>>;
 
     /// Writes the MTUs of routes. Returns whether they changed: in that case stored next hops may
     /// be wrong.
-    ///
-    /// # Errors
-    /// `tp_route_mtus4` or `tp_route_mtus6` cannot be read or written.
     fn set_route_mtus(&mut self, mtus: &RouteMtus) -> Result<bool>;
 }
 
@@ -139,9 +133,6 @@ impl NextHops for Dataplane {
 }
 
 /// Moves to the other generation when the current one is nearly full, and returns it.
-///
-/// # Errors
-/// An entry of `tp_nexthop_ids` cannot be removed.
 pub fn renew(maps: &mut Maps) -> Result<Option<u32>> {
     let route = route(maps);
     let generation = route >> 16 & 1;

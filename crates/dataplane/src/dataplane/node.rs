@@ -30,9 +30,6 @@ use super::{
 pub trait NodeDescription {
     /// Writes the addresses that sockets without an address will probably use: the node's primary
     /// addresses, and for pods the first address of their ranges.
-    ///
-    /// # Errors
-    /// A bpf(2) lookup or update in `tp_local_node` fails.
     fn describe_node(&mut self, primary: &[IpAddr], pod_ranges: &[IpNet]) -> Result<()>;
 }
 
@@ -60,9 +57,6 @@ impl NodeDescription for Dataplane {
 
 /// Writes the node's network namespace, which is that of this process, and the sources that new
 /// flows may have.
-///
-/// # Errors
-/// The namespace has no cookie (SO_NETNS_COOKIE), or `tp_local_node` cannot be read or written.
 pub fn name_namespace(maps: &mut Maps, check: SourceCheck) -> Result<()> {
     let netns = kernel::netns_cookie()?;
     put(maps, |node| LocalNode { netns, source_check: check.number(), ..node })

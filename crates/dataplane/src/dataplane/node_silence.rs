@@ -63,9 +63,6 @@ pub trait NodeSilence {
     fn node_numbers(&self) -> Vec<(u16, String)>;
 
     /// Writes numbers of nodes, before any endpoint has them.
-    ///
-    /// # Errors
-    /// The map cannot be written.
     fn number_nodes(&mut self, nodes: Vec<(u16, String)>) -> Result<()>;
 }
 

@@ -195,9 +195,6 @@ impl Dataplane {
 
 /// Returns the pods' devices of this node as the agent that is pinned below `root` judges them.
 /// `served`: the devices of the node that are attached to.
-///
-/// # Errors
-/// The devices cannot be listed.
 pub fn judged_below(root: &Path, served: &BTreeSet<u32>) -> Result<Vec<JudgedPod>> {
     let judged = judged(&pins::links_below(root), served, Kernel::running()?)?;
     let pod = |(link, obstacles): (PodLink, Obstacles)| JudgedPod {

@@ -38,18 +38,12 @@ fn bit(number: u32) -> u64 {
 /// Drops all capabilities that the agent does not need, permanently. It must be called while this
 /// process has one thread: later threads inherit that thread's capabilities. `low_ports`: the agent
 /// listens on ports below 1024.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn drop_privileges(low_ports: bool) -> Result<()> {
     keep(of_agent(effective_capabilities()?, low_ports))
 }
 
 /// Drops capabilities like [`drop_privileges`], for the process that destroys UDP sockets in the
 /// network namespaces of pods.
-///
-/// # Errors
-/// See [`drop_privileges`].
 pub fn drop_privileges_to_end_sockets() -> Result<()> {
     let needed = bit(CAP_NET_ADMIN) | bit(CAP_SYS_ADMIN) | bit(CAP_SYS_PTRACE);
     keep(effective_capabilities()? & needed)
@@ -82,9 +76,6 @@ fn keep(kept: u64) -> Result<()> {
 }
 
 /// Returns the bits of this process's effective capabilities, numbered as in linux/capability.h.
-///
-/// # Errors
-/// /proc cannot be read.
 pub fn effective_capabilities() -> Result<u64> {
     let status = match std::fs::read_to_string("/proc/self/status") {
         Ok(status) => status,

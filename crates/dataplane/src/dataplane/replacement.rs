@@ -26,22 +26,13 @@ pub trait Replacement {
 
     /// Takes over the links of another layout version: attaching then replaces its programs with
     /// those of this version.
-    ///
-    /// # Errors
-    /// A pin cannot be moved (rename(2) on the BPF file system).
     fn adopt(&mut self) -> Result<()>;
 
     /// Removes what another layout version has left, whose links have other programs by now.
-    ///
-    /// # Errors
-    /// A folder of pins cannot be removed.
     fn drop_replaced(&mut self) -> Result<Replaced>;
 
     /// Forgets devices and cgroups that an earlier agent attached to and that are not attached to
     /// now.
-    ///
-    /// # Errors
-    /// A pin, or an entry of `tp_devices`, cannot be removed.
     fn forget_others(&mut self) -> Result<()>;
 }
 

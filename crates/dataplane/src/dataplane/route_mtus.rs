@@ -21,9 +21,6 @@ use super::maps::{
 use crate::node::RouteMtus;
 
 /// Writes the MTUs; returns whether the maps held others.
-///
-/// # Errors
-/// One of the two maps cannot be read or written.
 pub fn write(maps: &mut Maps, wanted: &RouteMtus) -> Result<bool> {
     let (mut four, mut six) = (wanted.0.clone(), wanted.0.clone());
     four.retain(|prefix, _| prefix.addr().is_ipv4());

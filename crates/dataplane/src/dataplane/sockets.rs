@@ -35,18 +35,12 @@ pub trait CgroupPrograms {
     fn attach_cgroup(&mut self) -> Result<()>;
 
     /// Returns the calls of the cgroup's processes whose programs were detached.
-    ///
-    /// # Errors
-    /// The cgroup is gone.
     fn lost_calls(&self) -> Result<Vec<&'static str>>;
 
     /// Returns the cgroup whose connections are translated.
     fn cgroup(&self) -> Option<&Path>;
 
     /// Returns a reader of the table of connected UDP sockets.
-    ///
-    /// # Errors
-    /// The table is not pinned, or no file descriptor is available.
     fn connected_udp(&self) -> Result<ReadConnected>;
 }
 
@@ -97,9 +91,6 @@ impl Sockets {
     }
 
     /// Removes the links of an earlier agent to other cgroups.
-    ///
-    /// # Errors
-    /// The pin of a link cannot be removed.
     pub fn forget_others(&self) -> Result<()> {
         match &self.pins {
             Some(pins) => cgroup::retain(&pins.links, self.cgroup.as_deref()),

@@ -142,9 +142,6 @@ struct Update {
 
 /// Calls bpf(2) with the attributes of a command.
 ///
-/// # Errors
-/// The kernel refuses.
-///
 /// # Safety
 /// `T` begins like `union bpf_attr` for this command, and all its pointers are valid for the
 /// command's reads and writes.
@@ -167,9 +164,6 @@ unsafe fn make<T>(command: libc::c_int, attributes: &mut T) -> io::Result<OwnedF
 
 /// Returns the ids of at most 64 programs at a hook of a device: tcx, netkit (enum
 /// bpf_attach_type).
-///
-/// # Errors
-/// There is no such device, or the kernel refuses.
 pub fn programs_of_device(device: u32, hook: u32) -> io::Result<Vec<u32>> {
     // The kernel allows 64: BPF_MPROG_MAX.
     let mut ids = vec![0u32; 64];
@@ -182,9 +176,6 @@ pub fn programs_of_device(device: u32, hook: u32) -> io::Result<Vec<u32>> {
 }
 
 /// Opens a pin: that of a map for reading, that of a link as it is.
-///
-/// # Errors
-/// There is no such pin, or the kernel refuses.
 pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
     let path = CString::new(pin.as_os_str().as_bytes())?;
     let flags = if read_only { READ_ONLY } else { 0 };
@@ -193,9 +184,6 @@ pub fn open(pin: &Path, read_only: bool) -> io::Result<OwnedFd> {
 }
 
 /// Returns the first bytes of the kernel's description of a map, program or link.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn info<T: Pod + Default>(fd: &OwnedFd) -> io::Result<T> {
     let mut info = T::default();
     let length = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
@@ -222,9 +210,6 @@ pub struct LinkInfo {
 unsafe impl Pod for LinkInfo {}
 
 /// Returns the kernel's description of a pinned link.
-///
-/// # Errors
-/// There is no such pin, or the kernel refuses.
 pub fn link_info(pin: &Path) -> io::Result<LinkInfo> {
     info(&open(pin, false)?)
 }
@@ -269,9 +254,6 @@ pub fn load_named(
 }
 
 /// Returns a loaded program by its number.
-///
-/// # Errors
-/// There is none, or privileges are missing.
 pub fn program(id: u32) -> io::Result<OwnedFd> {
     // Only the number is read; the two fields of `union bpf_attr` after it, `next_id` and
     // `open_flags`, are 0.
@@ -300,9 +282,6 @@ pub fn iterate(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Owned
 }
 
 /// Starts a walk of such an iterator from the beginning: a file whose reads run the program.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn walk(iterator: BorrowedFd<'_>) -> io::Result<File> {
     // SAFETY: the descriptor is open.
     unsafe { make(command::ITER_CREATE, &mut Read { link: iterator.as_raw_fd(), flags: 0 }) }.map(File::from)

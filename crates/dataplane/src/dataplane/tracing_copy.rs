@@ -105,9 +105,6 @@ impl TracingCopy {
     }
 
     /// Follows the clients of the running packet path whose maps are pinned in `maps`.
-    ///
-    /// # Errors
-    /// The maps are not pinned there.
     pub fn follow(&mut self, maps: &Path) -> Result<()> {
         let affinity = MapData::from_pin(maps.join("tp_affinity")).context("tp_affinity is not pinned")?;
         self.running = Some(Running { affinity: HashMap::try_from(Map::LruHashMap(affinity))? });
@@ -116,9 +113,6 @@ impl TracingCopy {
 
     /// Runs the programs of a hook on a frame that arrived on a device, as the first packet of its
     /// flow.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
         let ipv6 = frame.get(12..14) == Some(&IPV6);
         self.need(Part::Ingress(hook, ipv6))?;
@@ -136,9 +130,6 @@ impl TracingCopy {
     }
 
     /// Runs the program of sockets for a call.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn socket(&mut self, question: SocketQuestion) -> Result<Judged> {
         self.need(Part::Sockets)?;
         self.begin()?;
@@ -200,9 +191,6 @@ impl TracingCopy {
 
     /// Copies the affinity with the endpoint to which the running packet path sent this client
     /// last; returns whether there is one.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn remember_client(&mut self, client: [u64; 2], kind: u16, service: u32) -> Result<bool> {
         let Some(running) = &self.running else { return Ok(false) };
         let mut known = false;

@@ -21,9 +21,6 @@ pub trait Figures {
 
     /// Returns the number of packets that were refused because an endpoint of another node is
     /// behind a device without programs.
-    ///
-    /// # Errors
-    /// A bpf(2) lookup in `tp_counters` fails.
     fn refused_unattached(&self) -> Result<u64>;
 }
 

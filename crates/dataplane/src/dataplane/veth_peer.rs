@@ -44,9 +44,6 @@ pub fn is_pass(program: u32) -> bool {
 }
 
 /// Returns the devices of this network namespace with the program.
-///
-/// # Errors
-/// The dump of devices (RTM_GETLINK) fails.
 pub fn devices() -> io::Result<Vec<String>> {
     let ours = |end: &End| end.xdp.is_some_and(|xdp| is_pass(xdp.id));
     Ok(End::all()?.into_iter().filter(ours).map(|end| end.name).collect())

@@ -19,9 +19,6 @@ const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0
 
 /// Builds a SYN, an INIT, a datagram, or an empty packet of another protocol, addressed to the
 /// device with this MAC address.
-///
-/// # Errors
-/// None for addresses of one family.
 pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
     let builder = PacketBuilder::ethernet2(SENDER, to);
     let builder = match (flow.source.ip(), flow.destination.ip()) {

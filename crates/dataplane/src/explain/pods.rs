@@ -44,9 +44,6 @@ pub struct Place {
 impl PodDevices {
     /// Reads what the agent that has pinned its maps there has attached to. `links`: the devices of
     /// this network namespace.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn read(pinned: &Pinned, links: &[Link]) -> Result<Self> {
         let by_index: HashMap<u32, &Link> = links.iter().map(|link| (link.index, link)).collect();
         let all = pinned.map("tp_pod_devices")?.entries::<u32, PodDevice>()?;

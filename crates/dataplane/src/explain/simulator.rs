@@ -57,26 +57,17 @@ impl Simulator {
 
     /// Runs the programs of a hook on a frame that arrived on a device, as the first packet of its
     /// flow.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn packet(&mut self, hook: PacketHook, ifindex: u32, frame: &[u8]) -> Result<Judged> {
         self.copy.packet(hook, ifindex, frame)
     }
 
     /// Runs the program of sockets for a call.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn socket(&mut self, question: SocketQuestion) -> Result<Judged> {
         self.copy.socket(question)
     }
 
     /// Copies the affinity with the endpoint to which the running packet path sent this client
     /// last; returns whether there is one.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn remember_client(&mut self, client: [u64; 2], kind: u16, service: u32) -> Result<bool> {
         self.copy.remember_client(client, kind, service)
     }
@@ -94,17 +85,11 @@ impl Simulator {
     }
 
     /// Returns the endpoints of a list.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn candidates(&self, ipv6: bool, range: IndexRange) -> Result<Vec<Candidate>> {
         (range.base..range.base.saturating_add(range.len)).map(|index| self.endpoint(ipv6, index)).collect()
     }
 
     /// Returns the endpoint in a slot.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn endpoint(&self, ipv6: bool, index: u32) -> Result<Candidate> {
         let (address, port, flags, node) = if ipv6 {
             let slot = self.copy.maps.v6.slots.get(&index, 0)?;

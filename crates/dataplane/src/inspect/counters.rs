@@ -9,9 +9,6 @@ use crate::dataplane::{
 };
 
 /// Returns the counters, except zeros.
-///
-/// # Errors
-/// The map cannot be read.
 pub fn counters(pinned: &Pinned) -> Result<Vec<Counter>> {
     let path = pins::maps_below(pinned.root()).join("tp_counters");
     let all = counters::read_pinned(&path).with_context(|| format!("{} cannot be read", path.display()))?;

@@ -94,9 +94,6 @@ fn steady(highest: &mut Highest, mut counts: Vec<ServiceCount>) -> Vec<ServiceCo
 
 impl Counts {
     /// Reads the packets by Service and outcome.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
         let mut counts = Self::default();
         pinned.map("tp_svc_counts")?.each(|key: ServiceCountKey, count: abi::ServiceCount| {
@@ -121,9 +118,6 @@ impl Counts {
 
 impl ServiceCount {
     /// Returns the counts by the names of Services, without flows of Services that no longer exist.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
         let names = service_names(pinned)?;
         let counts = Counts::read(pinned)?;

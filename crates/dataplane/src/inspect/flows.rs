@@ -122,9 +122,6 @@ impl FlowState {
 
 impl Flow {
     /// Calls `visit` with each flow.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn each(pinned: &Pinned, mut visit: impl FnMut(Self)) -> Result<()> {
         let hops = hops(pinned)?;
         let clock = Heartbeat::read(pinned)?.clock()?;

@@ -154,9 +154,6 @@ impl Clock {
 
 impl Heartbeat {
     /// Reads the agent's heartbeat.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
         Ok(Self { word: pinned.element("tp_heartbeat")?, now: clock::monotonic()? })
     }
@@ -165,9 +162,6 @@ impl Heartbeat {
 impl Presence {
     /// Whether an agent currently holds these pins. If its lock may be invisible, a fresh sign of
     /// life suffices.
-    ///
-    /// # Errors
-    /// The folder or the map cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
         let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
         let holder = pins::Look::at(pinned.root())?.used_by.map(|process| {

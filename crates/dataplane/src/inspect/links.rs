@@ -63,9 +63,6 @@ impl LinkHook {
 impl Link {
     /// Returns the programs attached by links that are pinned here, and on kernels before 6.6 the
     /// devices with filters.
-    ///
-    /// # Errors
-    /// The folder of pins cannot be read.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
         let mut links = Vec::new();
         let folder = pins::links_below(pinned.root());

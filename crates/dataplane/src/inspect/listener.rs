@@ -99,9 +99,6 @@ impl Listener {
     }
 
     /// Returns the number of suppressed events that no event has reported yet.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn suppressed(&self) -> Result<u64> {
         self.events.suppressed()
     }

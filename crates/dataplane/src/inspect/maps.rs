@@ -20,9 +20,6 @@ pub struct PinnedMap {
 
 impl PinnedMap {
     /// Returns all maps, by name.
-    ///
-    /// # Errors
-    /// A map cannot be read.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
         let folder = pins::maps_below(pinned.root());
         let mut maps = Vec::new();

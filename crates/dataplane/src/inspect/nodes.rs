@@ -54,9 +54,6 @@ impl DeadNode {
 
 impl Nodes {
     /// Reads the nodes of a packet path.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn read(pinned: &Pinned) -> Result<Self> {
         let entries = pinned.map("tp_node_names")?.entries::<u32, [u8; NODE_NAME_LENGTH]>()?;
         // Without an agent that has told the time, nobody knows for how long.

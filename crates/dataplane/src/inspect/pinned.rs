@@ -46,33 +46,21 @@ impl Pinned {
     }
 
     /// Opens a map for reading.
-    ///
-    /// # Errors
-    /// There is no map of this name.
     pub fn map(&self, name: &str) -> Result<Reader> {
         Reader::open(&pins::maps_below(&self.root), name)
     }
 
     /// Returns the single element of an array.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn element<V: Pod>(&self, name: &str) -> Result<V> {
         self.map(name)?.value(0)
     }
 
     /// Returns the configuration that the agent writes for the packet path.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn config(&self) -> Result<RuntimeConfig> {
         self.element("tp_config")
     }
 
     /// Returns the usage of the tables, as the packet path counts it.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn usage(&self) -> Result<TableUsage> {
         self.element("tp_table_usage")
     }

@@ -162,9 +162,6 @@ pub fn external_policy(info: &ServiceInfo) -> Policy {
 }
 
 /// Returns the names of Service ports by their index.
-///
-/// # Errors
-/// The map cannot be read.
 pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
     let entries = pinned.map("tp_svc_names")?.entries::<u32, ServiceInfo>()?;
     Ok(entries.into_iter().filter_map(|(index, info)| Some((index, service_key(&info)?))).collect())
@@ -172,9 +169,6 @@ pub fn service_names(pinned: &Pinned) -> Result<BTreeMap<u32, ServicePortKey>> {
 
 impl ServicePort {
     /// Returns all Service ports, by name.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn all(pinned: &Pinned) -> Result<Vec<Self>> {
         let mut ports: HashMap<u32, ServicePort> = pinned
             .map("tp_svc_names")?

@@ -38,9 +38,6 @@ pub struct Filter {
 
 impl Network {
     /// Reads the details of a device.
-    ///
-    /// # Errors
-    /// The device is gone, or the kernel refuses the dump.
     pub async fn details(&self, index: u32) -> Result<Details> {
         answered("looking at a device", self.read_details(index)).await
     }

@@ -66,9 +66,6 @@ pub enum Answered {
 
 impl DirectProbe {
     /// Returns the address of this node from which the packets are sent.
-    ///
-    /// # Errors
-    /// There is no route to the endpoint.
     pub fn source(&self) -> io::Result<IpAddr> {
         let any: IpAddr = if self.endpoint.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
         let socket = UdpSocket::bind((any, 0))?;

@@ -21,9 +21,6 @@ impl Network {
     ///
     /// It is equal for an equal network as long as the agent is of the same build; otherwise the
     /// only cost is one more lookup for each flow.
-    ///
-    /// # Errors
-    /// The kernel refuses a dump.
     pub async fn fingerprint(&self) -> Result<u32> {
         answered("reading the network", self.read_fingerprint()).await
     }

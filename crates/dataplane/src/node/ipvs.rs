@@ -21,9 +21,6 @@ pub struct Ipvs {
 
 impl Ipvs {
     /// Reads the table; returns `None` if there is no ipvs, or it serves nothing.
-    ///
-    /// # Errors
-    /// The table exists and cannot be read.
     pub fn read() -> io::Result<Option<Self>> {
         match fs::read_to_string(TABLE) {
             Ok(text) => Ok(Some(Self::parse(&text)).filter(|ipvs| ipvs.virtual_servers > 0)),

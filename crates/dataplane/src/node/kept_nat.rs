@@ -80,9 +80,6 @@ pub fn keep() -> io::Result<()> {
 }
 
 /// Stops keeping NAT; returns whether it was kept.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn release() -> io::Result<bool> {
     if !is_there()? {
         return Ok(false);

@@ -53,9 +53,6 @@ impl NeighbourManager {
 
     /// Learns all neighbours; returns whether one of them differs from `hops`, or from what was
     /// known before.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn learn(
         &mut self,
         network: &Network,
@@ -166,9 +163,6 @@ impl NeighbourManager {
 
 /// Deletes the managed entries on these devices: their next hops are no longer needed, and the
 /// kernel would probe them forever.
-///
-/// # Errors
-/// The kernel refuses the dump, or does not answer.
 pub async fn release(network: &Network, links: &BTreeSet<u32>) -> Result<()> {
     for message in list(network).await? {
         let managed = message.attributes.iter().any(|attribute| {

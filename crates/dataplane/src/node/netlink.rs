@@ -72,9 +72,6 @@ impl Connection {
 
     /// Dumps like [`Self::dump`], but calls `visit` with the payload of each message as it arrives.
     /// A list that changes in the meantime is not read again.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn dump_each(&mut self, kind: u16, payload: &[u8], visit: impl FnMut(&[u8])) -> io::Result<()> {
         self.send(kind, NLM_F_REQUEST | NLM_F_DUMP, payload)?;
         let mut visit = visit;
@@ -108,9 +105,6 @@ impl Connection {
 
     /// Sends one request, and returns the messages that the kernel sends before its
     /// acknowledgement. `flags` are added to those of a request.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn request(&mut self, kind: u16, flags: u16, payload: &[u8]) -> io::Result<Vec<Message>> {
         self.send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, payload)?;
         Ok(self.receive()?.0)

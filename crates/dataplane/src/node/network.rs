@@ -52,18 +52,12 @@ pub(super) async fn answered<T>(what: &str, answer: impl Future<Output = Result<
 impl Network {
     /// Connects to the kernel; changes arrive through [`Events`]. It must be called within a tokio
     /// runtime.
-    ///
-    /// # Errors
-    /// No netlink socket can be opened.
     pub fn connect() -> Result<(Self, Events)> {
         let (handle, events) = events::connect().context("opening a netlink socket failed")?;
         Ok((Self { handle }, events))
     }
 
     /// Returns the network devices.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn links(&self) -> Result<Vec<Link>> {
         let list = async { Ok(self.handle.link().get().execute().try_collect().await?) };
         let messages: Vec<LinkMessage> = answered("listing devices", list).await?;
@@ -71,9 +65,6 @@ impl Network {
     }
 
     /// Returns the addresses of this node.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn addresses(&self) -> Result<Vec<Address>> {
         let leftover = self.ipvs_device().await?;
         let list = async { Ok(self.handle.address().get().execute().try_collect().await?) };
@@ -114,34 +105,22 @@ impl Network {
     }
 
     /// Returns the unicast routes of all tables.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn routes(&self) -> Result<Vec<Route>> {
         Ok(self.unicast_routes().await?.iter().flat_map(route).collect())
     }
 
     /// Returns the unicast routes of all tables, and their MTUs.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn routing(&self) -> Result<(Vec<Route>, RouteMtus)> {
         let messages = self.unicast_routes().await?;
         Ok((messages.iter().flat_map(route).collect(), RouteMtus::of(&messages)))
     }
 
     /// Returns the gateways of the unicast routes, each with its device.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn gateways(&self) -> Result<BTreeSet<(u32, IpAddr)>> {
         Ok(self.unicast_routes().await?.iter().flat_map(gateways).collect())
     }
 
     /// Returns the gateways of the default routes that have an address beyond their link.
-    ///
-    /// # Errors
-    /// The kernel refuses the dump.
     pub async fn default_gateways(&self) -> Result<BTreeSet<IpAddr>> {
         let routes = self.unicast_routes().await?;
         let defaults = routes.iter().filter(|route| route.header.destination_prefix_length == 0);

@@ -63,18 +63,12 @@ const CLSACT: [u32; 2] = [0xffff_fff2, 0xffff_fff3];
 
 /// Returns the devices of this network namespace that pods may be behind, in the order of their
 /// indices.
-///
-/// # Errors
-/// The kernel refuses the dump.
 pub fn all() -> io::Result<Vec<PodLink>> {
     let messages = Connection::open(NETLINK_ROUTE)?.dump(RTM_GETLINK, &[0; LINK_HEADER])?;
     Ok(of(&messages))
 }
 
 /// Returns priority (`tcm_info`) and handle of the TC filters of a device, at ingress and egress.
-///
-/// # Errors
-/// The kernel refuses the dump, or the device is gone.
 pub fn filters(index: u32) -> io::Result<Vec<(u32, u32)>> {
     let mut routes = Connection::open(NETLINK_ROUTE)?;
     let mut filters = Vec::new();

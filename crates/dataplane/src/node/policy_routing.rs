@@ -37,9 +37,6 @@ pub struct OtherWay {
 
 impl Network {
     /// Returns the outgoing devices for IPv4 and for IPv6.
-    ///
-    /// # Errors
-    /// The kernel refuses a dump.
     pub async fn ways(&self) -> Result<[Ways; 2]> {
         let routes = self.unicast_routes().await?;
         let mut ways = [Ways::default(), Ways::default()];

@@ -15,9 +15,6 @@ use super::{
 
 /// Returns the local ports, from sock_diag or, if the kernel has none, from the text of /proc. It
 /// blocks: a node may have hundreds of thousands of sockets.
-///
-/// # Errors
-/// Neither source can be read.
 pub fn bound_ports() -> Result<BTreeSet<u16>> {
     by_diag().or_else(|error| {
         tracing::debug!("sock_diag does not tell the ports of sockets: {error}");

@@ -51,9 +51,6 @@ const REMEMBERED: usize = 1 << 16;
 
 impl SocketEnder {
     /// Starts the process, with the capabilities of this one.
-    ///
-    /// # Errors
-    /// The process cannot be started.
     pub fn start() -> Result<Self> {
         Self::of(Command::new("/proc/self/exe").arg0("traffic-policy-agent").arg(COMMAND))
     }
@@ -123,9 +120,6 @@ impl Process {
 }
 
 /// Answers questions until the input ends.
-///
-/// # Errors
-/// A question has another form, or an answer cannot be written.
 pub fn serve(questions: impl BufRead, mut answers: impl Write) -> Result<()> {
     for question in questions.lines() {
         let Question { cgroup, cookies } =
@@ -138,9 +132,6 @@ pub fn serve(questions: impl BufRead, mut answers: impl Write) -> Result<()> {
 }
 
 /// Blocks signals that are meant for the agent: a terminal and systemd send them to all processes.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn block_signals() -> Result<()> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().context("signals cannot be blocked")

@@ -58,17 +58,11 @@ const HEADER: usize = 16;
 
 impl End {
     /// Returns a device of this network namespace.
-    ///
-    /// # Errors
-    /// There is no such device, or the kernel refuses.
     pub fn of(index: u32) -> io::Result<Self> {
         read(&mut Connection::open(NETLINK_ROUTE)?, index, None)
     }
 
     /// Returns all devices of this network namespace.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn all() -> io::Result<Vec<Self>> {
         let messages = Connection::open(NETLINK_ROUTE)?.dump(RTM_GETLINK, &[0; HEADER])?;
         Ok(messages.iter().filter_map(parse).collect())

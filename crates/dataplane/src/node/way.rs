@@ -51,9 +51,6 @@ impl fmt::Display for HopAddress {
 
 /// Returns the next hop towards each of these addresses; addresses that are not routed are left
 /// out. It blocks for some microseconds for each.
-///
-/// # Errors
-/// The kernel has no netlink, or does not answer.
 pub fn ways(addresses: &BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, HopAddress>> {
     let mut kernel = Connection::open(protocols::NETLINK_ROUTE)?;
     let mut ways = BTreeMap::new();
@@ -72,9 +69,6 @@ pub fn ways(addresses: &BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, HopAddr
 }
 
 /// Returns the next hop towards an address; `None` if its route is none of unicast.
-///
-/// # Errors
-/// The kernel's error: often that no route leads there.
 pub(super) fn way(kernel: &mut Connection, address: IpAddr) -> io::Result<Option<HopAddress>> {
     Ok(ask(kernel, address)?.iter().find_map(|route| hop(route, address)))
 }

@@ -16,9 +16,6 @@ use crate::{
 
 /// Verifies the rules of every table, independent of the model: request entries have their reply
 /// entries, and no two flows share a port towards one endpoint.
-///
-/// # Errors
-/// The first rule that is violated.
 pub fn sound(entries: &[FlowEntry]) -> Result<(), String> {
     let mut taken = HashSet::new();
     for request in entries.iter().filter(|entry| entry.is_request()) {

@@ -10,9 +10,6 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 /// Checks whether a page can be written there, as far as this is known before it is made.
-///
-/// # Errors
-/// The path is a folder, or in one that does not exist.
 pub fn check(path: &Path) -> Result<()> {
     target(path).map(|_| ())
 }

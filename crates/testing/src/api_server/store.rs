@@ -25,31 +25,25 @@ impl Kind {
     }
 
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::Node => "Node",
-            Self::ServiceCidr => "ServiceCIDR",
-            Self::Lease => "Lease",
-        }
+        self.names().0
     }
 
     pub(super) fn plural(self) -> &'static str {
-        match self {
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices",
-            Self::Node => "nodes",
-            Self::ServiceCidr => "servicecidrs",
-            Self::Lease => "leases",
-        }
+        self.names().1
     }
 
     pub(super) fn api_version(self) -> &'static str {
+        self.names().2
+    }
+
+    /// Name, plural and version of the API.
+    fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Service | Self::Node => "v1",
-            Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::ServiceCidr => "networking.k8s.io/v1",
-            Self::Lease => "coordination.k8s.io/v1",
+            Self::Service => ("Service", "services", "v1"),
+            Self::EndpointSlice => ("EndpointSlice", "endpointslices", "discovery.k8s.io/v1"),
+            Self::Node => ("Node", "nodes", "v1"),
+            Self::ServiceCidr => ("ServiceCIDR", "servicecidrs", "networking.k8s.io/v1"),
+            Self::Lease => ("Lease", "leases", "coordination.k8s.io/v1"),
         }
     }
 

@@ -25,10 +25,6 @@ pub struct Certificate {
 
 impl Certificate {
     /// Makes a certificate for one DNS name with the `openssl` command.
-    ///
-    /// # Errors
-    ///
-    /// The command is missing or fails.
     pub fn for_name(name: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = |file: &str| folder.path().join(file);
@@ -52,10 +48,6 @@ impl Certificate {
 
     /// Returns the same certificate for a server that requires clients to show the certificate
     /// `client`.
-    ///
-    /// # Errors
-    ///
-    /// `client` is not a valid certificate.
     pub fn asking_for(self, client: &Self) -> Result<Self> {
         Self::new(self.pem, self.key_pem, Some(client))
     }

@@ -20,9 +20,6 @@ fn is_hybrid() -> bool {
 }
 
 /// Makes a command see the mounts of a machine with version 2 alone.
-///
-/// # Errors
-/// Never in practice: the paths contain no NUL byte.
 pub fn hide(command: &mut Command) -> Result<()> {
     if !is_hybrid() {
         return Ok(());

@@ -92,7 +92,8 @@ impl Loaded {
     }
 }
 
-fn descriptor(map: &Map) -> Result<BorrowedFd<'_>> {
+/// Returns the file descriptor of a map of one of the packet path's types.
+pub fn descriptor(map: &Map) -> Result<BorrowedFd<'_>> {
     match map {
         Map::Array(map)
         | Map::HashMap(map)

@@ -109,9 +109,6 @@ impl Harness {
     }
 
     /// Writes the MTUs that routes name, in addition to those that exist.
-    ///
-    /// # Errors
-    /// The kernel refuses a write.
     pub fn write_route_mtus(&mut self, setup: &Setup) -> Result<()> {
         for (spot, mtu) in &setup.route_mtus {
             let Addresses { v4, v6 } = spot.addresses().network();

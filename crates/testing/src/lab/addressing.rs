@@ -11,9 +11,6 @@ const EVERYWHERE: Addresses = Addresses::new([0; 4], [0; 8]);
 
 /// Adds addresses to devices, with the prefixes of the plan, and routes to a network (to
 /// everything, if none is given) by a gateway. The `lo` of each namespace is set up.
-///
-/// # Errors
-/// The kernel refuses an address or a route.
 pub fn assign(
     addresses: &[(&Namespace, &str, Addresses)],
     routes: &[(&Namespace, Option<Addresses>, Addresses)],

@@ -59,9 +59,6 @@ impl Cni {
     }
 
     /// Returns the layout of this name.
-    ///
-    /// # Errors
-    /// No layout has the name.
     pub fn parse(name: &str) -> Result<Self> {
         if let Some(found) = Self::ALL.into_iter().find(|layout| layout.name() == name) {
             return Ok(found);
@@ -71,9 +68,6 @@ impl Cni {
 
     /// The reason why this machine cannot make the layout: the first program or kernel module that
     /// is missing.
-    ///
-    /// # Errors
-    /// The kernel cannot be queried.
     pub fn missing(self) -> Result<Option<String>> {
         if let Some(program) = Self::missing_program() {
             return Ok(Some(format!("no program {program} here: install iproute2, nftables and iptables")));
@@ -239,9 +233,6 @@ impl Node {
 
     /// Replaces a pod's device by another one with the same name, number and addresses, as if the
     /// pod had been recreated. Pods count from 1.
-    ///
-    /// # Errors
-    /// `ip` refuses.
     pub fn recreate_device(&self, cni: Cni, number: u8) -> Result<()> {
         let (layout, pod) = (cni.layout(), self.pod(number.into()));
         let (name, mac) = layout.host_end(self.number, number);

@@ -47,9 +47,6 @@ impl Namespace {
     }
 
     /// Runs a program inside that reads `text` from its standard input.
-    ///
-    /// # Errors
-    /// The program cannot be started, or fails; its output is in the message.
     pub fn feed(&self, program: &str, arguments: &[&str], text: &str) -> Result<()> {
         // No shell is involved: that of busybox prefers its own `ip` to any in PATH.
         let mut input = tempfile::tempfile().context("making a file for the input")?;

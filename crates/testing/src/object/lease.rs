@@ -1,5 +1,7 @@
 //! The Lease by which a node takes part in direct forwarding.
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
 use traffic_policy_ebpf::hash::MAGLEV_SEED;
 
@@ -24,7 +26,7 @@ pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
 
 /// Returns the Lease that [`tunnels`] does, for a node of this name with these addresses.
 pub fn tunnels_at(name: &str, addresses: &Addresses) -> Value {
-    let mut lease = of(name, &Family::BOTH.map(|family| addresses.of(family).to_string()));
+    let mut lease = opens_from(name, &Family::BOTH.map(|family| addresses.of(family)));
     let annotations = &mut lease["metadata"]["annotations"];
     annotations["traffic-policy.io/opens-dispatch"] = "ipip,udp".into();
     annotations["traffic-policy.io/opens-protocols"] = "tcp,udp,sctp".into();
@@ -47,20 +49,22 @@ pub fn takes(node: &Node, choice: Option<&str>) -> Value {
 /// Returns the Lease of a node that opens packets of these families, IP within IP, and none of
 /// SCTP, as earlier agents write it.
 pub fn opens(node: &Node, families: &[Family]) -> Value {
-    let addresses: Vec<_> = families.iter().map(|family| node.address(*family).to_string()).collect();
-    of(&node.name, &addresses)
+    let addresses: Vec<_> = families.iter().map(|family| node.address(*family)).collect();
+    opens_from(&node.name, &addresses)
 }
 
-fn of(name: &str, addresses: &[String]) -> Value {
+/// Returns such a Lease of the node with this name, for packets from these of its addresses.
+pub fn opens_from(node: &str, addresses: &[IpAddr]) -> Value {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {
             "namespace": "traffic-policy",
-            "name": format!("traffic-policy-opens-{name}"),
+            "name": format!("traffic-policy-opens-{node}"),
             "labels": {"traffic-policy.io/opens": "ipip"},
             "annotations": {"traffic-policy.io/opens-from": addresses.join(", ")},
         },
-        "spec": {"holderIdentity": name},
+        "spec": {"holderIdentity": node},
     })
 }

@@ -13,13 +13,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Addresses, Family, Folder, addressing};
 use traffic_policy_testing::netlink::VethEnd;
 use traffic_policy_testing::netns::{Namespace, Owned};
-use traffic_policy_testing::object::{Backend, Manifests, Policy, lease};
+use traffic_policy_testing::object::{Backend, Manifests, Policy, lease, node};
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::{Answer, Faults, Ledger, Outcome, Server};
 use traffic_policy_testing::tun::{TunEnd, TunWire};
@@ -67,19 +66,6 @@ const NODE_POD: Addresses = Addresses::new([10, 244, 1, 1], [0xfd00, 0x10, 0x244
 pub const POD_HERE: Addresses = Addresses::new([10, 244, 1, 2], [0xfd00, 0x10, 0x244, 1, 0, 0, 0, 2]);
 const FAR_POD: Addresses = Addresses::new([10, 244, 2, 1], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 1]);
 pub const POD_FAR: Addresses = Addresses::new([10, 244, 2, 2], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 2]);
-
-/// Returns the object of a node.
-fn node(name: &str, at: Addresses, pod: Addresses) -> Value {
-    let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": at.of(family)}));
-    let networks = Family::BOTH.map(|family| format!("{}/{}", pod.network().of(family), family.prefix()));
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name},
-        "spec": {"podCIDR": networks[0], "podCIDRs": networks},
-        "status": {"addresses": addresses},
-    })
-}
 
 /// The namespaces, devices and servers.
 pub struct Tunnels {
@@ -177,7 +163,7 @@ impl Tunnels {
         for (name, policy, port, backends) in services {
             self.manifests.apply(&Cluster::node_port(name, policy, port.number()), backends)?;
         }
-        self.manifests.write("nodes", &[node("node-1", NODE_WIRE, POD_HERE)])
+        self.manifests.write("nodes", &[node::of_both_families("node-1", &NODE_WIRE, &POD_HERE.network())])
     }
 
     /// Lets both nodes open packets of each other, and the other one be in front of an endpoint
@@ -185,7 +171,8 @@ impl Tunnels {
     pub fn forward_between_nodes(&self, vips: Addresses) -> Result<()> {
         let leases = [("node-1", NODE_FAR), ("node-2", FAR)];
         self.manifests.write("leases", &leases.map(|(name, at)| lease::tunnels_at(name, &at)))?;
-        let nodes = [node("node-1", NODE_WIRE, POD_HERE), node("node-2", FAR, POD_FAR)];
+        let nodes = [("node-1", NODE_WIRE, POD_HERE), ("node-2", FAR, POD_FAR)];
+        let nodes = nodes.map(|(name, at, pod)| node::of_both_families(name, &at, &pod.network()));
         self.manifests.write("nodes", &nodes)?;
         let service = Cluster::node_port("here", Policy::Cluster, Port::Here.number());
         let service = Family::BOTH.into_iter().fold(service, |service, family| service.vip(vips.of(family)));

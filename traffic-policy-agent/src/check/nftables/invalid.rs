@@ -33,9 +33,6 @@ const XT_FLAGS: [usize; 3] = [146, 148, 150];
 const XT_STATE: u8 = 1;
 
 /// Returns the chains with such a rule, each with its table.
-///
-/// # Errors
-/// CAP_NET_ADMIN is missing.
 pub fn invalid_drops() -> io::Result<Vec<String>> {
     let rules = dump(NFTABLES | GETRULE)?;
     let mut chains: Vec<_> = rules.iter().filter_map(|message| chain(message)).collect();

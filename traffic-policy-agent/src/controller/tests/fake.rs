@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use ipnet::IpNet;
 use tempfile::TempDir;
 use tokio::{
@@ -61,8 +61,7 @@ pub(super) struct Calls {
     pub adopted: bool,
     /// Number of reads of the next hops that are yet to fail, once the links were taken over.
     pub failing_hops: usize,
-    /// Whether the links of another version had been taken over, for each call that forgets
-    /// unattached devices.
+    /// Whether those links had been taken over, for each call that forgets unattached devices.
     pub forgotten: Vec<bool>,
     /// Number of times that the other version's maps were freed.
     pub dropped: usize,
@@ -289,18 +288,14 @@ impl DevicePrograms for Fake {
 impl CgroupPrograms for Fake {
     fn attach_cgroup(&mut self) -> Result<()> {
         let mut calls = self.calls();
-        if calls.refusing {
-            bail!("the cgroup takes no programs");
-        }
+        ensure!(!calls.refusing, "the cgroup takes no programs");
         calls.lost_calls.clear();
         Ok(())
     }
 
     fn lost_calls(&self) -> Result<Vec<&'static str>> {
         let calls = self.calls();
-        if calls.blind {
-            bail!("too many open files");
-        }
+        ensure!(!calls.blind, "too many open files");
         Ok(calls.lost_calls.clone())
     }
 
@@ -428,20 +423,18 @@ impl Running {
         before(folder.path(), &fake);
         let health = ProxyHealth::new(true, true);
         let (network, events) = Network::connect().unwrap();
-        let node_name = "here".to_owned();
-        let manifests = Manifests { folder: folder.path().to_owned(), node_name: node_name.clone() };
+        let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
         let mut settings = settings(manifests);
         settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
-        let metrics = Metrics::new(node_name, health.clone());
-        let metrics_read = metrics.clone();
+        let metrics = Metrics::new(settings.node_name.clone(), health.clone());
         let mut controller =
-            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics);
+            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics.clone());
         controller.silence.ask_by(fake.ask(), fake.ways());
         let source = controller.start().await.unwrap();
         let (reloads, reloading) = Reloads::channel();
         let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };
         let task = tokio::spawn(following).abort_handle();
-        Self { folder, fake, health, metrics: metrics_read, reloads, task }
+        Self { folder, fake, health, metrics, reloads, task }
     }
 
     /// Waits until the fake, or other observable state, is as wanted.

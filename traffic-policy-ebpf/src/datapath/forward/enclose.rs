@@ -81,7 +81,8 @@ fn send<P: Packet, F: outer::Outer, const UDP: bool>(
     forward::macs(data, hop);
     store16::<12>(data, F::ETHERTYPE);
     let number = get!(entry.address_delta) as u32 & REPLY_THROUGH_FRONT;
-    let length = F::header(ip, inner, number, port, get!(entry.source), get!(entry.destination));
+    let (source, destination) = (get!(entry.source), get!(entry.destination));
+    let length = F::header(ip, inner, number, port, P::TC, source, destination);
     if UDP {
         outer::udp_header(ip + F::OUTER as usize, port, length);
     }

@@ -191,9 +191,6 @@ impl Report {
 
     /// Adds the rows that `measure` makes, which took turns with each other. If one of them is
     /// noisy, they are measured once more, and the quieter result is kept.
-    ///
-    /// # Errors
-    /// Those of `measure`.
     pub(crate) fn measure(&mut self, mut measure: impl FnMut() -> Result<Vec<Row>>) -> Result<()> {
         let mut rows = attempt(&mut measure)?;
         if !self.counted && rows.iter().any(Row::is_noisy) && self.repeated < noise::REPEATS {

@@ -69,9 +69,6 @@ impl Selection {
 
     /// Returns the rows of `offered` that these words of the command line select; without any
     /// words, all.
-    ///
-    /// # Errors
-    /// A word selects none of the offered rows.
     pub(crate) fn of(filters: &[String], offered: &Self) -> Result<Self> {
         let filters: Vec<_> = filters.iter().map(|text| Filter::new(text)).collect();
         for filter in &filters {

@@ -26,9 +26,6 @@ use crate::source::{
 };
 
 /// Starts the watches, with all that the judgement of a cluster needs.
-///
-/// # Errors
-/// The same as for [`super::Kubernetes::start`].
 pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
     let (sender, updates) = mpsc::channel(QUEUE);
     let (writer, status) = StatusWriter::new();

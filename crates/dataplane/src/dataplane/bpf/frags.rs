@@ -32,9 +32,6 @@ pub fn pin(map: &str, mode: Mode) -> &str {
 /// Removes the pin of the array that programs of the other kind jump to. None of them may be
 /// attached any more: the kernel empties an array of programs that has neither a pin nor a
 /// descriptor.
-///
-/// # Errors
-/// A pin cannot be removed.
 pub fn forget_other_kind(folder: &Path, mode: Mode) -> Result<()> {
     let other = if takes_frags(mode) { XDP_CALLS_WITHOUT_FRAGS } else { XDP_CALLS };
     match fs::remove_file(folder.join(other)) {

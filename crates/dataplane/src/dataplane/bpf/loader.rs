@@ -114,9 +114,6 @@ impl MapSizes {
 
     /// Returns the sizes of the maps of a loaded object, by the flags that would set them: pinned
     /// maps keep theirs.
-    ///
-    /// # Errors
-    /// A map is missing, or its description cannot be read (BPF_OBJ_GET_INFO_BY_FD).
     pub fn in_effect(object: &Ebpf) -> Result<Vec<(&'static str, u32)>> {
         let size = |(flag, map, _)| Ok((flag, maps::size(object, map)?));
         Self::DEFAULT.named().into_iter().map(size).collect()
@@ -182,18 +179,12 @@ pub fn load(sizes: MapSizes, pins: Option<&Path>, kernel: &Kernel) -> Result<Ebp
 }
 
 /// Loads the object like [`load`], with maps of its own and IPv6 keys that are folded with `seed`.
-///
-/// # Errors
-/// See [`load`].
 pub fn load_seeded(sizes: MapSizes, seed: u64, kernel: &Kernel) -> Result<Ebpf> {
     Ok(open(sizes, None, seed, kernel, Mode::Auto)?.0)
 }
 
 /// Loads the object like [`load`], with the XDP programs of `mode`. Also returns the kernel's type
 /// information, which is needed to load programs.
-///
-/// # Errors
-/// See [`load`].
 pub fn open(
     sizes: MapSizes,
     pins: Option<&Path>,
@@ -205,9 +196,6 @@ pub fn open(
 }
 
 /// Returns the types of the running kernel.
-///
-/// # Errors
-/// /sys/kernel/btf/vmlinux is missing or cannot be read.
 pub fn kernel_types() -> Result<Btf> {
     Btf::from_sys_fs().context(
         "reading the kernel's type information (/sys/kernel/btf/vmlinux) failed: is this kernel built with CONFIG_DEBUG_INFO_BTF, and /sys mounted?",

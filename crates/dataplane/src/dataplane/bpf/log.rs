@@ -6,9 +6,6 @@ use aya_log::EbpfLogger;
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Starts to follow the log. It must be called within a tokio runtime.
-///
-/// # Errors
-/// The object was built without the feature.
 pub fn follow(object: &mut Ebpf) -> Result<()> {
     // Another part of the process may have set the logger.
     let _ = tracing_log::LogTracer::init();

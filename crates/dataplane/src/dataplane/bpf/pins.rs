@@ -96,9 +96,6 @@ impl Pins {
     /// Removes the pins made since [`Self::open`], after a failed start: links first, then maps
     /// that no earlier agent had left. If an earlier agent has left pins, the pins of programs stay
     /// as they are.
-    ///
-    /// # Errors
-    /// A pin cannot be removed.
     pub fn undo(&self) -> Result<()> {
         let Some([links, maps]) = &self.before else {
             return if self.others.is_empty() { remove_all(&self.root) } else { remove_version(&self.dir) };
@@ -238,9 +235,6 @@ pub fn maps_of(version: &Path) -> PathBuf {
 }
 
 /// Returns the names of the layout versions that are pinned below `root`.
-///
-/// # Errors
-/// The folder cannot be read.
 pub fn versions(root: &Path) -> Result<Vec<String>> {
     let names =
         list(root)?.into_iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
@@ -248,9 +242,6 @@ pub fn versions(root: &Path) -> Result<Vec<String>> {
 }
 
 /// Returns the folders of the pinned maps of each layout version below `root`.
-///
-/// # Errors
-/// The folder cannot be read.
 pub fn maps_of_versions(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(versions(root)?.iter().map(|version| root.join(version).join(MAPS)).collect())
 }

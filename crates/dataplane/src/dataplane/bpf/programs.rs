@@ -168,9 +168,6 @@ pub fn is_of_sctp(name: &str) -> bool {
 }
 
 /// Verifies and loads every program of an object.
-///
-/// # Errors
-/// See [`verifier::load`].
 pub fn load_programs(object: &mut Ebpf) -> Result<()> {
     verifier::load(object, &kernel_types()?).map(drop)
 }
@@ -196,18 +193,12 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 
 /// Installs the programs that others jump to. Those of an earlier agent are replaced one by one;
 /// old and new ones work together because their layout version is the same.
-///
-/// # Errors
-/// A program is missing or not loaded.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true, pods: true, pod_services: true })
 }
 
 /// Installs the programs of a node that serves no SCTP, in the places that no other agent has
 /// filled.
-///
-/// # Errors
-/// See [`jumps`].
 pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false, pods: true, pod_services: true })
 }
@@ -215,9 +206,6 @@ pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
 /// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier
 /// agent installed them: its XDP programs, which remain attached until this agent's devices are,
 /// continue unchanged.
-///
-/// # Errors
-/// See [`jumps`].
 pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Result<()> {
     put_in_place(&mut maps.xdp_jumps, object, &selection.of(&XDP_JUMPS, &XDP_NO_SCTP))?;
     put_in_place(&mut maps.tc_jumps, object, &selection.of(&TC_JUMPS, &TC_NO_SCTP))?;
@@ -234,9 +222,6 @@ pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Res
 }
 
 /// Installs the programs like [`jumps`], but only those that [`of_ingress`] selects.
-///
-/// # Errors
-/// See [`jumps`].
 pub fn jumps_of_ingress(
     object: &Ebpf,
     maps: &mut Maps,
@@ -286,9 +271,6 @@ fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32,
 
 /// Pins the entry programs by their names in `folder`. Each one of an earlier agent is replaced in
 /// one step.
-///
-/// # Errors
-/// A program is not loaded, or the folder is not on a bpffs.
 pub fn pin(object: &mut Ebpf, folder: &Path) -> Result<()> {
     for name in ENTRIES {
         let program =

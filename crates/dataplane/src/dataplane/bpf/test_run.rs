@@ -20,9 +20,6 @@ fn program<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Program> {
 }
 
 /// Runs a raw tracepoint program once and returns its return value.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
     let program: &RawTracePoint = program(object, name)?.try_into()?;
     let result = program
@@ -33,9 +30,6 @@ pub fn raw_tracepoint(object: &Ebpf, name: &str) -> Result<u32> {
 
 /// Runs an XDP program on a frame that arrived on a device, and returns the frame as the program
 /// leaves it.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
     let program: &Xdp = program(object, name)?.try_into()?;
     packet(program, name, frame, &xdp_md(frame.len() as u32, ifindex))
@@ -43,18 +37,12 @@ pub fn xdp(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<
 
 /// Runs a TC program on a frame that arrived on a device, and returns the frame as the program
 /// leaves it.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn tc(object: &Ebpf, name: &str, frame: &[u8], ifindex: u32) -> Result<Vec<u8>> {
     let program: &SchedClassifier = program(object, name)?.try_into()?;
     packet(program, name, frame, &sk_buff(ifindex, 0))
 }
 
 /// Runs an XDP program that reads its input from a map.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn xdp_without_frame(object: &Ebpf, name: &str) -> Result<()> {
     let program: &Xdp = program(object, name)?.try_into()?;
     let options = TestRunOptions { data_in: Some(&[0; 64]), ..TestRunOptions::default() };

@@ -77,9 +77,6 @@ pub fn load(object: &mut Ebpf, btf: &Btf) -> Result<usize> {
 }
 
 /// Loads programs like [`load`], but only those whose name is wanted.
-///
-/// # Errors
-/// See [`load`].
 pub fn load_those(object: &mut Ebpf, btf: &Btf, wanted: impl Fn(&str) -> bool) -> Result<usize> {
     let mut programs: Vec<_> = object.programs_mut().filter(|(name, _)| wanted(name)).collect();
     programs.sort_unstable_by_key(|(name, _)| *name);
@@ -137,9 +134,6 @@ fn load_one(program: &mut Program, btf: &Btf) -> Result<(), ProgramError> {
 
 /// Loads every program with its own, unpinned maps, attaches nothing, and releases everything.
 /// Returns the number of programs.
-///
-/// # Errors
-/// See [`load`] and [`loader::load`].
 pub fn try_programs(kernel: &Kernel) -> Result<usize> {
     let sizes = MapSizes { flows4: 64, flows6: 64, unassured: 64, ..MapSizes::default() };
     let (mut object, btf) = loader::open(sizes, None, 0, kernel, Mode::Auto)?;

@@ -62,18 +62,12 @@ impl Sweeper {
 
     /// Sets the timeouts for the packet path, as each sweep does: even if an agent stops before its
     /// first sweep, expired flows must leave a full table.
-    ///
-    /// # Errors
-    /// The kernel refuses to write the map.
     pub fn announce(&self, maps: &mut Maps) -> Result<()> {
         let order = Sweep { timeouts: self.timeouts, ..Sweep::default() };
         maps.sweep.set(0, order, 0).context("writing the time-outs of flows failed")
     }
 
     /// Sweeps both families.
-    ///
-    /// # Errors
-    /// The kernel refuses to run the program.
     pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_removed: bool) -> Result<[Found; 2]> {
         self.begin(if mark_removed { mark::TOO } else { mark::NONE });
         loop {

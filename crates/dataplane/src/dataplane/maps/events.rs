@@ -23,9 +23,6 @@ pub struct Events {
 impl Events {
     /// Opens the maps pinned in `folder`, and discards events that an earlier listener did not
     /// read.
-    ///
-    /// # Errors
-    /// The maps cannot be opened for writing.
     pub fn open(folder: &Path) -> Result<Self> {
         let open = |name: &str| -> Result<Map> {
             let data =
@@ -76,9 +73,6 @@ impl Events {
     }
 
     /// Returns the number of suppressed events that no event has reported yet.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn suppressed(&self) -> Result<u64> {
         Ok(self.buckets.get(&0, 0)?.iter().map(|bucket| bucket.suppressed).sum())
     }

@@ -175,9 +175,6 @@ pub fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<S
 }
 
 /// Returns all source ranges of one family, from the pinned map.
-///
-/// # Errors
-/// The map cannot be read.
 pub fn read_sources<const W: usize>(map: &Reader, ipv6: bool) -> Result<Vec<Source>> {
     map.entries::<Key<SourceRange<W>>, u32>()?.iter().map(|(key, _)| source(key, ipv6)).collect()
 }

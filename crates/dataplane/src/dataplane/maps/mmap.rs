@@ -29,9 +29,6 @@ unsafe impl<T> Send for Mapped<T> {}
 
 impl<T> Mapped<T> {
     /// Maps the element of `map`, whose value type is `T`.
-    ///
-    /// # Errors
-    /// The map is not an mmapable array, or the kernel refuses.
     pub fn new(map: Map) -> Result<Self> {
         let Map::Array(map) = map else { anyhow::bail!("not an array") };
         // The kernel rounds up to its page size, of 4, 16 or 64 KiB.

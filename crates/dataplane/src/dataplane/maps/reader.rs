@@ -42,9 +42,6 @@ unsafe impl Pod for MapInfo {}
 
 impl Reader {
     /// Opens the map that is pinned in `folder` under this name.
-    ///
-    /// # Errors
-    /// The map is not pinned there, or may not be read.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let path = folder.join(name);
         let fd = sys::open(&path, true).with_context(|| format!("{} cannot be opened", path.display()))?;
@@ -82,9 +79,6 @@ impl Reader {
     }
 
     /// Returns the bytes of an element of an array, whatever its layout.
-    ///
-    /// # Errors
-    /// There is no such element.
     pub fn bytes_of(&self, index: u32) -> Result<Vec<u8>> {
         let mut bytes = vec![0_u8; (self.info.value as usize).next_multiple_of(8)];
         let mut attributes = Element {
@@ -101,9 +95,6 @@ impl Reader {
     }
 
     /// Returns an element of an array.
-    ///
-    /// # Errors
-    /// There is no such element.
     pub fn value<V: Pod>(&self, index: u32) -> Result<V> {
         self.fits::<V>(self.info.value, "values")?;
         let mut bytes = vec![0_u8; size_of::<V>()];
@@ -122,9 +113,6 @@ impl Reader {
 
     /// Returns all entries of a hash or trie. Entries that are added or removed in the meantime may
     /// or may not be included.
-    ///
-    /// # Errors
-    /// The map has another layout, or the kernel refuses.
     pub fn entries<K: Pod, V: Pod>(&self) -> Result<Vec<(K, V)>> {
         let mut entries = Vec::new();
         self.each(|key, value| entries.push((key, value)))?;
@@ -132,9 +120,6 @@ impl Reader {
     }
 
     /// Calls `visit` with each entry: see [`Self::entries`].
-    ///
-    /// # Errors
-    /// See [`Self::entries`].
     pub fn each<K: Pod, V: Pod>(&self, mut visit: impl FnMut(K, V)) -> Result<()> {
         self.fits::<K>(self.info.key, "keys")?;
         self.fits::<V>(self.info.value, "values")?;
@@ -153,9 +138,6 @@ impl Reader {
     }
 
     /// Returns all keys of a hash, whatever its values.
-    ///
-    /// # Errors
-    /// The keys have another layout, or the kernel refuses.
     pub fn keys<K: Pod>(&self) -> Result<Vec<K>> {
         self.fits::<K>(self.info.key, "keys")?;
         let mut found = Vec::new();
@@ -168,9 +150,6 @@ impl Reader {
     }
 
     /// Returns the number of entries.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn count(&self) -> Result<u64> {
         let (mut count, key) = (0, self.info.key as usize);
         self.batches(|keys, _| count += (keys.len() / key) as u64)?;

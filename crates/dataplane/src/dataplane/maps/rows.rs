@@ -31,9 +31,6 @@ pub struct Rows<V> {
 
 impl<V: Pod> Rows<V> {
     /// Returns the array of this name within a loaded object.
-    ///
-    /// # Errors
-    /// There is none, or its elements have another size.
     pub fn of(object: &Ebpf, name: &str) -> Result<Self> {
         let Some(Map::Array(data)) = object.map(name) else {
             anyhow::bail!("the packet path has no array {name}")
@@ -48,9 +45,6 @@ impl<V: Pod> Rows<V> {
 
     /// Writes consecutive elements, starting at index `first`. If the kernel refuses the batch,
     /// they are written one by one into `array`, which must be the same map.
-    ///
-    /// # Errors
-    /// The array is shorter, or the kernel refuses an element.
     pub fn write(&self, array: &mut Array<MapData, V>, first: u32, values: &[V]) -> Result<(), MapError> {
         let one = |(index, value): (u32, &V)| array.set(index, value, 0);
         write(first, values, |values| self.batch(first, values), one)

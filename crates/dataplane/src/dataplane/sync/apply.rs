@@ -32,9 +32,6 @@ use crate::dataplane::maps::{
 use crate::dispatch;
 
 /// Reads the current content of the maps.
-///
-/// # Errors
-/// A map cannot be read.
 pub fn read(maps: &Maps) -> Result<Held> {
     let mut held = Held::default();
     read_family(&maps.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
@@ -117,9 +114,6 @@ fn protocol(number: u16) -> Result<Protocol> {
 }
 
 /// Returns the endpoints whose flows an earlier agent was marking when it stopped.
-///
-/// # Errors
-/// The map cannot be read.
 pub fn removed(maps: &Maps) -> Result<BTreeSet<RemovedEndpoint>> {
     let endpoint = |key: EndpointKey| {
         let endpoint = SocketAddr::new(from_wide(key.address, key.ipv6 != 0), key.port.to_host());

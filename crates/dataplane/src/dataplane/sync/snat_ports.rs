@@ -104,9 +104,6 @@ impl SnatPortRange {
 
 /// Returns the ports that the kernel allocates to its own connections,
 /// net.ipv4.ip_local_port_range.
-///
-/// # Errors
-/// The setting cannot be read.
 pub fn ephemeral() -> Result<RangeInclusive<u16>> {
     let text = fs::read_to_string(LOCAL_RANGE).with_context(|| format!("{LOCAL_RANGE} cannot be read"))?;
     local_range(&text).with_context(|| format!("{LOCAL_RANGE} is not understood: `{text}`"))

@@ -100,9 +100,6 @@ impl Simulator {
     }
 
     /// Returns the node's primary addresses, and the ranges of its pods.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn node(&self) -> Result<(Vec<IpAddr>, Vec<IpNet>)> {
         let node = self.copy.maps.local_node.get(&0, 0).context("reading what the node is failed")?;
         let known = |wide: [WideAddress; 2]| {
@@ -118,9 +115,6 @@ impl Simulator {
     }
 
     /// Returns the cookie of the node's own network namespace.
-    ///
-    /// # Errors
-    /// The map cannot be read.
     pub fn netns(&self) -> Result<u64> {
         Ok(self.copy.maps.local_node.get(&0, 0).context("reading what the node is failed")?.netns)
     }

@@ -40,9 +40,6 @@ impl Simulator {
     /// Creates the packet path of a hypothetical node. `primary`: its primary address of each
     /// family, if it has one. The next hop is not evaluated: every destination on another node is
     /// assumed to be reachable.
-    ///
-    /// # Errors
-    /// Privileges are missing, or the kernel refuses.
     pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
         check_privileges()?;
         let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;

@@ -53,9 +53,6 @@ impl Report {
     }
 
     /// Writes the folder.
-    ///
-    /// # Errors
-    /// It cannot be made or written.
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("{} cannot be made", folder.display()))?;
         let files = [(JSON, format!("{:#}\n", serde_json::json!(self))), (PAGE, self.page())];
@@ -70,9 +67,6 @@ impl Report {
     }
 
     /// Reads a folder, or the JSON in it.
-    ///
-    /// # Errors
-    /// There is none, or it is of another format.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let file = if path.is_dir() { path.join(JSON) } else { path.to_owned() };
         let text = fs::read_to_string(&file).with_context(|| format!("{} cannot be read", file.display()))?;

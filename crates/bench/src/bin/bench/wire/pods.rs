@@ -42,14 +42,15 @@ fn measure_all(
     report: &mut Report,
     mut measure: impl FnMut(&[Subject], &mut Traffic) -> Result<Vec<Row>>,
 ) -> Result<()> {
-    let Some((subjects, mut traffic)) = start(wanted, group, report)? else { return Ok(()) };
+    let Some((subjects, mut traffic)) = start(wanted, group, floods, report)? else { return Ok(()) };
     report.measure(|| Ok(only(wanted, measure(&subjects, &mut traffic)?)))
 }
 
-/// Starts subjects, without those that cannot be started; `None` if no row is wanted.
+/// Starts subjects, for floods or for sockets, without those that cannot be started; `None` if no row is wanted.
 fn start(
     wanted: &[(Kind, Vec<String>)],
     group: &str,
+    floods: bool,
     report: &mut Report,
 ) -> Result<Option<(Vec<Subject>, Traffic)>> {
     if wanted.iter().all(|(_, names)| names.is_empty()) {

@@ -1,10 +1,10 @@
 //! The Services of a cluster, as every subject receives them.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::net::Ipv4Addr;
 use traffic_policy_testing::{
     lab::Addresses,
-    object::{Backend, Port, Service as Object},
+    object::{Backend, Port, Service as Object, node},
 };
 
 use super::{
@@ -58,7 +58,7 @@ pub(crate) fn objects(services: &[Service]) -> Vec<Value> {
 
 /// Returns the same objects with ports of another protocol, made from port and target port.
 pub(crate) fn objects_with(services: &[Service], port_of: fn(u16, u16) -> Port) -> Vec<Value> {
-    let mut objects = vec![node()];
+    let mut objects = vec![node(NODE_NAME, NODE, "10.244.0.0/24")];
     for service in services {
         let mut port = port_of(PORT, TARGET_PORT);
         if let Some(node_port) = service.node_port {
@@ -82,15 +82,7 @@ pub(crate) fn objects_with(services: &[Service], port_of: fn(u16, u16) -> Port) 
     objects
 }
 
-fn node() -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": NODE_NAME, "labels": {"kubernetes.io/hostname": NODE_NAME}},
-        "spec": {"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24"]},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": NODE}, {"type": "Hostname", "address": NODE_NAME}],
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    })
+/// Returns the object of a node with one address and one network of pods.
+pub(crate) fn node(name: &str, address: Ipv4Addr, network: &str) -> Value {
+    node::with_addresses(name, &[address.into()], &[network.to_owned()])
 }

@@ -32,9 +32,6 @@ struct Seen {
 
 impl Neighbours {
     /// Looks at the Leases of these nodes. `lasting`: the time for which one counts that says none.
-    ///
-    /// # Errors
-    /// The API server does not answer, or refuses.
     pub(super) async fn look(
         &mut self,
         leases: &Leases,

@@ -32,9 +32,6 @@ pub enum WithdrawError {
 
 impl Withdrawal {
     /// Connects to the API server.
-    ///
-    /// # Errors
-    /// The credentials cannot be read.
     pub async fn begin(access: &Access, namespace: &str, node: &str) -> Result<Self, WithdrawError> {
         let (status, _reader) = StatusWriter::new();
         let (client, next): (Client, Next) =
@@ -83,9 +80,6 @@ impl Withdrawal {
 }
 
 /// Tries to read and write the Leases of a namespace, without writing one.
-///
-/// # Errors
-/// The API server refuses, or does not answer within 30 seconds: why.
 pub async fn try_opening(access: &Access, namespace: &str) -> Result<(), String> {
     let withdrawal =
         Withdrawal::begin(access, namespace, "check").await.map_err(|error| error.to_string())?;

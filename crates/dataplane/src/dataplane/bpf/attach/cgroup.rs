@@ -78,9 +78,6 @@ impl Cgroup {
     }
 
     /// Returns the mount point of cgroup2; if there are several, the one with the topmost cgroup.
-    ///
-    /// # Errors
-    /// /proc/self/mountinfo cannot be read.
     pub fn mounted() -> Result<Option<PathBuf>> {
         let mounts =
             fs::read_to_string("/proc/self/mountinfo").context("reading /proc/self/mountinfo failed")?;
@@ -141,9 +138,6 @@ fn unescaped(text: &str) -> PathBuf {
 }
 
 /// Attaches the programs to a cgroup; those of an earlier agent are replaced in one step.
-///
-/// # Errors
-/// The kernel refuses, or a pin cannot be written.
 pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
     let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
     for (call, name) in CALLS {
@@ -165,9 +159,6 @@ pub fn attach(object: &mut Ebpf, links: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Returns the calls whose programs are no longer on the cgroup, or have been replaced.
-///
-/// # Errors
-/// The cgroup is gone.
 pub fn lost(object: &Ebpf, links: &Path, folder: &Path) -> Result<Vec<&'static str>> {
     let cgroup = File::open(folder).with_context(|| format!("{} cannot be opened", folder.display()))?;
     let mut lost = Vec::new();
@@ -226,9 +217,6 @@ pub fn is_link(pin: &Path) -> bool {
 }
 
 /// Removes links to other cgroups than `present`: they are dead, or no longer wanted.
-///
-/// # Errors
-/// A pin cannot be removed.
 pub fn retain(links: &Path, present: Option<&Path>) -> Result<()> {
     let mut wanted = BTreeSet::new();
     if let Some(folder) = present {

@@ -12,9 +12,6 @@ pub const PRIORITY: u16 = 0x7470;
 pub const HANDLE: u32 = 1;
 
 /// Attaches a program; that of an earlier agent is replaced.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn attach(program: &mut SchedClassifier, device: &str, attach_type: TcAttachType) -> Result<()> {
     // The qdisc may exist already.
     let _ = tc::qdisc_add_clsact(device);

@@ -243,18 +243,12 @@ impl Links {
     }
 
     /// Detaches both kinds of XDP program, which leaves the packets to TC.
-    ///
-    /// # Errors
-    /// A pin cannot be removed.
     pub fn detach_xdp(&self) -> Result<()> {
         remove_link(&self.path(Hook::Xdp))?;
         remove_link(&self.path(Hook::XdpGeneric))
     }
 
     /// Detaches everything from this device.
-    ///
-    /// # Errors
-    /// A pin cannot be removed.
     pub fn detach(&self) -> Result<()> {
         for hook in [Hook::Xdp, Hook::XdpGeneric, Hook::Ingress, Hook::Egress] {
             remove_link(&self.path(hook))?;
@@ -265,9 +259,6 @@ impl Links {
 
 /// Removes links of devices whose numbers are not in `present`: they are dead, or no longer wanted.
 /// Returns the number of removed links.
-///
-/// # Errors
-/// A pin cannot be removed.
 pub fn retain(folder: &Path, present: &[u32]) -> Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be read", folder.display()))? {

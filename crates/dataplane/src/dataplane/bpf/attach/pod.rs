@@ -66,9 +66,6 @@ const NETKIT_PEER: u32 = 55;
 
 /// Attaches the programs of a device with these [`pod_flags`]; those of an earlier agent are
 /// replaced in one step, and what the device no longer needs is detached.
-///
-/// # Errors
-/// The kernel refuses, or a link cannot be pinned.
 pub fn attach(object: &mut Ebpf, links: &Path, link: &PodLink, flags: u16, kernel: Kernel) -> Result<()> {
     for hook in Hook::ALL {
         let Some(name) = hook.program(flags) else {
@@ -100,9 +97,6 @@ pub fn is_intact(object: &Ebpf, links: &Path, index: u32, flags: u16) -> bool {
 }
 
 /// Detaches the programs.
-///
-/// # Errors
-/// The pin of a link cannot be removed.
 pub fn detach(links: &Path, index: u32, kernel: Kernel) -> Result<()> {
     Hook::ALL.into_iter().try_for_each(|hook| detach_at(links, index, hook, kernel))
 }
@@ -138,9 +132,6 @@ pub struct Obstacles {
 }
 
 /// Returns why programs must not be on a device.
-///
-/// # Errors
-/// The kernel refuses to tell, or the device is gone.
 pub fn obstacles(links: &Path, link: &PodLink, kernel: Kernel) -> Result<Obstacles> {
     let services = others(links, link, kernel)?;
     let queue = Some(format!("it has the queueing discipline {}", link.qdisc));

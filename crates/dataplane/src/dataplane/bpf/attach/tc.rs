@@ -14,9 +14,6 @@ use crate::dataplane::kernel::Kernel;
 
 /// Attaches a program of TC to a device, by a link that is pinned as `path`: a program on that link
 /// is replaced in one step. Below Linux 6.6 it is attached by a filter.
-///
-/// # Errors
-/// The kernel refuses, or the link cannot be pinned.
 pub(super) fn put(
     program: &mut SchedClassifier,
     device: &str,

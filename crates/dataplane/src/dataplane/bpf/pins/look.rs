@@ -26,9 +26,6 @@ pub struct Look {
 impl Look {
     /// Examines the folder without changing it, and without taking the lock, which would block an
     /// agent that starts in the meantime.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
     pub fn at(root: &Path) -> Result<Self> {
         let own = format!("v{ABI_VERSION}");
         let mut look = Self { on_bpffs: on_bpffs(root)?, ..Self::default() };

@@ -79,9 +79,6 @@ pub(super) fn remove_version(version: &Path) -> Result<()> {
 }
 
 /// Detaches a program from its device and removes the pin of its link, if there is one.
-///
-/// # Errors
-/// The pin cannot be removed.
 pub fn remove_link(path: &Path) -> Result<()> {
     let lowered = Lowered::for_link(path);
     // Without its pin the link would be released too, but some time later.

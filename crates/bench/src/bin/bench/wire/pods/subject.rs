@@ -3,11 +3,11 @@
 use std::{fmt, net::Ipv4Addr, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 use traffic_policy_testing::{
     agent::{Agent, AgentBuilder},
     netns::Namespace,
-    object::{Manifests, Port},
+    object::{Manifests, Port, lease},
 };
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
         generator::{NODE_PORT, Path4, Traffic},
         plan::SERVICES,
         rules,
-        services::{NODE_NAME, Service, objects, objects_with, services},
+        services::{NODE_NAME, Service, node, objects, objects_with, services},
     },
     fixture::{BACK, FRONT, HOME, POD, POD_SERVER, PodTestbed},
 };
@@ -163,10 +163,11 @@ impl Subject {
             Kind::Direct(attach) | Kind::Snat(attach) => {
                 let front = front.as_ref().context("no node is in front")?;
                 let mut objects = on_node(&services, HOME_NAME)?;
-                objects.push(home_node());
+                objects.push(node(HOME_NAME, HOME, "10.1.0.0/24"));
                 let mut flags = vec!["--device", DOWNLINK];
                 if matches!(self.kind, Kind::Direct(_)) {
-                    objects.extend([opens(NODE_NAME, &[NODE, FRONT]), opens(HOME_NAME, &[HOME])]);
+                    objects.push(lease::opens_from(NODE_NAME, &[NODE.into(), FRONT.into()]));
+                    objects.push(lease::opens_from(HOME_NAME, &[HOME.into()]));
                     flags.extend(["--forwarding", "direct"]);
                 }
                 Manifests::at(&folder.manifests())?.write("all", &objects)?;
@@ -236,33 +237,4 @@ fn on_node(services: &[Service], node: &str) -> Result<Vec<Value>> {
     }
     ensure!(moved == 3, "{moved} endpoints are the pod");
     Ok(objects)
-}
-
-fn home_node() -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": HOME_NAME, "labels": {"kubernetes.io/hostname": HOME_NAME}},
-        "spec": {"podCIDR": "10.1.0.0/24", "podCIDRs": ["10.1.0.0/24"]},
-        "status": {
-            "addresses": [{"type": "InternalIP", "address": HOME}, {"type": "Hostname", "address": HOME_NAME}],
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    })
-}
-
-/// Returns the Lease by which a node takes part in direct forwarding.
-fn opens(node: &str, from: &[Ipv4Addr]) -> Value {
-    let from: Vec<_> = from.iter().map(ToString::to_string).collect();
-    json!({
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "namespace": "traffic-policy",
-            "name": format!("traffic-policy-opens-{node}"),
-            "labels": {"traffic-policy.io/opens": "ipip"},
-            "annotations": {"traffic-policy.io/opens-from": from.join(",")},
-        },
-        "spec": {"holderIdentity": node},
-    })
 }
