@@ -177,6 +177,14 @@ fn the_endpoints_change_too(attach: &str, family: Family, flags: &[&str]) {
         await_endpoints(&cluster, backends.len());
     }
     assert_eq!(sent_on(&cluster), 0, "the node in front knows its connections");
+    let ports = cluster.agents[2].json(&["services", "default/web"]).unwrap();
+    for port in ports.as_array().unwrap() {
+        let former = &port["former_owners"];
+        let left = former["seconds_left"].as_f64().unwrap();
+        assert!(former["slots"].as_u64() > Some(0) && left > 0.0 && left <= 240.0, "{port}");
+        let endpoints = former["endpoints"].as_array().unwrap();
+        assert!(endpoints.iter().any(|endpoint| endpoint["asked"] == true), "{port}");
+    }
     front_vanishes(&cluster);
     let report = report(&format!("{attach}, {family:?}, the endpoints change, too"), held);
     assert_none_cut(&cluster, family, &report);
