@@ -111,6 +111,34 @@ fn a_packet_that_would_be_too_long_is_refused_with_what_fits() {
     });
 }
 
+/// A pod that is its own client, and a node, whose own endpoint may be chosen, would not accept their
+/// own address from outside.
+#[test]
+fn what_an_endpoint_would_not_accept_gets_this_nodes_address() {
+    each_ingress(|harness, terms| {
+        let by_mac = || Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct_by_mac();
+        let table = "251".parse().unwrap();
+        for frontend in [
+            Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct(),
+            Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).direct_within_udp(),
+            Frontend::new(VIP.0, VIP.1).endpoints(&[NEAR]).tunnel(),
+            by_mac().maglev(table),
+        ] {
+            for (client, outcome) in
+                [(NEAR.0, "forwarded"), (FRONT, "forwarded"), (Spot::OtherNear, "forwarded-direct")]
+            {
+                harness.set_up(&Setup::of(frontend.clone()));
+                harness.let_send_directly(FRONT);
+                let request = terms.packet((client, CLIENT_PORT), VIP);
+                let request = request.macs(Spot::RouterNear.mac(), Device::Eth0.mac());
+                for _ in 0..2 {
+                    harness.run(terms.hook, &request).expect(outcome);
+                }
+            }
+        }
+    });
+}
+
 /// Source and destination of a frame.
 fn addresses(frame: &[u8], terms: Terms) -> [Vec<u8>; 2] {
     let (first, length) = if terms.v4() { (12, 4) } else { (8, 16) };

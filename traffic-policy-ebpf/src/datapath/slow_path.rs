@@ -304,6 +304,9 @@ fn create<P: Packet, F: Family>(
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
     set!(scratch.direct &= slot.dispatch());
+    if !P::POD && get!(scratch.direct) != 0 && direct::is_refused_by_endpoint::<F>(scratch, slot.address) {
+        set!(scratch.direct = 0);
+    }
     // The bits are set before the entries exist.
     if local {
         prefilter::note_local_endpoint::<F>(slot.address, slot.port);

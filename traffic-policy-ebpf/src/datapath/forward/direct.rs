@@ -18,6 +18,7 @@ use crate::datapath::{
     forward::{self, Forwarding, Translatable, nexthop, outer},
     lb::List,
     parse,
+    value::borrow,
     verdict::Decision,
     words::{load64, store16, store32, store64},
 };
@@ -167,6 +168,16 @@ fn is_from_node<A: Address>(scratch: *mut Scratch<A>, mac: u64, epoch: u32) -> b
     set!(scratch.router = mac);
     set!(scratch.router_epoch = epoch as u64);
     false
+}
+
+/// Whether the packet `Scratch::opening` has a source that an endpoint or its node does not accept
+/// from outside, so that it has to get this node's address: the endpoint's own, of a pod that is its
+/// own client, or that of a node, which may have the endpoint, and may masquerade what its pods
+/// send.
+#[inline(always)]
+pub fn is_refused_by_endpoint<F: Family>(scratch: *const Scratch<F::Address>, endpoint: F::Address) -> bool {
+    let source = borrow(place!(const scratch.opening.source));
+    *source == endpoint || F::direct_from().lookup::<_, u32>(source).is_some()
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.

@@ -1,11 +1,11 @@
-//! Direct forwarding: packets that the node in front sends within outer packets, or to a MAC address
-//! as they are; at the endpoint's node those that it opens or takes, and those that answer them; and
-//! answers that come back through the node in front.
+//! Direct forwarding: packets that the node in front sends within outer packets, or to a MAC
+//! address as they are; at the endpoint's node those that it opens or takes, and those that answer
+//! them; and answers that come back through the node in front.
 //!
 //! Each row has a floor of its own: one look-up in a hash of the same size, and the outer header
 //! written or removed, or the MAC addresses written. In TC each packet is a run of its own, because
-//! the kernel puts a packet into another one only once: caches are colder there than in XDP, for the
-//! floor as well.
+//! the kernel puts a packet into another one only once: caches are colder there than in XDP, for
+//! the floor as well.
 
 mod front;
 mod home;

@@ -2,8 +2,8 @@
 //! go to the client past the node in front, or through it.
 //!
 //! Two figures of the same round trips. On one CPU: the rate, which is that of all work of both
-//! nodes. In front: the round trips for each second of CPU time of the node in front alone, which is
-//! its capacity where the pod's node is another machine.
+//! nodes. In front: the round trips for each second of CPU time of the node in front alone, which
+//! is its capacity where the pod's node is another machine.
 
 use std::time::Duration;
 
