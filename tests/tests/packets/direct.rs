@@ -111,8 +111,8 @@ fn a_packet_that_would_be_too_long_is_refused_with_what_fits() {
     });
 }
 
-/// A pod that is its own client, and a node, whose own endpoint may be chosen, would not accept their
-/// own address from outside.
+/// A pod that is its own client, and a node, whose own endpoint may be chosen, would not accept
+/// their own address from outside.
 #[test]
 fn what_an_endpoint_would_not_accept_gets_this_nodes_address() {
     each_ingress(|harness, terms| {

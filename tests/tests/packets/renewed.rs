@@ -12,9 +12,9 @@ fn nothing_of_an_earlier_test_is_left() {
         let new = harness.content().unwrap();
         for (name, entries) in &new {
             let programs = match name.as_str() {
-                "tp_xdp_calls" => 10,
+                "tp_xdp_calls" => 12,
                 "tp_tc_calls" => 24,
-                "tp_l3_calls" => 7,
+                "tp_l3_calls" => 9,
                 "tp_pod_calls" => 17,
                 _ => 0,
             };

@@ -83,8 +83,9 @@ fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
     }
 }
 
-/// Processes of each endpoint's node, and the pod of an endpoint itself, ask the node in front. No host accepts a packet from outside with its own address as the source, so these get
-/// that of the node in front.
+/// Processes of each endpoint's node, and the pod of an endpoint itself, ask the node in front. No
+/// host accepts a packet from outside with its own address as the source, so these get that of the
+/// node in front.
 fn clients_of_nodes_are_answered(attach: &str) {
     let cluster = start(attach, &["--forwarding", "direct"], &ALL);
     let pod = cluster.lab.pods().next().unwrap();

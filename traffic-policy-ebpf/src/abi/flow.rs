@@ -44,7 +44,7 @@ pub struct Flow<A: Address> {
     /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
     /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
     /// `address_delta` is of [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT] and
-    /// [`TO_OWNER`][super::TO_OWNER] there.
+    /// [`TO_OWNER`] there.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.

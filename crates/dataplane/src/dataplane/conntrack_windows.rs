@@ -47,7 +47,7 @@ pub fn is_strict() -> bool {
     matches!(read(Path::new(FOLDER), LIBERAL), Ok(Some(0)))
 }
 
-/// Returns why [`prepare`] would fail, as far as that is seen without a change.
+/// Returns why `prepare` would fail, as far as that is seen without a change.
 #[must_use]
 pub fn obstacle() -> Option<String> {
     obstacle_in(Path::new(FOLDER))

@@ -151,10 +151,10 @@ pub fn by_mac<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     Some(Decision::sent(C::outcome_of_direct(), packet.send(ifindex)))
 }
 
-/// Whether a node has sent the packet, by the source MAC address of its frame. The last address that
-/// is none of theirs, mostly a router's, is known without a look-up for as long as the hop epoch
-/// lasts, which the agent raises whenever it has changed the addresses of nodes. `epoch`: that of
-/// the packet's next hop, which was read before.
+/// Whether a node has sent the packet, by the source MAC address of its frame. The last address
+/// that is none of theirs, mostly a router's, is known without a look-up for as long as the hop
+/// epoch lasts, which the agent raises whenever it has changed the addresses of nodes. `epoch`:
+/// that of the packet's next hop, which was read before.
 #[inline(always)]
 fn is_from_node<A: Address>(scratch: *mut Scratch<A>, mac: u64, epoch: u32) -> bool {
     if get!(scratch.router) == mac && get!(scratch.router_epoch) == epoch as u64 {
@@ -171,8 +171,8 @@ fn is_from_node<A: Address>(scratch: *mut Scratch<A>, mac: u64, epoch: u32) -> b
 }
 
 /// Whether the packet `Scratch::opening` has a source that an endpoint or its node does not accept
-/// from outside, so that it has to get this node's address: the endpoint's own, of a pod that is its
-/// own client, or that of a node, which may have the endpoint, and may masquerade what its pods
+/// from outside, so that it has to get this node's address: the endpoint's own, of a pod that is
+/// its own client, or that of a node, which may have the endpoint, and may masquerade what its pods
 /// send.
 #[inline(always)]
 pub fn is_refused_by_endpoint<F: Family>(scratch: *const Scratch<F::Address>, endpoint: F::Address) -> bool {

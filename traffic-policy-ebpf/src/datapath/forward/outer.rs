@@ -175,7 +175,8 @@ pub trait Outer: Rewrite {
     /// has the source port `port`. Returns the packet's length. The type of service is the inner
     /// one, with the two bits of ECN (RFC 6040 section 4.1). `number`, at most 7: see
     /// [`Self::number`]. `aggregate`: whether the packet may be one of segments, whose IPv4 header
-    /// has the length 0 if they have more than 65,535 bytes together (BIG TCP); so has the outer one.
+    /// has the length 0 if they have more than 65,535 bytes together (BIG TCP); so has the outer
+    /// one.
     /// <https://github.com/torvalds/linux/blob/v6.12/include/linux/ip.h> (`iph_totlen`)
     fn header(
         ip: usize,

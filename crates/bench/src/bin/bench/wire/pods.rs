@@ -46,7 +46,8 @@ fn measure_all(
     report.measure(|| Ok(only(wanted, measure(&subjects, &mut traffic)?)))
 }
 
-/// Starts subjects, for floods or for sockets, without those that cannot be started; `None` if no row is wanted.
+/// Starts subjects, for floods or for sockets, without those that cannot be started; `None` if no
+/// row is wanted.
 fn start(
     wanted: &[(Kind, Vec<String>)],
     group: &str,
