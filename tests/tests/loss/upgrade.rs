@@ -232,7 +232,10 @@ fn another_layout_with_programs_at_pods_devices() {
         sleep(AROUND);
         let (new, datagrams) = (new.finish(), datagrams.finish().unwrap());
         println!("from {version}\n  {new}\n  {datagrams}");
-        assert!(new.is_clean(), "{new}");
+        // One that is under way at the moment of the change has no flow any more: at a hundred a
+        // second and some milliseconds for each, that is one or two. Five seconds without programs
+        // delay thirty.
+        assert!(new.ok > 0 && new.failed + new.resent <= 3, "{new}");
         let under_way = (40.0 * pace()).ceil() as u64;
         assert!(datagrams.lost_there == 0 && datagrams.lost_back <= under_way, "{datagrams}");
         assert_eq!(attached(&node), (1, 1), "replaced, not added");

@@ -42,6 +42,8 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
         "tp_xdp_icmp6",
         "tp_xdp_nosctp4",
         "tp_xdp_nosctp6",
+        "tp_xdp_openbk4",
+        "tp_xdp_openbk6",
         "tp_xdp_reject4",
         "tp_xdp_reject6",
         "tp_xdp_slow4",
