@@ -9,7 +9,7 @@ mod flannel;
 mod kindnet;
 
 use std::fmt::Write as _;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -232,7 +232,8 @@ impl Node {
     }
 
     /// Replaces a pod's device by another one with the same name, number and addresses, as if the
-    /// pod had been recreated. Pods count from 1.
+    /// pod had been recreated. Its MAC address is another one, which the node and its other pods are
+    /// told, as plugins do: on a bridge they know the former one for up to 45 s. Pods count from 1.
     pub fn recreate_device(&self, cni: Cni, number: u8) -> Result<()> {
         let (layout, pod) = (cni.layout(), self.pod(number.into()));
         let (name, mac) = layout.host_end(self.number, number);
@@ -251,7 +252,17 @@ impl Node {
             self.netns().sysctl(&key, value)?;
         }
         carry_out(self.netns(), &layout.host(self, pod, &name))?;
-        carry_out(pod.netns(), &format!("link set eth0 up\n{}", layout.pod(self, pod)))
+        carry_out(pod.netns(), &format!("link set eth0 up\n{}", layout.pod(self, pod)))?;
+        // The request for the neighbour's address tells it this one (RFC 826, RFC 4861 section 7.2.3).
+        let others = self.pods.iter().map(|other| other.addresses).filter(|other| *other != pod.addresses);
+        let told: Vec<_> = others.chain([self.pods_gateway()]).collect();
+        pod.netns().run(|| {
+            for to in told.iter().flat_map(|to| Family::BOTH.map(|family| to.of(family))) {
+                let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                UdpSocket::bind(any)?.send_to(&[], SocketAddr::new(to, 9))?;
+            }
+            Ok(())
+        })
     }
 
     /// The network of this node's pods.
