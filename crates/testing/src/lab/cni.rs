@@ -232,8 +232,9 @@ impl Node {
     }
 
     /// Replaces a pod's device by another one with the same name, number and addresses, as if the
-    /// pod had been recreated. Its MAC address is another one, which the node and its other pods are
-    /// told, as plugins do: on a bridge they know the former one for up to 45 s. Pods count from 1.
+    /// pod had been recreated. Its MAC address is another one, which the node and its other pods
+    /// are told, as plugins do: on a bridge they know the former one for up to 45 s. Pods count
+    /// from 1.
     pub fn recreate_device(&self, cni: Cni, number: u8) -> Result<()> {
         let (layout, pod) = (cni.layout(), self.pod(number.into()));
         let (name, mac) = layout.host_end(self.number, number);
@@ -253,7 +254,8 @@ impl Node {
         }
         carry_out(self.netns(), &layout.host(self, pod, &name))?;
         carry_out(pod.netns(), &format!("link set eth0 up\n{}", layout.pod(self, pod)))?;
-        // The request for the neighbour's address tells it this one (RFC 826, RFC 4861 section 7.2.3).
+        // The request for the neighbour's address tells it this one (RFC 826, RFC 4861 section
+        // 7.2.3).
         let others = self.pods.iter().map(|other| other.addresses).filter(|other| *other != pod.addresses);
         let told: Vec<_> = others.chain([self.pods_gateway()]).collect();
         pod.netns().run(|| {
