@@ -86,6 +86,7 @@
 //!   [`forward::reply_way`]: the device by which a reply of an endpoint on this node leaves;
 //!   [`forward::local`]: the way straight into a pod of this node; [`forward::hairpin`]: that of a
 //!   pod to itself;
+//!   [`forward::device`]: the device by which a packet leaves;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
 //!   unchanged, [`forward::enclose`]: those of established flows, [`forward::outer`]: the header

@@ -28,7 +28,7 @@ use super::{
     service,
 };
 
-/// What packets travel in, and how replies go.
+/// The outer packets of requests, and whether replies travel in such packets, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dispatch {
     Ip,

@@ -175,7 +175,7 @@ fn redirect<P: Skb, F: Rewrite, C: Translatable<P, F>>(
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
     let hop = way.hop;
     let (mtu, flags) = if hop.is_null() {
-        forward::unresolved::<F>(way.ifindex, scratch)
+        forward::device::unresolved::<F>(way.ifindex, scratch)
     } else {
         (get!(hop.mtu), get!(hop.flags))
     };

@@ -4,6 +4,7 @@
 //! A whole packet is translated here, a later fragment and an ICMP error in files of their own.
 
 pub mod client_hop;
+pub mod device;
 pub mod direct;
 pub mod enclose;
 pub mod fragment;
@@ -22,7 +23,7 @@ use core::ptr;
 use traffic_policy_ebpf::{
     abi::{
         Address, Address4, Address6, DeviceInfo, Flow, HOP_NO_ETHERNET, HOP_POD, HOP_ROUTED, HOP_XDP, Hop,
-        Prefilter, Scratch, kind,
+        Prefilter, kind,
     },
     checksum::{self, TTL_STEP},
     outcome::Outcome,
@@ -311,7 +312,7 @@ pub fn forward<P: Packet, F: Rewrite, C: Translatable<P, F>>(
         && forwarding.unresolved != 0
     {
         let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-        let (mtu, flags) = unresolved::<F>(forwarding.unresolved, scratch);
+        let (mtu, flags) = device::unresolved::<F>(forwarding.unresolved, scratch);
         if translatable.wire_length(packet) > mtu {
             return translatable.mtu_exceeded(mtu);
         }
@@ -406,22 +407,6 @@ impl Rewrite for V6 {
             store8::<7>(parsed.ip, parsed.ttl - 1);
         }
     }
-}
-
-/// Returns the largest IP packet that fits where the FIB, queried by this very program, has named a
-/// device and no neighbour; and the device's flags.
-#[inline(always)]
-pub fn unresolved<F: Family>(ifindex: u32, scratch: *const Scratch<F::Address>) -> (u32, u32) {
-    let (mtu, flags) = device(ifindex);
-    let route_mtu = get!(scratch.route_mtu) as u32;
-    (if mtu == 0 { route_mtu } else { mtu.min(route_mtu) }, flags)
-}
-
-/// Returns the largest IP packet that fits an attached device (0: not known), and its flags.
-#[inline(always)]
-pub fn device(ifindex: u32) -> (u32, u32) {
-    let device = Table::of(&raw const DEVICES).lookup::<u32, DeviceInfo>(&ifindex);
-    device.map_or((0, 0), |device| (get!(device.mtu), get!(device.flags)))
 }
 
 /// Writes the frame's MAC addresses.

@@ -95,7 +95,7 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
         if !P::TC {
             return Outcome::PassedToTc.into();
         }
-        let (mtu, flags) = forward::unresolved::<F>(unresolved, scratch);
+        let (mtu, flags) = forward::device::unresolved::<F>(unresolved, scratch);
         (mtu, flags, unresolved)
     } else {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))

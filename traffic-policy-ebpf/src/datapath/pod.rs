@@ -119,7 +119,7 @@ fn of_family<F: Rewrite>(packet: Tc) -> Decision {
     }
     let mtu = if hop.is_null() {
         let Some(scratch) = F::scratch() else { return Outcome::Passed.into() };
-        forward::unresolved::<F>(unresolved, scratch).0
+        forward::device::unresolved::<F>(unresolved, scratch).0
     } else {
         get!(hop.mtu)
     };

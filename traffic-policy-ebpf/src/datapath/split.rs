@@ -179,7 +179,7 @@ impl Route {
         let hop = forwarding.hop;
         if hop.is_null() {
             let ifindex = forwarding.unresolved;
-            let (_, flags) = forward::device(ifindex);
+            let (_, flags) = forward::device::find(ifindex);
             return if ifindex == 0 || flags & HOP_NO_ETHERNET != 0 {
                 None
             } else {

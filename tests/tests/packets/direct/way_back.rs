@@ -32,8 +32,8 @@ fn an_error_about_a_reply_follows_the_flow() {
     });
 }
 
-/// The pod is told about its own packet, and its replies keep their way, whoever has sent the
-/// error.
+/// The pod gets an ICMP error that quotes its own packet, and the way of its replies stays, whether
+/// the error came within an outer packet or from a router.
 #[test]
 fn an_error_about_a_reply_reaches_the_pod() {
     harness::with(|harness| {

@@ -223,7 +223,8 @@ fn judge_by_mac(peer: &str, facts: &Facts) -> Finding {
     }
 }
 
-/// Where nothing can be sent to a MAC address, `l2` names the endpoint.
+/// Returns the finding where nothing can be sent to a MAC address: with `l2`, such packets travel
+/// within outer ones that name the endpoint.
 fn named(facts: &Facts, why: String) -> Finding {
     let fix = if facts.uses_mac {
         "nothing: its packets travel within IP or UDP, as with --dispatch auto"
@@ -291,7 +292,7 @@ mod tests {
         );
     }
 
-    /// What is in use now is a warning, and what might be used a note.
+    /// A probe that fails is a warning if the flag that needs it is in use, else a note.
     #[test]
     fn replies_that_do_not_come_back() {
         for (uses_tunnel, severity) in [(false, Severity::Note), (true, Severity::Warning)] {

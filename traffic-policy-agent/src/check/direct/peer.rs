@@ -36,7 +36,7 @@ pub(super) struct Facts {
     pub(super) uses_tunnel: bool,
 }
 
-/// What becomes of a packet as long as the route's MTU.
+/// The result for a packet as long as the route's MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     Fits,
@@ -46,7 +46,7 @@ pub(super) enum Length {
     Unknown,
 }
 
-/// What becomes of a packet that is sent to a MAC address.
+/// The result for a packet that is sent to a MAC address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ByMac {
     /// The route leads over a device without Ethernet.

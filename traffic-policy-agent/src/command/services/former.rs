@@ -50,7 +50,7 @@ fn is_asked(owner: &FormerOwner) -> bool {
     !owner.endpoint.local && owner.endpoint.opens.is_some()
 }
 
-/// Returns the lines for people.
+/// Returns the lines of the text output; JSON has the same facts.
 pub(super) fn lines(former: &FormerOwners, nodes: &Nodes) -> Vec<String> {
     let all = format!(
         "owners of {} slots, asked for connections that the present ones do not know, for {} more:",

@@ -85,7 +85,7 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
     } else if P::TC && unresolved != 0 {
-        let (mtu, flags) = forward::unresolved::<F>(unresolved, scratch);
+        let (mtu, flags) = forward::device::unresolved::<F>(unresolved, scratch);
         (mtu, flags, unresolved)
     } else {
         return Outcome::DroppedNoRoute.into();

@@ -172,7 +172,7 @@ fn note<F: Outer>() -> i32 {
     }
     set!(outer.macs = 0);
     set!(outer.ifindex = ifindex);
-    let (mtu, flags) = forward::unresolved::<F>(ifindex, scratch);
+    let (mtu, flags) = forward::device::unresolved::<F>(ifindex, scratch);
     complete::<F>(scratch, way, mtu, flags)
 }
 

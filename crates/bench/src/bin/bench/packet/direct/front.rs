@@ -1,5 +1,5 @@
-//! What the node in front does: requests of open flows and of new ones, and replies that come back
-//! through it.
+//! Packets of direct forwarding at the node in front: requests of open flows and of new ones, and
+//! replies that come back through it.
 
 use anyhow::{Context, Result, ensure};
 use traffic_policy_bench::{

@@ -1,5 +1,5 @@
-//! What the endpoint's node does: requests that it opens, or that came as they are, and replies,
-//! which go to the client or back to the node in front.
+//! Packets of direct forwarding at the endpoint's node: requests that it opens, or that came as
+//! they are, and replies, which go to the client or back to the node in front.
 
 use anyhow::{Context, Result};
 use traffic_policy_bench::{

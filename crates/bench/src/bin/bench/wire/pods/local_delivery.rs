@@ -36,7 +36,7 @@ const WINDOW: Duration = Duration::from_millis(200);
 /// Names of rows have this number.
 const _: () = assert!(THREADS == 8);
 
-/// What the pod sends.
+/// The packets that the pod sends.
 const REPLIES: Send = Send::Replies([POD_MAC, HOST_SIDE_MAC]);
 
 /// The kinds of packets that are sent.
