@@ -16,8 +16,14 @@ const MTU: u32 = 1500;
 #[track_caller]
 fn established(harness: &mut Harness, terms: Terms) -> Dialogue {
     harness.set_up(&Setup::of(Frontend::new(NODE.0, NODE.1).endpoints(&[LOCAL])));
+    confirmed(harness, terms, NODE)
+}
+
+/// The same by this frontend, which is set up.
+#[track_caller]
+pub fn confirmed(harness: &mut Harness, terms: Terms, frontend: (Spot, u16)) -> Dialogue {
     harness.serve_pods(MTU);
-    let talk = Dialogue::new(terms, NODE);
+    let talk = Dialogue::new(terms, frontend);
     talk.open(harness).expect("delivered");
     talk.answer(harness, flag::SYN | flag::ACK).expect("replied-local");
     if !terms.tcp {
@@ -30,7 +36,7 @@ fn established(harness: &mut Harness, terms: Terms) -> Dialogue {
 }
 
 /// A packet of the pod, as it comes out of its device.
-fn from_pod(harness: &Harness, talk: Dialogue) -> Packet {
+pub fn from_pod(harness: &Harness, talk: Dialogue) -> Packet {
     talk.answer_packet(harness, flag::ACK).macs(Spot::Local.mac(), Device::Pod0.mac()).ttl(64)
 }
 

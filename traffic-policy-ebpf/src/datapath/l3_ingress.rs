@@ -13,6 +13,7 @@ use traffic_policy_ebpf::{
 use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _, tc::TcL3},
     family::{V4, V6},
+    forward::outer,
     open,
     parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Parse},
     prefilter,
@@ -53,7 +54,7 @@ pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outco
     match F::parse_fixed(packet) {
         Ok(parsed) if prefilter::may_concern::<F>(&parsed.tuple) => Ok(()),
         Ok(parsed)
-            if open::may_be_outer::<P, _>(&parsed.tuple) && open::is_node::<F>(parsed.tuple.source) =>
+            if open::may_be_outer::<P, _>(&parsed.tuple) && outer::is_node::<F>(parsed.tuple.source) =>
         {
             Ok(())
         }
@@ -61,7 +62,7 @@ pub fn may_concern_a_service<P: Packet, F: Parse>(packet: P) -> Result<(), Outco
         Err(Outcome::PassedFragment | Outcome::PassedUnsupportedHeader) => Ok(()),
         Err(Outcome::PassedUnsupportedProtocol) if F::is_icmp_error(packet) => Ok(()),
         Err(Outcome::PassedUnsupportedProtocol)
-            if F::holds_packet(packet) && open::is_node::<F>(F::addresses_at(packet.data() + P::L2).0) =>
+            if F::holds_packet(packet) && outer::is_node::<F>(F::addresses_at(packet.data() + P::L2).0) =>
         {
             Ok(())
         }

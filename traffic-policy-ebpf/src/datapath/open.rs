@@ -195,12 +195,6 @@ pub fn may_be_outer<P: Packet, A: Address>(tuple: &Tuple<A>) -> bool {
     !P::POD && tuple.ports.destination() == GUE_PORT && tuple.protocol == PROTOCOL_UDP
 }
 
-/// Whether an address is one from which another node sends outer packets.
-#[inline(always)]
-pub fn is_node<F: Family>(source: F::Address) -> bool {
-    F::direct_from().lookup::<_, u32>(&source).is_some()
-}
-
 /// Whether the packet that this program sees was opened.
 #[inline(always)]
 pub fn was_opened<P: Packet, F: Family>() -> bool {

@@ -61,6 +61,7 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
     if F::node_addresses().lookup::<_, u32>(&destination).is_none() {
         return left_alone.into();
     }
+    // Not `FromNode::outer`: the verifier has less to walk where each offset is a number.
     let (room, inner) = if is_udp {
         (F::OUTER + outer::UDP, ip + (F::OUTER + outer::UDP) as usize)
     } else {

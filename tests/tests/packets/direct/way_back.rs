@@ -1,7 +1,7 @@
 //! The way back of replies through the node in front, and what meets it: ICMP errors about replies,
 //! and replies that pass the stack by at the same moment (`--local-delivery direct`).
 
-use traffic_policy_testing::harness::{self, Device, Frontend, HZ, Harness, Hook, Input, Ran, Setup, Spot};
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Ran, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
 
 use super::icmp::{about_reply, known};
@@ -9,6 +9,7 @@ use super::tunnel::{THROUGH_FRONT, answer, asks, set_up_front, to_front};
 use super::{FRONT, LOCAL, NODE, VIP, each_ingress, sent, set_up_home, terms};
 use crate::dialogue::Dialogue;
 use crate::errors::kinds;
+use crate::local_delivery;
 use crate::table::{CLIENT_PORT, Terms};
 
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
@@ -61,21 +62,11 @@ fn established(harness: &mut Harness, terms: Terms) -> Dialogue {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[LOCAL])));
     harness.let_send_directly(FRONT);
     harness.open_for(LOCAL.0, 1, LOCAL.1);
-    harness.serve_pods(1500);
-    let talk = Dialogue::new(terms, VIP);
-    talk.open(harness).expect("delivered");
-    talk.answer(harness, flag::SYN | flag::ACK).expect("replied-local");
-    if !terms.tcp {
-        // Two seconds make a stream.
-        let (request, _) = talk.entries(harness);
-        harness.begin_earlier(&request, 3 * HZ);
-    }
-    talk.send(harness, flag::ACK).expect("delivered");
-    talk
+    local_delivery::confirmed(harness, terms, VIP)
 }
 
 fn from_pod(harness: &Harness, talk: Dialogue) -> Input {
-    let packet = talk.answer_packet(harness, flag::ACK).macs(Spot::Local.mac(), Device::Pod0.mac()).ttl(64);
+    let packet = local_delivery::from_pod(harness, talk);
     Input { device: Device::Pod0, ..Input::new(Hook::FromPod, packet.bytes()) }
 }
 

@@ -177,7 +177,7 @@ fn is_from_node<A: Address>(scratch: *mut Scratch<A>, mac: u64, epoch: u32) -> b
 #[inline(always)]
 pub fn is_refused_by_endpoint<F: Family>(scratch: *const Scratch<F::Address>, endpoint: F::Address) -> bool {
     let source = borrow(place!(const scratch.opening.source));
-    *source == endpoint || F::direct_from().lookup::<_, u32>(source).is_some()
+    *source == endpoint || outer::is_node::<F>(*source)
 }
 
 /// The result of [`send`] if the kernel refused; none of its verdicts.

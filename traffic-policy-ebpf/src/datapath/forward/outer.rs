@@ -15,7 +15,7 @@ use traffic_policy_ebpf::{
 
 use crate::datapath::{
     ctx::{LINEAR, Packet, Skb as _},
-    family::{V4, V6},
+    family::{Family, V4, V6},
     forward::Rewrite,
     parse::{
         ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6,
@@ -110,6 +110,12 @@ impl<F: Outer> FromNode<F> {
     pub fn outer(&self) -> u32 {
         F::OUTER + if self.is_udp { UDP } else { 0 }
     }
+}
+
+/// Whether an address is one from which another node sends outer packets.
+#[inline(always)]
+pub fn is_node<F: Family>(address: F::Address) -> bool {
+    F::direct_from().lookup::<_, u32>(&address).is_some()
 }
 
 #[inline(always)]

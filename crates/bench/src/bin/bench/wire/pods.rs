@@ -83,6 +83,20 @@ fn flood(subject: &Subject, traffic: &mut Traffic, send: Send, flags: u32, packe
     }
 }
 
+/// Returns the number of packets that have arrived, of those that count; fails unless that is
+/// nearly all that was sent, and none has arrived that was not expected.
+fn arrived(subject: &Subject, run: &Run, counted: Arrived) -> Result<u64> {
+    let arrived = run.counts.of(counted);
+    ensure!(
+        run.counts.of(Arrived::Wrong) == 0 && arrived > 0 && arrived * 100 >= run.sent * 95,
+        "{}: {} packets sent, but arrived: {:?}",
+        subject.kind,
+        run.sent,
+        run.counts
+    );
+    Ok(arrived)
+}
+
 /// Returns the rate of each subject in each of several interleaved runs, in millions a second of a
 /// CPU: answers, or requests where none is answered.
 fn rates(
@@ -101,16 +115,7 @@ fn rates(
         let spent = Spent::on(traffic.cpu)?;
         let run = flood(subject, traffic, send, flags, packets)?;
         let spent = spent.since()?;
-        let arrived = run.counts.of(counted);
-        ensure!(arrived > 0, "nothing arrives by way of {}: {:?}", subject.kind, run.counts);
-        ensure!(
-            run.counts.of(Arrived::Wrong) == 0 && arrived * 100 >= run.sent * 95,
-            "{}: {} packets sent, but arrived: {:?}",
-            subject.kind,
-            run.sent,
-            run.counts
-        );
-        Ok(arrived as f64 / spent.as_secs_f64() / 1e6)
+        Ok(arrived(subject, &run, counted)? as f64 / spent.as_secs_f64() / 1e6)
     };
     let mut packets = Vec::new();
     for subject in subjects {

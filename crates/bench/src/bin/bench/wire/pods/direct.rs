@@ -15,7 +15,7 @@ use super::{
         cpu::spent,
         generator::{Send, Traffic},
     },
-    FLOWS, flood, only, rates, start,
+    FLOWS, arrived, flood, only, rates, start,
     subject::{Kind, Subject},
 };
 use crate::{
@@ -126,21 +126,14 @@ fn in_front(
             let before = spent_by(threads)?;
             let run = flood(subject, traffic, Send::Requests, sink::ECHO, PACKETS)?;
             let took = spent_by(threads)? - before;
-            let arrived = run.counts.of(Arrived::Reply);
-            ensure!(
-                run.counts.of(Arrived::Wrong) == 0 && arrived * 100 >= run.sent * 95,
-                "{}: {} packets sent, but arrived: {:?}",
-                subject.kind,
-                run.sent,
-                run.counts
-            );
+            let answers = arrived(subject, &run, Arrived::Reply)?;
             ensure!(
                 took >= LEAST * run.sent as u32,
                 "{}: {took:?} of CPU time for {} packets: others have done the work of the node in front",
                 subject.kind,
                 run.sent
             );
-            rates.push(arrived as f64 / took.as_secs_f64() / 1e6);
+            rates.push(answers as f64 / took.as_secs_f64() / 1e6);
         }
     }
     Ok(rates)
