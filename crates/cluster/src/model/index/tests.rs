@@ -3,6 +3,7 @@ mod tenants;
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use nix::time::{ClockId, clock_gettime};
 use proptest::prelude::*;
 
 use super::*;
@@ -88,11 +89,14 @@ fn input(addresses: u8) -> NodeInput {
     }
 }
 
+/// Returns the CPU time of this thread, from which other work of a busy machine takes nothing.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
 /// A Service of many ports must not cost more for each of them.
 #[test]
 fn the_cost_of_a_service_grows_with_its_ports() {
-    use nix::time::{ClockId, clock_gettime};
-
     let cost = |ports: u16| {
         let number = 1..=ports;
         let names = number.map(|port| (format!("p{port}"), port));
@@ -104,11 +108,9 @@ fn the_cost_of_a_service_grows_with_its_ports() {
         let mut index = Index::default();
         index.apply(big);
         index.apply(slice);
-        // The CPU time of this thread alone, because the machine may be busy.
-        let clock = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
-        let before = clock();
+        let before = cpu_time();
         let _ = index.update(&input(1));
-        clock() - before
+        cpu_time() - before
     };
     let least = |ports| (0..3).map(|_| cost(ports)).min().unwrap();
     let (few, many) = (least(1_000), least(10_000));

@@ -67,16 +67,20 @@ fn one_change_among_ten_thousand_services_is_cheap() {
         index.apply(service);
         index.apply(slice);
     }
-    let started = std::time::Instant::now();
+    let started = cpu_time();
     assert_eq!(index.update(&input(1)).ports.len(), 10_000);
-    let all = started.elapsed();
+    let all = cpu_time() - started;
 
-    let mut changed = slice(0, 0, vec![(1, true, true)]);
-    changed.name = name("ns", "slice-77");
-    changed.service = "service-77".to_owned();
-    let started = std::time::Instant::now();
-    assert!(index.apply(changed));
-    assert_eq!(index.update(&input(1)).ports.len(), 1);
-    let one = started.elapsed();
+    let change = |last: u8| {
+        let mut changed = slice(0, 0, vec![(last, true, true)]);
+        changed.name = name("ns", "slice-77");
+        changed.service = "service-77".to_owned();
+        let started = cpu_time();
+        assert!(index.apply(changed));
+        assert_eq!(index.update(&input(1)).ports.len(), 1);
+        cpu_time() - started
+    };
+    // The least of some: an interrupt is charged to the thread that it interrupts.
+    let one = (1..=5).map(change).min().unwrap();
     assert!(one * 100 < all, "one change took {one:?}, all Services {all:?}");
 }
