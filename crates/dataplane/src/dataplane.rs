@@ -111,6 +111,8 @@ pub struct Dataplane {
     silence: node_silence::Silence,
     direct: direct::Direct,
     sctp: sctp::Sctp,
+    /// The programs in place.
+    programs: bpf::programs::Selection,
     pods: pod_devices::PodDevices,
     /// The MTUs of routes as the maps hold them; `None` if they are unknown.
     route_mtus: Option<RouteMtus>,

@@ -1,16 +1,18 @@
-//! Programs that an agent has loaded: those that serve no packet in its attach mode do not slow its
-//! start down.
+//! Programs that an agent has loaded: those that serve no packet and no socket of its node do not
+//! slow its start down.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
 use aya::programs::loaded_programs;
-use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::object::{Policy, Port, Service};
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::tun::TunEnd;
 
 /// The names of the programs that an agent has open.
 fn names(agent: &Agent) -> BTreeSet<String> {
@@ -74,8 +76,6 @@ fn those_of_sctp_when_there_is_a_service_of_it() {
     let stand_ins = ["tp_tc_nosctp4", "tp_tc_nosctp6", "tp_xdp_nosctp4", "tp_xdp_nosctp6"];
     assert_eq!(of_sctp(agent), stand_ins);
     let own = [
-        "tp_l3_sctp_out4",
-        "tp_l3_sctp_out6",
         "tp_tc_sctp4",
         "tp_tc_sctp6",
         "tp_tc_sctp_cut4",
@@ -86,7 +86,7 @@ fn those_of_sctp_when_there_is_a_service_of_it() {
     ];
     let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
     cluster.manifests.apply(&sctp, &backends).unwrap();
-    agent.wait_said(&["SCTP is served", "programs=9"], Duration::from_secs(20)).unwrap();
+    agent.wait_said(&["SCTP is served", "programs=7"], Duration::from_secs(20)).unwrap();
     let mut both = [&own[..], &stand_ins[..]].concat();
     both.sort_unstable();
     assert_eq!(of_sctp(agent), both);
@@ -105,4 +105,49 @@ fn those_of_sctp_when_there_is_a_service_of_it() {
         agent.wait_ready(Duration::from_secs(20)).unwrap();
         assert_eq!(of_sctp(agent), own, "gone: {gone}");
     }
+}
+
+/// The programs of devices without Ethernet are loaded when the first one is attached to, and those
+/// of sockets for a cgroup.
+#[test]
+fn those_of_sockets_and_of_devices_without_ethernet_where_there_are_any() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+    let lab = &cluster.lab;
+    let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
+    cluster.manifests.apply(&sctp, &cluster.backends()).unwrap();
+    let mut plain = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
+    let without = names(&plain[0]);
+    plain[0].stop().unwrap();
+
+    let cgroup = Cgroup::create(lab.id()).unwrap();
+    let (namespace, name, mtu) = (lab.node(1).netns(), "tun9", 1500);
+    let _tun = TunEnd { namespace, name, mtu }.create().unwrap();
+    let start = |agent: AgentBuilder| agent.attach("tc").cgroup(cgroup.path()).devices(&["eth0", name]);
+    let agents = Agent::start_all(lab, start).unwrap();
+    let with = names(&agents[0]);
+    let more: Vec<&str> = with.difference(&without).map(String::as_str).collect();
+    let expected = [
+        "tp_connect4",
+        "tp_connect6",
+        "tp_getpeer4",
+        "tp_getpeer6",
+        "tp_l3_egress",
+        "tp_l3_icmp_out4",
+        "tp_l3_icmp_out6",
+        "tp_l3_ingress",
+        "tp_l3_sctp_out4",
+        "tp_l3_sctp_out6",
+        "tp_l3_vhdr_out4",
+        "tp_l3_vhdr_out6",
+        "tp_recvmsg4",
+        "tp_recvmsg6",
+        "tp_sendmsg4",
+        "tp_sendmsg6",
+        "tp_sk_release",
+        "tp_sock_ops",
+    ];
+    assert_eq!(more, expected);
+    // The first agent met SCTP after its start.
+    let fewer: Vec<&str> = without.difference(&with).map(String::as_str).collect();
+    assert_eq!(fewer, ["tp_tc_nosctp4", "tp_tc_nosctp6"]);
 }

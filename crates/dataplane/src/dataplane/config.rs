@@ -63,11 +63,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the programs that an agent needs. `sctp`: whether it serves SCTP.
+    /// Returns the programs that a start needs. `sctp`: whether it serves SCTP.
     pub(super) fn programs(&self, sctp: bool) -> Selection {
         Selection {
             mode: self.mode,
             sctp,
+            // They are loaded when the first such device is attached to.
+            l3: false,
+            sockets: self.cgroup != Cgroup::None,
             pods: self.local_delivery == LocalDelivery::Direct,
             pod_services: self.pod_services == PodServices::On,
         }

@@ -13,6 +13,7 @@ use super::{
     bpf::{
         attach::{Attached, Interface, Mode, clsact, device, drivers},
         introspect, pins,
+        programs::{self, Selection},
     },
     kernel::Kernel,
     maps::{Maps, keys::SetAddresses, reader::Reader},
@@ -144,6 +145,9 @@ impl DevicePrograms for Dataplane {
         if let Some(root) = &self.config.pins {
             rivals::refuse(root, &interface.name, interface.ifindex)?;
         }
+        if !interface.ethernet {
+            self.ensure_l3()?;
+        }
         let links = self.devices.links(interface);
         if self.maps.devices.get(&interface.ifindex, 0).is_err() {
             // Endpoints behind the device were treated as pods of this node so far.
@@ -217,6 +221,15 @@ impl DevicePrograms for Dataplane {
 }
 
 impl Dataplane {
+    /// Loads the programs of devices without Ethernet before the first one is attached to.
+    fn ensure_l3(&mut self) -> Result<()> {
+        if !self.programs.l3 {
+            let wanted = Selection { l3: true, ..self.programs };
+            programs::extend(&mut self.object, &mut self.maps, &mut self.programs, wanted)?;
+        }
+        Ok(())
+    }
+
     /// Handles a failed attempt: XDP must not send frames to a device that may have lost its
     /// program.
     fn without_xdp(&mut self, interface: &Interface) -> Result<()> {

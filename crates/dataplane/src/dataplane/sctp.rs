@@ -10,14 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
 use aya::Ebpf;
 use traffic_policy_cluster::model::{Changes, Desired, Protocol};
 use traffic_policy_ebpf::abi::jump;
 
 use super::{
-    bpf::{loader, programs, verifier},
-    config::Config,
+    bpf::programs::{self, Selection},
     maps::{Maps, reader::Reader},
     sync::{op::Held, plan::Planner},
 };
@@ -56,7 +54,7 @@ impl Sctp {
 
     /// Loads the programs and puts them in place, unless they are, or the kernel has refused them
     /// lately. A failure is logged.
-    pub(super) fn ensure(&mut self, object: &mut Ebpf, maps: &mut Maps, config: &Config) {
+    pub(super) fn ensure(&mut self, object: &mut Ebpf, maps: &mut Maps, programs: &mut Selection) {
         let delay = match self {
             Self::InPlace => return,
             Self::NotLoaded => FIRST_RETRY,
@@ -64,7 +62,8 @@ impl Sctp {
             Self::Refused { delay, .. } => (*delay * 2).min(LAST_RETRY),
         };
         let start = Instant::now();
-        *self = match load(object, maps, config) {
+        let wanted = Selection { sctp: true, ..*programs };
+        *self = match programs::extend(object, maps, programs, wanted) {
             Ok(number) => {
                 tracing::info!(programs = number, ms = start.elapsed().as_millis(), "SCTP is served");
                 Self::InPlace
@@ -79,19 +78,6 @@ impl Sctp {
             }
         };
     }
-}
-
-fn load(object: &mut Ebpf, maps: &mut Maps, config: &Config) -> Result<usize> {
-    let selection = config.programs(true);
-    let own = |name: &str| programs::is_of_sctp(name) && selection.needs(name);
-    let loaded = verifier::load_those(object, &loader::kernel_types()?, own);
-    if loaded.is_err() {
-        // Some may be loaded. They would serve nothing, and take memory and descriptors.
-        verifier::unload_those(object, own);
-    }
-    let number = loaded?;
-    programs::jumps_needed(object, maps, selection)?;
-    Ok(number)
 }
 
 /// Whether a start needs the programs, by the content of pinned maps. `folder`: their pins.

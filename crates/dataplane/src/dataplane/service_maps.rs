@@ -62,7 +62,7 @@ impl ServiceMaps for Dataplane {
         let compares_all = self.compares_all();
         // Before any frontend of it is written.
         if sctp::is_concerned(desired, changes, &self.planner) {
-            self.sctp.ensure(&mut self.object, &mut self.maps, &self.config);
+            self.sctp.ensure(&mut self.object, &mut self.maps, &mut self.programs);
         }
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {

@@ -125,6 +125,7 @@ impl Dataplane {
             direct: forwarding,
             pods: PodDevices::default(),
             sctp: Sctp::loaded(selection.sctp),
+            programs: selection,
             route_mtus: None,
             adoption: Adoption::default(),
         })

@@ -11,7 +11,7 @@ use aya::{
 use traffic_policy_ebpf::abi::jump;
 
 use super::{
-    attach::{Mode, pod},
+    attach::{Mode, cgroup, pod},
     loader::kernel_types,
     verifier,
 };
@@ -126,6 +126,10 @@ pub struct Selection {
     pub mode: Mode,
     /// Whether SCTP is served.
     pub sctp: bool,
+    /// Whether devices without Ethernet are served.
+    pub l3: bool,
+    /// Whether the calls of sockets are translated (`--cgroup`).
+    pub sockets: bool,
     /// Whether packets go straight to pods (`--local-delivery direct`).
     pub pods: bool,
     /// Whether what pods send to Services is translated at their devices (`--pod-services on`).
@@ -137,7 +141,16 @@ fn is_of_pod_services(name: &str) -> bool {
     name.starts_with("tp_pod_")
 }
 
+/// Whether a program is for devices without Ethernet alone.
+fn is_of_l3(name: &str) -> bool {
+    name.starts_with("tp_l3_")
+}
+
 impl Selection {
+    /// Every program of an agent.
+    const ALL: Self =
+        Self { mode: Mode::Auto, sctp: true, l3: true, sockets: true, pods: true, pod_services: true };
+
     /// Whether a program is one of them.
     pub fn needs(self, name: &str) -> bool {
         let is_in = |jumps: &[(u32, &str)]| jumps.iter().any(|(_, jump)| *jump == name);
@@ -145,6 +158,8 @@ impl Selection {
         let stands_in = is_in(&XDP_NO_SCTP) || is_in(&TC_NO_SCTP);
         let of_its_kind = if self.sctp { !stands_in } else { !is_of_sctp(name) };
         let is_wanted = name != EXPLAINED_CALL
+            && (self.l3 || !is_of_l3(name))
+            && (self.sockets || !cgroup::is_program(name))
             && (self.pods || name != pod::DIRECT)
             && (self.pod_services || !is_of_pod_services(name));
         of_its_kind && is_wanted && (self.mode != Mode::Tc || !is_xdp)
@@ -194,13 +209,13 @@ pub fn jump_table() -> impl Iterator<Item = (&'static str, u32, &'static str)> {
 /// Installs the programs that others jump to. Those of an earlier agent are replaced one by one;
 /// old and new ones work together because their layout version is the same.
 pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: true, pods: true, pod_services: true })
+    jumps_needed(object, maps, Selection::ALL)
 }
 
 /// Installs the programs of a node that serves no SCTP, in the places that no other agent has
 /// filled.
 pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
-    jumps_needed(object, maps, Selection { mode: Mode::Auto, sctp: false, pods: true, pod_services: true })
+    jumps_needed(object, maps, Selection { sctp: false, ..Selection::ALL })
 }
 
 /// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier
@@ -219,6 +234,25 @@ pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Res
         let _ = maps.pod_jumps.clear_index(&jump::LOCAL_DELIVERY);
     }
     Ok(())
+}
+
+/// Loads those of `wanted` that `held` lacks, puts them in place, and returns their number; `held`
+/// is what is in place then.
+///
+/// # Errors
+/// The kernel refuses one: none of them is loaded then.
+pub fn extend(object: &mut Ebpf, maps: &mut Maps, held: &mut Selection, wanted: Selection) -> Result<usize> {
+    let before = *held;
+    let lacking = |name: &str| wanted.needs(name) && !before.needs(name);
+    let loaded = verifier::load_those(object, &kernel_types()?, lacking);
+    if loaded.is_err() {
+        // Some may be loaded. They would serve nothing, and take memory and descriptors.
+        verifier::unload_those(object, lacking);
+    }
+    let number = loaded?;
+    jumps_needed(object, maps, wanted)?;
+    *held = wanted;
+    Ok(number)
 }
 
 /// Installs the programs like [`jumps`], but only those that [`of_ingress`] selects.

@@ -50,6 +50,11 @@ const CALLS: [(&str, &str); 10] = [
     ("sock_ops", "tp_sock_ops"),
 ];
 
+/// Whether a program is one of them.
+pub fn is_program(name: &str) -> bool {
+    CALLS.iter().any(|(_, program)| *program == name)
+}
+
 /// The prefix of the names of the links' pins.
 const LINK: &str = "cgroup";
 
