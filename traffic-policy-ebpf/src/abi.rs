@@ -46,7 +46,8 @@ pub use self::{
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     direct::{
         BY_MAC, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, GUE_PORT, MAC_TAKES,
-        REPLY_THROUGH_FRONT, TO_OWNER, WayBack, is_outer_port, mac_key, outer_port, way,
+        REPLY_THROUGH_FRONT, TO_OWNER, WayBack, identification, is_outer_port, mac_key, number_of,
+        outer_port, way,
     },
     endpoint::{EndpointKey, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE, SLOT_UDP, Slot},
     event::{EventBucket, MonitorEvent},

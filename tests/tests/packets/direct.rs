@@ -44,6 +44,12 @@ fn outer(terms: Terms) -> usize {
     if terms.v4() { 20 } else { 40 }
 }
 
+/// The identification of an outer IPv4 packet, or the flow label of IPv6, with a number of owners.
+/// In IPv4 it is in the first three bits, and the others count the segments of an aggregate.
+pub(crate) fn label(v4: bool, number: u32) -> u16 {
+    u16::try_from(if v4 { number << 13 } else { number }).unwrap()
+}
+
 /// A packet within another one.
 fn within(inner: &Packet, from: Spot, to: Spot) -> Packet {
     let (family, protocol) = if inner.source.is_ipv4() { (Family::V4, IPIP) } else { (Family::V6, IP6IP6) };
@@ -55,8 +61,7 @@ fn within(inner: &Packet, from: Spot, to: Spot) -> Packet {
 fn sent(inner: &Packet) -> Packet {
     within(inner, Spot::Node, NEAR.0).macs(Device::Eth0.mac(), Spot::RouterNear.mac()).with(|outer| {
         outer.ttl = 64;
-        // The identification of IPv4, or the flow label: both have the number of owners that were
-        // asked before, in IPv6 in the last three bits.
+        // The number of owners that were asked before is 0.
         outer.label = if inner.source.is_ipv4() { 0 } else { inner.label & !7 };
         outer.dont_fragment = true;
         outer.traffic_class = inner.traffic_class;

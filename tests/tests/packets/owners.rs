@@ -11,6 +11,7 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Set
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
+use crate::direct::label;
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, PORT, Terms};
 
 const NODE: (Spot, u16) = (Spot::Node, PORT);
@@ -60,7 +61,7 @@ fn within(inner: &Packet, from: Spot, to: Spot, asked: u32) -> Packet {
     let outer = Packet::new(from.of(family), to.of(family), Transport::Other(protocol));
     outer.payload(ip).with(|outer| {
         outer.ttl = 64;
-        outer.label = u16::try_from(asked).unwrap();
+        outer.label = label(outer.source.is_ipv4(), asked);
         outer.dont_fragment = true;
     })
 }
@@ -167,6 +168,26 @@ fn a_connection_that_comes_by_another_node_is_known_at_home() {
     });
 }
 
+/// A card, or the kernel, that cuts an aggregate gives each segment the next identification.
+#[test]
+fn each_segment_of_an_aggregate_goes_to_the_same_owner() {
+    each(|harness, terms| {
+        if !terms.v4() {
+            return;
+        }
+        let owners = [OTHER, NEAR, OTHER];
+        for (asked, owner) in (0..).zip(owners) {
+            for place in [0, 1, 2, 3, 4, 44, 8191] {
+                set_up_home(harness, by_table(VIP, &[LOCAL]).former(&owners));
+                let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
+                let comes = arrives(&next, FRONT, asked).with(|outer| outer.label += place);
+                let ran = harness.run(terms.hook, &comes);
+                ran.expect("forwarded-to-owner").expect_frame(&sent(&next, owner.0, asked + 1));
+            }
+        }
+    });
+}
+
 #[test]
 fn what_home_does_not_know_goes_to_the_former_owner() {
     each(|harness, terms| {
@@ -186,13 +207,8 @@ fn what_home_does_not_know_goes_to_the_former_owner() {
             (&[NEAR, OTHER, NEAR], 3, None),
             // Replies are to come back: the bit beside the number goes on with it.
             (&[NEAR, OTHER, NEAR], 4, Some((NEAR.0, 5))),
-            // No node writes that.
-            (&[NEAR, OTHER, NEAR], 0xffff, None),
+            (&[NEAR, OTHER, NEAR], 7, None),
         ] {
-            if asked > FORMER && !terms.v4() {
-                // The numbers that it can write there are fewer.
-                continue;
-            }
             set_up_home(harness, former(owners));
             let next = segment(terms, VIP, CLIENT_PORT, flag::ACK);
             let ran = harness.run(terms.hook, &arrives(&next, FRONT, asked));

@@ -73,6 +73,27 @@ pub const MAC_TAKES: u32 = 1;
 /// replies are to come back through it, within outer packets as well.
 pub const REPLY_THROUGH_FRONT: u32 = 4;
 
+/// The bits of the identification of an outer IPv4 packet below its number, that of owners with
+/// [`REPLY_THROUGH_FRONT`]. They are 0 as it is sent, and count its segments where it is an
+/// aggregate: the kernel, or the card, that cuts one gives each segment the next identification.
+/// They suffice for the longest aggregate (`GSO_MAX_SIZE`, 512 KiB) if its segments have 64 bytes
+/// or more each.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/af_inet.c> (`inet_gso_segment`)
+const SEGMENT_BITS: u32 = 13;
+
+/// Returns the identification of an outer IPv4 packet, or of the first segment that it becomes, in
+/// host order. `number`: at most 7.
+#[inline(always)]
+pub const fn identification(number: u32) -> u16 {
+    (number << SEGMENT_BITS) as u16
+}
+
+/// Returns the number of an outer IPv4 packet with this identification, in host order.
+#[inline(always)]
+pub const fn number_of(identification: u16) -> u32 {
+    (identification >> SEGMENT_BITS) as u32
+}
+
 /// A bit of [`Flow::address_delta`][super::Flow::address_delta] in a
 /// [`DIRECT`][super::kind::DIRECT] entry: another node is in front, and packets are sent on to an
 /// owner of the connection that the Maglev table names, or named before. They are counted by it.
@@ -164,4 +185,22 @@ pub struct DirectEndpoint {
     /// The port of the endpoint; [`Port::NONE`] in the element without a Service port.
     pub port: Port,
     pub zero: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// GSO_MAX_SIZE: <https://github.com/torvalds/linux/blob/v6.12/include/linux/netdevice.h>
+    const LONGEST_AGGREGATE: u32 = 8 * 65_536;
+
+    #[test]
+    fn every_segment_of_an_aggregate_has_its_number() {
+        for number in 0..=7 {
+            for place in 0..LONGEST_AGGREGATE / 64 {
+                let identification = identification(number).wrapping_add(place as u16);
+                assert_eq!(number_of(identification), number, "segment {place}");
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result, bail};
 use etherparse::{IpNumber, PacketBuilder};
 use traffic_policy_ebpf::{
-    abi::{self, Address4, Address6, BY_MAC, FlowKey, GUE_PORT, Port, REPLY_THROUGH_FRONT},
+    abi::{self, Address4, Address6, BY_MAC, FlowKey, GUE_PORT, Port, REPLY_THROUGH_FRONT, identification},
     checksum,
 };
 use traffic_policy_testing::netlink::Mac;
@@ -160,7 +160,8 @@ fn numbered(mut frame: Vec<u8>) -> Vec<u8> {
     }
     let word = |frame: &[u8], at: usize| u16::from_ne_bytes([frame[at], frame[at + 1]]);
     let former = word(&frame, IDENTIFICATION);
-    frame[IDENTIFICATION..][..2].copy_from_slice(&(REPLY_THROUGH_FRONT as u16).to_be_bytes());
+    let now = identification(REPLY_THROUGH_FRONT).to_be_bytes();
+    frame[IDENTIFICATION..][..2].copy_from_slice(&now);
     let delta = checksum::delta(former.into(), word(&frame, IDENTIFICATION).into());
     let sum = checksum::update(word(&frame, HEADER_SUM), delta);
     frame[HEADER_SUM..][..2].copy_from_slice(&sum.to_ne_bytes());

@@ -5,7 +5,7 @@ use traffic_policy_ebpf::abi::maglev::FORMER;
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
-use super::{FRONT, LOCAL, NEAR, NODE, VIP, arrives, each_ingress, sent, set_up_home, terms, within};
+use super::{FRONT, LOCAL, NEAR, NODE, VIP, arrives, each_ingress, label, sent, set_up_home, terms, within};
 use crate::errors::{WHOLE, error, kinds, port_unreachable};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, Terms};
 
@@ -42,14 +42,14 @@ fn relayed(error: &Packet, to: Spot, asked: u32) -> Packet {
     let outer = within(error, Spot::Node, to).macs(Device::Eth0.mac(), Spot::RouterNear.mac());
     outer.with(|outer| {
         outer.ttl = 64;
-        outer.label = u16::try_from(asked).unwrap();
+        outer.label = label(outer.source.is_ipv4(), asked);
         outer.dont_fragment = true;
     })
 }
 
 /// The number of owners that were asked, as another node writes it.
 fn asked(packet: Packet, asked: u32) -> Packet {
-    packet.with(|outer| outer.label = u16::try_from(asked).unwrap())
+    packet.with(|outer| outer.label = label(outer.source.is_ipv4(), asked))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Set
 use traffic_policy_testing::packet::{Packet, flag};
 
 use super::icmp::{about_reply, known, unreachable};
-use super::{FRONT, LOCAL, NEAR, NODE, VIP, each_ingress, sent as named, terms};
+use super::{FRONT, LOCAL, NEAR, NODE, VIP, each_ingress, label, sent as named, terms};
 use crate::errors::kinds;
 use crate::table::{CLIENT_PORT, PORT, Terms};
 
@@ -199,7 +199,7 @@ fn a_former_owner_is_named() {
                 ran.expect("forwarded-direct");
                 let outer = named(&packet).with(|outer| {
                     if turn == 0 {
-                        outer.label += 1;
+                        outer.label += label(outer.source.is_ipv4(), 1);
                     }
                 });
                 ran.expect_frame(&outer);

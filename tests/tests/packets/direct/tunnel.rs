@@ -5,8 +5,8 @@ use traffic_policy_testing::packet::{Packet, Transport, flag};
 
 use super::way::Way;
 use super::{
-    FRONT, LOCAL, NEAR, NODE, VIP, addresses, arrives, each_ingress, octets, outer, sent, set_up_home, terms,
-    within,
+    FRONT, LOCAL, NEAR, NODE, VIP, addresses, arrives, each_ingress, label, octets, outer, sent, set_up_home,
+    terms, within,
 };
 use crate::errors::{WHOLE, error, port_unreachable};
 use crate::table::{CLIENT_PORT, PORT, Terms};
@@ -14,12 +14,14 @@ use crate::table::{CLIENT_PORT, PORT, Terms};
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 /// Another node in front.
 const OTHER_FRONT: Spot = Spot::RouterNear;
-/// "Replies are to come back", beside the number of owners.
-pub(super) const THROUGH_FRONT: u16 = 4;
+/// Notes in an outer packet that replies are to come back: beside the number of owners.
+pub(super) fn through_front(outer: &mut Packet) {
+    outer.label |= label(outer.source.is_ipv4(), 4);
+}
 
 /// A request that asks for replies through the node in front, as it comes to the endpoint's node.
 pub(super) fn asks(inner: &Packet, from: Spot) -> Packet {
-    arrives(inner, from, LOCAL.0).with(|outer| outer.label = THROUGH_FRONT)
+    arrives(inner, from, LOCAL.0).with(through_front)
 }
 
 /// The endpoint's answer as it leaves this node for the node in front.
@@ -57,13 +59,13 @@ fn the_node_in_front_asks_for_it() {
     each_ingress(|harness, terms| {
         set_up_front(harness, VIP);
         let request = terms.request(VIP);
-        let expected = sent(&request).with(|outer| outer.label |= THROUGH_FRONT);
+        let expected = sent(&request).with(through_front);
         for _ in 0..3 {
             harness.run(terms.hook, &request).expect("forwarded-direct").expect_frame(&expected);
         }
         if terms.tcp {
             let next = request.clone().with(|packet| packet.tcp_mut().flags = flag::ACK);
-            let expected = sent(&next).with(|outer| outer.label |= THROUGH_FRONT);
+            let expected = sent(&next).with(through_front);
             for _ in 0..2 {
                 harness.run(terms.hook, &next).expect("forwarded-direct").expect_frame(&expected);
             }

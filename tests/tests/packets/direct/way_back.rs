@@ -5,8 +5,8 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Inp
 use traffic_policy_testing::packet::{Packet, flag};
 
 use super::icmp::{about_reply, known};
-use super::tunnel::{THROUGH_FRONT, answer, asks, set_up_front, to_front};
-use super::{FRONT, LOCAL, NODE, VIP, each_ingress, sent, set_up_home, terms};
+use super::tunnel::{answer, asks, set_up_front, through_front, to_front};
+use super::{FRONT, LOCAL, NODE, VIP, arrives, each_ingress, sent, set_up_home, terms};
 use crate::dialogue::Dialogue;
 use crate::errors::kinds;
 use crate::local_delivery;
@@ -25,7 +25,7 @@ fn an_error_about_a_reply_follows_the_flow() {
             let before = harness.flows(terms.family);
             for kind in kinds(terms) {
                 let comes = about_reply(terms, kind, to, CLIENT);
-                let expected = sent(&comes).with(|outer| outer.label |= THROUGH_FRONT);
+                let expected = sent(&comes).with(through_front);
                 harness.run(terms.hook, &comes).expect("forwarded-icmp-error").expect_frame(&expected);
             }
             assert_eq!(harness.flows(terms.family), before, "{terms:?}");
@@ -53,6 +53,26 @@ fn an_error_about_a_reply_reaches_the_pod() {
             }
             let ran = harness.run(Hook::Egress, &answer);
             ran.expect("replied-to-front").expect_frame(&to_front(&answered, FRONT));
+        }
+    });
+}
+
+/// A card, or the kernel, that cuts an aggregate gives each segment the next identification.
+#[test]
+fn each_segment_of_an_aggregate_asks_for_the_same() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress).filter(|terms| terms.v4()) {
+            set_up_home(harness, VIP);
+            let request = terms.request(VIP);
+            let (answer, answered) = answer(terms);
+            for place in [0, 1, 2, 3, 4, 5, 44, 8191] {
+                let cut = |outer: Packet| outer.with(|outer| outer.label += place);
+                harness.run(terms.hook, &cut(asks(&request, FRONT))).expect("delivered");
+                let ran = harness.run(Hook::Egress, &answer);
+                ran.expect("replied-to-front").expect_frame(&to_front(&answered, FRONT));
+                harness.run(terms.hook, &cut(arrives(&request, FRONT, LOCAL.0))).expect("delivered");
+                harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+            }
         }
     });
 }

@@ -8,7 +8,7 @@
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Ran, Setup, Spot};
 use traffic_policy_testing::packet::Packet;
 
-use super::tunnel::THROUGH_FRONT;
+use super::tunnel::through_front;
 use super::way::Way;
 use super::{NEAR, VIP, addresses, octets, outer, terms};
 use crate::table::{CLIENT_PORT, ENDPOINT_PORT, Terms};
@@ -98,7 +98,7 @@ fn replies_leave_through_the_node_in_front() {
         for (front, mtu) in [(Spot::RouterTun, 1400), (Spot::RouterNear, 1500)] {
             set_up_home(harness, front);
             let asks = way.within(&terms.request(VIP), front, LOCAL.0);
-            let asks = asks.with(|outer| outer.label = THROUGH_FRONT);
+            let asks = asks.with(through_front);
             at_tunnel(harness, Hook::Ingress, &asks).expect("delivered");
             let [answer, _] = answer(terms);
             let longest = mtu - way.bytes(terms);

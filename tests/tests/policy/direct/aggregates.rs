@@ -1,11 +1,13 @@
-//! Aggregates of UDP datagrams: those that a client on the same machine hands over whole
-//! (`UDP_SEGMENT`), and those that the endpoint's node could make of outer packets.
+//! Aggregates: of UDP datagrams that a client on the same machine hands over whole (`UDP_SEGMENT`),
+//! of segments, cut on the way between the nodes, and those that the endpoint's node could make of
+//! outer packets.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
+use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::lease;
@@ -18,13 +20,13 @@ const DATAGRAMS: usize = 20;
 /// The bytes of each.
 const SEGMENT: usize = 700;
 
-fn start(dispatch: &str) -> Cluster {
+fn start(forwarding: &str, dispatch: &str) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1]).wire_offloads(true)).unwrap();
-    let of = |node| lease::opens_dispatch(node, &Family::BOTH, dispatch);
+    let of = |node| lease::tunnels(node, &Family::BOTH, dispatch);
     let leases: Vec<_> = cluster.lab.nodes().iter().map(of).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
-    let flags = ["--forwarding", "direct", "--dispatch", dispatch];
+    let flags = ["--forwarding", forwarding, "--dispatch", dispatch];
     cluster.launch(|agent| agent.attach("tc").flags(&flags)).unwrap();
     cluster
 }
@@ -45,7 +47,7 @@ fn ask(to: SocketAddr) -> usize {
 }
 
 fn each_datagram_arrives(dispatch: &str) {
-    let cluster = start(dispatch);
+    let cluster = start("direct", dispatch);
     let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
     for family in Family::BOTH {
         let to = cluster.at(1, family, NODE_PORT);
@@ -67,12 +69,45 @@ fn each_datagram_of_an_aggregate_arrives_within_udp() {
     each_datagram_arrives("udp");
 }
 
+/// A card cuts an aggregate when it sends it, and so does the kernel for a card that cannot. Each
+/// segment gets the outer header of the first one, with an identification of its own in IPv4.
+fn each_segment_says_the_same(forwarding: &str, dispatch: &str) {
+    let cluster = start(forwarding, dispatch);
+    let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
+    cluster.lab.router().set_offloads("node-2", false).unwrap();
+    for family in Family::BOTH {
+        let to = cluster.at(1, family, NODE_PORT);
+        transfer(cluster.lab.client().netns(), to, 3_000_000).unwrap();
+    }
+    let packets = |agent: &Agent, hook, outcome| agent.packets(hook, outcome).unwrap();
+    let sent = packets(front, "tc-ingress", "forwarded-direct");
+    let opened = packets(home, "tc-ingress", "delivered");
+    assert!(opened > 2 * sent, "{sent} became {opened}: aggregates are cut");
+    let [to_client, to_front] =
+        ["replied-local", "replied-to-front"].map(|outcome| packets(home, "tc-egress", outcome));
+    let (wanted, other) = if forwarding == "tunnel" { (to_front, to_client) } else { (to_client, to_front) };
+    assert_eq!(other, 0, "{forwarding} within {dispatch}: replies that went the other way, of {wanted}");
+    assert!(wanted > 0);
+}
+
+#[test]
+fn each_segment_of_an_aggregate_says_the_same_within_ip() {
+    each_segment_says_the_same("direct", "ipip");
+    each_segment_says_the_same("tunnel", "ipip");
+}
+
+#[test]
+fn each_segment_of_an_aggregate_says_the_same_within_udp() {
+    each_segment_says_the_same("direct", "udp");
+    each_segment_says_the_same("tunnel", "udp");
+}
+
 /// GRO merges no datagrams whose checksum is 0, which is that of outer packets
 /// (`udp_gro_receive_segment`).
 /// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp_offload.c>
 #[test]
 fn outer_packets_are_not_merged_to_what_is_not_opened() {
-    let cluster = start("udp");
+    let cluster = start("direct", "udp");
     let home = cluster.lab.node(2).netns();
     home.set_gro("eth0", true).unwrap();
     for feature in ["rx-udp-gro-forwarding", "rx-gro-list"] {

@@ -7,7 +7,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, is_outer_port,
+        Address4, Address6, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, identification,
+        is_outer_port, number_of,
     },
     checksum::{self, TTL_STEP, fold},
     outcome::Outcome,
@@ -268,10 +269,10 @@ impl Outer for V4 {
 
     #[inline(always)]
     fn number(ip: usize) -> u32 {
-        u16::from_be(load16::<4>(ip)) as u32
+        number_of(u16::from_be(load16::<4>(ip)))
     }
 
-    /// The number is the identification, which has no other meaning in a packet that is never
+    /// The number is in the identification, which has no other meaning in a packet that is never
     /// fragmented (RFC 6864 section 4.1).
     #[inline(always)]
     fn header(
@@ -289,7 +290,7 @@ impl Outer for V4 {
         let added = if aggregate && packet == 0 { 0 } else { (Self::OUTER + udp(port)) as u16 };
         let length = packet.wrapping_add(added).to_be();
         let (from, to) = (source.wire() as u64, destination.wire() as u64);
-        let number = (number as u16).to_be();
+        let number = identification(number).to_be();
         let words =
             first as u64 + length as u64 + number as u64 + DONT_FRAGMENT as u64 + time_and_protocol as u64;
         let sum = words + (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);

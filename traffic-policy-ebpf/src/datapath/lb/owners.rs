@@ -111,12 +111,10 @@ pub fn of_quoted<P: Packet, F: Family>(scratch: *mut Scratch<F::Address>) -> u32
     next::<F>(scratch, list.range.base + place)
 }
 
-/// Returns the number of owners that were asked before an outer packet with this number came. One
-/// that no node writes is that of the last one.
+/// Returns the number of owners that were asked before an outer packet with this number came.
 #[inline(always)]
 pub fn asked(number: u32) -> u32 {
-    let number = number & !REPLY_THROUGH_FRONT;
-    if number > FORMER { FORMER } else { number }
+    number & !REPLY_THROUGH_FRONT
 }
 
 /// Whether another owner may be asked after so many.

@@ -10,7 +10,7 @@ use etherparse::{
     UdpHeader,
 };
 use traffic_policy_cluster::model::Dispatch;
-use traffic_policy_ebpf::abi::{GUE_PORT, REPLY_THROUGH_FRONT, maglev, outer_port};
+use traffic_policy_ebpf::abi::{GUE_PORT, REPLY_THROUGH_FRONT, identification, maglev, outer_port};
 
 use super::{Answered, DirectProbe, ProbeWay};
 
@@ -72,7 +72,7 @@ fn header(from: IpAddr, to: IpAddr, protocol: IpNumber, length: usize, number: u
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let header = Ipv4Header::new(length, TTL, protocol, from.octets(), to.octets());
             let mut header = header.map_err(io::Error::other)?;
-            header.identification = number as u16;
+            header.identification = identification(number);
             header.dont_fragment = true;
             header.header_checksum = header.calc_header_checksum();
             Ok(header.to_bytes().to_vec())
