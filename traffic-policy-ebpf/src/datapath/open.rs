@@ -235,19 +235,24 @@ pub fn conclude<P: Packet, F: Family>(decision: Decision) -> Decision {
     ends_here(decision)
 }
 
-/// Whether the client of this packet, which is one of the [tunnelled][TUNNELLED] flow `entry`, has
-/// sent it to this node itself: replies go to the client from now on.
+/// Whether replies of the flow `entry`, which this packet belongs to, go by another way from now
+/// on, `Opened::way_back`: the client has sent it to this node itself, and the flow is a
+/// [tunnelled][TUNNELLED] one; or it was opened, and [`run`] has not seen that its numbers are the
+/// connection's: a retransmission may be a whole window behind them.
 #[inline(always)]
-pub fn ends_tunnel<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
-    if !can_be_opened::<P>() || get!(entry.state) & TUNNELLED == 0 {
+pub fn changes_way<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
+    if !can_be_opened::<P>() || get!(entry.kind) != kind::DELIVER {
         return false;
     }
     let Some(scratch) = F::scratch() else { return false };
-    let ends = get!(scratch.opened.pending) == 0;
-    if ends {
-        set!(scratch.opened.way_back = 0);
+    if get!(scratch.opened.pending) != 0 {
+        return way_back::differs(entry, get!(scratch.opened.way_back));
     }
-    ends
+    if get!(entry.state) & TUNNELLED == 0 {
+        return false;
+    }
+    set!(scratch.opened.way_back = 0);
+    true
 }
 
 /// Whether the refused packet that this program answers was opened.

@@ -98,7 +98,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
         match state::track(packet, parsed, entry) {
             Transition::Keep(entry) => {
                 kept = entry;
-                if open::ends_tunnel::<P, F>(entry) {
+                if open::changes_way::<P, F>(entry) {
                     way_back::change::<F>(packet.ingress());
                 }
             }

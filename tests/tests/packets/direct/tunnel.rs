@@ -13,7 +13,7 @@ use crate::table::{CLIENT_PORT, PORT, Terms};
 
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
 /// Another node in front.
-const OTHER_FRONT: Spot = Spot::RouterNear;
+pub(super) const OTHER_FRONT: Spot = Spot::RouterNear;
 /// Notes in an outer packet that replies are to come back: beside the number of owners.
 pub(super) fn through_front(outer: &mut Packet) {
     outer.label |= label(outer.source.is_ipv4(), 4);

@@ -5,14 +5,20 @@ use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Inp
 use traffic_policy_testing::packet::{Packet, flag};
 
 use super::icmp::{about_reply, known};
-use super::tunnel::{answer, asks, set_up_front, through_front, to_front};
+use super::tunnel::{OTHER_FRONT, answer, asks, set_up_front, through_front, to_front};
 use super::{FRONT, LOCAL, NODE, VIP, arrives, each_ingress, sent, set_up_home, terms};
-use crate::dialogue::Dialogue;
+use crate::dialogue::{ANSWER_NUMBER, Dialogue, SYN_NUMBER};
 use crate::errors::kinds;
 use crate::local_delivery;
 use crate::table::{CLIENT_PORT, Terms};
 
 const CLIENT: (Spot, u16) = (Spot::Client, CLIENT_PORT);
+/// No-operation, window scale 7 (RFC 7323 section 2.2).
+const SCALED: [u8; 4] = [1, 3, 3, 7];
+
+fn scaled(packet: Packet) -> Packet {
+    packet.with(|packet| packet.tcp_mut().options = SCALED.to_vec())
+}
 
 /// Path MTU discovery of replies: what a router on the way to the client says goes on to the
 /// endpoint's node, as requests do.
@@ -72,6 +78,48 @@ fn each_segment_of_an_aggregate_asks_for_the_same() {
                 ran.expect("replied-to-front").expect_frame(&to_front(&answered, FRONT));
                 harness.run(terms.hook, &cut(arrives(&request, FRONT, LOCAL.0))).expect("delivered");
                 harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+            }
+        }
+    });
+}
+
+/// The node in front has died with the endpoint's acknowledgements of half a megabyte: the client
+/// sends the first of it again, by another node. Beyond the window that the endpoint has offered,
+/// it may be a stranger's.
+#[test]
+fn a_retransmission_leads_replies_to_the_node_that_it_comes_by() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress).filter(|terms| terms.tcp) {
+            for (offered, belongs) in [(8_192, true), (512, false)] {
+                set_up_home(harness, VIP);
+                harness.let_send_directly_as(OTHER_FRONT, 2);
+                let talk = Dialogue::new(terms, VIP);
+                harness.run(terms.hook, &asks(&scaled(talk.opening()), FRONT)).expect("delivered");
+                let answer = talk.answer_packet(harness, flag::ACK).ttl(63);
+                let answer = answer.with(|packet| packet.tcp_mut().window = offered);
+                let acknowledges = |sent| answer.clone().numbers(ANSWER_NUMBER + 1, SYN_NUMBER + 1001 + sent);
+                let opens = scaled(talk.answer_packet(harness, flag::SYN | flag::ACK)).ttl(63);
+                harness.run(Hook::Egress, &opens).expect("replied-to-front");
+                let sends = |sent| {
+                    let number = SYN_NUMBER + 1 + sent;
+                    let packet = talk.request(flag::ACK).numbers(number, ANSWER_NUMBER + 1);
+                    packet.payload(&[7; 1000])
+                };
+                harness.run(terms.hook, &asks(&sends(0), FRONT)).expect("delivered");
+                let step = 50_000;
+                for sent in (step..=500_000).step_by(step as usize) {
+                    harness.run(terms.hook, &asks(&sends(sent), FRONT)).expect("delivered");
+                    talk.idle(harness, 1);
+                    harness.run(Hook::Egress, &acknowledges(sent)).expect("replied-to-front");
+                }
+                // Neither number is one that the entries hold.
+                let lost = sends(0).numbers(SYN_NUMBER + 1, ANSWER_NUMBER + 11);
+                harness.run(terms.hook, &asks(&lost, OTHER_FRONT)).expect("delivered");
+                let again = acknowledges(500_000);
+                let answered = again.clone().source(terms.at(VIP));
+                let front = if belongs { OTHER_FRONT } else { FRONT };
+                let ran = harness.run(Hook::Egress, &again);
+                ran.expect("replied-to-front").expect_frame(&to_front(&answered, front));
             }
         }
     });
