@@ -143,6 +143,20 @@ impl Agent {
         Ok(row.and_then(|row| row["packets"].as_u64()).unwrap_or(0))
     }
 
+    /// All counts of packets, a line for each hook and outcome.
+    fn counters(&self) -> String {
+        let status = match self.json(&["status"]) {
+            Ok(status) => status,
+            Err(error) => return format!("{error:#}"),
+        };
+        let rows = status["counters"].as_array().into_iter().flatten();
+        let line = |row: &serde_json::Value| {
+            let word = |name: &str| row[name].as_str().unwrap_or("?").to_owned();
+            format!("{:11} {:28} {}", word("hook"), word("outcome"), row["packets"])
+        };
+        rows.map(line).collect::<Vec<_>>().join("\n")
+    }
+
     pub fn healthz(&self) -> Result<Response> {
         http::get_from(&self.how.netns, HEALTHZ, "/healthz")
     }
@@ -345,12 +359,14 @@ impl AgentBuilder {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // The log is removed with the lab, and a failed test cannot be understood without it.
+        // Log and maps are removed with the lab, and a failed test cannot be understood without
+        // them.
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<_> = log.lines().collect();
             let tail = &lines[lines.len().saturating_sub(40)..];
-            eprintln!("--- the agent of {} said:\n{}\n---", self.how.node, tail.join("\n"));
+            eprintln!("--- the agent of {} said:\n{}", self.how.node, tail.join("\n"));
+            eprintln!("--- its packets:\n{}\n---", self.counters());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The count of retransmitted TCP segments: the kernel's own evidence of loss.
+//! What the kernel knows of a TCP connection: the count of retransmitted segments, which is its own
+//! evidence of loss, and how far the connection has come.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -11,6 +12,27 @@ use crate::netns::Namespace;
 
 /// The retransmitted segments of one connection (tcpi_total_retrans).
 pub fn of(socket: &impl AsFd) -> Result<u32> {
+    Ok(info(socket)?.tcpi_total_retrans)
+}
+
+/// How far a connection has come, also after it has failed: it tells which direction is lost.
+pub fn progress(socket: &impl AsFd) -> Result<String> {
+    let info = info(socket)?;
+    Ok(format!(
+        "{} bytes acknowledged, {} received; {} of {} segments with data were sent again, in all {} came; \
+         path MTU {}, MSS {}, back-off {}",
+        info.tcpi_bytes_acked,
+        info.tcpi_bytes_received,
+        info.tcpi_total_retrans,
+        info.tcpi_data_segs_out,
+        info.tcpi_segs_in,
+        info.tcpi_pmtu,
+        info.tcpi_snd_mss,
+        info.tcpi_backoff,
+    ))
+}
+
+fn info(socket: &impl AsFd) -> Result<libc::tcp_info> {
     // SAFETY: an all-zero tcp_info is a valid value of that plain C struct.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -20,7 +42,7 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
         libc::getsockopt(socket, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length)
     };
     ensure!(result == 0, io::Error::last_os_error());
-    Ok(info.tcpi_total_retrans)
+    Ok(info)
 }
 
 /// The retransmitted segments of all connections since the namespace exists (TcpRetransSegs).

@@ -41,6 +41,14 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     let start = Instant::now();
     let mut stream = TcpStream::connect(server).await?;
     SockRef::from(&stream).set_tcp_user_timeout(Some(STUCK))?;
+    let done = talk(&mut stream, bytes).await;
+    done.with_context(|| {
+        retransmissions::progress(&stream).unwrap_or_else(|error| format!("state unknown: {error:#}"))
+    })?;
+    Ok(Transfer { bytes, took: start.elapsed(), retransmitted: retransmissions::of(&stream)? })
+}
+
+async fn talk(stream: &mut TcpStream, bytes: u64) -> Result<()> {
     stream.write_all(format!("transfer {bytes}\n").as_bytes()).await?;
     let (reader, writer) = stream.split();
     let mut reader = BufReader::new(reader);
@@ -50,8 +58,7 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     reader.read_line(&mut line).await?;
     let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
     ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
-    drop(reader);
-    Ok(Transfer { bytes, took: start.elapsed(), retransmitted: retransmissions::of(&stream)? })
+    Ok(())
 }
 
 /// The server's part: answers with the hash of the received content.
