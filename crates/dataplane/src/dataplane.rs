@@ -46,7 +46,8 @@ pub use self::{
     bpf::{
         attach::{Attached, Cgroup, Interface, Mode, drivers},
         introspect,
-        loader::{MapSizes, load, load_seeded, object_bytes},
+        loader::{MapSizes, load, load_seeded},
+        object::object_bytes,
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
         programs::{jump_table, jumps, jumps_without_sctp, load_programs},
         test_context::{sk_buff, xdp_md},
@@ -61,7 +62,7 @@ pub use self::{
         sweeper::{Found, Sweeper},
         sweeps::FlowSweeps,
     },
-    kernel::{Kernel, release_memory},
+    kernel::{Kernel, release_memory, return_large_blocks},
     local_delivery::LocalDelivery,
     maps::{
         Maps,

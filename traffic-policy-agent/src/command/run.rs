@@ -11,7 +11,7 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_dataplane::{
     Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
-    SourceCheck, drop_privileges, node::socket_ender::SocketEnder,
+    SourceCheck, drop_privileges, node::socket_ender::SocketEnder, return_large_blocks,
 };
 
 use super::{
@@ -332,6 +332,7 @@ impl Arguments {
         // Privileges are dropped before there are other threads, which would keep theirs.
         drop_privileges(self.has_low_ports())?;
         file_limit::raise();
+        return_large_blocks();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()

@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Namespace and name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceName {
     pub namespace: String,
     pub name: String,

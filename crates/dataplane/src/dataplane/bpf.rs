@@ -7,6 +7,7 @@ pub mod introspect;
 pub mod loader;
 #[cfg(feature = "log")]
 pub mod log;
+pub mod object;
 pub mod pins;
 pub mod programs;
 pub mod test_context;

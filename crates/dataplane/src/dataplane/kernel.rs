@@ -53,6 +53,18 @@ impl Kernel {
     }
 }
 
+/// Makes the allocator ask the kernel for each block of 16 KiB or more, and return it when it is
+/// freed. Otherwise that is done from 128 KiB on, and glibc raises this limit to the largest block
+/// that was freed, up to 32 MiB: loading the programs leaves a heap of 40 MB with holes, in which
+/// what follows is scattered.
+pub fn return_large_blocks() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointer is passed, and blocks that there are stay as they are.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 16 << 10)
+    };
+}
+
 /// Returns freed memory that the allocator has kept for later use: after the lists of a large
 /// cluster that is as much as what remains of them, and nothing as large follows soon.
 pub fn release_memory() {

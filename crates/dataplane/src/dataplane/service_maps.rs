@@ -95,6 +95,7 @@ impl ServiceMaps for Dataplane {
                 }
             }
         }
+        self.planner.written(Instant::now());
         // Hops that were resolved before do not know which nodes take packets as they are.
         match self.direct.sync_macs(desired, compares_all) {
             Ok(0) => {}

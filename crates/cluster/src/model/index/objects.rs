@@ -59,7 +59,7 @@ impl Indexed for EndpointSlice {
             });
         }
         index.dirty.insert(service.clone());
-        index.slices_of.entry(service).or_default().insert(name.clone());
+        index.slices_of.insert((service, name.clone()));
         index.slices.insert(name, self);
         true
     }
@@ -67,12 +67,7 @@ impl Indexed for EndpointSlice {
     fn delete(name: &ServiceName, index: &mut Index) -> bool {
         let Some(old) = index.slices.remove(name) else { return false };
         let service = old.service_name();
-        if let Some(slices) = index.slices_of.get_mut(&service) {
-            slices.remove(name);
-            if slices.is_empty() {
-                index.slices_of.remove(&service);
-            }
-        }
+        index.slices_of.remove(&(service.clone(), name.clone()));
         index.dirty.insert(service);
         true
     }

@@ -65,7 +65,7 @@ mod tests {
     use std::collections::{HashMap, HashSet};
 
     use super::*;
-    use crate::dataplane::bpf::loader::object_bytes;
+    use crate::dataplane::bpf::object::object_bytes;
 
     #[test]
     fn without_frags_only_the_section_differs() {

@@ -10,16 +10,15 @@ use aya::{Btf, Ebpf, EbpfLoader, maps::MapInfo};
 
 use traffic_policy_ebpf::abi::{Multipliers, RuntimeConfig};
 
-use super::{attach::Mode, frags};
+use super::{
+    attach::Mode,
+    frags,
+    object::{self, object_bytes},
+};
 use crate::dataplane::{
     kernel::Kernel,
     maps::{self, reader::Reader},
 };
-
-#[cfg(bpf_object)]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/traffic-policy-ebpf"));
-#[cfg(not(bpf_object))]
-static OBJECT: &[u8] = &[];
 
 /// BPF_F_IPV6 of `bpf_l4_csum_replace`, Linux 6.16.
 /// <https://github.com/torvalds/linux/commit/ead7f9b8de65632ef8060b84b0c55049a33cfea1>
@@ -251,7 +250,7 @@ struct Loading<'a> {
 
 impl Loading<'_> {
     fn load(&self, kernel: &Kernel) -> Result<(Ebpf, Btf)> {
-        if OBJECT.is_empty() {
+        if object_bytes().is_empty() {
             bail!("this build holds no packet path: run `cargo xtask setup` and build again");
         }
         let shapes = shapes()?;
@@ -321,9 +320,10 @@ impl Loading<'_> {
         for (name, path) in &paths {
             loader.map_pin_path(name, path.as_path());
         }
-        let object =
-            loader.load(&frags::object(OBJECT, self.mode)).context("loading the packet path failed")?;
-        Ok((object, btf))
+        let bytes = frags::object(object_bytes(), self.mode);
+        let loaded = loader.load(&bytes).context("loading the packet path failed")?;
+        object::release();
+        Ok((loaded, btf))
     }
 }
 
@@ -337,7 +337,7 @@ struct Shape {
 }
 
 fn shapes() -> Result<HashMap<String, Shape>> {
-    let object = aya_obj::Object::parse(OBJECT).context("the embedded packet path is damaged")?;
+    let object = aya_obj::Object::parse(object_bytes()).context("the embedded packet path is damaged")?;
     Ok(object
         .maps
         .iter()
@@ -373,11 +373,6 @@ fn pinned(path: &Path, shape: &Shape) -> Result<Option<u32>> {
         );
     }
     Ok(Some(info.max_entries()))
-}
-
-/// The compiled packet path, as an ELF object; empty in a build without a BPF toolchain.
-pub fn object_bytes() -> &'static [u8] {
-    OBJECT
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ impl Planner {
     pub fn plan(&mut self, desired: &Desired, changes: &Changes, context: &Context<'_>) -> Plan {
         let mut plan = Plan::default();
         self.lists.begin();
-        self.tables.begin();
+        self.tables.begin(context.now);
         let mut before = HashSet::new();
         let expired = if self.first { BTreeSet::new() } else { self.expired(desired, context.monotonic) };
         let keys: Vec<&ServicePortKey> =
@@ -397,6 +397,11 @@ impl Planner {
         self.owners.insert(index, key.clone());
         self.ports
             .insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local, table, former });
+    }
+
+    /// Notes that the last plan is in the maps: no frontend names what it freed.
+    pub fn written(&mut self, now: Instant) {
+        self.tables.written(now);
     }
 
     /// Returns the time for which the next plan should wait, so that slots freed by this one can be

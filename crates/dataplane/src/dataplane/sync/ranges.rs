@@ -58,13 +58,7 @@ impl Ranges {
         if len == 0 {
             return Some(IndexRange::default());
         }
-        while let Some((since, range)) = self.quarantined.front().copied() {
-            if now.duration_since(since) < QUARANTINE {
-                break;
-            }
-            self.quarantined.pop_front();
-            self.merge(range);
-        }
+        while self.end_quarantine(QUARANTINE, now) {}
         let base = self.fit(self.next.unwrap_or(0), len).or_else(|| self.fit(0, len))?;
         let (start, length) =
             self.free.range(..=base).next_back().map(|(start, length)| (*start, *length))?;
@@ -79,6 +73,34 @@ impl Ranges {
             *next = base + len;
         }
         Some(IndexRange { base, len })
+    }
+
+    /// A variant of [`Self::take`] for places whose early reuse does little harm: where nothing else
+    /// is free, it takes those that were quarantined for `least`, beginning with the oldest.
+    pub fn take_early(&mut self, len: u32, least: Duration, now: Instant) -> Option<IndexRange> {
+        loop {
+            let taken = self.take(len, now);
+            if taken.is_some() || !self.end_quarantine(least, now) {
+                return taken;
+            }
+        }
+    }
+
+    /// Frees the range that was quarantined first, if that was `least` ago.
+    fn end_quarantine(&mut self, least: Duration, now: Instant) -> bool {
+        let Some((since, range)) = self.quarantined.front().copied() else { return false };
+        let is_over = now.duration_since(since) >= least;
+        if is_over {
+            self.quarantined.pop_front();
+            self.merge(range);
+        }
+        is_over
+    }
+
+    /// Begins the quarantine of what was freed at `planned` anew: a frontend named it until now.
+    pub fn written(&mut self, planned: Instant, now: Instant) {
+        let of_plan = self.quarantined.iter_mut().rev().take_while(|(since, _)| *since >= planned);
+        of_plan.for_each(|(since, _)| *since = now);
     }
 
     /// Returns the first place, starting at `from`, of `len` consecutive free ones.

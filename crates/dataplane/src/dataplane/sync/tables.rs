@@ -16,12 +16,16 @@ use traffic_policy_cluster::model::{
 };
 use traffic_policy_ebpf::abi::{Frontend, IndexRange, maglev};
 
-use super::{
-    budget::Lack,
-    former::Former,
-    op::Op,
-    ranges::{QUARANTINE, Ranges},
-};
+use super::{budget::Lack, former::Former, op::Op, ranges::Ranges};
+
+/// The least quarantine of a table, while no other room is left. It is that short because many
+/// tables may share little room, and a change of any Service would wait for it: the run loop leaves
+/// as much between two writes in any case.
+///
+/// A packet reads a table within a microsecond of the frontend that names it. If its CPU stops for
+/// longer between the two, the place that it reads is another table's: one beyond the list is not
+/// taken, and any other is an endpoint of the same Service.
+const REST: Duration = Duration::from_millis(50);
 
 /// A table in the map; the default is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -62,6 +66,8 @@ pub struct Tables {
     used: u64,
     /// The number of elements that the current plan writes.
     written: u32,
+    /// The time of that plan.
+    planned: Option<Instant>,
 }
 
 impl Tables {
@@ -73,7 +79,7 @@ impl Tables {
     ) -> Self {
         let taken = |frontend: &Frontend| [elements(frontend.maglev), of_former(&Former::of(frontend))];
         let ranges = Ranges::new(size, frontends.flat_map(taken));
-        Self { former, used: (size - ranges.unused()).into(), ranges, written: 0 }
+        Self { former, used: (size - ranges.unused()).into(), ranges, written: 0, planned: None }
     }
 
     /// Returns the table for the list of policy Cluster, which `ops` writes unless it is the old
@@ -105,11 +111,16 @@ impl Tables {
         let Some(places) = table(&members, size) else {
             return Err(Lack::TableSlots { endpoints: members.len(), slots: size.slots() });
         };
-        let taken = self.ranges.take(maglev::elements(size.slots()), now).ok_or(Lack::Tables)?;
-        self.used += u64::from(taken.len);
-        self.written += taken.len;
+        let taken = self.take(maglev::elements(size.slots()), now).ok_or(Lack::Tables)?;
         ops.push(Op::Table { base: taken.base, elements: maglev::pack(&places).collect() });
         Ok(Table { range: IndexRange { base: taken.base, len: size.slots() }, digest })
+    }
+
+    fn take(&mut self, len: u32, now: Instant) -> Option<IndexRange> {
+        let taken = self.ranges.take_early(len, REST, now)?;
+        self.used += u64::from(taken.len);
+        self.written += taken.len;
+        Some(taken)
     }
 
     /// Frees the elements of a table.
@@ -128,9 +139,7 @@ impl Tables {
         ops: &mut Vec<Op>,
     ) -> Option<IndexRange> {
         let len = tables.len() as u32;
-        let taken = self.ranges.take(len * maglev::elements(slots), now)?;
-        self.used += u64::from(taken.len);
-        self.written += taken.len;
+        let taken = self.take(len * maglev::elements(slots), now)?;
         let elements = tables.iter().flat_map(|table| maglev::pack(table)).collect();
         ops.push(Op::Table { base: taken.base, elements });
         self.former.insert(taken.base, tables);
@@ -154,14 +163,22 @@ impl Tables {
     }
 
     /// Begins a plan.
-    pub fn begin(&mut self) {
+    pub fn begin(&mut self, now: Instant) {
+        self.planned = Some(now);
         self.written = 0;
     }
 
-    /// Returns the time for which the next plan should wait: a second if the tables that were
+    /// Notes that the last plan is in the maps: no frontend names what it freed.
+    pub fn written(&mut self, now: Instant) {
+        if let Some(planned) = self.planned {
+            self.ranges.written(planned, now);
+        }
+    }
+
+    /// Returns the time for which the next plan should wait: [`REST`] if the tables that were
     /// written took more than half of what was free, so that those that they replace are free then.
     pub fn pause(&self) -> Duration {
-        if self.written > self.ranges.unused() { QUARANTINE } else { Duration::ZERO }
+        if self.written > self.ranges.unused() { REST } else { Duration::ZERO }
     }
 
     /// Returns the number of elements in use.

@@ -121,3 +121,61 @@ fn another_weight_is_another_table_for_the_same_list() {
     let plan = node.set("a", Some(maglev("192.0.2.1:30080", &[Endpoint { weight: 2, ..one }, two, three])));
     assert!(plan.ops.is_empty(), "an earlier agent has written it: {:?}", plan.ops);
 }
+
+/// 500 Service ports in a map that has room for twelve tables more, one of which changes every 70
+/// ms: 14 tables a second. Each change writes its own table alone, and the next need not wait.
+#[test]
+fn many_tables_with_little_room_change_one_after_the_other_without_a_pause() {
+    const SERVICES: u32 = 500;
+    let capacity = Capacity {
+        frontends: [SERVICES; 2],
+        slots: 4 * SERVICES,
+        services: 2 * SERVICES,
+        tables: (SERVICES + 12) * maglev::elements(251),
+        ..CAPACITY
+    };
+    let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
+    let name = |number: u32| format!("s{number}");
+    let of = |number: u32, endpoints: &[Endpoint]| {
+        Some(maglev(&format!("192.0.2.1:{}", 30_000 + number), endpoints))
+    };
+    for number in 0..SERVICES {
+        let port = of(number, &three()).unwrap();
+        node.desired.ports.insert(key(&name(number)), port.into());
+    }
+    assert_eq!(tables(&node.plan(&[])).len(), SERVICES as usize);
+    node.planner.written(node.now);
+    for change in 0..150 {
+        node.now += Duration::from_millis(70);
+        let number = change / 2 * 7_919 % SERVICES;
+        let plan = node.set(&name(number), of(number, &three()[..if change % 2 == 0 { 2 } else { 3 }]));
+        assert!(plan.left_out.is_empty(), "change {change}: {:?}", plan.left_out);
+        assert_eq!((tables(&plan).len(), plan.ops.len()), (1, 3), "list, table, frontend: {:?}", plan.ops);
+        node.planner.written(node.now);
+        // The run loop's own distance of two writes.
+        let pause = node.planner.pause();
+        assert!(pause <= Duration::from_millis(50), "{pause:?} after change {change}");
+    }
+}
+
+/// A table that a frontend named until just now is not written over, however long the write took.
+#[test]
+fn a_table_rests_from_the_write_on_that_replaced_it() {
+    let mut node = Node::new();
+    for (name, number) in [("a", 1), ("b", 2), ("c", 3)] {
+        node.set(name, Some(maglev(&format!("192.0.2.1:3000{number}"), &three())));
+    }
+    let change = |node: &mut Node, endpoints: &[Endpoint]| -> Vec<Lack> {
+        let plan = node.set("a", Some(maglev("192.0.2.1:30001", endpoints)));
+        plan.left_out.iter().map(|out| out.lack).collect()
+    };
+    // The last room.
+    assert_eq!(change(&mut node, &three()[..2]), []);
+    node.now += Duration::from_millis(500);
+    node.planner.written(node.now);
+    node.now += Duration::from_millis(49);
+    assert_eq!(change(&mut node, &three()), [Lack::Tables]);
+    node.planner.written(node.now);
+    node.now += Duration::from_millis(1);
+    assert_eq!(change(&mut node, &three()), []);
+}
