@@ -19,7 +19,7 @@
 //!  or the stack for an endpoint here
 //!
 //!  1a variable_headers: IPv4 options, IPv6 extension headers, fragments, SCTP
-//!     │ parse::variable, forward::fragment; then as in slow_path or egress
+//!     │ parse::variable, forward::fragment; later fragments forwarded here, incoming others ► 2
 //!  1b icmp_errors: ICMP errors about a flow's packets
 //!     │ parse::icmp_error, flow::table or lb::owners, forward with forward::icmp, or forward::direct;
 //!     │ about an outer packet of this node: forward::outer_error

@@ -23,14 +23,14 @@ use crate::datapath::{
         unassured, way_back,
     },
     forward::{
-        self, Forwarding, Rewrite, direct, hairpin,
+        self, Forwarding, Rewrite, direct, fragment, hairpin,
         nexthop::{self, Route},
         outer::Outer,
     },
     lb::{Client, List, Target, owners, select},
     maps::{CONFIG, TABLE_USAGE},
     node_silence, open, own,
-    parse::{self, Parsed, fixed},
+    parse::{self, Parsed, fixed, variable::ParseVariable},
     pod_client, prefilter, reject, trace,
     value::borrow,
     verdict::{self, Decision},
@@ -39,20 +39,27 @@ use crate::datapath::{
 /// The program for everything that an established packet does not need: new flows, conversations
 /// that change their state, and hops to be resolved.
 #[inline(always)]
-pub fn run<P: Packet, F: Outer>(packet: P) -> i32 {
+pub fn run<P: Packet, F: ParseVariable + Outer>(packet: P) -> i32 {
     verdict::finish(packet, P::HOOK, incoming::<P, F>(packet))
 }
 
 #[inline(always)]
-fn incoming<P: Packet, F: Outer>(packet: P) -> Decision {
-    let parsed =
-        match F::parse_fixed(packet).and_then(|parsed| fixed::finish(packet, &parsed).map(|()| parsed)) {
-            Ok(parsed) => parsed,
-            Err(outcome) => return open::conclude::<P, F>(verdict::forget::<F>(outcome.into())),
-        };
+fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Decision {
+    let read = F::parse_again(packet)
+        .and_then(|(parsed, fragmented)| fixed::finish(packet, &parsed).map(|()| (parsed, fragmented)));
+    let (parsed, fragmented) = match read {
+        Ok(read) => read,
+        Err(outcome) => return open::conclude::<P, F>(verdict::forget::<F>(outcome.into())),
+    };
     let now = clock::jiffies();
     let decision = match prepare(packet, &parsed, now) {
         Ok((forwarding, last)) => {
+            if fragmented != 0 {
+                if last != now {
+                    fragment::ignore::<F>();
+                }
+                fragment::record(&parsed);
+            }
             let decision = if forward::is_too_scattered(packet, &parsed, &forwarding) {
                 Outcome::PassedToTc.into()
             } else {
@@ -62,11 +69,20 @@ fn incoming<P: Packet, F: Outer>(packet: P) -> Decision {
             counters::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
-        Err(decision) => verdict::forget::<F>(decision),
+        Err(decision) => {
+            let decision = verdict::forget::<F>(decision);
+            // The next fragment may be here before the first reaches TC.
+            if !P::TC && fragmented != 0 && matches!(decision.outcome, Outcome::PassedToTc) {
+                fragment::record(&parsed);
+            }
+            decision
+        }
     };
     // An endpoint's address may share the prefilter's bits with that of a Service.
     if matches!(decision.outcome, Outcome::PassedNotService)
         && open::may_be_outer::<P, _>(&parsed.tuple)
+        && parsed.l4_offset == F::OUTER
+        && fragmented == 0
         && !open::was_opened::<P, F>()
     {
         parse::to_open::<P, F>(packet);

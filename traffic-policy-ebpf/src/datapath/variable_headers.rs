@@ -1,7 +1,8 @@
 //! The programs for packets with headers of variable length, for fragments, and for SCTP. The fast
 //! path and egress jump here if they find no ports, or not those of TCP and UDP, at the fixed
-//! offsets. Egress also sends replies here that may have to be redirected. SCTP continues from here
-//! in programs of its own, made from the same code.
+//! offsets. Egress also sends replies here that may have to be redirected. Incoming packets with
+//! ports go on in [`slow_path`], which reads their headers again; SCTP continues from here in
+//! programs of its own, made from the same code.
 
 use traffic_policy_ebpf::{
     abi::{PROTOCOL_SCTP, hook, jump, kind},
@@ -62,8 +63,10 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
     if !prefilter::may_concern::<F>(&parsed.tuple) && !open::was_opened::<P, F>() {
         return Err(Outcome::Passed);
     }
-    if parsed.is_tcp() && parsed.l4 + 20 > packet.end() {
-        return Err(Outcome::PassedMalformed);
+    if !P::SCTP {
+        // A copy of the other program's code here took the verifier as long as that program.
+        packet.jump::<F, { jump::SLOW_PATH }>();
+        return Err(Outcome::PassedMissedTailCall);
     }
     if !fixed::is_whole(packet, &parsed) {
         return Err(Outcome::PassedMalformed);
@@ -89,15 +92,8 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
             counters::settle::<F>(forwarding.entry);
             Decision { service: get!((forwarding.entry).service), ..decision }
         }
-        Err(decision) => {
-            let decision = verdict::forget::<F>(decision);
-            // The record is also stored if TC has to send the fragment: the next one may be here
-            // before the first reaches TC. For SCTP only TC knows whether it can be sent.
-            if !P::SCTP && matches!(decision.outcome, Outcome::PassedToTc) {
-                fragment::record(&parsed);
-            }
-            decision
-        }
+        // No fragment is recorded: only TC knows whether it can be sent.
+        Err(decision) => verdict::forget::<F>(decision),
     };
     Ok(reject::if_refused::<P, F>(packet, &parsed, open::conclude::<P, F>(decision)))
 }

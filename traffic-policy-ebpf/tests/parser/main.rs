@@ -18,7 +18,11 @@ use crate::{
     datapath::{
         ctx::Frame,
         family::{V4, V6},
-        parse::{self, Parse, Parsed, icmp_error::ParseIcmpError, variable::ParseVariable},
+        parse::{
+            self, Parse, Parsed,
+            icmp_error::ParseIcmpError,
+            variable::{ParseVariable, VariableHeaders},
+        },
     },
     frames::{Ip4, Ip6, icmp},
 };
@@ -59,10 +63,30 @@ fn all<F: ParseVariable + ParseIcmpError>(bytes: &[u8]) {
         {
             finish(frame, headers.parsed);
         }
+        if let Ok((parsed, _)) = F::parse_again(frame) {
+            finish(frame, parsed);
+        }
         if let Ok(error) = F::parse_icmp_error(frame) {
             assert!(error.l4 + 8 <= frame.end() && (ETHERNET + error.length) as usize <= bytes.len());
         }
     });
+}
+
+/// The next program finds the same as the one for headers of variable length.
+fn read_again<F: ParseVariable<Address: std::fmt::Debug>>(frame: Frame, headers: &VariableHeaders<F>) {
+    use crate::datapath::ctx::Packet as _;
+    let first = &headers.parsed;
+    if headers.later != 0 || first.tuple.protocol == 132 {
+        return;
+    }
+    let Ok((parsed, fragmented)) = F::parse_again(frame) else {
+        assert!(first.tuple.protocol == 6 && first.l4 + 20 > frame.end(), "only TCP has to be longer");
+        return;
+    };
+    assert_eq!(fragmented, headers.fragmented);
+    assert_eq!((parsed.tuple, parsed.tcp), (first.tuple, u64::from(first.tuple.protocol == 6)));
+    assert_eq!((parsed.l4, parsed.l4_offset), (first.l4, first.l4_offset));
+    assert_eq!((parsed.length, parsed.ttl), (first.length, first.ttl));
 }
 
 fn both(bytes: &[u8]) {
@@ -118,6 +142,7 @@ proptest! {
             assert_eq!(headers.parsed.l4_offset as usize, 20 + ip.options.len());
             assert_eq!((headers.parsed.length + ETHERNET) as usize, bytes.len());
             assert_eq!(headers.parsed.ttl, ip.ttl);
+            read_again(frame, &headers);
         });
     }
 
@@ -142,6 +167,7 @@ proptest! {
             assert_eq!(headers.parsed.tuple, Tuple { protocol: if later { 0 } else { known.protocol }, ..known });
             assert_eq!((headers.parsed.l4_offset + ETHERNET) as usize, bytes.len() - ip.segment.len());
             assert_eq!((headers.parsed.length + ETHERNET) as usize, bytes.len());
+            read_again(frame, &headers);
         });
     }
 

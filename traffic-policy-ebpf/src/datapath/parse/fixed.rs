@@ -17,7 +17,7 @@ use crate::datapath::{
 };
 
 /// The bits for more fragments, or for an offset: RFC 791 section 3.1. Memory order.
-const FRAGMENT: u16 = 0x3fffu16.to_be();
+pub const FRAGMENT: u16 = 0x3fffu16.to_be();
 
 pub const PROTOCOL_ICMP: u8 = 1;
 /// IPv4 within IPv4: RFC 2003.
@@ -31,7 +31,7 @@ pub const PROTOCOL_ICMP6: u8 = 58;
 /// The numbers belong to the ways that the test of the length took: the verifier of Linux 6.1 does
 /// not see that a protocol which is read again from the stack is still the one that was tested.
 #[inline(always)]
-fn tcp(protocol: u32, l4: usize, end: usize) -> Option<u64> {
+pub fn tcp(protocol: u32, l4: usize, end: usize) -> Option<u64> {
     if protocol != PROTOCOL_TCP {
         return Some(opaque(0));
     }

@@ -13,7 +13,8 @@ use crate::datapath::{
     words::{load8, load16, load32},
 };
 
-const FIXED: usize = 40;
+/// The bytes of the fixed header.
+pub const FIXED: usize = 40;
 /// Packets with more extension headers are left to the stack: RFC 8504 section 5.3 lets a host set
 /// such limits.
 const MOST: usize = 8;
@@ -54,13 +55,20 @@ pub fn walk<P: Packet>(packet: P, offset: usize) -> Result<ExtensionWalk, Outcom
     }
     let ExtensionWalk { protocol, offset, fragment, identification } =
         load_once(place!(const scratch.walked));
-    // Restores a bound that the verifier does not know. The offset is masked before it is compared:
-    // Linux 6.1 keeps no bound on a spilled number if only a copy of it was compared.
-    let offset = offset & REACH_MASK;
-    if offset > MAX_LENGTH as u32 {
-        return Err(Outcome::PassedUnsupportedHeader);
-    }
+    let offset = within_reach(offset as u64)?;
     Ok(ExtensionWalk { protocol, offset, fragment, identification })
+}
+
+/// Restores a bound of the transport header's offset that the verifier does not know. The offset is
+/// masked before it is compared: Linux 6.1 keeps no bound on a spilled number if only a copy of it
+/// was compared.
+///
+/// # Errors
+/// It is beyond the bound.
+#[inline(always)]
+pub fn within_reach(offset: u64) -> Result<u32, Outcome> {
+    let offset = offset as u32 & REACH_MASK;
+    if offset > MAX_LENGTH as u32 { Err(Outcome::PassedUnsupportedHeader) } else { Ok(offset) }
 }
 
 /// The results of [`walk_headers`].

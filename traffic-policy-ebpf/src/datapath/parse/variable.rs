@@ -10,10 +10,12 @@ use crate::datapath::{
     ctx::Packet,
     family::{Family, V4, V6},
     parse::{
-        self, Parse, Parsed, fixed,
+        self, Parse, Parsed,
+        fixed::{self, FRAGMENT},
         ipv6_ext::{self, MORE, OFFSET},
     },
-    words::{load8, load16, load32},
+    value::load_once,
+    words::{load8, load16, load32, load64},
 };
 
 /// The headers of a packet. In a later fragment, ports are not known and the transport header must
@@ -40,6 +42,13 @@ pub trait ParseVariable: Parse {
     /// # Errors
     /// The outcome of passing.
     fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome>;
+    /// Reads a packet that [`Parse::parse_fixed`] has read in another program, or that has come
+    /// through the program for headers of variable length. The number is 0 unless it is a fragment,
+    /// which is a first one then.
+    ///
+    /// # Errors
+    /// The outcome of passing.
+    fn parse_again<P: Packet>(packet: P) -> Result<(Parsed<Self>, u64), Outcome>;
 }
 
 /// Loose and strict source route: RFC 791 section 3.1.
@@ -105,6 +114,20 @@ impl ParseVariable for V4 {
             SOURCE_ROUTED => Err(Outcome::PassedUnsupportedHeader),
             _ => Err(Outcome::PassedMalformed),
         }
+    }
+
+    #[inline(always)]
+    fn parse_again<P: Packet>(packet: P) -> Result<(Parsed<Self>, u64), Outcome> {
+        let (ip, end) = (packet.data() + P::L2, packet.end());
+        if ip + 28 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let fragmented = opaque((load16::<6>(ip) & FRAGMENT) as u64);
+        let header = opaque((load8::<0>(ip) as u64 & 15) << 2) as usize;
+        let protocol = load8::<9>(ip) as u32;
+        let length = u16::from_be(load16::<2>(ip)) as u32;
+        let place = Place { ip, header, protocol, length, ttl: load8::<8>(ip) };
+        Ok((place.parsed(end)?, fragmented))
     }
 }
 
@@ -190,5 +213,60 @@ impl ParseVariable for V6 {
     #[inline(always)]
     fn check_options<P: Packet>(_: P, _: &Parsed<Self>) -> Result<(), Outcome> {
         Ok(())
+    }
+
+    #[inline(always)]
+    fn parse_again<P: Packet>(packet: P) -> Result<(Parsed<Self>, u64), Outcome> {
+        let (ip, end) = (packet.data() + P::L2, packet.end());
+        if ip + 48 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        // 0, of which the verifier knows nothing: it walks the rest of the program once, and not
+        // once more for packets whose headers it knows to end after 40 bytes.
+        let word = load64::<0>(ip);
+        let zero = word ^ opaque(word);
+        let (mut protocol, mut header, mut fragment) =
+            (load8::<6>(ip) as u32, ipv6_ext::FIXED as u64 + zero, zero as u32);
+        if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+            let Some(scratch) = V6::scratch() else { return Err(Outcome::DroppedInternalError) };
+            let walked = load_once(place!(const scratch.walked));
+            (protocol, header, fragment) = (walked.protocol, walked.offset as u64, walked.fragment);
+            if protocol != PROTOCOL_TCP && protocol != PROTOCOL_UDP {
+                return Err(Outcome::PassedUnsupportedProtocol);
+            }
+        }
+        let header = ipv6_ext::within_reach(opaque(header))? as usize;
+        let fragmented = opaque(fragment as u64);
+        let length = u16::from_be(load16::<4>(ip)) as u32 + 40;
+        let place =
+            Place { ip, header: opaque(header as u64) as usize, protocol, length, ttl: load8::<7>(ip) };
+        Ok((place.parsed(end)?, fragmented))
+    }
+}
+
+/// An IP header, and what it says.
+struct Place {
+    /// Its first byte.
+    ip: usize,
+    /// The bytes from there to the transport header.
+    header: usize,
+    protocol: u32,
+    length: u32,
+    ttl: u8,
+}
+
+impl Place {
+    /// Reads the transport header: TCP or UDP.
+    #[inline(always)]
+    fn parsed<F: Parse>(self, end: usize) -> Result<Parsed<F>, Outcome> {
+        let Self { ip, header, protocol, length, ttl } = self;
+        let l4 = ip + header;
+        if l4 + 8 > end {
+            return Err(Outcome::PassedMalformed);
+        }
+        let Some(tcp) = fixed::tcp(protocol, l4, end) else { return Err(Outcome::PassedMalformed) };
+        let (source, destination) = F::addresses_at(ip);
+        let tuple = Tuple { source, destination, ports: Ports::from_wire(load32::<0>(l4)), protocol };
+        Ok(Parsed { tuple, ip, l4, l4_offset: header as u32, length, ttl, tcp })
     }
 }

@@ -75,8 +75,8 @@ impl Ranges {
         Some(IndexRange { base, len })
     }
 
-    /// A variant of [`Self::take`] for places whose early reuse does little harm: where nothing else
-    /// is free, it takes those that were quarantined for `least`, beginning with the oldest.
+    /// A variant of [`Self::take`] for places whose early reuse does little harm: where nothing
+    /// else is free, it takes those that were quarantined for `least`, beginning with the oldest.
     pub fn take_early(&mut self, len: u32, least: Duration, now: Instant) -> Option<IndexRange> {
         loop {
             let taken = self.take(len, now);

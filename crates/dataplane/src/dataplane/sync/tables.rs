@@ -175,7 +175,7 @@ impl Tables {
         }
     }
 
-    /// Returns the time for which the next plan should wait: [`REST`] if the tables that were
+    /// Returns the time for which the next plan should wait: `REST` if the tables that were
     /// written took more than half of what was free, so that those that they replace are free then.
     pub fn pause(&self) -> Duration {
         if self.written > self.ranges.unused() { REST } else { Duration::ZERO }
