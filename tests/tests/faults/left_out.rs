@@ -144,7 +144,7 @@ fn sctp_whose_programs_are_not_loaded() {
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
     let agent = &agents[0];
     // One less than there are programs.
-    limit_descriptors(agent, 8);
+    limit_descriptors(agent, 6);
     let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
     cluster.manifests.apply(&sctp, &backends).unwrap();
     agent.wait_said(&["SCTP is not served", "does not load the program"], SOON).unwrap();
