@@ -83,7 +83,7 @@ fn read_again<F: ParseVariable<Address: std::fmt::Debug>>(frame: Frame, headers:
         assert!(first.tuple.protocol == 6 && first.l4 + 20 > frame.end(), "only TCP has to be longer");
         return;
     };
-    assert_eq!(fragmented, headers.fragmented);
+    assert_eq!(fragmented != 0, headers.fragmented != 0);
     assert_eq!((parsed.tuple, parsed.tcp), (first.tuple, u64::from(first.tuple.protocol == 6)));
     assert_eq!((parsed.l4, parsed.l4_offset), (first.l4, first.l4_offset));
     assert_eq!((parsed.length, parsed.ttl), (first.length, first.ttl));
