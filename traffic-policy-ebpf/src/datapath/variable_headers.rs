@@ -64,7 +64,7 @@ fn incoming<P: Packet, F: ParseVariable + Outer>(packet: P) -> Result<Decision, 
         return Err(Outcome::Passed);
     }
     if !P::SCTP {
-        // A copy of the other program's code here took the verifier as long as that program.
+        // A copy of that program here would double the instructions that the verifier walks.
         packet.jump::<F, { jump::SLOW_PATH }>();
         return Err(Outcome::PassedMissedTailCall);
     }

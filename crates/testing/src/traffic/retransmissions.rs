@@ -1,5 +1,5 @@
-//! What the kernel knows of a TCP connection: the count of retransmitted segments, which is its own
-//! evidence of loss, and how far the connection has come.
+//! Counts of TCP by the kernel: retransmitted segments of a connection or a namespace, and the
+//! `tcp_info` of a connection as text.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,7 +15,11 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info(socket)?.tcpi_total_retrans)
 }
 
-/// How far a connection has come, also after it has failed: it tells which direction is lost.
+/// Returns the `tcp_info` of a connection, open or failed, as one line: bytes and segments of each
+/// direction, retransmissions, path MTU and MSS in bytes, and the number of back-offs.
+///
+/// # Errors
+/// getsockopt(2) fails.
 pub fn progress(socket: &impl AsFd) -> Result<String> {
     let info = info(socket)?;
     Ok(format!(

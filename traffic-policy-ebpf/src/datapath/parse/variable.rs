@@ -221,8 +221,8 @@ impl ParseVariable for V6 {
         if ip + 48 > end {
             return Err(Outcome::PassedMalformed);
         }
-        // 0, of which the verifier knows nothing: it walks the rest of the program once, and not
-        // once more for packets whose headers it knows to end after 40 bytes.
+        // The result is 0, but the verifier takes it for any number. So a header of 40 bytes is no
+        // constant to it, and it walks the rest of the program once for both cases.
         let word = load64::<0>(ip);
         let zero = word ^ opaque(word);
         let (mut protocol, mut header, mut fragment) =
@@ -244,13 +244,14 @@ impl ParseVariable for V6 {
     }
 }
 
-/// An IP header, and what it says.
+/// An IP header and its fields.
 struct Place {
-    /// Its first byte.
+    /// The header's first byte.
     ip: usize,
-    /// The bytes from there to the transport header.
+    /// The number of bytes from there to the transport header.
     header: usize,
     protocol: u32,
+    /// The length in bytes of the IP packet, headers included.
     length: u32,
     ttl: u8,
 }
