@@ -1,7 +1,8 @@
 //! The meters count nothing on a healthy path, and exactly what is missing on a faulty one.
 
-use std::net::SocketAddr;
-use std::thread::sleep;
+use std::io::Read as _;
+use std::net::{SocketAddr, TcpListener};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use traffic_policy_testing::lab::{Family, Lab};
@@ -181,4 +182,18 @@ fn a_balancer_believes_the_health_port() {
     let report =
         NewConnections::start_bounded(lab.client().netns(), 500, 20, move |n| chooser.choose(n)).wait();
     assert!(report.is_clean() && report.by_target.len() == 1, "{report}");
+}
+
+/// A transfer that breaks off says how far it has come in each direction.
+#[test]
+fn a_broken_transfer_says_how_far_it_came() {
+    let lab = Lab::builder().nodes(2).build().unwrap();
+    let listener = lab.node(1).pod(1).netns().run(|| TcpListener::bind(("0.0.0.0", PORT))).unwrap();
+    let server = thread::spawn(move || listener.accept().unwrap().0.read_exact(&mut [0; 1000]));
+    let error = transfer(lab.node(2).netns(), target(&lab, Family::V4), 1 << 20).unwrap_err();
+    server.join().unwrap().unwrap();
+    let said = format!("{error:#}");
+    let acknowledged = said.split(" bytes acknowledged, 0 received").next().unwrap_or_default();
+    let acknowledged: u64 = acknowledged.rsplit(' ').next().unwrap_or_default().parse().expect(&said);
+    assert!(acknowledged >= 1000 && said.contains("path MTU 1500"), "{said}");
 }
