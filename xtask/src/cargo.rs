@@ -16,6 +16,9 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
+/// The folders of suites, from the root of the workspace.
+pub(crate) const SUITES: [&str; 2] = ["crates/packets/tests", "tests/tests"];
+
 /// Returns a command of the cargo that started this program, in the workspace.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -36,10 +36,11 @@ use crate::{
 };
 
 /// The packages whose tests need root.
-const PRIVILEGED: [&str; 5] = [
+const PRIVILEGED: [&str; 6] = [
     "traffic-policy-bench",
     "traffic-policy-fuzz",
     "traffic-policy-lab",
+    "traffic-policy-packets",
     "traffic-policy-testing",
     "traffic-policy-tests",
 ];
@@ -196,7 +197,8 @@ fn matching(stages: &mut Stages, filter: &str) -> Result<()> {
     let jobs = plan::jobs(&tests, &Known::read());
     stages.one(&format!("tests named {filter}"), |tally| Ok(run_jobs(&jobs, tally)));
     if stages.tally.passed + stages.tally.failed == 0 {
-        bail!("no test or suite has {filter:?} in its name: `ls tests/tests` are the suites");
+        let folders = cargo::SUITES.join(" ");
+        bail!("no test or suite has {filter:?} in its name: `ls {folders}` are the suites");
     }
     Ok(())
 }

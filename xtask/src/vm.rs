@@ -152,7 +152,8 @@ impl Workshop {
         programs.sort();
         programs.dedup();
         // The page contains a table with which the suite cni compares.
-        let data = ["tests/testdata", "docs"].map(|folder| cargo::root().join(folder)).to_vec();
+        let data = ["tests/testdata", "crates/packets/testdata", "docs"];
+        let data = data.map(|folder| cargo::root().join(folder)).to_vec();
         let systemd = built.suites.iter().any(|(name, path)| name == job::SYSTEMD && programs.contains(path));
         Root::make(&self.folder, &self.archive, self.arch, &Content { programs, data, systemd })
     }
@@ -195,7 +196,8 @@ impl Built {
         self.folder.join(name)
     }
 
-    /// Returns the folder in which tests are started, the same as with cargo.
+    /// Returns the folder in which tests are started. With cargo it is that of their package, which
+    /// for most of them is this one; the others name files by their whole paths.
     fn working_folder() -> &'static Path {
         static FOLDER: std::sync::LazyLock<PathBuf> =
             std::sync::LazyLock::new(|| cargo::root().join("tests"));

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::page;
 
-const SUITES: &str = "tests/tests";
+const SUITES: [&str; 2] = ["crates/packets/tests", "tests/tests"];
 /// Modules of the packet path, some of which are called as suites are.
 const MODULES: &str = "traffic-policy-ebpf/src/datapath";
 
@@ -70,7 +70,7 @@ fn has(modules: &BTreeMap<String, String>, name: &str) -> bool {
 
 /// Suites by name, with their modules and the text of each.
 fn suites() -> BTreeMap<String, BTreeMap<String, String>> {
-    let entries = fs::read_dir(page::root().join(SUITES)).unwrap();
+    let entries = SUITES.into_iter().flat_map(|folder| fs::read_dir(page::root().join(folder)).unwrap());
     let paths = entries.map(|entry| entry.unwrap().path());
     paths
         .map(|path| {

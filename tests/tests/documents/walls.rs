@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Crates of this workspace from bottom to top: each depends only on those before it.
-const ORDER: [&str; 12] = [
+const ORDER: [&str; 13] = [
     "traffic-policy-ebpf",
     "traffic-policy-bench-ebpf",
     "traffic-policy-cluster",
@@ -22,6 +22,7 @@ const ORDER: [&str; 12] = [
     "traffic-policy-lab",
     "traffic-policy-fuzz",
     "traffic-policy-bench",
+    "traffic-policy-packets",
     "traffic-policy-tests",
     "xtask",
 ];
@@ -44,6 +45,7 @@ const KNOW: [(&str, &[&str]); 4] = [
             "traffic-policy-dataplane",
             "traffic-policy-testing",
             "traffic-policy-bench",
+            "traffic-policy-packets",
             "traffic-policy-tests",
         ],
     ),

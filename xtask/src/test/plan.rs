@@ -166,18 +166,25 @@ mod tests {
     /// A test that was renamed would run beside others, or alone.
     #[test]
     fn tests_with_a_company_of_their_own_exist() {
-        let tests = crate::cargo::root().join("tests/tests");
         let is_module = |path: std::path::PathBuf| path.is_dir() || path.with_extension("rs").exists();
         for name in ALONE.into_iter().chain(FEW).chain(NOT_ALONE) {
             let words: Vec<&str> = name.split("::").collect();
             let (last, modules) = words.split_last().unwrap();
             assert!(!TOGETHER.contains(&words[0]));
-            let folder = modules.iter().fold(tests.clone(), |folder, module| folder.join(module));
-            let is_test = || {
-                let source = std::fs::read_to_string(folder.with_extension("rs")).unwrap_or_default();
-                source.contains(&format!("fn {last}()"))
+            let exists = |suites: &str| {
+                let suites = crate::cargo::root().join(suites);
+                let folder = modules.iter().fold(suites, |folder, module| folder.join(module));
+                let is_test = || {
+                    let source = std::fs::read_to_string(folder.with_extension("rs")).unwrap_or_default();
+                    source.contains(&format!("fn {last}()"))
+                };
+                is_module(folder.join(last)) || is_test()
             };
-            assert!(is_module(folder.join(last)) || is_test(), "{name}");
+            assert!(crate::cargo::SUITES.into_iter().any(exists), "{name}");
+        }
+        for suite in TOGETHER {
+            let folders = crate::cargo::SUITES.map(|suites| crate::cargo::root().join(suites).join(suite));
+            assert!(folders.into_iter().any(is_module), "{suite}");
         }
     }
 

@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::PRIVILEGED;
 use crate::{build, cargo};
 
-/// The package of the suites.
-const SUITES: &str = "traffic-policy-tests";
+/// The packages of the suites.
+const SUITES: [&str; 2] = ["traffic-policy-packets", "traffic-policy-tests"];
 
 /// A test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Program {
         } else {
             format!("unit-{}", package.trim_start_matches("traffic-policy-"))
         };
-        let unit = package != SUITES;
+        let unit = !SUITES.contains(&package);
         let privileged = PRIVILEGED.contains(&package);
         Some(Self { suite, unit, path, folder: folder.clone(), privileged })
     }
@@ -149,6 +149,8 @@ mod tests {
             |line: &str| Program::of_message(line).map(|found| (found.suite, found.unit, found.privileged));
         let policy = message("tests#traffic-policy-tests@0.1.0", "test", "policy", true);
         assert_eq!(of(&policy), Some(("policy".to_owned(), false, true)));
+        let packets = message("packets#traffic-policy-packets@0.1.0", "test", "packets", true);
+        assert_eq!(of(&packets), Some(("packets".to_owned(), false, true)));
         let caller = message("tests#traffic-policy-tests@0.1.0", "bin", "caller", true);
         assert_eq!(of(&caller), Some(("unit-tests".to_owned(), false, true)));
         let parser = message("ebpf#traffic-policy-ebpf@0.1.0", "test", "parser", true);

@@ -15,11 +15,11 @@ const DOCS: &str = "UPDATE_DOCS";
 pub(super) const VARIABLES: [&str; 2] = [BUDGETS, DOCS];
 
 /// The mark before a file, with its name from the root of the workspace; the next one is the mark
-/// after it. tests/tests/budgets/recorded.rs prints them.
+/// after it. crates/packets/tests/budgets/recorded.rs prints them.
 const BEGIN: &str = "--- BEGIN ";
 const END: &str = "--- END ";
 /// The folder of budgets: no other file is written on a machine's request.
-const FOLDER: &str = "tests/testdata/budgets/";
+const FOLDER: &str = "crates/packets/testdata/budgets/";
 
 /// The mark before a row of the table of network plugins; tests/tests/cni/table.rs prints it.
 const ROW: &str = "--- ROW ";
@@ -100,11 +100,18 @@ mod tests {
     #[test]
     fn a_file_is_taken_from_between_its_marks() {
         let mut recorder = Recorder::default();
-        let lines =
-            ["test a ... --- BEGIN x", "--- BEGIN tests/testdata/budgets/6.12.txt", "# by hand", "bytes a 1"];
+        let lines = [
+            "test a ... --- BEGIN x",
+            "--- BEGIN crates/packets/testdata/budgets/6.12.txt",
+            "# by hand",
+            "bytes a 1",
+        ];
         assert!(lines.iter().all(|line| recorder.line(line).is_none()));
-        let file = recorder.line("--- END tests/testdata/budgets/6.12.txt").unwrap();
-        assert_eq!(file, ("tests/testdata/budgets/6.12.txt".to_owned(), "# by hand\nbytes a 1\n".to_owned()));
+        let file = recorder.line("--- END crates/packets/testdata/budgets/6.12.txt").unwrap();
+        assert_eq!(
+            file,
+            ("crates/packets/testdata/budgets/6.12.txt".to_owned(), "# by hand\nbytes a 1\n".to_owned())
+        );
         assert!(recorder.line("bytes b 2").is_none() && recorder.line(END).is_none());
     }
 

@@ -69,7 +69,7 @@ impl Recorded {
         for (name, figure) in found {
             writeln!(text, "{name} {figure}").unwrap();
         }
-        let file = format!("tests/testdata/budgets/{}.txt", self.subject);
+        let file = format!("crates/packets/testdata/budgets/{}.txt", self.subject);
         say(&format!("--- BEGIN {file}\n{text}--- END {file}"));
         if let Err(error) = fs::write(&self.path, text) {
             say(&format!("{file} is only printed, for it cannot be written: {error}"));
