@@ -19,6 +19,7 @@ mod names;
 mod outcomes;
 mod page;
 mod roles;
+mod shares;
 mod skips;
 mod walls;
 mod width;

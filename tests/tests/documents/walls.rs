@@ -1,5 +1,5 @@
-//! Boundaries between the crates, from `cargo metadata`: the permitted dependencies, the order of
-//! the crates, and the share that each has of the code.
+//! Boundaries between the crates, from `cargo metadata`: the permitted dependencies, and the order
+//! of the crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,9 +53,6 @@ const KNOW: [(&str, &[&str]); 4] = [
     ("netlink-", &["traffic-policy-dataplane", "traffic-policy-testing"]),
     ("kube", &["traffic-policy-cluster", "traffic-policy-testing", "traffic-policy-tests"]),
 ];
-
-/// The largest share of one crate, in percent of all lines of Rust outside of tests.
-const LARGEST: usize = 20;
 
 /// The crates of this workspace, and the names of their dependencies of any kind.
 fn crates(metadata: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
@@ -138,48 +135,6 @@ fn the_plugin_is_built_without_bpf_and_netlink() {
     let wrong: Vec<_> =
         found.iter().filter(|name| linux.iter().any(|linux| name.starts_with(linux))).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
-}
-
-/// The number of lines of a file before its tests.
-fn lines(text: &str) -> usize {
-    let mut count = 0;
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        let of_tests = lines.peek().is_some_and(|next| next.contains("mod tests {"));
-        if line == "#[cfg(test)]" && of_tests {
-            break;
-        }
-        count += 1;
-    }
-    count
-}
-
-#[test]
-fn no_crate_is_most_of_the_code() {
-    let mut shares: BTreeMap<String, usize> = BTreeMap::new();
-    for path in page::files(&["rs"]) {
-        let parts: Vec<_> = path.split('/').collect();
-        if parts.iter().any(|part| ["tests", "tests.rs"].contains(part)) {
-            continue;
-        }
-        let name = if parts[0] == "crates" { parts[..2].join("/") } else { parts[0].to_owned() };
-        *shares.entry(name).or_default() += lines(&page::text(&path));
-    }
-    let all: usize = shares.values().sum();
-    let mut sorted: Vec<_> = shares.into_iter().collect();
-    sorted.sort_by_key(|(_, own)| std::cmp::Reverse(*own));
-    for (name, own) in &sorted {
-        println!("{:>5.1} %  {own:>6}  {name}", *own as f64 * 100.0 / all as f64);
-    }
-    assert!(sorted.len() > 8 && all > 50_000, "{sorted:?}");
-    let (name, largest) = &sorted[0];
-    assert!(largest * 100 <= all * LARGEST, "{name} has {largest} of {all} lines: more than {LARGEST} %");
-}
-
-#[test]
-fn lines_of_tests_are_not_counted() {
-    assert_eq!(lines("//! A file.\nfn one() {}\n\n#[cfg(test)]\nmod tests {\n    fn two() {}\n}\n"), 3);
-    assert_eq!(lines("#[cfg(test)]\nmod tests;\nfn one() {}\n"), 3);
 }
 
 /// The data plane alone may use `unsafe`, among the crates of the programs for users.
