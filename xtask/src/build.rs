@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// as with `cargo test`. Returns the test programs by their names.
 pub(crate) fn test_programs(target: Option<&Target>) -> Result<Vec<(String, PathBuf)>> {
     let name = target.map_or("this machine", |target| target.triple);
-    let (mut programs, mut tests) = (workspace(), cargo::cargo());
+    let (mut programs, mut tests) = (with_tests(), cargo::cargo());
     tests.args(["test", "--workspace", "--no-run"]);
     for command in [&mut programs, &mut tests] {
         if let Some(target) = target {
@@ -124,6 +124,15 @@ pub(crate) fn optimised_agent() -> Result<()> {
 pub(crate) fn workspace() -> Command {
     let mut command = cargo::cargo();
     command.args(["build", "--workspace"]);
+    command
+}
+
+/// Returns a command for the whole workspace and its tests. They are built by one command, since
+/// dependencies have more features with those that tests need, and what uses them would be compiled
+/// for either selection.
+pub(crate) fn with_tests() -> Command {
+    let mut command = workspace();
+    command.args(["--lib", "--bins", "--tests"]);
     command
 }
 

@@ -1,6 +1,8 @@
-//! `cargo xtask test` runs all checks, and continues after a failure: lints, the build, tests that
-//! need the machine for themselves, all others from one queue, and at last the emulated machines.
+//! `cargo xtask test` runs all checks, and continues after a failure: the build, tests that need
+//! the machine for themselves, all others from one queue with the lints in the background, and at
+//! last the emulated machines.
 
+mod background;
 mod cost;
 mod plan;
 mod processors;
@@ -29,7 +31,7 @@ use self::{
     queue::Slots,
 };
 use crate::{
-    build, cargo, image, lint,
+    cargo, image, lint,
     setup::{self, programs},
     tally::Tally,
     vm,
@@ -87,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     stages.one("set-up", |_| setup::ensure().map(|()| true));
     match &options.filter {
         None => everything(&mut stages)?,
-        Some(filter) if filter == "lints" => lints(&mut stages, &[]),
+        Some(filter) if filter == "lints" => lints(&mut stages),
         Some(filter) if filter == "quick" => quick(&mut stages),
         Some(filter) if filter == "image" => of_the_image(&mut stages),
         Some(filter) => matching(&mut stages, filter)?,
@@ -96,9 +98,34 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn everything(stages: &mut Stages) -> Result<()> {
-    // Downloads wait for the network while the lints compile. Debian's package manager runs once at
-    // a time, so they are one row.
-    let kernels = Mutex::new(None);
+    stages.one("style: cargo fmt", style);
+    let Some((tests, kernels)) = built_and_fetched(stages) else { return Ok(()) };
+    let (alone, others): (Vec<_>, Vec<_>) =
+        plan::jobs(&tests, &Known::read()).into_iter().partition(|job| job.company == Company::Alone);
+    let (few, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|job| job.company == Company::Few);
+    stages.one("tests that run alone: time, floods", |tally| Ok(run_jobs(&alone, tally)));
+    let few = |tally: &mut Tally| Ok(run_jobs(&few, tally));
+    let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
+    stages.at_once(&[
+        Row::of(&[("tests of loss", &few), ("unit, packet, model and namespace tests", &others)]),
+        // The compiler needs as much time as half of the tests, which wait most of theirs.
+        Row { background: true, ..Row::of(&[LINTS, DOC, LINTS_BPF, DOC_BPF, DOC_TESTS]) },
+    ]);
+    // These do not run beside others, where an emulated kernel answers no netlink request in ten
+    // seconds.
+    stages.one("Linux 6.1 and the newest, emulated", |tally| other_kernels(kernels, tally));
+    Ok(())
+}
+
+/// Builds everything, while downloads wait for the network. Returns the test programs, each with
+/// its tests, and the kernels.
+fn built_and_fetched(stages: &mut Stages) -> Option<(Tests, Result<vm::Smoke>)> {
+    let (tests, kernels) = (Mutex::new(None), Mutex::new(None));
+    let build = |_: &mut Tally| {
+        *tests.lock().unwrap_or_else(PoisonError::into_inner) = Some(build()?);
+        Ok(true)
+    };
+    // Debian's package manager runs once at a time, so they are one stage.
     let fetch = |_: &mut Tally| {
         programs::prepare(&CONTAINERS[..1], NO_CONTAINERS);
         programs::prepare(&programs::READERS, programs::NO_READERS);
@@ -108,28 +135,18 @@ fn everything(stages: &mut Stages) -> Result<()> {
         // What is missing is reported by the tests that skip for want of it.
         Ok(true)
     };
-    lints(stages, &[("programs and kernels that tests need", &fetch)]);
-    let Some(tests) = built(stages) else { return Ok(()) };
-    let jobs = plan::jobs(&tests, &Known::read());
-    let (alone, others): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.company != Company::Any);
-    stages.one("tests that run alone: loss, time", |tally| Ok(run_jobs(&alone, tally)));
-    let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
     stages.at_once(&[
-        &[("unit, packet, model and namespace tests", &others)],
-        &[("documentation tests", &documentation_tests)],
+        Row::of(&[("build", &build)]),
+        Row::of(&[("programs and kernels that tests need", &fetch)]),
     ]);
-    // These do not run beside others, where an emulated kernel answers no netlink request in ten
-    // seconds.
+    let tests = tests.into_inner().unwrap_or_else(PoisonError::into_inner)?;
     let kernels = kernels.into_inner().unwrap_or_else(PoisonError::into_inner);
-    stages.one("Linux 6.1 and the newest, emulated", |tally| {
-        other_kernels(kernels.unwrap_or_else(vm::Smoke::prepare), tally)
-    });
-    Ok(())
+    Some((tests, kernels.unwrap_or_else(vm::Smoke::prepare)))
 }
 
 /// Runs the checks that a contributor needs after each change.
 fn quick(stages: &mut Stages) {
-    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
+    stages.one("style: cargo fmt", style);
     stages.one("lints: cargo clippy", lint::clippy);
     let Some(tests) = built(stages) else { return };
     let tests = selected(tests, |suite, unit, test| {
@@ -139,19 +156,21 @@ fn quick(stages: &mut Stages) {
     stages.one("unit tests, packets, documents, a matrix of policies", |tally| Ok(run_jobs(&jobs, tally)));
 }
 
-/// Runs the lints, and at the same time the stages of `beside`.
-fn lints(stages: &mut Stages, beside: &[Stage<'_>]) {
-    stages.one("style: cargo fmt", |_| succeeds(cargo::cargo().args(["fmt", "--all", "--check"])));
+fn style(_: &mut Tally) -> Result<bool> {
+    succeeds(cargo::cargo().args(["fmt", "--all", "--check"]))
+}
+
+const LINTS: Stage<'static> = ("lints: cargo clippy", &lint::clippy);
+const DOC: Stage<'static> = ("documentation: cargo doc", &lint::doc);
+const LINTS_BPF: Stage<'static> = ("lints of the packet path: cargo clippy for BPF", &lint::clippy_bpf);
+const DOC_BPF: Stage<'static> = ("documentation of the packet path: cargo rustdoc for BPF", &lint::doc_bpf);
+const DOC_TESTS: Stage<'static> = ("documentation tests", &documentation_tests);
+
+fn lints(stages: &mut Stages) {
+    stages.one("style: cargo fmt", style);
     // The packet path has a target folder of its own, and `core`, which is compiled for it first,
     // keeps one CPU busy.
-    stages.at_once(&[
-        &[("lints: cargo clippy", &lint::clippy), ("documentation: cargo doc", &lint::doc)],
-        &[
-            ("lints of the packet path: cargo clippy for BPF", &lint::clippy_bpf),
-            ("documentation of the packet path: cargo rustdoc for BPF", &lint::doc_bpf),
-        ],
-        beside,
-    ]);
+    stages.at_once(&[Row::of(&[LINTS, DOC]), Row::of(&[LINTS_BPF, DOC_BPF])]);
 }
 
 /// Runs the suite of `deploy/` with the image itself and the container engines of Debian.
@@ -207,28 +226,29 @@ fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(cargo::status(command)?.success())
 }
 
+/// Test programs, each with its tests.
+type Tests = Vec<(TestProgram, Vec<String>)>;
+
 /// Builds the agent, which tests start as a user would, and all test programs. Returns these, each
 /// with its tests.
-fn built(stages: &mut Stages) -> Option<Vec<(TestProgram, Vec<String>)>> {
-    let mut tests = Vec::new();
-    let built = stages.one("build", |_| {
-        if !succeeds(build::workspace().arg("--quiet"))? {
-            return Ok(false);
-        }
-        let found = TestProgram::all()?.into_iter();
-        let found = found.map(|program| program.tests().map(|tests| (program, tests)));
-        tests = found.collect::<Result<_>>()?;
+fn build() -> Result<Tests> {
+    let found = TestProgram::all()?.into_iter();
+    found.map(|program| program.tests().map(|tests| (program, tests))).collect()
+}
+
+/// [Builds][build] in a stage of its own.
+fn built(stages: &mut Stages) -> Option<Tests> {
+    let mut tests = None;
+    stages.one("build", |_| {
+        tests = Some(build()?);
         Ok(true)
     });
-    built.then_some(tests)
+    tests
 }
 
 /// Returns the selected tests; `wanted` gets the suite, whether it has unit tests, and the test's
 /// name.
-fn selected(
-    tests: Vec<(TestProgram, Vec<String>)>,
-    wanted: impl Fn(&str, bool, &str) -> bool,
-) -> Vec<(TestProgram, Vec<String>)> {
+fn selected(tests: Tests, wanted: impl Fn(&str, bool, &str) -> bool) -> Tests {
     let of = |(program, mut tests): (TestProgram, Vec<String>)| {
         tests.retain(|test| wanted(&program.suite, program.unit, test));
         (program, tests)
@@ -253,7 +273,7 @@ fn other_kernels(kernels: Result<vm::Smoke>, tally: &mut Tally) -> Result<bool> 
     kernels.run(tally)
 }
 
-/// Runs the documentation tests, always of the whole workspace: see [`build::workspace`].
+/// Runs the documentation tests, always of the whole workspace: see [`crate::build::workspace`].
 fn documentation_tests(tally: &mut Tally) -> Result<bool> {
     let own = env::current_exe().context("this program's own path is unknown")?;
     let mut command = cargo::cargo();
@@ -267,8 +287,9 @@ fn documentation_tests(tally: &mut Tally) -> Result<bool> {
 }
 
 /// Returns the number of simultaneous tests: one and a half times the number of CPUs, since most
-/// tests wait half of their time, for an agent, an answer or silence; and twice as many while all
-/// running tests wait. Tests that measure loss have a CPU each.
+/// tests wait half of their time, for an agent, an answer or silence; and more while all running
+/// tests wait, up to five times that of the CPUs. Tests that measure loss take a quarter of two
+/// CPUs each.
 fn slots() -> Slots {
     if let Some(set) = env::var(THREADS).ok().and_then(|number| number.parse().ok()) {
         return Slots { always: set, most: set, few: set.min(2) };
@@ -277,8 +298,7 @@ fn slots() -> Slots {
         return Slots { always: 1, most: 1, few: 1 };
     }
     let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let always = cpus + cpus / 2;
-    Slots { always, most: 2 * always, few: cpus }
+    Slots { always: cpus + cpus / 2, most: 5 * cpus, few: cpus + cpus / 2 }
 }
 
 /// Runs one test program, as root if it belongs to a package that needs it. Called by cargo.
@@ -296,6 +316,19 @@ pub(crate) fn run_test(program: &Program) -> Result<ExitCode> {
 
 /// A stage with its name; another thread may run it.
 type Stage<'a> = (&'a str, &'a (dyn Fn(&mut Tally) -> Result<bool> + Sync));
+
+/// Stages that run one after the other.
+struct Row<'a> {
+    stages: &'a [Stage<'a>],
+    /// Whether they take only the time of the processors that others leave.
+    background: bool,
+}
+
+impl<'a> Row<'a> {
+    const fn of(stages: &'a [Stage<'a>]) -> Self {
+        Self { stages, background: false }
+    }
+}
 
 /// The results of the stages so far.
 struct Stages {
@@ -321,13 +354,18 @@ impl Stages {
     }
 
     /// Runs rows of stages in parallel.
-    fn at_once(&mut self, rows: &[&[Stage<'_>]]) {
+    fn at_once(&mut self, rows: &[Row<'_>]) {
         let part = |_: &_| Self { started: self.started, tally: Tally::default(), table: Vec::new() };
         let mut parts: Vec<Self> = rows.iter().map(part).collect();
         thread::scope(|scope| {
             for (part, row) in parts.iter_mut().zip(rows) {
                 scope.spawn(move || {
-                    for (name, stage) in *row {
+                    if row.background
+                        && let Err(error) = background::enter()
+                    {
+                        println!("Not in the background: {error:#}");
+                    }
+                    for (name, stage) in row.stages {
                         part.one(name, stage);
                     }
                 });

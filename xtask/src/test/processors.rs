@@ -22,11 +22,13 @@ impl Ticks {
     }
 
     /// Parses the line of all processors, see proc_stat(5): user, nice, system, idle, iowait, irq,
-    /// softirq, steal. The time of guests is part of the first two.
+    /// softirq, steal. The time of guests is part of the first two. What runs in the
+    /// [background][super::background] leaves its processor to any other program: its time counts
+    /// as idle.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
-        Some(Self { idle: ticks.get(3)? + ticks.get(4)?, all: ticks.iter().sum() })
+        Some(Self { idle: ticks.get(1)? + ticks.get(3)? + ticks.get(4)?, all: ticks.iter().sum() })
     }
 
     /// Returns the share of idle time since an earlier look, from 0 to 1.
@@ -66,9 +68,9 @@ mod tests {
     #[test]
     fn the_idle_share_of_all_processors() {
         let parse = |text| Ticks::parse(text).unwrap();
-        let before = parse("cpu  100 0 50 800 50 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1\n");
+        let before = parse("cpu  100 10 50 790 50 0 0 0 0 0\ncpu0 1 1 1 1 1 1 1 1\n");
         assert_eq!(before, Ticks { idle: 850, all: 1000 });
-        let after = parse("cpu  220 0 80 840 60 0 0 0 70 0\n");
+        let after = parse("cpu  220 30 80 810 60 0 0 0 70 0\n");
         assert!((after.idle_since(before) - 0.25).abs() < 1e-9);
         assert!(before.idle_since(before).abs() < 1e-9);
         assert_eq!(Ticks::parse("cpu  1 2"), None);

@@ -29,14 +29,15 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Builds all test programs of the workspace.
+    /// Builds the workspace, with the agent that tests start, and all test programs.
     ///
     /// # Errors
     /// The build failed; the compiler has printed the reason.
     pub(super) fn all() -> Result<Vec<Self>> {
-        let mut command = cargo::cargo();
-        command.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-run", "--quiet"]);
-        command.arg("--message-format=json-render-diagnostics").stderr(std::process::Stdio::inherit());
+        let mut command = build::with_tests();
+        command
+            .args(["--quiet", "--message-format=json-render-diagnostics"])
+            .stderr(std::process::Stdio::inherit());
         let output = command.output().context("cargo cannot be started")?;
         if !output.status.success() {
             bail!("the build of the tests failed");
