@@ -3,9 +3,9 @@
 //! them; and answers that come back through the node in front.
 //!
 //! Each row has a floor of its own: one look-up in a hash of the same size, and the outer header
-//! written or removed, or the MAC addresses written. In TC each packet is a run of its own, because
-//! the kernel puts a packet into another one only once: caches are colder there than in XDP, for
-//! the floor as well.
+//! written or removed, or the MAC addresses written. In TC each packet that gets or loses an outer
+//! header is a run of its own, because the kernel puts a packet into another one only once: caches
+//! are colder there than in XDP, for the floor as well. So is each first packet.
 
 mod front;
 mod home;
@@ -81,6 +81,11 @@ impl Wanted {
         format!("{what}{way}, {} {}, {}", family(self.ipv6), self.protocol.name(), self.hook.name())
     }
 
+    /// Whether packets of this row run in a loop; otherwise each is a run of its own.
+    fn in_a_loop(self) -> bool {
+        self.hook == Hook::Xdp || (self.what, self.dispatch) == (What::Request, Dispatch::ByMac)
+    }
+
     fn is_at_home(&self) -> bool {
         matches!(self.what, What::Arrived | What::Answer)
     }
@@ -152,7 +157,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
         all.push(Wanted { what, dispatch, ipv6, protocol, hook });
     }
     // Runs of single packets count no instructions: the kernel reports their nanoseconds.
-    all.retain(|row| !effort.counted || row.hook == Hook::Xdp);
+    all.retain(|row| !effort.counted || row.in_a_loop());
     all.retain(|row| report.wants(GROUP, &row.name()));
     all
 }
@@ -192,7 +197,6 @@ fn load(fixture: &BenchNode, home: bool) -> Result<Loaded> {
     let setup = Setup { room, endpoints: if home { 1 } else { 8 }, ..Setup::default() };
     let mut loaded = Loaded::new(fixture, setup)?;
     if home { loaded.open_here() } else { loaded.forward_directly() }?;
-    loaded.feeder.restore(Restored::Head);
     Ok(loaded)
 }
 
@@ -200,6 +204,7 @@ fn load(fixture: &BenchNode, home: bool) -> Result<Loaded> {
 fn costs(loaded: &mut Loaded, row: Wanted, effort: Effort) -> Result<[Vec<f64>; 2]> {
     let rounds = effort.rounds_of(effort.loads());
     loaded.feeder.clear();
+    loaded.feeder.restore(Restored::Head);
     match row.what {
         What::Request | What::KatranRequest => front::requests(loaded, row, effort, rounds),
         What::New | What::KatranNew => front::first_packets(loaded, row, rounds),

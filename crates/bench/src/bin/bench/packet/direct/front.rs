@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use traffic_policy_bench::{
-    Case, Expected, Flow, Hook, Kind, Loaded, Subject,
+    Case, Expected, Flow, Hook, Kind, Loaded, Restored, Subject,
     direct::{
         Dispatch, forget_katrans, learn, mirror,
         packets::{arriving, endpoint_of, reply_within, sent, sent_by_floor, sent_on},
@@ -65,7 +65,7 @@ fn of_open_flows(
         let floor = sent_by_floor(&frame, flow, row.dispatch)?;
         Ok([floor, sent(loaded, &frame, flow, Kind::Request, row.dispatch)?])
     };
-    if row.hook != Hook::Xdp {
+    if !row.in_a_loop() {
         let sent: Vec<_> = requests.iter().map(unpacked).collect();
         let last = expected(loaded, flows.len() - 1)?;
         return each(loaded, row, rounds, &sent, outcome, &last);
@@ -78,6 +78,9 @@ fn of_open_flows(
         let (first, mut flow) = (unpacked(&requests[0]), flows[0]);
         flow.endpoint.set_ip(endpoint_of(loaded, &first, &took.packet, &flow)?);
         own = sent_by_floor(&first, &flow, row.dispatch)?;
+    }
+    if row.hook != Hook::Xdp {
+        loaded.feeder.restore(Restored::Nothing);
     }
     let case = |subject, frame| {
         let expected = Expected { verdict: Verdict::Send, frame };
