@@ -24,7 +24,7 @@ use traffic_policy_ebpf::{
 use super::{
     fixture::{ROUTER_MAC, V4, V6},
     flows::{Flow, FromIp, ends, request_key},
-    loaded::{Loaded, NODE_PORT, TARGET_PORT},
+    loaded::{Loaded, Method, NODE_PORT, TARGET_PORT},
     service,
 };
 
@@ -68,6 +68,11 @@ impl Loaded {
         let mut ring: Array<_, u32> = self.feeder.take("KATRAN_RING")?.try_into()?;
         for place in 0..RING {
             ring.set(place, place % endpoints, 0)?;
+        }
+        let mut backends: HashMap<_, u32, Slot<Address4>> =
+            self.feeder.take("CILIUM_BACKENDS")?.try_into()?;
+        for number in 0..endpoints {
+            backends.insert(number, self.tables.v4.slots.get(&number, 0)?, 0)?;
         }
         let mut macs: HashMap<_, u64, u32> = self.take("tp_direct_macs")?.try_into()?;
         macs.insert(mac_key(ROUTER_MAC), MAC_TAKES, 0)?;
@@ -249,13 +254,18 @@ pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     Ok(())
 }
 
-/// Makes Katran's method forget these flows.
+/// Makes the method of another balancer forget these flows.
 ///
 /// # Errors
 /// It does not know one of them.
-pub fn forget_katrans(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
+pub fn forget(loaded: &mut Loaded, method: Method, flows: &[Flow]) -> Result<()> {
     for flow in flows {
-        loaded.feeder.katran.remove(&request_key(flow)?).context("Katran's method lacks a flow")?;
+        let key = request_key(flow)?;
+        match method {
+            Method::Katran => loaded.feeder.katran.remove(&key),
+            Method::Cilium => loaded.feeder.cilium.remove(&key),
+        }
+        .with_context(|| format!("{method:?}'s method lacks a flow"))?;
     }
     Ok(())
 }

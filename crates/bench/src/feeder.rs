@@ -17,7 +17,7 @@ use nix::{
     sys::mman::{MapFlags, ProtFlags, mmap, munmap},
     time::{ClockId, clock_gettime},
 };
-use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAMES, Feed, FloorFlow, FloorFlow6};
+use traffic_policy_bench_ebpf::{CiliumConnection, FRAME_LENGTH, FRAMES, Feed, FloorFlow, FloorFlow6};
 use traffic_policy_dataplane::{load_programs, sk_buff, xdp_md};
 use traffic_policy_ebpf::abi::{Address4, Address6, FlowKey, Tuple};
 
@@ -52,8 +52,8 @@ pub struct Room {
     /// Entries of the floor's flows: as many as the packet path's, so that memory costs both the
     /// same.
     pub floor_flows: u32,
-    /// The same for the floors of direct forwarding over IPv6, and for Katran's table; few, as only
-    /// rows of direct forwarding use them.
+    /// The same for the floors of direct forwarding over IPv6, and for the tables of Katran's and
+    /// Cilium's methods; few, as only rows of direct forwarding use them.
     pub direct_flows: u32,
 }
 
@@ -108,6 +108,8 @@ pub struct Feeder {
     pub floor6: HashMap<MapData, FlowKey<Address6>, FloorFlow6>,
     /// The flows that Katran's method remembers.
     pub katran: HashMap<MapData, Tuple<Address4>, u64>,
+    /// Those that Cilium's method remembers.
+    pub cilium: HashMap<MapData, Tuple<Address4>, CiliumConnection>,
     frames: Frames,
     feed: Array<MapData, Feed>,
     xdp_subject: ProgramArray<MapData>,
@@ -124,7 +126,7 @@ impl Feeder {
     pub fn load(ifindex: u32, room: &Room) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("FRAMES", room.frames).map_max_entries("FLOOR_FLOWS", room.floor_flows);
-        for map in ["FLOOR_FLOWS6", "KATRAN_LRU"] {
+        for map in ["FLOOR_FLOWS6", "KATRAN_LRU", "CILIUM_CONNECTIONS"] {
             loader.map_max_entries(map, room.direct_flows);
         }
         let mut object = object::load(&mut loader)?;
@@ -133,6 +135,7 @@ impl Feeder {
             floor: take(&mut object, "FLOOR_FLOWS")?.try_into()?,
             floor6: take(&mut object, "FLOOR_FLOWS6")?.try_into()?,
             katran: take(&mut object, "KATRAN_LRU")?.try_into()?,
+            cilium: take(&mut object, "CILIUM_CONNECTIONS")?.try_into()?,
             frames: Frames::new(take(&mut object, "FRAMES")?, room.frames)?,
             feed: take(&mut object, "FEED")?.try_into()?,
             xdp_subject: take(&mut object, "XDP_SUBJECT")?.try_into()?,

@@ -20,6 +20,6 @@ pub use self::{
     fixture::BenchNode,
     flows::{Flow, Kind, Protocol},
     frame::{Content, Frame},
-    loaded::{DirectFloor, Loaded, Setup, Subject},
+    loaded::{DirectFloor, Loaded, Method, Setup, Subject},
     turns::{Case, Expected},
 };

@@ -79,8 +79,15 @@ pub enum Subject {
     FloorNewFib,
     /// The minimum work of direct forwarding; true: over IPv6.
     Direct(DirectFloor, bool),
-    /// Katran's method, over IPv4.
+    /// The method of another balancer, over IPv4.
+    Other(Method),
+}
+
+/// What other balancers do for the purpose of direct forwarding, in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Method {
     Katran,
+    Cilium,
 }
 
 /// Floors of direct forwarding.
@@ -109,7 +116,7 @@ impl Subject {
     pub fn hook(self) -> Hook {
         match self {
             Self::Empty(hook) | Self::Ours(hook) => hook,
-            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib | Self::Katran => Hook::Xdp,
+            Self::MacSwap | Self::Floor | Self::FloorNew | Self::FloorNewFib | Self::Other(_) => Hook::Xdp,
             Self::Direct(floor, _) => floor.hook(),
         }
     }
@@ -125,7 +132,8 @@ impl Subject {
             Self::Floor => "floor_established",
             Self::FloorNew => "floor_new",
             Self::FloorNewFib => "floor_new_fib",
-            Self::Katran => "katran_xdp4",
+            Self::Other(Method::Katran) => "katran_xdp4",
+            Self::Other(Method::Cilium) => "cilium_xdp4",
             Self::Direct(floor, ipv6) => floor.program(ipv6),
         }
     }

@@ -128,7 +128,7 @@ fn first_packet<const FIB: bool>(md: *mut xdp_md) -> u32 {
 
 /// Returns the MAC addresses towards a destination, as a flow stores them.
 #[inline(always)]
-fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64, u32)> {
+pub fn macs(md: *mut xdp_md, source: Address4, destination: Address4) -> Option<(u64, u32)> {
     let mut words = MaybeUninit::<[u64; 8]>::uninit();
     unsafe {
         words.write([0; 8]);

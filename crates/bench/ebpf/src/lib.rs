@@ -56,6 +56,21 @@ pub struct FloorFlow6 {
 const _: () = assert!(size_of::<FloorFlow>() == size_of::<Flow<Address4>>());
 const _: () = assert!(size_of::<FloorFlow6>() == size_of::<Flow<Address6>>());
 
+/// A connection as Cilium's method keeps it, as large as Cilium's own.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CiliumConnection {
+    /// The time at which it ends, in jiffies.
+    pub lifetime: u64,
+    /// The number of its endpoint.
+    pub backend: u32,
+    pub zero: [u32; 11],
+}
+
+/// Type and length of the option of IPv4 by which Cilium names a Service, with the port in the
+/// lower half: host byte order. The address follows.
+pub const CILIUM_OPTION: u32 = 0x9a08_0000;
+
 /// Places of Katran's ring of hashes, its default.
 pub const RING: u32 = 65_537;
 
@@ -67,4 +82,6 @@ mod pod {
     unsafe impl aya::Pod for super::FloorFlow {}
     // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
     unsafe impl aya::Pod for super::FloorFlow6 {}
+    // SAFETY: repr(C), made of integers, valid for any bytes, and 'static.
+    unsafe impl aya::Pod for super::CiliumConnection {}
 }

@@ -1,8 +1,9 @@
 //! The minimum work of direct forwarding: a packet sent within an outer one, opened again, and
-//! answered past the node in front. And Katran's method for the first of them. By MAC address and
-//! through the node in front: files of their own.
+//! answered past the node in front. And Katran's method for the first of them. By MAC address,
+//! through the node in front, and Cilium's method: files of their own.
 
 mod by_mac;
+mod cilium;
 mod family;
 mod through_front;
 

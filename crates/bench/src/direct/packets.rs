@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
-use etherparse::{IpNumber, PacketBuilder};
+use etherparse::{IpNumber, Ipv4Header, Ipv4Options, PacketBuilder};
+use traffic_policy_bench_ebpf::CILIUM_OPTION;
 use traffic_policy_ebpf::{
     abi::{self, Address4, Address6, BY_MAC, FlowKey, GUE_PORT, Port, REPLY_THROUGH_FRONT, identification},
     checksum,
@@ -15,7 +16,7 @@ use super::{
         fixture::{Addresses, MAC, ROUTER_MAC, V4, V6},
         flows::{Flow, Kind, expected, frames, request_key},
         frame::{Frame, packed, unpacked},
-        loaded::Loaded,
+        loaded::{Loaded, Method},
         service,
     },
     Dispatch,
@@ -185,6 +186,58 @@ fn port(loaded: &Loaded, flow: &Flow) -> Result<u16> {
         entry.port_delta
     };
     Ok(Port::from_wire(word & !BY_MAC).to_host())
+}
+
+/// Returns the frame that is right for a `packet` of a flow which a method has sent: that for the
+/// endpoint which it names.
+///
+/// # Errors
+/// It is right for none of the endpoints.
+pub fn sent_by(
+    loaded: &Loaded,
+    method: Method,
+    frame: &[u8],
+    packet: &[u8],
+    flow: &Flow,
+    kind: Kind,
+) -> Result<Vec<u8>> {
+    let own = own(flow);
+    for ip in (0..loaded.setup.endpoints).map(|i| service::endpoint(own, i)) {
+        let right = match method {
+            Method::Katran => {
+                let ends = (SocketAddr::new(own.node, 0), SocketAddr::new(ip, 0));
+                sent_within(frame, &Flow { node: ends.0, endpoint: ends.1, ..*flow })?
+            }
+            Method::Cilium => by_cilium(flow, ip, kind)?,
+        };
+        if right == packet {
+            return Ok(right);
+        }
+    }
+    bail!("{method:?}'s packet is right for no endpoint: {packet:02x?}")
+}
+
+/// Returns a packet of a flow over IPv4 as Cilium's method sends it to an endpoint: a SYN has an
+/// option with the Service's address and port.
+fn by_cilium(flow: &Flow, endpoint: IpAddr, kind: Kind) -> Result<Vec<u8>> {
+    let endpoint = SocketAddr::new(endpoint, super::TARGET_PORT);
+    let plain = expected(&Flow { node: flow.client, endpoint, ..*flow }, kind)?;
+    if kind != Kind::Opening {
+        return Ok(plain);
+    }
+    let IpAddr::V4(frontend) = flow.frontend.ip() else { bail!("{} is not IPv4", flow.frontend) };
+    let (ethernet, rest) = plain.split_at(14);
+    let (header, payload) = rest.split_at(20);
+    let mut header = Ipv4Header::from_slice(header)?.0;
+    let option = CILIUM_OPTION | u32::from(flow.frontend.port());
+    let option = [option.to_be_bytes(), frontend.octets()].concat();
+    header.options = Ipv4Options::try_from(&option[..])?;
+    header.total_len += u16::try_from(option.len())?;
+    header.header_checksum = header.calc_header_checksum();
+    let mut bytes = ethernet.to_vec();
+    header.write(&mut bytes)?;
+    bytes.extend(payload);
+    Ok(bytes)
 }
 
 /// Returns the endpoint in whose outer packet, within IP, a frame is.

@@ -12,7 +12,7 @@ mod home;
 
 use anyhow::{Context, Result};
 use traffic_policy_bench::{
-    BenchNode, DirectFloor, Hook, Loaded, Protocol, Restored, Room, Setup, Subject, direct::Dispatch,
+    BenchNode, DirectFloor, Hook, Loaded, Method, Protocol, Restored, Room, Setup, Subject, direct::Dispatch,
 };
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::packet::difference;
@@ -43,9 +43,9 @@ enum What {
     New,
     /// A reply that comes back through it.
     Back,
-    /// The same by Katran's method, in XDP over IPv4.
-    KatranRequest,
-    KatranNew,
+    /// The former two by another balancer's method, in XDP over IPv4.
+    RequestBy(Method),
+    NewBy(Method),
     /// At the endpoint's node.
     Arrived,
     Answer,
@@ -67,8 +67,10 @@ impl Wanted {
             What::Request => "in front, request",
             What::New => "in front, first packet",
             What::Back => "in front, reply",
-            What::KatranRequest => "Katran's method, request",
-            What::KatranNew => "Katran's method, first packet",
+            What::RequestBy(Method::Katran) => "Katran's method, request",
+            What::NewBy(Method::Katran) => "Katran's method, first packet",
+            What::RequestBy(Method::Cilium) => "Cilium's method, request",
+            What::NewBy(Method::Cilium) => "Cilium's method, first packet",
             What::Arrived => "at the endpoint's node, request",
             What::Answer => "at the endpoint's node, reply",
         };
@@ -95,9 +97,9 @@ impl Wanted {
         let floor = match (self.what, self.dispatch) {
             (What::Request, Dispatch::Udp) => DirectFloor::Udp(hook),
             (What::Request, Dispatch::ByMac) => DirectFloor::ByMac(hook),
-            (What::Request | What::KatranRequest, _) => DirectFloor::Request(hook),
+            (What::Request | What::RequestBy(_), _) => DirectFloor::Request(hook),
             (What::New, Dispatch::ByMac) => DirectFloor::NewByMac(hook),
-            (What::New | What::KatranNew, _) => DirectFloor::New(hook),
+            (What::New | What::NewBy(_), _) => DirectFloor::New(hook),
             (What::Back, _) => DirectFloor::OpenReply,
             (What::Arrived, Dispatch::Udp) => DirectFloor::OpenUdp,
             (What::Arrived, Dispatch::ByMac) if hook == Hook::Xdp => DirectFloor::Deliver,
@@ -110,7 +112,7 @@ impl Wanted {
 
     fn subject(self) -> Subject {
         match self.what {
-            What::KatranRequest | What::KatranNew => Subject::Katran,
+            What::RequestBy(method) | What::NewBy(method) => Subject::Other(method),
             _ => Subject::Ours(self.hook),
         }
     }
@@ -153,8 +155,10 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     add(What::Answer, Dispatch::Ip, &[Hook::Egress], &both);
     add(What::Answer, Dispatch::Tunnel, &[Hook::Egress], tcp);
     let (dispatch, ipv6, protocol, hook) = (Dispatch::Ip, false, Protocol::Tcp, Hook::Xdp);
-    for what in [What::KatranRequest, What::KatranNew] {
-        all.push(Wanted { what, dispatch, ipv6, protocol, hook });
+    for method in [Method::Katran, Method::Cilium] {
+        for what in [What::RequestBy(method), What::NewBy(method)] {
+            all.push(Wanted { what, dispatch, ipv6, protocol, hook });
+        }
     }
     // Runs of single packets count no instructions: the kernel reports their nanoseconds.
     all.retain(|row| !effort.counted || row.in_a_loop());
@@ -206,8 +210,8 @@ fn costs(loaded: &mut Loaded, row: Wanted, effort: Effort) -> Result<[Vec<f64>; 
     loaded.feeder.clear();
     loaded.feeder.restore(Restored::Head);
     match row.what {
-        What::Request | What::KatranRequest => front::requests(loaded, row, effort, rounds),
-        What::New | What::KatranNew => front::first_packets(loaded, row, rounds),
+        What::Request | What::RequestBy(_) => front::requests(loaded, row, effort, rounds),
+        What::New | What::NewBy(_) => front::first_packets(loaded, row, rounds),
         What::Back => front::replies(loaded, row, rounds),
         What::Arrived | What::Answer => home::costs(loaded, row, effort, rounds),
     }

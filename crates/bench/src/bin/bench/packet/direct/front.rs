@@ -5,8 +5,8 @@ use anyhow::{Context, Result, ensure};
 use traffic_policy_bench::{
     Case, Expected, Flow, Hook, Kind, Loaded, Restored, Subject,
     direct::{
-        Dispatch, forget_katrans, learn, mirror,
-        packets::{arriving, endpoint_of, reply_within, sent, sent_by_floor, sent_on},
+        Dispatch, forget, learn, mirror,
+        packets::{arriving, endpoint_of, reply_within, sent, sent_by, sent_by_floor, sent_on},
         remove, remove_floor,
     },
     flows::{expected, flows, frames},
@@ -30,8 +30,8 @@ pub(super) fn requests(
     // The next row begins as this one did.
     remove(loaded, &flows)?;
     remove_floor(loaded, &flows)?;
-    if row.what == What::KatranRequest {
-        forget_katrans(loaded, &flows)?;
+    if let What::RequestBy(method) = row.what {
+        forget(loaded, method, &flows)?;
     }
     Ok(costs)
 }
@@ -71,13 +71,12 @@ fn of_open_flows(
         return each(loaded, row, rounds, &sent, outcome, &last);
     }
     let [floor, mut own] = expected(loaded, 0)?;
-    if row.what == What::KatranRequest {
+    if let What::RequestBy(method) = row.what {
         // It chooses by a hash of its own, and keeps what it chose.
-        loaded.run(Subject::Katran, window, window.len)?;
-        let took = loaded.run(Subject::Katran, window, 1)?;
-        let (first, mut flow) = (unpacked(&requests[0]), flows[0]);
-        flow.endpoint.set_ip(endpoint_of(loaded, &first, &took.packet, &flow)?);
-        own = sent_by_floor(&first, &flow, row.dispatch)?;
+        loaded.run(row.subject(), window, window.len)?;
+        let took = loaded.run(row.subject(), window, 1)?;
+        let first = unpacked(&requests[0]);
+        own = sent_by(loaded, method, &first, &took.packet, &flows[0], Kind::Request)?;
     }
     if row.hook != Hook::Xdp {
         loaded.feeder.restore(Restored::Nothing);
@@ -120,7 +119,7 @@ pub(super) fn first_packets(loaded: &mut Loaded, row: Wanted, rounds: usize) -> 
             check_last(loaded, row, subject, &flows, &sent[sent.len() - 1], &packet)?;
             match subject {
                 Subject::Ours(_) => remove(loaded, &flows)?,
-                Subject::Katran => forget_katrans(loaded, &flows)?,
+                Subject::Other(method) => forget(loaded, method, &flows)?,
                 _ => remove_floor(loaded, &flows)?,
             }
         }
@@ -148,6 +147,9 @@ fn check_last(
         let right =
             if is_own { sent(loaded, frame, &made[0], Kind::Opening, row.dispatch)? } else { sent_on(frame) };
         return as_expected(subject, &right, packet);
+    }
+    if let Subject::Other(method) = subject {
+        return sent_by(loaded, method, frame, packet, &made[0], Kind::Opening).map(drop);
     }
     let endpoint = endpoint_of(loaded, frame, packet, &made[0]).with_context(|| format!("{subject:?}"))?;
     ensure!(!is_own || made[0].endpoint.ip() == endpoint, "a flow leads elsewhere");
