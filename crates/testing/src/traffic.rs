@@ -24,6 +24,7 @@ pub mod probe;
 pub mod retransmissions;
 pub mod server;
 pub mod transfer;
+pub mod upload;
 
 pub use self::answer::Answer;
 pub use self::balancer::{Balancer, Target};
@@ -34,3 +35,4 @@ pub use self::held::HeldConnections;
 pub use self::ledger::Ledger;
 pub use self::probe::{Outcome, Probe};
 pub use self::server::{Faults, Server};
+pub use self::upload::Upload;

@@ -3,6 +3,7 @@
 //! cut; with a random choice all are.
 
 mod many;
+mod upload;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -39,7 +40,7 @@ fn service() -> Service {
 fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
     let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc");
     let mut cluster = Cluster::start(lab).unwrap();
-    let lease = |node| lease::opens_dispatch(node, &Family::BOTH, "ipip,udp");
+    let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
     let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();

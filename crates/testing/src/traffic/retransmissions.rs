@@ -15,6 +15,32 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info(socket)?.tcpi_total_retrans)
 }
 
+/// How far a connection is, as one end knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// The bytes that the other end has acknowledged.
+    pub acknowledged: u64,
+    pub received: u64,
+    /// The bytes that may be under way from this end at once, by its congestion window.
+    pub window: u64,
+    /// Whether its last segment was sent because the time for an acknowledgement had passed.
+    pub is_unanswered: bool,
+}
+
+/// Returns how far a connection is.
+///
+/// # Errors
+/// getsockopt(2) fails.
+pub fn state(socket: &impl AsFd) -> Result<State> {
+    let info = info(socket)?;
+    Ok(State {
+        acknowledged: info.tcpi_bytes_acked,
+        received: info.tcpi_bytes_received,
+        window: u64::from(info.tcpi_snd_cwnd) * u64::from(info.tcpi_snd_mss),
+        is_unanswered: info.tcpi_backoff > 0,
+    })
+}
+
 /// Returns the `tcp_info` of a connection, open or failed, as one line: bytes and segments of each
 /// direction, retransmissions, path MTU and MSS in bytes, and the number of back-offs.
 ///

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use super::retransmissions;
 use crate::netns::Namespace;
 
-const CHUNK: usize = 64 * 1024;
+pub(super) const CHUNK: usize = 64 * 1024;
 /// The longest time without an acknowledgement; after it the path is considered lost.
 const STUCK: Duration = Duration::from_secs(60);
 const TO_SERVER: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -146,7 +146,7 @@ fn expected(seed: u64, bytes: u64) -> u64 {
 
 /// A xorshift generator: no two parts of the content are alike, so that nothing can be swapped or
 /// repeated unnoticed.
-struct Content(u64);
+pub(super) struct Content(pub(super) u64);
 
 impl Content {
     fn word(&mut self) -> u64 {
@@ -157,7 +157,7 @@ impl Content {
     }
 
     /// Yields `bytes` bytes, a multiple of 8, in chunks.
-    fn chunks(&mut self, bytes: u64) -> impl Iterator<Item = Vec<u8>> + use<'_> {
+    pub(super) fn chunks(&mut self, bytes: u64) -> impl Iterator<Item = Vec<u8>> + use<'_> {
         let mut left = bytes / 8;
         iter::from_fn(move || {
             let words = left.min(CHUNK as u64 / 8);
@@ -168,7 +168,7 @@ impl Content {
 }
 
 /// FNV-1a by words: fast enough for 100 MB in a debug build.
-struct Hash(u64);
+pub(super) struct Hash(pub(super) u64);
 
 impl Default for Hash {
     fn default() -> Self {
@@ -182,7 +182,7 @@ impl Hash {
     }
 
     /// Adds bytes, whose number is a multiple of a word's.
-    fn add_all(&mut self, bytes: &[u8]) {
+    pub(super) fn add_all(&mut self, bytes: &[u8]) {
         bytes
             .chunks_exact(8)
             .for_each(|word| self.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
