@@ -119,13 +119,17 @@ const VIPS: [IpAddr; 2] = [
 /// Three nodes that open packets, a pod on the second, and packets to a load balancer's addresses
 /// that the router sends to the first.
 fn direct(attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
+    forwarding("direct", attach, wire_offloads, flags)
+}
+
+fn forwarding(forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 0]).wire_offloads(wire_offloads)).unwrap();
-    let lease = |node| lease::opens_dispatch(node, &Family::BOTH, "ipip,udp");
+    let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
     let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
     cluster.manifests.write("leases", &leases).unwrap();
     let service = Service::new("web").port(Port::tcp(80, TARGET).node_port(REMOTE)).vip(VIPS[0]).vip(VIPS[1]);
     cluster.manifests.apply(&service, &cluster.backends()).unwrap();
-    let flags = [&["--forwarding", "direct"], flags].concat();
+    let flags = [&["--forwarding", forwarding], flags].concat();
     cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
     for vip in VIPS {
         cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
@@ -218,6 +222,39 @@ fn between_the_nodes(attach: &str, wire_offloads: bool, dispatch: &str) {
     }
     assert!(packets(&cluster.agents[0], "replied-icmp-error") >= 2, "{attach}");
     assert!(packets(&cluster.agents[0], "forwarded-direct") > 100, "{attach}");
+}
+
+/// The same on the way of replies through the node in front: the pod learns it.
+fn on_the_way_back(attach: &str, wire_offloads: bool, dispatch: &str) {
+    let cluster = forwarding("tunnel", attach, wire_offloads, &["--dispatch", dispatch]);
+    let lab = &cluster.lab;
+    let home = &cluster.agents[1];
+    for family in Family::BOTH {
+        let front = lab.node(1).address(family);
+        let (prefix, mtu) = if family == Family::V4 { (32, "mtu lock 1400") } else { (128, "mtu 1400") };
+        let gateway = gateway(lab.node(2).netns(), family);
+        ip(lab.node(2).netns(), family, &format!("route add {front}/{prefix} via {gateway} dev eth0"));
+        ip(lab.router(), family, &format!("route add {front}/{prefix} dev br0 {mtu}"));
+        let before = packets(home, "delivered-icmp-error");
+        transfer(lab.client().netns(), cluster.at(1, family, REMOTE), BYTES).unwrap();
+        assert!(packets(home, "delivered-icmp-error") > before, "{attach} {family:?}: the pod was not told");
+    }
+    assert!(packets(home, "replied-to-front") > 100, "{attach}");
+}
+
+#[test]
+fn on_the_way_back_by_tc() {
+    on_the_way_back("tc", false, "ipip");
+}
+
+#[test]
+fn on_the_way_back_by_tc_with_offloads() {
+    on_the_way_back("tc", true, "udp");
+}
+
+#[test]
+fn on_the_way_back_by_xdp() {
+    on_the_way_back("xdp", false, "ipip");
 }
 
 #[test]

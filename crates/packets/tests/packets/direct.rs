@@ -5,6 +5,7 @@ mod headers;
 mod icmp;
 mod l2;
 mod outer_errors;
+mod outer_reply_errors;
 mod sctp;
 mod tunnel;
 mod udp;

@@ -1,10 +1,22 @@
 //! An ICMP error about an outer packet that this node has sent: a router between the nodes finds it
-//! too long, or does not reach the endpoint. The client is told, by the frontend and about its own
+//! too long, or does not reach its destination. The sender of what is inside is told about its own
 //! packet, if enough of that is quoted: RFC 2003 section 4, RFC 2473 section 8.
+//!
+//! A request: the frontend tells the client.
 //!
 //! ```text
 //! router → node     ICMP  quoted: node → endpoint, (UDP,) client → frontend
 //! frontend → client ICMP  quoted: client → frontend
+//! ```
+//!
+//! A reply through the node in front: the router tells the frontend, as if it were on the way to
+//! the client, and the program for ICMP errors, which sees that next, translates it for the
+//! endpoint as every other one ([`crate::datapath::icmp_errors`]).
+//!
+//! ```text
+//! router → node     ICMP  quoted: node → node in front, (UDP,) frontend → client
+//! router → frontend ICMP  quoted: frontend → client
+//! router → endpoint ICMP  quoted: endpoint → client
 //! ```
 //!
 //! The error is made shorter by the length of the outer headers that it quotes, and its own headers
@@ -13,10 +25,11 @@
 use traffic_policy_ebpf::{
     abi::{
         Address, Address4, Address6, BY_MAC, Flow, GUE_PORT, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-        Ports, Tuple, is_outer_port, kind,
+        Ports, Tuple, is_outer_port, jump, kind,
     },
     checksum::{self, word_sum},
     outcome::Outcome,
+    tcp::TUNNELLED,
 };
 
 use core::ptr;
@@ -28,15 +41,17 @@ use crate::datapath::{
     family::{V4, V6},
     flow::table::FlowTable,
     forward::{
-        self, Forwarding, Translatable, direct,
+        self, Forwarding, Translatable,
         nexthop::{self, Route},
         outer::{self, Outer},
+        through_front,
     },
     maps::NEXTHOPS,
     parse::{
         ETHERNET, Parse as _,
         fixed::{self, PROTOCOL_ICMP, PROTOCOL_ICMP6, PROTOCOL_IPIP, PROTOCOL_IPV6},
     },
+    value::borrow,
     verdict::Decision,
     words::{load16, load32, load64, store16, store32, store64},
 };
@@ -49,8 +64,9 @@ const TTL: u8 = 64;
 /// Type and code, as one word: RFC 792, RFC 4443.
 const TOO_LONG4: u16 = 0x0304;
 const HOST_UNREACHABLE4: u16 = 0x0301;
-/// The endpoint itself says so, while its node does not open packets for it yet. The client is to
-/// send its first segment again; an error would end its attempt. IPv6 has a parameter problem.
+/// The endpoint itself says so, while its node does not open packets for it yet, or a node in front
+/// that opens none any more. The sender is to send its segment again; an error would end its
+/// attempt. IPv6 has a parameter problem.
 const PROTOCOL_UNREACHABLE4: u16 = 0x0302;
 /// The same about a packet within UDP.
 const PORT_UNREACHABLE4: u16 = 0x0303;
@@ -66,7 +82,7 @@ pub struct OuterError {
     length: u32,
     /// The bytes of the outer headers that are quoted.
     outer: u32,
-    /// Type and code of the error that the client gets, host order.
+    /// Type and code of the error that the sender gets, host order.
     kind: u16,
     /// The last word of its ICMP header, host order.
     rest: u32,
@@ -78,7 +94,7 @@ pub trait TellSender: Outer {
     /// at `quoted` is an outer one, within UDP if `port` is not 0, with a whole packet of TCP, UDP
     /// or SCTP in it, at `inner`.
     fn is_about_outer(ip: usize, quoted: usize, inner: usize, port: u16) -> bool;
-    /// Returns type, code and last word of the error that the client gets for the one at `icmp`,
+    /// Returns type, code and last word of the error that the sender gets for the one at `icmp`,
     /// about a packet with `outer` bytes of outer headers; `None` if it gets none.
     fn told(icmp: usize, outer: u32) -> Option<(u16, u32)>;
     /// The sum of the words of the IP header at `ip`.
@@ -98,9 +114,9 @@ pub fn port_of<A: Address>(tuple: &Tuple<A>) -> u16 {
     if tuple.protocol == PROTOCOL_UDP && to == GUE_PORT && is_outer_port(from) { from.wire() } else { 0 }
 }
 
-/// Tells the client what a router says about an outer packet; `None` if this is no such error, or
-/// cannot be told. `port`: the source port of the UDP that it travelled in, memory order; 0: it
-/// travelled in IP. What is read has been made readable by [`ParseIcmpError`].
+/// Tells the sender of a packet what a router says about the outer one around it; `None` if this is
+/// no such error, or cannot be told. `port`: the source port of the UDP that it travelled in,
+/// memory order; 0: it travelled in IP. What is read has been made readable by [`ParseIcmpError`].
 ///
 /// [`ParseIcmpError`]: crate::datapath::parse::icmp_error::ParseIcmpError
 #[inline(always)]
@@ -125,35 +141,95 @@ pub fn tell<P: Packet, F: TellSender>(packet: P, port: u16) -> Option<Decision> 
         return None;
     }
     let (kind, rest) = F::told(icmp, outer)?;
-    let (client, frontend) = F::addresses_at(inner);
-    let tuple = Tuple {
-        source: client,
-        destination: frontend,
-        ports: Ports::from_wire(load32::<0>(l4)),
-        protocol: F::protocol(inner) as u32,
-    };
-    let entry = FlowTable::<F>::new().find(&tuple);
-    if entry.is_null() || !direct::is_direct::<P, F>(entry) || get!(entry.port_delta) & !BY_MAC != port {
-        return None;
-    }
-    let (node, endpoint) = (get!(entry.source), get!(entry.destination));
+    let scratch = F::scratch()?;
+    let (source, destination) = F::addresses_at(inner);
+    set!(scratch.opening.source = source);
+    set!(scratch.opening.destination = destination);
+    set!(scratch.opening.ports = Ports::from_wire(load32::<0>(l4)));
+    set!(scratch.opening.protocol = F::protocol(inner) as u32);
     let (from, to) = F::addresses_at(quoted);
-    if from != node || to != endpoint || F::addresses_at(ip).1 != node {
+    if F::addresses_at(ip).1 != from {
         return None;
     }
+    set!(scratch.outer.source = from);
+    set!(scratch.outer.destination = to);
+    set!(scratch.outer.port = port);
+    let error = OuterError { ip, length, outer, kind, rest };
+    match if F::V6 { sender6() } else { sender4() } {
+        CLIENT => tell_client::<P, F>(packet, &error),
+        ENDPOINT => tell_endpoint::<P, F>(packet, &error),
+        _ => None,
+    }
+}
+
+/// The results of [`sender`].
+const CLIENT: i32 = 1;
+const ENDPOINT: i32 = 2;
+const NOBODY: i32 = 0;
+
+global_functions! {
+    sender4 => sender::<V4>;
+    sender6 => sender::<V6>;
+}
+
+/// Returns who has sent the packet `Scratch::opening`, if this node sends packets of its flow
+/// within outer packets like `Scratch::outer`.
+#[inline(always)]
+fn sender<F: Outer>() -> i32 {
+    let Some(scratch) = F::scratch() else { return NOBODY };
+    let (flows, room) = (FlowTable::<F>::new(), place!(mut scratch.flow_key));
+    let (from, to) = (get!(scratch.outer.source), get!(scratch.outer.destination));
+    let port = get!(scratch.outer.port);
+    let entry = flows.find_in(borrow(place!(const scratch.opening)), room);
+    if !entry.is_null() && get!(entry.kind) == kind::DIRECT {
+        let is_sent = get!(entry.port_delta) & !BY_MAC == port
+            && get!(entry.source) == from
+            && get!(entry.destination) == to;
+        return if is_sent { CLIENT } else { NOBODY };
+    }
+    set!(scratch.other.source = get!(scratch.opening.destination));
+    set!(scratch.other.destination = get!(scratch.opening.source));
+    set!(scratch.other.ports = get!(scratch.opening.ports).reversed());
+    set!(scratch.other.protocol = get!(scratch.opening.protocol));
+    let entry = flows.find_in(borrow(place!(const scratch.other)), room);
+    if entry.is_null() || get!(entry.kind) != kind::DELIVER || get!(entry.state) & TUNNELLED == 0 {
+        return NOBODY;
+    }
+    let is_sent = through_front::leads_to::<F>(get!(entry.head).way_back(), to, port)
+        && F::node_addresses().lookup::<_, u32>(&from).is_some();
+    if is_sent { ENDPOINT } else { NOBODY }
+}
+
+/// Tells the client, the source of `Scratch::opening`, as the frontend.
+#[inline(always)]
+fn tell_client<P: Packet, F: TellSender>(packet: P, error: &OuterError) -> Option<Decision> {
+    let scratch = F::scratch()?;
+    let (client, frontend) = (get!(scratch.opening.source), get!(scratch.opening.destination));
     let now = clock::jiffies();
     let Route::Via(via) = nexthop::resolve::<P, F>(packet, packet.ingress(), 0, frontend, client, now) else {
         return None;
     };
-    let scratch = F::scratch()?;
     let entry = place!(mut scratch.request);
     set!(entry.kind = kind::REPLY);
     set!(entry.source = frontend);
     set!(entry.destination = client);
     let hop = if via.hop == 0 { ptr::null() } else { NEXTHOPS.get_ptr(via.hop as u32)? };
     let unresolved = if via.hop == 0 { via.ifindex } else { 0 };
-    let error = OuterError { ip, length, outer, kind, rest };
-    Some(forward::forward::<P, F, _>(packet, &error, &Forwarding { entry, hop, unresolved }, now))
+    Some(forward::forward::<P, F, _>(packet, error, &Forwarding { entry, hop, unresolved }, now))
+}
+
+/// Tells the frontend, the source of `Scratch::opening`, as the router that has sent the error;
+/// then this program sees it once more.
+#[inline(always)]
+fn tell_endpoint<P: Packet, F: TellSender>(packet: P, error: &OuterError) -> Option<Decision> {
+    let scratch = F::scratch()?;
+    let entry = place!(mut scratch.request);
+    set!(entry.source = F::addresses_at(error.ip).0);
+    set!(entry.destination = get!(scratch.opening.source));
+    if Translatable::<P, F>::translate(error, packet, entry, false) {
+        packet.jump::<F, { jump::ICMP_ERROR }>();
+    }
+    Some(Outcome::DroppedInternalError.into())
 }
 
 impl<P: Packet, F: TellSender> Translatable<P, F> for OuterError {

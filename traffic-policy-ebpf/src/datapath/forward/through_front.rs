@@ -117,6 +117,21 @@ fn node<F: Outer>(way: WayBack) -> Option<*mut DirectNode<F::Address>> {
     (get!(node.address) != F::Address::default()).then_some(node)
 }
 
+/// Returns the source port, memory order, of the UDP that replies by this way travel in; 0: they
+/// travel in IP. It follows from the node's number: what is inside differs by its own ports for
+/// cards that look there.
+#[inline(always)]
+fn source_port(way: WayBack) -> u16 {
+    outer_port((way.number() as u64) << 16).wire() * way.udp()
+}
+
+/// Whether replies by this way travel to this address, within UDP with this source port, memory
+/// order, or within IP if it is 0.
+#[inline(always)]
+pub fn leads_to<F: Outer>(way: WayBack, address: F::Address, port: u16) -> bool {
+    source_port(way) == port && node::<F>(way).is_some_and(|node| get!(node.address) == address)
+}
+
 /// Notes the way back of `Scratch::opened` in `Scratch::outer`, if the route is known, and returns
 /// what [`find`] does; otherwise [`UNKNOWN`], with the query for the FIB.
 #[inline(always)]
@@ -181,8 +196,7 @@ fn note<F: Outer>() -> i32 {
 fn complete<F: Outer>(scratch: *mut Scratch<F::Address>, way: WayBack, mtu: u32, flags: u32) -> i32 {
     let outer = place!(mut scratch.outer);
     set!(outer.flags = (flags & HOP_NO_ETHERNET) as u16);
-    // By the node's number: what is inside differs by its own ports for cards that look there.
-    let port = outer_port((way.number() as u64) << 16).wire() * way.udp();
+    let port = source_port(way);
     set!(outer.port = port);
     set!(outer.number = 0);
     let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(port));

@@ -21,9 +21,13 @@ fn request(terms: Terms, to: (Spot, u16)) -> Packet {
     terms.request(to).payload(&[0x5a; 100])
 }
 
-/// Type, code and last word of the client's error for one about a packet with `outer` bytes of
+/// Type, code and last word of the sender's error for one about a packet with `outer` bytes of
 /// outer headers.
-fn told(terms: Terms, outer: usize, (kind, code, rest): (u8, u8, [u8; 4])) -> Option<(u8, u8, [u8; 4])> {
+pub(super) fn told(
+    terms: Terms,
+    outer: usize,
+    (kind, code, rest): (u8, u8, [u8; 4]),
+) -> Option<(u8, u8, [u8; 4])> {
     let less = |mtu: u16| mtu - u16::try_from(outer).unwrap();
     let mtu = less(u16::from_be_bytes([rest[2], rest[3]]).max(100)).to_be_bytes();
     match (terms.v4(), kind, code) {
