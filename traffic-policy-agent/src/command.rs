@@ -20,6 +20,7 @@ mod report;
 mod run;
 mod services;
 mod silent_nodes;
+mod started_again;
 mod status;
 mod veth_peer;
 mod view;

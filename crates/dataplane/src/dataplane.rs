@@ -62,7 +62,7 @@ pub use self::{
         sweeper::{Found, Sweeper},
         sweeps::FlowSweeps,
     },
-    kernel::{Kernel, release_memory, return_large_blocks},
+    kernel::{Kernel, is_mistaken as mistakes_the_kernel, release_memory, return_large_blocks},
     local_delivery::LocalDelivery,
     maps::{
         Maps,

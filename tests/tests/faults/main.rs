@@ -20,5 +20,6 @@ mod privileges;
 mod silent_hops;
 mod silent_nodes;
 mod start;
+mod stopped;
 mod taken_off;
 mod watched;

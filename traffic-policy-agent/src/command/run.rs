@@ -16,7 +16,7 @@ use traffic_policy_dataplane::{
 
 use super::{
     endpoint_choice::ChoiceArguments, file_limit, metrics_address::MetricsAddress, reload::Reloader,
-    silent_nodes::SilenceArguments, view,
+    silent_nodes::SilenceArguments, started_again, view,
 };
 use crate::{
     controller::{self, Live, NodePortAddresses, Origin, Settings},
@@ -324,6 +324,7 @@ impl Arguments {
             )
             .into());
         };
+        started_again::if_the_kernel_is_mistaken();
         // The socket ender keeps the privileges that are dropped here.
         let socket_ender = match self.cgroup {
             Cgroup::None => None,

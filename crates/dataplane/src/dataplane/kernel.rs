@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::sys::utsname;
 
+use super::privileges::check_privileges;
+
 /// The version of the running kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
@@ -51,6 +53,12 @@ impl Kernel {
     pub fn has_tcx(self) -> bool {
         self.at_least(6, 6)
     }
+}
+
+/// Whether aya, which asks the kernel once in a process what it can do, believes that it has no
+/// global variables. All supported kernels have them: a signal has come meanwhile.
+pub fn is_mistaken() -> bool {
+    check_privileges().is_ok() && !aya::features().bpf_global_data()
 }
 
 /// Makes the allocator ask the kernel for each block of 16 KiB or more, and return it when it is
