@@ -108,7 +108,7 @@ fn everything(stages: &mut Stages) -> Result<()> {
     let others = |tally: &mut Tally| Ok(run_jobs(&others, tally));
     stages.at_once(&[
         Row::of(&[("tests of loss", &few), ("unit, packet, model and namespace tests", &others)]),
-        // The compiler needs as much time as half of the tests, which wait most of theirs.
+        // Most tests wait for something most of their time.
         Row { background: true, ..Row::of(&[LINTS, DOC, LINTS_BPF, DOC_BPF, DOC_TESTS]) },
     ]);
     // These do not run beside others, where an emulated kernel answers no netlink request in ten

@@ -83,7 +83,7 @@ pub enum Subject {
     Other(Method),
 }
 
-/// What other balancers do for the purpose of direct forwarding, in front.
+/// Other balancers whose replies pass the node in front by, as in direct forwarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
     Katran,

@@ -15,7 +15,7 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info(socket)?.tcpi_total_retrans)
 }
 
-/// How far a connection is, as one end knows it.
+/// The progress of a connection, from `struct tcp_info` of one end.
 #[derive(Clone, Copy, Debug)]
 pub struct State {
     /// The bytes that the other end has acknowledged.

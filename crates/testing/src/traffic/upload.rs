@@ -32,7 +32,7 @@ pub struct Upload {
     receiver: JoinHandle<io::Result<Part>>,
 }
 
-/// What one end has sent or received: the number of bytes, and the hash of their content.
+/// The number of bytes that one end has sent or received, and the hash of their content.
 type Part = (u64, u64);
 
 impl Upload {

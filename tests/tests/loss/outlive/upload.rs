@@ -17,7 +17,7 @@ use crate::quiet;
 const THROUGH_FRONT: [&str; 4] = ["--forwarding", "tunnel", "--algorithm", "maglev"];
 /// A segment this far behind the last one is not known by its own numbers (`NEAR` in numbers.rs).
 const FAR_BEHIND: u64 = 64 << 10;
-/// What arrives at least before the change, and after it.
+/// The least number of bytes that arrive before the change, and after it.
 const MUCH: u64 = 8 << 20;
 /// The time in which the client sends again at the latest: it waits for 200 ms, then for twice as
 /// long each time.

@@ -107,10 +107,6 @@ fn others_pass(harness: &mut Harness, terms: Terms, way: Way) {
     };
     let mtu_unknown = if terms.v4() { (3, 4, [0; 4]) } else { (2, 0, [0, 0, 0, 40]) };
     let mut fragment = request.clone().payload(&[1; 200]).fragments(96);
-    let otherwise = match way {
-        Way::Ip => Way::Udp(777),
-        Way::Udp(port) => Way::Udp(if port == 777 { 778 } else { 777 }),
-    };
     let cases = [
         ("too short a quote", comes(terms, kind, &sent, way.bytes(terms) + outer(terms) + 7)),
         ("another outer source", of(&way.within(&request, Spot::NodeEth1, NEAR.0))),
@@ -120,7 +116,7 @@ fn others_pass(harness: &mut Harness, terms: Terms, way: Way) {
         ("a fragment", of(&way.sent(&fragment.remove(1)))),
         ("an endpoint whose node does not know it yet", comes(terms, not_opened, &sent, WHOLE)),
         ("no MTU", comes(terms, mtu_unknown, &sent, WHOLE)),
-        ("the flow does not travel in this", of(&otherwise.sent(&request))),
+        ("the flow does not travel in this", of(&way.otherwise().sent(&request))),
         ("nor in this", of(&if way.is_udp() { Way::Ip } else { Way::Udp(1024) }.sent(&request))),
     ];
     for (what, packet) in &cases {

@@ -32,6 +32,14 @@ impl Way {
         if self.is_udp() { Self::Udp(udp::source_port(&ran.frame, terms)) } else { self }
     }
 
+    /// Another way: UDP instead of IP, or with another source port.
+    pub(super) const fn otherwise(self) -> Self {
+        match self {
+            Self::Udp(777) => Self::Udp(778),
+            Self::Ip | Self::Udp(_) => Self::Udp(777),
+        }
+    }
+
     pub(super) fn sent(self, inner: &Packet) -> Packet {
         match self {
             Self::Ip => sent(inner),
