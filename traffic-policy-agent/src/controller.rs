@@ -4,6 +4,7 @@
 mod adoption;
 mod attachments;
 mod direct_part;
+mod direct_ways;
 mod drains;
 mod flight;
 mod gc;
@@ -42,8 +43,8 @@ use traffic_policy_dataplane::{
 };
 
 use self::{
-    adoption::Adoption, direct_part::Part, gc::SweepPacer, network::NodeNetwork, service_sync::ServiceSync,
-    silent_nodes::NodeWatch, stop::Stop, timing::Timing, unattached::Unattached,
+    adoption::Adoption, direct_part::Part, direct_ways::DirectWays, gc::SweepPacer, network::NodeNetwork,
+    service_sync::ServiceSync, silent_nodes::NodeWatch, stop::Stop, timing::Timing, unattached::Unattached,
 };
 pub use self::{
     node_port_addresses::NodePortAddresses,
@@ -135,6 +136,7 @@ struct Controller<P> {
     notices: JoinSet<()>,
     adoption: Adoption,
     part: Part,
+    ways: DirectWays,
     silence: NodeWatch,
     /// Whether the node's addresses changed and the maps do not reflect that yet.
     needs_write: bool,
@@ -161,6 +163,7 @@ impl<P: PacketPath> Controller<P> {
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
             part: Part::new(&settings),
+            ways: DirectWays::new(&settings),
             settings,
             timing,
             path,
@@ -180,6 +183,7 @@ impl<P: PacketPath> Controller<P> {
             self.path.begin_adopting();
         }
         self.services.keep_node_numbers(self.path.node_numbers());
+        self.resume_ways();
         self.path.suspect_after(self.settings.silence.suspect_syns);
         let serve = |address| listening::metrics(address, &self.metrics, &self.settings.in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
@@ -296,6 +300,7 @@ impl<P: PacketPath> Controller<P> {
                         next_write = Instant::now() + debounce.max(self.path.pause());
                     }
                 }
+                happening = self.ways.next() => waiting |= self.follow_ways(happening),
                 reload = reloads.next() => {
                     if self.apply(&reload.live) {
                         waiting = false;

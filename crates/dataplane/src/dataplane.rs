@@ -75,7 +75,7 @@ pub use self::{
     packet_path::PacketPath,
     pod_devices::{Followed, JudgedPod, PodPrograms, judged_below as judged_pods},
     pod_services::PodServices,
-    privileges::{check_privileges, drop_privileges, effective_capabilities, missing_privileges},
+    privileges::{Extras, check_privileges, drop_privileges, effective_capabilities, missing_privileges},
     replacement::{Replaced, Replacement},
     service_maps::ServiceMaps,
     sockets::{CgroupPrograms, ReadConnected},

@@ -5,7 +5,7 @@ mod ask;
 pub mod conntrack;
 mod details;
 mod devices;
-mod direct_probe;
+pub mod direct_probe;
 mod dump;
 mod events;
 mod fingerprint;
@@ -32,7 +32,7 @@ pub use self::{
     ask::{Answer, Asker, Question, Sign},
     details::{Details, Filter},
     devices::{check, left_out, wanted},
-    direct_probe::{Answered, DirectProbe, ProbeWay},
+    direct_probe::{Answered, ProbeWay},
     events::{Event, Events, Neighbour},
     headers::Header,
     ipvs::Ipvs,

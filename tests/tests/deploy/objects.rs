@@ -135,7 +135,17 @@ fn notice_comes_with_what_it_takes() {
 /// The component with which agents tell each other that their nodes open packets.
 #[test]
 fn direct_forwarding_comes_with_what_it_takes() {
-    expect_role_for_leases(&kubeadm_with("direct"), "TRAFFIC_POLICY_ANNOUNCE_OPENING");
+    let objects = kubeadm_with("direct");
+    expect_role_for_leases(&objects, "TRAFFIC_POLICY_ANNOUNCE_OPENING");
+    // Nodes ask each other by raw packets, beyond what each agent needs.
+    let added = |objects: &[Value]| -> BTreeSet<String> {
+        let set = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+        let container = &set["spec"]["template"]["spec"]["containers"][0];
+        serde_json::from_value(container["securityContext"]["capabilities"]["add"].clone()).unwrap()
+    };
+    let mut expected = added(&kubeadm_with("notice"));
+    expected.insert("NET_RAW".to_owned());
+    assert_eq!(added(&objects), expected);
 }
 
 /// Combinations of valid fields that the API server would refuse, or a kubelet would not start.

@@ -94,7 +94,7 @@ fn documented() -> BTreeMap<String, String> {
 #[test]
 fn capabilities_are_those_that_the_document_lists() {
     let documented = documented();
-    assert_eq!(documented.len(), 6, "{documented:?}");
+    assert_eq!(documented.len(), 7, "{documented:?}");
     for folder in FOLDERS {
         let pod = pod(folder);
         let capabilities = pod.containers[0].security_context.clone().unwrap().capabilities.unwrap();
@@ -107,6 +107,9 @@ fn capabilities_are_those_that_the_document_lists() {
             "always" => true,
             "where there may be some" => low_ports,
             _ if when.starts_with("with `--cgroup`") => sockets,
+            _ if when.starts_with("with `--announce-opening`") => {
+                variables(folder).contains_key("TRAFFIC_POLICY_ANNOUNCE_OPENING")
+            }
             _ => panic!("CAP_{name} is kept {when:?}, which this test does not know"),
         });
         let needed: BTreeSet<_> = needed.map(|(name, _)| name.clone()).collect();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::timeout;
+use traffic_policy_cluster::model::Forwarding;
 use traffic_policy_cluster::source::{Access, DirectNews, DirectPart, Opening, try_opening};
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
@@ -142,7 +143,7 @@ async fn others_are_followed() {
         let arriving = async {
             loop {
                 let _ = agent.services();
-                if agent.index.is_synced() && agent.index.direct_nodes().iter().eq(wanted) {
+                if agent.index.is_synced() && agent.index.direct_nodes(Forwarding::Snat).keys().eq(wanted) {
                     return;
                 }
                 agent.source.next().await.expect("the source goes on").apply(&mut agent.index);

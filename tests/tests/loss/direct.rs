@@ -1,6 +1,8 @@
 //! Direct forwarding with an API server: agents find each other by Leases, and a node that is taken
 //! out gets its requests by SNAT, without a lost one.
 
+mod dispatch;
+
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -33,7 +35,11 @@ impl Scene {
     }
 
     fn with(pods: &[u8], more: &[&str]) -> Self {
-        let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
+        let cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
+        Self::on(cluster, more)
+    }
+
+    fn on(mut cluster: Cluster, more: &[&str]) -> Self {
         let control_plane = ControlPlane::start(&cluster.lab).unwrap();
         let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
         let web = web.annotation("traffic-policy.io/forwarding", "direct");

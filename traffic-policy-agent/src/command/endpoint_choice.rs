@@ -34,9 +34,10 @@ pub(super) struct ChoiceArguments {
     pub(super) forwarding: Forwarding,
     /// What packets that are forwarded directly travel in, to nodes that open it; all others use
     /// `snat`. `ipip`: IPv4 in IPv4, IPv6 in IPv6; `udp`: UDP, port 6080, for networks that let no
-    /// other protocol through (Azure), or spread flows by the ports of UDP alone; `auto`: what the
-    /// other node prefers, which is `udp` if that is its own --dispatch, else `ipip`. A node that
-    /// opens packets opens both. `l2`: in nothing, but to the MAC address of the endpoint's node,
+    /// other protocol through (Azure), or spread flows by the ports of UDP alone; `auto`: what
+    /// the other node prefers, which is `udp` if that is its own --dispatch, else `ipip`, as far as
+    /// it gets there: this node asks, with --announce-opening and CAP_NET_RAW. A node that opens
+    /// packets opens both. `l2`: in nothing, but to the MAC address of the endpoint's node,
     /// for Services with `maglev`, to nodes of the same segment with the same --forwarding,
     /// --algorithm and --maglev-size; else as `auto`.
     #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp|l2",
@@ -73,6 +74,11 @@ impl ChoiceArguments {
     pub(super) fn of_endpoints(&self) -> String {
         let Self { algorithm, maglev_size, forwarding, .. } = self;
         format!("{} {algorithm} {maglev_size} {MAGLEV_SEED:x}", forwarding.name())
+    }
+
+    /// Whether this node asks others what gets there of all that is forwarded directly.
+    pub(super) const fn asks_nodes(&self) -> bool {
+        self.announce_opening.is_some() && self.dispatch.is_left_to_the_network()
     }
 }
 

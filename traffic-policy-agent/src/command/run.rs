@@ -10,8 +10,8 @@ use traffic_policy_cluster::{
     source::{Access, Announcement, Kubernetes, Manifests, Opening, SERVICE_ACCOUNT},
 };
 use traffic_policy_dataplane::{
-    Cgroup, Config, DEFAULT_PINS, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges, SnatPortRange,
-    SourceCheck, drop_privileges, node::socket_ender::SocketEnder, return_large_blocks,
+    Cgroup, Config, DEFAULT_PINS, Extras, IdleTimes, MapSizes, Mode, OnOtherLayout, PortRanges,
+    SnatPortRange, SourceCheck, drop_privileges, node::socket_ender::SocketEnder, return_large_blocks,
 };
 
 use super::{
@@ -331,7 +331,8 @@ impl Arguments {
             _ => Some(SocketEnder::start()?),
         };
         // Privileges are dropped before there are other threads, which would keep theirs.
-        drop_privileges(self.has_low_ports())?;
+        let raw_packets = self.choice.asks_nodes();
+        drop_privileges(Extras { low_ports: self.has_low_ports(), raw_packets })?;
         file_limit::raise();
         return_large_blocks();
         let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -13,7 +13,7 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_dataplane::PacketPath;
 
-use super::{Controller, Origin, Settings};
+use super::{Controller, Origin, Settings, direct_ways::Happening};
 use crate::health::DirectForwarding;
 
 /// The time from when this node's Lease is written until its flows may be direct: the others have
@@ -90,17 +90,17 @@ impl<P: PacketPath> Controller<P> {
             self.services.hold_direct(false);
         }
         let (index, name) = (self.services.index(), self.settings.node_name.as_str());
-        let nodes = index.direct_nodes();
-        let dispatch = index.direct_dispatches().into_iter();
+        let nodes = index.direct_nodes(self.settings.forwarding);
         let others = || index.direct_leases().filter(|lease| lease.node != name);
-        let by_snat = others().map(|lease| &lease.node).filter(|other| !nodes.contains(*other));
+        let by_snat = others().map(|lease| &lease.node).filter(|other| !nodes.contains_key(*other));
         let addresses = others().map(|lease| (lease.node.clone(), lease.addresses.iter().copied().collect()));
         let mut report = DirectForwarding {
             by_snat: by_snat.cloned().collect(),
             addresses: addresses.collect(),
-            dispatch: dispatch.map(|(node, dispatch)| (node, dispatch.name().to_owned())).collect(),
-            nodes,
+            nodes: nodes.keys().cloned().collect(),
+            dispatch: nodes.into_iter().map(|(node, used)| (node, used.name().to_owned())).collect(),
             waits: !self.part.sends,
+            lacking: self.ways.lacking(),
             ..DirectForwarding::default()
         };
         if let Some(opening) = &self.part.opening {
@@ -121,8 +121,26 @@ impl<P: PacketPath> Controller<P> {
                 differs
             });
         }
+        self.ways.follow(report.told, Instant::now().into());
         let takes_part = self.part.opening.is_some() || !report.nodes.is_empty();
         self.health.set_direct(takes_part.then_some(report));
+    }
+
+    /// Goes on with the ways to other nodes that an earlier agent has found.
+    pub(super) fn resume_ways(&mut self) {
+        if let Some(pins) = &self.settings.dataplane.pins {
+            self.ways.resume(pins);
+            self.services.set_ways(self.ways.ways());
+        }
+    }
+
+    /// Follows questions to other nodes. Returns whether the maps are to be written.
+    pub(super) fn follow_ways(&mut self, happening: Happening) -> bool {
+        let differs = self.ways.take(happening, self.services.index(), Instant::now().into());
+        if differs {
+            self.services.set_ways(self.ways.ways());
+        }
+        differs
     }
 
     /// Returns the part that this node can take now.

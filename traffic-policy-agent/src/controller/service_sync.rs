@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 use traffic_policy_cluster::{
     model::{
         Algorithm, Changes, DispatchChoice, Excess, Forwarding, HealthCheck, Index, NodeInput, ServiceName,
-        Silent, Warning,
+        Silent, Warning, Ways,
     },
     source::{Batch, EventRecorder, ObjectEvent, Source, Subject},
 };
@@ -42,6 +43,7 @@ pub(super) struct ServiceSync {
     service_cidrs: BTreeSet<IpNet>,
     forwarding: Forwarding,
     dispatch: DispatchChoice,
+    ways: Arc<Ways>,
     choice: String,
     /// Whether no flow is to begin as a direct one yet.
     hold_direct: bool,
@@ -90,6 +92,7 @@ impl ServiceSync {
             service_cidrs: settings.service_cidrs.clone(),
             forwarding: settings.forwarding,
             dispatch: settings.dispatch,
+            ways: Arc::default(),
             choice: settings.choice.clone(),
             hold_direct: false,
             held_direct: false,
@@ -139,6 +142,11 @@ impl ServiceSync {
     /// Sets whether no flow is to begin as a direct one, from the next write on.
     pub(super) fn hold_direct(&mut self, hold: bool) {
         self.hold_direct = hold;
+    }
+
+    /// Sets the ways to other nodes from the next write on.
+    pub(super) fn set_ways(&mut self, ways: Arc<Ways>) {
+        self.ways = ways;
     }
 
     /// Whether flows may begin as direct ones, but the maps do not say so yet.
@@ -216,6 +224,7 @@ impl ServiceSync {
             service_cidrs: self.service_cidrs.clone(),
             forwarding: self.forwarding,
             dispatch: self.dispatch,
+            ways: Arc::clone(&self.ways),
             choice: self.choice.clone(),
             hold_direct: self.hold_direct,
             health_ports: self.health_ports.look(),

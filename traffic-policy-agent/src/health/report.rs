@@ -76,6 +76,10 @@ pub struct DirectForwarding {
     /// The other nodes with a Lease to whose endpoints packets go by SNAT.
     #[serde(default)]
     pub by_snat: BTreeSet<String>,
+    /// The other nodes to which not everything gets, as they have answered this one, each with what
+    /// does (`--dispatch auto`).
+    #[serde(default)]
+    pub lacking: BTreeMap<String, String>,
 }
 
 /// A kind of objects that waits to be listed anew.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use super::{
-    Algorithm, DispatchChoice, Forwarding, HealthPortRules, Limits,
+    Algorithm, DispatchChoice, Forwarding, HealthPortRules, Limits, Ways,
     direct_nodes::DirectNodes,
     node_numbers::NodeNumbers,
     object::Service,
@@ -35,6 +35,8 @@ pub struct NodeInput {
     pub forwarding: Forwarding,
     /// The outer packet of what is forwarded directly (`--dispatch`).
     pub dispatch: DispatchChoice,
+    /// The ways to the other nodes, which count if nobody has chosen the outer packet.
+    pub ways: Arc<Ways>,
     /// The settings on which the choice of an endpoint depends beyond the cluster's objects, as
     /// text. Two nodes with the same text have the same Maglev tables.
     pub choice: String,

@@ -2,20 +2,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
 };
 
 use super::{Dispatch, Forwarding, Protocol};
 
+/// The destination of a packet by which another node can be asked what gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectTarget {
+    /// The address of an endpoint of that node.
+    pub endpoint: IpAddr,
+    /// A TCP frontend of a Service that has the endpoint, on an address that is not this node's.
+    pub frontend: SocketAddr,
+}
+
 /// The way of packets to a node that opens them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opener {
-    /// The outer packet, or the MAC address alone.
-    pub(super) dispatch: Dispatch,
+    /// The outer packet, or the MAC address alone; `None`: `snat`.
+    pub(super) direct: Option<Dispatch>,
+    /// The same for packets whose replies are to come back through this node.
+    pub(super) tunnel: Option<Dispatch>,
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,
-    /// Whether replies come back through this node if it asks for that.
-    pub(super) tunnels: bool,
 }
 
 /// The other nodes that open packets which are forwarded to them directly, and the addresses from
@@ -42,8 +51,10 @@ impl DirectNodes {
     ) -> Option<Dispatch> {
         let opener = self.names[usize::from(address.is_ipv6())].get(node?)?;
         let is_sctp = protocol == Protocol::Sctp;
-        let answers = forwarding != Forwarding::Tunnel || opener.tunnels && !is_sctp;
-        let opens = opener.sctp || !is_sctp;
-        (opens && answers && !self.addresses.contains(&address)).then_some(opener.dispatch)
+        let dispatch = match forwarding {
+            Forwarding::Tunnel => opener.tunnel.filter(|_| !is_sctp),
+            _ => opener.direct,
+        };
+        dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address))
     }
 }

@@ -1,5 +1,7 @@
 //! Dispatch: what a packet that is forwarded directly travels in, if in anything.
 
+use std::collections::BTreeMap;
+
 /// The way in which a packet travels to the endpoint's node: its outer packet, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Dispatch {
@@ -60,17 +62,25 @@ impl DispatchChoice {
     }
 
     /// Returns the dispatch towards a node that opens these, the preferred one first; `None`: its
-    /// packets are not forwarded directly.
-    pub(super) fn towards(self, opened: &[Dispatch]) -> Option<Dispatch> {
+    /// packets are not forwarded directly. `passing`: what gets there and is answered, which counts
+    /// where nobody has chosen.
+    pub(super) fn towards(self, opened: &[Dispatch], passing: Passing) -> Option<Dispatch> {
         let mut named = opened.iter().copied().filter(|opened| opened.within() == *opened);
+        let passes = named.find(|dispatch| passing.has(*dispatch));
         match self {
-            Self::Auto => named.next(),
+            Self::Auto => passes,
             Self::Only(wanted @ Dispatch::L2 { .. }) if opened.contains(&wanted) => {
-                named.next().map(|next| Dispatch::L2 { else_udp: next == Dispatch::Udp })
+                passes.map(|next| Dispatch::L2 { else_udp: next == Dispatch::Udp })
             }
-            Self::Only(Dispatch::L2 { .. }) => named.next(),
+            Self::Only(Dispatch::L2 { .. }) => passes,
             Self::Only(wanted) => opened.contains(&wanted).then_some(wanted),
         }
+    }
+
+    /// Whether what gets to other nodes decides on the outer packet.
+    #[must_use]
+    pub const fn is_left_to_the_network(self) -> bool {
+        !matches!(self, Self::Only(Dispatch::Ipip | Dispatch::Udp))
     }
 
     /// The kinds that a node with this choice opens, the one that it prefers first.
@@ -84,9 +94,138 @@ impl DispatchChoice {
     }
 }
 
+/// The outer packets in which packets get from one node to another, and are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Passing {
+    pub within_ip: bool,
+    pub within_udp: bool,
+}
+
+impl Passing {
+    pub const ALL: Self = Self { within_ip: true, within_udp: true };
+    pub const NONE: Self = Self { within_ip: false, within_udp: false };
+
+    fn has(self, dispatch: Dispatch) -> bool {
+        match dispatch.within() {
+            Dispatch::Udp => self.within_udp,
+            _ => self.within_ip,
+        }
+    }
+
+    /// Returns what passes in both cases.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self { within_ip: self.within_ip && other.within_ip, within_udp: self.within_udp && other.within_udp }
+    }
+}
+
+/// The way to another node in one address family, as its answers have shown it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Way {
+    /// With answers that have a frontend's address as source (`direct`).
+    pub direct: Passing,
+    /// With answers within an outer packet (`tunnel`).
+    pub tunnel: Passing,
+}
+
+impl Way {
+    pub const OPEN: Self = Self { direct: Passing::ALL, tunnel: Passing::ALL };
+    pub const CLOSED: Self = Self { direct: Passing::NONE, tunnel: Passing::NONE };
+
+    /// Returns what passes on both ways.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self { direct: self.direct.and(other.direct), tunnel: self.tunnel.and(other.tunnel) }
+    }
+}
+
+/// The ways to the other nodes, for [`DispatchChoice::Auto`]. Those of nodes that were not asked
+/// are as their Leases say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ways {
+    nodes: [BTreeMap<String, Way>; 2],
+}
+
+impl Ways {
+    /// Notes the way to a node. Returns whether it was another one.
+    pub fn set(&mut self, node: &str, ipv6: bool, way: Way) -> bool {
+        self.nodes[usize::from(ipv6)].insert(node.to_owned(), way) != Some(way)
+    }
+
+    /// Keeps the ways to these nodes alone. Returns whether there were others.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&str, bool) -> bool) -> bool {
+        let number = |ways: &Self| ways.nodes.iter().map(BTreeMap::len).sum::<usize>();
+        let before = number(self);
+        for (ipv6, nodes) in [false, true].into_iter().zip(&mut self.nodes) {
+            nodes.retain(|node, _| is_kept(node, ipv6));
+        }
+        number(self) < before
+    }
+
+    /// Returns the way to a node, if it is known.
+    #[must_use]
+    pub fn known(&self, node: &str, ipv6: bool) -> Option<Way> {
+        self.nodes[usize::from(ipv6)].get(node).copied()
+    }
+
+    /// Returns what is taken for the way to a node. To one that was not asked, only that passes
+    /// which does to all others that answer: one network mostly treats them alike.
+    pub(super) fn to(&self, node: &str, ipv6: bool) -> Way {
+        self.known(node, ipv6).unwrap_or_else(|| self.to_others(ipv6))
+    }
+
+    fn to_others(&self, ipv6: bool) -> Way {
+        let ways = || self.nodes[usize::from(ipv6)].values();
+        let common = |of: fn(&Way) -> Passing| {
+            ways().map(of).filter(|passing| *passing != Passing::NONE).fold(Passing::ALL, Passing::and)
+        };
+        Way { direct: common(|way| way.direct), tunnel: common(|way| way.tunnel) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const UDP_ALONE: Passing = Passing { within_ip: false, within_udp: true };
+
+    #[test]
+    fn the_network_decides_where_nobody_has_chosen() {
+        let udp = DispatchChoice::Only(Dispatch::Udp);
+        let ipip = DispatchChoice::Only(Dispatch::Ipip);
+        let l2 = DispatchChoice::Only(Dispatch::L2 { else_udp: false });
+        for (own, opened, passing, used) in [
+            (DispatchChoice::Auto, ipip.opened(), UDP_ALONE, Some(Dispatch::Udp)),
+            (DispatchChoice::Auto, ipip.opened(), Passing::NONE, None),
+            (DispatchChoice::Auto, udp.opened(), Passing::ALL, Some(Dispatch::Udp)),
+            (
+                DispatchChoice::Auto,
+                udp.opened(),
+                Passing { within_ip: true, ..Passing::NONE },
+                Some(Dispatch::Ipip),
+            ),
+            (ipip, ipip.opened(), UDP_ALONE, Some(Dispatch::Ipip)),
+            (l2, ipip.opened(), UDP_ALONE, Some(Dispatch::L2 { else_udp: true })),
+            (l2, ipip.opened(), Passing::NONE, None),
+        ] {
+            assert_eq!(own.towards(&opened, passing), used, "{own:?} {opened:?} {passing:?}");
+        }
+    }
+
+    #[test]
+    fn who_was_not_asked_is_taken_for_one_like_the_others() {
+        let mut ways = Ways::default();
+        assert_eq!(ways.to("a", false), Way::OPEN);
+        assert!(ways.set("a", false, Way { direct: UDP_ALONE, ..Way::OPEN }));
+        assert!(!ways.set("a", false, Way { direct: UDP_ALONE, ..Way::OPEN }));
+        assert_eq!(ways.to("b", false).direct, UDP_ALONE);
+        assert_eq!((ways.to("b", false).tunnel, ways.to("b", true)), (Passing::ALL, Way::OPEN));
+        // One that answers nothing says nothing about the others.
+        assert!(ways.set("c", false, Way::CLOSED));
+        assert_eq!((ways.to("b", false).direct, ways.to("c", false)), (UDP_ALONE, Way::CLOSED));
+        assert!(ways.retain(|node, ipv6| node == "c" && !ipv6) && ways.known("a", false).is_none());
+        assert_eq!(ways.to("b", false), Way::OPEN);
+    }
 
     #[test]
     fn both_ends_agree_or_nothing_is_direct() {
@@ -108,7 +247,7 @@ mod tests {
             (DispatchChoice::Auto, &l2.opened()[..], Some(Dispatch::Ipip)),
             (DispatchChoice::Auto, &[][..], None),
         ] {
-            assert_eq!(own.towards(opened), used, "{own:?} towards {opened:?}");
+            assert_eq!(own.towards(opened, Passing::ALL), used, "{own:?} towards {opened:?}");
         }
         assert_eq!(DispatchChoice::parse("auto"), Some(DispatchChoice::Auto));
         assert_eq!(DispatchChoice::parse("udp"), Some(udp));

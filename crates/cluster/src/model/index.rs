@@ -343,7 +343,8 @@ impl Index {
         self.note_direct_nodes(input, changes);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
-            input: input.clone(),
+            // Endpoints of which nodes the ways concern is known by now.
+            input: NodeInput { ways: Arc::default(), ..input.clone() },
             zone: last_known.and_then(|node| node.zone.clone()),
             primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),
             numbers: Arc::clone(&self.context.numbers),

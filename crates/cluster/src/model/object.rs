@@ -286,3 +286,10 @@ pub struct DirectNode {
     /// [`NodeInput::choice`][super::NodeInput::choice].
     pub choice: Option<String>,
 }
+
+impl DirectNode {
+    /// Whether it opens packets of this family: it has an address of it.
+    pub(super) fn opens_family(&self, ipv6: bool) -> bool {
+        self.opens && self.addresses.iter().any(|address| address.is_ipv6() == ipv6)
+    }
+}

@@ -15,18 +15,31 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// The capability to find the sockets of other users' processes.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_NET_BIND_SERVICE: u32 = 10;
+const CAP_NET_RAW: u32 = 13;
 /// A number of capabilities greater than any kernel's.
 const CAPABILITIES: u32 = 64;
 
+/// Uses of capabilities that not every agent needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// It listens on ports below 1024.
+    pub low_ports: bool,
+    /// It asks other nodes what gets to them of all that is forwarded directly.
+    pub raw_packets: bool,
+}
+
 /// Returns the capabilities that the agent keeps, as bits, out of its effective ones.
-fn of_agent(effective: u64, low_ports: bool) -> u64 {
+fn of_agent(effective: u64, extras: Extras) -> u64 {
     let mut kept = NEEDED.iter().fold(0, |bits, (number, ..)| bits | bit(*number));
     // CAP_SYS_ADMIN replaces CAP_BPF or CAP_PERFMON for container runtimes that do not know those.
     if effective & kept != kept {
         kept |= bit(CAP_SYS_ADMIN);
     }
-    if low_ports {
+    if extras.low_ports {
         kept |= bit(CAP_NET_BIND_SERVICE);
+    }
+    if extras.raw_packets {
+        kept |= bit(CAP_NET_RAW);
     }
     effective & kept
 }
@@ -36,10 +49,9 @@ fn bit(number: u32) -> u64 {
 }
 
 /// Drops all capabilities that the agent does not need, permanently. It must be called while this
-/// process has one thread: later threads inherit that thread's capabilities. `low_ports`: the agent
-/// listens on ports below 1024.
-pub fn drop_privileges(low_ports: bool) -> Result<()> {
-    keep(of_agent(effective_capabilities()?, low_ports))
+/// process has one thread: later threads inherit that thread's capabilities.
+pub fn drop_privileges(extras: Extras) -> Result<()> {
+    keep(of_agent(effective_capabilities()?, extras))
 }
 
 /// Drops capabilities like [`drop_privileges`], for the process that destroys UDP sockets in the
@@ -126,10 +138,13 @@ mod tests {
     #[test]
     fn no_more_is_kept_than_is_needed() {
         let all = (1 << 41) - 1;
-        assert_eq!(of_agent(all, false), THREE);
-        assert_eq!(of_agent(all, true), THREE | 1 << 10);
-        assert_eq!(of_agent(THREE, true), THREE, "what is not there is not kept");
+        let none = Extras::default();
+        let extras = Extras { low_ports: true, raw_packets: true };
+        assert_eq!(of_agent(all, none), THREE);
+        assert_eq!(of_agent(all, Extras { low_ports: true, ..none }), THREE | 1 << 10);
+        assert_eq!(of_agent(all, Extras { raw_packets: true, ..none }), THREE | 1 << 13);
+        assert_eq!(of_agent(THREE, extras), THREE, "what is not there is not kept");
         // The runtime does not know CAP_BPF.
-        assert_eq!(of_agent(1 << 21 | 1 << 12 | 1 << 3, false), 1 << 21 | 1 << 12);
+        assert_eq!(of_agent(1 << 21 | 1 << 12 | 1 << 3, none), 1 << 21 | 1 << 12);
     }
 }

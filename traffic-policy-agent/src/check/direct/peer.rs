@@ -3,10 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
-use traffic_policy_cluster::model::{Dispatch, Forwarding, FrontendKind, Protocol};
+use traffic_policy_cluster::model::{DirectTarget, Dispatch, Forwarding, FrontendKind, Protocol};
 use traffic_policy_dataplane::{
     inspect::{Choice, Nodes, Pinned, ServicePort, node_macs},
-    node::{Answered, DirectProbe, Header, Link, Network, ProbeWay, RouteTo},
+    node::{
+        Answered, Header, Link, Network, ProbeWay, RouteTo,
+        direct_probe::{self, Question},
+    },
 };
 
 use super::super::Settings;
@@ -94,12 +97,12 @@ pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
         };
         let Some(endpoint) = port.cluster.iter().find(|endpoint| there(endpoint)) else { continue };
         let uses_mac = matches!(endpoint.opens, Some(Dispatch::L2 { .. })) && port.forwarding.is_direct();
-        let probe = DirectProbe { endpoint: endpoint.address.ip(), frontend };
+        let target = DirectTarget { endpoint: endpoint.address.ip(), frontend };
         let owner = |client| {
             // A connection of another endpoint would be sent on, and get an entry there.
             port.owner(&pinned, client, frontend).ok().flatten().is_none_or(|owner| there(&owner))
         };
-        all.push(Facts::look(&pinned, &links, &probe, owner, (uses_mac, uses_tunnel))?);
+        all.push(Facts::look(&pinned, &links, &target, owner, (uses_mac, uses_tunnel))?);
     }
     anyhow::ensure!(
         !all.is_empty(),
@@ -112,27 +115,29 @@ impl Facts {
     fn look(
         pinned: &Pinned,
         links: &[Link],
-        probe: &DirectProbe,
+        target: &DirectTarget,
         owner: impl Fn(SocketAddr) -> bool,
         (uses_mac, uses_tunnel): (bool, bool),
     ) -> Result<Self> {
-        let ask = |way, length: Option<u32>| {
-            probe.ask(way, length.map(|length| length as usize), |_| true).context("a packet cannot be sent")
+        let ask_all = |ways: &[ProbeWay], length: Option<u32>| -> Result<Vec<Answered>> {
+            let length = length.map(|length| length as usize);
+            let ways = ways.iter().map(|way| Question::new(target, *way, length, |_| true));
+            let answers = direct_probe::ask(&ways.collect::<Result<Vec<_>, _>>()?)?;
+            Ok(answers.into_iter().collect::<Result<_, _>>()?)
         };
-        let within = |way: fn(Dispatch) -> ProbeWay| -> Result<[Answered; 2]> {
-            Ok([ask(way(WITHIN[0]), None)?, ask(way(WITHIN[1]), None)?])
-        };
-        // The first one also resolves the next hop.
-        let (plain, back) = (within(ProbeWay::Within)?, within(ProbeWay::AndBack)?);
-        let route = RouteTo::of(probe.endpoint).context("there is no route")?;
-        let route = route.with_context(|| format!("{} is reached by no route of unicast", probe.endpoint))?;
+        // The first ones also resolve the next hop.
+        let answers = ask_all(&ProbeWay::WITHIN, None).context("a packet cannot be sent")?;
+        let (plain, back) = ([answers[0], answers[1]], [answers[2], answers[3]]);
+        let route = RouteTo::of(target.endpoint).context("there is no route")?;
+        let route =
+            route.with_context(|| format!("{} is reached by no route of unicast", target.endpoint))?;
         let link = links.iter().find(|link| link.index == route.hop.link);
-        let link = link.with_context(|| format!("the device of the route to {} is gone", probe.endpoint))?;
+        let link = link.with_context(|| format!("the device of the route to {} is gone", target.endpoint))?;
         let mtu = route.mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
         let answers = |length| -> Result<bool> {
             let way = WITHIN.iter().zip(plain).find(|(_, answered)| *answered != Answered::No);
             let Some((dispatch, _)) = way else { return Ok(false) };
-            Ok(ask(ProbeWay::Within(*dispatch), Some(length))? != Answered::No)
+            Ok(ask_all(&[ProbeWay::Within(*dispatch)], Some(length))? != [Answered::No])
         };
         let length = if plain == [Answered::No; 2] {
             None
@@ -146,9 +151,9 @@ impl Facts {
             });
             Some(found.transpose()?.map_or(Length::Unknown, Length::Only))
         };
-        let by_mac = by_mac(pinned, probe, link, &route, owner)?;
+        let by_mac = by_mac(pinned, target, link, &route, owner)?;
         Ok(Self {
-            endpoint: probe.endpoint,
+            endpoint: target.endpoint,
             device: link.name.clone(),
             mtu,
             of_route: mtu < link.mtu,
@@ -164,7 +169,7 @@ impl Facts {
 
 fn by_mac(
     pinned: &Pinned,
-    probe: &DirectProbe,
+    target: &DirectTarget,
     link: &Link,
     route: &RouteTo,
     owner: impl Fn(SocketAddr) -> bool,
@@ -181,10 +186,8 @@ fn by_mac(
         Some(false) => return Ok(ByMac::OtherSettings(hop)),
         Some(true) => {}
     }
-    let answered = probe.ask(ProbeWay::ByMac { link: link.index, mac }, None, owner);
-    Ok(if answered.context("a frame cannot be sent")? == Answered::No {
-        ByMac::Lost
-    } else {
-        ByMac::Answered
-    })
+    let answered = Question::new(target, ProbeWay::ByMac { link: link.index, mac }, None, owner)
+        .and_then(|question| direct_probe::ask(&[question])?.into_iter().collect::<Result<Vec<_>, _>>())
+        .context("a frame cannot be sent")?;
+    Ok(if answered == [Answered::No] { ByMac::Lost } else { ByMac::Answered })
 }

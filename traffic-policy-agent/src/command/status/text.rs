@@ -183,7 +183,12 @@ fn direct_forwarding(direct: &DirectForwarding) -> String {
         Some(nodes) => format!("; SNAT towards {nodes}"),
         None => String::new(),
     };
-    format!("{own}; {others}{snat}")
+    let each = |(node, what): (&String, &String)| format!("{node} ({what})");
+    let lacking = match few(direct.lacking.iter().map(each)) {
+        Some(nodes) => format!("; not all gets to {nodes}"),
+        None => String::new(),
+    };
+    format!("{own}; {others}{snat}{lacking}")
 }
 
 /// Names a few of many, and how many more there are; `None` if there are none.
@@ -228,6 +233,12 @@ mod tests {
             "its own are opened by b (udp), c (ipip); SNAT towards d"
         );
         assert_eq!(with(&[], &["d"]), "no other node opens packets; SNAT towards d");
+        let mut lacking = DirectForwarding { opens: true, ..DirectForwarding::default() };
+        lacking.by_snat.insert("d".to_owned());
+        lacking.lacking.insert("d".to_owned(), "IPv4: not at all".to_owned());
+        assert!(
+            direct_forwarding(&lacking).ends_with("; SNAT towards d; not all gets to d (IPv4: not at all)")
+        );
         let many = ["1", "2", "3", "4", "5", "6", "7"];
         let all = many.map(|node| (node, "ipip"));
         assert_eq!(with(&all, &[]), "its own are opened within ipip by 1, 2, 3, 4, 5 and 2 more");

@@ -2,29 +2,72 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     sync::Arc,
 };
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    Dispatch, NodeInput, ServiceName,
-    direct_nodes::{DirectNodes, Opener},
+    Dispatch, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName,
+    direct_nodes::{DirectNodes, DirectTarget, Opener},
     object::DirectNode,
 };
 
 impl Index {
-    /// The other nodes that open packets of either family, as far as this one may send them some.
+    /// The other nodes that open packets of either family, as far as this one may send them some,
+    /// and what these travel in. `forwarding`: that of most Services; by `snat`, what any Service's
+    /// packets travel in.
     #[must_use]
-    pub fn direct_nodes(&self) -> BTreeSet<String> {
-        self.context.direct.names.iter().flat_map(BTreeMap::keys).cloned().collect()
+    pub fn direct_nodes(&self, forwarding: Forwarding) -> BTreeMap<String, Dispatch> {
+        let all = self.context.direct.names.iter().flatten();
+        let used = all.filter_map(|(node, opener)| {
+            let dispatch = match forwarding {
+                Forwarding::Direct => opener.direct,
+                Forwarding::Tunnel => opener.tunnel,
+                Forwarding::Snat => opener.direct.or(opener.tunnel),
+            };
+            Some((node.clone(), dispatch?))
+        });
+        used.collect()
     }
 
-    /// The dispatch of packets to each of those nodes.
+    /// An endpoint of each other node that opens packets, for each family, and a frontend of its
+    /// Service that is on no node's own address, of TCP: by a packet to that, the node can be asked
+    /// what gets there. Only Services that are forwarded directly count, and addresses from outside
+    /// the cluster come first: a network may let a node send from those alone.
     #[must_use]
-    pub fn direct_dispatches(&self) -> BTreeMap<String, Dispatch> {
-        let all = self.context.direct.names.iter().flatten();
-        all.map(|(node, opener)| (node.clone(), opener.dispatch)).collect()
+    pub fn direct_targets(&self) -> BTreeMap<(String, bool), DirectTarget> {
+        let mut found: BTreeMap<_, (bool, DirectTarget)> = BTreeMap::new();
+        let opening = [false, true].map(|ipv6| {
+            let all = self.direct.values().filter(|other| other.opens_family(ipv6));
+            all.map(|other| other.node.as_str()).collect::<BTreeSet<_>>()
+        });
+        let ports = self.desired.ports.iter();
+        for (key, port) in ports.filter(|(key, port)| {
+            key.protocol == Protocol::Tcp
+                && port.forwarding.is_direct()
+                && !opening[usize::from(key.ipv6)].is_empty()
+        }) {
+            let frontend = port.frontends.iter().filter_map(|frontend| match frontend.kind {
+                FrontendKind::NodePort | FrontendKind::LoopbackNodePort => None,
+                kind => Some((kind == FrontendKind::ClusterIp, frontend.address)),
+            });
+            let Some((is_inside, frontend)) = frontend.min() else { continue };
+            for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
+                let Some(node) = self.context.numbers.name(endpoint.node) else { continue };
+                let address = endpoint.address.ip();
+                if !opening[usize::from(key.ipv6)].contains(node)
+                    || self.context.direct.addresses.contains(&address)
+                {
+                    continue;
+                }
+                let target = || (is_inside, DirectTarget { endpoint: address, frontend });
+                let held = found.entry((node.to_owned(), key.ipv6)).or_insert_with(target);
+                if held.0 && !is_inside {
+                    *held = target();
+                }
+            }
+        }
+        found.into_iter().map(|(node, (_, target))| (node, target)).collect()
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
@@ -36,14 +79,20 @@ impl Index {
     pub(super) fn note_direct_nodes(&mut self, input: &NodeInput, changes: &mut Changes) {
         let others = || self.direct.values().filter(|other| other.node != input.node_name);
         let opening = || others().filter(|other| other.opens && !input.hold_direct);
-        let names = [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of_family| {
-            let of_this = opening().filter(|other| other.addresses.iter().any(of_family));
+        let names = [false, true].map(|ipv6| {
+            let of_this = opening().filter(|other| other.opens_family(ipv6));
             of_this
                 .filter_map(|other| {
-                    let dispatch = input.dispatch.towards(&other.dispatches)?;
+                    let way = input.ways.to(&other.node, ipv6);
                     let alike = other.choice.as_ref() == Some(&input.choice);
-                    let dispatch = if alike { dispatch } else { dispatch.within() };
-                    Some((other.node.clone(), Opener { dispatch, sctp: other.sctp, tunnels: other.tunnels }))
+                    let within = |passing| {
+                        let dispatch = input.dispatch.towards(&other.dispatches, passing)?;
+                        Some(if alike { dispatch } else { dispatch.within() })
+                    };
+                    let tunnel = within(way.tunnel).filter(|_| other.tunnels);
+                    let opener = Opener { direct: within(way.direct), tunnel, sctp: other.sctp };
+                    let is_used = opener.direct.is_some() || opener.tunnel.is_some();
+                    is_used.then(|| (other.node.clone(), opener))
                 })
                 .collect()
         });
@@ -113,8 +162,10 @@ impl Indexed for DirectNode {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
-    use crate::model::{DispatchChoice, Forwarding, Protocol};
+    use crate::model::{DispatchChoice, Passing, Way, Ways};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -151,7 +202,7 @@ mod tests {
     fn one_that_opens_nothing_may_still_send() {
         let mut index = Index::default();
         let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
-        let names = |index: &Index| index.direct_nodes().iter().cloned().collect::<Vec<_>>();
+        let names = |index: &Index| index.direct_nodes(Forwarding::Snat).into_keys().collect::<Vec<_>>();
         index.apply(node("there", "192.0.2.2"));
         index.update(&NodeInput { hold_direct: true, ..input.clone() });
         assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1, "this one waits");
@@ -198,6 +249,44 @@ mod tests {
             index.apply(DirectNode { opens: false, macs: vec![mac], ..node("clone", "192.0.2.3") });
             assert!(index.update(&input).direct_nodes);
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, false)]));
+        }
+    }
+
+    /// Where nobody has chosen, what a node has answered decides, for each forwarding by itself.
+    #[test]
+    fn packets_travel_in_what_gets_there() {
+        let mut index = Index::default();
+        let dispatches = vec![Dispatch::Ipip, Dispatch::Udp];
+        let there = DirectNode { dispatches, tunnels: true, ..node("there", "192.0.2.1") };
+        assert!(index.apply(there));
+        let udp = Passing { within_udp: true, ..Passing::NONE };
+        let open = |index: &Index| {
+            let address = "198.51.100.1".parse().unwrap();
+            [Forwarding::Direct, Forwarding::Tunnel]
+                .map(|way| index.context.direct.open(address, Some("there"), (way, Protocol::Tcp)))
+        };
+        let both = |dispatch| [Some(dispatch); 2];
+        for (way, auto) in [
+            (None, both(Dispatch::Ipip)),
+            (Some(Way::OPEN), both(Dispatch::Ipip)),
+            (Some(Way { direct: udp, tunnel: udp }), both(Dispatch::Udp)),
+            (Some(Way { direct: Passing::NONE, tunnel: udp }), [None, Some(Dispatch::Udp)]),
+            (Some(Way::CLOSED), [None; 2]),
+        ] {
+            let mut ways = Ways::default();
+            way.map(|way| ways.set("there", false, way));
+            let mut input =
+                NodeInput { node_name: "here".to_owned(), ways: Arc::new(ways), ..NodeInput::default() };
+            index.update(&input);
+            assert_eq!(open(&index), auto, "{way:?}");
+            assert_eq!(
+                index.direct_nodes(Forwarding::Snat).contains_key("there"),
+                auto != [None; 2],
+                "{way:?}"
+            );
+            input.dispatch = DispatchChoice::Only(Dispatch::Ipip);
+            index.update(&input);
+            assert_eq!(open(&index), both(Dispatch::Ipip), "{way:?}: somebody has chosen");
         }
     }
 

@@ -6,13 +6,12 @@ use std::{
 };
 
 use etherparse::{
-    IpNumber, Ipv4Header, Ipv6Header, NetSlice, PacketBuilder, SlicedPacket, TcpSlice, TransportSlice,
-    UdpHeader,
+    IpNumber, Ipv4Header, Ipv6Header, NetSlice, PacketBuilder, SlicedPacket, TransportSlice, UdpHeader,
 };
-use traffic_policy_cluster::model::Dispatch;
+use traffic_policy_cluster::model::{DirectTarget, Dispatch};
 use traffic_policy_ebpf::abi::{GUE_PORT, REPLY_THROUGH_FRONT, identification, maglev, outer_port};
 
-use super::{Answered, DirectProbe, ProbeWay};
+use super::{Answered, ProbeWay};
 
 const TTL: u8 = 64;
 
@@ -20,19 +19,20 @@ const TTL: u8 = 64;
 /// there is room for its headers.
 pub(super) fn question(
     client: SocketAddr,
-    probe: &DirectProbe,
-    way: ProbeWay,
+    target: &DirectTarget,
+    (way, number): (ProbeWay, u32),
     length: Option<usize>,
 ) -> io::Result<Vec<u8>> {
+    let segment = |length| segment(client, target.frontend, number, length);
     let (dispatch, back) = match way {
-        ProbeWay::ByMac { .. } => return segment(client, probe.frontend, length),
+        ProbeWay::ByMac { .. } => return segment(length),
         ProbeWay::Within(dispatch) => (dispatch, 0),
         ProbeWay::AndBack(dispatch) => (dispatch, REPLY_THROUGH_FRONT),
     };
     let udp = dispatch.within() == Dispatch::Udp;
     let ip = if client.is_ipv4() { Ipv4Header::MIN_LEN } else { Ipv6Header::LEN };
     let outer = ip + if udp { UdpHeader::LEN } else { 0 };
-    let inner = segment(client, probe.frontend, length.map(|length| length.saturating_sub(outer)))?;
+    let inner = segment(length.map(|length| length.saturating_sub(outer)))?;
     let mut body = Vec::new();
     let protocol = if udp {
         let port = outer_port(u64::from(client.port()) << 16).to_host();
@@ -46,19 +46,25 @@ pub(super) fn question(
     };
     body.extend(inner);
     // All owners were asked before, so that the other node sends the packet to no third one.
-    let mut packet = header(client.ip(), probe.endpoint, protocol, body.len(), maglev::FORMER | back)?;
+    let mut packet = header(client.ip(), target.endpoint, protocol, body.len(), maglev::FORMER | back)?;
     packet.extend(body);
     Ok(packet)
 }
 
-/// Returns a segment with ACK that belongs to no connection.
-fn segment(client: SocketAddr, frontend: SocketAddr, length: Option<usize>) -> io::Result<Vec<u8>> {
+/// Returns a segment with ACK that belongs to no connection. The RST that answers it has the number
+/// that it acknowledges (RFC 9293 section 3.5.2).
+fn segment(
+    client: SocketAddr,
+    frontend: SocketAddr,
+    acknowledged: u32,
+    length: Option<usize>,
+) -> io::Result<Vec<u8>> {
     let builder = match (client.ip(), frontend.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => PacketBuilder::ipv4(from.octets(), to.octets(), TTL),
         (IpAddr::V6(from), IpAddr::V6(to)) => PacketBuilder::ipv6(from.octets(), to.octets(), TTL),
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     };
-    let tcp = builder.tcp(client.port(), frontend.port(), 1, 1024).ack(1);
+    let tcp = builder.tcp(client.port(), frontend.port(), 1, 1024).ack(acknowledged);
     let payload = vec![0; length.unwrap_or_default().saturating_sub(tcp.size(0))];
     let mut packet = Vec::with_capacity(tcp.size(payload.len()));
     tcp.write(&mut packet, &payload).map_err(io::Error::other)?;
@@ -93,46 +99,46 @@ fn header(from: IpAddr, to: IpAddr, protocol: IpNumber, length: usize, number: u
     }
 }
 
-/// Returns what an IP packet is: the RST from the frontend to the client, as it is or within an
-/// outer packet, or another one.
-pub(super) fn answer(packet: &[u8], frontend: SocketAddr, client: SocketAddr) -> Answered {
-    let Ok(sliced) = SlicedPacket::from_ip(packet) else { return Answered::No };
-    match &sliced.transport {
-        Some(TransportSlice::Tcp(tcp)) if is_reset(&sliced, tcp, frontend, client) => Answered::AsItIs,
-        Some(TransportSlice::Udp(udp)) if udp.destination_port() == GUE_PORT.to_host() => {
-            within(udp.payload(), frontend, client)
-        }
-        None => match sliced.ip_payload() {
-            Some(ip) if matches!(ip.ip_number, IpNumber::IPV4 | IpNumber::IPV6) => {
-                within(ip.payload, frontend, client)
-            }
-            _ => Answered::No,
-        },
-        Some(_) => Answered::No,
-    }
+/// The RST that answers a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Reset {
+    /// Its source and its destination.
+    pub(super) frontend: SocketAddr,
+    pub(super) client: SocketAddr,
+    /// Its sequence number.
+    pub(super) number: u32,
 }
 
-fn within(packet: &[u8], frontend: SocketAddr, client: SocketAddr) -> Answered {
-    let Ok(sliced) = SlicedPacket::from_ip(packet) else { return Answered::No };
-    match &sliced.transport {
-        Some(TransportSlice::Tcp(tcp)) if is_reset(&sliced, tcp, frontend, client) => Answered::Within,
-        _ => Answered::No,
-    }
-}
-
-fn is_reset(packet: &SlicedPacket<'_>, tcp: &TcpSlice<'_>, frontend: SocketAddr, client: SocketAddr) -> bool {
-    let (from, to) = match &packet.net {
-        Some(NetSlice::Ipv4(ip)) => {
-            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+/// Reads an answer: an RST, as it is or within an outer packet; `None`: it is another packet.
+pub(super) fn answer(packet: &[u8]) -> Option<(Reset, Answered)> {
+    let sliced = SlicedPacket::from_ip(packet).ok()?;
+    let inner = match &sliced.transport {
+        Some(TransportSlice::Udp(udp)) if udp.destination_port() == GUE_PORT.to_host() => udp.payload(),
+        None => {
+            let ip = sliced.ip_payload()?;
+            matches!(ip.ip_number, IpNumber::IPV4 | IpNumber::IPV6).then_some(ip.payload)?
         }
-        Some(NetSlice::Ipv6(ip)) => {
-            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
-        }
-        _ => return false,
+        Some(_) => return Some((reset(&sliced)?, Answered::AsItIs)),
     };
-    tcp.rst()
-        && SocketAddr::new(from, tcp.source_port()) == frontend
-        && SocketAddr::new(to, tcp.destination_port()) == client
+    Some((reset(&SlicedPacket::from_ip(inner).ok()?)?, Answered::Within))
+}
+
+fn reset(packet: &SlicedPacket<'_>) -> Option<Reset> {
+    let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { return None };
+    let (from, to) = match packet.net.as_ref()? {
+        NetSlice::Ipv4(ip) => {
+            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+        }
+        NetSlice::Ipv6(ip) => {
+            (IpAddr::from(ip.header().source_addr()), IpAddr::from(ip.header().destination_addr()))
+        }
+        _ => return None,
+    };
+    tcp.rst().then(|| Reset {
+        frontend: SocketAddr::new(from, tcp.source_port()),
+        client: SocketAddr::new(to, tcp.destination_port()),
+        number: tcp.sequence_number(),
+    })
 }
 
 #[cfg(test)]
@@ -147,25 +153,25 @@ mod tests {
         (ProbeWay::ByMac { link: 1, mac: [0; 6] }, 0),
     ];
 
-    fn addresses(ipv6: bool) -> (DirectProbe, SocketAddr) {
+    fn addresses(ipv6: bool) -> (DirectTarget, SocketAddr) {
         let text = if ipv6 {
             ["fd00::2", "[2001:db8::9]:80", "[fd00::1]:40000"]
         } else {
             ["10.0.2.2", "203.0.113.9:80", "192.0.2.1:40000"]
         };
-        let probe = DirectProbe { endpoint: text[0].parse().unwrap(), frontend: text[1].parse().unwrap() };
-        (probe, text[2].parse().unwrap())
+        let target = DirectTarget { endpoint: text[0].parse().unwrap(), frontend: text[1].parse().unwrap() };
+        (target, text[2].parse().unwrap())
     }
 
     #[test]
     fn a_question_has_the_length_that_it_is_to_have() {
         for ipv6 in [false, true] {
-            let (probe, client) = addresses(ipv6);
+            let (target, client) = addresses(ipv6);
             let ip = if ipv6 { 40 } else { 20 };
             for (way, udp) in WAYS {
                 let by_mac = matches!(way, ProbeWay::ByMac { .. });
                 let least = ip + 20 + if by_mac { 0 } else { ip + udp };
-                let of = |length| question(client, &probe, way, length).unwrap();
+                let of = |length| question(client, &target, (way, 7), length).unwrap();
                 assert_eq!([None, Some(9)].map(|length| of(length).len()), [least; 2], "{way:?}");
                 assert_eq!(of(Some(1400)).len(), 1400, "{way:?}");
             }
@@ -175,19 +181,18 @@ mod tests {
     #[test]
     fn the_answer_is_the_reset_alone() {
         for ipv6 in [false, true] {
-            let (probe, client) = addresses(ipv6);
-            let frontend = probe.frontend;
+            let (target, client) = addresses(ipv6);
+            let frontend = target.frontend;
             let from = |frontend: SocketAddr, client: SocketAddr, reset: bool| {
-                let mut packet = segment(frontend, client, None).unwrap();
+                let mut packet = segment(frontend, client, 7, None).unwrap();
                 let flags = packet.len() - 7;
                 packet[flags] = if reset { 0x04 } else { 0x10 };
                 packet
             };
             let reset = from(frontend, client, true);
-            assert_eq!(answer(&reset, frontend, client), Answered::AsItIs);
-            assert_eq!(answer(&from(frontend, client, false), frontend, client), Answered::No);
-            let other = SocketAddr::new(client.ip(), 40_001);
-            assert_eq!(answer(&from(frontend, other, true), frontend, client), Answered::No);
+            let expected = Reset { frontend, client, number: 1 };
+            assert_eq!(answer(&reset), Some((expected, Answered::AsItIs)));
+            assert_eq!(answer(&from(frontend, client, false)), None);
             for protocol in [if ipv6 { IpNumber::IPV6 } else { IpNumber::IPV4 }, IpNumber::UDP] {
                 let mut body = Vec::new();
                 if protocol == IpNumber::UDP {
@@ -195,10 +200,12 @@ mod tests {
                     body.extend(udp.to_bytes());
                 }
                 body.extend(&reset);
-                let mut packet = header(probe.endpoint, client.ip(), protocol, body.len(), 0).unwrap();
+                let mut packet = header(target.endpoint, client.ip(), protocol, body.len(), 0).unwrap();
                 packet.extend(body);
-                assert_eq!(answer(&packet, frontend, client), Answered::Within, "{protocol:?}");
-                assert_eq!(answer(&packet, frontend, other), Answered::No, "{protocol:?}");
+                assert_eq!(answer(&packet), Some((expected, Answered::Within)), "{protocol:?}");
+                let flags = packet.len() - 7;
+                packet[flags] = 0x10;
+                assert_eq!(answer(&packet), None, "{protocol:?}: without RST");
             }
         }
     }

@@ -1,0 +1,370 @@
+//! Probes of other nodes: where nobody has chosen the outer packet (`--dispatch auto`), this node
+//! asks which ones arrive there, and the answers choose it.
+
+mod former;
+mod questions;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use traffic_policy_cluster::model::{DirectTarget, Index, Passing, Way, Ways};
+
+use super::Settings;
+
+/// The time from when the other nodes are told this one's addresses until they are asked: they open
+/// packets of nodes that they know alone.
+const HEARD: Duration = Duration::from_secs(2);
+/// The least time between two looks at the endpoints.
+const FRESH: Duration = Duration::from_secs(1);
+/// The time after which a node is asked again: one that has answered each question or has just
+/// been found to, one of whose answers less came than before, and one that has answered none.
+const AGAIN: Duration = Duration::from_secs(600);
+const CONFIRM: Duration = Duration::from_secs(3);
+const SILENT: Duration = Duration::from_secs(30);
+/// The most nodes that are asked at once, each family counted by itself.
+const AT_ONCE: usize = 16;
+/// The most nodes that a line of the log names.
+const NAMED: usize = 5;
+
+/// A node and an address family.
+type Other = (String, bool);
+/// The way to ask: a test answers itself.
+pub(super) type Ask = Arc<dyn Fn(&[DirectTarget]) -> io::Result<Vec<Way>> + Send + Sync>;
+/// The answers of these nodes.
+pub(super) type Answers = (Vec<Other>, io::Result<Vec<Way>>);
+
+/// An occurrence.
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// Some node is to be asked, or endpoints are to be looked at.
+    Due,
+    Answered(Answers),
+}
+
+/// The state of the questions to one node.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// Whom to ask; `None`: there is no endpoint by which it can be asked.
+    target: Option<DirectTarget>,
+    due: Instant,
+    /// Whether the last answers were fewer than what is taken to get there: one may have been lost.
+    doubted: bool,
+}
+
+/// The ways to the other nodes, and the questions by which they are found out.
+pub(super) struct DirectWays {
+    /// `None`: nobody is asked.
+    by: Option<Ask>,
+    nodes: BTreeMap<Other, Asked>,
+    ways: Ways,
+    asking: JoinSet<Answers>,
+    /// Since when nodes may be asked; `None`: they may not know this one.
+    since: Option<Instant>,
+    /// Whether endpoints may have changed since they were looked at, and when that was.
+    is_stale: bool,
+    looked: Option<Instant>,
+}
+
+impl DirectWays {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let is_on = settings.opening.is_some() && settings.dispatch.is_left_to_the_network();
+        Self {
+            by: is_on.then(|| Arc::new(questions::ask) as Ask),
+            nodes: BTreeMap::new(),
+            ways: Ways::default(),
+            asking: JoinSet::new(),
+            since: None,
+            is_stale: true,
+            looked: None,
+        }
+    }
+
+    /// Takes over, from the maps of an earlier agent, what packets to each node travel in.
+    pub(super) fn resume(&mut self, pins: &Path) {
+        if self.by.is_none() {
+            return;
+        }
+        match former::ways(pins) {
+            Ok(ways) => self.ways = ways,
+            Err(error) => {
+                tracing::debug!("no earlier agent has found out what gets to other nodes: {error:#}");
+            }
+        }
+    }
+
+    /// The ways, as far as they are known.
+    pub(super) fn ways(&self) -> Arc<Ways> {
+        Arc::new(self.ways.clone())
+    }
+
+    /// Notes whether the other nodes know this one, and that endpoints may have changed.
+    pub(super) fn follow(&mut self, is_known: bool, now: Instant) {
+        self.is_stale = true;
+        self.since = if is_known { self.since.or(Some(now + HEARD)) } else { None };
+    }
+
+    /// Waits for the next occurrence. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Happening {
+        let due = self.due();
+        tokio::select! {
+            Some(Ok(answers)) = self.asking.join_next() => Happening::Answered(answers),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Happening::Due,
+            else => std::future::pending().await,
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let since = self.since.filter(|_| self.by.is_some() && self.asking.is_empty())?;
+        let look = self.is_stale.then(|| self.looked.map_or(since, |looked| looked + FRESH));
+        let asked = self.nodes.values().filter(|asked| asked.target.is_some()).map(|asked| asked.due);
+        asked.chain(look).min().map(|due| due.max(since))
+    }
+
+    /// Follows an occurrence. Returns whether a way is another one.
+    pub(super) fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> bool {
+        match happening {
+            Happening::Due => {
+                let is_due = self.is_stale && self.looked.is_none_or(|looked| now >= looked + FRESH);
+                let differs = is_due && self.look(index, now);
+                self.ask(now);
+                differs
+            }
+            Happening::Answered((others, Ok(ways))) => self.hear(&others, &ways, now),
+            Happening::Answered((others, Err(error))) if !questions::are_refused(&error) => {
+                tracing::warn!("other nodes cannot be asked what gets there, trying again: {error}");
+                let asked = self.nodes.iter_mut().filter(|(other, _)| others.contains(other));
+                asked.for_each(|(_, asked)| asked.due = now + SILENT);
+                false
+            }
+            Happening::Answered((_, Err(error))) => {
+                tracing::warn!(
+                    "other nodes cannot be asked what gets there ({error}), so their Leases alone decide: give CAP_NET_RAW and AF_PACKET, or --dispatch ipip or udp"
+                );
+                self.by = None;
+                self.nodes.clear();
+                std::mem::take(&mut self.ways) != Ways::default()
+            }
+        }
+    }
+
+    /// Looks for an endpoint of each node by which it can be asked. Returns whether a way is no
+    /// longer known.
+    fn look(&mut self, index: &Index, now: Instant) -> bool {
+        (self.is_stale, self.looked) = (false, Some(now));
+        let mut targets = index.direct_targets();
+        let leases: BTreeSet<_> = index.direct_leases().map(|lease| lease.node.as_str()).collect();
+        self.nodes.retain(|(node, ipv6), asked| {
+            asked.target = targets.remove(&(node.clone(), *ipv6));
+            leases.contains(node.as_str())
+        });
+        let new = |(other, target)| (other, Asked { target: Some(target), due: now, doubted: false });
+        self.nodes.extend(targets.into_iter().map(new));
+        // Of nodes that cannot be asked it is not known whether that still holds.
+        self.ways.retain(|node, ipv6| self.nodes.contains_key(&(node.to_owned(), ipv6)))
+    }
+
+    /// Asks the nodes that are due, in a thread of its own: it waits for answers that are lost.
+    fn ask(&mut self, now: Instant) {
+        let Some(by) = self.by.clone().filter(|_| self.asking.is_empty()) else { return };
+        let due = self.nodes.iter().filter(|(_, asked)| asked.due <= now);
+        let due = due.filter_map(|(other, asked)| Some((other.clone(), asked.target?))).take(AT_ONCE);
+        let (others, targets): (Vec<_>, Vec<_>) = due.unzip();
+        if !others.is_empty() {
+            self.asking.spawn_blocking(move || {
+                let answers = by(&targets);
+                (others, answers)
+            });
+        }
+    }
+
+    /// Takes answers. What got there before and does not now is asked for once more first. Returns
+    /// whether a way is another one.
+    fn hear(&mut self, others: &[Other], ways: &[Way], now: Instant) -> bool {
+        let mut news: BTreeMap<(Way, bool), Vec<&str>> = BTreeMap::new();
+        let mut differs = false;
+        for ((node, ipv6), way) in others.iter().zip(ways) {
+            let Some(asked) = self.nodes.get_mut(&(node.clone(), *ipv6)) else { continue };
+            let known = self.ways.known(node, *ipv6);
+            let is_less = known.unwrap_or(Way::OPEN).and(*way) != known.unwrap_or(Way::OPEN);
+            if is_less && !asked.doubted {
+                (asked.doubted, asked.due) = (true, now + CONFIRM);
+                continue;
+            }
+            asked.doubted = false;
+            asked.due = now + if *way == Way::CLOSED { SILENT } else { AGAIN };
+            if self.ways.set(node, *ipv6, *way) {
+                differs = true;
+                if known.unwrap_or(Way::OPEN) != *way {
+                    news.entry((*way, *ipv6)).or_default().push(node);
+                }
+            }
+        }
+        for ((way, ipv6), nodes) in news {
+            report(way, ipv6, &nodes);
+        }
+        differs
+    }
+
+    /// The nodes to which not everything gets, each with what does.
+    pub(super) fn lacking(&self) -> BTreeMap<String, String> {
+        let mut lacking = BTreeMap::<_, String>::new();
+        for (node, ipv6) in self.nodes.keys() {
+            if let Some(way) = self.ways.known(node, *ipv6).filter(|way| *way != Way::OPEN) {
+                let text = lacking.entry(node.clone()).or_default();
+                let and = if text.is_empty() { "" } else { "; " };
+                *text = format!("{text}{and}{}: {}", family(*ipv6), InWords(way));
+            }
+        }
+        lacking
+    }
+}
+
+fn report(way: Way, ipv6: bool, nodes: &[&str]) {
+    let more = nodes.len().saturating_sub(NAMED);
+    let mut names = nodes[..nodes.len() - more].join(", ");
+    if more > 0 {
+        names = format!("{names} and {more} more");
+    }
+    let family = family(ipv6);
+    if way == Way::OPEN {
+        tracing::info!("{family} that is forwarded directly gets to {names}: {}", InWords(way));
+    } else {
+        tracing::warn!(
+            "not all {family} that is forwarded directly gets to {names}: {} (`check --direct` with a node's name looks closer)",
+            InWords(way)
+        );
+    }
+}
+
+const fn family(ipv6: bool) -> &'static str {
+    if ipv6 { "IPv6" } else { "IPv4" }
+}
+
+/// A way, for the log and `status`.
+struct InWords(Way);
+
+impl fmt::Display for InWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |passing: Passing| match (passing.within_ip, passing.within_udp) {
+            (true, true) => "within IP and UDP",
+            (true, false) => "within IP, not UDP",
+            (false, true) => "within UDP, not IP",
+            (false, false) => "not at all",
+        };
+        let Way { direct, tunnel } = self.0;
+        if direct == tunnel {
+            return write!(f, "{}", of(direct));
+        }
+        write!(f, "{}, and with replies through this node {}", of(direct), of(tunnel))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Two nodes that are to be asked in IPv4.
+    fn ways(now: Instant) -> (DirectWays, [Other; 2]) {
+        let others = ["a", "b"].map(|node| (node.to_owned(), false));
+        let target = DirectTarget {
+            endpoint: "198.51.100.1".parse().unwrap(),
+            frontend: "203.0.113.9:80".parse().unwrap(),
+        };
+        let asked = Asked { target: Some(target), due: now, doubted: false };
+        let ways = DirectWays {
+            by: Some(Arc::new(|targets| Ok(vec![Way::OPEN; targets.len()]))),
+            nodes: others.iter().map(|other| (other.clone(), asked)).collect(),
+            ways: Ways::default(),
+            asking: JoinSet::new(),
+            since: Some(now),
+            is_stale: false,
+            looked: Some(now),
+        };
+        (ways, others)
+    }
+
+    #[test]
+    fn each_way_has_words() {
+        let [ip, udp] =
+            [(true, false), (false, true)].map(|(within_ip, within_udp)| Passing { within_ip, within_udp });
+        for (direct, tunnel, words) in [
+            (Passing::ALL, Passing::ALL, "within IP and UDP"),
+            (udp, udp, "within UDP, not IP"),
+            (Passing::NONE, Passing::ALL, "not at all, and with replies through this node within IP and UDP"),
+            (ip, Passing::NONE, "within IP, not UDP, and with replies through this node not at all"),
+        ] {
+            assert_eq!(InWords(Way { direct, tunnel }).to_string(), words);
+        }
+    }
+
+    /// One lost answer changes nothing; what is more than before counts at once.
+    #[test]
+    fn what_no_longer_gets_there_is_asked_for_twice() {
+        let start = Instant::now();
+        let (mut ways, [a, b]) = ways(start);
+        let udp = Passing { within_udp: true, ..Passing::NONE };
+        let udp = Way { direct: udp, tunnel: udp };
+        assert!(!ways.hear(std::slice::from_ref(&a), &[udp], start));
+        assert_eq!((ways.ways.known("a", false), ways.nodes[&a].due), (None, start + CONFIRM));
+        assert!(ways.hear(std::slice::from_ref(&a), &[udp], start + CONFIRM));
+        assert_eq!((ways.ways.known("a", false), ways.nodes[&a].due), (Some(udp), start + CONFIRM + AGAIN));
+        assert_eq!(ways.lacking(), BTreeMap::from([("a".to_owned(), "IPv4: within UDP, not IP".to_owned())]));
+
+        assert!(ways.hear(&[a.clone(), b.clone()], &[Way::OPEN; 2], start));
+        assert!(ways.lacking().is_empty());
+        let both = [a.clone(), b.clone()];
+        assert!(!ways.hear(&both, &[Way::OPEN, Way::CLOSED], start));
+        assert!(!ways.hear(&both, &[Way::CLOSED, Way::OPEN], start), "each by itself");
+        assert!(ways.hear(std::slice::from_ref(&a), &[Way::CLOSED], start));
+        assert_eq!((ways.nodes[&a].due, ways.nodes[&b].due), (start + SILENT, start + AGAIN));
+    }
+
+    #[tokio::test]
+    async fn nodes_are_asked_once_they_know_this_one() {
+        let start = Instant::now();
+        let (mut ways, [a, b]) = ways(start);
+        ways.follow(false, start);
+        assert_eq!(ways.due(), None, "this node is not known");
+        ways.follow(true, start);
+        ways.follow(true, start + SECOND);
+        assert_eq!(ways.due(), Some(start + HEARD));
+        let index = Index::default();
+        ways.is_stale = false;
+        assert!(!ways.take(Happening::Due, &index, start + HEARD));
+        assert_eq!(ways.due(), None, "the answers are awaited");
+        let Happening::Answered(answers) = ways.next().await else { panic!("no answers") };
+        assert_eq!(answers.0, [a.clone(), b]);
+        assert!(ways.take(Happening::Answered(answers), &index, start + HEARD));
+        assert_eq!(ways.due(), Some(start + HEARD + AGAIN));
+
+        // Neither has a Lease any longer.
+        assert!(ways.look(&index, start + HEARD));
+        assert!(ways.nodes.is_empty() && *ways.ways() == Ways::default());
+    }
+
+    /// Without the capability, the Leases decide, and it is said once.
+    #[tokio::test]
+    async fn who_may_not_ask_goes_by_the_leases() {
+        let start = Instant::now();
+        let (mut ways, [a, _]) = ways(start);
+        ways.ways.set("a", false, Way::CLOSED);
+        let index = Index::default();
+        let failed = |code| Happening::Answered((vec![a.clone()], Err(io::Error::from_raw_os_error(code))));
+        assert!(!ways.take(failed(libc::EMFILE), &index, start));
+        assert_eq!(ways.nodes[&a].due, start + SILENT, "there may be room later");
+        assert!(ways.take(failed(libc::EPERM), &index, start));
+        ways.follow(true, start + SECOND);
+        assert!(ways.due().is_none() && *ways.ways() == Ways::default());
+    }
+}
