@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use etherparse::{IpHeaders, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
+use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
 use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS};
 
 use super::fixture::{MAC, ROUTER_MAC};
@@ -28,6 +28,8 @@ pub enum Content {
     Echo,
     /// A middle fragment of a datagram, IPv4 only.
     LaterFragment,
+    /// A packet within IP (RFC 2003), as network plugins send them.
+    WithinIp,
 }
 
 /// The endpoint's first sequence number.
@@ -126,6 +128,13 @@ fn bytes(
             let step = ip.icmpv4_echo_request(1, 2);
             let payload = vec![0; FRAME_LENGTH - step.size(0)];
             step.write(&mut bytes, &payload)?;
+        }
+        Content::WithinIp => {
+            let mut inner = Vec::new();
+            let segment = PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], ttl).tcp(from, to, 1, 1);
+            segment.write(&mut inner, &[])?;
+            inner.resize(FRAME_LENGTH - ETHERNET - 20, 0);
+            ip.write(&mut bytes, IpNumber::IPV4, &inner)?;
         }
         Content::LaterFragment => {
             tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?;

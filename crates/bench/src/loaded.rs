@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::{Ebpf, maps::MapError, programs::ProgramFd};
 use ipnet::IpNet;
 use traffic_policy_dataplane::{
-    Kernel, MapSizes, Maps, ToWire, jumps, load, load_programs, maps::prefilter::Needed,
+    Kernel, MapSizes, Maps, ToWire, jumps, jumps_without_opening, load, load_programs,
+    maps::prefilter::Needed,
 };
 use traffic_policy_ebpf::{
     abi::{Address4, Address6, ServiceCount, ServiceCountKey, hook, prefilter::ServiceBits},
@@ -183,11 +184,13 @@ pub struct Setup {
     pub room: Room,
     /// Number of endpoints of the Service; each takes as many flows as there are source ports.
     pub endpoints: u32,
+    /// Whether the node takes part in direct forwarding: it may open packets of other nodes.
+    pub opens: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { sizes: MapSizes::default(), room: Room::default(), endpoints: 8 }
+        Self { sizes: MapSizes::default(), room: Room::default(), endpoints: 8, opens: true }
     }
 }
 
@@ -216,7 +219,11 @@ impl Loaded {
         let mut map = |name| ours.take_map(name).with_context(|| format!("no map {name}"));
         let places4 = Places::new(map("tp_flow_dir4")?, map("tp_unassured4")?)?;
         let places6 = Places::new(map("tp_flow_dir6")?, map("tp_unassured6")?)?;
-        jumps(&ours, &mut tables)?;
+        if setup.opens {
+            jumps(&ours, &mut tables)?;
+        } else {
+            jumps_without_opening(&ours, &mut tables)?;
+        }
         let mut feeder = Feeder::load(fixture.ifindex, &setup.room)?;
         feeder.keep_ready(fixture.idle[idle])?;
         service::set_config(&mut tables);

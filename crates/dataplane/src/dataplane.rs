@@ -21,6 +21,7 @@ pub mod maps;
 mod nexthop;
 mod node;
 mod node_silence;
+mod on_demand;
 mod packet_path;
 mod pod_devices;
 mod pod_services;
@@ -49,7 +50,7 @@ pub use self::{
         loader::{MapSizes, load, load_seeded},
         object::object_bytes,
         pins::{DEFAULT as DEFAULT_PINS, Look as PinsLook, OnOtherLayout, Removed},
-        programs::{jump_table, jumps, jumps_without_sctp, load_programs},
+        programs::{jump_table, jumps, jumps_without_opening, jumps_without_sctp, load_programs},
         test_context::{sk_buff, xdp_md},
         verifier::{Refusal, try_programs},
     },
@@ -111,7 +112,9 @@ pub struct Dataplane {
     named: node::Named,
     silence: node_silence::Silence,
     direct: direct::Direct,
-    sctp: sctp::Sctp,
+    sctp: on_demand::OnDemand,
+    /// The programs that open packets of other nodes.
+    opening: on_demand::OnDemand,
     /// The programs in place.
     programs: bpf::programs::Selection,
     pods: pod_devices::PodDevices,

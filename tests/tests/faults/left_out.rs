@@ -12,7 +12,7 @@ use serde_json::json;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::object::{Policy, Port, Service, lease};
 use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::http::{self, Response};
 
@@ -167,4 +167,28 @@ fn sctp_whose_programs_are_not_loaded() {
     until("ready", SOON, || agent.readyz().is_ok_and(|ready| ready.status == 200));
     let report = &agent.json(&["status"]).unwrap()["agent"]["report"];
     assert_eq!((&report["in_sync"], &report["left_out"]), (&json!(true), &json!([])), "{report}");
+}
+
+/// The kernel does not load the programs that open packets. Only those are not served.
+#[test]
+fn packets_of_other_nodes_whose_programs_are_not_loaded() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let backends = cluster.backends();
+    let web = |port| Cluster::node_port(&format!("web-{port}"), Policy::Local, port);
+    cluster.manifests.apply(&web(30_080), &backends).unwrap();
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agent = &agents[0];
+    // One less than there are programs.
+    limit_descriptors(agent, 5);
+    cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
+    agent.wait_said(&["packets of other nodes are not opened", "does not load the program"], SOON).unwrap();
+    cluster.manifests.apply(&web(30_082), &backends).unwrap();
+    let answered = |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
+    for port in [30_080, 30_082] {
+        cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, port), SOON, answered).unwrap();
+    }
+    assert_eq!((agent.healthz().unwrap().status, agent.readyz().unwrap().status), (200, 200));
+    limit_descriptors(agent, 500);
+    // Without a change of the cluster.
+    agent.wait_said(&["INFO", "packets of other nodes are opened"], Duration::from_secs(60)).unwrap();
 }

@@ -9,8 +9,8 @@ use aya::programs::loaded_programs;
 use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::Lab;
-use traffic_policy_testing::object::{Policy, Port, Service};
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Policy, Port, Service, lease};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::tun::TunEnd;
 
@@ -44,8 +44,6 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
         "tp_xdp_icmp6",
         "tp_xdp_nosctp4",
         "tp_xdp_nosctp6",
-        "tp_xdp_openbk4",
-        "tp_xdp_openbk6",
         "tp_xdp_reject4",
         "tp_xdp_reject6",
         "tp_xdp_slow4",
@@ -105,6 +103,40 @@ fn those_of_sctp_when_there_is_a_service_of_it() {
         agent.wait_ready(Duration::from_secs(20)).unwrap();
         assert_eq!(of_sctp(agent), own, "gone: {gone}");
     }
+}
+
+/// The programs that open packets of other nodes are loaded before the first of those is written.
+/// A next agent loads them at its start, also when no other node has a Lease: they may go on
+/// sending.
+#[test]
+fn those_that_open_packets_when_another_node_may_send_some() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    cluster
+        .manifests
+        .apply(&Cluster::node_port("web", Policy::Cluster, 30_080), &cluster.backends())
+        .unwrap();
+    let mut agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agent = &mut agents[0];
+    let opening = |agent: &Agent| -> Vec<String> {
+        names(agent).into_iter().filter(|name| name.contains("_open")).collect()
+    };
+    assert_eq!(opening(agent), [""; 0]);
+    cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
+    agent.wait_said(&["packets of other nodes are opened", "programs=6"], Duration::from_secs(20)).unwrap();
+    let all = [
+        "tp_tc_open4",
+        "tp_tc_open6",
+        "tp_tc_openback4",
+        "tp_tc_openback6",
+        "tp_xdp_openbk4",
+        "tp_xdp_openbk6",
+    ];
+    assert_eq!(opening(agent), all);
+    fs::remove_file(cluster.manifests.folder().join("lease.yaml")).unwrap();
+    agent.stop().unwrap();
+    agent.start_again().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    assert_eq!(opening(agent), all);
 }
 
 /// The programs of devices without Ethernet are loaded when the first one is attached to, and those

@@ -163,8 +163,10 @@ impl<P: PacketPath> Controller<P> {
             Some("no device has the programs".to_owned())
         } else if addresses.is_empty() {
             Some("the devices with the programs have no address".to_owned())
-        } else if self.path.lacks_direct_room() || self.services.lacks_room() {
+        } else if self.services.lacks_room() {
             Some("its maps have no room for all Services and endpoints".to_owned())
+        } else if let Some(lack) = self.path.opens_not_all() {
+            Some(lack)
         } else {
             self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
         };

@@ -32,7 +32,8 @@ impl<P: PacketPath> Controller<P> {
         }
         self.follow_pods();
         self.beat();
-        if self.services.look_at(source) || self.services.lacks_room() {
+        let lacks_room = self.services.lacks_room() || self.path.opens_not_all().is_some();
+        if self.services.look_at(source) || lacks_room {
             self.needs_write |= self.write_maps(source).await;
         }
         if self.services.has_health_failures() {

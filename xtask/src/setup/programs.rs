@@ -8,9 +8,10 @@ use crate::cargo;
 /// A program, and its package in Debian and Ubuntu.
 pub(crate) type Program<'a> = (&'a str, &'a str);
 
-/// The programs that write rules of nftables and iptables: the bench compares with them, and
-/// layouts of network plugins use them.
-pub(crate) const RULES: [Program<'static>; 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+/// The programs that write rules of nftables and iptables, and set what devices merge: the bench
+/// compares with the former, and layouts of network plugins use all.
+pub(crate) const RULES: [Program<'static>; 3] =
+    [("nft", "nftables"), ("iptables-restore", "iptables"), ("ethtool", "ethtool")];
 
 pub(crate) const NO_RULES: &str = "tests of network plugins' layouts are skipped";
 

@@ -63,11 +63,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the programs that a start needs. `sctp`: whether it serves SCTP.
-    pub(super) fn programs(&self, sctp: bool) -> Selection {
+    /// Returns the programs that a start needs. `sctp`: whether it serves SCTP; `direct`: whether
+    /// it opens packets of other nodes.
+    pub(super) fn programs(&self, sctp: bool, direct: bool) -> Selection {
         Selection {
             mode: self.mode,
             sctp,
+            direct,
             // They are loaded when the first such device is attached to.
             l3: false,
             sockets: self.cgroup != Cgroup::None,

@@ -10,7 +10,9 @@ use anyhow::Result;
 use traffic_policy_cluster::model::{Changes, Desired, Limits};
 
 use super::{
-    Dataplane, clock,
+    Dataplane,
+    bpf::programs::Selection,
+    clock,
     config::Written,
     heartbeat,
     maps::keys::RemovedEndpoint,
@@ -44,9 +46,9 @@ pub trait ServiceMaps {
     /// Returns the limits of the maps: the model builds no more of any one Service.
     fn limits(&self) -> Limits;
 
-    /// Whether some packets that other nodes forward directly to endpoints here are not opened, for
-    /// want of room.
-    fn lacks_direct_room(&self) -> bool;
+    /// Returns why some packets that other nodes forward directly to endpoints here are not opened:
+    /// the maps have no room, or the kernel refuses the programs; `None`: all are.
+    fn opens_not_all(&self) -> Option<String>;
 }
 
 impl ServiceMaps for Dataplane {
@@ -62,7 +64,16 @@ impl ServiceMaps for Dataplane {
         let compares_all = self.compares_all();
         // Before any frontend of it is written.
         if sctp::is_concerned(desired, changes, &self.planner) {
-            self.sctp.ensure(&mut self.object, &mut self.maps, &mut self.programs);
+            let held = (&mut self.object, &mut self.maps, &mut self.programs);
+            let with_them = |held| Selection { sctp: true, ..held };
+            self.sctp.ensure(held, with_them, ["SCTP is served", "SCTP is not served"]);
+        }
+        // Before any node that may send is written.
+        if !desired.direct_nodes.is_empty() {
+            let held = (&mut self.object, &mut self.maps, &mut self.programs);
+            let with_them = |held| Selection { direct: true, ..held };
+            let said = ["packets of other nodes are opened", "packets of other nodes are not opened"];
+            self.opening.ensure(held, with_them, said);
         }
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {
@@ -145,8 +156,11 @@ impl ServiceMaps for Dataplane {
         Limits { frontends, source_ranges, endpoints: slots }
     }
 
-    fn lacks_direct_room(&self) -> bool {
-        self.direct.is_full()
+    fn opens_not_all(&self) -> Option<String> {
+        if let Some(why) = self.opening.refusal() {
+            return Some(format!("the kernel refuses the programs that open packets: {why}"));
+        }
+        self.direct.is_full().then(|| "its maps have no room for all Services and endpoints".to_owned())
     }
 }
 

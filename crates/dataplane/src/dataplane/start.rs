@@ -5,6 +5,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::Ebpf;
+use traffic_policy_ebpf::abi::jump;
 
 use super::{
     Changed, Config, Dataplane, Kernel, MapSizes, Maps, Refusal, Removed, Sweeper,
@@ -27,8 +28,9 @@ use super::{
     nexthop::{self, NextHops},
     node,
     node_silence::Silence,
+    on_demand::OnDemand,
     pod_devices::{PodDevices, pinned_pods},
-    sctp::{self, Sctp},
+    sctp,
     sockets::Sockets,
     sync::{apply, plan::Planner, snat_ports::SnatPorts},
 };
@@ -82,7 +84,9 @@ impl Dataplane {
         let mut maps = Maps::take(&mut object)?;
         let earlier = heartbeat::loading(&mut maps);
         let held = apply::read(&maps)?;
-        let selection = config.programs(sctp::is_served(&held, folder.as_deref()));
+        // The others go on sending to a node that has opened packets.
+        let opens = folder.as_deref().is_some_and(|folder| programs::is_in_place(folder, jump::OPEN));
+        let selection = config.programs(sctp::is_served(&held, folder.as_deref()), opens);
         if let Err(error) = verifier::load_those(&mut object, &btf, |name| selection.needs(name)) {
             heartbeat::restore(&mut maps, earlier);
             return Err(with_fix(error));
@@ -124,7 +128,8 @@ impl Dataplane {
             silence,
             direct: forwarding,
             pods: PodDevices::default(),
-            sctp: Sctp::loaded(selection.sctp),
+            sctp: OnDemand::loaded(selection.sctp),
+            opening: OnDemand::loaded(selection.direct),
             programs: selection,
             route_mtus: None,
             adoption: Adoption::default(),

@@ -144,8 +144,8 @@ impl ServiceMaps for Fake {
         Limits::default()
     }
 
-    fn lacks_direct_room(&self) -> bool {
-        false
+    fn opens_not_all(&self) -> Option<String> {
+        None
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     loader::kernel_types,
     verifier,
 };
-use crate::dataplane::maps::Maps;
+use crate::dataplane::maps::{Maps, reader::Reader};
 
 /// A hook of devices through which packets arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +126,8 @@ pub struct Selection {
     pub mode: Mode,
     /// Whether SCTP is served.
     pub sctp: bool,
+    /// Whether packets of other nodes are opened.
+    pub direct: bool,
     /// Whether devices without Ethernet are served.
     pub l3: bool,
     /// Whether the calls of sockets are translated (`--cgroup`).
@@ -148,8 +150,15 @@ fn is_of_l3(name: &str) -> bool {
 
 impl Selection {
     /// Every program of an agent.
-    const ALL: Self =
-        Self { mode: Mode::Auto, sctp: true, l3: true, sockets: true, pods: true, pod_services: true };
+    const ALL: Self = Self {
+        mode: Mode::Auto,
+        sctp: true,
+        direct: true,
+        l3: true,
+        sockets: true,
+        pods: true,
+        pod_services: true,
+    };
 
     /// Whether a program is one of them.
     pub fn needs(self, name: &str) -> bool {
@@ -158,6 +167,7 @@ impl Selection {
         let stands_in = is_in(&XDP_NO_SCTP) || is_in(&TC_NO_SCTP);
         let of_its_kind = if self.sctp { !stands_in } else { !is_of_sctp(name) };
         let is_wanted = name != EXPLAINED_CALL
+            && (self.direct || !is_of_opening(name))
             && (self.l3 || !is_of_l3(name))
             && (self.sockets || !cgroup::is_program(name))
             && (self.pods || name != pod::DIRECT)
@@ -177,9 +187,25 @@ impl Selection {
 
 /// Whether a program is one of SCTP, that stands in for none.
 pub fn is_of_sctp(name: &str) -> bool {
+    is_at(name, &[jump::SCTP, jump::SCTP_OUT, jump::SCTP_SPLIT])
+}
+
+/// Whether a program opens packets of other nodes.
+fn is_of_opening(name: &str) -> bool {
+    is_at(name, &[jump::OPEN, jump::OPEN_REPLY])
+}
+
+/// Whether others jump to a program by one of these indices, of either family.
+fn is_at(name: &str, indices: &[u32]) -> bool {
     let all = XDP_JUMPS.iter().chain(&TC_JUMPS).chain(&L3_JUMPS).chain(&POD_JUMPS);
-    let of_sctp = |index| [jump::SCTP, jump::SCTP_OUT, jump::SCTP_SPLIT].contains(&(index % jump::FAMILY));
-    all.into_iter().any(|(index, jump)| *jump == name && of_sctp(*index))
+    all.into_iter().any(|(index, jump)| *jump == name && indices.contains(&(index % jump::FAMILY)))
+}
+
+/// Whether an earlier agent has put a program in place that those of TC jump to by this index.
+/// `folder`: its pins.
+pub fn is_in_place(folder: &Path, index: u32) -> bool {
+    // An element without a program cannot be read.
+    Reader::open(folder, TC_CALLS).and_then(|jumps| jumps.value::<u32>(index)).is_ok()
 }
 
 /// Verifies and loads every program of an object.
@@ -216,6 +242,12 @@ pub fn jumps(object: &Ebpf, maps: &mut Maps) -> Result<()> {
 /// filled.
 pub fn jumps_without_sctp(object: &Ebpf, maps: &mut Maps) -> Result<()> {
     jumps_needed(object, maps, Selection { sctp: false, ..Selection::ALL })
+}
+
+/// Installs the programs of a node that opens no packets of other nodes, in the places that no
+/// other agent has filled.
+pub fn jumps_without_opening(object: &Ebpf, maps: &mut Maps) -> Result<()> {
+    jumps_needed(object, maps, Selection { direct: false, ..Selection::ALL })
 }
 
 /// Installs the programs like [`jumps`], but only the selected ones. The others stay as an earlier

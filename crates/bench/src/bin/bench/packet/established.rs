@@ -84,7 +84,7 @@ pub(super) fn setup(size: Size, ipv6: bool) -> Setup {
     };
     // The room holds the frames of the row and, where they differ, of the floor.
     let room = Room { frames: 2 * size.flows().max(4_000), floor_flows: entries, ..Room::default() };
-    Setup { sizes, room, endpoints: if size == Size::Million { 128 } else { 8 } }
+    Setup { sizes, room, endpoints: if size == Size::Million { 128 } else { 8 }, ..Setup::default() }
 }
 
 /// A row of the group.

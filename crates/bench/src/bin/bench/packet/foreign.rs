@@ -101,6 +101,7 @@ fn all() -> Vec<Wanted> {
         ("a pod that shares one bit with them", To::Pod(1), NODE_PORT, Content::Ack, Outcome::Passed, POD),
         ("an echo request", To::Node, NODE_PORT, Content::Echo, Outcome::PassedUnsupportedProtocol, 10.0),
         ("a later fragment", To::Node, NODE_PORT, Content::LaterFragment, Outcome::PassedFragment, 40.0),
+        ("a packet within IP", To::Near, 0, Content::WithinIp, Outcome::PassedUnsupportedProtocol, 15.0),
     ];
     for hook in [Hook::Xdp, Hook::Ingress] {
         for (name, to, port, content, outcome, goal) in coming {
@@ -190,7 +191,8 @@ pub(super) fn measure(plan: &Plan, fixture: &BenchNode, effort: Effort, report: 
 }
 
 fn load(fixture: &BenchNode) -> Result<Loaded> {
-    let mut loaded = Loaded::new(fixture, Setup::default())?;
+    // No other node has a Lease.
+    let mut loaded = Loaded::new(fixture, Setup { opens: false, ..Setup::default() })?;
     loaded.add_cluster_ips(CLUSTER_IPS)?;
     open(&mut loaded, false, Protocol::Tcp, SENDERS)?;
     Ok(loaded)
