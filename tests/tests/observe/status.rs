@@ -22,6 +22,11 @@ fn hooks(status: &Value) -> Vec<String> {
         .collect()
 }
 
+/// The numbers of flows of IPv4 and IPv6 that no client has confirmed.
+fn unassured(status: &Value) -> [u64; 2] {
+    [0, 1].map(|family| status["flows"]["unassured"][family].as_u64().unwrap())
+}
+
 #[test]
 fn attached_in_sync_and_after_death() {
     for (attach, expected) in [
@@ -32,7 +37,10 @@ fn attached_in_sync_and_after_death() {
         let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
         let service = Cluster::node_port("web", Policy::Cluster, 30080);
         cluster.manifests.apply(&service, &cluster.backends()).unwrap();
-        let mut agent = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap().remove(0);
+        let agents = Agent::start_all(&cluster.lab, |agent| {
+            agent.attach(attach).flags(&["--unassured-entries", "64"])
+        });
+        let mut agent = agents.unwrap().remove(0);
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080)).unwrap();
 
         let status = agent.json(&["status"]).unwrap();
@@ -56,6 +64,18 @@ fn attached_in_sync_and_after_death() {
         assert_eq!(status["flows"]["entries"][0], 2);
         assert_eq!(status["flows"]["full_seconds_ago"], Value::Null);
         assert!(status["map_bytes"].as_u64().unwrap() > 30_000_000);
+
+        assert_eq!(unassured(&status), [0, 0], "{attach}: the client's connection is assured");
+        // A queue goes round after 64 flows of UDP. Each question is a flow of its own.
+        for (family, flows, expected) in
+            [(Family::V6, 1, [0, 1]), (Family::V4, 3, [3, 1]), (Family::V4, 80, [64, 1])]
+        {
+            for _ in 0..flows {
+                cluster.answer(Protocol::Udp, cluster.at(1, family, 30080)).unwrap();
+            }
+            let status = agent.json(&["status"]).unwrap();
+            assert_eq!(unassured(&status), expected, "{attach}: after {flows} flows of {family:?}");
+        }
 
         let seen = |status: &Value| status["agent"]["seen_seconds_ago"].as_f64().unwrap();
         agent.kill().unwrap();

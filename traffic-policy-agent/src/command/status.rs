@@ -199,22 +199,31 @@ impl Flows {
         let of = |name: &str| maps_read.iter().find(|map| map.name == name);
         let used = |names: [&str; 2]| names.map(|name| of(name).and_then(|map| map.used).unwrap_or(0));
         let usage = pinned.usage()?;
+        let next = usage.unassured_next;
         Ok(Self {
             entries: used(["tp_flows4", "tp_flows6"]),
             size: ["tp_flows4", "tp_flows6"].map(|name| of(name).map_or(0, |map| map.room.into())),
             unassured: [
-                unassured::<Address4>(pinned, "tp_unassured4")?,
-                unassured::<Address6>(pinned, "tp_unassured6")?,
+                unassured::<Address4>(pinned, "tp_unassured4", [next[0], next[2]])?,
+                unassured::<Address6>(pinned, "tp_unassured6", [next[1], next[3]])?,
             ],
             full_seconds_ago: Heartbeat::read(pinned)?.full(&usage).map(|since| since.as_secs_f64()),
         })
     }
 }
 
-/// Returns the number of flows in the queues of unassured flows.
-fn unassured<A: Address>(pinned: &Pinned, map: &str) -> Result<u64> {
+/// Returns the number of flows in the queues of unassured flows, each of which has half of the map.
+/// `next` are the numbers of places that were taken of each queue so far: places that never were
+/// are not read.
+fn unassured<A: Address>(pinned: &Pinned, name: &str, next: [u64; 2]) -> Result<u64> {
+    let map = pinned.map(name)?;
+    let places = map.info().entries / 2;
     let mut count = 0;
-    pinned.map(map)?.each(|_: u32, held: Tuple<A>| count += u64::from(held.protocol != 0))?;
+    for (first, next) in [0, places].into_iter().zip(next) {
+        let taken = u32::try_from(next).map_or(places, |next| next.min(places));
+        let visit = |held: Tuple<A>| count += u64::from(held.protocol != 0);
+        map.elements(first..first + taken, visit)?;
+    }
     Ok(count)
 }
 

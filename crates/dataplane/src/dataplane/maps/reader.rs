@@ -2,6 +2,7 @@
 //! and one call per entry takes a second for a full flow table.
 
 use std::{
+    ops::Range,
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
 };
@@ -137,6 +138,18 @@ impl Reader {
         })
     }
 
+    /// Calls `visit` with these elements of an array.
+    pub fn elements<V: Pod>(&self, places: Range<u32>, mut visit: impl FnMut(V)) -> Result<()> {
+        self.fits::<V>(self.info.value, "values")?;
+        ensure!(self.info.kind == MapType::Array as u32, "{} is no array", self.name);
+        self.batches_within(places.start..places.end.min(self.info.entries), |_, values| {
+            for value in values.chunks_exact(size_of::<V>()) {
+                // SAFETY: there are as many bytes as a value has, and any bytes are a valid one.
+                visit(unsafe { value.as_ptr().cast::<V>().read_unaligned() });
+            }
+        })
+    }
+
     /// Returns all keys of a hash, whatever its values.
     pub fn keys<K: Pod>(&self) -> Result<Vec<K>> {
         self.fits::<K>(self.info.key, "keys")?;
@@ -156,13 +169,23 @@ impl Reader {
         Ok(count)
     }
 
-    fn batches(&self, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
+    fn batches(&self, visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
+        self.batches_within(0..u32::MAX, visit)
+    }
+
+    /// Reads these elements of an array. Of other maps, whose entries have no order, `within` has
+    /// all numbers.
+    fn batches_within(&self, within: Range<u32>, mut visit: impl FnMut(&[u8], &[u8])) -> Result<()> {
         let (key, value) = (self.info.key as usize, self.info.value as usize);
         let mut room = BATCH.min(self.info.entries.max(1));
-        // The position to continue from is a key or a bucket's number.
+        // The position to continue from is a key or a bucket's number. In an array, it is the index
+        // before the next element.
         let mut places = [vec![0_u8; key.max(8)], vec![0_u8; key.max(8)]];
-        let mut first = true;
-        loop {
+        let mut first = within.start == 0;
+        places[0][..4].copy_from_slice(&within.start.wrapping_sub(1).to_ne_bytes());
+        let mut left = within.end.saturating_sub(within.start);
+        while left > 0 {
+            room = room.min(left);
             let (mut keys, mut values) = (vec![0; key * room as usize], vec![0; value * room as usize]);
             let [from, to] = &mut places;
             let mut batch = Batch {
@@ -189,10 +212,12 @@ impl Reader {
             let count = batch.count as usize;
             visit(&keys[..count * key], &values[..count * value]);
             if last {
-                return Ok(());
+                break;
             }
+            left = left.saturating_sub(batch.count);
             places.swap(0, 1);
             first = false;
         }
+        Ok(())
     }
 }
