@@ -12,10 +12,23 @@ fn main() {}
 
 /// Defines programs of one kind: `name => function`, with the function's argument made from the
 /// kernel's context.
+///
+/// With `each`, every program has a section of its own: for each program, aya copies the source
+/// lines of its whole section. XDP programs have one section: what aya lets follow `xdp.frags` is
+/// no name.
 #[cfg(target_arch = "bpf")]
 macro_rules! programs {
     (
-        $section:literal, $parameter:ident: *mut $context:ty => $argument:expr, $verdict:ty;
+        each $section:literal, $parameter:ident: *mut $context:ty => $argument:expr, $verdict:ty;
+        $($name:ident => $run:path;)+
+    ) => {
+        $(programs! {
+            concat!($section, "/", stringify!($name)), $parameter: *mut $context => $argument, $verdict;
+            $name => $run;
+        })+
+    };
+    (
+        $section:expr, $parameter:ident: *mut $context:ty => $argument:expr, $verdict:ty;
         $($(#[$attribute:meta])* $name:ident => $run:path;)+
     ) => {
         $(
@@ -110,7 +123,7 @@ mod programs {
     }
 
     programs! {
-        "classifier", context: *mut __sk_buff => <Tc>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => <Tc>::new(context), i32;
         tp_tc_ingress => fast_path::run;
         tp_tc_slow4 => slow_path::run::<Tc, V4>;
         tp_tc_slow6 => slow_path::run::<Tc, V6>;
@@ -137,7 +150,7 @@ mod programs {
     // Programs on the host side of pods' devices, which share the others' programs for what creates
     // no flow.
     programs! {
-        "classifier", context: *mut __sk_buff => <TcPod>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => <TcPod>::new(context), i32;
         tp_pod_ingress => fast_path::run;
         tp_pod_egress => egress::run;
         tp_pod_slow4 => slow_path::run::<TcPod, V4>;
@@ -148,7 +161,7 @@ mod programs {
 
     // Programs on devices without Ethernet, whose packets begin with the IP header.
     programs! {
-        "classifier", context: *mut __sk_buff => <TcL3>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => <TcL3>::new(context), i32;
         tp_l3_ingress => l3_ingress::run;
         tp_l3_egress => egress::run;
         tp_l3_icmp_out4 => icmp_errors::run_out::<TcL3, V4>;
@@ -167,7 +180,7 @@ mod programs {
     }
 
     programs! {
-        "classifier", context: *mut __sk_buff => Tc::<true>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => Tc::<true>::new(context), i32;
         tp_tc_sctp4 => variable_headers::run::<Tc<true>, V4>;
         tp_tc_sctp6 => variable_headers::run::<Tc<true>, V6>;
         tp_tc_nosctp4 => no_sctp::run::<Tc<true>, V4>;
@@ -178,13 +191,13 @@ mod programs {
     }
 
     programs! {
-        "classifier", context: *mut __sk_buff => TcPod::<true>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => TcPod::<true>::new(context), i32;
         tp_pod_sctp4 => variable_headers::run::<TcPod<true>, V4>;
         tp_pod_sctp6 => variable_headers::run::<TcPod<true>, V6>;
     }
 
     programs! {
-        "classifier", context: *mut __sk_buff => TcL3::<true>::new(context), i32;
+        each "classifier", context: *mut __sk_buff => TcL3::<true>::new(context), i32;
         tp_l3_sctp_out4 => variable_headers::run_out::<TcL3<true>, V4>;
         tp_l3_sctp_out6 => variable_headers::run_out::<TcL3<true>, V6>;
     }
