@@ -12,6 +12,7 @@ use std::{env, fs, path::Path};
 
 use anyhow::Context;
 use aya_build::{Package, Toolchain};
+use object::build::elf;
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);
@@ -45,6 +46,28 @@ fn main() -> anyhow::Result<()> {
         }],
         Toolchain::Custom(&found.name),
     )?;
+    let folder = env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?;
+    remove_debug_information(&Path::new(&folder).join("traffic-policy-ebpf"))?;
     println!("cargo:rustc-cfg=bpf_object");
     Ok(())
+}
+
+/// Removes the sections that only a debugger reads: three quarters of the object. The kernel's
+/// types and lines are in `.BTF` and `.BTF.ext`, which bpf-linker makes of the same information.
+fn remove_debug_information(object: &Path) -> anyhow::Result<()> {
+    let whole = fs::read(object)?;
+    let mut file = elf::Builder::read(&*whole).context("the compiled packet path is damaged")?;
+    for section in &mut file.sections {
+        let name = section.name.to_string();
+        section.delete = name.starts_with(".debug") || name.starts_with(".rel.debug");
+    }
+    file.delete_orphan_symbols();
+    // LLVM keeps the names of sections among those of symbols, which `Builder` does not write.
+    let names = file.sections.add();
+    names.name = ".shstrtab".into();
+    names.sh_type = object::elf::SHT_STRTAB;
+    names.data = elf::SectionData::SectionString;
+    let mut rest = Vec::new();
+    file.write(&mut rest)?;
+    Ok(fs::write(object, rest)?)
 }
