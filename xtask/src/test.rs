@@ -288,7 +288,7 @@ fn documentation_tests(tally: &mut Tally) -> Result<bool> {
 
 /// Returns the number of simultaneous tests: one and a half times the number of CPUs, since most
 /// tests wait half of their time, for an agent, an answer or silence; and more while all running
-/// tests wait, up to five times that of the CPUs. Tests that measure loss take a quarter of two
+/// tests wait, up to eight times that of the CPUs. Tests that measure loss take a quarter of two
 /// CPUs each.
 fn slots() -> Slots {
     if let Some(set) = env::var(THREADS).ok().and_then(|number| number.parse().ok()) {
@@ -298,7 +298,7 @@ fn slots() -> Slots {
         return Slots { always: 1, most: 1, few: 1 };
     }
     let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    Slots { always: cpus + cpus / 2, most: 5 * cpus, few: cpus + cpus / 2 }
+    Slots { always: cpus + cpus / 2, most: 8 * cpus, few: cpus + cpus / 2 }
 }
 
 /// Runs one test program, as root if it belongs to a package that needs it. Called by cargo.

@@ -19,6 +19,8 @@ use crate::{build, cargo};
 const HISTORY: &str = "test-costs.tsv";
 /// The file beside it with a line for each test: its time in the last run that included it.
 const TESTS: &str = "test-times.tsv";
+/// The longest tests, as such lines of one run: a run on a new machine begins with them.
+const LONGEST: &str = include_str!("longest.tsv");
 /// The number of the slowest tests that are listed.
 const SLOWEST: usize = 20;
 /// The number of earlier runs that are shown, together with their median.
@@ -43,9 +45,13 @@ pub(super) fn test_name(suite: &str, test: &str) -> String {
 pub(super) struct Known(BTreeMap<String, f64>);
 
 impl Known {
-    /// Reads the times that earlier runs have left; there are none before the first one.
+    /// Reads the times that earlier runs have left, and those of the repository for tests that have
+    /// not run here yet.
     pub(super) fn read() -> Self {
-        Self::parse(&file(TESTS).and_then(|path| Ok(fs::read_to_string(path)?)).unwrap_or_default())
+        let here = file(TESTS).and_then(|path| Ok(fs::read_to_string(path)?)).unwrap_or_default();
+        let mut known = Self::parse(LONGEST);
+        known.0.extend(Self::parse(&here).0);
+        known
     }
 
     fn parse(text: &str) -> Self {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use std::{iter, thread};
 
 use anyhow::{Context, Result, ensure};
+use crc32fast::Hasher;
 use socket2::SockRef;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -56,7 +57,7 @@ async fn talk(stream: &mut TcpStream, bytes: u64) -> Result<()> {
     ensure!(received == expected(TO_CLIENT, bytes), "the content that arrived here differs");
     let mut line = String::new();
     reader.read_line(&mut line).await?;
-    let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
+    let at_server: u32 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
     ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
     Ok(())
 }
@@ -84,7 +85,7 @@ pub fn burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u64) -> Result<(
     ensure!(received == expected(TO_CLIENT, bytes), "the content that arrived here differs");
     let mut line = String::new();
     stream.read_line(&mut line)?;
-    let at_server: u64 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
+    let at_server: u32 = line.trim_end().parse().with_context(|| format!("hash of the server: {line:?}"))?;
     ensure!(at_server == expected(TO_SERVER, bytes), "the content that arrived at the server differs");
     Ok(())
 }
@@ -96,95 +97,59 @@ pub(super) fn answer_burst(stream: &mut io::BufReader<net::TcpStream>, bytes: u6
 }
 
 /// Sends one content and receives another at the same time; returns the hash of the latter.
-fn both_ways(stream: &mut io::BufReader<net::TcpStream>, seed: u64, bytes: u64) -> Result<u64> {
+fn both_ways(stream: &mut io::BufReader<net::TcpStream>, seed: u64, bytes: u64) -> Result<u32> {
     let mut writer = stream.get_ref().try_clone()?;
     thread::scope(|scope| {
-        let sent = scope.spawn(move || {
-            let mut content = Content(seed);
-            content.chunks(bytes).try_for_each(|chunk| writer.write_all(&chunk))
-        });
-        let mut hash = Hash::default();
+        let sent = scope.spawn(move || content(seed, bytes).try_for_each(|chunk| writer.write_all(&chunk)));
+        let mut hash = Hasher::new();
         let mut left = usize::try_from(bytes)?;
         let mut chunk = vec![0; CHUNK];
         while left > 0 {
             let wanted = left.min(CHUNK);
             stream.read_exact(&mut chunk[..wanted]).context("the stream ended early")?;
-            hash.add_all(&chunk[..wanted]);
+            hash.update(&chunk[..wanted]);
             left -= wanted;
         }
         sent.join().map_err(|_| anyhow::anyhow!("the sender panicked"))?.context("sending")?;
-        Ok(hash.0)
+        Ok(hash.finalize())
     })
 }
 
 async fn send(mut writer: impl AsyncWrite + Unpin, seed: u64, bytes: u64) -> Result<()> {
-    for chunk in Content(seed).chunks(bytes) {
+    for chunk in content(seed, bytes) {
         writer.write_all(&chunk).await?;
     }
     Ok(writer.flush().await?)
 }
 
-async fn receive(reader: &mut (impl AsyncRead + Unpin), bytes: u64) -> Result<u64> {
-    let mut hash = Hash::default();
+async fn receive(reader: &mut (impl AsyncRead + Unpin), bytes: u64) -> Result<u32> {
+    let mut hash = Hasher::new();
     let mut chunk = vec![0; CHUNK];
     let mut left = usize::try_from(bytes)?;
     while left > 0 {
         let wanted = left.min(CHUNK);
         reader.read_exact(&mut chunk[..wanted]).await.context("the stream ended early")?;
-        hash.add_all(&chunk[..wanted]);
+        hash.update(&chunk[..wanted]);
         left -= wanted;
     }
-    Ok(hash.0)
+    Ok(hash.finalize())
 }
 
-fn expected(seed: u64, bytes: u64) -> u64 {
-    let mut content = Content(seed);
-    let mut hash = Hash::default();
-    (0..bytes / 8).for_each(|_| hash.add(content.word()));
-    hash.0
+fn expected(seed: u64, bytes: u64) -> u32 {
+    let mut hash = Hasher::new();
+    content(seed, bytes).for_each(|chunk| hash.update(&chunk));
+    hash.finalize()
 }
 
-/// A xorshift generator: no two parts of the content are alike, so that nothing can be swapped or
-/// repeated unnoticed.
-pub(super) struct Content(pub(super) u64);
-
-impl Content {
-    fn word(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Yields `bytes` bytes, a multiple of 8, in chunks.
-    pub(super) fn chunks(&mut self, bytes: u64) -> impl Iterator<Item = Vec<u8>> + use<'_> {
-        let mut left = bytes / 8;
-        iter::from_fn(move || {
-            let words = left.min(CHUNK as u64 / 8);
-            left -= words;
-            (words > 0).then(|| (0..words).flat_map(|_| self.word().to_le_bytes()).collect())
-        })
-    }
-}
-
-/// FNV-1a by words: fast enough for 100 MB in a debug build.
-pub(super) struct Hash(pub(super) u64);
-
-impl Default for Hash {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hash {
-    fn add(&mut self, word: u64) {
-        self.0 = (self.0 ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(23);
-    }
-
-    /// Adds bytes, whose number is a multiple of a word's.
-    pub(super) fn add_all(&mut self, bytes: &[u8]) {
-        bytes
-            .chunks_exact(8)
-            .for_each(|word| self.add(u64::from_le_bytes(word.try_into().expect("8 bytes"))));
-    }
+/// Yields `bytes` bytes in chunks: random ones, so that nothing can be swapped or repeated
+/// unnoticed.
+pub(super) fn content(seed: u64, bytes: u64) -> impl Iterator<Item = Vec<u8>> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut left = bytes;
+    iter::from_fn(move || {
+        let mut chunk = vec![0; left.min(CHUNK as u64) as usize];
+        left -= chunk.len() as u64;
+        random.fill(&mut chunk);
+        (!chunk.is_empty()).then_some(chunk)
+    })
 }

@@ -10,9 +10,10 @@ use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use crc32fast::Hasher;
 
 use super::retransmissions;
-use super::transfer::{CHUNK, Content, Hash};
+use super::transfer::{CHUNK, content};
 use crate::netns::Namespace;
 use crate::pace::scaled;
 
@@ -33,7 +34,7 @@ pub struct Upload {
 }
 
 /// The number of bytes that one end has sent or received, and the hash of their content.
-type Part = (u64, u64);
+type Part = (u64, u32);
 
 impl Upload {
     /// Connects a client in `from` to `target`, which leads to `port` in `to`, and begins to send.
@@ -101,35 +102,29 @@ impl Upload {
 
 /// Sends until `stop` is set, then closes this direction.
 fn send(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<Part> {
-    let (mut bytes, mut hash) = (0, Hash::default());
-    for chunk in Content(SEED).chunks(ENDLESS) {
+    let (mut bytes, mut hash) = (0, Hasher::new());
+    for chunk in content(SEED, ENDLESS) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         stream.write_all(&chunk)?;
         bytes += chunk.len() as u64;
-        hash.add_all(&chunk);
+        hash.update(&chunk);
     }
     stream.shutdown(Shutdown::Write)?;
-    Ok((bytes, hash.0))
+    Ok((bytes, hash.finalize()))
 }
 
 /// Receives until the other side has closed its direction.
 fn receive(mut stream: TcpStream) -> io::Result<Part> {
-    let (mut bytes, mut hash) = (0, Hash::default());
+    let (mut bytes, mut hash) = (0, Hasher::new());
     let mut chunk = vec![0; CHUNK];
-    // Words are hashed, and a segment may end within one.
-    let mut filled = 0;
     loop {
-        let read = stream.read(&mut chunk[filled..])?;
-        filled += read;
-        if read == 0 || filled == CHUNK {
-            hash.add_all(&chunk[..filled]);
-            bytes += filled as u64;
-            filled = 0;
-        }
+        let read = stream.read(&mut chunk)?;
         if read == 0 {
-            return Ok((bytes, hash.0));
+            return Ok((bytes, hash.finalize()));
         }
+        hash.update(&chunk[..read]);
+        bytes += read as u64;
     }
 }
