@@ -41,7 +41,7 @@ pub use desired::{
     Desired, Endpoint, FALLBACK_ANNOTATION, Frontend, FrontendKind, HealthCheck, OTHER_PROTOCOLS,
     ServicePort, Warning,
 };
-pub use direct_nodes::DirectTarget;
+pub use direct_nodes::{DirectTarget, DirectTargets};
 pub use dispatch::{Dispatch, DispatchChoice, Passing, Way, Ways};
 pub use drain::{DEFAULT_DRAIN, HeldPolicy, drain_until};
 pub use duration::parse_duration;

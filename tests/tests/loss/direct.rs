@@ -29,6 +29,11 @@ struct Scene {
     control_plane: ControlPlane,
 }
 
+fn web(forwarding: &str) -> Service {
+    let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
+    web.annotation("traffic-policy.io/forwarding", forwarding)
+}
+
 impl Scene {
     fn start() -> Self {
         Self::with(&[0, 1, 1], &[])
@@ -36,14 +41,12 @@ impl Scene {
 
     fn with(pods: &[u8], more: &[&str]) -> Self {
         let cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
-        Self::on(cluster, more)
+        Self::on(cluster, more, "direct")
     }
 
-    fn on(mut cluster: Cluster, more: &[&str]) -> Self {
+    fn on(mut cluster: Cluster, more: &[&str], forwarding: &str) -> Self {
         let control_plane = ControlPlane::start(&cluster.lab).unwrap();
-        let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
-        let web = web.annotation("traffic-policy.io/forwarding", "direct");
-        control_plane.apply(&web, &cluster.backends()).unwrap();
+        control_plane.apply(&web(forwarding), &cluster.backends()).unwrap();
         let flags = [&FLAGS, more].concat();
         let scene = |builder: AgentBuilder| builder.kubeconfig(control_plane.kubeconfig()).flags(&flags);
         cluster.launch(scene).unwrap();

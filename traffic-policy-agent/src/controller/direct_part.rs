@@ -130,8 +130,8 @@ impl<P: PacketPath> Controller<P> {
     pub(super) fn resume_ways(&mut self) {
         if let Some(pins) = &self.settings.dataplane.pins {
             self.ways.resume(pins);
-            self.services.set_ways(self.ways.ways());
         }
+        self.services.set_ways(self.ways.ways());
     }
 
     /// Follows questions to other nodes. Returns whether the maps are to be written.

@@ -72,19 +72,24 @@ pub(super) struct DirectWays {
     /// Whether endpoints may have changed since they were looked at, and when that was.
     is_stale: bool,
     looked: Option<Instant>,
+    /// The time at which the first node is due.
+    next: Option<Instant>,
 }
 
 impl DirectWays {
     pub(super) fn new(settings: &Settings) -> Self {
         let is_on = settings.opening.is_some() && settings.dispatch.is_left_to_the_network();
+        let mut ways = Ways::default();
+        ways.hold([is_on; 2]);
         Self {
             by: is_on.then(|| Arc::new(questions::ask) as Ask),
             nodes: BTreeMap::new(),
-            ways: Ways::default(),
+            ways,
             asking: JoinSet::new(),
             since: None,
             is_stale: true,
             looked: None,
+            next: None,
         }
     }
 
@@ -94,7 +99,10 @@ impl DirectWays {
             return;
         }
         match former::ways(pins) {
-            Ok(ways) => self.ways = ways,
+            Ok(mut ways) => {
+                ways.hold([true; 2]);
+                self.ways = ways;
+            }
             Err(error) => {
                 tracing::debug!("no earlier agent has found out what gets to other nodes: {error:#}");
             }
@@ -125,12 +133,18 @@ impl DirectWays {
     fn due(&self) -> Option<Instant> {
         let since = self.since.filter(|_| self.by.is_some() && self.asking.is_empty())?;
         let look = self.is_stale.then(|| self.looked.map_or(since, |looked| looked + FRESH));
-        let asked = self.nodes.values().filter(|asked| asked.target.is_some()).map(|asked| asked.due);
-        asked.chain(look).min().map(|due| due.max(since))
+        self.next.into_iter().chain(look).min().map(|due| due.max(since))
     }
 
     /// Follows an occurrence. Returns whether a way is another one.
     pub(super) fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> bool {
+        let differs = self.judge(happening, index, now);
+        let asked = self.nodes.values().filter(|asked| asked.target.is_some());
+        self.next = asked.map(|asked| asked.due).min();
+        differs
+    }
+
+    fn judge(&mut self, happening: Happening, index: &Index, now: Instant) -> bool {
         match happening {
             Happening::Due => {
                 let is_due = self.is_stale && self.looked.is_none_or(|looked| now >= looked + FRESH);
@@ -162,22 +176,38 @@ impl DirectWays {
         (self.is_stale, self.looked) = (false, Some(now));
         let mut targets = index.direct_targets();
         let leases: BTreeSet<_> = index.direct_leases().map(|lease| lease.node.as_str()).collect();
+        // While no packet is forwarded directly, the first one is to wait for an answer.
+        let can_ask = |ipv6| targets.of.keys().any(|other| other.1 == ipv6);
+        let held = [false, true].map(|ipv6| can_ask(ipv6) || !targets.is_used[usize::from(ipv6)]);
+        let differs = self.ways.hold(held);
         self.nodes.retain(|(node, ipv6), asked| {
-            asked.target = targets.remove(&(node.clone(), *ipv6));
+            let target = targets.of.remove(&(node.clone(), *ipv6));
+            let of = |target: &Option<DirectTarget>| target.map(|target| target.frontend);
+            if target.is_some() && of(&target) != of(&asked.target) {
+                // A network may treat it otherwise.
+                asked.due = now;
+            }
+            asked.target = target;
             leases.contains(node.as_str())
         });
         let new = |(other, target)| (other, Asked { target: Some(target), due: now, doubted: false });
-        self.nodes.extend(targets.into_iter().map(new));
+        self.nodes.extend(targets.of.into_iter().map(new));
         // Of nodes that cannot be asked it is not known whether that still holds.
-        self.ways.retain(|node, ipv6| self.nodes.contains_key(&(node.to_owned(), ipv6)))
+        let forgets = self.ways.retain(|node, ipv6| self.nodes.contains_key(&(node.to_owned(), ipv6)));
+        forgets || differs
     }
 
     /// Asks the nodes that are due, in a thread of its own: it waits for answers that are lost.
     fn ask(&mut self, now: Instant) {
         let Some(by) = self.by.clone().filter(|_| self.asking.is_empty()) else { return };
         let due = self.nodes.iter().filter(|(_, asked)| asked.due <= now);
-        let due = due.filter_map(|(other, asked)| Some((other.clone(), asked.target?))).take(AT_ONCE);
-        let (others, targets): (Vec<_>, Vec<_>) = due.unzip();
+        let mut due: Vec<_> =
+            due.filter_map(|(other, asked)| Some((asked.due, other, asked.target?))).collect();
+        // Those that answer nothing are due often, and must not keep others waiting.
+        due.sort_by_key(|(due, ..)| *due);
+        due.truncate(AT_ONCE);
+        let (others, targets): (Vec<_>, Vec<_>) =
+            due.into_iter().map(|(_, other, target)| (other.clone(), target)).unzip();
         if !others.is_empty() {
             self.asking.spawn_blocking(move || {
                 let answers = by(&targets);
@@ -217,12 +247,12 @@ impl DirectWays {
     /// The nodes to which not everything gets, each with what does.
     pub(super) fn lacking(&self) -> BTreeMap<String, String> {
         let mut lacking = BTreeMap::<_, String>::new();
-        for (node, ipv6) in self.nodes.keys() {
-            if let Some(way) = self.ways.known(node, *ipv6).filter(|way| *way != Way::OPEN) {
-                let text = lacking.entry(node.clone()).or_default();
-                let and = if text.is_empty() { "" } else { "; " };
-                *text = format!("{text}{and}{}: {}", family(*ipv6), InWords(way));
-            }
+        let ways = self.ways.iter().filter(|(.., way)| *way != Way::OPEN);
+        let asked = ways.filter(|(node, ipv6, _)| self.nodes.contains_key(&((*node).to_owned(), *ipv6)));
+        for (node, ipv6, way) in asked {
+            let text = lacking.entry(node.to_owned()).or_default();
+            let and = if text.is_empty() { "" } else { "; " };
+            *text = format!("{text}{and}{}: {}", family(ipv6), InWords(way));
         }
         lacking
     }
@@ -290,6 +320,7 @@ mod tests {
             since: Some(now),
             is_stale: false,
             looked: Some(now),
+            next: Some(now),
         };
         (ways, others)
     }
@@ -350,7 +381,29 @@ mod tests {
 
         // Neither has a Lease any longer.
         assert!(ways.look(&index, start + HEARD));
-        assert!(ways.nodes.is_empty() && *ways.ways() == Ways::default());
+        assert!(ways.nodes.is_empty() && ways.ways().iter().next().is_none());
+        assert!(!ways.ways.hold([true; 2]), "a first Service waits for an answer");
+    }
+
+    /// One that answers nothing is due again before the others have been asked at all.
+    #[tokio::test]
+    async fn nobody_waits_for_the_silent_ones() {
+        let start = Instant::now();
+        let (mut ways, [a, _]) = ways(start);
+        let asked = ways.nodes[&a];
+        let all = (0..2 * AT_ONCE).map(|number| ((format!("{number:02}"), false), asked));
+        ways.nodes = all.collect();
+        ways.by = Some(Arc::new(|targets| Ok(vec![Way::CLOSED; targets.len()])));
+        let mut now = start;
+        let mut heard = BTreeSet::new();
+        for _ in 0..2 {
+            ways.take(Happening::Due, &Index::default(), now);
+            let Happening::Answered(answers) = ways.next().await else { panic!("no answers") };
+            heard.extend(answers.0.clone());
+            now += CONFIRM;
+            ways.take(Happening::Answered(answers), &Index::default(), now - CONFIRM);
+        }
+        assert_eq!(heard.len(), 2 * AT_ONCE);
     }
 
     /// Without the capability, the Leases decide, and it is said once.

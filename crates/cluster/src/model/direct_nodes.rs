@@ -16,6 +16,15 @@ pub struct DirectTarget {
     pub frontend: SocketAddr,
 }
 
+/// The nodes that can be asked, and by which packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DirectTargets {
+    /// By node, and whether in IPv6.
+    pub of: BTreeMap<(String, bool), DirectTarget>,
+    /// By family: whether any packets may be forwarded directly, to nodes that can be asked or not.
+    pub is_used: [bool; 2],
+}
+
 /// The way of packets to a node that opens them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opener {

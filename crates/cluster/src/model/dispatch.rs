@@ -139,14 +139,21 @@ impl Way {
     }
 }
 
-/// The ways to the other nodes, for [`DispatchChoice::Auto`]. Those of nodes that were not asked
-/// are as their Leases say.
+/// The ways to the other nodes, for [`DispatchChoice::Auto`]. By default nobody is asked, and all are
+/// as their Leases say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
     nodes: [BTreeMap<String, Way>; 2],
+    held: [bool; 2],
 }
 
 impl Ways {
+    /// Sets for each family whether nothing is taken to pass before the first node has answered.
+    /// Returns whether that was otherwise.
+    pub fn hold(&mut self, held: [bool; 2]) -> bool {
+        std::mem::replace(&mut self.held, held) != held
+    }
+
     /// Notes the way to a node. Returns whether it was another one.
     pub fn set(&mut self, node: &str, ipv6: bool, way: Way) -> bool {
         self.nodes[usize::from(ipv6)].insert(node.to_owned(), way) != Some(way)
@@ -154,18 +161,26 @@ impl Ways {
 
     /// Keeps the ways to these nodes alone. Returns whether there were others.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&str, bool) -> bool) -> bool {
-        let number = |ways: &Self| ways.nodes.iter().map(BTreeMap::len).sum::<usize>();
-        let before = number(self);
+        let before = self.iter().count();
         for (ipv6, nodes) in [false, true].into_iter().zip(&mut self.nodes) {
             nodes.retain(|node, _| is_kept(node, ipv6));
         }
-        number(self) < before
+        self.iter().count() < before
     }
 
     /// Returns the way to a node, if it is known.
     #[must_use]
     pub fn known(&self, node: &str, ipv6: bool) -> Option<Way> {
         self.nodes[usize::from(ipv6)].get(node).copied()
+    }
+
+    /// Returns the known ways: the node, whether in IPv6, and the way.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, bool, Way)> {
+        let of = |ipv6: bool| {
+            let nodes = self.nodes[usize::from(ipv6)].iter();
+            nodes.map(move |(node, way)| (node.as_str(), ipv6, *way))
+        };
+        of(false).chain(of(true))
     }
 
     /// Returns what is taken for the way to a node. To one that was not asked, only that passes
@@ -175,9 +190,14 @@ impl Ways {
     }
 
     fn to_others(&self, ipv6: bool) -> Way {
-        let ways = || self.nodes[usize::from(ipv6)].values();
+        let family = usize::from(ipv6);
+        if self.nodes[family].is_empty() {
+            return if self.held[family] { Way::CLOSED } else { Way::OPEN };
+        }
+        let ways = || self.nodes[family].values();
         let common = |of: fn(&Way) -> Passing| {
-            ways().map(of).filter(|passing| *passing != Passing::NONE).fold(Passing::ALL, Passing::and)
+            let passing = ways().map(of).filter(|passing| *passing != Passing::NONE);
+            passing.reduce(Passing::and).unwrap_or(Passing::NONE)
         };
         Way { direct: common(|way| way.direct), tunnel: common(|way| way.tunnel) }
     }
@@ -224,7 +244,16 @@ mod tests {
         assert!(ways.set("c", false, Way::CLOSED));
         assert_eq!((ways.to("b", false).direct, ways.to("c", false)), (UDP_ALONE, Way::CLOSED));
         assert!(ways.retain(|node, ipv6| node == "c" && !ipv6) && ways.known("a", false).is_none());
-        assert_eq!(ways.to("b", false), Way::OPEN);
+        assert_eq!(ways.to("b", false), Way::CLOSED, "nobody answers");
+    }
+
+    #[test]
+    fn nothing_passes_until_the_first_node_has_answered() {
+        let mut ways = Ways::default();
+        assert!(ways.hold([true, false]) && !ways.hold([true, false]));
+        assert_eq!((ways.to("a", false), ways.to("a", true)), (Way::CLOSED, Way::OPEN));
+        ways.set("b", false, Way::OPEN);
+        assert_eq!(ways.to("a", false), Way::OPEN);
     }
 
     #[test]

@@ -6,10 +6,9 @@ use std::net::IpAddr;
 use serde_json::json;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Port, Service};
 use traffic_policy_testing::traffic::NewConnections;
 
-use super::{NODE_PORT, PATIENCE, Scene, TARGET, until};
+use super::{NODE_PORT, PATIENCE, Scene, until, web};
 
 const NO_IP: &str = "ip protocol 4 drop\nip6 nexthdr 41 drop";
 const NO_UDP: &str = "udp dport 6080 drop";
@@ -28,11 +27,11 @@ fn allow(cluster: &Cluster) {
     cluster.lab.router().feed("nft", &["-f", "-"], "delete table netdev cloud\n").unwrap();
 }
 
-/// Three nodes, whose agents start in a network with these rules.
-fn start_behind(rules: &str) -> Scene {
+/// Three nodes, whose agents start in a network with these rules, and a Service.
+fn start_behind(rules: &str, forwarding: &str) -> Scene {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
     forbid(&cluster, rules);
-    Scene::on(cluster, &[])
+    Scene::on(cluster, &[], forwarding)
 }
 
 impl Scene {
@@ -66,8 +65,11 @@ impl Scene {
 
 #[test]
 fn udp_where_ip_within_ip_does_not_pass() {
-    let mut scene = start_behind(NO_IP);
+    let mut scene = start_behind(NO_IP, "snat");
     let meter = scene.new_connections();
+    until("this node is known", PATIENCE, || scene.report(0)["waits"] == false);
+    // Nobody has been asked by the time of the first Service that is forwarded directly.
+    scene.control_plane.apply(&web("direct"), &scene.cluster.backends()).unwrap();
     scene.expect_dispatch("udp");
     scene.expect_client_at(&OTHERS, "within UDP");
     let by_snat = scene.forwarded_by_snat();
@@ -89,7 +91,7 @@ fn udp_where_ip_within_ip_does_not_pass() {
 
 #[test]
 fn snat_where_nothing_passes_until_something_does() {
-    let mut scene = start_behind(&format!("{NO_IP}\n{NO_UDP}"));
+    let mut scene = start_behind(&format!("{NO_IP}\n{NO_UDP}"), "direct");
     let meter = scene.new_connections();
     scene.expect_answers("IPv4: not at all");
     scene.expect_client_at(&[], "nothing passes");
@@ -112,11 +114,8 @@ fn what_passes_decides_for_each_forwarding_by_itself() {
     let foreign =
         OTHERS.map(|device| format!("iifname \"{device}\" ip saddr {{ {vip}, {front} }} drop")).join("\n");
     forbid(&cluster, &foreign);
-    let scene = Scene::on(cluster, &[]);
-    let web = |forwarding| {
-        let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT)).vip(vip);
-        web.families(&[Family::V4]).annotation("traffic-policy.io/forwarding", forwarding)
-    };
+    let scene = Scene::on(cluster, &[], "direct");
+    let web = |forwarding| web(forwarding).vip(vip).families(&[Family::V4]);
     let meter = scene.new_connections();
     scene.control_plane.apply(&web("direct"), &scene.cluster.backends()).unwrap();
     let lacking = "IPv4: not at all, and with replies through this node within IP and UDP";

@@ -8,7 +8,7 @@ use std::{
 use super::{Changes, Index, Indexed};
 use crate::model::{
     Dispatch, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName,
-    direct_nodes::{DirectNodes, DirectTarget, Opener},
+    direct_nodes::{DirectNodes, DirectTarget, DirectTargets, Opener},
     object::DirectNode,
 };
 
@@ -30,44 +30,43 @@ impl Index {
         used.collect()
     }
 
-    /// An endpoint of each other node that opens packets, for each family, and a frontend of its
-    /// Service that is on no node's own address, of TCP: by a packet to that, the node can be asked
-    /// what gets there. Only Services that are forwarded directly count, and addresses from outside
-    /// the cluster come first: a network may let a node send from those alone.
+    /// Finds, for each other node that opens packets and for each family, an endpoint there and a
+    /// frontend of its Service that is on no node's own address, of TCP: by a packet to that, the
+    /// node can be asked what gets there. Only Services that are forwarded directly count, and
+    /// addresses from outside the cluster come first: a network may let a node send from those
+    /// alone.
     #[must_use]
-    pub fn direct_targets(&self) -> BTreeMap<(String, bool), DirectTarget> {
-        let mut found: BTreeMap<_, (bool, DirectTarget)> = BTreeMap::new();
+    pub fn direct_targets(&self) -> DirectTargets {
+        let mut found: BTreeMap<(&str, bool), (bool, DirectTarget)> = BTreeMap::new();
+        let mut is_used = [false; 2];
         let opening = [false, true].map(|ipv6| {
             let all = self.direct.values().filter(|other| other.opens_family(ipv6));
             all.map(|other| other.node.as_str()).collect::<BTreeSet<_>>()
         });
-        let ports = self.desired.ports.iter();
-        for (key, port) in ports.filter(|(key, port)| {
-            key.protocol == Protocol::Tcp
-                && port.forwarding.is_direct()
-                && !opening[usize::from(key.ipv6)].is_empty()
-        }) {
-            let frontend = port.frontends.iter().filter_map(|frontend| match frontend.kind {
+        for (key, port) in self.desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct()) {
+            let family = usize::from(key.ipv6);
+            let frontends = port.frontends.iter().filter_map(|frontend| match frontend.kind {
                 FrontendKind::NodePort | FrontendKind::LoopbackNodePort => None,
                 kind => Some((kind == FrontendKind::ClusterIp, frontend.address)),
             });
-            let Some((is_inside, frontend)) = frontend.min() else { continue };
+            let frontend = frontends.min().filter(|_| key.protocol == Protocol::Tcp);
             for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
                 let Some(node) = self.context.numbers.name(endpoint.node) else { continue };
                 let address = endpoint.address.ip();
-                if !opening[usize::from(key.ipv6)].contains(node)
-                    || self.context.direct.addresses.contains(&address)
-                {
+                if !opening[family].contains(node) || self.context.direct.addresses.contains(&address) {
                     continue;
                 }
-                let target = || (is_inside, DirectTarget { endpoint: address, frontend });
-                let held = found.entry((node.to_owned(), key.ipv6)).or_insert_with(target);
+                is_used[family] = true;
+                let Some((is_inside, frontend)) = frontend else { continue };
+                let target = (is_inside, DirectTarget { endpoint: address, frontend });
+                let held = found.entry((node, key.ipv6)).or_insert(target);
                 if held.0 && !is_inside {
-                    *held = target();
+                    *held = target;
                 }
             }
         }
-        found.into_iter().map(|(node, (_, target))| (node, target)).collect()
+        let of = found.into_iter().map(|((node, ipv6), (_, target))| ((node.to_owned(), ipv6), target));
+        DirectTargets { of: of.collect(), is_used }
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
