@@ -18,6 +18,8 @@ use traffic_policy_testing::traffic::associations::{self, Association, Server};
 
 /// Bytes in each direction, for each of eight associations.
 const BYTES: u64 = 1_000_000;
+/// The most times that they are sent.
+const BURSTS: usize = 3;
 const MTU: u64 = 1500;
 /// The time limit; an agent of a debug build loads its programs in a second on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -91,14 +93,28 @@ impl Scene {
         for bytes in [1, 300, 5000] {
             assert_eq!(association.ask(bytes).expect(&what), self.answer(family, node, bytes), "{what}");
         }
-        association.burst(BYTES).unwrap_or_else(|error| panic!("{what}: {error:#}"));
-        assert_eq!(association.ask(7).expect(&what), self.answer(family, node, 7), "{what}");
-        if node == 1 {
-            self.expect_aggregates(association.from, "reply");
-        }
-        if self.attach == "tc" {
-            self.expect_aggregates(association.from, "request");
-        }
+        let directions: &[&str] = match (node, self.attach) {
+            (1, "tc") => &["reply", "request"],
+            (1, _) => &["reply"],
+            (_, "tc") => &["request"],
+            _ => &[],
+        };
+        // While acknowledgements come late, as on a starved machine, the window is too small for
+        // aggregates.
+        let has_aggregates = (0..BURSTS).any(|_| {
+            let before = directions.iter().map(|direction| self.counts(association.from, direction));
+            let before: Vec<_> = before.collect();
+            association.burst(BYTES).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+            assert_eq!(association.ask(7).expect(&what), self.answer(family, node, 7), "{what}");
+            directions.iter().zip(before).all(|(direction, before)| {
+                let now = self.counts(association.from, direction);
+                let (bytes, packets) = (now.0 - before.0, now.1 - before.1);
+                println!("{what}, {direction}: {bytes} bytes in {packets} packets");
+                // More bytes than the MTU on average.
+                bytes > BYTES && bytes > packets * MTU
+            })
+        });
+        assert!(has_aggregates, "{what}: no aggregates");
         association.shut_down().expect(&what);
     }
 
@@ -133,13 +149,11 @@ impl Scene {
         });
     }
 
-    /// Checks that packets of a flow had more bytes than the MTU on average, as aggregates have.
-    fn expect_aggregates(&self, from: SocketAddr, direction: &str) {
+    /// The bytes and packets of a flow in a direction.
+    fn counts(&self, from: SocketAddr, direction: &str) -> (u64, u64) {
         let flow = self.flow(from).unwrap();
-        let count = |what| flow[format!("{direction}_{what}")].as_u64().unwrap();
-        let (bytes, packets) = (count("bytes"), count("packets"));
-        println!("{} {from}, {direction}: {bytes} bytes in {packets} packets", self.attach);
-        assert!(bytes > BYTES && bytes > packets * MTU, "{} {direction}: no aggregates", self.attach);
+        let count = |counted| flow[format!("{direction}_{counted}")].as_u64().unwrap();
+        (count("bytes"), count("packets"))
     }
 }
 
