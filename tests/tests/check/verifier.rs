@@ -67,8 +67,8 @@ fn what_the_verifier_refuses() {
     let mut agent = builder.environment("TMPDIR", &folder.display().to_string()).start().unwrap();
     assert_eq!(agent.wait_ended(Duration::from_secs(20)).unwrap(), Some(1));
     // This agent attaches to TC alone, and to no cgroup: it loads neither what only XDP jumps to,
-    // nor the programs of SCTP, of sockets, of devices without Ethernet, and those that open packets
-    // of other nodes.
+    // nor the programs of SCTP, of sockets, of devices without Ethernet, nor those that open
+    // packets of other nodes.
     let refused = refused(1, 24);
     let log = agent.log();
     let last = log.lines().last().unwrap_or_default();

@@ -139,8 +139,8 @@ impl Way {
     }
 }
 
-/// The ways to the other nodes, for [`DispatchChoice::Auto`]. By default nobody is asked, and all are
-/// as their Leases say.
+/// The ways to the other nodes, for [`DispatchChoice::Auto`]. By default nobody is asked, and all
+/// are as their Leases say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
     nodes: [BTreeMap<String, Way>; 2],
