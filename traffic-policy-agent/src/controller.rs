@@ -386,6 +386,7 @@ impl<P: PacketPath> Controller<P> {
             self.notifier.ready();
             source.filled();
         }
+        self.ways.endpoints_changed();
         self.take_part();
         self.report_status(source);
         // Maintenance concludes a replacement that has begun: writes may come many times a second.

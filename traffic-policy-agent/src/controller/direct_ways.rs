@@ -25,10 +25,11 @@ use super::Settings;
 const HEARD: Duration = Duration::from_secs(2);
 /// The least time between two looks at the endpoints.
 const FRESH: Duration = Duration::from_secs(1);
-/// The time after which a node is asked again: one that has answered each question or has just
-/// been found to, one of whose answers less came than before, and one that has answered none.
+/// The time after which a node is asked again that has answered some question.
 const AGAIN: Duration = Duration::from_secs(600);
+/// The same for one of whose answers some are missing for the first time.
 const CONFIRM: Duration = Duration::from_secs(3);
+/// The same for one that has answered none.
 const SILENT: Duration = Duration::from_secs(30);
 /// The most nodes that are asked at once, each family counted by itself.
 const AT_ONCE: usize = 16;
@@ -53,7 +54,7 @@ pub(super) enum Happening {
 /// The state of the questions to one node.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
-    /// Whom to ask; `None`: there is no endpoint by which it can be asked.
+    /// The destination of its questions; `None`: there is no endpoint by which it can be asked.
     target: Option<DirectTarget>,
     due: Instant,
     /// Whether the last answers were fewer than what is taken to get there: one may have been lost.
@@ -114,9 +115,13 @@ impl DirectWays {
         Arc::new(self.ways.clone())
     }
 
-    /// Notes whether the other nodes know this one, and that endpoints may have changed.
-    pub(super) fn follow(&mut self, is_known: bool, now: Instant) {
+    /// Notes that endpoints may have changed.
+    pub(super) fn endpoints_changed(&mut self) {
         self.is_stale = true;
+    }
+
+    /// Notes whether the other nodes know this one.
+    pub(super) fn follow(&mut self, is_known: bool, now: Instant) {
         self.since = if is_known { self.since.or(Some(now + HEARD)) } else { None };
     }
 
@@ -216,8 +221,8 @@ impl DirectWays {
         }
     }
 
-    /// Takes answers. What got there before and does not now is asked for once more first. Returns
-    /// whether a way is another one.
+    /// Takes answers. One that is missing, and was not before, is asked for once more before that
+    /// counts. Returns whether a way is another one.
     fn hear(&mut self, others: &[Other], ways: &[Way], now: Instant) -> bool {
         let mut news: BTreeMap<(Way, bool), Vec<&str>> = BTreeMap::new();
         let mut differs = false;

@@ -144,6 +144,7 @@ impl Way {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ways {
     nodes: [BTreeMap<String, Way>; 2],
+    /// See [`Self::hold`].
     held: [bool; 2],
 }
 
@@ -183,13 +184,9 @@ impl Ways {
         of(false).chain(of(true))
     }
 
-    /// Returns what is taken for the way to a node. To one that was not asked, only that passes
-    /// which does to all others that answer: one network mostly treats them alike.
-    pub(super) fn to(&self, node: &str, ipv6: bool) -> Way {
-        self.known(node, ipv6).unwrap_or_else(|| self.to_others(ipv6))
-    }
-
-    fn to_others(&self, ipv6: bool) -> Way {
+    /// Returns the way to nodes that were not asked: only that passes which does to all others that
+    /// answer, since one network mostly treats them alike. Its cost is that of all known ways.
+    pub(super) fn to_others(&self, ipv6: bool) -> Way {
         let family = usize::from(ipv6);
         if self.nodes[family].is_empty() {
             return if self.held[family] { Way::CLOSED } else { Way::OPEN };
@@ -235,25 +232,25 @@ mod tests {
     #[test]
     fn who_was_not_asked_is_taken_for_one_like_the_others() {
         let mut ways = Ways::default();
-        assert_eq!(ways.to("a", false), Way::OPEN);
+        assert_eq!(ways.to_others(false), Way::OPEN);
         assert!(ways.set("a", false, Way { direct: UDP_ALONE, ..Way::OPEN }));
         assert!(!ways.set("a", false, Way { direct: UDP_ALONE, ..Way::OPEN }));
-        assert_eq!(ways.to("b", false).direct, UDP_ALONE);
-        assert_eq!((ways.to("b", false).tunnel, ways.to("b", true)), (Passing::ALL, Way::OPEN));
+        assert_eq!(ways.to_others(false).direct, UDP_ALONE);
+        assert_eq!((ways.to_others(false).tunnel, ways.to_others(true)), (Passing::ALL, Way::OPEN));
         // One that answers nothing says nothing about the others.
         assert!(ways.set("c", false, Way::CLOSED));
-        assert_eq!((ways.to("b", false).direct, ways.to("c", false)), (UDP_ALONE, Way::CLOSED));
+        assert_eq!((ways.to_others(false).direct, ways.known("c", false)), (UDP_ALONE, Some(Way::CLOSED)));
         assert!(ways.retain(|node, ipv6| node == "c" && !ipv6) && ways.known("a", false).is_none());
-        assert_eq!(ways.to("b", false), Way::CLOSED, "nobody answers");
+        assert_eq!(ways.to_others(false), Way::CLOSED, "nobody answers");
     }
 
     #[test]
     fn nothing_passes_until_the_first_node_has_answered() {
         let mut ways = Ways::default();
         assert!(ways.hold([true, false]) && !ways.hold([true, false]));
-        assert_eq!((ways.to("a", false), ways.to("a", true)), (Way::CLOSED, Way::OPEN));
+        assert_eq!((ways.to_others(false), ways.to_others(true)), (Way::CLOSED, Way::OPEN));
         ways.set("b", false, Way::OPEN);
-        assert_eq!(ways.to("a", false), Way::OPEN);
+        assert_eq!(ways.to_others(false), Way::OPEN);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! An index of the objects, and the desired state that follows from them, recomputed only where
 //! something changed.
 
+mod changes;
 mod direct;
 mod foreign;
 mod leaving;
@@ -17,8 +18,9 @@ use std::{
 
 use ipnet::IpNet;
 
+pub use self::changes::Changes;
 use super::{
-    Desired, Excess, Reach, ServiceName, ServicePortKey, Warning,
+    Desired, Excess, Reach, ServiceName, Warning,
     allocation::ForeignIps,
     conflicts::Claims,
     context::{Context, NodeInput},
@@ -27,43 +29,6 @@ use super::{
     service_port::{self, Wanted},
     shares::Shares,
 };
-
-/// Changes of the desired state in one call of [`Index::update`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Service ports that were added, changed or removed.
-    pub ports: BTreeSet<ServicePortKey>,
-    /// Cluster IPs that were added or removed, or removed and added again.
-    pub cluster_ips: BTreeSet<IpAddr>,
-    /// Whether the set of Services that ask for more than the maps can hold changed.
-    pub refused: bool,
-    /// Services whose health check was added, changed or removed.
-    pub health: BTreeSet<ServiceName>,
-    pub node_eligible: bool,
-    pub service_cidrs: bool,
-    /// Whether the set of nodes that may forward to this one directly changed.
-    pub direct_nodes: bool,
-    pub warnings: bool,
-    /// Warnings that were added.
-    pub warned: BTreeSet<Warning>,
-}
-
-impl Changes {
-    /// Whether nothing changed.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Adds earlier changes that were not written to the maps. Their warnings have been reported.
-    pub fn add_unwritten(&mut self, earlier: Self) {
-        self.ports.extend(earlier.ports);
-        self.cluster_ips.extend(earlier.cluster_ips);
-        self.health.extend(earlier.health);
-        self.refused |= earlier.refused;
-        self.direct_nodes |= earlier.direct_nodes;
-    }
-}
 
 /// Every Service, EndpointSlice, Node and ServiceCIDR that a source has delivered.
 ///
@@ -343,7 +308,7 @@ impl Index {
         self.note_direct_nodes(input, changes);
         let last_known = self.last_known_node(&input.node_name);
         let context = Context {
-            // Endpoints of which nodes the ways concern is known by now.
+            // note_direct_nodes has applied them, and marked the Services that they concern.
             input: NodeInput { ways: Arc::default(), ..input.clone() },
             zone: last_known.and_then(|node| node.zone.clone()),
             primary: last_known.map(|node| node.addresses.clone()).unwrap_or_default(),

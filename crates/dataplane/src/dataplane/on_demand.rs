@@ -43,8 +43,8 @@ impl OnDemand {
     }
 
     /// Loads the programs and puts them in place, unless they are, or the kernel has refused them
-    /// lately. A failure is logged. `with_them`: all that is to be in place then. `done`
-    /// and `refused`: what that means, for the log.
+    /// lately. A failure is logged. `with_them`: all that is to be in place then. `done` and
+    /// `refused`: the line of the log in either case.
     pub(super) fn ensure(
         &mut self,
         (object, maps, programs): (&mut Ebpf, &mut Maps, &mut Selection),

@@ -95,7 +95,7 @@ impl Question {
     ) -> io::Result<Self> {
         let taken = client(target.endpoint, fits)?;
         let client = taken.local_addr()?;
-        // Who does not see the packet cannot answer it.
+        // The answer has it, so that none can be forged without seeing the packet.
         let number = RandomState::new().hash_one(client) as u32;
         let packet = packet::question(client, target, (way, number), length)?;
         let (sender, to) = match way {

@@ -22,9 +22,8 @@ pub(super) fn ask(targets: &[DirectTarget]) -> io::Result<Vec<Way>> {
                     questions.push(question);
                     numbers.push((number, way));
                 }
-                Err(error) if are_refused(&error) => return Err(error),
-                // There is no route: nothing gets there.
-                Err(error) => tracing::debug!(%error, "{} cannot be asked", target.endpoint),
+                Err(error) if lacks_route(&error) => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -43,6 +42,12 @@ fn way([ip, udp, back_ip, back_udp]: [Answered; 4]) -> Way {
         direct: Passing { within_ip: any(ip), within_udp: any(udp) },
         tunnel: Passing { within_ip: back(back_ip), within_udp: back(back_udp) },
     }
+}
+
+/// Whether nothing can get there from this node.
+fn lacks_route(error: &io::Error) -> bool {
+    use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable};
+    matches!(error.kind(), AddrNotAvailable | HostUnreachable | NetworkUnreachable)
 }
 
 /// Whether it is this process that may not ask: see socket(2).

@@ -80,9 +80,10 @@ impl Index {
         let opening = || others().filter(|other| other.opens && !input.hold_direct);
         let names = [false, true].map(|ipv6| {
             let of_this = opening().filter(|other| other.opens_family(ipv6));
+            let not_asked = input.ways.to_others(ipv6);
             of_this
                 .filter_map(|other| {
-                    let way = input.ways.to(&other.node, ipv6);
+                    let way = input.ways.known(&other.node, ipv6).unwrap_or(not_asked);
                     let alike = other.choice.as_ref() == Some(&input.choice);
                     let within = |passing| {
                         let dispatch = input.dispatch.towards(&other.dispatches, passing)?;
@@ -251,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Where nobody has chosen, what a node has answered decides, for each forwarding by itself.
+    /// `auto` uses the outer packets that the node has answered, `direct` and `tunnel` separately.
     #[test]
     fn packets_travel_in_what_gets_there() {
         let mut index = Index::default();

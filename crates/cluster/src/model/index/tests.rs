@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    Limits, Policy, Protocol,
+    Limits, Policy, Protocol, ServicePortKey,
     object::{LastChange, Port, ServiceType, SliceEndpoint, SlicePort},
     render,
 };
