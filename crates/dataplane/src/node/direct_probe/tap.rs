@@ -18,9 +18,15 @@ const AND: u16 = 0x54;
 const IF_EQUAL: u16 = 0x15;
 const IF_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
-/// The index of the last two instructions of the filter: it refuses the packet, or takes it.
-const REFUSE: u8 = 21;
-const TAKE: u8 = REFUSE + 1;
+/// IPPROTO_TCP, IPPROTO_UDP, and the flag in byte 13 of a TCP header.
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const RST: u32 = 0x04;
+
+/// The number of instructions for a family, and the last two: one refuses, the other one takes.
+const LENGTH: u8 = 10;
+const REFUSE: u8 = LENGTH - 2;
+const TAKE: u8 = LENGTH - 1;
 
 /// Opens the socket. It hands out packets from their IP header on.
 ///
@@ -36,37 +42,104 @@ pub(super) fn open() -> io::Result<Socket> {
 
 /// Takes IP within IP, UDP to GUE's port, and segments of TCP with RST: a node may get a million
 /// packets a second. Answers have neither options nor extension headers.
-fn filter() -> [SockFilter; 23] {
-    let at = |code, offset| SockFilter::new(code, 0, 0, offset);
+fn filter() -> Vec<SockFilter> {
+    let (v4, v6) = (of_family(9, 4, 20), of_family(6, 41, 40));
+    let mut all = vec![
+        load(LOAD_BYTE, 0),
+        SockFilter::new(AND, 0, 0, 0xf0),
+        // The version: IPv4 behind the next instruction, IPv6 behind that.
+        SockFilter::new(IF_EQUAL, 1, 0, 0x40),
+        SockFilter::new(IF_EQUAL, LENGTH, REFUSE, 0x60),
+    ];
+    all.extend(v4.into_iter().chain(v6));
+    all
+}
+
+/// Returns the part of a family, whose IP header has the protocol at `place`, names a packet of the
+/// family within it `inner`, and has `length` bytes.
+fn of_family(place: u32, inner: u32, length: u32) -> [SockFilter; LENGTH as usize] {
     let jump = |code, value, here: u8, then: u8, other: u8| {
         SockFilter::new(code, then - here - 1, other - here - 1, value)
     };
-    let port = u32::from(GUE_PORT.to_host());
     [
-        at(LOAD_BYTE, 0),
-        at(AND, 0xf0),
-        jump(IF_EQUAL, 0x40, 2, 3, 12),
-        // IPv4: the protocol.
-        at(LOAD_BYTE, 9),
-        jump(IF_EQUAL, 4, 4, TAKE, 5),
-        jump(IF_EQUAL, 6, 5, 6, 8),
-        at(LOAD_BYTE, 20 + 13),
-        jump(IF_SET, 0x04, 7, TAKE, REFUSE),
-        jump(IF_EQUAL, 17, 8, 9, REFUSE),
-        at(LOAD_HALF, 20 + 2),
-        jump(IF_EQUAL, port, 10, TAKE, REFUSE),
-        at(RETURN, 0),
-        jump(IF_EQUAL, 0x60, 12, 13, REFUSE),
-        // IPv6: the next header.
-        at(LOAD_BYTE, 6),
-        jump(IF_EQUAL, 41, 14, TAKE, 15),
-        jump(IF_EQUAL, 6, 15, 16, 18),
-        at(LOAD_BYTE, 40 + 13),
-        jump(IF_SET, 0x04, 17, TAKE, REFUSE),
-        jump(IF_EQUAL, 17, 18, 19, REFUSE),
-        at(LOAD_HALF, 40 + 2),
-        jump(IF_EQUAL, port, 20, TAKE, REFUSE),
-        at(RETURN, 0),
-        at(RETURN, u32::MAX),
+        load(LOAD_BYTE, place),
+        jump(IF_EQUAL, inner, 1, TAKE, 2),
+        jump(IF_EQUAL, u32::from(TCP), 2, 3, 5),
+        load(LOAD_BYTE, length + 13),
+        jump(IF_SET, RST, 4, TAKE, REFUSE),
+        jump(IF_EQUAL, u32::from(UDP), 5, 6, REFUSE),
+        load(LOAD_HALF, length + 2),
+        jump(IF_EQUAL, u32::from(GUE_PORT.to_host()), 7, TAKE, REFUSE),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
     ]
+}
+
+const fn load(code: u16, place: u32) -> SockFilter {
+    SockFilter::new(code, 0, 0, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use etherparse::{IpNumber, PacketBuilder};
+
+    use super::*;
+
+    /// A filter of a datagram socket judges what is sent to it, whatever the address family.
+    #[test]
+    fn answers_alone_pass() {
+        let (sender, receiver) = UnixDatagram::pair().unwrap();
+        let receiver = Socket::from(std::os::fd::OwnedFd::from(receiver));
+        receiver.attach_filter(&filter()).unwrap();
+        receiver.set_nonblocking(true).unwrap();
+        let passes = |packet: &[u8]| {
+            sender.send(packet).unwrap();
+            io::Read::read(&mut &receiver, &mut [0; 256]).is_ok()
+        };
+        let gue = GUE_PORT.to_host();
+        for ipv6 in [false, true] {
+            let ip = || {
+                if ipv6 {
+                    PacketBuilder::ipv6([1; 16], [2; 16], 64)
+                } else {
+                    PacketBuilder::ipv4([1; 4], [2; 4], 64)
+                }
+            };
+            let tcp = |reset: bool| {
+                let step = ip().tcp(gue, gue, 1, 1).ack(1);
+                let step = if reset { step.rst() } else { step };
+                let mut packet = Vec::new();
+                step.write(&mut packet, &[0; 8]).unwrap();
+                packet
+            };
+            let udp = |port| {
+                let mut packet = Vec::new();
+                ip().udp(gue, port).write(&mut packet, &[0; 8]).unwrap();
+                packet
+            };
+            let within = |inner: IpNumber| {
+                let mut packet = Vec::new();
+                ip().write(&mut packet, inner, &[0; 40]).unwrap();
+                packet
+            };
+            let [own, other] = [IpNumber::IPV4, IpNumber::IPV6].map(|number| {
+                let is_own = (number == IpNumber::IPV6) == ipv6;
+                (is_own, within(number))
+            });
+            for (wanted, packet) in [
+                (true, tcp(true)),
+                (false, tcp(false)),
+                (true, udp(gue)),
+                (false, udp(gue + 1)),
+                own,
+                other,
+                (false, within(IpNumber::GRE)),
+            ] {
+                assert_eq!(passes(&packet), wanted, "{ipv6} {packet:x?}");
+            }
+        }
+        assert!(!passes(&[0; 64]), "no IP");
+    }
 }
