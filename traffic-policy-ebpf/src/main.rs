@@ -14,8 +14,8 @@ fn main() {}
 /// kernel's context.
 ///
 /// With `each`, every program has a section of its own: for each program, aya copies the source
-/// lines of its whole section. XDP programs have one section: what aya lets follow `xdp.frags` is
-/// no name.
+/// lines of its whole section. XDP programs have one section: behind `xdp.frags/` aya accepts
+/// `cpumap` and `devmap` alone.
 #[cfg(target_arch = "bpf")]
 macro_rules! programs {
     (

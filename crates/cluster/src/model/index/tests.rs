@@ -1,4 +1,5 @@
 mod cost;
+mod direct_targets;
 mod tenants;
 
 use std::{net::Ipv4Addr, time::Duration};
