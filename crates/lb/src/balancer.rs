@@ -95,11 +95,13 @@ impl Balancer {
 
     /// Whether connections of a Service go on through another node when the node in front is gone,
     /// or no longer gets them: every node finds their pods, and the address that they were opened
-    /// to moves.
+    /// to moves. With session affinity a pod need not be that of the table, and another node does
+    /// not know which it is.
     #[must_use]
     pub fn outlives_nodes(&self, service: &Service, policy: Policy) -> bool {
         service.forwarding.is_some_and(Forwarding::is_direct)
             && service.algorithm == Some(Algorithm::Maglev)
+            && service.affinity.is_none()
             && policy == Policy::Cluster
             && self.moves_address(policy)
     }

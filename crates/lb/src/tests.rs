@@ -48,6 +48,7 @@ pub(super) fn manifests(nodes: &str, service: &str, pods: &str) -> String {
             "LoadBalancer" | "NodePort" | "ClusterIP" => kind = word,
             "Local" | "Cluster" => policy = word,
             "ranges" => rest += "loadBalancerSourceRanges: [192.0.2.0/24], ",
+            "affinity" => rest += "sessionAffinity: ClientIP, ",
             "weighted" => annotations += "networking.gke.io/weighted-load-balancing: pods-per-node, ",
             word if word.starts_with("alb.ingress") => {
                 annotations += &format!("{}, ", word.replacen('=', ": ", 1));

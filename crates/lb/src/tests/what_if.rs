@@ -266,6 +266,8 @@ fn connections_outlive_the_node_in_front() {
     assert_eq!(cut("algorithm=maglev", "metallb-bgp", ours), [33]);
     assert_eq!(cut(both, "aws-nlb", ours), [33]);
     assert_eq!(cut(both, "metallb-bgp", Proxy::KubeProxy), [33]);
+    // An endpoint that affinity has chosen need not be that of the table.
+    assert_eq!(cut(&format!("affinity {both}"), "metallb-bgp", ours), [33]);
     let yaml = manifests("n1 n2", "LoadBalancer Cluster forwarding=direct algorithm=maglev", "a@n1 b@n2");
     let of_its_own = changed(&yaml, "metallb-bgp", &[gone("n1")], |_, _, cost| cost.cut.clone()).unwrap();
     let why: Vec<_> = of_its_own.iter().map(|(share, why)| ((share * 100.0).round(), why.as_str())).collect();
