@@ -2,6 +2,7 @@
 //! front.
 
 mod aggregates;
+mod fragments;
 mod l2;
 mod matrix;
 mod tunnel;

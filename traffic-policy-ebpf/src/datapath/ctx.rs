@@ -146,8 +146,8 @@ pub trait Skb: Packet {
     /// invalid.
     fn push_ethernet(self, ethertype: u16) -> bool;
     /// Makes room for `bytes` of an outer header as `make_room` does, for a packet that is marked
-    /// as encapsulated already. Pointers into the packet become invalid. False: the frame is
-    /// unchanged.
+    /// as encapsulated already, or must not be. Pointers into the packet become invalid. False: the
+    /// frame is unchanged.
     fn make_room_again(self, bytes: u32) -> bool;
     /// Adds a difference to the sum over the frame, if a device has computed one.
     fn update_sum(self, delta: u16);

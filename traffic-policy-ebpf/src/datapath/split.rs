@@ -1,6 +1,6 @@
 //! The program for IPv4 packets that are too long for the outgoing device and may be fragmented
-//! (RFC 791 section 3.2): they are translated, and sent in two pieces, as a router does. `reject`
-//! leads here.
+//! (RFC 791 section 3.2): they are translated, and sent in two pieces, as a router does; or each
+//! piece travels in an outer packet of its own. `reject` leads here.
 //!
 //! There are only two pieces, so the packet may be at most about twice as long as what fits; and it
 //! must have no options, of which a router copies only some. Other packets that are too long are
@@ -11,7 +11,10 @@
 //! lost at its receiver. Datagrams that their sender has fragmented have complete checksums.
 
 use traffic_policy_ebpf::{
-    abi::{Address4, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Piece, hook, jump, kind},
+    abi::{
+        Address4, BY_MAC, Flow, HOP_NO_ETHERNET, HOP_ROUTED, Piece, REPLY_THROUGH_FRONT, Scratch, hook, jump,
+        kind,
+    },
     checksum,
     outcome::Outcome,
 };
@@ -22,7 +25,11 @@ use crate::datapath::{
     ctx::{Packet, Skb as _, tc::Tc},
     family::{Family as _, V4},
     flow::table::FlowTable,
-    forward::{self, Forwarding, Translatable, fragment::Later},
+    forward::{
+        self, Forwarding, Translatable, direct,
+        fragment::Later,
+        outer::{self, Outer as _},
+    },
     maps::PIECE,
     parse::{ETHERNET, variable::ParseVariable as _},
     trace,
@@ -67,12 +74,13 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
         return Err(());
     }
     let kind = get!(entry.kind);
-    if !matches!(kind, kind::FORWARD | kind::REPLY) {
+    if !matches!(kind, kind::FORWARD | kind::REPLY | kind::DIRECT) {
         return Err(());
     }
     let now = clock::jiffies();
     let Ok(forwarding) = forward::resolve_egress::<_, V4>(packet, entry, now) else { return Err(()) };
-    let Some(route) = Route::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
+    let Some(mut route) = Route::of(&forwarding, get!(scratch.mtu)) else { return Err(()) };
+    let outer = if kind == kind::DIRECT { enclose(scratch, entry, &mut route) } else { 0 };
     let parsed = headers.parsed;
     if parsed.l4_offset != HEADER || packet.segment() != 0 || parsed.ttl <= 1 || route.mtu < 68 {
         return Err(());
@@ -112,13 +120,21 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
         translate(packet, &parsed, entry, last)
     };
     // Not looked up in a table, because the verifier knows nothing about numbers from a table.
-    let outcome = if kind == kind::FORWARD { Outcome::Forwarded } else { Outcome::Replied };
+    let outcome = match kind {
+        kind::FORWARD => Outcome::Forwarded,
+        kind::REPLY => Outcome::Replied,
+        _ => Outcome::ForwardedDirect,
+    };
+    let at = ETHERNET as u32 + outer;
     let sent = translated
-        && cut(packet, HEADER + first, fragment | MORE_FRAGMENTS)
+        && packet.resize(ETHERNET as u32 + HEADER + first)
+        && head(packet, 0, HEADER + first, fragment | MORE_FRAGMENTS)
+        && (outer == 0 || wrap(packet, scratch, outer))
         && (!route.resolved || trace::is_on() || packet.send_copy(route.ifindex))
-        && packet.resize(ETHERNET as u32 + HEADER + rest)
-        && packet.copy_in(ETHERNET as u32 + HEADER, piece, rest)
-        && head(packet, HEADER + rest, fragment + (first >> 3));
+        && packet.resize(at + HEADER + rest)
+        && packet.copy_in(at + HEADER, piece, rest)
+        && head(packet, outer as usize, HEADER + rest, fragment + (first >> 3))
+        && (outer == 0 || direct::write_headers::<_, V4>(packet, scratch));
     if !sent {
         return Ok(Outcome::DroppedInternalError.into());
     }
@@ -130,6 +146,7 @@ fn split<const SCTP: bool>(packet: Tc<SCTP>) -> Result<Decision, ()> {
     Ok(Decision::sent(outcome, action))
 }
 
+/// Counts a packet, and translates it unless it travels as it is.
 #[inline(always)]
 fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
     packet: Tc<SCTP>,
@@ -138,20 +155,45 @@ fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
     now: u32,
 ) -> bool {
     translatable.account(entry, now);
-    translatable.translate(packet, entry, true)
+    get!(entry.kind) == kind::DIRECT || translatable.translate(packet, entry, true)
 }
 
-/// Cuts the frame after an IP packet of `length` bytes, and writes that length and the word of
-/// flags and offset.
+/// Puts the outer headers of `Scratch::outer`, of `outer` bytes, in front of the first piece. The
+/// packet is not marked as encapsulated: the kernel refuses to change the length of those that are.
+/// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
 #[inline(always)]
-fn cut<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
-    packet.resize(ETHERNET as u32 + length) && head(packet, length, fragment)
+fn wrap<const SCTP: bool>(packet: Tc<SCTP>, scratch: *const Scratch<Address4>, outer: u32) -> bool {
+    packet.make_room_again(outer) && direct::write_headers::<_, V4>(packet, scratch)
 }
 
-/// Writes the length, and the flags and offset (both host order).
+/// Describes the outer packets of a flow that is forwarded directly, in `Scratch::outer`, and takes
+/// the room of their headers from the MTU. Returns the bytes of these headers. Aggregates, which
+/// have another way than their flow, are not split.
 #[inline(always)]
-fn head<const SCTP: bool>(packet: Tc<SCTP>, length: u32, fragment: u32) -> bool {
-    let ip = packet.data() + ETHERNET;
+fn enclose(scratch: *mut Scratch<Address4>, entry: *const Flow<Address4>, route: &mut Route) -> u32 {
+    let outer = place!(mut scratch.outer);
+    let port = get!(entry.port_delta) & !BY_MAC;
+    let room = V4::OUTER + outer::udp(port);
+    // That of a route whose neighbour is not resolved had the headers taken off.
+    if route.resolved {
+        route.mtu = route.mtu.wrapping_sub(room);
+    }
+    set!(outer.number = get!(entry.address_delta) as u32 & REPLY_THROUGH_FRONT);
+    set!(outer.port = port);
+    set!(outer.ifindex = route.ifindex);
+    set!(outer.flags = 0);
+    set!(outer.macs = route.macs);
+    set!(outer.source_mac_tail = route.source_mac_tail);
+    set!(outer.source = get!(entry.source));
+    set!(outer.destination = get!(entry.destination));
+    room
+}
+
+/// Writes the length, and the flags and offset (both host order), of the IP header behind `outer`
+/// bytes of outer headers.
+#[inline(always)]
+fn head<const SCTP: bool>(packet: Tc<SCTP>, outer: usize, length: u32, fragment: u32) -> bool {
+    let ip = packet.data() + ETHERNET + outer;
     if ip + HEADER as usize > packet.end() {
         return false;
     }
@@ -169,6 +211,9 @@ struct Route {
     ifindex: u32,
     mtu: u32,
     resolved: bool,
+    /// The first bytes of the Ethernet header; 0: written by the kernel.
+    macs: u64,
+    source_mac_tail: u32,
 }
 
 impl Route {
@@ -183,10 +228,14 @@ impl Route {
             return if ifindex == 0 || flags & HOP_NO_ETHERNET != 0 {
                 None
             } else {
-                Some(Self { ifindex, mtu, resolved: false })
+                Some(Self { ifindex, mtu, resolved: false, macs: 0, source_mac_tail: 0 })
             };
         }
         let (ifindex, mtu, flags) = (get!(hop.ifindex), get!(hop.mtu), get!(hop.flags));
-        if flags & HOP_ROUTED != 0 { None } else { Some(Self { ifindex, mtu, resolved: true }) }
+        if flags & HOP_ROUTED != 0 {
+            return None;
+        }
+        let (macs, source_mac_tail) = (get!(hop.macs), get!(hop.source_mac_tail));
+        Some(Self { ifindex, mtu, resolved: true, macs, source_mac_tail })
     }
 }

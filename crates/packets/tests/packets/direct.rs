@@ -6,6 +6,7 @@ mod icmp;
 mod l2;
 mod outer_errors;
 mod outer_reply_errors;
+mod pieces;
 mod sctp;
 mod tunnel;
 mod udp;

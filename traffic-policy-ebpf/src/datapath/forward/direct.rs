@@ -222,6 +222,16 @@ fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Addres
     {
         return false;
     }
+    write_headers::<P, F>(packet, scratch)
+}
+
+/// Writes the outer headers of `Scratch::outer` where there is room for them. False: the packet is
+/// shorter.
+#[inline(always)]
+pub fn write_headers<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
+    let outer = place!(const scratch.outer);
+    let port = get!(outer.port);
+    let room = F::OUTER + outer::udp(port);
     let (data, end) = (packet.data(), packet.end());
     let ip = data + parse::ETHERNET;
     let inner = ip + room as usize;

@@ -12,7 +12,7 @@ use crate::table::{CLIENT_PORT, PORT, Terms};
 /// The node of the endpoint [`NEAR`], which is the next hop to it.
 const HOME: Spot = Spot::RouterNear;
 
-fn by_table(to: (Spot, u16), endpoints: &[(Spot, u16)]) -> Frontend {
+pub(super) fn by_table(to: (Spot, u16), endpoints: &[(Spot, u16)]) -> Frontend {
     Frontend::new(to.0, to.1).endpoints(endpoints).direct_by_mac().maglev("251".parse().unwrap())
 }
 
@@ -120,7 +120,7 @@ fn other_packets_name_their_endpoint() {
     });
 }
 
-fn know_home(harness: &mut Harness) {
+pub(super) fn know_home(harness: &mut Harness) {
     harness.name_mac(HOME.mac(), true);
 }
 
