@@ -27,7 +27,8 @@ pub enum Protocol {
 #[derive(Debug)]
 pub struct Cluster {
     // The fields are dropped in this order.
-    /// One agent for each node, once [`Self::launch`] has started them.
+    /// One agent for each node, once [`Self::launch`] has started them, or for each of the first
+    /// nodes after [`Self::launch_first`].
     pub agents: Vec<Agent>,
     /// The servers, in the order of the lab's pods.
     servers: Vec<Option<Server>>,
@@ -60,6 +61,12 @@ impl Cluster {
     /// Starts an agent on each node, and waits until they are ready.
     pub fn launch(&mut self, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<()> {
         self.agents = Agent::start_all(&self.lab, adapt)?;
+        Ok(())
+    }
+
+    /// Starts agents on so many of the first nodes, and waits until they are ready.
+    pub fn launch_first(&mut self, count: usize, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<()> {
+        self.agents = Agent::start_first(count, &self.lab, adapt)?;
         Ok(())
     }
 

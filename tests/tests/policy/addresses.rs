@@ -108,8 +108,10 @@ fn only_the_service_port_of_an_announced_address_is_ours() {
     assert!(outcome.is_refused_at_once(), "{outcome:?}");
 }
 
+/// The ports of one Service lead to different ports of its pods; a named target port has different
+/// numbers in different pods, of which each slice has its own.
 #[test]
-fn ports_of_one_service_lead_to_different_ports_of_its_pods() {
+fn target_ports_differ_within_a_pod_and_between_pods() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
     let other = |number: usize| {
@@ -124,7 +126,8 @@ fn ports_of_one_service_lead_to_different_ports_of_its_pods() {
         // The same number is another port with the other protocol.
         .port(Port::udp(81, TARGET).named("web-udp").node_port(30081));
     cluster.manifests.apply(&service, &cluster.backends()).unwrap();
-    let _agents = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
+    different_ports_of_pods(&cluster, 30082);
+    let _agents = Agent::start_first(1, lab, |agent| agent.attach("tc")).unwrap();
     for family in Family::BOTH {
         let all = |protocol, port, pods: &[&str]| {
             cluster.ask_until_all(protocol, cluster.at(1, family, port), pods).unwrap();
@@ -132,32 +135,23 @@ fn ports_of_one_service_lead_to_different_ports_of_its_pods() {
         all(Protocol::Tcp, 30080, &["pod-1-1", "pod-2-1"]);
         all(Protocol::Tcp, 30081, &["pod-1-1 admin", "pod-2-1 admin"]);
         all(Protocol::Udp, 30081, &["pod-1-1", "pod-2-1"]);
+        all(Protocol::Tcp, 30082, &["pod-1-1", "pod-2-1 admin"]);
     }
 }
 
-/// A named target port has different numbers in different pods; each slice has its own.
-#[test]
-fn pods_of_one_service_have_different_ports() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
-    let lab = &cluster.lab;
-    let pod = lab.node(2).pod(1);
-    let who = Identity { pod: "pod-2-1 new".to_owned(), node: pod.node.clone() };
-    let _server = Server::start_in(pod.netns(), 9090, who, Faults::default(), &cluster.ledger).unwrap();
-    let port = |target| Port::tcp(80, target).named("web").node_port(30080);
-    let old = Service::new("web").port(port(TARGET));
-    let new = Service::new("web").port(port(9090));
-    cluster.manifests.apply(&old, &[Backend::of(lab.node(1).pod(1))]).unwrap();
-    let mut slices = new.slices(&[Backend::of(pod)]);
+/// Applies a Service whose named target port is another number in the second node's pod than in
+/// the first one's.
+fn different_ports_of_pods(cluster: &Cluster, node_port: u16) {
+    let port = |target| Port::tcp(80, target).named("web").node_port(node_port);
+    let old = Service::new("rolling").port(port(TARGET));
+    let new = Service::new("rolling").port(port(9090));
+    cluster.manifests.apply(&old, &[Backend::of(cluster.lab.node(1).pod(1))]).unwrap();
+    let mut slices = new.slices(&[Backend::of(cluster.lab.node(2).pod(1))]);
     for slice in &mut slices {
         let name = format!("{}-new", slice["metadata"]["name"].as_str().unwrap());
         slice["metadata"]["name"] = name.into();
     }
     cluster.manifests.write("endpoints-new", &slices).unwrap();
-    let _agents = Agent::start_all(lab, |agent| agent.attach("tc")).unwrap();
-    for family in Family::BOTH {
-        let to = cluster.at(1, family, 30080);
-        cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1 new"]).unwrap();
-    }
 }
 
 #[test]

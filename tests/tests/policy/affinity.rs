@@ -33,7 +33,7 @@ fn stays_and_leaves_with_its_endpoint(attach: &str) {
     let lab = &cluster.lab;
     let announced = sticky("web", PORT, 600).announced();
     cluster.manifests.apply(&announced, &cluster.backends()).unwrap();
-    let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let _agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         lab.route_vip(vip(family), lab.node(1)).unwrap();
         let node_port = cluster.at(1, family, PORT);
@@ -94,7 +94,7 @@ fn new_connections_prolong_it_and_silence_ends_it() {
     let cluster = Cluster::start(Lab::builder().pods(&[3, 3])).unwrap();
     let client = cluster.lab.client().netns();
     cluster.manifests.apply(&sticky("short", SHORT, 3), &cluster.backends()).unwrap();
-    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let _agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
     for family in Family::BOTH {
         let to = cluster.at(1, family, SHORT);
         let first = pod(client, Protocol::Tcp, to);

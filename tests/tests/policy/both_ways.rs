@@ -69,7 +69,7 @@ fn both_ways(attach: &str, wire_offloads: bool, impairment: Option<Impairment>) 
         cluster.manifests.apply(&Cluster::node_port(name, Policy::Cluster, port), &[backend]).unwrap();
     }
     // The time-out is as long as the test, so that an end can be observed.
-    let agents = Agent::start_all(&cluster.lab, |agent| {
+    let agents = Agent::start_first(1, &cluster.lab, |agent| {
         agent.attach(attach).flags(&["--idle-finished", "10m", "--idle-reset", "10m"])
     })
     .unwrap();

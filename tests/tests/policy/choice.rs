@@ -165,7 +165,7 @@ fn pods_published_before_they_are_ready() {
     for service in &services {
         cluster.manifests.apply(service, &published).unwrap();
     }
-    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap();
+    let _agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap();
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             cluster.ask_until_all(protocol, cluster.at(1, family, CLUSTER), &["pod-1-1", "pod-2-1"]).unwrap();

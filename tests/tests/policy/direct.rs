@@ -87,8 +87,7 @@ fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
 /// Processes of each endpoint's node, and the pod of an endpoint itself, ask the node in front. No
 /// host accepts a packet from outside with its own address as the source, so these get that of the
 /// node in front.
-fn clients_of_nodes_are_answered(attach: &str) {
-    let cluster = start(attach, &["--forwarding", "direct"], &ALL);
+fn clients_of_nodes_are_answered(cluster: &Cluster) {
     let pod = cluster.lab.pods().next().unwrap();
     let clients = [cluster.lab.node(2).netns(), cluster.lab.node(3).netns(), pod.netns()];
     for (family, protocol) in
@@ -104,19 +103,10 @@ fn clients_of_nodes_are_answered(attach: &str) {
     }
 }
 
-#[test]
-fn clients_of_nodes_are_answered_tc() {
-    clients_of_nodes_are_answered("tc");
-}
-
-#[test]
-fn clients_of_nodes_are_answered_xdp() {
-    clients_of_nodes_are_answered("xdp");
-}
-
 fn endpoints_see_the_client(attach: &str) {
     let cluster = start(attach, &["--forwarding", "direct"], &ALL);
     pods_see_the_client(&cluster, attach, |family| if family == Family::V4 { IPIP } else { IP6IP6 });
+    clients_of_nodes_are_answered(&cluster);
 }
 
 /// `within`: the protocol of the packets between the nodes.

@@ -26,7 +26,7 @@ fn terminating_endpoints_serve_where_no_other_does() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let [leaving, ready] = [1, 2].map(|number| Backend::of(cluster.lab.node(number).pod(1)));
     both_policies(&cluster, &[leaving.clone().terminating(), ready.clone()]);
-    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let _agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             let what = format!("{family:?} {protocol:?}");

@@ -34,13 +34,12 @@ fn start(attach: &str, wire_offloads: bool) -> (Cluster, Vec<Agent>) {
             Service::new(&format!("dead-{name}")).policy(policy).port(Port::udp(80, 9).node_port(dead));
         cluster.manifests.apply(&service, &[backend]).unwrap();
     }
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach)).unwrap();
     (cluster, agents)
 }
 
 /// A port on which nothing listens: the client's connected socket gets ECONNREFUSED.
-fn dead_port(attach: &str, wire_offloads: bool) {
-    let (cluster, _agents) = start(attach, wire_offloads);
+fn dead_port(cluster: &Cluster, attach: &str) {
     for family in Family::BOTH {
         for port in [DEAD_REMOTE, DEAD_LOCAL] {
             let to = cluster.at(1, family, port);
@@ -57,8 +56,7 @@ fn dead_port(attach: &str, wire_offloads: bool) {
 
 /// The hops of a `traceroute`. The router is the first, node-1 the second; the endpoint comes after
 /// `hops` hops, of which those from node-1 on look like the node port itself.
-fn traced(attach: &str, wire_offloads: bool) {
-    let (cluster, agents) = start(attach, wire_offloads);
+fn traced(cluster: &Cluster, agents: &[Agent], attach: &str) {
     let client = cluster.lab.client().netns();
     for family in Family::BOTH {
         let wanted = if family == Family::V4 { (11, 0) } else { (3, 0) };
@@ -68,10 +66,10 @@ fn traced(attach: &str, wire_offloads: bool) {
             cluster.answer(Protocol::Udp, to).unwrap();
             for ttl in 2..=hops {
                 let capture = Capture::start(client, "eth0").unwrap();
-                let before = told(&agents);
+                let before = told(agents);
                 datagram(client, to, ttl);
                 let start = Instant::now();
-                while told(&agents) == before {
+                while told(agents) == before {
                     assert!(
                         start.elapsed() < scaled(Duration::from_secs(5)),
                         "{attach} {to}: nothing at hop {ttl}"
@@ -96,32 +94,23 @@ fn told(agents: &[Agent]) -> u64 {
     sum
 }
 
-#[test]
-fn dead_port_by_tc() {
-    dead_port("tc", false);
+fn dead_ports_and_hops(attach: &str, wire_offloads: bool) {
+    let (cluster, agents) = start(attach, wire_offloads);
+    dead_port(&cluster, attach);
+    traced(&cluster, &agents, attach);
 }
 
 #[test]
-fn dead_port_by_tc_with_offloads() {
-    dead_port("tc", true);
+fn dead_ports_and_hops_by_tc() {
+    dead_ports_and_hops("tc", false);
 }
 
 #[test]
-fn dead_port_by_xdp() {
-    dead_port("xdp", false);
+fn dead_ports_and_hops_by_tc_with_offloads() {
+    dead_ports_and_hops("tc", true);
 }
 
 #[test]
-fn traced_by_tc() {
-    traced("tc", false);
-}
-
-#[test]
-fn traced_by_tc_with_offloads() {
-    traced("tc", true);
-}
-
-#[test]
-fn traced_by_xdp() {
-    traced("xdp", false);
+fn dead_ports_and_hops_by_xdp() {
+    dead_ports_and_hops("xdp", false);
 }

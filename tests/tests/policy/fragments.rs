@@ -50,7 +50,7 @@ fn echoed(attach: &str, wire_offloads: bool) {
         let backend = Backend::of(lab.node(number).pod(1));
         cluster.manifests.apply(&Cluster::node_port(name, policy, port), &[backend]).unwrap();
     }
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
     for family in Family::BOTH {
         for (port, pod, seen) in [
@@ -103,7 +103,7 @@ fn into_a_tunnel(attach: &str) {
     let backend = Backend::of(lab.node(2).pod(1));
     cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &[backend]).unwrap();
     let devices = |agent: AgentBuilder| agent.attach(attach).devices(&["eth0", "flannel.1"]);
-    let agents = Agent::start_all(lab, devices).unwrap();
+    let agents = Agent::start_first(1, lab, devices).unwrap();
     for length in [1473, 2000, 4096, 20_000] {
         let answer = echo(lab.client().netns(), cluster.at(1, Family::V4, REMOTE), length);
         assert_eq!(answer.pod, "pod-2-1", "{attach} {length}");

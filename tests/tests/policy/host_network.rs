@@ -99,7 +99,7 @@ fn its_address_is_a_frontend(attach: &str) {
     let node = lab.node(1);
     serve_frontend(&cluster);
     serve_process(&cluster);
-    let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let _agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         let own = SocketAddr::new(node.address(family), TARGET);
         let process = Process::start(node, own);

@@ -13,16 +13,16 @@ const PORT: u16 = 30080;
 
 /// A cluster in which node-1 has its only endpoint on node-2: the packet path itself sends each
 /// packet, both ways.
-fn remote_only(attach: &str) -> (Cluster, Vec<Agent>) {
+fn remote_only(attach: &str, prepare: impl FnOnce(&Cluster)) -> (Cluster, Vec<Agent>) {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     let backend = Backend::of(cluster.lab.node(2).pod(1));
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    prepare(&cluster);
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach)).unwrap();
     (cluster, agents)
 }
 
-fn first_packet(attach: &str) {
-    let (cluster, _agents) = remote_only(attach);
+fn the_first_packet_waits_for_its_neighbour(cluster: &Cluster, attach: &str) {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             // No neighbour is known; the only packet must wait for the resolution, not be lost.
@@ -32,16 +32,6 @@ fn first_packet(attach: &str) {
             assert!(matches!(outcome, Outcome::Answered(_)), "{attach} {family:?} {protocol:?}: {outcome:?}");
         }
     }
-}
-
-#[test]
-fn the_first_packet_waits_for_its_neighbour_in_tc() {
-    first_packet("tc");
-}
-
-#[test]
-fn the_first_packet_waits_for_its_neighbour_in_xdp() {
-    first_packet("xdp");
 }
 
 /// Shortens the kernel's timers of the node's uplink, so that a neighbour becomes stale and is
@@ -63,9 +53,14 @@ fn hurry(cluster: &Cluster) {
     }
 }
 
-fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
-    let (cluster, _agents) = remote_only(attach);
-    hurry(&cluster);
+/// The gateway changes its MAC address twice: it announces the first change only.
+fn gateway_changes(attach: &str) {
+    let (cluster, _agents) = remote_only(attach, hurry);
+    gateway_changes_once(&cluster, attach, true, Duration::from_secs(2));
+    gateway_changes_once(&cluster, attach, false, Duration::from_secs(20));
+}
+
+fn gateway_changes_once(cluster: &Cluster, attach: &str, announce: bool, limit: Duration) {
     let client = cluster.lab.client().netns();
     let targets = Family::BOTH.map(|family| cluster.at(1, family, PORT));
     // A flow that exists before, and is used again after.
@@ -97,23 +92,13 @@ fn gateway_changes(attach: &str, announce: bool, limit: Duration) {
 }
 
 #[test]
-fn a_gateway_announces_its_new_mac_tc() {
-    gateway_changes("tc", true, Duration::from_secs(2));
+fn a_gateway_changes_its_mac_announced_and_silently_tc() {
+    gateway_changes("tc");
 }
 
 #[test]
-fn a_gateway_announces_its_new_mac_xdp() {
-    gateway_changes("xdp", true, Duration::from_secs(2));
-}
-
-#[test]
-fn a_gateway_changes_its_mac_silently_tc() {
-    gateway_changes("tc", false, Duration::from_secs(20));
-}
-
-#[test]
-fn a_gateway_changes_its_mac_silently_xdp() {
-    gateway_changes("xdp", false, Duration::from_secs(20));
+fn a_gateway_changes_its_mac_announced_and_silently_xdp() {
+    gateway_changes("xdp");
 }
 
 /// The epoch is not raised without an agent: the packet path looks the next hop up again by itself.
@@ -121,7 +106,7 @@ fn a_gateway_changes_its_mac_silently_xdp() {
 /// for all.
 #[test]
 fn a_gateways_new_mac_is_learnt_without_an_agent() {
-    let (cluster, agents) = remote_only("xdp");
+    let (cluster, agents) = remote_only("xdp", |_| ());
     let ask = || {
         let probe = Protocol::Udp.probe(cluster.at(1, Family::V4, PORT)).source_port(4321);
         probe.limit(Duration::from_millis(300)).from(cluster.lab.client().netns()).unwrap()
@@ -141,16 +126,18 @@ fn a_gateways_new_mac_is_learnt_without_an_agent() {
     wait(Duration::from_secs(30));
 }
 
-/// A wrong neighbour entry, written by hand, is deleted: the usual repair.
-fn wrong_neighbour_is_deleted(attach: &str) {
-    let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+/// Writes wrong entries for the next hop by hand.
+fn write_wrong_neighbours(cluster: &Cluster) {
     let node = cluster.lab.node(1).netns();
     for family in Family::BOTH {
         let hop = cluster.lab.node(2).address(family);
         node.netlink(async |net| net.neighbour("eth0", hop, [2, 0, 0, 0, 9, 9]).await).unwrap();
     }
-    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+}
+
+/// The wrong entries are deleted: the usual repair.
+fn a_wrong_neighbour_is_not_used_after_its_deletion(cluster: &Cluster, attach: &str) {
+    let node = cluster.lab.node(1).netns();
     for family in Family::BOTH {
         let ask = || {
             let probe = Protocol::Udp.probe(cluster.at(1, family, PORT)).source_port(4321);
@@ -170,12 +157,18 @@ fn wrong_neighbour_is_deleted(attach: &str) {
     }
 }
 
-#[test]
-fn a_wrong_neighbour_is_not_used_after_its_deletion_tc() {
-    wrong_neighbour_is_deleted("tc");
+fn wrong_neighbours_and_none(attach: &str) {
+    let (cluster, _agents) = remote_only(attach, write_wrong_neighbours);
+    a_wrong_neighbour_is_not_used_after_its_deletion(&cluster, attach);
+    the_first_packet_waits_for_its_neighbour(&cluster, attach);
 }
 
 #[test]
-fn a_wrong_neighbour_is_not_used_after_its_deletion_xdp() {
-    wrong_neighbour_is_deleted("xdp");
+fn wrong_neighbours_and_none_tc() {
+    wrong_neighbours_and_none("tc");
+}
+
+#[test]
+fn wrong_neighbours_and_none_xdp() {
+    wrong_neighbours_and_none("xdp");
 }

@@ -86,7 +86,7 @@ fn refusals_stay_with_xdp_beside_an_overlay() {
     cluster.manifests.apply(&Cluster::node_port("local", Policy::Local, LOCAL), &far).unwrap();
     cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &far).unwrap();
     let adapt = |agent: AgentBuilder| agent.attach("xdp-generic").devices(&["eth0", "flannel.1"]);
-    let agents = Agent::start_all(&cluster.lab, adapt).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, adapt).unwrap();
     let packets = |hook, outcome| agents[0].packets(hook, outcome).unwrap();
     assert_eq!(cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, LOCAL)).unwrap(), Outcome::Silent);
     assert!(packets("xdp", "dropped-no-local-endpoint") > 0);
@@ -108,7 +108,7 @@ fn neighbours_written_by_hand_stay() {
     let lab = &cluster.lab;
     let far = [Backend::of(lab.node(2).pod(1))];
     cluster.manifests.apply(&Cluster::node_port("remote", Policy::Cluster, REMOTE), &far).unwrap();
-    let _agents = Agent::start_all(lab, |agent| agent.devices(&["eth0", "flannel.1"])).unwrap();
+    let _agents = Agent::start_first(1, lab, |agent| agent.devices(&["eth0", "flannel.1"])).unwrap();
     for family in Family::BOTH {
         cluster.answer(Protocol::Tcp, cluster.at(1, family, REMOTE)).unwrap();
     }

@@ -30,7 +30,7 @@ fn answers_are_the_nodes(attach: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let _agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let _agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         let node_port = cluster.at(1, family, PORT);
         let upstream = bound(lab.client().netns(), family, UPSTREAM);

@@ -41,10 +41,8 @@ fn packets(agent: &Agent, outcome: &str) -> u64 {
     ["xdp", "tc-ingress", "tc-egress"].iter().map(|hook| agent.packets(hook, outcome).unwrap()).sum()
 }
 
-fn behind_the_node(attach: &str, wire_offloads: bool) {
-    let cluster = cluster(wire_offloads);
+fn behind_the_node(cluster: &Cluster, agent: &Agent, attach: &str) {
     let lab = &cluster.lab;
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
     let remote: &Pod = lab.node(2).pod(1);
     let local: &Pod = lab.node(1).pod(1);
     for family in Family::BOTH {
@@ -63,52 +61,46 @@ fn behind_the_node(attach: &str, wire_offloads: bool) {
             assert!(told, "{attach} {to}: the client was not told");
         }
     }
-    assert!(packets(&agents[0], "replied-icmp-error") >= 2, "{attach}");
-    assert!(agents[0].packets("tc-egress", "replied-local-icmp-error").unwrap() >= 2, "{attach}");
+    assert!(packets(agent, "replied-icmp-error") >= 2, "{attach}");
+    assert!(agent.packets("tc-egress", "replied-local-icmp-error").unwrap() >= 2, "{attach}");
 }
 
-fn towards_the_client(attach: &str, wire_offloads: bool) {
-    let cluster = cluster(wire_offloads);
+fn towards_the_client(cluster: &Cluster, agent: &Agent, attach: &str) {
     let lab = &cluster.lab;
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         narrow(lab.router(), family, lab.client().address(family), "client");
         for port in [REMOTE, LOCAL] {
             transfer(lab.client().netns(), cluster.at(1, family, port), BYTES).unwrap();
         }
     }
-    assert!(packets(&agents[0], "forwarded-icmp-error") >= 2, "{attach}");
-    assert!(packets(&agents[0], "delivered-icmp-error") >= 2, "{attach}");
+    assert!(packets(agent, "forwarded-icmp-error") >= 2, "{attach}");
+    assert!(packets(agent, "delivered-icmp-error") >= 2, "{attach}");
+}
+
+fn on_both_sides_of_the_node(attach: &str, wire_offloads: bool) {
+    let cluster = cluster(wire_offloads);
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach)).unwrap();
+    towards_the_client(&cluster, &agents[0], attach);
+    // Pods that know the path MTU would announce a smaller MSS to the client.
+    for (pod, family) in cluster.lab.pods().flat_map(|pod| Family::BOTH.map(|family| (pod, family))) {
+        ip(pod.netns(), family, "route flush cache");
+    }
+    behind_the_node(&cluster, &agents[0], attach);
 }
 
 #[test]
-fn behind_the_node_by_tc() {
-    behind_the_node("tc", false);
+fn on_both_sides_of_the_node_by_tc() {
+    on_both_sides_of_the_node("tc", false);
 }
 
 #[test]
-fn behind_the_node_by_tc_with_offloads() {
-    behind_the_node("tc", true);
+fn on_both_sides_of_the_node_by_tc_with_offloads() {
+    on_both_sides_of_the_node("tc", true);
 }
 
 #[test]
-fn behind_the_node_by_xdp() {
-    behind_the_node("xdp", false);
-}
-
-#[test]
-fn towards_the_client_by_tc() {
-    towards_the_client("tc", false);
-}
-
-#[test]
-fn towards_the_client_by_tc_with_offloads() {
-    towards_the_client("tc", true);
-}
-
-#[test]
-fn towards_the_client_by_xdp() {
-    towards_the_client("xdp", false);
+fn on_both_sides_of_the_node_by_xdp() {
+    on_both_sides_of_the_node("xdp", false);
 }
 
 const VIPS: [IpAddr; 2] = [
@@ -116,13 +108,14 @@ const VIPS: [IpAddr; 2] = [
     IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0x5, 0, 0, 0, 0, 9)),
 ];
 
-/// Three nodes that open packets, a pod on the second, and packets to a load balancer's addresses
-/// that the router sends to the first.
+/// Three nodes, of which the first two have agents, a pod on the second, and packets to a load
+/// balancer's addresses that the router sends to the first.
 fn direct(attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
-    forwarding("direct", attach, wire_offloads, flags)
+    forwarding(2, "direct", attach, wire_offloads, flags)
 }
 
-fn forwarding(forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
+/// A variant of [`direct`] with other ways of replies, and agents on so many of three nodes.
+fn forwarding(agents: usize, forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 0]).wire_offloads(wire_offloads)).unwrap();
     let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
     let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
@@ -130,7 +123,7 @@ fn forwarding(forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str
     let service = Service::new("web").port(Port::tcp(80, TARGET).node_port(REMOTE)).vip(VIPS[0]).vip(VIPS[1]);
     cluster.manifests.apply(&service, &cluster.backends()).unwrap();
     let flags = [&["--forwarding", forwarding], flags].concat();
-    cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
+    cluster.launch_first(agents, |agent| agent.attach(attach).flags(&flags)).unwrap();
     for vip in VIPS {
         cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
     }
@@ -138,10 +131,9 @@ fn forwarding(forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str
 }
 
 /// Replies go to the client without the node in front, which gets the errors about them.
-fn towards_the_client_of_another_node(attach: &str, wire_offloads: bool) {
-    let cluster = direct(attach, wire_offloads, &[]);
+fn towards_the_client_of_another_node(cluster: &Cluster, attach: &str) {
     let lab = &cluster.lab;
-    let [front, home, _] = &cluster.agents[..] else { unreachable!("three nodes") };
+    let [front, home] = &cluster.agents[..] else { unreachable!("two agents") };
     for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
         narrow(lab.router(), family, lab.client().address(family), "client");
         for to in [cluster.at(1, family, REMOTE), SocketAddr::new(vip, 80)] {
@@ -156,27 +148,12 @@ fn towards_the_client_of_another_node(attach: &str, wire_offloads: bool) {
     assert_eq!(packets(front, "replied"), 0, "{attach}: replies come by another way");
 }
 
-#[test]
-fn towards_the_client_of_another_node_by_tc() {
-    towards_the_client_of_another_node("tc", false);
-}
-
-#[test]
-fn towards_the_client_of_another_node_by_tc_with_offloads() {
-    towards_the_client_of_another_node("tc", true);
-}
-
-#[test]
-fn towards_the_client_of_another_node_by_xdp() {
-    towards_the_client_of_another_node("xdp", false);
-}
-
 /// A router that spreads packets over nodes sends its errors to any of them: this one to a node
 /// that has never seen the flow.
 #[test]
 fn towards_the_client_by_a_node_that_does_not_know_the_flow() {
     for attach in ["tc", "xdp"] {
-        let cluster = direct(attach, false, &["--algorithm", "maglev"]);
+        let cluster = forwarding(3, "direct", attach, false, &["--algorithm", "maglev"]);
         let lab = &cluster.lab;
         let stranger = &cluster.agents[2];
         for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
@@ -202,8 +179,7 @@ fn gateway(node: &Namespace, family: Family) -> String {
 
 /// A router between the nodes, with a smaller MTU than the devices have: it names the outer packet,
 /// and the client learns how long its own may be.
-fn between_the_nodes(attach: &str, wire_offloads: bool, dispatch: &str) {
-    let cluster = direct(attach, wire_offloads, &["--dispatch", dispatch]);
+fn between_the_nodes(cluster: &Cluster, attach: &str) {
     let lab = &cluster.lab;
     let pod = lab.node(2).pod(1);
     for family in Family::BOTH {
@@ -226,7 +202,7 @@ fn between_the_nodes(attach: &str, wire_offloads: bool, dispatch: &str) {
 
 /// The same on the way of replies through the node in front: the pod learns it.
 fn on_the_way_back(attach: &str, wire_offloads: bool, dispatch: &str) {
-    let cluster = forwarding("tunnel", attach, wire_offloads, &["--dispatch", dispatch]);
+    let cluster = forwarding(2, "tunnel", attach, wire_offloads, &["--dispatch", dispatch]);
     let lab = &cluster.lab;
     let home = &cluster.agents[1];
     for family in Family::BOTH {
@@ -257,32 +233,39 @@ fn on_the_way_back_by_xdp() {
     on_the_way_back("xdp", false, "ipip");
 }
 
-#[test]
-fn between_the_nodes_by_tc() {
-    between_the_nodes("tc", false, "ipip");
+/// Routers on both ways of direct forwarding.
+fn on_both_ways(attach: &str, wire_offloads: bool, dispatch: &str) {
+    let cluster = direct(attach, wire_offloads, &["--dispatch", dispatch]);
+    between_the_nodes(&cluster, attach);
+    towards_the_client_of_another_node(&cluster, attach);
 }
 
 #[test]
-fn between_the_nodes_by_tc_with_offloads() {
-    between_the_nodes("tc", true, "ipip");
+fn on_both_ways_by_tc() {
+    on_both_ways("tc", false, "ipip");
 }
 
 #[test]
-fn between_the_nodes_by_xdp() {
-    between_the_nodes("xdp", false, "ipip");
+fn on_both_ways_by_tc_with_offloads() {
+    on_both_ways("tc", true, "ipip");
 }
 
 #[test]
-fn between_the_nodes_within_udp_by_tc() {
-    between_the_nodes("tc", false, "udp");
+fn on_both_ways_by_xdp() {
+    on_both_ways("xdp", false, "ipip");
 }
 
 #[test]
-fn between_the_nodes_within_udp_by_tc_with_offloads() {
-    between_the_nodes("tc", true, "udp");
+fn on_both_ways_within_udp_by_tc() {
+    on_both_ways("tc", false, "udp");
 }
 
 #[test]
-fn between_the_nodes_within_udp_by_xdp() {
-    between_the_nodes("xdp", false, "udp");
+fn on_both_ways_within_udp_by_tc_with_offloads() {
+    on_both_ways("tc", true, "udp");
+}
+
+#[test]
+fn on_both_ways_within_udp_by_xdp() {
+    on_both_ways("xdp", false, "udp");
 }

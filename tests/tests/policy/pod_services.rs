@@ -13,7 +13,7 @@ mod user_stack;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Cni, Family, Lab, Pod};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
@@ -26,15 +26,27 @@ const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:10:96::/112";
 const ON: &[&str] = &["--pod-services", "on"];
 const OFF: &[&str] = &[];
 
-/// Two nodes with two pods each, in the layout of a plugin, whose agents have these flags.
+/// Two nodes with pods, in the layout of a plugin, whose agents have these flags.
 struct Scene {
     cluster: Cluster,
 }
 
 impl Scene {
-    /// Starts a scene; `None` if a program is missing that the layout needs.
+    /// Starts a scene with two pods on each node, and an agent on that of the pod that asks; `None`
+    /// if a program is missing that the layout needs.
     fn start(cni: Option<Cni>, flags: &[&str], prepare: impl FnOnce(&Cluster)) -> Option<Self> {
-        let lab = Lab::builder().pods(&[2, 2]);
+        Self::start_with([2, 2], 1, cni, flags, prepare)
+    }
+
+    /// Starts a scene with so many pods on each of both nodes, and agents on so many nodes.
+    fn start_with(
+        pods: [u8; 2],
+        agents: usize,
+        cni: Option<Cni>,
+        flags: &[&str],
+        prepare: impl FnOnce(&Cluster),
+    ) -> Option<Self> {
+        let lab = Lab::builder().pods(&pods);
         let lab = match cni {
             Some(cni) => {
                 if let Some(program) = Cni::missing_program() {
@@ -47,7 +59,8 @@ impl Scene {
         };
         let mut cluster = Cluster::start(lab).unwrap();
         prepare(&cluster);
-        cluster.launch(|agent| agent.flags(&["--service-cidr", SERVICE_CIDRS]).flags(flags)).unwrap();
+        let adapt = |agent: AgentBuilder| agent.flags(&["--service-cidr", SERVICE_CIDRS]).flags(flags);
+        cluster.launch_first(agents, adapt).unwrap();
         Some(Self { cluster })
     }
 

@@ -23,7 +23,7 @@ fn served(attach: &str) {
         let backend = Backend::of(lab.node(number).pod(1));
         cluster.manifests.apply(&Cluster::node_port(name, Policy::Cluster, port), &[backend]).unwrap();
     }
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     let node = lab.node(1);
     let router = lab.router().netlink(async |net| net.mac("br0").await).unwrap();
     for family in Family::BOTH {

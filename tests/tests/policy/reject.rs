@@ -32,7 +32,7 @@ fn refused_or_silent(attach: &str, wire_offloads: bool) {
     ] {
         cluster.manifests.apply(&Cluster::node_port(name, policy, port), &backends).unwrap();
     }
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             let what = format!("{attach} {family:?} {protocol:?}");
@@ -101,7 +101,7 @@ fn follows_the_endpoints() {
     let web = Cluster::node_port("web", Policy::Local, ELSEWHERE);
     let pods = cluster.backends();
     cluster.manifests.apply(&web, &pods).unwrap();
-    let _agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let _agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
     let to = cluster.at(1, Family::V4, ELSEWHERE);
     let (tcp, soon) = (Protocol::Tcp, Duration::from_secs(5));
     assert_eq!(cluster.answer(tcp, to).unwrap().pod, "pod-1-1");

@@ -73,7 +73,7 @@ fn followed(attach: &str, devices: &[&str]) {
         let (pod, gateway) = to_pod(family);
         narrow(node, family, pod, gateway, 1300);
     }
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach).devices(devices)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.attach(attach).devices(devices)).unwrap();
     for family in Family::BOTH {
         let wait = |what, wanted| {
             wait_for(what, Duration::from_secs(5), || (longest(&cluster, family) == wanted).then_some(()));

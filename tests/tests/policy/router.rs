@@ -40,7 +40,7 @@ pub fn datagram(namespace: &Namespace, to: SocketAddr, ttl: u32) {
 fn time_exceeded(attach: &str) {
     let cluster = remote_only(|| Lab::builder().pods(&[0, 1]));
     let lab = &cluster.lab;
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     for (family, wanted) in [(Family::V4, 11), (Family::V6, 3)] {
         let to = cluster.at(1, family, PORT);
         let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
@@ -93,7 +93,8 @@ fn smaller_overlay(attach: &str, wire_offloads: bool) {
             net.set_mtu("cni0", 1500).await
         })
         .unwrap();
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach).devices(&["eth0", "flannel.1"])).unwrap();
+    let agents =
+        Agent::start_first(1, lab, |agent| agent.attach(attach).devices(&["eth0", "flannel.1"])).unwrap();
     for family in Family::BOTH {
         let to = cluster.at(1, family, PORT);
         let capture = Capture::start(lab.client().netns(), "eth0").unwrap();
@@ -128,7 +129,7 @@ fn smaller_way_back(attach: &str) {
         let output = lab.node(1).netns().output(command).unwrap();
         assert!(output.status.success(), "{output:?}");
     }
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.attach(attach)).unwrap();
     for family in Family::BOTH {
         transfer(lab.client().netns(), cluster.at(1, family, PORT), 4_000_000).unwrap();
     }

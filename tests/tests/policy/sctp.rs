@@ -343,7 +343,7 @@ fn from_a_pod(flags: &[&str], late: bool) {
     if !late {
         apply();
     }
-    let agents = Agent::start_all(lab, |agent| agent.flags(flags)).unwrap();
+    let agents = Agent::start_first(1, lab, |agent| agent.flags(flags)).unwrap();
     if late {
         apply();
         for agent in &agents {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use socket2::{Domain, Protocol as Number, SockAddr, SockRef, Socket, Type};
-use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::agent::{Agent, AgentBuilder};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
@@ -91,19 +91,24 @@ fn socket(flow: &Value, end: &str) -> SocketAddr {
     flow[end].as_str().unwrap().parse().unwrap()
 }
 
-fn strangers_end_nothing(attach: &str) {
+fn strangers_do_nothing(attach: &str, hook: &str) {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let agents =
-        Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&["--idle-reset", "1s"])).unwrap();
+    let adapt = |agent: AgentBuilder| agent.attach(attach).flags(&["--idle-reset", "1s"]);
+    let agents = Agent::start_first(1, &cluster.lab, adapt).unwrap();
     let stranger = Stranger::at(&cluster);
+    strangers_end_nothing(&cluster, &agents[0], &stranger, attach);
+    a_datagram_makes_no_storm(&cluster, &agents[0], &stranger, attach, hook);
+}
+
+fn strangers_end_nothing(cluster: &Cluster, agent: &Agent, stranger: &Stranger, attach: &str) {
     for family in Family::BOTH {
         let to = cluster.at(1, family, PORT);
         cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
-        let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| Connection::open(&cluster, to)).collect();
+        let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| Connection::open(cluster, to)).collect();
         // A connection that is really reset shows when its effects are complete.
-        let reset = Connection::open(&cluster, to);
-        let known = flows(&agents[0]);
+        let reset = Connection::open(cluster, to);
+        let known = flows(agent);
         let flow_of =
             |client: SocketAddr| known.iter().find(|flow| socket(flow, "client") == client).unwrap();
         let held: Vec<_> = connections.iter().map(|held| flow_of(held.client()).clone()).collect();
@@ -120,9 +125,9 @@ fn strangers_end_nothing(attach: &str) {
         SockRef::from(reset.stream.get_ref()).set_linger(Some(Duration::ZERO)).unwrap();
         drop(reset);
         until(&format!("the end of the reset connection by {attach}, {family:?}"), PATIENCE, || {
-            flows(&agents[0]).iter().all(|flow| socket(flow, "client") != gone)
+            flows(agent).iter().all(|flow| socket(flow, "client") != gone)
         });
-        let now = flows(&agents[0]);
+        let now = flows(agent);
         for (connection, before) in connections.iter_mut().zip(&held) {
             let after = now.iter().find(|flow| flow["client"] == before["client"]);
             let after = after.unwrap_or_else(|| panic!("{attach}: gone: {before}"));
@@ -135,44 +140,36 @@ fn strangers_end_nothing(attach: &str) {
     }
 }
 
-#[test]
-fn strangers_end_nothing_by_tc() {
-    strangers_end_nothing("tc");
-}
-
-#[test]
-fn strangers_end_nothing_by_xdp() {
-    strangers_end_nothing("xdp");
-}
-
 /// One datagram from a node port to itself: each answer of an echoing endpoint would be its next
 /// request.
-fn a_datagram_makes_no_storm(attach: &str, hook: &str) {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach)).unwrap();
-    let stranger = Stranger::at(&cluster);
+fn a_datagram_makes_no_storm(
+    cluster: &Cluster,
+    agent: &Agent,
+    stranger: &Stranger,
+    attach: &str,
+    hook: &str,
+) {
     for family in Family::BOTH {
         let to = cluster.at(1, family, PORT);
         cluster.ask_until_all(Protocol::Udp, to, &["pod-1-1", "pod-2-1"]).unwrap();
-        let dropped = || agents[0].packets(hook, "dropped-martian-source").unwrap();
+        let dropped = || agent.packets(hook, "dropped-martian-source").unwrap();
         let end = (to.ip(), to.port());
         let before = dropped();
         stranger.send(&Packet::udp(end, end).payload(b"hello\n"));
         until(&format!("the drop by {attach}, {family:?}"), PATIENCE, || dropped() > before);
         assert_eq!(dropped(), before + 1, "{attach} {family:?}: no answer has come back");
-        let made: Vec<_> = flows(&agents[0]);
+        let made: Vec<_> = flows(agent);
         let looping: Vec<_> = made.iter().filter(|flow| socket(flow, "client") == to).collect();
         assert!(looping.is_empty(), "{attach}: {looping:?}");
     }
 }
 
 #[test]
-fn a_datagram_makes_no_storm_by_tc() {
-    a_datagram_makes_no_storm("tc", "tc-ingress");
+fn strangers_end_nothing_and_make_no_storm_by_tc() {
+    strangers_do_nothing("tc", "tc-ingress");
 }
 
 #[test]
-fn a_datagram_makes_no_storm_by_xdp() {
-    a_datagram_makes_no_storm("xdp", "xdp");
+fn strangers_end_nothing_and_make_no_storm_by_xdp() {
+    strangers_do_nothing("xdp", "xdp");
 }

@@ -46,8 +46,7 @@ fn ask(to: SocketAddr) -> usize {
     (0..DATAGRAMS).take_while(|_| socket.recv(&mut buffer).is_ok()).count()
 }
 
-fn each_datagram_arrives(dispatch: &str) {
-    let cluster = start("direct", dispatch);
+fn each_datagram_arrives(cluster: &Cluster, dispatch: &str) {
     let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
     for family in Family::BOTH {
         let to = cluster.at(1, family, NODE_PORT);
@@ -59,55 +58,39 @@ fn each_datagram_arrives(dispatch: &str) {
     println!("delivered within {dispatch}: {}", home.packets("tc-ingress", "delivered").unwrap());
 }
 
-#[test]
-fn each_datagram_of_an_aggregate_arrives_within_ip() {
-    each_datagram_arrives("ipip");
-}
-
-#[test]
-fn each_datagram_of_an_aggregate_arrives_within_udp() {
-    each_datagram_arrives("udp");
-}
-
 /// A card cuts an aggregate when it sends it, and so does the kernel for a card that cannot. Each
 /// segment gets the outer header of the first one, with an identification of its own in IPv4.
-fn each_segment_says_the_same(forwarding: &str, dispatch: &str) {
-    let cluster = start(forwarding, dispatch);
+fn each_segment_says_the_same(cluster: &Cluster, forwarding: &str, dispatch: &str) {
     let [front, home] = &cluster.agents[..] else { unreachable!("two nodes") };
     cluster.lab.router().set_offloads("node-2", false).unwrap();
+    let packets = |agent: &Agent, hook, outcome| agent.packets(hook, outcome).unwrap();
+    let counts = || {
+        let sent = packets(front, "tc-ingress", "forwarded-direct");
+        let opened = packets(home, "tc-ingress", "delivered");
+        let replies =
+            ["replied-local", "replied-to-front"].map(|outcome| packets(home, "tc-egress", outcome));
+        [sent, opened, replies[0], replies[1]]
+    };
+    let before = counts();
     for family in Family::BOTH {
         let to = cluster.at(1, family, NODE_PORT);
         transfer(cluster.lab.client().netns(), to, 3_000_000).unwrap();
     }
-    let packets = |agent: &Agent, hook, outcome| agent.packets(hook, outcome).unwrap();
-    let sent = packets(front, "tc-ingress", "forwarded-direct");
-    let opened = packets(home, "tc-ingress", "delivered");
+    let now = counts();
+    let [sent, opened, to_client, to_front] = std::array::from_fn(|number| now[number] - before[number]);
     assert!(opened > 2 * sent, "{sent} became {opened}: aggregates are cut");
-    let [to_client, to_front] =
-        ["replied-local", "replied-to-front"].map(|outcome| packets(home, "tc-egress", outcome));
     let (wanted, other) = if forwarding == "tunnel" { (to_front, to_client) } else { (to_client, to_front) };
     assert_eq!(other, 0, "{forwarding} within {dispatch}: replies that went the other way, of {wanted}");
     assert!(wanted > 0);
 }
 
-#[test]
-fn each_segment_of_an_aggregate_says_the_same_within_ip() {
-    each_segment_says_the_same("direct", "ipip");
-    each_segment_says_the_same("tunnel", "ipip");
-}
-
-#[test]
-fn each_segment_of_an_aggregate_says_the_same_within_udp() {
-    each_segment_says_the_same("direct", "udp");
-    each_segment_says_the_same("tunnel", "udp");
-}
-
 /// GRO merges no datagrams whose checksum is 0, which is that of outer packets
 /// (`udp_gro_receive_segment`).
 /// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp_offload.c>
-#[test]
-fn outer_packets_are_not_merged_to_what_is_not_opened() {
-    let cluster = start("direct", "udp");
+fn outer_packets_are_not_merged_to_what_is_not_opened(cluster: &Cluster) {
+    let agent = &cluster.agents[1];
+    let delivered = || agent.packets("tc-ingress", "delivered").unwrap();
+    let before = delivered();
     let home = cluster.lab.node(2).netns();
     home.set_gro("eth0", true).unwrap();
     for feature in ["rx-udp-gro-forwarding", "rx-gro-list"] {
@@ -121,6 +104,26 @@ fn outer_packets_are_not_merged_to_what_is_not_opened() {
             println!("{feature}, {family:?}: {report:?}");
         }
     }
-    let agent = &cluster.agents[1];
-    assert!(agent.packets("tc-ingress", "delivered").unwrap() > 100);
+    assert!(delivered() > before + 100);
+}
+
+fn aggregates_become_what_they_were_made_of(dispatch: &str) {
+    let cluster = start("direct", dispatch);
+    each_datagram_arrives(&cluster, dispatch);
+    if dispatch == "udp" {
+        outer_packets_are_not_merged_to_what_is_not_opened(&cluster);
+    }
+    each_segment_says_the_same(&cluster, "direct", dispatch);
+    let cluster = start("tunnel", dispatch);
+    each_segment_says_the_same(&cluster, "tunnel", dispatch);
+}
+
+#[test]
+fn become_what_they_were_made_of_within_ip() {
+    aggregates_become_what_they_were_made_of("ipip");
+}
+
+#[test]
+fn become_what_they_were_made_of_within_udp() {
+    aggregates_become_what_they_were_made_of("udp");
 }

@@ -9,6 +9,7 @@ use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::lease;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use super::{IP6IP6, IPIP, NODE_PORT, VIP_PORT, VIPS, answers, header, seen, service};
@@ -19,12 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Three nodes with agents, pods on the second and third. `choice`: the settings by which each says
-/// that it finds endpoints; `None`: those of this agent.
-fn start(attach: &str, choice: Option<&str>) -> Cluster {
+/// Three nodes with agents, pods on the second and third.
+fn start(attach: &str) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
-    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::takes(node, choice)).collect();
-    cluster.manifests.write("leases", &leases).unwrap();
+    write_leases(&cluster, None);
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(&FLAGS)).unwrap();
     for vip in VIPS {
@@ -35,6 +34,13 @@ fn start(attach: &str, choice: Option<&str>) -> Cluster {
         answers(&cluster, Protocol::Tcp, vip(family));
     }
     cluster
+}
+
+/// Writes the Leases. `choice`: the settings by which each node says that it finds endpoints;
+/// `None`: those of this agent.
+fn write_leases(cluster: &Cluster, choice: Option<&str>) {
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::takes(node, choice)).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
 }
 
 fn vip(family: Family) -> SocketAddr {
@@ -62,13 +68,12 @@ fn between(
     (frames.filter(from_front).filter(of_service).collect(), seen(&answers, &node.name))
 }
 
-fn packets_are_the_clients_own(attach: &str) {
-    let cluster = start(attach, None);
+fn packets_are_the_clients_own(cluster: &Cluster, attach: &str) {
     for (protocol, number) in [(Protocol::Tcp, TCP), (Protocol::Udp, UDP)] {
         for family in Family::BOTH {
             let client = cluster.lab.client().address(family);
             for node in [2, 3] {
-                let (frames, seen) = between(&cluster, node, protocol, vip(family));
+                let (frames, seen) = between(cluster, node, protocol, vip(family));
                 let what = format!("{attach} {protocol:?} {family:?} node-{node}");
                 assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == client), "{what}: {seen:?}");
                 assert!(!frames.is_empty(), "{what}");
@@ -80,7 +85,7 @@ fn packets_are_the_clients_own(attach: &str) {
                     assert_eq!(frame.bytes[..6], cluster.lab.node(node).addresses.mac(), "{what}");
                 }
                 // The control: the address of the node in front is no frontend of another node's.
-                let (frames, seen) = between(&cluster, node, protocol, cluster.at(1, family, NODE_PORT));
+                let (frames, seen) = between(cluster, node, protocol, cluster.at(1, family, NODE_PORT));
                 assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == client), "{what}: {seen:?}");
                 let outer = if family == Family::V4 { IPIP } else { IP6IP6 };
                 let is_named = |frame: &Frame| header(frame).is_some_and(|(protocol, ..)| protocol == outer);
@@ -102,48 +107,57 @@ fn packets_are_the_clients_own(attach: &str) {
             }
         }
     }
+    let served = served(cluster);
+    assert!(served.contains(BY_MAC), "{served}");
+}
+
+/// The words of `services` where no endpoint is named.
+const BY_MAC: &str = "direct, to 2 of 2 endpoints of other nodes, by MAC address to 2";
+
+/// Returns the text of `services` on the node in front.
+fn served(cluster: &Cluster) -> String {
     let served = cluster.agents[0].command(&["services", "default/web"]).unwrap();
-    let served = String::from_utf8_lossy(&served.stdout).into_owned();
-    assert!(served.contains("direct, to 2 of 2 endpoints of other nodes, by MAC address to 2"), "{served}");
-}
-
-#[test]
-fn packets_are_the_clients_own_tc() {
-    packets_are_the_clients_own("tc");
-}
-
-#[test]
-fn packets_are_the_clients_own_xdp() {
-    packets_are_the_clients_own("xdp");
+    String::from_utf8_lossy(&served.stdout).into_owned()
 }
 
 /// The control: to nodes that say that they choose otherwise, and for clients with affinity, the
 /// endpoint is named.
-#[test]
-fn the_endpoint_is_named_where_another_node_may_choose_otherwise() {
-    for (choice, affinity) in [(Some("direct random 251"), false), (None, true)] {
-        let cluster = start("tc", choice);
-        if affinity {
-            cluster.manifests.service(&service().spec("sessionAffinity", "ClientIP".into())).unwrap();
-            traffic_policy_testing::pace::until("affinity", PATIENCE, || {
-                let said = cluster.agents[0].command(&["services", "default/web"]).unwrap();
-                String::from_utf8_lossy(&said.stdout).matches("a client keeps its endpoint").count() == 4
-            });
-        }
+fn the_endpoint_is_named_where_another_node_may_choose_otherwise(cluster: &Cluster) {
+    let all_are_named = |what: &str| {
         let mut frames = Vec::new();
         for node in [2, 3] {
-            frames.extend(between(&cluster, node, Protocol::Tcp, vip(Family::V4)).0);
+            frames.extend(between(cluster, node, Protocol::Tcp, vip(Family::V4)).0);
         }
         let is_named = |frame: &Frame| header(frame).is_some_and(|(protocol, ..)| protocol == IPIP);
-        assert!(!frames.is_empty() && frames.iter().all(is_named), "{choice:?}");
-    }
+        assert!(!frames.is_empty() && frames.iter().all(is_named), "{what}");
+    };
+    cluster.manifests.service(&service().spec("sessionAffinity", "ClientIP".into())).unwrap();
+    until("affinity", PATIENCE, || served(cluster).matches("a client keeps its endpoint").count() == 4);
+    all_are_named("affinity");
+    cluster.manifests.service(&service()).unwrap();
+    until("no affinity", PATIENCE, || served(cluster).contains(BY_MAC));
+    write_leases(cluster, Some("direct random 251"));
+    until("the other nodes' choice", PATIENCE, || !served(cluster).contains("by MAC address"));
+    all_are_named("direct random 251");
+}
+
+#[test]
+fn packets_are_the_clients_own_unless_another_may_choose_otherwise_tc() {
+    let cluster = start("tc");
+    packets_are_the_clients_own(&cluster, "tc");
+    the_endpoint_is_named_where_another_node_may_choose_otherwise(&cluster);
+}
+
+#[test]
+fn packets_are_the_clients_own_and_differing_tables_lose_nothing_xdp() {
+    let mut cluster = start("xdp");
+    packets_are_the_clients_own(&cluster, "xdp");
+    differing_tables_lose_nothing(&mut cluster);
 }
 
 /// Two nodes whose tables differ, each sure that the other one's is its own: what the first sends
 /// to the second goes on to the endpoint that the second's table names, within IP, and never back.
-#[test]
-fn differing_tables_lose_nothing() {
-    let mut cluster = start("xdp", None);
+fn differing_tables_lose_nothing(cluster: &mut Cluster) {
     let node = cluster.lab.node(2);
     cluster.agents[1].stop().unwrap();
     let flags = FLAGS.map(|flag| if flag == "251" { "509" } else { flag });

@@ -97,16 +97,26 @@ fn count(
 }
 
 fn replies_pass_the_node_in_front(attach: &str, dispatch: &str, within: fn(Family) -> u8) {
-    let cluster = start(attach, &["--forwarding", "tunnel", "--dispatch", dispatch], &[]);
+    let mut cluster = start(attach, &["--forwarding", "tunnel", "--dispatch", dispatch], &[]);
+    clients_are_answered_by_the_node_in_front(&cluster, attach, dispatch, within);
+    what_the_pod_refuses_is_refused_at_once(&mut cluster);
+}
+
+fn clients_are_answered_by_the_node_in_front(
+    cluster: &Cluster,
+    attach: &str,
+    dispatch: &str,
+    within: fn(Family) -> u8,
+) {
     let (front, homes) = (cluster.lab.node(1), [cluster.lab.node(2), cluster.lab.node(3)]);
     for (protocol, (family, to)) in Protocol::BOTH
         .into_iter()
-        .flat_map(|protocol| targets(&cluster).into_iter().map(move |target| (protocol, target)))
+        .flat_map(|protocol| targets(cluster).into_iter().map(move |target| (protocol, target)))
     {
         let what = format!("{attach} {dispatch} {protocol:?} {to}");
         let client = cluster.lab.client().address(family);
         let mut answered = Vec::new();
-        let all = frames(&cluster, &[1, 2, 3], || answered = answers(&cluster, protocol, to));
+        let all = frames(cluster, &[1, 2, 3], || answered = answers(cluster, protocol, to));
         for node in ["node-2", "node-3"] {
             let seen = seen(&answered, node);
             assert!(!seen.is_empty(), "{what}: {node} was never chosen");
@@ -120,7 +130,7 @@ fn replies_pass_the_node_in_front(attach: &str, dispatch: &str, within: fn(Famil
         let opened = count(&all, true, None, |ip| ip == to.ip(), client);
         assert!(attach == "xdp" || opened >= 20, "{what}: {opened} replies to the client");
         // No other node has sent them.
-        let by_front = frames(&cluster, &[2, 3], || drop(answers(&cluster, protocol, to)));
+        let by_front = frames(cluster, &[2, 3], || drop(answers(cluster, protocol, to)));
         assert_eq!(count(&by_front, true, None, |ip| ip == to.ip(), client), 0, "{what}");
     }
     let flows = cluster.agents[0].json(&["flows"]).unwrap();
@@ -152,18 +162,23 @@ fn replies_pass_the_node_in_front_within_udp() {
 }
 
 /// The control: what the network forbids is what `direct` does.
-#[test]
-fn direct_forwarding_is_not_answered_there() {
-    let cluster = start("tc", &["--forwarding", "direct"], &[]);
+fn direct_forwarding_is_not_answered_there(cluster: &Cluster) {
+    let homes = cluster.agents[1..].iter();
+    let replies =
+        || -> u64 { homes.clone().map(|agent| agent.packets("tc-egress", "replied-local").unwrap()).sum() };
+    let before = replies();
+    cluster.manifests.service(&service().annotation("traffic-policy.io/forwarding", "direct")).unwrap();
+    until("direct forwarding", PATIENCE, || {
+        let served = cluster.agents[0].json(&["services", "default/web"]).unwrap();
+        served.as_array().unwrap().iter().all(|port| port["forwarding"] == "direct")
+    });
     for family in Family::BOTH {
         let to = cluster.at(1, family, NODE_PORT);
         let probe = Protocol::Tcp.probe(to).limit(Duration::from_secs(1));
         let outcome = probe.from(cluster.lab.client().netns()).unwrap();
         assert!(!matches!(outcome, Outcome::Answered(_)), "{to}: {outcome:?}");
     }
-    let homes = cluster.agents[1..].iter();
-    let replies: u64 = homes.map(|agent| agent.packets("tc-egress", "replied-local").unwrap()).sum();
-    assert!(replies > 0, "it was the network");
+    assert!(replies() > before, "it was the network");
 }
 
 /// An agent of a former version would answer the client itself: its endpoints get packets with the
@@ -186,9 +201,7 @@ fn a_node_of_a_former_version_gets_packets_as_ever() {
 }
 
 /// Requests to a pod without a server: TCP is answered by its RST, UDP by an ICMP error.
-#[test]
-fn what_the_pod_refuses_is_refused_at_once() {
-    let mut cluster = start("tc", &["--forwarding", "tunnel"], &[]);
+fn what_the_pod_refuses_is_refused_at_once(cluster: &mut Cluster) {
     let pods: Vec<_> = cluster.lab.pods().map(|pod| pod.name.clone()).collect();
     for pod in pods {
         cluster.stop_server(&pod);
@@ -226,6 +239,7 @@ fn the_annotation_changes_it_without_cutting_a_connection() {
         let report = held.finish();
         assert!(report.is_clean(), "begun under {begun}: {report}");
     }
+    direct_forwarding_is_not_answered_there(&cluster);
 }
 
 /// The router sends everything to another node: replies follow the requests.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
@@ -20,6 +21,17 @@ const BOTH: &str = "ipip,udp";
 /// an agent of a former version.
 fn start(attach: &str, dispatch: &str, opening: [&str; 3]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
+    write_leases(&cluster, opening);
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    let flags = ["--forwarding", "direct", "--dispatch", dispatch];
+    cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
+    for vip in VIPS {
+        cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
+    }
+    cluster
+}
+
+fn write_leases(cluster: &Cluster, opening: [&str; 3]) {
     let leases: Vec<_> = cluster
         .lab
         .nodes()
@@ -31,13 +43,6 @@ fn start(attach: &str, dispatch: &str, opening: [&str; 3]) -> Cluster {
         })
         .collect();
     cluster.manifests.write("leases", &leases).unwrap();
-    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
-    let flags = ["--forwarding", "direct", "--dispatch", dispatch];
-    cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
-    for vip in VIPS {
-        cluster.lab.route_vip(vip, cluster.lab.node(1)).unwrap();
-    }
-    cluster
 }
 
 #[test]
@@ -77,16 +82,26 @@ fn reached(cluster: &Cluster, family: Family, number: usize) -> (Vec<u8>, Vec<Ip
     (protocols, seen(&answers, &node.name))
 }
 
-/// Each gets what it opens, and what the node in front may send; where that is nothing, SNAT.
+/// Each gets what it opens, and what the node in front may send; where that is nothing, SNAT. Only
+/// the node in front heeds the flag: its agent is started again for each.
 #[test]
 fn nodes_of_all_kinds_are_in_one_cluster() {
     const TCP: u8 = 6;
-    for (dispatch, opening, [second, third]) in [
+    let kinds = [
         ("udp", [BOTH, BOTH, ""], [Some("udp"), None]),
         ("ipip", [BOTH, "udp", ""], [None, Some("ipip")]),
         ("auto", [BOTH, "udp,ipip", ""], [Some("udp"), Some("ipip")]),
-    ] {
-        let cluster = start("tc", dispatch, opening);
+    ];
+    let mut cluster = start("tc", kinds[0].0, kinds[0].1);
+    for (number, (dispatch, opening, [second, third])) in kinds.into_iter().enumerate() {
+        if number > 0 {
+            cluster.agents[0].stop().unwrap();
+            write_leases(&cluster, opening);
+            let flags = ["--forwarding", "direct", "--dispatch", dispatch];
+            let front = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").flags(&flags);
+            cluster.agents[0] = front.start().unwrap();
+            cluster.agents[0].wait_ready(Duration::from_secs(20)).unwrap();
+        }
         for family in Family::BOTH {
             let ipip = if family == Family::V4 { IPIP } else { IP6IP6 };
             let (client, front) = (cluster.lab.client().address(family), cluster.lab.node(1).address(family));

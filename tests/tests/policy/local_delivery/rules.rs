@@ -46,15 +46,14 @@ fn close(stream: &mut BufReader<TcpStream>) {
     stream.read_to_end(&mut rest).unwrap();
 }
 
-fn strict(flags: &[&str]) {
-    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+fn a_strict_firewall_lets_connections_end(scene: &Scene, flags: &[&str]) {
     scene.nft(STRICT);
     for family in [Family::V4, Family::V6] {
         let mut stream = scene.connect(scene.at(family));
         ask(&mut stream);
-        let before = seen(&scene);
+        let before = seen(scene);
         let [requests, replies] = scene.ask_often(&mut stream);
-        let rules = seen(&scene) - before;
+        let rules = seen(scene) - before;
         if flags == DIRECT {
             assert!(requests >= MOST && replies >= MOST, "{requests} requests, {replies} replies");
             assert!(rules < 2 * FEW, "the rules have seen {rules} packets");
@@ -65,19 +64,8 @@ fn strict(flags: &[&str]) {
     }
 }
 
-#[test]
-fn a_strict_firewall_lets_connections_end() {
-    strict(DIRECT);
-}
-
-#[test]
-fn a_strict_firewall_sees_every_packet_by_the_stack() {
-    strict(STACK);
-}
-
 /// A network policy that is added: new connections are refused, and open ones go on.
-fn forbidden(flags: &[&str]) {
-    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+fn a_policy_forbids_new_connections(scene: &Scene, flags: &[&str]) {
     scene.nft(STRICT);
     let to = scene.at(Family::V4);
     let mut stream = scene.connect(to);
@@ -94,14 +82,21 @@ fn forbidden(flags: &[&str]) {
     close(&mut stream);
 }
 
-#[test]
-fn a_policy_forbids_new_connections() {
-    forbidden(DIRECT);
+fn firewall_and_policy(flags: &[&str]) {
+    let Some(scene) = Scene::start(Cni::Kindnet, "tc", flags) else { return };
+    a_strict_firewall_lets_connections_end(&scene, flags);
+    scene.nft("delete table inet strict\n");
+    a_policy_forbids_new_connections(&scene, flags);
 }
 
 #[test]
-fn a_policy_forbids_new_connections_by_the_stack() {
-    forbidden(STACK);
+fn a_firewall_and_a_policy_meet_beginnings_and_ends() {
+    firewall_and_policy(DIRECT);
+}
+
+#[test]
+fn a_firewall_and_a_policy_meet_every_packet_by_the_stack() {
+    firewall_and_policy(STACK);
 }
 
 /// A rule that is added in front of those that accept established connections, and drops whatever

@@ -41,11 +41,12 @@ fn all_endpoints_answer(scene: &Scene) {
     }
 }
 
+/// The other node has an agent, too: its programs meet what the pod and its own pods send.
 fn in_layout(cni: Option<Cni>) {
     let prepare = |cluster: &Cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     };
-    let Some(scene) = Scene::start(cni, ON, prepare) else { return };
+    let Some(scene) = Scene::start_with([2, 2], 2, cni, ON, prepare) else { return };
     all_endpoints_answer(&scene);
 }
 
@@ -98,7 +99,7 @@ fn with_direct_delivery() {
             cluster.manifests.apply(&web, &cluster.backends()).unwrap();
         };
         let flags = [ON, &["--local-delivery", "direct"]].concat();
-        let Some(scene) = Scene::start(Some(cni), &flags, prepare) else { return };
+        let Some(scene) = Scene::start_with([2, 2], 2, Some(cni), &flags, prepare) else { return };
         all_endpoints_answer(&scene);
         for family in Family::BOTH {
             let to = scene.cluster.at(1, family, NODE_PORT);

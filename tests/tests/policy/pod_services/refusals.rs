@@ -17,7 +17,7 @@ fn assert_refused(scene: &Scene, protocol: Protocol, to: SocketAddr) {
 }
 
 #[test]
-fn each_reason_is_answered_as_from_outside() {
+fn each_reason_is_answered_as_from_outside_and_a_foreign_source_is_dropped() {
     let scene = Scene::start(None, ON, |cluster| {
         let remote = Backend::of(cluster.lab.node(2).pod(1));
         cluster.manifests.apply(&service(10), &[]).unwrap();
@@ -41,24 +41,20 @@ fn each_reason_is_answered_as_from_outside() {
             scene.answer(protocol, at(11, family));
         }
     }
+    a_foreign_source_is_dropped(&scene, 11);
 }
 
 /// A pod's address is behind its device; a packet with another one begins no flow.
-#[test]
-fn a_foreign_source_is_dropped() {
-    let scene = Scene::start(None, ON, |cluster| {
-        cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
-    })
-    .unwrap();
+fn a_foreign_source_is_dropped(scene: &Scene, number: u8) {
     let foreign = IpAddr::from([198, 51, 100, 7]);
     scene.client().netns().netlink(async |net| net.address("lo", foreign, 32).await).unwrap();
     let before = scene.packets("tc-ingress", "dropped-martian-source");
     scene.client().netns().run(|| {
         let socket = UdpSocket::bind((foreign, 0)).unwrap();
-        socket.send_to(b"who\n", at(10, Family::V4)).unwrap();
+        socket.send_to(b"who\n", at(number, Family::V4)).unwrap();
     });
     assert_eq!(scene.packets("tc-ingress", "dropped-martian-source"), before + 1);
-    scene.answer(Protocol::Udp, at(10, Family::V4));
+    scene.answer(Protocol::Udp, at(number, Family::V4));
 }
 
 /// A device on which others have a filter is left out, and named; once they are gone it is served.

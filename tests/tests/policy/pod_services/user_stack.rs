@@ -216,9 +216,16 @@ impl<D: Device + AsRawFd> UserStack<D> {
     }
 }
 
-/// Asks from a stack behind the device of the client.
-fn answers(scene: &Scene, behind: Behind, limit: Duration) -> Vec<Option<Answer>> {
-    let pod = scene.client();
+/// Each kind of stack, with the pod of the first node that gets it.
+const STACKS: [(Behind, usize); 3] = [(Behind::Redirects, 1), (Behind::Bridge, 3), (Behind::PacketSocket, 4)];
+
+/// Starts a scene with a pod for each kind of stack, and one for an endpoint.
+fn start(cni: Cni, flags: &[&str]) -> Option<Scene> {
+    Scene::start_with([4, 2], 1, Some(cni), flags, prepare)
+}
+
+/// Asks from a stack behind the device of a pod.
+fn answers(scene: &Scene, pod: &Pod, behind: Behind, limit: Duration) -> Vec<Option<Answer>> {
     let node = scene.cluster.lab.node(1);
     let gateways = Family::BOTH.map(|family| node.pods_gateway().of(family));
     pod.netns().run(|| behind.answers(pod, gateways, limit))
@@ -241,55 +248,38 @@ fn prepare(cluster: &Cluster) {
     }
 }
 
-fn is_served(cni: Cni, behind: Behind) {
-    let Some(scene) = Scene::start(Some(cni), ON, prepare) else { return };
-    let answers = answers(&scene, behind, scaled(Duration::from_secs(10)));
-    assert_eq!(answers.len(), 8);
-    for (number, answer) in answers.into_iter().enumerate() {
-        let what = format!("{cni:?} {behind:?}: question {number}");
-        let answer = answer.unwrap_or_else(|| panic!("{what} has no answer"));
-        let client = answer.client.ip();
-        assert!(Family::BOTH.iter().any(|family| scene.client().address(*family) == client), "{answer:?}");
-        assert_eq!(answer.node, if number / 2 % 2 == 0 { "node-1" } else { "node-2" }, "{what}");
+fn are_served(cni: Cni) {
+    let Some(scene) = start(cni, ON) else { return };
+    for (behind, pod) in STACKS {
+        let pod = scene.pod(1, pod);
+        let answers = answers(&scene, pod, behind, scaled(Duration::from_secs(10)));
+        assert_eq!(answers.len(), 8);
+        for (number, answer) in answers.into_iter().enumerate() {
+            let what = format!("{cni:?} {behind:?}: question {number}");
+            let answer = answer.unwrap_or_else(|| panic!("{what} has no answer"));
+            let client = answer.client.ip();
+            assert!(Family::BOTH.iter().any(|family| pod.address(*family) == client), "{what}: {answer:?}");
+            assert_eq!(answer.node, if number / 2 % 2 == 0 { "node-1" } else { "node-2" }, "{what}");
+        }
     }
 }
 
 #[test]
 fn behind_a_routed_veth() {
-    is_served(Cni::Kindnet, Behind::Redirects);
+    are_served(Cni::Kindnet);
 }
 
 #[test]
 fn behind_a_port_of_a_bridge() {
-    is_served(Cni::FlannelHostGw, Behind::Redirects);
-}
-
-#[test]
-fn behind_a_bridge_in_the_pod() {
-    is_served(Cni::Kindnet, Behind::Bridge);
-}
-
-#[test]
-fn behind_a_bridge_in_the_pod_and_one_outside() {
-    is_served(Cni::FlannelHostGw, Behind::Bridge);
-}
-
-#[test]
-fn behind_a_packet_socket() {
-    is_served(Cni::Kindnet, Behind::PacketSocket);
-}
-
-#[test]
-fn behind_a_packet_socket_and_a_port_of_a_bridge() {
-    is_served(Cni::FlannelHostGw, Behind::PacketSocket);
+    are_served(Cni::FlannelHostGw);
 }
 
 /// The same stacks have no Services without the flag.
 #[test]
 fn has_no_services_without_the_flag() {
-    for behind in [Behind::Redirects, Behind::Bridge, Behind::PacketSocket] {
-        let Some(scene) = Scene::start(Some(Cni::Kindnet), OFF, prepare) else { return };
-        let none = answers(&scene, behind, Duration::from_secs(1));
+    let Some(scene) = start(Cni::Kindnet, OFF) else { return };
+    for (behind, pod) in STACKS {
+        let none = answers(&scene, scene.pod(1, pod), behind, Duration::from_secs(1));
         assert!(none.iter().all(Option::is_none), "{behind:?}: {none:?}");
     }
 }
