@@ -70,11 +70,17 @@ fn cluster_ips_of_policy_cluster_and_local() {
 }
 
 #[test]
-fn datagrams_connected_and_not() {
+fn datagrams() {
     let fixture = SocketCluster::start(&[1, 2], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
         cluster.manifests.apply(&service(11), &cluster.backends()).unwrap();
     });
+    datagrams_connected_and_not(&fixture);
+    connected_sockets_that_name_the_address_again(&fixture);
+    every_endpoint_gets_its_share_of_datagrams(&fixture);
+}
+
+fn datagrams_connected_and_not(fixture: &SocketCluster) {
     for caller in [fixture.in_pod(1, 1), fixture.on_node(1)] {
         for kind in Kind::ALL {
             let (first, second) = (kind.written(service_at(10, kind)), kind.written(service_at(11, kind)));
@@ -130,11 +136,7 @@ fn datagrams_connected_and_not() {
 }
 
 /// Some resolvers do this. The kernel lets a connected socket receive from its peer only.
-#[test]
-fn connected_sockets_that_name_the_address_again() {
-    let fixture = SocketCluster::start(&[1, 2], |cluster| {
-        cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
-    });
+fn connected_sockets_that_name_the_address_again(fixture: &SocketCluster) {
     let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let to = kind.written(service_at(10, kind));
@@ -151,11 +153,7 @@ fn connected_sockets_that_name_the_address_again() {
     }
 }
 
-#[test]
-fn every_endpoint_gets_its_share_of_datagrams() {
-    let fixture = SocketCluster::start(&[1, 2], |cluster| {
-        cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
-    });
+fn every_endpoint_gets_its_share_of_datagrams(fixture: &SocketCluster) {
     let caller = fixture.in_pod(1, 1);
     for kind in Kind::ALL {
         let mut pods = BTreeSet::new();
@@ -204,7 +202,7 @@ fn multipath_tcp() {
 
 #[test]
 fn other_cgroups_are_left_alone() {
-    let fixture = SocketCluster::start(&[1, 0], |cluster| {
+    let fixture = SocketCluster::start_on_all(&[1, 0], |cluster| {
         cluster.manifests.apply(&service(10), &cluster.backends()).unwrap();
     });
     // A process in the pod's network and in another node's cgroup.

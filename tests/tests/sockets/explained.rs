@@ -56,7 +56,7 @@ fn service(number: u8) -> Service {
 }
 
 fn fixture() -> SocketCluster {
-    SocketCluster::start(&[2, 1], |cluster| {
+    SocketCluster::start_on_all(&[2, 1], |cluster| {
         for number in 0..SERVICES {
             let (_, endpoints) = PLACES[usize::from(number % 4)];
             let pods = endpoints.iter().map(|(node, pod)| cluster.lab.node(*node).pod(*pod));

@@ -1,5 +1,5 @@
-//! The testbed of socket tests: two nodes with an agent each, and a cgroup for each node's
-//! processes with one below it for its pods.
+//! The testbed of socket tests: two nodes, of which the first has an agent, and a cgroup for each
+//! node's processes with one below it for its pods.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -35,8 +35,18 @@ impl SocketCluster {
         Self::start_with(pods, &[], prepare)
     }
 
-    /// A variant of [`Self::start`] with more flags for the agents.
+    /// A variant of [`Self::start`] with more flags for the agent.
     pub fn start_with(pods: &[u8], flags: &[&str], prepare: impl FnOnce(&Cluster)) -> Self {
+        Self::start_on(1, pods, flags, prepare)
+    }
+
+    /// A variant of [`Self::start`] with an agent on each node, for what another node does itself.
+    pub fn start_on_all(pods: &[u8], prepare: impl FnOnce(&Cluster)) -> Self {
+        Self::start_on(pods.len(), pods, &[], prepare)
+    }
+
+    /// Starts agents on so many of the first nodes.
+    fn start_on(nodes: usize, pods: &[u8], flags: &[&str], prepare: impl FnOnce(&Cluster)) -> Self {
         let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         prepare(&cluster);
         let cgroups: Vec<_> = cluster
@@ -52,7 +62,7 @@ impl SocketCluster {
             let agent = Agent::builder(&cluster.lab, node).cgroup(cgroups.node.path());
             agent.flags(&["--service-cidr", SERVICE_CIDRS]).flags(flags).start().unwrap()
         };
-        cluster.agents = cluster.lab.nodes().iter().zip(&cgroups).map(start).collect();
+        cluster.agents = cluster.lab.nodes().iter().zip(&cgroups).take(nodes).map(start).collect();
         for agent in &cluster.agents {
             agent.wait_ready(Duration::from_secs(20)).unwrap();
         }

@@ -22,16 +22,14 @@ fn external_ip(family: Family) -> IpAddr {
 }
 
 /// Policy Local: `far` has its only endpoint on node-2, `near` its only one on node-1.
-fn local() -> SocketCluster {
-    SocketCluster::start(&[2, 1], |cluster| {
-        let far = Cluster::node_port("far", Policy::Local, NODE_PORT).announced().cluster_ips(10);
-        let far = Family::BOTH.iter().fold(far, |far, family| far.external_ip(external_ip(*family)));
-        let backend =
-            |node: usize, pod| traffic_policy_testing::object::Backend::of(cluster.lab.node(node).pod(pod));
-        cluster.manifests.apply(&far, &[backend(2, 1)]).unwrap();
-        let near = Cluster::node_port("near", Policy::Local, OTHER_PORT);
-        cluster.manifests.apply(&near, &[backend(1, 2)]).unwrap();
-    })
+fn prepare(cluster: &Cluster) {
+    let far = Cluster::node_port("far", Policy::Local, NODE_PORT).announced().cluster_ips(10);
+    let far = Family::BOTH.iter().fold(far, |far, family| far.external_ip(external_ip(*family)));
+    let backend =
+        |node: usize, pod| traffic_policy_testing::object::Backend::of(cluster.lab.node(node).pod(pod));
+    cluster.manifests.apply(&far, &[backend(2, 1)]).unwrap();
+    let near = Cluster::node_port("near", Policy::Local, OTHER_PORT);
+    cluster.manifests.apply(&near, &[backend(1, 2)]).unwrap();
 }
 
 /// Every address by which the caller's own node offers `far`, of which it has no endpoint.
@@ -44,15 +42,13 @@ fn own_ways(fixture: &SocketCluster, family: Family) -> Vec<SocketAddr> {
     ]
 }
 
-#[test]
-fn policy_local_without_an_endpoint_here() {
-    let fixture = local();
+fn policy_local_without_an_endpoint_here(fixture: &SocketCluster) {
     for (caller, own) in [
         (fixture.in_pod(1, 1), fixture.cluster.lab.node(1).pod(1).addresses),
         (fixture.on_node(1), fixture.cluster.lab.node(1).addresses),
     ] {
         for kind in Kind::ALL {
-            for to in own_ways(&fixture, kind.family()) {
+            for to in own_ways(fixture, kind.family()) {
                 let what = format!("{own} {kind:?} {to}");
                 let (answer, socket) = caller.ask(kind, to).unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!(answer.pod, "pod-2-1", "{what}");
@@ -66,10 +62,18 @@ fn policy_local_without_an_endpoint_here() {
     }
 }
 
+#[test]
+fn of_the_callers_own_node_and_of_loopback_addresses() {
+    let fixture = SocketCluster::start(&[2, 1], prepare);
+    policy_local_without_an_endpoint_here(&fixture);
+    loopback_of_the_node(&fixture);
+    loopback_of_a_pod_is_its_own(&fixture);
+}
+
 /// The policy of that node applies: the caller is an external client there.
 #[test]
 fn policy_local_on_another_node() {
-    let fixture = local();
+    let fixture = SocketCluster::start_on_all(&[2, 1], prepare);
     for (caller, own) in [
         (fixture.in_pod(1, 1), fixture.cluster.lab.node(1).pod(1).addresses),
         (fixture.on_node(1), fixture.cluster.lab.node(1).addresses),
@@ -94,9 +98,7 @@ fn policy_local_on_another_node() {
 }
 
 /// A call like `curl localhost:30080`.
-#[test]
-fn loopback_of_the_node() {
-    let fixture = local();
+fn loopback_of_the_node(fixture: &SocketCluster) {
     let caller = fixture.on_node(1);
     for (kind, ip) in [
         (Kind::V4, "127.0.0.1"),
@@ -122,9 +124,7 @@ fn loopback_of_the_node() {
     }
 }
 
-#[test]
-fn loopback_of_a_pod_is_its_own() {
-    let fixture = local();
+fn loopback_of_a_pod_is_its_own(fixture: &SocketCluster) {
     let caller = fixture.in_pod(1, 1);
     let before = fixture.calls(1, "connected");
     let own = [
