@@ -103,7 +103,7 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2])).unwrap();
     let service = Cluster::node_port("web", Policy::Cluster, PORT);
     cluster.manifests.apply(&service, &[Backend::of(cluster.lab.node(2).pod(1))]).unwrap();
-    let agent = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
     let world = World { cluster, agent, family };
     let mut maps = Maps::<A>::of(&world.agent, family);
     let lab = &world.cluster.lab;

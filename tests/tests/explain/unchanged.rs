@@ -148,7 +148,7 @@ fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
 
 fn nothing_changes(attach: &str) {
     let cluster = cluster();
-    let agents = Agent::start_all(&cluster.lab, |agent| {
+    let agents = Agent::start_first(1, &cluster.lab, |agent| {
         agent.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
     })
     .unwrap();

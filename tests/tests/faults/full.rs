@@ -19,7 +19,7 @@ fn full(attach: &str) {
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
     // Room for 32 flows, and 60 connections in addition to 24 that are held.
     let tiny = ["--flow-entries", "64", "--unassured-entries", "64"];
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach(attach).flags(&tiny)).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach).flags(&tiny)).unwrap();
     let (client, to) = (cluster.lab.client().netns(), cluster.at(1, Family::V4, PORT));
     let held = HeldConnections::start(client, &[to], 24, Duration::from_millis(5)).unwrap();
     for _ in 0..60 {

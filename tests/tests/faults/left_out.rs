@@ -176,7 +176,7 @@ fn packets_of_other_nodes_whose_programs_are_not_loaded() {
     let backends = cluster.backends();
     let web = |port| Cluster::node_port(&format!("web-{port}"), Policy::Local, port);
     cluster.manifests.apply(&web(30_080), &backends).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
     let agent = &agents[0];
     // One less than there are programs.
     limit_descriptors(agent, 5);

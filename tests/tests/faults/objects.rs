@@ -7,7 +7,7 @@ use serde_json::json;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy};
+use traffic_policy_testing::object::{Backend, Policy, Service};
 use traffic_policy_testing::traffic::Outcome;
 
 const GOOD: u16 = 30080;
@@ -34,9 +34,25 @@ fn answered(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Answered(_))
 }
 
+/// One after another: each leaves the good Service alone, and is deleted.
 #[test]
-fn nonsense_addresses() {
+fn services_that_no_api_server_would_admit() {
     let (cluster, agent) = with_a_good_one();
+    nonsense_addresses(&cluster, &agent);
+    endpoints_of_the_wrong_family(&cluster, &agent);
+    two_services_on_one_node_port(&cluster, &agent);
+}
+
+/// Deletes a Service, and waits until nothing answers at its port.
+fn gone(cluster: &Cluster, service: &Service) {
+    cluster.manifests.delete(service).unwrap();
+    for family in Family::BOTH {
+        let to = cluster.at(1, family, ODD);
+        cluster.wait_for(Protocol::Tcp, to, SOON, |outcome| !answered(outcome)).unwrap();
+    }
+}
+
+fn nonsense_addresses(cluster: &Cluster, agent: &Agent) {
     let odd = Cluster::node_port("odd", Policy::Cluster, ODD)
         .spec("externalIPs", json!(["300.1.1.1", "127.0.0.1", "224.0.0.5", "not an address"]))
         .spec("externalTrafficPolicy", json!("Cluster"));
@@ -46,12 +62,11 @@ fn nonsense_addresses() {
     }
     // Its other addresses work.
     cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, ODD), SOON, answered).unwrap();
-    good(&cluster);
+    good(cluster);
+    gone(cluster, &odd);
 }
 
-#[test]
-fn endpoints_of_the_wrong_family() {
-    let (cluster, agent) = with_a_good_one();
+fn endpoints_of_the_wrong_family(cluster: &Cluster, agent: &Agent) {
     let odd = Cluster::node_port("odd", Policy::Cluster, ODD);
     let (first, second) = (cluster.lab.node(1).pod(1), cluster.lab.node(1).pod(2));
     let mut slices = odd.slices(&[Backend::of(first), Backend::of(second)]);
@@ -59,7 +74,7 @@ fn endpoints_of_the_wrong_family() {
     let endpoints = slices[0]["endpoints"].as_array_mut().unwrap();
     endpoints[0]["addresses"] = json!([first.addresses.v6]);
     endpoints.push(json!({"addresses": ["nonsense"], "nodeName": "node-1"}));
-    cluster.manifests.write("endpoints-odd", &slices).unwrap();
+    cluster.manifests.write("endpoints-default-odd", &slices).unwrap();
     cluster.manifests.service(&odd).unwrap();
     let address = first.addresses.v6.to_string();
     agent.wait_said(&["EndpointSlice default/odd-v4", "endpoints[0]", &address, "IPv4"], SOON).unwrap();
@@ -69,12 +84,11 @@ fn endpoints_of_the_wrong_family() {
         assert_eq!(cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, ODD)).unwrap().pod, second.name);
     }
     cluster.ask_until_all(Protocol::Tcp, cluster.at(1, Family::V6, ODD), &["pod-1-1", "pod-1-2"]).unwrap();
-    good(&cluster);
+    good(cluster);
+    gone(cluster, &odd);
 }
 
-#[test]
-fn two_services_on_one_node_port() {
-    let (cluster, agent) = with_a_good_one();
+fn two_services_on_one_node_port(cluster: &Cluster, agent: &Agent) {
     let backends = cluster.backends();
     let write = |name: &str, created: &str, backend: &Backend| {
         let service = Cluster::node_port(name, Policy::Cluster, ODD);
@@ -105,7 +119,7 @@ fn two_services_on_one_node_port() {
     // The port returns to the other Service when the older one is deleted.
     cluster.manifests.delete(&older).unwrap();
     all_by("pod-1-1");
-    good(&cluster);
+    good(cluster);
 }
 
 #[test]

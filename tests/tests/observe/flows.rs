@@ -27,7 +27,7 @@ fn held_connections_by_every_filter() {
     let backends = cluster.backends();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &backends[1..]).unwrap();
     cluster.manifests.apply(&Cluster::node_port("near", Policy::Local, 30081), &backends[..1]).unwrap();
-    let mut agent = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let mut agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
     let (client, node) = (cluster.lab.client(), cluster.lab.node(1));
     let pause = Duration::from_millis(100);
     let held: Vec<_> = Family::BOTH
@@ -113,7 +113,7 @@ fn a_removed_endpoint_is_a_state() {
     let backends = cluster.backends();
     let service = Cluster::node_port("web", Policy::Cluster, 30080);
     cluster.manifests.apply(&service, &backends[1..]).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap();
+    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap();
     let to = cluster.at(1, Family::V4, 30080);
     let held =
         HeldConnections::start(cluster.lab.client().netns(), &[to], 1, Duration::from_millis(100)).unwrap();

@@ -115,7 +115,7 @@ fn those_that_open_packets_when_another_node_may_send_some() {
         .manifests
         .apply(&Cluster::node_port("web", Policy::Cluster, 30_080), &cluster.backends())
         .unwrap();
-    let mut agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let mut agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
     let agent = &mut agents[0];
     let opening = |agent: &Agent| -> Vec<String> {
         names(agent).into_iter().filter(|name| name.contains("_open")).collect()

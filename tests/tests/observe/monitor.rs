@@ -27,7 +27,7 @@ fn cluster() -> (Cluster, Agent) {
     cluster.manifests.apply(&Cluster::node_port("far", Policy::Local, 30080), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30081), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("none", Policy::Cluster, 30082), &[]).unwrap();
-    let agent = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
     (cluster, agent)
 }
 
