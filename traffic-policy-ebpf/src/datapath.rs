@@ -9,12 +9,13 @@
 //!
 //!  fast_path                                          egress
 //!   │ parse::fixed ─── no ports there ─────► 1a, 1b    │ parse::fixed ─── no ports there ───────────► 1a, 1b
+//!   │                  within another packet ► 4, 5    │
 //!   │ prefilter ────── not a Service packet ► stack    │ prefilter ────── not an endpoint's port ───► wire
 //!   │ flow::table ──── no flow, SYN, FIN … ► 2         │ flow::table, flow::established
 //!   │ forward ──────── resolved long ago ──► 2         │ forward: the source becomes the frontend
-//!   │ flow::established, does not continue ► 2         │
-//!   │ forward ──────── TTL exceeded ───────► 3         │ came by another device: by 1a, and out of the one that
-//!   ▼                  MTU exceeded ───────► 2         ▼   routing names for the new source; too long for it: 3
+//!   │ flow::established, does not continue ► 2         │ forward::through_front: or to the node in front
+//!   │ forward, or forward::enclose: TTL, MTU ► 3       │ came by another device: by 1a, and out of the one that
+//!   ▼                 may be fragmented ───► 2         ▼   routing names for the new source; too long for it: 3
 //!  endpoint on another node, client (redirected),     wire
 //!  or the stack for an endpoint here
 //!
@@ -26,12 +27,21 @@
 //!  2 slow_path
 //!     │ flow::table ───── found: flow::state advances it
 //!     │ own ───────────── answer to a datagram of the node's own ───────────────────────── stack
-//!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ──── none ─► 3
-//!     │                   a source that no packet from outside can have ────────── yes ► 3
-//!     │ forward::nexthop  route of the endpoint; FIB, neighbour ────────────────── none ─► 3, or TC
-//!     │ flow::new_flow ── both entries; flow::snat_port: source port ───────────── none ─► 3
-//!     ▼ forward ───────── TTL or MTU exceeded ───────────────────────────────────────── ─► 3
+//!     │ lb::select ────── frontend, source ranges, policy, affinity, endpoint ─────── none ─► 3
+//!     │                   a source that no packet from outside can have ─────────────── yes ► 3
+//!     │ lb::owners ────── endpoint of a connection that is not known here ─────────── none ─► 3, or stack
+//!     │ forward::nexthop  route of the endpoint; FIB, neighbour ───────────────────── none ─► 3, or TC
+//!     │ flow::new_flow ── both entries; flow::snat_port: source port ──────────────── none ─► 3
+//!     ▼ forward, or forward::direct: TTL or MTU exceeded ───────────────────────────────────► 3
 //!  3 reject: ICMP error or RST to the sender, or drop; the Service's count, the event
+//!  4 open: a packet that another node has sent to an endpoint here; TC alone
+//!     │ forward::outer ── not from a node ──────────────────────────────────────────────── stack
+//!     │                   not to an endpoint here ──────────────────────────────────────────► 5
+//!     │ flow::table, flow::established: an established flow, to the endpoint
+//!     ▼ others with their endpoint given, or sent on by lb::owners ─────────────────────────► 2, 1a, 1b
+//!  5 open_reply: a reply that an endpoint's node has sent to this one, the node in front; XDP, then TC
+//!     │ forward::outer, lb::select: not from a node, or of no such frontend ────────────── stack
+//!     ▼ forward::client_hop, forward::nexthop: to the client, never to the stack
 //!
 //!  connect, sendmsg, recvmsg, getpeername of local processes: sock → prefilter → sock::lookup → lb::select
 //!  sock_ops of their TCP connections: sock::ops → node_silence
@@ -51,6 +61,8 @@
 //! - [`variable_headers`]: packets with IPv4 options or IPv6 extension headers, fragments, and
 //!   SCTP. [`no_sctp`]: SCTP on a node that serves none.
 //! - [`icmp_errors`]: ICMP errors about packets of flows.
+//! - [`open`]: packets that other nodes have sent directly to endpoints of this one.
+//!   [`open_reply`]: replies that they have sent back through this node in front.
 //! - [`egress`]: replies of endpoints on this node. [`pod`]: those of assured flows, sent from
 //!   where they leave their pod.
 //! - [`reject`]: rejected and dropped packets; token bucket of the answers. [`reject::v4`],
@@ -70,7 +82,8 @@
 //! - [`own`]: the node's own traffic on ports that Services use, too.
 //! - [`pod_client`]: what pods send to Services, where their sockets are not seen.
 //! - [`lb`]: types of load balancing. [`lb::select`]: frontend, sources, policy, endpoint;
-//!   [`lb::affinity`]: session affinity; [`lb::maglev`]: tables equal on every node.
+//!   [`lb::affinity`]: session affinity; [`lb::maglev`]: tables equal on every node;
+//!   [`lb::owners`]: endpoints of connections that this node does not know.
 //! - [`flow::table`]: the flow tables; [`flow::established`]: packets that need nothing but their
 //!   translation; [`flow::state`]: state transitions; [`flow::pair`]: both entries of a flow;
 //!   [`flow::silence`]: SYNs on existing flows; [`flow::associations`]: state transitions of SCTP;
@@ -89,11 +102,10 @@
 //!   [`forward::device`]: the device by which a packet leaves;
 //!   [`forward::fragment`]: later fragments; [`forward::icmp`]: translation of ICMP errors;
 //!   [`forward::sctp`]: ports and checksum of SCTP; [`forward::direct`]: packets that travel
-//!   unchanged, [`forward::enclose`]: those of established flows, [`forward::outer`]: the header
-//!   around them, which [`open`] takes off,
-//!   [`forward::through_front`]: replies that go back through the node in front, which
-//!   [`open_reply`] opens there,
-//!   [`forward::outer_error`]: what routers say about such packets.
+//!   unchanged; [`forward::enclose`]: those of established flows; [`forward::outer`]: the header
+//!   around them, which [`open`] takes off; [`forward::through_front`]: replies that go back
+//!   through the node in front, which [`open_reply`] opens there; [`forward::outer_error`]: ICMP
+//!   errors of routers about such packets.
 //! - [`verdict`]: outcome to verdict; [`counters`]: packets by outcome; [`events`]: the ring buffer
 //!   of `monitor`; [`trace`]: steps for `explain`.
 //! - [`ctx`]: the packet in its context; [`ctx::xdp`], [`ctx::tc`].
