@@ -1,7 +1,7 @@
 //! docs/architecture.md: the journeys, row by row beside the code, and the drawing of the packet's
 //! way, which is that of the code.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::page;
 
@@ -10,6 +10,8 @@ const PAGE: &str = "docs/architecture.md";
 const DRAWING: &str = "traffic-policy-ebpf/src/datapath.rs";
 /// Programs are named here, and so called by the kernel.
 const PROGRAMS: &str = "traffic-policy-ebpf/src/main.rs";
+/// The files whose calls among each other are all to be named.
+const DATAPATH: &str = "traffic-policy-ebpf/src/datapath/";
 
 /// Some files, and the functions in them that a row names: `name`, or `module::name` where two of a
 /// journey have one name.
@@ -99,6 +101,36 @@ fn functions_are_called_in_the_order_of_the_rows() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The reverse: a call of `module::function` in a row's function leads to a function or a file that
+/// the chapter of journeys names, if only as an exit or among what is left out.
+#[test]
+fn calls_within_the_packet_path_are_named() {
+    let text = page::text(PAGE);
+    let chapter = text.split("\n## ").find(|chapter| chapter.starts_with("Journeys\n")).unwrap();
+    let named: BTreeSet<_> = chapter.lines().flat_map(page::code_spans).collect();
+    let modules = modules();
+    let (mut unnamed, mut compared) = (BTreeSet::new(), 0);
+    for Row { files, functions, .. } in journeys().iter().flat_map(|journey| &journey.rows) {
+        for file in files.iter().filter(|file| file.starts_with(DATAPATH)) {
+            let text = code(file);
+            for body in functions.iter().filter_map(|name| body(&text, name)) {
+                for (module, function) in paths(body) {
+                    let files = modules.get(module).into_iter().flatten();
+                    let files: Vec<_> = files.filter(|path| defines(path, function)).collect();
+                    compared += files.len();
+                    let path = format!("{module}::{function}");
+                    let links = |path: &&String| chapter.contains(&format!("](../{path})"));
+                    if !files.is_empty() && !named.contains(&*path) && !files.iter().any(links) {
+                        unnamed.insert(format!("{file}: {path}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(compared > 50, "only {compared} calls were found");
+    assert!(unnamed.is_empty(), "{PAGE} names neither these nor their files: {unnamed:#?}");
+}
+
 /// A reader needs few files for each of the journeys that most questions are about.
 #[test]
 fn the_journeys_of_packets_and_endpoints_are_short() {
@@ -141,7 +173,36 @@ fn calls_and_bodies_are_found() {
     ] {
         assert_eq!(call(inner, name).is_some(), found, "{name}");
     }
+    assert_eq!(paths(inner).collect::<Vec<_>>(), [("a", "seven")]);
     assert!(body(text, "five").is_none() && body(text, "six").is_some() && call(text, "one").is_none());
+}
+
+/// The files of the packet path by the names of their modules.
+fn modules() -> BTreeMap<String, Vec<String>> {
+    let mut modules: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for path in page::files(&["rs"]).into_iter().filter(|path| path.starts_with(DATAPATH)) {
+        let parts = path.trim_end_matches(".rs").trim_end_matches("/mod");
+        let name = parts.rsplit('/').next().unwrap_or(parts).to_owned();
+        modules.entry(name).or_default().push(path);
+    }
+    modules
+}
+
+fn defines(file: &str, function: &str) -> bool {
+    body(&code(file), function).is_some()
+}
+
+/// The calls of `module::function` in a text.
+fn paths(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let is_word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    text.match_indices("::").filter_map(move |(at, _)| {
+        let (before, behind) = (&text[..at], &text[at + 2..]);
+        let module = &before[before.trim_end_matches(is_word).len()..];
+        let function = &behind[..behind.find(|c| !is_word(c)).unwrap_or(behind.len())];
+        let rest = &behind[function.len()..];
+        let is_call = rest.starts_with('(') || rest.starts_with("::<");
+        (is_call && !module.is_empty() && !function.is_empty()).then_some((module, function))
+    })
 }
 
 /// The functions of several rows, or of several files of a journey, cannot be told apart by their
