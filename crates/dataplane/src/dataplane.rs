@@ -1,5 +1,5 @@
-//! The packet path as the agent sees it: maps, programs, devices. The only module that uses `aya`
-//! or `unsafe`.
+//! The packet path as the agent sees it: maps, programs, devices. The only module of this crate
+//! that uses `aya`; `unsafe` is here, and for one structure of C in [`node`][crate::node].
 //!
 //! [`Dataplane`] has the state. What the run loop does with it is in traits, one for each role
 //! ([`ServiceMaps`], [`DevicePrograms`], …), each in the file of what it is about;

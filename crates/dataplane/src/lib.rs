@@ -1,6 +1,7 @@
 //! The packet path as user space sees it: its maps and programs, the node's devices and neighbours,
-//! inspection through the pins, and the simulation of packets. The only crate that uses `aya`,
-//! netlink or `unsafe`.
+//! inspection through the pins, and the simulation of packets. Beside tests and the
+//! bench, the only crate of user space that depends on `aya` and netlink; the crates of the agent,
+//! of the plugin and of the model forbid `unsafe`.
 
 #![deny(unsafe_code)]
 
