@@ -1,13 +1,15 @@
 //! docs/glossary.md: one word for each concept, and the names that it has in maps, code, flags and
 //! metrics.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use crate::page;
 
 const PAGE: &str = "docs/glossary.md";
 const MAPS: &str = "traffic-policy-ebpf/src/datapath/maps.rs";
 const LAYOUTS: &str = "traffic-policy-ebpf/src/abi";
+/// The heading of the maps that belong to no word.
+const WITHOUT_ROW: &str = "## Maps without a row";
 /// The page that lists the values of the label `map`.
 const METRICS: &str = "docs/metrics.md";
 
@@ -47,6 +49,28 @@ fn maps_and_statics_belong_together() {
             assert!(code.contains(&declared), "{}: {MAPS} has no {declared}", cells[0]);
         }
     }
+}
+
+/// Every map has a row, or is among those that need none. The name of IPv4's stands for both.
+#[test]
+fn every_map_is_named_once() {
+    let code = page::text(MAPS);
+    let names = code.split("#[btf_map(name = \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let declared: BTreeSet<_> = names.map(|name| name.replace('6', "4")).collect();
+    let in_rows: BTreeSet<_> = rows().iter().flat_map(|cells| spans(&cells[2])).map(str::to_owned).collect();
+    let text = page::text(PAGE);
+    let others = text.split(WITHOUT_ROW).nth(1).unwrap_or_else(|| panic!("{PAGE} has no {WITHOUT_ROW:?}"));
+    let others = others.lines().filter_map(page::cells).filter(|cells| cells.len() == 2);
+    let others: Vec<_> = others
+        .flat_map(|cells| spans(&cells[0]).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    for name in &others {
+        assert!(declared.contains(name), "{MAPS} has no {name}");
+        assert!(!in_rows.contains(name), "{name} has a row");
+    }
+    let lacking: Vec<_> =
+        declared.iter().filter(|name| !in_rows.contains(*name) && !others.contains(name)).collect();
+    assert!(declared.len() > 40 && lacking.is_empty(), "{PAGE} does not name {lacking:?}");
 }
 
 #[test]
