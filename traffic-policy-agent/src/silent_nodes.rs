@@ -43,7 +43,7 @@ pub enum Effect {
         node: String,
         /// The time since the suspicion.
         silent: Duration,
-        /// What was asked without an answer.
+        /// A list, in words, of all that was asked without an answer.
         asked: String,
     },
     Returned {

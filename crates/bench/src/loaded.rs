@@ -94,16 +94,16 @@ pub enum Method {
 /// Floors of direct forwarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DirectFloor {
-    /// In front, a packet of a flow, at one of both hooks: within IP, within UDP, or to a MAC
-    /// address.
+    /// A packet of a flow, at one of both hooks of the node in front: within IP, within UDP, or to
+    /// a MAC address.
     Request(Hook),
     Udp(Hook),
     ByMac(Hook),
-    /// In front, the first packet: within IP, or to a MAC address.
+    /// The first packet, at the node in front: within IP, or to a MAC address.
     New(Hook),
     NewByMac(Hook),
-    /// At the endpoint's node: a packet within IP or UDP; one that came as it is, in XDP (in TC it
-    /// is as [`Self::Back`]); and the endpoint's.
+    /// Packets at the endpoint's node: one within IP or UDP; one that came as it is, in XDP (in TC
+    /// it is as [`Self::Back`]); and the endpoint's.
     Open,
     OpenUdp,
     Deliver,

@@ -24,7 +24,7 @@ fn strict_source_checks_matter_with_one_uplink_too() {
     check(&lab, &["--direct"]).has("warning", "direct", "rp_filter is strict on eth0", "eth0.rp_filter=2");
 }
 
-/// Until the other node knows this one's addresses, it opens nothing: nobody answers, which the
+/// The other node opens nothing until it knows this one's addresses: nobody answers, which the
 /// check cannot tell from a network that lets nothing pass.
 #[test]
 fn another_node_answers_once_it_opens_packets() {

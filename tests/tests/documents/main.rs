@@ -7,6 +7,7 @@
 mod balancers;
 mod circles;
 mod cli;
+mod docstrings;
 mod glossary;
 mod journeys;
 mod limits;

@@ -109,8 +109,8 @@ fn a_node_port_with_a_health_port_and_without() {
     }
 }
 
-/// Of the connections that see the node die none is lost, and none takes longer than a client's
-/// second SYN, a second later, does.
+/// No connection that sees the node die is lost, and none takes longer than a client's second SYN,
+/// a second later, does.
 const SLOWEST: Duration = Duration::from_millis(1600);
 
 #[test]

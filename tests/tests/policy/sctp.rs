@@ -323,8 +323,8 @@ fn ask_all(cluster: &Cluster, agents: &[Agent], attach: &str, way: Way, damaged:
     assert!(explained.contains("dropped-no-local-endpoint") && explained.contains("/SCTP"), "{explained}");
 }
 
-/// What a pod sends to ClusterIPs is translated at its device (`--pod-services on`): an endpoint on
-/// its own node, and one elsewhere, see the pod. `late`: the Services come after the agents.
+/// Packets of a pod to ClusterIPs are translated at its device (`--pod-services on`): an endpoint
+/// on its own node, and one elsewhere, see the pod. `late`: the Services come after the agents.
 fn from_a_pod(flags: &[&str], late: bool) {
     let cluster = Cluster::start(Lab::builder().pods(&[2, 1])).unwrap();
     let lab = &cluster.lab;

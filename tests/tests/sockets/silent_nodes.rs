@@ -43,7 +43,7 @@ impl SocketCluster {
         MapData::from_pin(version.path().join("maps").join(name)).unwrap()
     }
 
-    /// What the first node has noted of another one.
+    /// The signs that the first node has noted of another one.
     fn signs(&self, node: usize) -> NodeSilence {
         let names = Map::HashMap(self.map("tp_node_names"));
         let names: HashMap<_, u32, [u8; NODE_NAME_LENGTH]> = names.try_into().unwrap();

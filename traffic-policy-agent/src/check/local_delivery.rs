@@ -10,7 +10,7 @@ use super::{Finding, ipsec};
 /// The pods' devices of this node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// Why nothing may pass the stack by on this node.
+    /// The reason for which nothing may pass the stack by on this node.
     obstacle: Option<String>,
     /// Whether the agent will set `nf_conntrack_tcp_be_liberal`.
     strict: bool,

@@ -17,7 +17,7 @@ pub struct DirectSettings {
 /// Another node that is asked.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// As it was given: a name, or an address.
+    /// The name or address that was given.
     pub given: String,
     /// Its name, or why no node of such an address is known.
     pub node: Result<String, String>,

@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     /// address.
     #[arg(long, value_name = "PEER", num_args = 0..=1, default_missing_value = "")]
     direct: Option<String>,
-    /// For --direct: the namespace that `run --announce-opening` is given; whether the Lease may be
+    /// The namespace that `run --announce-opening` is given, for --direct: whether the Lease may be
     /// written there is tried without writing it.
     #[arg(long, env = "TRAFFIC_POLICY_ANNOUNCE_OPENING", value_name = "NAMESPACE")]
     announce_opening: Option<String>,

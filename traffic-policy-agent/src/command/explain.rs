@@ -70,7 +70,7 @@ pub(super) struct Arguments {
     /// The endpoint of this node to which that packet is addressed.
     #[arg(long, env = "TRAFFIC_POLICY_OPENED_AT", value_name = "IP", requires = "opened_from")]
     at: Option<IpAddr>,
-    /// What that packet travels in: `ipip` or `udp`, as the other node's `explain` says.
+    /// The dispatch of that packet: `ipip` or `udp`, as the other node's `explain` says.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_OPENED_WITHIN",

@@ -150,8 +150,8 @@ struct EndpointDocument {
     /// Whether its node is dead. It is listed nevertheless if no endpoint elsewhere can take new
     /// flows, and for the moment until the agent has removed it.
     left_out: bool,
-    /// What is forwarded to it directly travels in: `ipip`, `udp`, or `l2` for nothing where that
-    /// can be. `None`: nothing is forwarded directly.
+    /// The dispatch of packets that are forwarded to it directly: `ipip`, `udp`, or `l2`, without
+    /// an outer packet where that can be. `None`: none is forwarded directly.
     dispatch: Option<&'static str>,
     /// Its slots in the Maglev table; `null` without one, and unless the Service is named.
     slots: Option<u32>,

@@ -22,10 +22,11 @@ const HEARD: Duration = Duration::from_secs(10);
 /// The number of nodes whose Leases this one looks at.
 const NEIGHBOURS: usize = 2;
 
-/// What this node tells and is told.
+/// The news that this node tells and is told.
 pub(super) struct Part {
     opening: Option<Opening>,
-    /// Since when the other nodes have been told the addresses of this one; `None`: they are not.
+    /// The time since which the other nodes have been told the addresses of this one; `None`: they
+    /// are not.
     told: Option<Instant>,
     /// Whether flows may be direct: once they may, they may for ever.
     sends: bool,
@@ -64,8 +65,8 @@ impl Part {
 }
 
 impl<P: PacketPath> Controller<P> {
-    /// Before the first write: flows go on being direct if the Lease that an earlier agent has
-    /// written names all addresses.
+    /// Lets flows go on being direct, before the first write, if the Lease that an earlier agent
+    /// has written names all addresses.
     pub(super) fn resume_part(&mut self) {
         if self.services.synced_once() || !self.services.has_objects() {
             return;

@@ -68,7 +68,7 @@ pub(super) struct DirectWays {
     nodes: BTreeMap<Other, Asked>,
     ways: Ways,
     asking: JoinSet<Answers>,
-    /// Since when nodes may be asked; `None`: they may not know this one.
+    /// The time since which nodes may be asked; `None`: they may not know this one.
     since: Option<Instant>,
     /// Whether endpoints may have changed since they were looked at, and when that was.
     is_stale: bool,
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(heard.len(), 2 * AT_ONCE);
     }
 
-    /// Without the capability, the Leases decide, and it is said once.
+    /// The Leases decide where the capability is missing, and it is said once.
     #[tokio::test]
     async fn who_may_not_ask_goes_by_the_leases() {
         let start = Instant::now();

@@ -52,7 +52,7 @@ pub(super) struct SilentHops {
     looked: Option<Instant>,
     /// Neighbours that failed, until it is known what is behind them.
     failed: BTreeSet<HopAddress>,
-    /// Which hops lead to endpoints, and when that was looked up.
+    /// The hops that lead to endpoints, and the time at which they were looked up.
     leads: Option<(Instant, Leads)>,
 }
 

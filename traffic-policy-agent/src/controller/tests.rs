@@ -232,7 +232,7 @@ async fn changes_that_come_together_are_written_together() {
     assert!(syncs <= 3, "{syncs} writes for changes within two seconds");
 }
 
-/// After a change of a long list of endpoints the next write waits longer than the debounce; after
+/// The next write waits longer than the debounce after a change of a long list of endpoints; after
 /// other changes it does not.
 #[tokio::test]
 async fn a_write_may_ask_for_time_before_the_next_one() {

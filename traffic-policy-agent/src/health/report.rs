@@ -57,17 +57,17 @@ pub struct Report {
 pub struct DirectForwarding {
     /// Whether it opens packets, and the other nodes have been told so.
     pub opens: bool,
-    /// Why it opens none, if that is known.
+    /// The reason for which it opens none, if that is known.
     pub why_not: Option<String>,
     /// Whether its Lease has been written.
     pub told: bool,
-    /// Why its Leases are not up to date.
+    /// The reason for which its Leases are not up to date.
     pub trouble: Option<String>,
     /// Whether its own flows are not direct yet, because the others may not know it.
     pub waits: bool,
     /// The other nodes that open packets of this one.
     pub nodes: BTreeSet<String>,
-    /// What packets to each of them travel in: a value of `--dispatch`.
+    /// The dispatch of packets to each of them: a value of `--dispatch`.
     #[serde(default)]
     pub dispatch: BTreeMap<String, String>,
     /// The addresses from which the other nodes with a Lease send, by their names.
@@ -96,7 +96,7 @@ pub struct StaleKind {
 pub struct NodeLeftOut {
     /// Seconds since it was suspected.
     pub seconds: f64,
-    /// What was asked without an answer.
+    /// A list, in words, of all that was asked without an answer.
     pub asked: String,
 }
 

@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::watch;
 use traffic_policy_cluster::source::Leaving;
 
-/// What all sources say. Cheap to clone; all clones share one state.
+/// The reports of all sources. It is cheap to clone; all clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Board(Arc<Shared>);
 
@@ -31,7 +31,7 @@ impl Default for Shared {
 #[derive(Debug, Default)]
 struct Reports {
     leaving: BTreeMap<String, Leaving>,
-    /// Why news of a source may be missed.
+    /// The reasons for which news of a source may be missed.
     troubles: BTreeMap<String, String>,
 }
 

@@ -11,7 +11,7 @@ struct Cluster {
     gateway: Option<Heard>,
     /// The heartbeats of Nodes.
     beats: BTreeMap<String, Heartbeat>,
-    /// What happened, in words.
+    /// The events, in words.
     told: Vec<String>,
 }
 
@@ -187,7 +187,7 @@ fn who_hears_nobody_is_cut_off_and_accuses_nobody() {
     }
 }
 
-/// In a cluster of two nodes, only the gateway can tell whose fault the silence is.
+/// The gateway alone can tell, in a cluster of two nodes, whose fault the silence is.
 #[test]
 fn the_only_other_node_dies_if_the_gateway_answers_or_if_there_is_none() {
     for gateway in [Some(Heard::Alive), None] {

@@ -34,15 +34,15 @@ pub const fn is_outer_port(port: Port) -> bool {
 pub mod way {
     /// They travel unchanged: the flow is a direct one.
     pub const DIRECT: u64 = 1;
-    /// Within UDP, where they travel within an outer packet.
+    /// They travel within UDP, where they travel within an outer packet.
     pub const UDP: u64 = 2;
-    /// To the MAC address of the endpoint's node as they are, where that can be.
+    /// They are sent to the MAC address of the endpoint's node as they are, where that can be.
     pub const BY_MAC: u64 = 4;
     /// Replies come back through this node.
     pub const TUNNEL: u64 = 8;
     /// The node in front is another one, and the endpoint a former owner of the connection.
     pub const OWNER: u64 = 16;
-    /// What packets may travel in whose outer packet names the endpoint.
+    /// The ways of packets whose outer packet names the endpoint.
     pub const NAMED: u64 = DIRECT | UDP | TUNNEL | OWNER;
 
     /// Returns one of these bits of `ways`, as the bit `to` of another word. A number that is

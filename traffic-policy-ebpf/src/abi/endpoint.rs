@@ -10,10 +10,10 @@ pub const SLOT_LOCAL: u16 = 1;
 pub const SLOT_REMOTE: u16 = 2;
 /// The endpoint's node opens packets that other nodes send it for the endpoint.
 pub const SLOT_OPENS: u16 = 4;
-/// In addition to [`SLOT_OPENS`]: they are sent within UDP.
+/// Packets to an endpoint that has [`SLOT_OPENS`], too, are sent within UDP.
 pub const SLOT_UDP: u16 = 8;
-/// In addition to [`SLOT_OPENS`]: the node also finds the endpoint itself, by its own Maglev table,
-/// for packets that another node sends to its MAC address as they are.
+/// The node of an endpoint that has [`SLOT_OPENS`], too, also finds the endpoint itself, by its own
+/// Maglev table, for packets that another node sends to its MAC address as they are.
 pub const SLOT_L2: u16 = 16;
 
 /// An endpoint, by value.

@@ -286,7 +286,7 @@ impl Packets {
         Self((node as u64) << 48)
     }
 
-    /// Before the first answer: the place of the endpoint's node in `tp_node_silence`.
+    /// The place of the endpoint's node in `tp_node_silence`, before the first answer.
     #[inline(always)]
     pub const fn node(self) -> u16 {
         (self.0 >> 48) as u16

@@ -73,7 +73,7 @@ pub mod frontend {
     /// The policy in effect is Local: for a ClusterIP to all clients, for other frontends to
     /// packets from outside.
     pub const LOCAL: u32 = 1;
-    /// At least one endpoint, on any node, takes new connections.
+    /// One endpoint or more, on any node, takes new connections.
     pub const HAS_ENDPOINTS: u32 = 2;
     /// The address belongs to this node: packets without a flow may be for the stack.
     pub const NODE_ADDRESS: u32 = 4;
@@ -88,11 +88,12 @@ pub mod frontend {
     /// The endpoints of the list for policy Cluster are chosen by the table in
     /// [`Frontend::maglev`][super::Frontend]; sockets choose at random.
     pub const MAGLEV: u32 = 64;
-    /// In addition to both: the endpoint follows from addresses and ports on every node alike, so
-    /// packets may go to its node without being told: [`SLOT_L2`][crate::abi::SLOT_L2].
+    /// The endpoint of a frontend with both, [`DIRECT`] and [`MAGLEV`], follows from addresses and
+    /// ports on every node alike, so packets may go to its node without being told:
+    /// [`SLOT_L2`][crate::abi::SLOT_L2].
     pub const L2: u32 = 128;
-    /// In addition to [`DIRECT`]: the endpoints' nodes are asked to send replies back through this
-    /// node.
+    /// The nodes of the endpoints of a [`DIRECT`] frontend are asked to send replies back through
+    /// this node.
     pub const TUNNEL: u32 = 4096;
     /// Replies that come back through this node are opened. It stays when [`TUNNEL`] is taken away:
     /// open flows go on as they began.

@@ -19,7 +19,7 @@ pub struct Prefilter {
     /// and of most replies: comparing it is cheaper than a hash. [`WideAddress::UNSPECIFIED`]: not
     /// known. Its bit in [`Self::node_addresses`] may be missing.
     pub primary: [WideAddress; 2],
-    /// In the cache line of `primary`.
+    /// The epochs of routes, which lie in the cache line of `primary`.
     pub routes: RouteConfig,
     /// The destination ports of frontends on addresses of this node.
     pub node_ports: [u64; PORT_WORDS],

@@ -23,8 +23,8 @@ pub struct RuntimeConfig {
     pub suspect_after: u32,
     /// 1: `--local-delivery direct`. Only commands read it.
     pub local_delivery: u32,
-    /// What the agent has set for that in this network namespace, and `cleanup` sets back. 1:
-    /// `nf_conntrack_tcp_be_liberal` was 0.
+    /// The setting that the agent has changed for that in this network namespace, and `cleanup`
+    /// sets back. 1: `nf_conntrack_tcp_be_liberal` was 0.
     pub conntrack_was_strict: u32,
     /// The seconds that `nf_conntrack_tcp_timeout_unacknowledged` had; 0: it was left as it is.
     pub conntrack_unacknowledged: u32,

@@ -167,7 +167,7 @@ pub struct OwnerSearch {
     pub asked: u32,
     /// The number of the slot that the node in front has chosen; `u32::MAX` for an opened packet.
     pub chosen: u32,
-    /// What [`Outer::number`] is to be. Whoever builds the outer packet sets it to 0.
+    /// The later [`Outer::number`]. The function that builds the outer packet sets it to 0.
     pub number: u32,
     /// Padding.
     pub zero: u32,

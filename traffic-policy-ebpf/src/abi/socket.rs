@@ -25,7 +25,7 @@ pub struct SocketKey {
 pub struct TranslatedSocket {
     pub address: WideAddress,
     pub port: Port,
-    /// Of a TCP socket, the number of the endpoint's node in `tp_node_names`; 0: the endpoint has
+    /// The number of the endpoint's node in `tp_node_names`, for a TCP socket; 0: the endpoint has
     /// no `nodeName`, or is on this node.
     pub node: u16,
     /// The index of the Service port.

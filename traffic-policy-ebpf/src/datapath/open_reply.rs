@@ -203,7 +203,7 @@ fn note_request<F: Inside>(scratch: *mut Scratch<F::Address>, inner: usize, end:
 /// A fragment that is inside.
 pub struct Piece {
     protocol: u32,
-    /// In memory order.
+    /// The identification, in memory order.
     identification: u32,
     /// Whether it has no ports.
     later: bool,

@@ -19,9 +19,10 @@ pub struct DirectTarget {
 /// The nodes that can be asked, and by which packet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DirectTargets {
-    /// By node, and whether in IPv6.
+    /// The packets by node, and whether they are of IPv6.
     pub of: BTreeMap<(String, bool), DirectTarget>,
-    /// By family: whether any packets may be forwarded directly, to nodes that can be asked or not.
+    /// Whether any packets of each family may be forwarded directly, to nodes that can be asked or
+    /// not.
     pub is_used: [bool; 2],
 }
 
@@ -40,7 +41,8 @@ pub(super) struct Opener {
 /// which any other node may send some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DirectNodes {
-    /// By the families in which they do: IPv4, IPv6; and what this node uses towards each.
+    /// The names of the former by the family in which they do (IPv4, IPv6), and the way that this
+    /// node uses towards each.
     pub(super) names: [BTreeMap<String, Opener>; 2],
     pub(super) addresses: BTreeSet<IpAddr>,
     /// Their MAC addresses, and whether each takes packets that are sent to it as they are.

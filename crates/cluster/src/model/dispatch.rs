@@ -122,9 +122,9 @@ impl Passing {
 /// The way to another node in one address family, as its answers have shown it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Way {
-    /// With answers that have a frontend's address as source (`direct`).
+    /// The packets whose answers have a frontend's address as source (`direct`).
     pub direct: Passing,
-    /// With answers within an outer packet (`tunnel`).
+    /// The packets whose answers come within an outer packet (`tunnel`).
     pub tunnel: Passing,
 }
 

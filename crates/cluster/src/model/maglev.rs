@@ -19,7 +19,7 @@ pub const ALGORITHM_ANNOTATION: &str = "traffic-policy.io/algorithm";
 pub enum Algorithm {
     #[default]
     Random,
-    /// By a table that is equal on every node.
+    /// The endpoint follows from a table that is equal on every node.
     Maglev,
 }
 

@@ -42,11 +42,11 @@ pub trait PodPrograms {
 pub struct Followed {
     /// The names of those whose packets pass the stack by.
     pub direct: BTreeSet<String>,
-    /// With direct delivery, the names of the others, with the reason.
+    /// The names of the others and the reason for each, while direct delivery is on.
     pub by_stack: BTreeMap<String, String>,
     /// The names of those whose packets to Services are translated.
     pub served: BTreeSet<String>,
-    /// With `--pod-services on`, the names of the others, with the reason.
+    /// The names of the others and the reason for each, while `--pod-services` is on.
     pub unserved: BTreeMap<String, String>,
 }
 
@@ -76,9 +76,9 @@ impl Followed {
 pub struct JudgedPod {
     pub name: String,
     pub index: u32,
-    /// Why the stack delivers its packets with `--local-delivery direct`.
+    /// The reason for which the stack delivers its packets with `--local-delivery direct`.
     pub by_stack: Option<String>,
-    /// Why its packets to Services are not translated with `--pod-services on`.
+    /// The reason for which its packets to Services are not translated with `--pod-services on`.
     pub unserved: Option<String>,
 }
 

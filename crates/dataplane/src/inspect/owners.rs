@@ -27,7 +27,7 @@ use crate::dataplane::{
 pub struct FormerOwners {
     /// The slots that have one.
     pub slots: u32,
-    /// Until they are asked no more.
+    /// The time until they are asked no more.
     pub left: Duration,
     pub owners: Vec<FormerOwner>,
 }

@@ -57,9 +57,11 @@ pub struct ServicePort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Random,
-    /// By the Maglev table of this many slots, from this element of `tp_maglev` on.
+    /// The Maglev table of this many slots, from this element of `tp_maglev` on, names the
+    /// endpoint.
     Maglev(IndexRange),
-    /// At random, although the Service asks for a Maglev table: there is no endpoint, or no room.
+    /// The choice is random, although the Service asks for a Maglev table: there is no endpoint, or
+    /// no room.
     WithoutTable,
 }
 

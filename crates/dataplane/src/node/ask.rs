@@ -320,7 +320,7 @@ mod tests {
         assert!(matches!(ask(&question, jumping()), Answer::Alive(_)));
     }
 
-    /// Without a socket, nothing answers.
+    /// Nothing answers where there is no socket.
     #[test]
     fn a_late_asker_asks_again_and_never_judges() {
         let sign = Sign::Echo([192, 0, 2, 1].into());

@@ -39,16 +39,17 @@ const TRIES: u32 = 512;
 /// The way of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeWay {
-    /// Within an outer packet; the answer comes from the frontend.
+    /// The segment is sent within an outer packet; the answer comes from the frontend.
     Within(Dispatch),
     /// The same, and the answer is asked to come back within an outer packet.
     AndBack(Dispatch),
-    /// As it is, to the MAC address of a neighbour at this device.
+    /// The segment is sent as it is, to the MAC address of a neighbour at this device.
     ByMac { link: u32, mac: [u8; 6] },
 }
 
 impl ProbeWay {
-    /// Within IP and within UDP: first as it is, then asked to come back.
+    /// Questions within IP and within UDP: first those whose answers come as they are, then those
+    /// whose answers are to come back within an outer packet.
     pub const WITHIN: [Self; 4] = [
         Self::Within(Dispatch::Ipip),
         Self::Within(Dispatch::Udp),
@@ -61,9 +62,9 @@ impl ProbeWay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
     No,
-    /// From the frontend's address.
+    /// The answer came from the frontend's address.
     AsItIs,
-    /// Within an outer packet.
+    /// The answer came within an outer packet.
     Within,
 }
 

@@ -23,7 +23,7 @@ pub struct PodLink {
     pub other_master: Option<String>,
     /// The queueing discipline for what is sent to the pod.
     pub qdisc: String,
-    /// Why no program can serve a pod there, if that is because of the device's kind.
+    /// The reason for which no program can serve a pod there, if that is the device's kind.
     pub unsuited: Option<&'static str>,
 }
 

@@ -41,7 +41,7 @@ impl HopAddress {
     }
 }
 
-/// As people read it, in no form that the name of a Node can have: that may be an address.
+/// The form for readers is none that the name of a Node can have, which may be an address.
 impl fmt::Display for HopAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "next hop {}", self.address)?;

@@ -247,8 +247,8 @@ proptest! {
     }
 }
 
-/// With direct forwarding and Maglev tables another node finds the pods of connections through a
-/// node that is gone, if the balancer moves their address; those to its own pods end with it.
+/// Another node finds the pods of connections through a node that is gone, by direct forwarding and
+/// Maglev tables, if the balancer moves their address; those to its own pods end with it.
 #[test]
 fn connections_outlive_the_node_in_front() {
     let cut = |annotations: &str, balancer: &str, proxy| {

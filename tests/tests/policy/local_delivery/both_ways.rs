@@ -1,4 +1,4 @@
-//! Which packets take the way past the stack, in both directions: by the counters of outcomes, and
+//! Packets that take the way past the stack, in both directions: by the counters of outcomes, and
 //! by those of the pod's device, whose host side counts what the stack sends to the pod.
 
 use traffic_policy_testing::cluster::Protocol;

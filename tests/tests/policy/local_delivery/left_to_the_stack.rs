@@ -75,7 +75,8 @@ fn a_filter() {
     );
 }
 
-/// As of Cilium's chaining mode, and of AWS VPC CNI's agent of network policies: by links of tcx.
+/// Attaches a program by a link of tcx, as Cilium's chaining mode and the agent of network policies
+/// of AWS VPC CNI do.
 fn a_program_of_another(ingress: bool, place: &str) {
     if Kernel::running().is_ok_and(|kernel| !kernel.has_tcx()) {
         skipped("local_delivery", "before Linux 6.6 programs are filters");

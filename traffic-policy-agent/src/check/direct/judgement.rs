@@ -121,7 +121,7 @@ fn judge_length(peer: &str, facts: &Facts, length: Length) -> Finding {
     }
 }
 
-/// Within which outer packets something arrives, as a list in words.
+/// The outer packets within which something arrives, as a list in words.
 struct Named<'a>(&'a Facts, [bool; 2]);
 
 impl fmt::Display for Named<'_> {

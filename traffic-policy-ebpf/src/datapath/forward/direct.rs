@@ -37,8 +37,8 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     way::moved(flags, frontend::DIRECT as u64, ways)
 }
 
-/// What packets may travel in to an owner of this number: the table of its node names a former one
-/// no more.
+/// Returns the ways of packets to an owner of this number, as a mask: the table of its node names a
+/// former one no more.
 #[inline(always)]
 pub fn to_owner(number: u32) -> u64 {
     way::NAMED | way::BY_MAC & !(number as u64 + way::NAMED)

@@ -48,7 +48,7 @@ pub struct DirectPart {
     pub choice: String,
     /// Its `--dispatch`, from which follows what it opens and prefers.
     pub dispatch: DispatchChoice,
-    /// Why this node opens no packets; `None`: it does.
+    /// The reason for which this node opens no packets; `None`: it does.
     pub why_not: Option<String>,
 }
 
@@ -95,7 +95,7 @@ pub struct DirectNews {
 pub struct DirectTold {
     /// The part that the API server holds.
     pub held: Option<DirectPart>,
-    /// Why the Leases are not up to date.
+    /// The reason for which the Leases are not up to date.
     pub trouble: Option<String>,
 }
 

@@ -101,7 +101,7 @@ fn without_a_flow_an_error_goes_to_the_owner() {
     });
 }
 
-/// Where no endpoint follows from what is quoted, and for what no client can have asked.
+/// No endpoint follows from some of the quoted packets, and no client can have asked for others.
 #[test]
 fn other_errors_without_a_flow_pass_as_ever() {
     each_ingress(|harness, terms| {

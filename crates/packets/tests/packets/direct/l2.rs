@@ -266,8 +266,8 @@ fn fragments_are_delivered_by_the_endpoints_node() {
     });
 }
 
-/// About a reply that the endpoint's node has sent to the client: by the flow's own way, and where
-/// this node does not know the flow, to the owner by name.
+/// Errors about a reply that the endpoint's node has sent to the client go by the flow's own way,
+/// and where this node does not know the flow, to the owner by name.
 #[test]
 fn icmp_errors_leave_as_they_came() {
     each_ingress(|harness, terms| {

@@ -91,7 +91,7 @@ fn the_endpoint_sees_the_client_and_answers_as_the_frontend() {
     });
 }
 
-/// As in front of `snat`, the stack answers for the node in front; an opened packet never reaches
+/// The stack answers for the node in front, as it does under `snat`; an opened packet never reaches
 /// it.
 #[test]
 fn nobody_answers_for_an_association_that_nobody_knows() {

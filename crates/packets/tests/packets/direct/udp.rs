@@ -97,7 +97,8 @@ fn established_packets_need_no_slow_path() {
     });
 }
 
-/// By the flow's entry, and without one by the table, from which no port of UDP is known.
+/// The error goes by the flow's entry, and without one by the table, from which no port of UDP is
+/// known.
 #[test]
 fn an_error_about_a_reply_travels_within_udp() {
     each_ingress(|harness, terms| {

@@ -9,7 +9,7 @@ use crate::table::Terms;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     Ip,
-    /// With this source port.
+    /// UDP with this source port.
     Udp(u16),
 }
 

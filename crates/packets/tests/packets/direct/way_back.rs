@@ -164,7 +164,7 @@ fn is_left_to_egress(ran: &Ran, terms: Terms) {
 /// client. Whichever is first, later replies go back to the node in front.
 #[test]
 fn a_reply_at_the_same_moment_does_not_store_another_way() {
-    /// Without the second look at the way one of ten is wrong.
+    /// One of ten is wrong if the way is not looked at twice.
     const ROUNDS: usize = 400;
     harness::with(|harness| {
         for terms in terms(Hook::Ingress) {

@@ -38,7 +38,7 @@ const BY_MAC: Goal = Goal::TimesAtMost(1.2);
 /// A kind of packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// In front.
+    /// A request, at the node in front.
     Request,
     New,
     /// A reply that comes back through it.
@@ -46,7 +46,7 @@ enum What {
     /// The former two by another balancer's method, in XDP over IPv4.
     RequestBy(Method),
     NewBy(Method),
-    /// At the endpoint's node.
+    /// A request that arrives at the endpoint's node.
     Arrived,
     Answer,
 }

@@ -23,7 +23,7 @@ use crate::{
 
 /// The protocols that an agent of this version opens.
 const PROTOCOLS: &str = "tcp,udp,sctp";
-/// Why a node opens no packets, for readers.
+/// The reason for which a node opens no packets, for readers.
 const WHY_NOT: &str = "traffic-policy.io/opens-not";
 /// The beginnings of the names, before that of the node.
 const OPENS: &str = "traffic-policy-opens-";

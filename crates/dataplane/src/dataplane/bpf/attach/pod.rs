@@ -121,7 +121,7 @@ pub fn linked(links: &Path) -> Vec<u32> {
     names.filter_map(|name| Hook::ALL.into_iter().find_map(|hook| number(&name, hook))).collect()
 }
 
-/// Why programs must not be on a pod's device.
+/// The reasons for which programs must not be on a pod's device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Obstacles {
     /// The obstacles to direct delivery: others' programs and queues would be passed by.

@@ -226,8 +226,8 @@ fn annotation_overrides_the_drain() {
     }
 }
 
-/// Without a local endpoint, the fallback treats policy Local as Cluster; a drain begins only when
-/// the fallback ends.
+/// The fallback treats policy Local as Cluster while there is no local endpoint; a drain begins
+/// only when the fallback ends.
 #[test]
 fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
     let (here, there) = (endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false));
