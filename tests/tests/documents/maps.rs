@@ -48,6 +48,7 @@ fn pages_name_the_layout_of_the_maps() {
     for (path, text) in [
         ("docs/bench.md", format!("/sys/fs/bpf/traffic-policy/v{ABI_VERSION}/programs")),
         ("docs/operating.md", format!("(`v{ABI_VERSION}`)")),
+        ("CHANGELOG.md", format!("layout {ABI_VERSION} ")),
     ] {
         assert!(page::text(path).contains(&text), "{path} does not say {text}");
     }
