@@ -1,7 +1,7 @@
 //! `--config` and its change while the agent runs; `/configz`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -153,19 +153,25 @@ fn sizes_are_those_of_the_pinned_maps() {
 }
 
 #[test]
-fn sighup_applies_what_it_can_and_names_the_rest() {
+fn a_file_that_changes_is_wrong_or_does_not_answer_while_it_runs() {
     let (cluster, file) =
         cluster("nodePortAddresses: [203.0.113.0/24]\nconntrack: {udpTimeout: 1h, udpStreamTimeout: 1h}\n");
-    let agent = builder(&cluster).flags(&["--config", file.to_str().unwrap()]).start().unwrap();
+    let mut agent = builder(&cluster).flags(&["--config", file.to_str().unwrap()]).start().unwrap();
     agent.wait_ready(SOON).unwrap();
+    sighup_applies_what_it_can_and_names_the_rest(&cluster, &agent, &file);
+    a_wrong_file_changes_nothing(&cluster, &agent, &file);
+    an_agent_that_waits_for_a_file_ends_on_sigterm(&mut agent, &file);
+}
+
+fn sighup_applies_what_it_can_and_names_the_rest(cluster: &Cluster, agent: &Agent, file: &Path) {
     let to = cluster.at(1, Family::V4, PORT);
     assert!(!matches!(cluster.ask(Protocol::Tcp, to).unwrap(), Outcome::Answered(_)));
     assert!(!agent.log().contains("DEBUG"), "{}", agent.log());
 
     let fields = "nodePortAddresses: [all]\nconntrack: {udpTimeout: 1h, udpStreamTimeout: 1h}\n\
                   logging: {verbosity: 4}\nhealthzBindAddress: 127.0.0.1:10999\n";
-    fs::write(&file, format!("{HEAD}{fields}")).unwrap();
-    hang_up(&agent);
+    fs::write(file, format!("{HEAD}{fields}")).unwrap();
+    hang_up(agent);
     let line = agent.wait_said(&["applied"], SOON).unwrap();
     assert!(
         line.contains("--node-port-addresses all (file)") && line.contains("--log debug (file)"),
@@ -174,8 +180,8 @@ fn sighup_applies_what_it_can_and_names_the_rest() {
     agent.wait_said(&["only a restart applies", "--healthz-address 127.0.0.1:10999"], SOON).unwrap();
     agent.wait_said(&["DEBUG", "logging in this detail from now on"], SOON).unwrap();
     cluster.answer(Protocol::Udp, to).unwrap();
-    assert_eq!(setting(&agent, "--log"), (json!("debug"), json!("file")));
-    let healthz = &configz(&agent)["traffic-policy"]["settings"]["--healthz-address"];
+    assert_eq!(setting(agent, "--log"), (json!("debug"), json!("file")));
+    let healthz = &configz(agent)["traffic-policy"]["settings"]["--healthz-address"];
     assert_eq!(healthz["after_restart"], "127.0.0.1:10999", "{healthz}");
     assert_eq!(agent.healthz().unwrap().status, 200, "where it was");
 
@@ -186,24 +192,23 @@ fn sighup_applies_what_it_can_and_names_the_rest() {
     // Nothing may happen in two sweeps, 2 s apart.
     sleep(Duration::from_secs(4));
     assert_eq!(flows(), there);
-    fs::write(&file, format!("{HEAD}{}", fields.replace("1h", "1s"))).unwrap();
+    fs::write(file, format!("{HEAD}{}", fields.replace("1h", "1s"))).unwrap();
     // There is no notification: the agent polls the file.
     agent.wait_said(&["the file has changed: applied", "--idle-udp 1s (file)"], SOON).unwrap();
     until("the idle flow is gone", SOON, || flows() == 0);
 }
 
 /// The effective settings stay unchanged.
-#[test]
-fn a_wrong_file_changes_nothing_while_it_runs() {
-    let (cluster, file) = cluster("conntrack: {udpTimeout: 40s}\n");
-    let agent = builder(&cluster).flags(&["--config", file.to_str().unwrap()]).start().unwrap();
-    agent.wait_ready(SOON).unwrap();
-    fs::write(&file, format!("{HEAD}conntrack: {{udpTimeout: soon}}\n")).unwrap();
-    hang_up(&agent);
+fn a_wrong_file_changes_nothing(cluster: &Cluster, agent: &Agent, file: &Path) {
+    fs::write(file, format!("{HEAD}nodePortAddresses: [all]\nconntrack: {{udpTimeout: 40s}}\n")).unwrap();
+    hang_up(agent);
+    agent.wait_said(&["applied", "--idle-udp 40s (file)"], SOON).unwrap();
+    fs::write(file, format!("{HEAD}conntrack: {{udpTimeout: soon}}\n")).unwrap();
+    hang_up(agent);
     agent
         .wait_said(&["ERROR", "what was in effect stays so", "conntrack.udpTimeout is", "soon"], SOON)
         .unwrap();
-    assert_eq!(setting(&agent, "--idle-udp"), (json!("40s"), json!("file")));
+    assert_eq!(setting(agent, "--idle-udp"), (json!("40s"), json!("file")));
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, PORT)).unwrap();
     assert_eq!(agent.healthz().unwrap().status, 200);
 }
@@ -225,18 +230,13 @@ fn lines_of_json() {
 }
 
 /// A FIFO in place of a file: its reader waits for ever, as on a file system that does not answer.
-#[test]
-fn an_agent_that_waits_for_a_file_ends_on_sigterm() {
-    let (cluster, file) = cluster("clusterCIDR: \"\"\n");
-    let flags = ["--config", file.to_str().unwrap()];
-    let mut agent = builder(&cluster).flags(&flags).start().unwrap();
-    agent.wait_ready(SOON).unwrap();
-    fs::remove_file(&file).unwrap();
-    nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+fn an_agent_that_waits_for_a_file_ends_on_sigterm(agent: &mut Agent, file: &Path) {
+    fs::remove_file(file).unwrap();
+    nix::unistd::mkfifo(file, nix::sys::stat::Mode::S_IRWXU).unwrap();
     // The agent has opened it: before that it cannot be opened for writing without blocking.
     let is_read = || {
         let write = nix::fcntl::OFlag::O_WRONLY | nix::fcntl::OFlag::O_NONBLOCK;
-        nix::fcntl::open(&file, write, nix::sys::stat::Mode::empty()).ok()
+        nix::fcntl::open(file, write, nix::sys::stat::Mode::empty()).ok()
     };
     let held = wait_for("the agent reads the file", SOON, is_read);
     agent.stop().unwrap();

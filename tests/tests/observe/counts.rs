@@ -41,8 +41,10 @@ fn agree_with_what_was_sent() {
         cluster.manifests.apply(&service("none", Policy::Cluster, 3), &[]).unwrap();
         // A sweep runs every 2 s, and deletes what the previous one has marked.
         let flags = ["--idle-udp", "8s", "--idle-udp-answered", "8s"];
-        let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
-        let agent = &agents[0];
+        let agent =
+            Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).flags(&flags).start().unwrap();
+        agent.wait_ready(Duration::from_secs(20)).unwrap();
+        let agent = &agent;
         // Each probe has a source port of its own: the kernel gives the port of a closed socket to
         // another one now and then, and two probes from one port are one flow.
         let ask = |number: u16, source_port: u16| {

@@ -22,12 +22,23 @@ fn list(agent: &Agent, filters: &[&str]) -> Vec<Value> {
 }
 
 #[test]
-fn held_connections_by_every_filter() {
+fn held_connections_by_every_filter_and_filters_that_are_wrong() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let backends = cluster.backends();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &backends[1..]).unwrap();
     cluster.manifests.apply(&Cluster::node_port("near", Policy::Local, 30081), &backends[..1]).unwrap();
-    let mut agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let agent = agent_of_node_1(&cluster);
+    wrong_filters_are_named(&agent);
+    held_connections_by_every_filter(&cluster, agent);
+}
+
+fn agent_of_node_1(cluster: &Cluster) -> Agent {
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    agent
+}
+
+fn held_connections_by_every_filter(cluster: &Cluster, mut agent: Agent) {
     let (client, node) = (cluster.lab.client(), cluster.lab.node(1));
     let pause = Duration::from_millis(100);
     let held: Vec<_> = Family::BOTH
@@ -113,23 +124,20 @@ fn a_removed_endpoint_is_a_state() {
     let backends = cluster.backends();
     let service = Cluster::node_port("web", Policy::Cluster, 30080);
     cluster.manifests.apply(&service, &backends[1..]).unwrap();
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap();
+    let agent = agent_of_node_1(&cluster);
     let to = cluster.at(1, Family::V4, 30080);
     let held =
         HeldConnections::start(cluster.lab.client().netns(), &[to], 1, Duration::from_millis(100)).unwrap();
     cluster.manifests.endpoints(&service, &backends[..1]).unwrap();
     let start = Instant::now();
-    while list(&agents[0], &["--state", "removed"]).len() != 1 {
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agents[0], &[]));
+    while list(&agent, &["--state", "removed"]).len() != 1 {
+        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agent, &[]));
     }
     assert!(held.finish().is_clean());
     cluster.answer(Protocol::Tcp, to).unwrap();
 }
 
-#[test]
-fn wrong_filters_are_named() {
-    let cluster = Cluster::start(Lab::builder().pods(&[0])).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
+fn wrong_filters_are_named(agent: &Agent) {
     for (arguments, code, text) in [
         (&["flows", "--client", "home"][..], 2, "neither an address nor a range"),
         (&["flows", "--state", "open"], 2, "assured"),
@@ -140,7 +148,7 @@ fn wrong_filters_are_named() {
         (&["monitor", "--for", "soon"], 2, "is not a time"),
         (&["monitor", "--service", "shop"], 1, "no Service shop is in the maps"),
     ] {
-        let output = agents[0].command(arguments).unwrap();
+        let output = agent.command(arguments).unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(said.contains(text), "{arguments:?}: {said}");

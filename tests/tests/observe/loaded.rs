@@ -14,6 +14,8 @@ use traffic_policy_testing::object::{Policy, Port, Service, lease};
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::tun::TunEnd;
 
+const SOON: Duration = Duration::from_secs(20);
+
 /// The names of the programs that an agent has open.
 fn names(agent: &Agent) -> BTreeSet<String> {
     let folder = format!("/proc/{}/fdinfo", agent.pid().unwrap());
@@ -59,20 +61,39 @@ fn without_xdp_none_that_xdp_alone_jumps_to() {
     assert!(!by_xdp.contains("tp_explain_sock"), "{by_xdp:?}");
 }
 
-/// The programs of SCTP are loaded before its first frontend is written. A next agent loads them at
-/// its start, also when the Service is gone: associations may be left.
+/// The programs of SCTP are loaded before its first frontend is written, and those that open
+/// packets of other nodes before the first of those is written. A next agent loads both at its
+/// start, also when the Service is gone, since associations may be left, and when no other node has
+/// a Lease: they may go on sending.
 #[test]
-fn those_of_sctp_when_there_is_a_service_of_it() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+fn those_of_sctp_and_those_that_open_packets_when_they_are_needed_and_from_then_on() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let backends = cluster.backends();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30_080), &backends).unwrap();
-    let mut agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
-    let agent = &mut agents[0];
+    let mut agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_ready(SOON).unwrap();
     let of_sctp = |agent: &Agent| -> Vec<String> {
         names(agent).into_iter().filter(|name| name.contains("sctp")).collect()
     };
+    let opening = |agent: &Agent| -> Vec<String> {
+        names(agent).into_iter().filter(|name| name.contains("_open")).collect()
+    };
     let stand_ins = ["tp_tc_nosctp4", "tp_tc_nosctp6", "tp_xdp_nosctp4", "tp_xdp_nosctp6"];
-    assert_eq!(of_sctp(agent), stand_ins);
+    assert_eq!((of_sctp(&agent), opening(&agent)), (stand_ins.map(str::to_owned).to_vec(), vec![]));
+
+    cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
+    agent.wait_said(&["packets of other nodes are opened", "programs=6"], SOON).unwrap();
+    let that_open = [
+        "tp_tc_open4",
+        "tp_tc_open6",
+        "tp_tc_openback4",
+        "tp_tc_openback6",
+        "tp_xdp_openbk4",
+        "tp_xdp_openbk6",
+    ];
+    assert_eq!(opening(&agent), that_open);
+    assert_eq!(of_sctp(&agent), stand_ins);
+
     let own = [
         "tp_tc_sctp4",
         "tp_tc_sctp6",
@@ -84,59 +105,27 @@ fn those_of_sctp_when_there_is_a_service_of_it() {
     ];
     let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
     cluster.manifests.apply(&sctp, &backends).unwrap();
-    agent.wait_said(&["SCTP is served", "programs=7"], Duration::from_secs(20)).unwrap();
+    agent.wait_said(&["SCTP is served", "programs=7"], SOON).unwrap();
     let mut both = [&own[..], &stand_ins[..]].concat();
     both.sort_unstable();
-    assert_eq!(of_sctp(agent), both);
-    until("its frontends", Duration::from_secs(20), || {
+    assert_eq!(of_sctp(&agent), both);
+    until("its frontends", SOON, || {
         agent.json(&["services"]).is_ok_and(|services| services.to_string().contains("SCTP"))
     });
+    fs::remove_file(cluster.manifests.folder().join("lease.yaml")).unwrap();
     for gone in [false, true] {
         if gone {
             cluster.manifests.delete(&sctp).unwrap();
-            until("no frontend", Duration::from_secs(20), || {
+            until("no frontend", SOON, || {
                 agent.json(&["services"]).is_ok_and(|services| !services.to_string().contains("SCTP"))
             });
         }
         agent.stop().unwrap();
         agent.start_again().unwrap();
-        agent.wait_ready(Duration::from_secs(20)).unwrap();
-        assert_eq!(of_sctp(agent), own, "gone: {gone}");
+        agent.wait_ready(SOON).unwrap();
+        assert_eq!(of_sctp(&agent), own, "gone: {gone}");
+        assert_eq!(opening(&agent), that_open, "gone: {gone}");
     }
-}
-
-/// The programs that open packets of other nodes are loaded before the first of those is written.
-/// A next agent loads them at its start, also when no other node has a Lease: they may go on
-/// sending.
-#[test]
-fn those_that_open_packets_when_another_node_may_send_some() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
-    cluster
-        .manifests
-        .apply(&Cluster::node_port("web", Policy::Cluster, 30_080), &cluster.backends())
-        .unwrap();
-    let mut agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
-    let agent = &mut agents[0];
-    let opening = |agent: &Agent| -> Vec<String> {
-        names(agent).into_iter().filter(|name| name.contains("_open")).collect()
-    };
-    assert_eq!(opening(agent), [""; 0]);
-    cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
-    agent.wait_said(&["packets of other nodes are opened", "programs=6"], Duration::from_secs(20)).unwrap();
-    let all = [
-        "tp_tc_open4",
-        "tp_tc_open6",
-        "tp_tc_openback4",
-        "tp_tc_openback6",
-        "tp_xdp_openbk4",
-        "tp_xdp_openbk6",
-    ];
-    assert_eq!(opening(agent), all);
-    fs::remove_file(cluster.manifests.folder().join("lease.yaml")).unwrap();
-    agent.stop().unwrap();
-    agent.start_again().unwrap();
-    agent.wait_ready(Duration::from_secs(20)).unwrap();
-    assert_eq!(opening(agent), all);
 }
 
 /// The programs of devices without Ethernet are loaded when the first one is attached to, and those

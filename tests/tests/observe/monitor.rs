@@ -27,8 +27,19 @@ fn cluster() -> (Cluster, Agent) {
     cluster.manifests.apply(&Cluster::node_port("far", Policy::Local, 30080), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30081), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("none", Policy::Cluster, 30082), &[]).unwrap();
-    let agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").start().unwrap();
+    agent.wait_ready(SOON).unwrap();
     (cluster, agent)
+}
+
+#[test]
+fn of_packets_with_an_agent_and_without() {
+    let (cluster, mut agent) = cluster();
+    names_service_policy_reason_and_fix(&cluster, &agent);
+    one_at_a_time_and_a_killed_one_costs_nothing(&cluster, &agent);
+    a_flood_is_limited_and_counted(&cluster, &agent);
+    agent.kill().unwrap();
+    without_an_agent(&cluster, &agent);
 }
 
 struct Monitor {
@@ -74,15 +85,13 @@ fn monitor_until(pins: &Path) -> u64 {
     u64::from_ne_bytes(state[at..at + 8].try_into().unwrap())
 }
 
-#[test]
-fn names_service_policy_reason_and_fix() {
-    let (cluster, agent) = cluster();
+fn names_service_policy_reason_and_fix(cluster: &Cluster, agent: &Agent) {
     let ask =
         |family, number: u16| cluster.ask(Protocol::Udp, cluster.at(1, family, 30080 + number)).unwrap();
     for family in Family::BOTH {
         let monitor = Monitor::start(
-            &cluster,
-            &agent,
+            cluster,
+            agent,
             &["--output", "json", "--drops", "--service", "far", "--count", "1"],
         );
         let lines = monitor.wait_ended(|| {
@@ -114,12 +123,12 @@ fn names_service_policy_reason_and_fix() {
     // A new flow and a reject, in readable form.
     let client = cluster.lab.client().address(Family::V4).to_string();
     let monitor =
-        Monitor::start(&cluster, &agent, &["--client", &client, "--outcome", "forwarded", "--count", "1"]);
+        Monitor::start(cluster, agent, &["--client", &client, "--outcome", "forwarded", "--count", "1"]);
     let text = monitor.wait_ended(|| drop(ask(Family::V4, 1).answer().unwrap())).join("\n");
     let pod = cluster.lab.node(2).pod(1).address(Family::V4);
     assert!(text.contains(&format!("forwarded                  UDP {client}:")), "{text}");
     assert!(text.contains(&format!(" → {pod}:8080  default/web:udp-80 (NodePort, Cluster)")), "{text}");
-    let monitor = Monitor::start(&cluster, &agent, &["--outcome", "rejected-no-endpoint", "--count", "1"]);
+    let monitor = Monitor::start(cluster, agent, &["--outcome", "rejected-no-endpoint", "--count", "1"]);
     let text = monitor.wait_ended(|| assert!(ask(Family::V4, 2).is_refused_at_once())).join("\n");
     assert!(text.contains("default/none:udp-80"), "{text}");
     assert!(text.contains("    why: Service default/none has no endpoint"), "{text}");
@@ -127,12 +136,16 @@ fn names_service_policy_reason_and_fix() {
     assert_eq!(monitor_until(agent.pin_dir()), 0, "whoever ends says so");
 }
 
-#[test]
-fn a_flood_is_limited_and_counted() {
+fn a_flood_is_limited_and_counted(cluster: &Cluster, agent: &Agent) {
     const FLOOD: u64 = 30_000;
-    let (cluster, agent) = cluster();
     let to = cluster.at(1, Family::V4, 30080);
-    let monitor = Monitor::start(&cluster, &agent, &["--output", "json", "--drops", "--for", "4s"]);
+    let dropped = |port: &Value| port["counts"]["dropped-no-local-endpoint"]["packets"].as_u64().unwrap_or(0);
+    let all_dropped = || -> u64 {
+        let ports = agent.json(&["services", "far"]).unwrap();
+        ports.as_array().unwrap().iter().map(dropped).sum()
+    };
+    let before = all_dropped();
+    let monitor = Monitor::start(cluster, agent, &["--output", "json", "--drops", "--for", "4s"]);
     let start = Instant::now();
     monitor.wait_line(|| assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent));
     cluster.lab.client().netns().run(|| {
@@ -149,20 +162,16 @@ fn a_flood_is_limited_and_counted() {
     assert_eq!(lines.len() as u64, shown + 1);
     let cpus = std::thread::available_parallelism().unwrap().get() as f64;
     assert!((shown as f64) < cpus * (1_000.0 * took + 129.0), "{shown} events in {took} s on {cpus} CPUs");
-    let ports = agent.json(&["services", "far"]).unwrap();
-    let dropped = |port: &Value| port["counts"]["dropped-no-local-endpoint"]["packets"].as_u64().unwrap_or(0);
-    let counted: u64 = ports.as_array().unwrap().iter().map(dropped).sum();
+    let counted = all_dropped() - before;
     let told = shown + suppressed;
     assert!((FLOOD..=counted).contains(&told), "{shown} shown, {suppressed} suppressed, {counted} dropped");
     assert!(suppressed > FLOOD / 2, "{suppressed} suppressed in {took} s");
 }
 
-#[test]
-fn one_at_a_time_and_a_killed_one_costs_nothing() {
-    let (cluster, agent) = cluster();
+fn one_at_a_time_and_a_killed_one_costs_nothing(cluster: &Cluster, agent: &Agent) {
     let to = cluster.at(1, Family::V4, 30080);
     assert_eq!(monitor_until(agent.pin_dir()), 0, "nobody listens");
-    let mut monitor = Monitor::start(&cluster, &agent, &["--output", "json"]);
+    let mut monitor = Monitor::start(cluster, agent, &["--output", "json"]);
     monitor.wait_line(|| assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent));
     assert_ne!(monitor_until(agent.pin_dir()), 0);
     let second = agent.command(&["monitor", "--for", "1s"]).unwrap();
@@ -190,12 +199,9 @@ fn one_at_a_time_and_a_killed_one_costs_nothing() {
     );
 }
 
-#[test]
-fn without_an_agent() {
-    let (cluster, mut agent) = cluster();
-    agent.kill().unwrap();
+fn without_an_agent(cluster: &Cluster, agent: &Agent) {
     let to = cluster.at(1, Family::V4, 30080);
-    let monitor = Monitor::start(&cluster, &agent, &["--output", "json", "--count", "1"]);
+    let monitor = Monitor::start(cluster, agent, &["--output", "json", "--count", "1"]);
     let lines = monitor.wait_ended(|| assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent));
     let event: Value = serde_json::from_str(&lines[0]).unwrap();
     assert_eq!(event["service"], "default/far:udp-80");

@@ -156,8 +156,9 @@ impl Outside {
 fn an_outside_bench_sees_the_same_ratio() {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 2])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
-    let (agent, node) = (&agents[0], cluster.lab.node(1));
+    let node = cluster.lab.node(1);
+    let agent = &Agent::builder(&cluster.lab, node).attach("xdp").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
     // Real packets resolve the neighbours first.
     let frontend = cluster.at(1, Family::V4, PORT);
     cluster.answer(cluster::Protocol::Tcp, frontend).unwrap();

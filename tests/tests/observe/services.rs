@@ -33,7 +33,7 @@ fn wait_for_phase(agent: &Agent, name: &str, phase: &str) -> Value {
 }
 
 #[test]
-fn frontends_endpoints_and_phases() {
+fn frontends_endpoints_and_phases_with_a_local_endpoint_and_without() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
     let backends = cluster.backends();
     let service = |policy| {
@@ -47,7 +47,9 @@ fn frontends_endpoints_and_phases() {
             .spec("loadBalancerSourceRanges", json!(["192.0.2.0/24"]))
     };
     cluster.manifests.apply(&service(Policy::Cluster), &backends).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("near", Policy::Local, 30081), &backends).unwrap();
     let mut agents = Agent::start_all(&cluster.lab, |agent| agent.attach("tc")).unwrap();
+    without_a_local_endpoint_it_says_so(&agents);
     let pod = cluster.lab.node(1).pod(1).address(Family::V4);
 
     let port = tcp4(&agents[0], "shop/web");
@@ -98,11 +100,8 @@ fn frontends_endpoints_and_phases() {
     assert!(details.contains("endpoints   none") && details.contains("Local, rejecting"), "{details}");
 }
 
-#[test]
-fn without_a_local_endpoint_it_says_so() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 0])).unwrap();
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Local, 30080), &cluster.backends()).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
-    wait_for_phase(&agents[1], "web", "no-local-endpoint");
-    wait_for_phase(&agents[0], "web", "active");
+/// One of the nodes has the Service's only endpoint.
+fn without_a_local_endpoint_it_says_so(agents: &[Agent]) {
+    wait_for_phase(&agents[1], "near", "no-local-endpoint");
+    wait_for_phase(&agents[0], "near", "active");
 }

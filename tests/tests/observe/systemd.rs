@@ -68,7 +68,7 @@ fn cluster() -> Cluster {
 }
 
 #[test]
-fn ready_alive_reloading_stopping() {
+fn ready_alive_standing_still_reloading_stopping() {
     let cluster = cluster();
     let manager = Manager::listen(&cluster.lab.logs().join("notify"));
     // A folder that cannot be read completely is not a valid state: the maps are not filled.
@@ -89,6 +89,7 @@ fn ready_alive_reloading_stopping() {
     assert!(agent.log().contains("first sync"), "{heard:?} {}", agent.log());
     manager.until("STATUS=the maps are in sync", &agent);
     (0..3).for_each(|_| drop(manager.until("WATCHDOG=1", &agent)));
+    no_sign_of_life_while_the_run_loop_stands_still(&manager, &agent);
 
     // SIGHUP
     let own = Pid::from_raw(agent.pid().unwrap() as i32);
@@ -100,17 +101,7 @@ fn ready_alive_reloading_stopping() {
 }
 
 /// The run loop is on the main thread; all others go on.
-#[test]
-fn no_sign_of_life_while_the_run_loop_stands_still() {
-    let cluster = cluster();
-    let manager = Manager::listen(&cluster.lab.logs().join("notify"));
-    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1))
-        .environment("NOTIFY_SOCKET", cluster.lab.logs().join("notify").to_str().unwrap())
-        .environment("WATCHDOG_USEC", "1000000")
-        .start()
-        .unwrap();
-    manager.until("READY=1", &agent);
-    manager.until("WATCHDOG=1", &agent);
+fn no_sign_of_life_while_the_run_loop_stands_still(manager: &Manager, agent: &Agent) {
     let main = Pid::from_raw(agent.pid().unwrap() as i32);
     // The thread is stopped where it waits: elsewhere it may hold a lock that the answer below
     // needs.
@@ -130,7 +121,7 @@ fn no_sign_of_life_while_the_run_loop_stands_still() {
     }
     assert_eq!(agent.livez().unwrap().status, 200, "other threads answer, and a minute is not over");
     ptrace::detach(main, None).unwrap();
-    manager.until("WATCHDOG=1", &agent);
+    manager.until("WATCHDOG=1", agent);
 }
 
 /// The values of a key of the unit, in the order of its lines.
