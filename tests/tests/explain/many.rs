@@ -40,13 +40,14 @@ fn within_seconds() {
         let service = Cluster::node_port(&format!("web-{number}"), policy, number);
         cluster.manifests.apply(&service, &cluster.backends()).unwrap();
     }
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
     let flows = flows(&cluster);
     let manifests = cluster.lab.manifests();
     for place in ["live", "offline"] {
         let start = Instant::now();
         let answers = match place {
-            "live" => explain::live(&agents[0], &flows, &[]).unwrap(),
+            "live" => explain::live(&agent, &flows, &[]).unwrap(),
             _ => explain::offline(&manifests, &cluster.lab.node(1).name, &flows, &[]).unwrap(),
         };
         let took = start.elapsed();

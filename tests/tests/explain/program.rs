@@ -57,20 +57,20 @@ impl<A: Address> Maps<A> {
     }
 }
 
-struct World {
-    cluster: Cluster,
-    agent: Agent,
+struct World<'a> {
+    cluster: &'a Cluster,
+    agent: &'a Agent,
     family: Family,
 }
 
-impl World {
+impl World<'_> {
     fn node_port(&self) -> SocketAddr {
         self.cluster.at(1, self.family, PORT)
     }
 
     fn explained(&self, options: &[&str]) -> Answer {
         let client = SocketAddr::new(self.cluster.lab.client().address(self.family), 41_000);
-        explain::live(&self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
+        explain::live(self.agent, &[Flow::new("TCP", client, self.node_port())], options).unwrap().remove(0)
     }
 
     /// Checks that the result of `explain` agrees with a client's experience.
@@ -99,13 +99,32 @@ impl World {
 }
 
 /// One endpoint on another node; a second pod there and one on this node, which are not endpoints.
-fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpAddr) -> A) {
+#[test]
+fn follows_the_maps_and_says_other_programs_than_its_own() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 2])).unwrap();
     let service = Cluster::node_port("web", Policy::Cluster, PORT);
     cluster.manifests.apply(&service, &[Backend::of(cluster.lab.node(2).pod(1))]).unwrap();
-    let agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    follows_the_maps::<Address4>(&cluster, &agent, Family::V4, |ip| match ip {
+        IpAddr::V4(ip) => ip.to_wire(),
+        IpAddr::V6(ip) => panic!("{ip} is no IPv4 address"),
+    });
+    follows_the_maps::<Address6>(&cluster, &agent, Family::V6, |ip| match ip {
+        IpAddr::V6(ip) => ip.to_wire(),
+        IpAddr::V4(ip) => panic!("{ip} is no IPv6 address"),
+    });
+    other_programs_than_its_own_are_said(&agent);
+}
+
+fn follows_the_maps<A: Address + PartialEq>(
+    cluster: &Cluster,
+    agent: &Agent,
+    family: Family,
+    address: impl Fn(IpAddr) -> A,
+) {
     let world = World { cluster, agent, family };
-    let mut maps = Maps::<A>::of(&world.agent, family);
+    let mut maps = Maps::<A>::of(world.agent, family);
     let lab = &world.cluster.lab;
     let node = address(lab.node(1).address(family));
     let pod = |node: usize, pod| address(lab.node(node).pod(pod).address(family));
@@ -157,30 +176,9 @@ fn follows_the_maps<A: Address + PartialEq>(family: Family, address: impl Fn(IpA
     world.expect("forwarded", Some((2, 1)));
 }
 
-#[test]
-fn ipv4() {
-    follows_the_maps::<Address4>(Family::V4, |ip| match ip {
-        IpAddr::V4(ip) => ip.to_wire(),
-        IpAddr::V6(ip) => panic!("{ip} is no IPv4 address"),
-    });
-}
-
-#[test]
-fn ipv6() {
-    follows_the_maps::<Address6>(Family::V6, |ip| match ip {
-        IpAddr::V6(ip) => ip.to_wire(),
-        IpAddr::V4(ip) => panic!("{ip} is no IPv6 address"),
-    });
-}
-
 /// An agent of another build has set the node up, or its programs were replaced: answers of this
 /// program may be wrong, which it reports.
-#[test]
-fn other_programs_than_its_own_are_said() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
-    agent.wait_ready(Duration::from_secs(20)).unwrap();
+fn other_programs_than_its_own_are_said(agent: &Agent) {
     let said = || {
         let output = agent.command(&["explain", "192.0.2.10", &format!("172.18.0.11:{PORT}")]).unwrap();
         assert!(output.status.success(), "{output:?}");

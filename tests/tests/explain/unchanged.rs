@@ -148,10 +148,12 @@ fn quiet(agent: &Agent) -> BTreeMap<String, Entries> {
 
 fn nothing_changes(attach: &str) {
     let cluster = cluster();
-    let agents = Agent::start_first(1, &cluster.lab, |agent| {
-        agent.attach(attach).flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
-    })
-    .unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1))
+        .attach(attach)
+        .flags(&["--service-cidr", "10.96.0.0/16,fd00:10:96::/112"])
+        .start()
+        .unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
     // The maps contain flows, clients with affinity, refusals and learned neighbours that could be
     // changed.
     for family in Family::BOTH {
@@ -162,10 +164,10 @@ fn nothing_changes(attach: &str) {
         }
         cluster.ask(Protocol::Tcp, cluster.at(1, family, NOBODY)).unwrap();
     }
-    let (before, after) = while_stopped(&agents[0], || {
-        let before = quiet(&agents[0]);
-        ask_everything(&cluster, &agents[0]);
-        (before, dump(&agents[0]))
+    let (before, after) = while_stopped(&agent, || {
+        let before = quiet(&agent);
+        ask_everything(&cluster, &agent);
+        (before, dump(&agent))
     });
     for name in [
         "tp_flows4",
@@ -190,7 +192,7 @@ fn nothing_changes(attach: &str) {
     }
     // The control: a single packet changes the maps.
     cluster.answer(Protocol::Udp, cluster.at(1, Family::V4, CLUSTER)).unwrap();
-    assert_ne!(dump(&agents[0]), before, "{attach}: a dump does not show a new flow");
+    assert_ne!(dump(&agent), before, "{attach}: a dump does not show a new flow");
 }
 
 #[test]
