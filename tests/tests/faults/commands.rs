@@ -108,7 +108,8 @@ fn status_and_cleanup_without_pins() {
 fn cleanup_releases_what_another_layout_left() {
     let cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30080), &cluster.backends()).unwrap();
-    let mut agent = Agent::start_first(1, &cluster.lab, |agent| agent.attach("tc")).unwrap().remove(0);
+    let mut agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080)).unwrap();
     let netns = cluster.lab.node(1).netns();
     let managed = || netns.netlink(async |net| net.managed_neighbours().await).unwrap();

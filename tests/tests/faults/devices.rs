@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use traffic_policy_testing::agent::{Agent, AgentBuilder};
+use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::attached::Attached;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder};
@@ -16,56 +16,68 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// A driver reset: the device is gone with its addresses, routes and programs, and another one
 /// takes its name.
-fn vanishes_and_returns(lab: LabBuilder, adapt: impl Fn(AgentBuilder) -> AgentBuilder) {
-    let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
+fn vanishes_and_returns(cluster: &Cluster, agent: &Agent, [number, other]: [usize; 2]) {
     let lab = &cluster.lab;
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
-    let agents = Agent::start_all(lab, adapt).unwrap();
+    let (node, far) = (lab.node(number), &lab.node(other).name);
     let pods = ["pod-1-1", "pod-2-1"];
     for family in Family::BOTH {
-        cluster.ask_until_all(Protocol::Tcp, cluster.at(1, family, PORT), &pods).unwrap();
+        cluster.ask_until_all(Protocol::Tcp, cluster.at(number, family, PORT), &pods).unwrap();
     }
     for _ in 0..2 {
-        lab.remove_uplink(lab.node(1)).unwrap();
-        agents[0].wait_said(&["detached: the device is gone", "eth0"], SOON).unwrap();
-        assert_eq!(agents[0].livez().unwrap().status, 200);
-        lab.restore_uplink(lab.node(1)).unwrap();
+        lab.remove_uplink(node).unwrap();
+        agent.wait_said(&["detached: the device is gone", "eth0"], SOON).unwrap();
+        assert_eq!(agent.livez().unwrap().status, 200);
+        lab.restore_uplink(node).unwrap();
         for family in Family::BOTH {
             for protocol in Protocol::BOTH {
-                let to = cluster.at(1, family, PORT);
-                let by_far = |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.node == "node-2");
+                let to = cluster.at(number, family, PORT);
+                let by_far =
+                    |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.node == *far);
                 cluster.wait_for(protocol, to, SOON, by_far).unwrap();
                 cluster.ask_until_all(protocol, to, &pods).unwrap();
             }
         }
     }
     // The other nodes were affected only by the pod that was unreachable.
-    cluster.ask_until_all(Protocol::Tcp, cluster.at(2, Family::V4, PORT), &pods).unwrap();
+    cluster.ask_until_all(Protocol::Tcp, cluster.at(other, Family::V4, PORT), &pods).unwrap();
 }
 
-#[test]
-fn a_device_vanishes_and_returns_tc() {
-    vanishes_and_returns(Lab::builder(), |agent| agent.attach("tc"));
+/// Two nodes with a pod each.
+fn cluster(lab: LabBuilder) -> Cluster {
+    let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
+    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
+    cluster
 }
 
+/// Each of the nodes is the other one's other node.
 #[test]
-fn a_device_vanishes_and_returns_xdp() {
-    vanishes_and_returns(Lab::builder(), |agent| agent.attach("xdp"));
+fn a_device_vanishes_and_returns_at_a_node_with_tc_and_at_one_with_xdp() {
+    let cluster = cluster(Lab::builder());
+    let lab = &cluster.lab;
+    let agents =
+        [(1, "tc"), (2, "xdp")].map(|(node, mode)| Agent::builder(lab, lab.node(node)).attach(mode).start());
+    let [tc, xdp] = agents.map(|agent| agent.unwrap());
+    for agent in [&tc, &xdp] {
+        agent.wait_ready(SOON).unwrap();
+    }
+    vanishes_and_returns(&cluster, &tc, [1, 2]);
+    vanishes_and_returns(&cluster, &xdp, [2, 1]);
 }
 
 /// The overlay's device disappears with the one below it, and no flag names either.
 #[test]
 fn found_devices_vanish_and_return() {
-    vanishes_and_returns(Lab::builder().overlay(), |agent| agent.attach("auto").devices(&[]));
+    let cluster = cluster(Lab::builder().overlay());
+    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("auto").devices(&[])).unwrap();
+    vanishes_and_returns(&cluster, &agents[0], [1, 2]);
 }
 
 /// A device comes back as one that cannot have XDP: the others go on, and the attempt is repeated.
 #[test]
 fn a_device_returns_unfit() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    let cluster = cluster(Lab::builder());
     let lab = &cluster.lab;
     let node = lab.node(1).netns();
-    cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &cluster.backends()).unwrap();
     let fit = || {
         let (end, peer) = (end("up1"), end("up1-peer"));
         node.netlink(async |net| net.veth(&end, None, &peer, lab.router()).await).unwrap();

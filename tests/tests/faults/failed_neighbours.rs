@@ -35,40 +35,34 @@ impl Watched {
             }
         });
     }
+}
 
-    /// The numbers of suspected nodes that were found alive and dead.
-    fn found(&self) -> [f64; 2] {
-        ["alive", "dead"].map(|result| self.suspicions(result))
+#[test]
+fn a_node_that_dies_without_a_connection_to_it_is_left_out_and_one_that_lives_stays() {
+    let mut watched = Watched::start();
+    for unused in ["172.18.0.99", "fd00:172:18::99"] {
+        watched.until_it_fails(unused.parse().unwrap());
+        assert_eq!(watched.found(), [0.0, 0.0], "the control: nothing is behind {unused}");
+    }
+    a_node_that_lives_is_asked_and_stays(&watched);
+    for family in Family::BOTH {
+        watched.begin_again();
+        dies(&watched, family);
     }
 }
 
-fn dies(family: Family, unused: &str) {
-    let watched = Watched::start();
-    watched.until_it_fails(unused.parse().unwrap());
-    assert_eq!(watched.found(), [0.0, 0.0], "the control: nothing is behind it");
+fn dies(watched: &Watched, family: Family) {
     let far = watched.cluster.lab.node(3);
     watched.cluster.lab.cut(far).unwrap();
     watched.until_it_fails(far.address(family));
-    until("it is left out", PATIENCE, || watched.left_out() == [far.name.clone()]);
+    until(&format!("{family:?}: it is left out"), PATIENCE, || watched.left_out() == [far.name.clone()]);
     // Nobody has connected: the packet path has seen no SYN to it.
     watched.cluster.lab.mend(far).unwrap();
-    until("it is back", PATIENCE, || watched.left_out().is_empty());
-}
-
-#[test]
-fn a_node_that_dies_without_a_connection_to_it() {
-    dies(Family::V4, "172.18.0.99");
-}
-
-#[test]
-fn and_in_ipv6() {
-    dies(Family::V6, "fd00:172:18::99");
+    until(&format!("{family:?}: it is back"), PATIENCE, || watched.left_out().is_empty());
 }
 
 /// The entry alone is wrong: the node answers when it is asked.
-#[test]
-fn a_node_that_lives_is_asked_and_stays() {
-    let watched = Watched::start();
+fn a_node_that_lives_is_asked_and_stays(watched: &Watched) {
     let far = watched.cluster.lab.node(3);
     let address = far.address(Family::V4);
     let text = address.to_string();

@@ -19,7 +19,9 @@ fn full(attach: &str) {
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, PORT), &[backend]).unwrap();
     // Room for 32 flows, and 60 connections in addition to 24 that are held.
     let tiny = ["--flow-entries", "64", "--unassured-entries", "64"];
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach(attach).flags(&tiny)).unwrap();
+    let agent =
+        Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).flags(&tiny).start().unwrap();
+    agent.wait_ready(SOON).unwrap();
     let (client, to) = (cluster.lab.client().netns(), cluster.at(1, Family::V4, PORT));
     let held = HeldConnections::start(client, &[to], 24, Duration::from_millis(5)).unwrap();
     for _ in 0..60 {
@@ -28,7 +30,6 @@ fn full(attach: &str) {
     // The other family has a table of its own.
     cluster.answer(Protocol::Tcp, cluster.at(1, Family::V6, PORT)).unwrap();
     // The agent has noticed, and reports it where users look.
-    let agent = &agents[0];
     agent.wait_said(&["the flow table of IPv4 is full", "raise --flow-entries after"], SOON).unwrap();
     let full = |family| {
         let scrape = agent.scrape().unwrap();
@@ -39,7 +40,7 @@ fn full(attach: &str) {
     assert!(agent.json(&["status"]).unwrap()["flows"]["full_seconds_ago"].is_number());
     let report = held.finish();
     assert!(report.broken.is_empty(), "{attach}: {report}");
-    assert_eq!(agents[0].healthz().unwrap().status, 200);
+    assert_eq!(agent.healthz().unwrap().status, 200);
 }
 
 #[test]

@@ -133,25 +133,34 @@ fn limit_descriptors(agent: &Agent, more: usize) {
     assert!(Command::new("prlimit").args(limits).status().unwrap().success());
 }
 
+/// Two parts of the packet path are loaded once the cluster has something for them.
+#[test]
+fn packets_of_other_nodes_and_sctp_whose_programs_are_not_loaded() {
+    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    cluster.manifests.apply(&web(30_080), &cluster.backends()).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("xdp").start().unwrap();
+    agent.wait_ready(SOON).unwrap();
+    packets_of_other_nodes_whose_programs_are_not_loaded(&cluster, &agent);
+    sctp_whose_programs_are_not_loaded(&cluster, &agent);
+}
+
+fn web(port: u16) -> Service {
+    Cluster::node_port(&format!("web-{port}"), Policy::Local, port)
+}
+
 /// The kernel does not load SCTP's programs for want of descriptors. It is the only part that is
 /// not served: not the node, and not TCP.
-#[test]
-fn sctp_whose_programs_are_not_loaded() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
+fn sctp_whose_programs_are_not_loaded(cluster: &Cluster, agent: &Agent) {
     let backends = cluster.backends();
-    let web = |port| Cluster::node_port(&format!("web-{port}"), Policy::Local, port);
-    cluster.manifests.apply(&web(30_080), &backends).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
-    let agent = &agents[0];
     // One less than there are programs.
     limit_descriptors(agent, 6);
     let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
     cluster.manifests.apply(&sctp, &backends).unwrap();
     agent.wait_said(&["SCTP is not served", "does not load the program"], SOON).unwrap();
     agent.wait_said(&["no programs", "default/sctp"], SOON).unwrap();
-    cluster.manifests.apply(&web(30_082), &backends).unwrap();
+    cluster.manifests.apply(&web(30_083), &backends).unwrap();
     let answered = |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
-    for port in [30_080, 30_082] {
+    for port in [30_080, 30_083] {
         cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, port), SOON, answered).unwrap();
     }
     let ready = agent.readyz().unwrap();
@@ -170,14 +179,8 @@ fn sctp_whose_programs_are_not_loaded() {
 }
 
 /// The kernel does not load the programs that open packets. Only those are not served.
-#[test]
-fn packets_of_other_nodes_whose_programs_are_not_loaded() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+fn packets_of_other_nodes_whose_programs_are_not_loaded(cluster: &Cluster, agent: &Agent) {
     let backends = cluster.backends();
-    let web = |port| Cluster::node_port(&format!("web-{port}"), Policy::Local, port);
-    cluster.manifests.apply(&web(30_080), &backends).unwrap();
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.attach("xdp")).unwrap();
-    let agent = &agents[0];
     // One less than there are programs.
     limit_descriptors(agent, 5);
     cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();

@@ -75,14 +75,20 @@ fn probe(from: &Namespace, to: SocketAddr, path: &str, status: u16) -> Option<Du
 }
 
 #[test]
-fn a_probe_is_answered_among_ten_thousand_connections() {
+fn a_probe_among_ten_thousand_connections_and_a_status_for_the_node_itself() {
     let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
     let web = Cluster::node_port("web", Policy::Local, 30080)
         .vip("203.0.113.1".parse().unwrap())
         .health_port(HEALTH);
     cluster.manifests.apply(&web, &cluster.backends()).unwrap();
     let flags = ["--metrics-address", "0.0.0.0:10249"];
-    let agents = Agent::start_first(1, &cluster.lab, |agent| agent.flags(&flags)).unwrap();
+    let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).flags(&flags).start().unwrap();
+    agent.wait_ready(Duration::from_secs(20)).unwrap();
+    the_status_is_for_the_node_itself(&cluster, &agent);
+    a_probe_is_answered(&cluster, &agent);
+}
+
+fn a_probe_is_answered(cluster: &Cluster, agent: &Agent) {
     let at = |port| cluster.at(1, Family::V4, port);
     let here = SocketAddr::from(([127, 0, 0, 1], 10256));
     let client = cluster.lab.client().netns();
@@ -110,7 +116,7 @@ fn a_probe_is_answered_among_ten_thousand_connections() {
             assert!(many, "port {port}: only {} connections were opened", *seen.borrow());
             for (from, took_it) in &took {
                 let soon = took_it.is_some_and(|took| took < scaled(Duration::from_secs(1)));
-                assert!(soon, "port {port}, from {from}: {took:?}\n{}", agents[0].log());
+                assert!(soon, "port {port}, from {from}: {took:?}\n{}", agent.log());
             }
         });
     }
@@ -150,15 +156,12 @@ fn more_health_ports_than_a_shell_allows_files() {
 }
 
 /// `/status` names API servers and their faults.
-#[test]
-fn the_status_is_for_the_node_itself() {
-    let cluster = Cluster::start(Lab::builder().pods(&[1])).unwrap();
-    let agents = Agent::start_all(&cluster.lab, |agent| agent).unwrap();
+fn the_status_is_for_the_node_itself(cluster: &Cluster, agent: &Agent) {
     let to = cluster.at(1, Family::V4, 10256);
     let node = cluster.lab.node(1).netns();
     let statuses =
         [cluster.lab.client().netns(), node].map(|from| http::get_from(from, to, "/status").unwrap().status);
     assert_eq!(statuses, [404, 200], "from elsewhere, and from the node");
-    assert_eq!(agents[0].healthz().unwrap().status, 200);
-    assert_eq!(agents[0].json(&["status"]).unwrap()["agent"]["report"]["in_sync"], true);
+    assert_eq!(agent.healthz().unwrap().status, 200);
+    assert_eq!(agent.json(&["status"]).unwrap()["agent"]["report"]["in_sync"], true);
 }

@@ -1,5 +1,5 @@
 //! Nodes whose endpoints do not answer, or seem not to, while the node lives: none is left out.
-//! Each test then cuts the node off, and it is: so it could have been.
+//! Each case then cuts the node off, and it is: so it could have been.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -23,6 +23,22 @@ fn drop_at(node: &Node, what: &str) {
         "table ip deaf {{ chain early {{ type filter hook prerouting priority -300; {what} drop\n }}\n }}\n"
     );
     node.netns().feed("nft", &["-f", "-"], &rules).unwrap();
+}
+
+#[test]
+fn answers_that_take_another_way_and_forged_syns() {
+    let mut watched = Watched::start();
+    a_node_whose_answers_take_another_way(&watched);
+    watched.begin_again();
+    forged_syns_whose_sources_never_answer(&watched);
+}
+
+#[test]
+fn an_agent_that_gets_no_processor_and_nodes_of_which_more_than_half_are_dead() {
+    let mut watched = Watched::start();
+    an_agent_that_gets_no_processor(&watched);
+    watched.begin_again();
+    no_more_than_half_of_the_nodes_are_left_out(&watched);
 }
 
 #[test]
@@ -114,9 +130,7 @@ fn a_way_that_loses_packets_of_all_kinds() {
 }
 
 /// Its answers come by the router.
-#[test]
-fn a_node_whose_answers_take_another_way() {
-    let watched = Watched::start();
+fn a_node_whose_answers_take_another_way(watched: &Watched) {
     let lab = &watched.cluster.lab;
     let here = lab.node(1).address(Family::V4);
     let router = IpAddr::from(plan::gateway(0).v4);
@@ -125,12 +139,11 @@ fn a_node_whose_answers_take_another_way() {
     assert_eq!(report.failed, 0, "{report}");
     watched.none_is_dead("an asymmetric route", false);
     watched.a_dead_one_is("an asymmetric route");
+    watched.far().netns().netlink(async |net| net.delete_route(here, 32).await).unwrap();
 }
 
 /// The endpoints answer them, so nobody is suspected.
-#[test]
-fn forged_syns_whose_sources_never_answer() {
-    let watched = Watched::start();
+fn forged_syns_whose_sources_never_answer(watched: &Watched) {
     let lab = &watched.cluster.lab;
     let quietly = lab.router().netlink(async |net| {
         let [(network, prefix), _] = STRANGERS;
@@ -171,9 +184,7 @@ fn a_neighbour_that_answers_arp_for_a_dead_node() {
 }
 
 /// More than half of the nodes are gone: it is not believed of all of them.
-#[test]
-fn no_more_than_half_of_the_nodes_are_left_out() {
-    let watched = Watched::start();
+fn no_more_than_half_of_the_nodes_are_left_out(watched: &Watched) {
     let lab = &watched.cluster.lab;
     lab.cut(lab.node(2)).unwrap();
     lab.cut(lab.node(3)).unwrap();
@@ -183,9 +194,7 @@ fn no_more_than_half_of_the_nodes_are_left_out() {
 }
 
 /// The agent stands still while it asks: an answer that it reads late is an answer.
-#[test]
-fn an_agent_that_gets_no_processor() {
-    let watched = Watched::start();
+fn an_agent_that_gets_no_processor(watched: &Watched) {
     watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     let pid = Pid::from_raw(watched.agent.pid().unwrap().try_into().unwrap());
     std::thread::scope(|scope| {
@@ -202,4 +211,5 @@ fn an_agent_that_gets_no_processor() {
     watched.connect(3);
     watched.none_is_dead("an agent that stands still", true);
     watched.a_dead_one_is("an agent that stands still");
+    watched.far().pod(1).netns().delete_nft_table(nftables::Family::Ip, "deaf").unwrap();
 }

@@ -1,4 +1,5 @@
-//! Objects that no API server would admit, or that contradict each other.
+//! Objects that no API server would admit, or that contradict each other, one after the other
+//! beside a Service that works.
 
 use std::fs;
 use std::time::Duration;
@@ -8,18 +9,23 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service};
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 
 const GOOD: u16 = 30080;
 const ODD: u16 = 30081;
 const SOON: Duration = Duration::from_secs(10);
 
-/// A valid Service, next to which the tests add invalid ones.
-fn with_a_good_one() -> (Cluster, Agent) {
+#[test]
+fn nonsense_contradictions_and_manifests_that_are_not_read() {
     let cluster = Cluster::start(Lab::builder().pods(&[2])).unwrap();
     cluster.manifests.apply(&Cluster::node_port("good", Policy::Cluster, GOOD), &cluster.backends()).unwrap();
     let agent = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap().remove(0);
-    (cluster, agent)
+    nonsense_addresses(&cluster, &agent);
+    endpoints_of_the_wrong_family(&cluster, &agent);
+    two_services_on_one_node_port(&cluster, &agent);
+    the_folder_of_manifests_goes_away(&cluster, &agent);
+    a_broken_manifest_at_run_time(&cluster, &agent);
 }
 
 fn good(cluster: &Cluster) {
@@ -34,22 +40,18 @@ fn answered(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Answered(_))
 }
 
-/// One after another: each leaves the good Service alone, and is deleted.
-#[test]
-fn services_that_no_api_server_would_admit() {
-    let (cluster, agent) = with_a_good_one();
-    nonsense_addresses(&cluster, &agent);
-    endpoints_of_the_wrong_family(&cluster, &agent);
-    two_services_on_one_node_port(&cluster, &agent);
+/// Deletes the Service that has the node port, which the next case uses.
+fn delete(cluster: &Cluster, service: &Service) {
+    cluster.manifests.delete(service).unwrap();
+    let to = cluster.at(1, Family::V4, ODD);
+    cluster.wait_for(Protocol::Tcp, to, SOON, |outcome| !answered(outcome)).unwrap();
 }
 
-/// Deletes a Service, and waits until nothing answers at its port.
-fn gone(cluster: &Cluster, service: &Service) {
-    cluster.manifests.delete(service).unwrap();
-    for family in Family::BOTH {
-        let to = cluster.at(1, family, ODD);
-        cluster.wait_for(Protocol::Tcp, to, SOON, |outcome| !answered(outcome)).unwrap();
-    }
+/// Waits until the agent has said for the `times`th time that it reads all manifests.
+fn wait_readable(agent: &Agent, times: usize) {
+    until("readable manifests", SOON, || {
+        agent.log().matches("all manifests are readable again").count() == times
+    });
 }
 
 fn nonsense_addresses(cluster: &Cluster, agent: &Agent) {
@@ -63,7 +65,7 @@ fn nonsense_addresses(cluster: &Cluster, agent: &Agent) {
     // Its other addresses work.
     cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, ODD), SOON, answered).unwrap();
     good(cluster);
-    gone(cluster, &odd);
+    delete(cluster, &odd);
 }
 
 fn endpoints_of_the_wrong_family(cluster: &Cluster, agent: &Agent) {
@@ -85,7 +87,7 @@ fn endpoints_of_the_wrong_family(cluster: &Cluster, agent: &Agent) {
     }
     cluster.ask_until_all(Protocol::Tcp, cluster.at(1, Family::V6, ODD), &["pod-1-1", "pod-1-2"]).unwrap();
     good(cluster);
-    gone(cluster, &odd);
+    delete(cluster, &odd);
 }
 
 fn two_services_on_one_node_port(cluster: &Cluster, agent: &Agent) {
@@ -122,9 +124,8 @@ fn two_services_on_one_node_port(cluster: &Cluster, agent: &Agent) {
     good(cluster);
 }
 
-#[test]
-fn a_broken_manifest_at_run_time() {
-    let (cluster, agent) = with_a_good_one();
+/// The good Service has no endpoint afterwards.
+fn a_broken_manifest_at_run_time(cluster: &Cluster, agent: &Agent) {
     let path = cluster.manifests.folder().join("service-default-good.yaml");
     let intact = fs::read_to_string(&path).unwrap();
     for (name, text, said) in [
@@ -150,7 +151,7 @@ fn a_broken_manifest_at_run_time() {
         let mut texts = said.to_vec();
         texts.push("last good state stays");
         agent.wait_said(&texts, SOON).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-        good(&cluster);
+        good(cluster);
         assert_eq!(agent.healthz().unwrap().status, 200, "{name}");
         cluster
             .manifests
@@ -158,21 +159,19 @@ fn a_broken_manifest_at_run_time() {
             .unwrap();
     }
     fs::remove_file(cluster.manifests.folder().join("broken.yaml")).unwrap();
-    agent.wait_said(&["all manifests are readable again"], SOON).unwrap();
+    wait_readable(agent, 2);
     cluster.manifests.endpoints(&Cluster::node_port("good", Policy::Cluster, GOOD), &[]).unwrap();
     cluster
         .wait_for(Protocol::Tcp, cluster.at(1, Family::V4, GOOD), SOON, Outcome::is_refused_at_once)
         .unwrap();
 }
 
-#[test]
-fn the_folder_of_manifests_goes_away() {
-    let (cluster, agent) = with_a_good_one();
+fn the_folder_of_manifests_goes_away(cluster: &Cluster, agent: &Agent) {
     let (folder, aside) = (cluster.manifests.folder().to_owned(), cluster.lab.logs().join("aside"));
     fs::rename(&folder, &aside).unwrap();
     agent.wait_said(&["manifests", "last good state stays"], SOON).unwrap();
-    good(&cluster);
+    good(cluster);
     fs::rename(&aside, &folder).unwrap();
-    agent.wait_said(&["all manifests are readable again"], SOON).unwrap();
-    good(&cluster);
+    wait_readable(agent, 1);
+    good(cluster);
 }

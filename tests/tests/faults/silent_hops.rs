@@ -4,25 +4,26 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use traffic_policy_testing::cluster::TARGET;
+use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, plan};
 use traffic_policy_testing::nftables;
 use traffic_policy_testing::object::Backend;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 
-use crate::watched::Watched;
+use crate::watched::{Watched, web};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Three nodes with a pod each, of which the first alone is named by its endpoint, and an agent
 /// there, by which all connections come.
-fn watched(others: &[Backend]) -> Watched {
-    Watched::start_with(Lab::builder(), |cluster| {
-        let mut backends = vec![Backend::of(cluster.lab.node(1).pod(1))];
-        backends.extend([2, 3].map(|node| Backend::of(cluster.lab.node(node).pod(1)).without_node()));
-        backends.extend_from_slice(others);
-        backends
-    })
+fn watched() -> Watched {
+    Watched::start_with(Lab::builder(), backends)
+}
+
+fn backends(cluster: &Cluster) -> Vec<Backend> {
+    let mut backends = vec![Backend::of(cluster.lab.node(1).pod(1))];
+    backends.extend([2, 3].map(|node| Backend::of(cluster.lab.node(node).pod(1)).without_node()));
+    backends
 }
 
 impl Watched {
@@ -62,18 +63,23 @@ impl Watched {
 
 #[test]
 fn a_next_hop_that_dies_stands_for_the_node_that_is_not_named() {
-    watched(&[]).dies_and_returns(Family::V4);
+    let watched = watched();
+    for family in Family::BOTH {
+        watched.dies_and_returns(family);
+    }
 }
 
 #[test]
-fn and_in_ipv6() {
-    watched(&[]).dies_and_returns(Family::V6);
+fn next_hops_and_routers_that_live_are_not_left_out() {
+    let mut watched = watched();
+    a_next_hop_that_answers_is_not_left_out(&watched);
+    watched.far().pod(1).netns().delete_nft_table(nftables::Family::Ip, "deaf").unwrap();
+    watched.begin_again();
+    a_router_that_lives_is_not_left_out_for_the_silence_of_others(&watched);
 }
 
 /// Its pod is silent, but the node answers.
-#[test]
-fn a_next_hop_that_answers_is_not_left_out() {
-    let watched = watched(&[]);
+fn a_next_hop_that_answers_is_not_left_out(watched: &Watched) {
     watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     watched.connect(3);
     assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
@@ -82,16 +88,18 @@ fn a_next_hop_that_answers_is_not_left_out() {
 }
 
 /// An endpoint far behind it exists no more.
-#[test]
-fn a_router_that_lives_is_not_left_out_for_the_silence_of_others() {
+fn a_router_that_lives_is_not_left_out_for_the_silence_of_others(watched: &Watched) {
     let gone = plan::client(0);
-    let watched = watched(&[Backend::at(&gone)]);
     // The client itself is that endpoint: nothing reaches its port by the router.
     let drop = format!(
         "table ip gone {{ chain forward {{ type filter hook forward priority 0; ip daddr {} tcp dport {TARGET} drop\n }}\n }}\n",
         gone.v4
     );
     watched.cluster.lab.router().feed("nft", &["-f", "-"], &drop).unwrap();
+    let with_it = [backends(&watched.cluster), vec![Backend::at(&gone)]].concat();
+    watched.cluster.manifests.endpoints(&web(), &with_it).unwrap();
+    let at = SocketAddr::new(gone.v4.into(), TARGET).to_string();
+    until("the endpoint", PATIENCE, || watched.agent.json(&["services"]).unwrap().to_string().contains(&at));
     watched.connect(3);
     assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
     assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");

@@ -37,21 +37,16 @@ fn restored(agent: &Agent) -> f64 {
     agent.scrape().unwrap().value("traffic_policy_programs_restored_total", &[]).unwrap_or(0.0)
 }
 
-fn come_back(attach: &str, all: Attached) {
+fn come_back(cluster: &Cluster, agent: &Agent, all: Attached) {
     // Below Linux 6.6 TC programs are filters, which have no links that could be detached.
     let has_tcx = Kernel::running().unwrap().has_tcx();
     if !has_tcx && !all.xdp {
-        traffic_policy_testing::skipped(
-            format!("come_back {attach}"),
-            "TC programs have no links on this kernel",
-        );
+        traffic_policy_testing::skipped("come_back tc", "TC programs have no links on this kernel");
         return;
     }
     let links = u32::from(all.xdp) + if has_tcx { all.ingress + all.egress } else { 0 };
     let rest = if has_tcx { Attached::default() } else { Attached { xdp: false, ..all } };
     let place = if has_tcx { "TC egress" } else { "XDP" };
-    let cluster = cluster();
-    let agent = started(&cluster, attach);
     let (node, to) = (cluster.lab.node(1).netns(), cluster.at(1, Family::V4, PORT));
     let attached = || node.attached("eth0").unwrap();
     assert_eq!(attached(), all);
@@ -59,7 +54,7 @@ fn come_back(attach: &str, all: Attached) {
     assert_eq!(attached(), rest, "the control: they were taken off");
     until("attached again", || attached() == all);
     agent.wait_said(&["somebody has taken programs off", "eth0", place], SOON).unwrap();
-    until("counted", || restored(&agent) >= 1.0);
+    until("counted", || restored(agent) >= 1.0);
     cluster.ask_until_all(Protocol::Tcp, to, &["pod-1-1", "pod-2-1"]).unwrap();
     assert_eq!(agent.healthz().unwrap().status, 200);
     // A single link, and pins that are deleted: the programs are detached with them.
@@ -77,12 +72,17 @@ fn come_back(attach: &str, all: Attached) {
 
 #[test]
 fn programs_come_back_tc() {
-    come_back("tc", Attached { xdp: false, ingress: 1, egress: 1 });
+    let cluster = cluster();
+    let agent = started(&cluster, "tc");
+    come_back(&cluster, &agent, Attached { xdp: false, ingress: 1, egress: 1 });
 }
 
 #[test]
-fn programs_come_back_xdp() {
-    come_back("xdp", Attached { xdp: true, ingress: 1, egress: 1 });
+fn programs_come_back_xdp_or_the_node_is_not_healthy() {
+    let cluster = cluster();
+    let agent = started(&cluster, "xdp");
+    come_back(&cluster, &agent, Attached { xdp: true, ingress: 1, egress: 1 });
+    a_node_that_cannot_put_them_back_is_not_healthy(&cluster, &agent);
 }
 
 #[test]
@@ -102,10 +102,7 @@ fn programs_of_a_cgroup_come_back() {
 }
 
 /// Another program takes the place.
-#[test]
-fn a_node_that_cannot_put_them_back_is_not_healthy() {
-    let cluster = cluster();
-    let agent = started(&cluster, "xdp");
+fn a_node_that_cannot_put_them_back_is_not_healthy(cluster: &Cluster, agent: &Agent) {
     let node = cluster.lab.node(1).netns();
     assert_eq!(detach_links(agent.pin_dir(), "xdp-").unwrap(), 1);
     node.attach_xdp("eth0", Always::Pass).unwrap();

@@ -7,7 +7,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder, Node};
 use traffic_policy_testing::object::{Backend, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::connections::{NewConnections, Report};
 
 pub const NODE_PORT: u16 = 30_080;
@@ -19,6 +19,16 @@ const RATE: u32 = 60;
 pub struct Watched {
     pub agent: Agent,
     pub cluster: Cluster,
+    /// The suspicions that ended before the present case, alive and dead.
+    before: [f64; 2],
+}
+
+/// The results of suspicions, as the metric names them.
+const RESULTS: [&str; 2] = ["alive", "dead"];
+
+/// The Service of all connections.
+pub fn web() -> Service {
+    Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT))
 }
 
 impl Watched {
@@ -34,11 +44,10 @@ impl Watched {
     /// A variant of [`Self::start_in`] with other endpoints than a pod of each node.
     pub fn start_with(lab: LabBuilder, backends: impl FnOnce(&Cluster) -> Vec<Backend>) -> Self {
         let cluster = Cluster::start(lab.pods(&[1, 1, 1])).unwrap();
-        let web = Service::new("web").port(Port::tcp(80, TARGET).node_port(NODE_PORT));
-        cluster.manifests.apply(&web, &backends(&cluster)).unwrap();
+        cluster.manifests.apply(&web(), &backends(&cluster)).unwrap();
         let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).start().unwrap();
         agent.wait_ready(PATIENCE).unwrap();
-        Self { agent, cluster }
+        Self { agent, cluster, before: [0.0; 2] }
     }
 
     /// Drops frames on the switch between the nodes and the router, ARP and NDP as well, in place
@@ -74,12 +83,35 @@ impl Watched {
         names.iter().map(|name| name.as_str().unwrap().to_owned()).collect()
     }
 
-    pub fn suspicions(&self, result: &str) -> f64 {
+    fn all_suspicions(&self) -> [f64; 2] {
         let metrics = self.agent.scrape().unwrap();
-        metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
+        RESULTS.map(|result| {
+            metrics.value("traffic_policy_node_suspicions_total", &[("result", result)]).unwrap_or(0.0)
+        })
     }
 
-    /// Fails if a node was left out at any time; `suspected`: whether one must have been asked.
+    /// The numbers of nodes that were suspected in this case, and found alive and dead.
+    pub fn found(&self) -> [f64; 2] {
+        let now = self.all_suspicions();
+        [now[0] - self.before[0], now[1] - self.before[1]]
+    }
+
+    /// The number of nodes that were suspected in this case, with one of the results.
+    pub fn suspicions(&self, result: &str) -> f64 {
+        let number = RESULTS.iter().position(|known| *known == result).unwrap();
+        self.found()[number]
+    }
+
+    /// Begins the next case: the nodes that were cut off are back.
+    pub fn begin_again(&mut self) {
+        for node in self.cluster.lab.nodes() {
+            self.cluster.lab.mend(node).unwrap();
+        }
+        until("the nodes to be back", PATIENCE, || self.left_out().is_empty());
+        self.before = self.all_suspicions();
+    }
+
+    /// Fails if a node was left out in this case; `suspected`: whether one must have been asked.
     pub fn none_is_dead(&self, what: &str, suspected: bool) {
         assert_eq!(self.left_out(), [""; 0], "{what}: {}", self.agent.log());
         assert!(self.suspicions("dead") < 0.5, "{what}: {}", self.agent.log());
