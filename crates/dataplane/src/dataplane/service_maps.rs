@@ -77,6 +77,7 @@ impl ServiceMaps for Dataplane {
         }
         let mut failed = self.name_addresses(addresses).err();
         let context = Context {
+            tables: &|range| apply::table(&self.maps, range),
             addresses,
             drain: self.config.drain,
             monotonic: clock::monotonic()?,

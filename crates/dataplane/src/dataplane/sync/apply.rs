@@ -97,16 +97,18 @@ fn read_former(maps: &Maps, held: &mut Held) -> Result<()> {
             continue;
         }
         let slots = frontend.maglev.len;
-        let elements = maglev::elements(slots);
-        let read = |base: u32| -> Result<Vec<u16>> {
-            let indices = base..base + elements;
-            let table = indices.map(|index| maps.tables.get(&index, 0)).collect::<Result<Vec<_>, _>>()?;
-            Ok(maglev::unpack(&table, slots).collect())
-        };
-        let tables = (0..len).map(|nth| read(base + nth * elements)).collect::<Result<_>>()?;
+        let nth = |nth: u32| IndexRange { base: base + nth * maglev::elements(slots), len: slots };
+        let tables = (0..len).map(|number| table(maps, nth(number))).collect::<Result<_>>()?;
         held.former.insert(base, tables);
     }
     Ok(())
+}
+
+/// Reads the Maglev table that begins at this element, of so many slots.
+pub fn table(maps: &Maps, range: IndexRange) -> Result<Vec<u16>> {
+    let elements = maps.table_rows.read(&maps.tables, range.base, maglev::elements(range.len));
+    let elements = elements.context("reading a Maglev table failed")?;
+    Ok(maglev::unpack(&elements, range.len).collect())
 }
 
 fn protocol(number: u16) -> Result<Protocol> {

@@ -60,7 +60,8 @@ pub struct Owners<'a> {
     pub places: &'a [u16],
 }
 
-/// Returns the places of a list's table, if that is the table with this check word.
+/// Returns the places of a list's table with equal weights, if that is the table with this check
+/// word: to compute them takes a tenth of the time of reading them.
 pub fn places(key: &ServicePortKey, endpoints: &[Endpoint], size: TableSize, check: u32) -> Option<Vec<u16>> {
     let member = |endpoint: &Endpoint| Member::new(endpoint.address, key.protocol, Member::WEIGHT);
     let members: Vec<_> = endpoints.iter().map(member).collect();

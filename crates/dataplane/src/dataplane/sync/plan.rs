@@ -35,7 +35,7 @@ use super::{
     frontend::{self, Drain},
     op::{Held, Op},
     ranges::Ranges,
-    tables::{Table, Tables},
+    tables::{ReadTable, Table, Tables},
 };
 use crate::dataplane::maps::keys::{FrontendId, RemovedEndpoint, Source};
 
@@ -83,8 +83,10 @@ pub struct Plan {
 }
 
 /// The inputs of the plan in addition to the desired state.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Context<'a> {
+    /// Reads a table in the maps.
+    pub tables: &'a ReadTable<'a>,
     /// All addresses of this node.
     pub addresses: &'a BTreeSet<IpAddr>,
     /// The drain time of Services without an annotation of their own.

@@ -27,6 +27,9 @@ use super::{budget::Lack, former::Former, op::Op, ranges::Ranges};
 /// taken, and any other is an endpoint of the same Service.
 const REST: Duration = Duration::from_millis(50);
 
+/// Reads the table at a range, the place in a list for each slot, as the map holds it.
+pub type ReadTable<'a> = dyn Fn(IndexRange) -> anyhow::Result<Vec<u16>> + 'a;
+
 /// A table in the map; the default is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Table {
@@ -40,6 +43,16 @@ impl Table {
     /// Returns the table that a frontend names.
     pub fn of(frontend: &Frontend) -> Self {
         Self { range: frontend.maglev, digest: frontend.digest }
+    }
+
+    /// Returns the place in the list for each slot, if `ops` writes the table.
+    pub fn written_by(self, ops: &[Op]) -> Option<Vec<u16>> {
+        ops.iter().rev().find_map(|op| match op {
+            Op::Table { base, elements } if *base == self.range.base => {
+                Some(maglev::unpack(elements, self.range.len).collect())
+            }
+            _ => None,
+        })
     }
 
     /// Returns the elements of the map that it takes.

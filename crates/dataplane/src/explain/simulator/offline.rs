@@ -76,6 +76,7 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
 
 fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
     let context = Context {
+        tables: &|range| apply::table(maps, range),
         addresses,
         drain: Duration::ZERO,
         monotonic: 0,

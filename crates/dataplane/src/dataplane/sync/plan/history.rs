@@ -33,22 +33,27 @@ impl Planner {
         if old.table == table || old.table.range.len != table.range.len {
             return kept;
         }
-        let history = {
-            let of = |list: IndexRange, table: Table| {
-                let endpoints = self.lists.get(key.ipv6, list);
-                Some((endpoints, former::places(key, endpoints, context.table_size, table.digest)?))
-            };
-            let (Some(before), Some(after)) = (of(old.cluster, old.table), of(cluster, table)) else {
+        let list = |range: IndexRange| self.lists.get(key.ipv6, range);
+        let equal = former::places(key, list(old.cluster), context.table_size, old.table.digest);
+        // Weights are in no list, and an earlier agent has known other ones: of a table with
+        // unequal weights, the maps alone tell the owners.
+        let before = match equal.map_or_else(|| (context.tables)(old.table.range), Ok) {
+            Ok(places) => places,
+            Err(error) => {
+                tracing::warn!(
+                    "the former owners of {key} are unknown: its established connections do not go on by \
+                     another node whose endpoint has just changed: {error:#}"
+                );
                 return kept;
-            };
-            let owners = |(endpoints, places)| Owners { endpoints, places };
-            History::after(
-                owners((before.0, &before.1)),
-                owners((after.0, &after.1)),
-                if is_usable { self.lists.get(key.ipv6, kept.list) } else { &[] },
-                self.tables.former(&kept),
-            )
+            }
         };
+        let Some(after) = table.written_by(&plan.ops) else { return kept };
+        let history = History::after(
+            Owners { endpoints: list(old.cluster), places: &before },
+            Owners { endpoints: list(cluster), places: &after },
+            if is_usable { list(kept.list) } else { &[] },
+            self.tables.former(&kept),
+        );
         if history.tables.is_empty() {
             return Former::default();
         }

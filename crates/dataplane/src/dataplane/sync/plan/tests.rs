@@ -1,11 +1,13 @@
 //! Tests of a plan: the writes, their order, and the writes that are omitted.
 
 mod history;
+mod owners;
 mod room;
 mod tables;
 
+use anyhow::Context as _;
 use traffic_policy_cluster::model::{Algorithm, FrontendKind, Policy, Protocol, ServiceName};
-use traffic_policy_ebpf::abi::{frontend, frontend_kind};
+use traffic_policy_ebpf::abi::{frontend, frontend_kind, maglev};
 
 use super::*;
 
@@ -55,6 +57,9 @@ struct Node {
     monotonic: u64,
     /// Whether there are programs for SCTP.
     sctp: bool,
+    table_size: TableSize,
+    /// The elements of Maglev tables that were written.
+    elements: BTreeMap<u32, u64>,
 }
 
 impl Node {
@@ -67,6 +72,8 @@ impl Node {
             now: Instant::now(),
             monotonic: 1_000,
             sctp: false,
+            table_size: "251".parse().unwrap(),
+            elements: BTreeMap::new(),
         }
     }
 
@@ -79,13 +86,20 @@ impl Node {
     }
 
     fn plan(&mut self, changed: &[ServicePortKey]) -> Plan {
+        let table = |range: IndexRange| {
+            let elements = range.base..range.base + maglev::elements(range.len);
+            let elements =
+                elements.map(|index| self.elements.get(&index).copied()).collect::<Option<Vec<_>>>();
+            Ok(maglev::unpack(&elements.context("not written")?, range.len).collect())
+        };
         let context = Context {
+            tables: &table,
             addresses: &self.addresses,
             drain: Duration::from_secs(30),
             monotonic: self.monotonic,
             now: self.now,
             adopting: false,
-            table_size: "251".parse().unwrap(),
+            table_size: self.table_size,
             sctp: self.sctp,
         };
         let changes = Changes {
@@ -93,7 +107,13 @@ impl Node {
             cluster_ips: std::mem::take(&mut self.cluster_ips),
             ..Changes::default()
         };
-        self.planner.plan(&self.desired, &changes, &context)
+        let plan = self.planner.plan(&self.desired, &changes, &context);
+        for op in &plan.ops {
+            if let Op::Table { base, elements } = op {
+                self.elements.extend((*base..).zip(elements.iter().copied()));
+            }
+        }
+        plan
     }
 
     /// Makes the address a ClusterIP of one Service, or of none.
