@@ -3,6 +3,7 @@
 mod established;
 mod headers;
 mod icmp;
+mod in_front;
 mod l2;
 mod outer_errors;
 mod outer_reply_errors;

@@ -229,7 +229,7 @@ fn policy_local_without_an_endpoint_here() {
     });
 }
 
-fn monotonic() -> u64 {
+pub(crate) fn monotonic() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
     std::time::Duration::from(now).as_nanos() as u64
 }

@@ -89,7 +89,7 @@ fn a_packet_in_pieces_is_counted_once() {
     });
 }
 
-/// What does not fit the way to the endpoint's node as it is does not travel by MAC address.
+/// Pieces travel within IP where packets that fit travel by MAC address.
 #[test]
 fn by_mac_address_no_pieces_are_sent() {
     harness::with(|harness| {
