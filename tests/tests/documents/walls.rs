@@ -36,7 +36,7 @@ const BELOW: [(&str, &[&str]); 4] = [
 ];
 
 /// The prefix of a library's name, and the crates that may depend on it.
-const KNOW: [(&str, &[&str]); 4] = [
+const KNOW: [(&str, &[&str]); 5] = [
     (
         "aya",
         &[
@@ -52,6 +52,7 @@ const KNOW: [(&str, &[&str]); 4] = [
     ("rtnetlink", &["traffic-policy-dataplane", "traffic-policy-testing"]),
     ("netlink-", &["traffic-policy-dataplane", "traffic-policy-testing"]),
     ("kube", &["traffic-policy-cluster", "traffic-policy-testing", "traffic-policy-tests"]),
+    ("k8s-openapi", &["traffic-policy-cluster", "traffic-policy-testing", "traffic-policy-tests"]),
 ];
 
 /// The crates of this workspace, and the names of their dependencies of any kind.

@@ -17,7 +17,7 @@ use std::{
 };
 
 use hyper::{Request, StatusCode, body::Incoming};
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 use serde::Serialize;
 use traffic_policy_cluster::source::{Stale, Status, StatusReader};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use hyper::StatusCode;
-use k8s_openapi::jiff::Timestamp;
+use jiff::Timestamp;
 use serde::Deserialize;
 use tokio::time::Instant;
 use traffic_policy_cluster::source::Leaving;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::jiff::{Timestamp, fmt::rfc2822};
+use jiff::{Timestamp, fmt::rfc2822};
 use serde::Deserialize;
 use traffic_policy_cluster::source::Leaving;
 

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     fn leaving(reason: &str, second: Option<i64>) -> Option<Leaving> {
-        let gone_by = second.map(|second| k8s_openapi::jiff::Timestamp::from_second(second).unwrap());
+        let gone_by = second.map(|second| jiff::Timestamp::from_second(second).unwrap());
         Some(Leaving { reason: reason.to_owned(), gone_by })
     }
 

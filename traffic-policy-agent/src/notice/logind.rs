@@ -5,7 +5,7 @@ use std::{convert::Infallible, pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use futures::{Stream, StreamExt as _};
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp};
 use tokio::time::{sleep, timeout};
 use traffic_policy_cluster::source::Leaving;
 use zbus::{OwnedFd, connection::Builder, proxy};

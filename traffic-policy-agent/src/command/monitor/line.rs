@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use traffic_policy_cluster::model::FrontendKind;
 use traffic_policy_dataplane::{
