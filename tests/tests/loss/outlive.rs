@@ -38,12 +38,16 @@ fn service() -> Service {
 
 /// Starts a cluster whose first node is in front of `backends`.
 fn start(pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
+    start_with(&service(), pods, attach, flags, backends)
+}
+
+fn start_with(service: &Service, pods: &[u8], attach: &str, flags: &[&str], backends: &[usize]) -> Cluster {
     let lab = Lab::builder().pods(pods).wire_offloads(attach == "tc");
     let mut cluster = Cluster::start(lab).unwrap();
     let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
     let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
     cluster.manifests.write("leases", &leases).unwrap();
-    cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
+    cluster.manifests.apply(service, &some(&cluster, backends)).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(flags)).unwrap();
     in_front(&cluster, 1);
     cluster
@@ -170,11 +174,15 @@ fn a_random_choice_cuts_every_connection() {
 /// A rolling update at the same time: the connections of pods that stay, and those of pods that
 /// have left the Service and still run, go on.
 fn the_endpoints_change_too(attach: &str, family: Family, flags: &[&str]) {
+    the_endpoints_of_change_too(&service(), attach, family, flags);
+}
+
+fn the_endpoints_of_change_too(service: &Service, attach: &str, family: Family, flags: &[&str]) {
     let _alone = quiet::alone();
-    let cluster = start(&[0, 0, 4, 4], attach, flags, &[0, 1, 4, 5]);
+    let cluster = start_with(service, &[0, 0, 4, 4], attach, flags, &[0, 1, 4, 5]);
     let held = hold(&cluster, family);
     for backends in [&[0, 1, 2, 4, 5][..], &[1, 2, 4, 5], &[1, 2, 4, 5, 6], &[1, 2, 4, 6]] {
-        cluster.manifests.endpoints(&service(), &some(&cluster, backends)).unwrap();
+        cluster.manifests.endpoints(service, &some(&cluster, backends)).unwrap();
         await_endpoints(&cluster, backends.len());
     }
     assert_eq!(sent_on(&cluster), 0, "the node in front knows its connections");
@@ -219,6 +227,13 @@ fn the_endpoints_change_too_xdp() {
 #[test]
 fn the_endpoints_change_too_ipv6() {
     the_endpoints_change_too("tc", Family::V6, &OUTLIVE);
+}
+
+/// The same while the shares of endpoints are unequal before or after each change.
+#[test]
+fn the_endpoints_change_too_by_weight() {
+    let service = service().annotation("traffic-policy.io/weight", "nodes");
+    the_endpoints_of_change_too(&service, "tc", Family::V4, &OUTLIVE);
 }
 
 #[test]
