@@ -35,8 +35,8 @@ fn each_way(mut work: impl FnMut(&mut Harness, Terms, Way) + Send) {
     });
 }
 
-fn expect(ran: Ran, terms: Terms, way: Way, piece: &Packet) {
-    let way = way.of(&ran, terms);
+fn expect(ran: &Ran, terms: Terms, way: Way, piece: &Packet) {
+    let way = way.of(ran, terms);
     ran.expect("forwarded-direct").expect_frame(&way.sent(piece));
 }
 
@@ -53,7 +53,7 @@ fn a_packet_is_sent_in_two_pieces() {
         let piece = second(&whole.fragments(MTU)[0], first(terms, way));
         // As the first one of a flow, and as one of an established flow.
         for _ in 0..3 {
-            expect(harness.run(terms.hook, &whole), terms, way, &piece);
+            expect(&harness.run(terms.hook, &whole), terms, way, &piece);
         }
         let denied = whole.with(|packet| packet.dont_fragment = true);
         harness.run(terms.hook, &denied).expect("rejected-mtu-exceeded");
@@ -67,9 +67,9 @@ fn each_fragment_is_sent_in_two_pieces() {
         let fragments = whole.fragments(MTU - HEADER);
         for fragment in &fragments[..2] {
             let piece = second(fragment, first(terms, way));
-            expect(harness.run(terms.hook, fragment), terms, way, &piece);
+            expect(&harness.run(terms.hook, fragment), terms, way, &piece);
         }
-        expect(harness.run(terms.hook, &fragments[2]), terms, way, &fragments[2]);
+        expect(&harness.run(terms.hook, &fragments[2]), terms, way, &fragments[2]);
     });
 }
 
@@ -79,7 +79,7 @@ fn a_packet_in_pieces_is_counted_once() {
     each_way(|harness, terms, way| {
         let whole = long(terms);
         expect(
-            harness.run(terms.hook, &whole),
+            &harness.run(terms.hook, &whole),
             terms,
             way,
             &second(&whole.fragments(MTU)[0], first(terms, way)),
@@ -101,7 +101,7 @@ fn by_mac_address_no_pieces_are_sent() {
             let whole = long(terms);
             let piece = second(&whole.fragments(MTU)[0], (1400 - 2 * HEADER) / 8 * 8);
             for _ in 0..2 {
-                expect(harness.run(terms.hook, &whole), terms, Way::Ip, &piece);
+                expect(&harness.run(terms.hook, &whole), terms, Way::Ip, &piece);
             }
         }
     });
