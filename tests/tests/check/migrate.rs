@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use traffic_policy_testing::agent::{self, Agent};
@@ -34,8 +36,7 @@ fn kube_proxy_and_what_goes_through_it() {
         let proxy = KubeProxy::start(node.netns(), backend, pods, &[rules]).unwrap();
         let _server = Server::start(node.pod(1), 8080, &Ledger::default()).unwrap();
         let frontend = SocketAddr::new(node.address(Family::V4), 30080);
-        Probe::udp(frontend).answer(lab.client().netns()).unwrap();
-        let checked = check(&lab, &["--migrate"]);
+        let checked = while_datagrams_are_answered(&lab, frontend, || check(&lab, &["--migrate"]));
         let found = match backend {
             Backend::Nftables => "nftables, table ip kube-proxy, 2 Service ports",
             Backend::IptablesNft => "iptables-nft, 2 Service ports",
@@ -51,6 +52,25 @@ fn kube_proxy_and_what_goes_through_it() {
         assert_eq!(counted.len(), 1, "the flow through {backend:?} is not counted: {checked:#?}");
         proxy.clean().unwrap();
     }
+}
+
+/// Returns what a call returns. Meanwhile a datagram of a new flow is answered each second:
+/// conntrack forgets one after 30 s, and `check` may take longer on a busy machine.
+fn while_datagrams_are_answered<T>(lab: &Lab, frontend: SocketAddr, call: impl FnOnce() -> T) -> T {
+    let ends = AtomicBool::new(false);
+    let answer = || Probe::udp(frontend).answer(lab.client().netns()).unwrap();
+    answer();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                answer();
+                thread::sleep(Duration::from_secs(1));
+            }
+        });
+        let returned = call();
+        ends.store(true, Ordering::Relaxed);
+        returned
+    })
 }
 
 /// The steps remove kube-proxy's own rules: no other advice concerns them.
