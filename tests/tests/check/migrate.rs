@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -54,22 +54,21 @@ fn kube_proxy_and_what_goes_through_it() {
     }
 }
 
-/// Returns what a call returns. Meanwhile a datagram of a new flow is answered each second:
+/// Returns the result of a call. Meanwhile a datagram of a new flow is answered each second:
 /// conntrack forgets one after 30 s, and `check` may take longer on a busy machine.
 fn while_datagrams_are_answered<T>(lab: &Lab, frontend: SocketAddr, call: impl FnOnce() -> T) -> T {
-    let ends = AtomicBool::new(false);
     let answer = || Probe::udp(frontend).answer(lab.client().netns()).unwrap();
     answer();
+    // The other end is dropped when the call returns, and when it panics.
+    let (calling, called) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        scope.spawn(|| {
-            while !ends.load(Ordering::Relaxed) {
+        let _calling = calling;
+        scope.spawn(move || {
+            while called.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
                 answer();
-                thread::sleep(Duration::from_secs(1));
             }
         });
-        let returned = call();
-        ends.store(true, Ordering::Relaxed);
-        returned
+        call()
     })
 }
 
