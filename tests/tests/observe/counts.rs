@@ -44,7 +44,6 @@ fn agree_with_what_was_sent() {
         let agent =
             Agent::builder(&cluster.lab, cluster.lab.node(1)).attach(attach).flags(&flags).start().unwrap();
         agent.wait_ready(Duration::from_secs(20)).unwrap();
-        let agent = &agent;
         // Each probe has a source port of its own: the kernel gives the port of a closed socket to
         // another one now and then, and two probes from one port are one flow.
         let ask = |number: u16, source_port: u16| {
@@ -62,27 +61,27 @@ fn agree_with_what_was_sent() {
         }
 
         let expect = |when: &str| {
-            let web = port(agent, "default/web");
+            let web = port(&agent, "default/web");
             let (forwarded, delivered) = (packets(&web, "forwarded"), packets(&web, "delivered"));
             assert_eq!(forwarded + delivered, ASKED, "{attach}, {when}: {web}");
             assert_eq!(packets(&web, "replied"), forwarded, "{attach}, {when}: {web}");
             assert_eq!(packets(&web, "replied-local"), delivered, "{attach}, {when}: {web}");
-            let near = port(agent, "near");
+            let near = port(&agent, "near");
             assert_eq!(packets(&near, "delivered"), ASKED, "{attach}, {when}: {near}");
             assert_eq!(packets(&near, "replied-local"), ASKED, "{attach}, {when}: {near}");
             // IP and UDP headers and a request of some letters.
             assert!(bytes(&near, "delivered") > ASKED * 28, "{attach}, {when}: {near}");
-            let far = port(agent, "far");
+            let far = port(&agent, "far");
             assert_eq!(packets(&far, "dropped-no-local-endpoint"), 3, "{attach}, {when}: {far}");
             assert!(bytes(&far, "dropped-no-local-endpoint") > 3 * 28, "{attach}, {when}: {far}");
-            let none = port(agent, "none");
+            let none = port(&agent, "none");
             assert_eq!(packets(&none, "rejected-no-endpoint"), 3, "{attach}, {when}: {none}");
             (web["flows"].as_u64().unwrap(), near)
         };
         let (flows, before) = expect("while flows stand");
         assert_eq!(flows, ASKED, "{attach}");
         let start = Instant::now();
-        while port(agent, "near")["flows"] != 0 || port(agent, "web")["flows"] != 0 {
+        while port(&agent, "near")["flows"] != 0 || port(&agent, "web")["flows"] != 0 {
             assert!(start.elapsed() < scaled(Duration::from_secs(60)), "{attach}: flows stay");
             std::thread::sleep(Duration::from_millis(200));
         }
