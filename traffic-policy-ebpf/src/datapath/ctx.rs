@@ -145,10 +145,10 @@ pub trait Skb: Packet {
     /// Ethernet. False: the kernel refused, and the packet is unchanged. Pointers into it become
     /// invalid.
     fn push_ethernet(self, ethertype: u16) -> bool;
-    /// Makes room for `bytes` of an outer header as `make_room` does, for a packet that is marked
-    /// as encapsulated already, or must not be. Pointers into the packet become invalid. False: the
-    /// frame is unchanged.
-    fn make_room_again(self, bytes: u32) -> bool;
+    /// Makes room for `bytes` of an outer header as `make_room` does, and leaves the packet's mark
+    /// of encapsulation as it is: it may have one already, or must have none. Pointers into the
+    /// packet become invalid. False: the frame is unchanged.
+    fn make_unmarked_room(self, bytes: u32) -> bool;
     /// Adds a difference to the sum over the frame, if a device has computed one.
     fn update_sum(self, delta: u16);
 }

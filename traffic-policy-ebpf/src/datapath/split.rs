@@ -163,7 +163,7 @@ fn translate<const SCTP: bool, C: Translatable<Tc<SCTP>, V4>>(
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
 #[inline(always)]
 fn wrap<const SCTP: bool>(packet: Tc<SCTP>, scratch: *const Scratch<Address4>, outer: u32) -> bool {
-    packet.make_room_again(outer) && direct::write_headers::<_, V4>(packet, scratch)
+    packet.make_unmarked_room(outer) && direct::write_headers::<_, V4>(packet, scratch)
 }
 
 /// Describes the outer packets of a flow that is forwarded directly, in `Scratch::outer`, and takes

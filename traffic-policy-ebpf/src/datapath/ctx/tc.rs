@@ -333,7 +333,7 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP
         true
     }
     #[inline(always)]
-    fn make_room_again(self, bytes: u32) -> bool {
+    fn make_unmarked_room(self, bytes: u32) -> bool {
         self.adjust(bytes as i32, FIXED_GSO)
     }
     #[inline(always)]

@@ -267,5 +267,5 @@ pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
 fn make_room_again<P: Packet>(packet: P, room: u32, number: u32) -> bool {
-    number & FORMER != 0 && packet.skb().is_some_and(|skb| skb.make_room_again(room))
+    number & FORMER != 0 && packet.skb().is_some_and(|skb| skb.make_unmarked_room(room))
 }
