@@ -7,6 +7,7 @@ use traffic_policy_testing::packet::Packet;
 
 use super::l2::{by_table, know_home};
 use super::{NEAR, VIP, terms, way::Way};
+use crate::sctp::{CLIENT_TAG, ENDPOINT_TAG, data, init, sctp};
 use crate::table::Terms;
 
 /// The bytes of an IPv4 header.
@@ -70,6 +71,17 @@ fn each_fragment_is_sent_in_two_pieces() {
             expect(&harness.run(terms.hook, fragment), terms, way, &piece);
         }
         expect(&harness.run(terms.hook, &fragments[2]), terms, way, &fragments[2]);
+    });
+}
+
+#[test]
+fn a_packet_of_an_association_is_sent_in_two_pieces() {
+    each_way(|harness, terms, way| {
+        let request = terms.request(VIP).with(|packet| packet.dont_fragment = false);
+        harness.run(terms.hook, &sctp(&request, 0, &init(CLIENT_TAG))).expect("forwarded-direct");
+        let whole = sctp(&request, ENDPOINT_TAG, &data(1444));
+        let piece = second(&whole.fragments(MTU)[0], first(terms, way));
+        expect(&harness.run(terms.hook, &whole), terms, way, &piece);
     });
 }
 
