@@ -123,15 +123,19 @@ impl Index {
             self.dirty.extend(self.services.keys().cloned());
         } else {
             for (former, names) in former.names.iter().zip(&direct.names) {
-                let of_other =
-                    |names: &BTreeMap<String, Opener>, others: &BTreeMap<String, Opener>| -> BTreeSet<_> {
-                        let differ = names.iter().filter(|(node, way)| others.get(*node) != Some(way));
-                        differ.map(|(node, _)| node.clone()).collect()
-                    };
-                self.concern(&of_other(former, names), &of_other(names, former));
+                self.concern_nodes(&differing(former, names));
             }
         }
     }
+}
+
+/// Returns the nodes that one of two maps lacks, or has with another way.
+fn differing<'a>(
+    former: &'a BTreeMap<String, Opener>,
+    names: &'a BTreeMap<String, Opener>,
+) -> BTreeSet<&'a str> {
+    let in_either = former.keys().chain(names.keys());
+    in_either.filter(|node| former.get(*node) != names.get(*node)).map(String::as_str).collect()
 }
 
 impl Indexed for DirectNode {

@@ -52,9 +52,13 @@ impl Index {
 
     /// Marks the Services with endpoints on nodes that are in one of two sets.
     pub(super) fn concern(&mut self, former: &BTreeSet<String>, nodes: &BTreeSet<String>) {
-        let differ: BTreeSet<&str> = former.symmetric_difference(nodes).map(String::as_str).collect();
+        self.concern_nodes(&former.symmetric_difference(nodes).map(String::as_str).collect());
+    }
+
+    /// Marks the Services with endpoints on these nodes.
+    pub(super) fn concern_nodes(&mut self, nodes: &BTreeSet<&str>) {
         self.concern_services(|endpoint| {
-            endpoint.node_name.as_deref().is_some_and(|node| differ.contains(node))
+            endpoint.node_name.as_deref().is_some_and(|node| nodes.contains(node))
         });
     }
 

@@ -1,4 +1,5 @@
 mod cost;
+mod direct_changes;
 mod direct_targets;
 mod tenants;
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::*;
 use crate::model::{Dispatch, Forwarding, object::DirectNode};
 
-fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
+pub(super) fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
     DirectNode {
         name: name("n", node),
         node: node.to_owned(),
@@ -20,7 +20,7 @@ fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
 }
 
 /// A Service with an endpoint on each of these nodes, by the last byte of its address.
-fn apply(index: &mut Index, service: Service, endpoints: &[(&str, u8)]) {
+pub(super) fn apply(index: &mut Index, service: Service, endpoints: &[(&str, u8)]) {
     let number = service.cluster_ips[0].to_string().rsplit('.').next().unwrap().parse().unwrap();
     let mut slice = slice(number, number, endpoints.iter().map(|(_, last)| (*last, true, true)).collect());
     for (endpoint, (node, _)) in slice.endpoints.iter_mut().zip(endpoints) {
@@ -31,7 +31,7 @@ fn apply(index: &mut Index, service: Service, endpoints: &[(&str, u8)]) {
     index.apply(slice);
 }
 
-fn direct(number: u8, vip: bool) -> Service {
+pub(super) fn direct(number: u8, vip: bool) -> Service {
     let mut service = service(number, None, 30_000 + u16::from(number), number, Policy::Cluster);
     service.forwarding = Some(Forwarding::Direct);
     if !vip {
