@@ -13,6 +13,7 @@ mod events;
 mod kubernetes;
 mod manifest;
 mod node_addresses;
+mod stamp;
 mod status;
 
 pub use self::{

@@ -138,6 +138,39 @@ fn the_plugin_is_built_without_bpf_and_netlink() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
+/// Returns the lines of a source of the plugin that only Unix compiles, and that do not say so.
+fn of_unix_alone(path: &str, source: &str) -> Vec<String> {
+    if path.ends_with("/unix.rs") || path.contains("/tests/") || path.ends_with("/tests.rs") {
+        return Vec::new();
+    }
+    let code = source.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines: Vec<_> = code.lines().map(str::trim).collect();
+    let unix = |line: &str| {
+        let names = ["os::unix", "os::fd", "nix::", "libc::", "signal::unix"];
+        names.iter().any(|name| line.contains(name)) && !line.starts_with("//")
+    };
+    let said = |at: usize| {
+        at.checked_sub(1).is_some_and(|before| {
+            ["#[cfg(unix)]", "#[cfg(target_os"].iter().any(|cfg| lines[before].starts_with(cfg))
+        })
+    };
+    let wrong = (0..lines.len()).filter(|at| unix(lines[*at]) && !said(*at));
+    wrong.map(|at| format!("{path}: {}", lines[at])).collect()
+}
+
+/// The plugin runs on Windows, too.
+#[test]
+fn the_plugin_says_what_unix_alone_compiles() {
+    let sources = page::files(&["rs"]);
+    let sources = sources.iter().filter(|path| {
+        ["crates/cluster/src/", "crates/lb/src/"].iter().any(|folder| path.starts_with(folder))
+    });
+    let wrong: Vec<_> = sources.flat_map(|path| of_unix_alone(path, &page::text(path))).collect();
+    assert!(wrong.is_empty(), "not within #[cfg(unix)] nor a file unix.rs:\n{}", wrong.join("\n"));
+    assert_eq!(of_unix_alone("a.rs", "use std::os::unix::fs::MetadataExt;").len(), 1);
+    assert_eq!(of_unix_alone("a.rs", "#[cfg(unix)]\noptions.custom_flags(libc::O_NONBLOCK);").len(), 0);
+}
+
 /// The data plane alone may use `unsafe`, among the crates of the programs for users.
 #[test]
 fn unsafe_is_forbidden_elsewhere() {

@@ -3,13 +3,13 @@
 mod load;
 
 use std::{
-    fs, io,
-    os::unix::fs::MetadataExt,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use file_id::{FileId, get_file_id};
 use notify::{EventKind, RecursiveMode, Watcher, event::AccessKind};
 use tokio::{
     sync::mpsc,
@@ -24,6 +24,7 @@ use super::{
     convert::detail::Detail,
     events::EventRecorder,
     node_addresses::NodeAddresses,
+    stamp::Stamp,
     status::StatusWriter,
 };
 use crate::model::object::Node;
@@ -184,7 +185,7 @@ async fn patient<T>(
 
 /// Paths and metadata of the files, to detect changes without reading them.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Look(Vec<(PathBuf, Option<[i64; 5]>)>);
+struct Look(Vec<(PathBuf, Option<Stamp>)>);
 
 impl Look {
     fn at(folder: &Path) -> Self {
@@ -193,11 +194,8 @@ impl Look {
             files
                 .into_iter()
                 .map(|file| {
-                    let facts = fs::metadata(&file).ok().map(|data| {
-                        let (device, inode) = (data.dev().cast_signed(), data.ino().cast_signed());
-                        [device, inode, data.size().cast_signed(), data.mtime(), data.mtime_nsec()]
-                    });
-                    (file, facts)
+                    let stamp = Stamp::of(&file).ok();
+                    (file, stamp)
                 })
                 .collect(),
         )
@@ -211,19 +209,18 @@ struct Notices {
 }
 
 struct Watched {
-    /// Device and inode: a folder that was replaced by another needs a new watch.
-    folder: (u64, u64),
+    /// The identity: a folder that was replaced by another needs a new watch.
+    folder: FileId,
     receiver: mpsc::Receiver<()>,
     _watcher: notify::RecommendedWatcher,
 }
 
 impl Notices {
     fn renew(&mut self, folder: &Path, status: &StatusWriter) {
-        let Ok(data) = fs::metadata(folder) else {
+        let Ok(identity) = get_file_id(folder) else {
             self.watched = None;
             return;
         };
-        let identity = (data.dev(), data.ino());
         if self.watched.as_ref().is_some_and(|watched| watched.folder == identity) {
             return;
         }
@@ -261,7 +258,7 @@ impl Notices {
 }
 
 impl Watched {
-    fn new(folder: &Path, identity: (u64, u64)) -> io::Result<Self> {
+    fn new(folder: &Path, identity: FileId) -> io::Result<Self> {
         let (sender, receiver) = mpsc::channel(1);
         let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             // Reading the files opens and closes them; that must not trigger reading them again.
@@ -281,7 +278,7 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink};
 
     use super::*;
     use crate::model::{Index, NodeInput};

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use http_body_util::BodyExt;
@@ -28,7 +28,7 @@ use super::{
     deadline::Answer,
     one_by_one::OneByOne,
 };
-use crate::source::status::StatusWriter;
+use crate::source::{stamp::Stamp, status::StatusWriter};
 
 /// TCP keepalive: the idle time before the first probe, and the interval between probes. After
 /// three probes without answer, that is 30 s, the connection is broken.
@@ -166,12 +166,8 @@ pub(super) async fn follow(access: Access, next: Next, status: StatusWriter) {
     }
 }
 
-/// The modification time of a file, its length and inode; `None`: the file does not exist.
-type Stamp = Option<(SystemTime, u64, u64)>;
-
-/// Returns modification time, length and inode of each file that credentials come from.
-fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Stamp)> {
-    use std::os::unix::fs::MetadataExt;
+/// Returns the stamp of each file that credentials come from; `None`: the file does not exist.
+fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Option<Stamp>)> {
     let mut files = vec![kubeconfig.to_owned()];
     if let Ok(read) = Kubeconfig::read_from(kubeconfig) {
         let clusters = read.clusters.into_iter().filter_map(|named| named.cluster?.certificate_authority);
@@ -180,8 +176,7 @@ fn stamps(kubeconfig: &Path) -> Vec<(PathBuf, Stamp)> {
         files.extend(clusters.chain(users).map(PathBuf::from));
     }
     let stamp = |file: PathBuf| {
-        let found = std::fs::metadata(&file).ok();
-        let stamp = found.and_then(|found| Some((found.modified().ok()?, found.len(), found.ino())));
+        let stamp = Stamp::of(&file).ok();
         (file, stamp)
     };
     files.into_iter().map(stamp).collect()

@@ -1,6 +1,7 @@
 //! `lb watch`: the judgement, updated on each change and shown as a view on a terminal, otherwise
 //! as a line for each change.
 
+mod end;
 mod picture;
 mod screen;
 
@@ -14,7 +15,6 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
@@ -23,7 +23,11 @@ use traffic_policy_cluster::{
     source::{self, Source},
 };
 
-use self::{picture::Picture, screen::Screen};
+use self::{
+    end::{Stop, is_gone},
+    picture::Picture,
+    screen::Screen,
+};
 use super::{
     BalancerArguments, SourceArguments,
     probe::{ProbeArguments, ask},
@@ -140,7 +144,7 @@ impl Arguments {
                     watch.draw(&source)?;
                 }
                 _ = ticks.tick() => {
-                    if screen::nobody_reads() {
+                    if end::nobody_reads() {
                         return Ok(());
                     }
                     watch.draw(&source)?;
@@ -155,40 +159,6 @@ async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Whether the reader has gone: a closed pipe, or a terminal that no longer exists.
-fn is_gone(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-    causes.any(|error| error.kind() == io::ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO))
-}
-
-/// Signals that stop the command. A hangup of the terminal does so only if there is a view: `nohup`
-/// disables it for a command that writes to a file.
-struct Stop {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Option<Signal>,
-}
-
-impl Stop {
-    fn new(screen: bool) -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: screen.then(|| signal(SignalKind::hangup())).transpose()?,
-        })
-    }
-
-    async fn wait(&mut self) {
-        let hangup = async {
-            match &mut self.hangup {
-                Some(hangup) => _ = hangup.recv().await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {}, () = hangup => {} }
     }
 }
 

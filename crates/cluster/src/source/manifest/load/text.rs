@@ -4,9 +4,11 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
 };
+
+#[cfg(unix)]
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
 /// The largest size of a file in bytes: about 300,000 Services.
 const LONGEST: u64 = 256 << 20;
@@ -19,7 +21,11 @@ pub(super) fn read(path: &Path) -> io::Result<String> {
     // Checked before opening: opening a device may have side effects, and opening a FIFO waits for
     // a writer.
     regular(&fs::metadata(path)?)?;
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    options.custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path)?;
     // The path may name another file by now.
     regular(&file.metadata()?)?;
     let text = up_to(file, LONGEST)?;
@@ -33,9 +39,11 @@ fn regular(facts: &fs::Metadata) -> io::Result<()> {
     let kind = facts.file_type();
     let what = match kind {
         _ if kind.is_file() => return Ok(()),
-        _ if kind.is_fifo() => "a FIFO",
-        _ if kind.is_socket() => "a socket",
         _ if kind.is_dir() => "a folder",
+        #[cfg(unix)]
+        _ if kind.is_fifo() => "a FIFO",
+        #[cfg(unix)]
+        _ if kind.is_socket() => "a socket",
         _ => "a device",
     };
     Err(io::Error::other(format!("{what}, and no regular file: take it out of the folder")))

@@ -1,12 +1,8 @@
 //! A view on a terminal by plain escape sequences, on the alternate screen. Dropping it restores
 //! the terminal.
 
-use std::{
-    io::{self, Write as _},
-    os::fd::AsFd as _,
-};
+use std::io::{self, Write as _};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use terminal_size::{Height, Width, terminal_size_of};
 
 /// The maximum width, in columns.
@@ -63,13 +59,4 @@ impl Drop for Screen {
         // If the terminal is gone, nothing needs to be restored.
         let _ = out.write_all(LEAVE.as_bytes()).and_then(|()| out.flush());
     }
-}
-
-/// Whether standard output is a pipe or a terminal without a reader.
-pub(super) fn nobody_reads() -> bool {
-    let out = io::stdout();
-    let mut fds = [PollFd::new(out.as_fd(), PollFlags::empty())];
-    let gone = PollFlags::POLLERR | PollFlags::POLLHUP;
-    poll(&mut fds, PollTimeout::ZERO).is_ok()
-        && fds[0].revents().is_some_and(|events| events.intersects(gone))
 }
