@@ -45,7 +45,7 @@ pub use self::{
     affinity::{Affinity, AffinityKey, client},
     client_hop::{CLIENT_HOPS, ClientHop, ClientHops},
     direct::{
-        BY_MAC, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, GUE_PORT, MAC_TAKES,
+        BY_MAC, BY_TABLE, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, GUE_PORT, MAC_TAKES,
         REPLY_THROUGH_FRONT, TO_OWNER, WayBack, identification, is_outer_port, mac_key, number_of,
         outer_port, way,
     },

@@ -91,7 +91,7 @@ pub fn reason(outcome: Outcome, context: &Context<'_>) -> String {
             context.policy()
         ),
         Outcome::DroppedNoSnatPort => "every source port that was tried towards the endpoint belongs to another flow".to_owned(),
-        Outcome::DroppedTableFull => "the flow table is full, and flows that stand are never evicted for new ones; or, of a single SYN, another CPU was writing or removing its entry at that moment".to_owned(),
+        Outcome::DroppedTableFull => "the flow table is full, and flows that stand are not evicted for new ones (but direct ones that pause); or, of a single SYN, another CPU was writing or removing its entry at that moment".to_owned(),
         Outcome::DroppedNoRoute => "this node has no route to the endpoint (or, of a reply, to the client)".to_owned(),
         Outcome::DroppedForwardingDisabled => format!("the kernel does not forward packets that come by {}", context.device()),
         Outcome::DroppedMtuExceeded => "it is longer than the way out allows, and would have to be cut into more than two pieces, or has IPv4 options".to_owned(),

@@ -42,6 +42,9 @@ pub mod way {
     pub const TUNNEL: u64 = 8;
     /// The node in front is another one, and the endpoint a former owner of the connection.
     pub const OWNER: u64 = 16;
+    /// The endpoint is the one that the Maglev table names, so a node that does not know the
+    /// connection sends its segments there, too.
+    pub const BY_TABLE: u64 = 32;
     /// The ways of packets whose outer packet names the endpoint.
     pub const NAMED: u64 = DIRECT | UDP | TUNNEL | OWNER;
 
@@ -98,6 +101,9 @@ pub const fn number_of(identification: u16) -> u32 {
 /// [`DIRECT`][super::kind::DIRECT] entry: another node is in front, and packets are sent on to an
 /// owner of the connection that the Maglev table names, or named before. They are counted by it.
 pub const TO_OWNER: u16 = 8;
+
+/// The bit of [`way::BY_TABLE`] beside [`TO_OWNER`]: the connection goes on without its entry.
+pub const BY_TABLE: u16 = 16;
 
 /// The way back of a flow's replies, as the endpoint's node knows it: to the client, or to the node
 /// in front, which opens them.

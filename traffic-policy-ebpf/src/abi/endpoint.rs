@@ -41,7 +41,7 @@ impl<A> Slot<A> {
     pub const fn dispatch(&self) -> u64 {
         let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64;
         ways & (way::DIRECT | way::UDP | way::BY_MAC)
-            | way::moved(ways, way::DIRECT, way::TUNNEL | way::OWNER)
+            | way::moved(ways, way::DIRECT, way::TUNNEL | way::OWNER | way::BY_TABLE)
     }
 }
 

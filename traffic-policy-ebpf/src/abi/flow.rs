@@ -43,8 +43,8 @@ pub struct Flow<A: Address> {
     /// [`crate::checksum`]. In a [`DIRECT`][kind::DIRECT] entry, `port_delta` is the source port of
     /// the UDP that its packets travel in, memory order; 0: they travel in IP. With
     /// [`BY_MAC`][super::BY_MAC] they travel so only where they cannot be sent as they are.
-    /// `address_delta` is of [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT] and
-    /// [`TO_OWNER`] there.
+    /// `address_delta` is of [`REPLY_THROUGH_FRONT`][super::REPLY_THROUGH_FRONT], [`TO_OWNER`] and
+    /// [`BY_TABLE`][super::BY_TABLE] there.
     pub address_delta: u16,
     pub port_delta: u16,
     /// The index into `tp_nexthops`, valid while `epoch` is the current route epoch.

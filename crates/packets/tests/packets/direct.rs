@@ -1,6 +1,7 @@
 //! Direct forwarding: the packet around a packet, and what is opened.
 
 mod established;
+mod full_table;
 mod headers;
 mod icmp;
 mod in_front;

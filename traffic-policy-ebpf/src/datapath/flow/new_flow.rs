@@ -4,8 +4,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address as _, BY_MAC, DeviceOrPlace, Flow, Fold, Head, Packets, Ports, REPLY_THROUGH_FRONT, Scratch,
-        Slot, TO_OWNER, TableUsage, Tail, Tuple, kind, outer_port, step, way,
+        Address as _, BY_MAC, BY_TABLE, DeviceOrPlace, Flow, Fold, Head, Packets, Ports, REPLY_THROUGH_FRONT,
+        Scratch, Slot, TO_OWNER, TableUsage, Tail, Tuple, kind, outer_port, step, way,
     },
     checksum,
     outcome::Outcome,
@@ -209,7 +209,8 @@ fn note_ports<F: Family>() -> i32 {
         let ways = get!(scratch.direct);
         let back = way::moved(ways, way::TUNNEL, REPLY_THROUGH_FRONT as u64);
         let owner = way::moved(ways, way::OWNER, TO_OWNER as u64);
-        set!(scratch.request.address_delta = (back | owner) as u16);
+        let by_table = way::moved(ways, way::BY_TABLE, BY_TABLE as u64);
+        set!(scratch.request.address_delta = (back | owner | by_table) as u16);
         (way::moved(ways, way::UDP, port.wire() as u64) | way::moved(ways, way::BY_MAC, BY_MAC as u64)) as u16
     } else {
         let client_ports = get!(scratch.port_search.client_ports);

@@ -8,7 +8,7 @@ use core::ptr;
 
 use aya_ebpf::{cty::c_void, helpers::bpf_loop};
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Scratch, TableUsage, Tuple, kind},
+    abi::{Address, BY_TABLE, Flow, FlowKey, PROTOCOL_TCP, PROTOCOL_UDP, Scratch, TableUsage, Tuple, kind},
     tcp::{ANSWERED, ASSURED, MARKED, RST, numbers},
 };
 
@@ -43,6 +43,12 @@ const AFTER_SYN: u32 = 10;
 /// as full.
 const LOOKS: u32 = 16;
 const FULL_FOR: u32 = 1024;
+
+/// The seconds without a packet after which an established direct flow gives way in a full table.
+/// A connection whose endpoint the Maglev table names goes on with its next segment; any other one
+/// is lost.
+const BY_TABLE_FOR: u32 = 1;
+const ONE_WAY_FOR: u32 = 60;
 
 /// Notes that an entry has found no room in the main table.
 #[inline(always)]
@@ -153,14 +159,29 @@ fn look<F: Family>() -> i64 {
     0
 }
 
+/// Returns the seconds without a packet after which an assured direct flow gives way in a full
+/// table.
+#[inline(always)]
+fn patience(address_delta: u16) -> u32 {
+    if address_delta & BY_TABLE != 0 { BY_TABLE_FOR } else { ONE_WAY_FOR }
+}
+
 /// Removes a direct flow, which has no reply entry, if it has been idle for too long. Its key is
 /// `Scratch::other`.
+///
+/// An assured one gives way before its time-out: no answer was seen, so anybody who forges two
+/// packets makes one.
 #[inline(always)]
 fn look_at_direct<F: Family>(scratch: *mut Scratch<F::Address>, request: *mut Flow<F::Address>) {
     let Some(sweep) = GC_PASS.get_ptr(0) else { return };
     let (key, room) = (borrow(place!(const scratch.other)), place!(mut scratch.flow_key));
     let state = get!(request.state);
-    let limit = super::timeout(&get!(sweep.timeouts), key.protocol, state, state);
+    let mut limit = super::timeout(&get!(sweep.timeouts), key.protocol, state, state);
+    let patience = patience(get!(request.address_delta)) * clock::hz();
+    if state & ASSURED != 0 && patience < limit {
+        limit = patience;
+    }
+    // A second has no length until an agent has measured it.
     if limit == 0 || clock::since(get!(request.last), get!(scratch.port_search.now)) <= limit {
         return;
     }
@@ -168,11 +189,16 @@ fn look_at_direct<F: Family>(scratch: *mut Scratch<F::Address>, request: *mut Fl
     if former == CLAIMED {
         return;
     }
-    // If the entry was removed before the claim, it belongs to another flow by now.
-    if FlowTable::<F>::new().find_in(key, room) != request {
+    // If the entry was removed before the claim, it belongs to another flow by now; a packet may
+    // have renewed it, too.
+    if FlowTable::<F>::new().find_in(key, room) != request
+        || clock::since(get!(request.last), get!(scratch.port_search.now)) <= limit
+    {
         give_back(request, former);
         return;
     }
+    // A packet that finds it meanwhile takes the slow path.
+    set!(request.state |= MARKED);
     remove_alone::<F>(request, key, room);
 }
 

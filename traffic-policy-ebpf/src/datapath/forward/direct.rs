@@ -33,15 +33,25 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
     let flags = get!((list.frontend).flags) as u64;
     // Replies of SCTP never come back through the node in front.
     let tunnel = if P::SCTP { 0 } else { way::moved(flags, frontend::TUNNEL as u64, way::TUNNEL) };
-    let ways = way::DIRECT | way::UDP | way::moved(flags, frontend::L2 as u64, way::BY_MAC) | tunnel;
+    // Associations do not go on by the table, and a client with affinity may be elsewhere.
+    let by_table = if P::SCTP {
+        0
+    } else {
+        way::moved(flags, frontend::MAGLEV as u64, way::BY_TABLE)
+            * (get!((list.frontend).affinity) == 0) as u64
+    };
+    let by_mac = way::moved(flags, frontend::L2 as u64, way::BY_MAC);
+    let ways = way::DIRECT | way::UDP | by_mac | by_table | tunnel;
     way::moved(flags, frontend::DIRECT as u64, ways)
 }
 
-/// Returns the ways of packets to an owner of this number, as a mask: the table of its node names a
-/// former one no more.
+/// Returns the ways of packets to an owner of this number, as a mask: the table names a former one
+/// no more, here and on its node.
 #[inline(always)]
 pub fn to_owner(number: u32) -> u64 {
-    way::NAMED | way::BY_MAC & !(number as u64 + way::NAMED)
+    // Without a branch, which the verifier would walk both ways.
+    let current = (number.wrapping_sub(1) >> 31) as u64;
+    way::NAMED | current * (way::BY_MAC | way::BY_TABLE)
 }
 
 /// Whether a flow is forwarded directly.
