@@ -7,15 +7,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod asymmetric;
-#[path = "../sockets/caller.rs"]
-#[expect(dead_code, reason = "the suite of sockets makes more kinds of calls")]
-mod caller;
 mod killed;
 mod layouts;
 mod path_mtu;
 mod policies;
-#[path = "../deploy/remains.rs"]
-mod remains;
 mod sockets;
 mod table;
 mod testbed;

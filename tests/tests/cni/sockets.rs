@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 
 use traffic_policy_testing::matrix::PODS;
 
-use crate::caller::{Caller, Kind};
 use crate::testbed::{Testbed, cluster_ip};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 /// Sends requests from node-1 and from its pod until each pod has answered; returns how many of the
 /// four combinations succeeded.
 pub fn answered(testbed: &Testbed) -> usize {
     let node = testbed.cluster.lab.node(1);
-    let ways = [node.netns(), node.pod(1).netns()].map(|from| Caller::start(from, &testbed.cgroups[0]));
+    let ways = [node.netns(), node.pod(1).netns()]
+        .map(|from| Caller::start(env!("CARGO_BIN_EXE_caller"), from, &testbed.cgroups[0]));
     let asks = ways.iter().flat_map(|caller| [Kind::V4, Kind::V6].map(|kind| (caller, kind)));
     asks.filter(|(caller, kind)| every_pod_answers(caller, *kind)).count()
 }

@@ -15,7 +15,9 @@ use traffic_policy_testing::xdp::Always;
 
 use crate::layouts::STACK;
 use crate::testbed::{REMOTE, Testbed};
-use crate::{layouts, remains};
+use traffic_policy_tests::remains;
+
+use crate::layouts;
 
 /// The other ends of the nodes' eth0.
 const PORTS: [&str; 3] = ["node-1", "node-2", "node-3"];

@@ -16,7 +16,9 @@ use traffic_policy_testing::traffic::Outcome;
 
 use crate::image::{archive, is_there, skipped};
 use crate::nodes::{CLEANUP, Nodes, SOON, curl};
-use crate::{pod, remains};
+use traffic_policy_tests::remains;
+
+use crate::pod;
 
 const NAME: &str = "from_the_archive_to_nodes_as_they_were";
 const OVERLAY: &str = "deploy/overlays/kind";

@@ -16,7 +16,9 @@ use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 
 use crate::nodes::{CLEANUP, Nodes, SOON, curl};
-use crate::{pod, remains};
+use traffic_policy_tests::remains;
+
+use crate::pod;
 
 /// The overlays, in the order of the nodes.
 const OVERLAYS: [&str; 3] = ["deploy/overlays/kind", "deploy/overlays/kubeadm", "deploy/overlays/static-pod"];

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 use traffic_policy_testing::object::Service;
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at, until};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 fn sticky(seconds: u32) -> Service {
     service(10)

@@ -6,8 +6,8 @@ use std::time::Duration;
 use nix::libc;
 use traffic_policy_testing::object::{Backend, Policy};
 
-use crate::caller::{Caller, Kind, Socket};
 use crate::fixture::{SocketCluster, service, service_at, until};
+use traffic_policy_tests::caller::{Caller, Kind, Socket};
 
 /// The Service whose endpoints change.
 const NUMBER: u8 = 10;

@@ -8,8 +8,8 @@ use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Policy, cluster_ip};
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 /// The pods that answered by TCP, until there are as many as wanted.
 fn pods_by_tcp(caller: &Caller, kind: Kind, to: SocketAddr, wanted: usize) -> BTreeSet<String> {
@@ -207,7 +207,7 @@ fn other_cgroups_are_left_alone() {
     });
     // A process in the pod's network and in another node's cgroup.
     let pod = fixture.cluster.lab.node(1).pod(1);
-    let caller = Caller::start(pod.netns(), &fixture.cgroups(2).node);
+    let caller = Caller::start(env!("CARGO_BIN_EXE_caller"), pod.netns(), &fixture.cgroups(2).node);
     let to = SocketAddr::new(cluster_ip(10, Family::V4), 80);
     let before = fixture.calls(1, "connected");
     // Its packets lead nowhere: the pod's node handles only those from outside.

@@ -6,8 +6,8 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::object::Backend;
 
-use crate::caller::{Caller, Kind, Socket};
 use crate::fixture::{SocketCluster, service, service_at};
+use traffic_policy_tests::caller::{Caller, Kind, Socket};
 
 /// The number of calls of a run, which mostly ends before the scheduler gives the CPU to another
 /// task.
@@ -26,7 +26,8 @@ fn measure(
 ) {
     let outside = Cgroup::create(&format!("{}-outside", fixture.cluster.lab.id())).unwrap();
     let namespace = fixture.cluster.lab.node(1).pod(1).netns();
-    let (without, with) = (Caller::start(namespace, &outside), fixture.in_pod(1, 1));
+    let (without, with) =
+        (Caller::start(env!("CARGO_BIN_EXE_caller"), namespace, &outside), fixture.in_pod(1, 1));
     for kind in [Kind::V4, Kind::V6] {
         let endpoint = SocketAddr::new(fixture.pod_address(2, 1, kind.family()), port);
         let sockets = [

@@ -14,8 +14,8 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Policy, Service, cluster_ip};
 use traffic_policy_testing::traffic;
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{NODE_PORT, PORT, SocketCluster};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 /// Pods that are the endpoints: node, pod.
 const PLACES: [(&str, &[(usize, usize)]); 4] =

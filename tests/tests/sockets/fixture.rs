@@ -12,7 +12,7 @@ use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Port, Service, cluster_ip};
 use traffic_policy_testing::pace;
 
-use crate::caller::{Caller, Kind};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 pub const PORT: u16 = 80;
 pub const NODE_PORT: u16 = 30080;
@@ -76,12 +76,20 @@ impl SocketCluster {
 
     /// Starts a process on a node.
     pub fn on_node(&self, node: usize) -> Caller {
-        Caller::start(self.cluster.lab.node(node).netns(), &self.cgroups(node).node)
+        Caller::start(
+            env!("CARGO_BIN_EXE_caller"),
+            self.cluster.lab.node(node).netns(),
+            &self.cgroups(node).node,
+        )
     }
 
     /// Starts a process in a pod.
     pub fn in_pod(&self, node: usize, pod: usize) -> Caller {
-        Caller::start(self.cluster.lab.node(node).pod(pod).netns(), &self.cgroups(node).pods)
+        Caller::start(
+            env!("CARGO_BIN_EXE_caller"),
+            self.cluster.lab.node(node).pod(pod).netns(),
+            &self.cgroups(node).pods,
+        )
     }
 
     pub fn pod_address(&self, node: usize, pod: usize, family: Family) -> IpAddr {

@@ -11,8 +11,8 @@ use traffic_policy_testing::attached::socket_programs;
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::lab::Lab;
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{SocketCluster, service, service_at};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 fn fixture() -> SocketCluster {
     SocketCluster::start(&[1, 1], |cluster| {
@@ -49,7 +49,7 @@ fn killed_started_again_and_cleaned_up() {
     let stop = AtomicBool::new(false);
     let (calls, mut agent) = thread::scope(|scope| {
         let load = scope.spawn(|| {
-            let caller = Caller::start(namespace, pods);
+            let caller = Caller::start(env!("CARGO_BIN_EXE_caller"), namespace, pods);
             let mut calls = 0_u32;
             while !stop.load(Ordering::Relaxed) {
                 for kind in Kind::ALL {

@@ -4,7 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 mod affinity;
-mod caller;
 mod changes;
 mod conversations;
 mod cost;

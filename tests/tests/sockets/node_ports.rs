@@ -9,8 +9,8 @@ use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Policy, cluster_ip, vip};
 use traffic_policy_testing::traffic::Server;
 
-use crate::caller::Kind;
 use crate::fixture::{NODE_PORT, PORT, SocketCluster};
+use traffic_policy_tests::caller::Kind;
 
 const OTHER_PORT: u16 = 30081;
 

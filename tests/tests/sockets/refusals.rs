@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use nix::libc;
 use traffic_policy_testing::object::{Policy, cluster_ip};
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{PORT, SocketCluster, error_at_once, service, service_at};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 /// The errors of connect() by TCP, of connect() by UDP, and of sendto().
 fn errors(caller: &Caller, kind: Kind, to: SocketAddr) -> [i32; 3] {

@@ -13,8 +13,8 @@ use traffic_policy_testing::nftables;
 use traffic_policy_testing::object::{Backend, Port, Service, cluster_ip};
 use traffic_policy_testing::pace;
 
-use crate::caller::{Caller, Kind, Socket};
 use crate::fixture::{PORT, SocketCluster, service, service_at};
+use traffic_policy_tests::caller::{Caller, Kind, Socket};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

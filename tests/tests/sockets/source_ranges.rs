@@ -9,8 +9,8 @@ use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Port, Service};
 
-use crate::caller::{Caller, Kind};
 use crate::fixture::{NODE_PORT, PORT, SocketCluster};
+use traffic_policy_tests::caller::{Caller, Kind};
 
 fn vip(number: u8, family: Family) -> IpAddr {
     match family {
@@ -36,7 +36,7 @@ const ONE_POD: u8 = 23;
 /// Whether TCP, connected UDP and unconnected UDP are admitted; they must agree.
 fn may(caller: &Caller, kind: Kind, number: u8, bound: Option<IpAddr>) -> bool {
     let to = kind.written(SocketAddr::new(vip(number, kind.family()), PORT));
-    let prepared = |socket: crate::caller::Socket| {
+    let prepared = |socket: traffic_policy_tests::caller::Socket| {
         if let Some(ip) = bound {
             socket.bind(kind.written(SocketAddr::new(ip, 0)));
         }

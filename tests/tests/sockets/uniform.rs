@@ -10,8 +10,8 @@ use traffic_policy_ebpf::abi::{Address, SocketKey, TranslatedSocket};
 use traffic_policy_testing::lab::{Addresses, Family};
 use traffic_policy_testing::object::Backend;
 
-use crate::caller::Kind;
 use crate::fixture::{SocketCluster, service, service_at};
+use traffic_policy_tests::caller::Kind;
 
 const SOCKETS: u32 = 10_000;
 const ENDPOINTS: u8 = 7;
