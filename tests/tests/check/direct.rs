@@ -1,13 +1,15 @@
 //! Direct forwarding: what is in its way on a node, and whether another node answers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::lab::{Cni, Family, Lab};
 use traffic_policy_testing::object::{Port, Service, lease};
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::skipped;
 
 use crate::output::{CheckOutput, check, one_node};
 
@@ -22,6 +24,41 @@ fn strict_source_checks_matter_with_one_uplink_too() {
     let lab = one_node(Lab::builder());
     lab.node(1).netns().run(|| std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").unwrap());
     check(&lab, &["--direct"]).has("warning", "direct", "rp_filter is strict on eth0", "eth0.rp_filter=2");
+}
+
+/// Rules as nft and iptables write them for the kernel; the unit tests have made their own.
+#[test]
+fn rules_that_drop_what_is_invalid_are_named() {
+    if let Some(program) = Cni::missing_program() {
+        let why = format!("there is no {program} (nftables, iptables, iproute2)");
+        skipped("rules_that_drop_what_is_invalid_are_named", why);
+        return;
+    }
+    let lab = one_node(Lab::builder());
+    let node = lab.node(1).netns();
+    let run = |line: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", line]);
+        let output = node.output(shell).unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+    };
+    run(
+        "nft add table inet fire; nft add chain inet fire passing '{ type filter hook forward priority 0; }'",
+    );
+    run("nft add rule inet fire passing ct state established accept");
+    run("nft add rule inet fire passing ct state invalid counter accept");
+    let passing = check(&lab, &["--direct"]);
+    assert!(!passing.findings.iter().any(|finding| finding.to_string().contains("INVALID")), "{passing:#?}");
+
+    run("nft add rule inet fire passing ct state invalid counter drop");
+    // What kube-proxy leaves behind.
+    for program in ["iptables", "ip6tables"] {
+        run(&format!("{program} -A FORWARD -m conntrack --ctstate INVALID -j DROP"));
+    }
+    let dropping = check(&lab, &["--direct"]);
+    for chain in ["passing of table inet fire", "FORWARD of table ip filter", "FORWARD of table ip6 filter"] {
+        dropping.has("warning", "direct", &format!("chain {chain}"), "let them pass");
+    }
 }
 
 /// The other node opens nothing until it knows this one's addresses: nobody answers, which the
