@@ -74,12 +74,17 @@ fn seen(answers: &[Answer], node: &str) -> Vec<IpAddr> {
 
 /// The protocol, source and destination of a frame.
 fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
-    let ip = frame.bytes.get(14..)?;
-    let v4 = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&ip[at..at + 4]).unwrap());
-    let v6 = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&ip[at..at + 16]).unwrap());
-    match frame.bytes[12..14] {
-        [8, 0] => Some((ip[9], v4(12), v4(16))),
-        [0x86, 0xdd] => Some((ip[6], v6(8), v6(24))),
+    let is_ip = [[8, 0], [0x86, 0xdd]].iter().any(|kind| frame.bytes.get(12..14) == Some(kind));
+    if is_ip { ip_header(&frame.bytes[14..]) } else { None }
+}
+
+/// The protocol, source and destination of a packet without a link header.
+fn ip_header(ip: &[u8]) -> Option<(u8, IpAddr, IpAddr)> {
+    let v4 = |at: usize| Some(IpAddr::from(*ip.get(at..)?.first_chunk::<4>()?));
+    let v6 = |at: usize| Some(IpAddr::from(*ip.get(at..)?.first_chunk::<16>()?));
+    match ip.first()? >> 4 {
+        4 => Some((*ip.get(9)?, v4(12)?, v4(16)?)),
+        6 => Some((*ip.get(6)?, v6(8)?, v6(24)?)),
         _ => None,
     }
 }

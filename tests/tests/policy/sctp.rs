@@ -19,13 +19,14 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::checksum::crc32c;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
-use traffic_policy_testing::lab::{Family, Lab, Pod};
+use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder, Pod};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::packet::chunk::{
     COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
 };
+use traffic_policy_testing::skipped;
 
 const CLUSTER: u16 = 30_090;
 const LOCAL: u16 = 30_091;
@@ -218,16 +219,22 @@ enum Way {
     Snat,
     /// Directly, in this dispatch.
     Direct(&'static str),
+    /// SNAT, with `--forwarding tunnel`, which is for TCP and UDP.
+    Tunnel,
     /// The other node has an agent that opens no SCTP.
     Earlier,
 }
 
 fn associations(attach: &str, way: Way) {
-    let cluster = Cluster::start(Lab::builder().pods(&[1, 1])).unwrap();
+    associations_in(Lab::builder(), attach, way);
+}
+
+fn associations_in(lab: LabBuilder, attach: &str, way: Way) {
+    let cluster = Cluster::start(lab.pods(&[1, 1])).unwrap();
     let lab = &cluster.lab;
     let lease = |node| match way {
         Way::Earlier => lease::opens(node, &Family::BOTH),
-        _ => lease::opens_dispatch(node, &Family::BOTH, "ipip,udp"),
+        _ => lease::tunnels_in(lab, node, "ipip,udp"),
     };
     if way != Way::Snat {
         let leases: Vec<_> = lab.nodes().iter().map(lease).collect();
@@ -240,9 +247,10 @@ fn associations(attach: &str, way: Way) {
     match way {
         Way::Snat => {}
         Way::Direct(dispatch) => flags.extend(["--forwarding", "direct", "--dispatch", dispatch]),
+        Way::Tunnel => flags.extend(["--forwarding", "tunnel"]),
         Way::Earlier => flags.extend(["--forwarding", "direct"]),
     }
-    let agents = Agent::start_all(lab, |agent| agent.attach(attach).flags(&flags)).unwrap();
+    let agents = Agent::start_all(lab, |agent| agent.attach(attach).devices(&[]).flags(&flags)).unwrap();
     // They come when the agents run, which have loaded no program of SCTP by then.
     cluster.manifests.apply(&service("cluster", Policy::Cluster, CLUSTER), &cluster.backends()).unwrap();
     cluster.manifests.apply(&service("local", Policy::Local, LOCAL), &elsewhere).unwrap();
@@ -418,6 +426,29 @@ fn directly_within_udp_by_xdp() {
 #[test]
 fn by_snat_to_a_node_that_opens_no_sctp() {
     associations("tc", Way::Earlier);
+}
+
+fn in_a_layout(cni: Cni, attach: &str, way: Way) {
+    if let Some(missing) = cni.missing().unwrap() {
+        return skipped(format!("SCTP in {}", cni.name()), format!("there is {missing}"));
+    }
+    associations_in(Lab::builder().cni(cni), attach, way);
+}
+
+/// The rules on the endpoint's node drop packets that conntrack calls INVALID.
+#[test]
+fn directly_through_an_overlay() {
+    in_a_layout(Cni::CalicoVxlan, "tc", Way::Direct("udp"));
+}
+
+#[test]
+fn directly_between_bridges_by_xdp() {
+    in_a_layout(Cni::FlannelHostGw, "xdp", Way::Direct("ipip"));
+}
+
+#[test]
+fn by_snat_where_replies_of_others_come_back() {
+    in_a_layout(Cni::Kindnet, "tc", Way::Tunnel);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::{Value, json};
 use traffic_policy_ebpf::hash::MAGLEV_SEED;
 
-use crate::lab::{Addresses, Family, Node};
+use crate::lab::{Addresses, Family, Lab, Node};
 
 /// Returns the Lease of a node that opens packets of these families and of all protocols, whatever
 /// of this list they travel in, the preferred one first.
@@ -21,6 +21,18 @@ pub fn opens_dispatch(node: &Node, families: &[Family], dispatch: &str) -> Value
 pub fn tunnels(node: &Node, families: &[Family], dispatch: &str) -> Value {
     let mut lease = opens_dispatch(node, families, dispatch);
     lease["metadata"]["annotations"]["traffic-policy.io/opens-reply"] = "tunnel".into();
+    lease
+}
+
+/// Returns the Lease that [`tunnels`] does, of a node from which outer packets come as the lab's
+/// layout says: with the address that leads to other nodes' pods as source.
+pub fn tunnels_in(lab: &Lab, node: &Node, dispatch: &str) -> Value {
+    let from = Family::BOTH
+        .map(|family| [node.address(family), lab.source_towards_pods(node, family)].map(|ip| ip.to_string()));
+    let mut from = from.concat();
+    from.dedup();
+    let mut lease = tunnels(node, &Family::BOTH, dispatch);
+    lease["metadata"]["annotations"]["traffic-policy.io/opens-from"] = from.join(",").into();
     lease
 }
 

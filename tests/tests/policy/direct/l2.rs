@@ -7,9 +7,10 @@ use std::time::Duration;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
-use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder};
 use traffic_policy_testing::object::lease;
 use traffic_policy_testing::pace::until;
+use traffic_policy_testing::skipped;
 use traffic_policy_testing::traffic::transfer::transfer;
 
 use super::{IP6IP6, IPIP, NODE_PORT, VIP_PORT, VIPS, answers, header, seen, service};
@@ -22,7 +23,11 @@ const UDP: u8 = 17;
 
 /// Three nodes with agents, pods on the second and third.
 fn start(attach: &str) -> Cluster {
-    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
+    start_lab(Lab::builder(), attach)
+}
+
+fn start_lab(lab: LabBuilder, attach: &str) -> Cluster {
+    let mut cluster = Cluster::start(lab.pods(&[0, 1, 1])).unwrap();
     write_leases(&cluster, None);
     cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
     cluster.launch(|agent| agent.attach(attach).flags(&FLAGS)).unwrap();
@@ -153,6 +158,19 @@ fn packets_are_the_clients_own_and_differing_tables_lose_nothing_xdp() {
     let mut cluster = start("xdp");
     packets_are_the_clients_own(&cluster, "xdp");
     differing_tables_lose_nothing(&mut cluster);
+}
+
+/// Layouts whose routes to pods lead to their nodes: with a bridge for all pods of a node, and with
+/// a veth for each and checksums that are finished by the card.
+#[test]
+fn packets_are_the_clients_own_in_other_layouts() {
+    for (cni, attach) in [(Cni::FlannelHostGw, "xdp"), (Cni::Kindnet, "tc")] {
+        if let Some(missing) = cni.missing().unwrap() {
+            skipped(format!("l2 in {}", cni.name()), format!("there is {missing}"));
+            continue;
+        }
+        packets_are_the_clients_own(&start_lab(Lab::builder().cni(cni), attach), attach);
+    }
 }
 
 /// Two nodes whose tables differ, each sure that the other one's is its own: what the first sends
