@@ -3,6 +3,7 @@
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
+use super::headers::ANY_ORDER;
 use super::way::Way;
 use super::{
     FRONT, LOCAL, NEAR, NODE, VIP, addresses, arrives, each_ingress, label, octets, outer, sent, set_up_home,
@@ -236,21 +237,56 @@ fn the_node_in_front_opens_replies() {
     });
 }
 
-/// A later fragment follows the first one; without it there is nothing to tell its frontend.
+/// Later fragments follow the first one, in either order; without it there is nothing to tell their
+/// frontend.
 #[test]
 fn fragments_of_replies_are_opened() {
     each_ingress(|harness, terms| {
-        set_up_front(harness, VIP);
-        let whole = reply(terms, VIP).payload(&[7; 100]);
-        let whole = whole.with(|packet| (packet.dont_fragment, packet.label) = (false, 77));
-        let fragments = whole.fragments(48);
-        let comes = |fragment: &Packet| comes_back(fragment, Spot::RouterNear, Spot::Node);
-        let early = harness.run(terms.hook, &comes(&fragments[1]));
-        early.expect("passed-unsupported-protocol");
-        for fragment in fragments {
-            let leaves = fragment.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
-            let ran = harness.run(terms.hook, &comes(&fragment));
-            ran.expect("replied-opened").expect_frame(&leaves);
+        for way in Way::ALL {
+            set_up_front(harness, VIP);
+            let whole = reply(terms, VIP).payload(&[7; 100]);
+            let whole = whole.with(|packet| (packet.dont_fragment, packet.label) = (false, 77));
+            let fragments = whole.fragments(48);
+            assert_eq!(fragments.len(), 3);
+            let comes = |fragment: &Packet| {
+                let outer = way.within(fragment, Spot::RouterNear, Spot::Node);
+                outer.macs(Spot::RouterNear.mac(), Device::Eth0.mac())
+            };
+            let early = harness.run(terms.hook, &comes(&fragments[1]));
+            early.expect(if way.is_udp() { "passed" } else { "passed-unsupported-protocol" });
+            for fragment in ANY_ORDER.map(|at| &fragments[at]) {
+                let leaves = fragment.clone().ttl(62).macs(Device::Eth0.mac(), Spot::Router.mac());
+                let ran = harness.run(terms.hook, &comes(fragment));
+                ran.expect("replied-opened").expect_frame(&leaves);
+            }
+        }
+    });
+}
+
+/// The pod's stack sends them one after the other; the last may come first to the devices.
+#[test]
+fn fragments_of_answers_go_back_to_the_node_in_front() {
+    harness::with(|harness| {
+        for (terms, way) in terms(Hook::Ingress).flat_map(|terms| Way::ALL.map(|way| (terms, way))) {
+            set_up_home(harness, VIP);
+            let asks = way.arrives(&terms.request(VIP), FRONT, LOCAL.0).with(through_front);
+            harness.run(terms.hook, &asks).expect("delivered");
+            let whole = |packet: Packet| {
+                packet.payload(&[7; 100]).with(|packet| (packet.dont_fragment, packet.label) = (false, 77))
+            };
+            let (answer, answered) = answer(terms);
+            let [answer, answered] = [answer, answered].map(|packet| whole(packet).fragments(48));
+            assert_eq!(answer.len(), 3);
+            for at in ANY_ORDER {
+                let ran = harness.run(Hook::Egress, &answer[at]);
+                let outer = way.of(&ran, terms).within(&answered[at], Spot::Node, FRONT);
+                let outer = outer.macs(Device::Eth0.mac(), FRONT.mac()).with(|outer| {
+                    outer.ttl = 64;
+                    outer.label = if terms.v4() { 0 } else { 77 & !7 };
+                    outer.dont_fragment = true;
+                });
+                ran.expect("replied-to-front").expect_frame(&outer);
+            }
         }
     });
 }
