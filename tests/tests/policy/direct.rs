@@ -2,6 +2,7 @@
 //! front.
 
 mod aggregates;
+mod changes;
 mod fragments;
 mod l2;
 mod matrix;

@@ -1,0 +1,165 @@
+//! Changes of the forwarding under open connections: by the annotation, and by agents that are
+//! started again with another flag. No connection is cut, and each keeps the way that it began
+//! with, by TC and by XDP in front.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::lease;
+use traffic_policy_testing::pace::until;
+use traffic_policy_testing::traffic::HeldConnections;
+
+use super::{NODE_PORT, PATIENCE, service};
+
+/// The hooks of the nodes: the first and the last are in front, the others have a pod each.
+const HOOKS: [&str; 4] = ["tc", "tc", "xdp", "xdp"];
+const FRONTS: [usize; 2] = [1, 4];
+const HOMES: [usize; 2] = [2, 3];
+/// The connections that begin at each node in front after each change.
+const CONNECTIONS: usize = 8;
+/// The time between two requests of a connection: it leaves the processor to agents that start.
+const PAUSE: Duration = Duration::from_millis(60);
+
+/// Open connections through a node in front.
+struct Held {
+    meter: HeldConnections,
+    front: usize,
+    begun: &'static str,
+}
+
+struct Scene {
+    cluster: Cluster,
+    held: Vec<Held>,
+}
+
+impl Scene {
+    /// Four nodes and agents with this flag on those in front, which all take part.
+    fn start(flags: [&str; 2]) -> Self {
+        let cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1, 0])).unwrap();
+        let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
+        let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+        cluster.manifests.write("leases", &leases).unwrap();
+        cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+        let mut scene = Self { cluster, held: Vec::new() };
+        let agents = [flags[0], "snat", "snat", flags[1]];
+        scene.cluster.agents = (1..).zip(agents).map(|(number, flag)| scene.agent(number, flag)).collect();
+        scene.wait_ready();
+        scene
+    }
+
+    fn agent(&self, number: usize, flag: &str) -> Agent {
+        let builder = Agent::builder(&self.cluster.lab, self.cluster.lab.node(number));
+        builder.attach(HOOKS[number - 1]).flags(&["--forwarding", flag]).start().unwrap()
+    }
+
+    fn wait_ready(&self) {
+        for agent in &self.cluster.agents {
+            agent.wait_ready(Duration::from_secs(20)).unwrap();
+        }
+    }
+
+    /// Opens connections through both nodes in front, one of which forwards in each of these ways.
+    fn hold(&mut self, ways: [&'static str; 2]) {
+        for (front, begun) in FRONTS.into_iter().zip(ways) {
+            let to = Family::BOTH.map(|family| self.cluster.at(front, family, NODE_PORT));
+            let client = self.cluster.lab.client().netns();
+            let meter = HeldConnections::start(client, &to, CONNECTIONS, PAUSE).unwrap();
+            self.held.push(Held { meter, front, begun });
+        }
+        self.expect_ways();
+    }
+
+    /// Waits until the nodes in front have the established flows of all open connections, each of
+    /// the kind that it began as, and no others.
+    fn expect_ways(&self) {
+        for front in FRONTS {
+            let mut wanted: BTreeMap<String, usize> = BTreeMap::new();
+            for held in self.held.iter().filter(|held| held.front == front) {
+                let kind = if held.begun == "snat" { "forwarded" } else { held.begun };
+                *wanted.entry(kind.to_owned()).or_default() += CONNECTIONS;
+            }
+            let what = format!("node-{front} has {wanted:?}");
+            until(&what, PATIENCE, || {
+                let flows = self.cluster.agents[front - 1].json(&["flows", "--state", "assured"]).unwrap();
+                let mut found = BTreeMap::new();
+                for flow in flows.as_array().unwrap() {
+                    *found.entry(flow["kind"].as_str().unwrap().to_owned()).or_default() += 1;
+                }
+                found == wanted
+            });
+        }
+    }
+
+    /// Waits until all of these outcomes are counted again at each endpoint's node.
+    fn expect_replies(&self, outcomes: &[&str]) {
+        let of = |(home, outcome): (usize, &str)| {
+            self.cluster.agents[home - 1].packets("tc-egress", outcome).unwrap()
+        };
+        for home in HOMES {
+            for outcome in outcomes {
+                let before = of((home, outcome));
+                until(&format!("node-{home}: {outcome}"), PATIENCE, || of((home, outcome)) > before + 20);
+            }
+        }
+    }
+
+    /// Ends all connections, none of which has been cut.
+    fn finish(self) {
+        let lab = &self.cluster.lab;
+        for Held { meter, front, begun } in self.held {
+            let report = meter.finish();
+            let what = format!("begun under {begun} at node-{front}");
+            println!("{what}: {report}");
+            assert!(report.is_clean(), "{what}: {report}");
+            assert_eq!(report.connections, CONNECTIONS as u64, "{what}");
+            let seen = if begun == "snat" { lab.node(front).addresses } else { lab.client().addresses };
+            let seen = Family::BOTH.map(|family| seen.of(family));
+            assert_eq!(report.clients, seen.into(), "{what}: what pods see");
+        }
+    }
+}
+
+#[test]
+fn the_annotation_cuts_no_connection() {
+    let mut scene = Scene::start(["snat"; 2]);
+    for forwarding in ["direct", "tunnel", "direct"] {
+        let web = service().annotation("traffic-policy.io/forwarding", forwarding);
+        scene.cluster.manifests.service(&web).unwrap();
+        for front in FRONTS {
+            until(&format!("node-{front} forwards by {forwarding}"), PATIENCE, || {
+                let served = scene.cluster.agents[front - 1].json(&["services", "default/web"]).unwrap();
+                served.as_array().unwrap().iter().all(|port| port["forwarding"] == forwarding)
+            });
+        }
+        scene.hold([forwarding; 2]);
+    }
+    scene.expect_replies(&["replied-local", "replied-to-front"]);
+    scene.expect_ways();
+    scene.finish();
+}
+
+/// Each agent in front is started again with every other flag, in the end all agents are.
+#[test]
+fn another_flag_cuts_no_connection() {
+    let [first, second, third] = [["snat", "direct"], ["direct", "snat"], ["tunnel", "tunnel"]];
+    let mut scene = Scene::start(first);
+    scene.hold(first);
+    for (front, flag) in FRONTS.into_iter().zip(second) {
+        scene.cluster.agents[front - 1].kill().unwrap();
+        scene.cluster.agents[front - 1] = scene.agent(front, flag);
+    }
+    scene.wait_ready();
+    scene.hold(second);
+    scene.cluster.stop_agents().unwrap();
+    for number in 1..=HOOKS.len() {
+        scene.cluster.agents[number - 1] = scene.agent(number, "tunnel");
+    }
+    scene.wait_ready();
+    scene.hold(third);
+    scene.expect_replies(&["replied-local", "replied-to-front"]);
+    scene.expect_ways();
+    scene.finish();
+}
