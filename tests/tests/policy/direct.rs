@@ -74,7 +74,7 @@ fn seen(answers: &[Answer], node: &str) -> Vec<IpAddr> {
 }
 
 /// The protocol, source and destination of a frame.
-fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
+pub fn header(frame: &Frame) -> Option<(u8, IpAddr, IpAddr)> {
     let is_ip = [[8, 0], [0x86, 0xdd]].iter().any(|kind| frame.bytes.get(12..14) == Some(kind));
     if is_ip { ip_header(&frame.bytes[14..]) } else { None }
 }

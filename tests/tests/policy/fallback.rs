@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;
+use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
-use traffic_policy_testing::lab::{Family, Lab};
-use traffic_policy_testing::object::{Backend, Policy, Service, vip};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::lab::{Addresses, Family, Lab};
+use traffic_policy_testing::object::{Backend, Policy, Service, lease, vip};
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::{HeldConnections, Outcome, http};
+
+use crate::direct::header;
 
 const WEB: u16 = 30080;
 const PLAIN: u16 = 30081;
@@ -63,11 +66,14 @@ fn is_local(cluster: &Cluster, node: usize, port: u16, what: &str) {
 
 /// Checks that they are forwarded to any of the pods, which see the node's address.
 fn is_forwarded(cluster: &Cluster, node: usize, port: u16, pods: &[&str], what: &str) {
+    forwarded_as(cluster, node, port, pods, cluster.lab.node(node).addresses, what);
+}
+
+fn forwarded_as(cluster: &Cluster, node: usize, port: u16, pods: &[&str], seen: Addresses, what: &str) {
     for family in Family::BOTH {
         for protocol in Protocol::BOTH {
             for answer in cluster.ask_until_all(protocol, cluster.at(node, family, port), pods).unwrap() {
-                let own = cluster.lab.node(node).address(family);
-                assert_eq!(answer.client.ip(), own, "{what} {family:?} {protocol:?}");
+                assert_eq!(answer.client.ip(), seen.of(family), "{what} {family:?} {protocol:?}");
             }
         }
     }
@@ -220,6 +226,137 @@ fn source_ranges_and_affinity_hold() {
         match family {
             Family::V4 => assert_eq!(outcome, Outcome::Silent),
             Family::V6 => assert!(matches!(outcome, Outcome::Answered(_)), "{outcome:?}"),
+        }
+    }
+}
+
+const FORWARDING: &str = "traffic-policy.io/forwarding";
+
+/// Changes the annotation, and waits until node-3 forwards so.
+fn forward_by(cluster: &Cluster, forwarding: &str) {
+    cluster.manifests.service(&web().annotation(FORWARDING, forwarding)).unwrap();
+    until(&format!("node-3 forwards by {forwarding}"), SOON, || {
+        let ports = cluster.agents[2].json(&["services", "default/web"]).unwrap();
+        ports.as_array().unwrap().iter().all(|port| port["forwarding"] == forwarding)
+    });
+}
+
+/// Pods of other nodes see the client, too, and their nodes answer it: themselves, or through the
+/// node without a pod.
+#[test]
+fn pods_of_other_nodes_see_the_client_with_direct_forwarding() {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[1, 1, 0])).unwrap();
+    let lab = &cluster.lab;
+    let all = cluster.backends();
+    let leases: Vec<_> =
+        lab.nodes().iter().map(|node| lease::tunnels(node, &Family::BOTH, "ipip,udp")).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&web().annotation(FORWARDING, "direct"), &all).unwrap();
+    cluster.manifests.apply(&local("plain", PLAIN).annotation(FORWARDING, "direct"), &all).unwrap();
+    let agents = lab.nodes().iter().zip(["tc", "tc", "xdp"]);
+    let agents: Vec<_> =
+        agents.map(|(node, hook)| Agent::builder(lab, node).attach(hook).start().unwrap()).collect();
+    for agent in &agents {
+        agent.wait_ready(SOON).unwrap();
+    }
+    cluster.agents = agents;
+    let (lab, agents) = (&cluster.lab, &cluster.agents);
+    let (client, pods) = (lab.client().addresses, ["pod-1-1", "pod-2-1"]);
+    for node in [1, 2] {
+        is_local(&cluster, node, WEB, "direct");
+    }
+    forwarded_as(&cluster, 3, WEB, &pods, client, "direct");
+    for family in Family::BOTH {
+        lab.route_vip(vip(family), lab.node(3)).unwrap();
+        for protocol in Protocol::BOTH {
+            let to = SocketAddr::new(vip(family), 80);
+            for answer in cluster.ask_until_all(protocol, to, &pods).unwrap() {
+                assert_eq!(answer.client.ip(), client.of(family), "{to} {protocol:?}");
+            }
+            // Without the other annotation nothing is forwarded.
+            let outcome = cluster.ask(protocol, cluster.at(3, family, PLAIN)).unwrap();
+            assert_eq!(outcome, Outcome::Silent, "{family:?} {protocol:?}");
+        }
+    }
+    assert_eq!(agents[2].packets("xdp", "forwarded").unwrap(), 0);
+    assert!(agents[2].packets("xdp", "forwarded-direct").unwrap() > 0);
+    let to = cluster.at(3, Family::V4, WEB).to_string();
+    let explained = agents[2].command(&["explain", &client.v4.to_string(), &to]).unwrap();
+    let explained = String::from_utf8_lossy(&explained.stdout).into_owned();
+    assert!(explained.contains(ANNOTATION) && explained.contains("forwarded-direct"), "{explained}");
+
+    // Connections stay where they are while the last pod of node-1 goes and comes back, and while
+    // the way of new ones changes.
+    let hold = |node: usize| {
+        let to = Family::BOTH.map(|family| cluster.at(node, family, WEB));
+        HeldConnections::start(lab.client().netns(), &to, 8, Duration::from_millis(100)).unwrap()
+    };
+    let mut held = vec![hold(1), hold(3)];
+    cluster.manifests.endpoints(&web(), &all[1..]).unwrap();
+    let by_other =
+        |outcome: &Outcome| matches!(outcome, Outcome::Answered(answer) if answer.pod == "pod-2-1");
+    cluster.wait_for(Protocol::Tcp, cluster.at(1, Family::V4, WEB), SOON, by_other).unwrap();
+    forwarded_as(&cluster, 1, WEB, &["pod-2-1"], client, "the last pod left");
+    held.push(hold(1));
+    cluster.manifests.endpoints(&web(), &all).unwrap();
+    wait_health(&cluster, 1, 200);
+    is_local(&cluster, 1, WEB, "a pod is here again");
+
+    let to_front = || {
+        let homes = agents[..2].iter().map(|agent| agent.packets("tc-egress", "replied-to-front").unwrap());
+        homes.collect::<Vec<_>>()
+    };
+    assert_eq!(to_front(), [0, 0]);
+    forward_by(&cluster, "tunnel");
+    forwarded_as(&cluster, 3, WEB, &pods, client, "tunnel");
+    let after = to_front();
+    assert!(after.iter().all(|packets| *packets > 0), "{after:?}");
+    held.push(hold(3));
+    forward_by(&cluster, "snat");
+    is_forwarded(&cluster, 3, WEB, &pods, "snat");
+    for report in held.into_iter().map(HeldConnections::finish) {
+        assert!(report.broken.is_empty() && report.requests > 0, "{report}");
+        assert_eq!(report.clients, Family::BOTH.map(|family| client.of(family)).into(), "{report}");
+    }
+}
+
+/// A node that has a pod of the Service takes what comes to its MAC address by its own, local
+/// policy.
+#[test]
+fn pods_of_other_nodes_see_the_client_by_mac_address() {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[2, 1, 0])).unwrap();
+    let leases: Vec<_> = cluster.lab.nodes().iter().map(|node| lease::takes(node, None)).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
+    let flags =
+        ["--forwarding", "direct", "--algorithm", "maglev", "--maglev-size", "251", "--dispatch", "l2"];
+    cluster.launch(|agent| agent.flags(&flags)).unwrap();
+    let (lab, pods) = (&cluster.lab, ["pod-1-1", "pod-1-2", "pod-2-1"]);
+    for family in Family::BOTH {
+        lab.route_vip(vip(family), lab.node(3)).unwrap();
+        let (to, client) = (SocketAddr::new(vip(family), 80), lab.client().address(family));
+        // The first packets to each node resolve its neighbour, and name their endpoint.
+        cluster.ask_until_all(Protocol::Tcp, to, &pods).unwrap();
+        let captures = [1, 2].map(|node| Capture::start(lab.node(node).netns(), "eth0").unwrap());
+        for protocol in Protocol::BOTH {
+            for answer in cluster.ask_until_all(protocol, to, &pods).unwrap() {
+                assert_eq!(answer.client.ip(), client, "{to} {protocol:?}");
+            }
+        }
+        let pause = Duration::from_millis(20);
+        let held = HeldConnections::start(lab.client().netns(), &[to], 16, pause).unwrap();
+        sleep(Duration::from_millis(500));
+        let report = held.finish();
+        assert!(report.is_clean(), "{report}");
+        for capture in captures {
+            let frames = capture.finish_valid().unwrap();
+            let from_front =
+                |frame: &&Frame| !frame.outgoing && frame.bytes[6..12] == lab.node(3).addresses.mac();
+            let headers = frames.iter().filter(from_front).filter_map(header);
+            let reached: Vec<_> = headers.filter(|(_, from, _)| *from == client).collect();
+            assert!(reached.len() > 20, "{to}: {reached:?}");
+            let unchanged = reached.iter().filter(|(_, _, reached)| *reached == to.ip()).count();
+            assert_eq!(unchanged, reached.len(), "{to}: {reached:?}");
         }
     }
 }
