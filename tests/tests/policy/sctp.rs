@@ -22,7 +22,7 @@ use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder, Pod};
 use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service, lease};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::packet::chunk::{
     COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
 };
@@ -193,19 +193,32 @@ impl<'a> Association<'a> {
     /// Runs an association from INIT to SHUTDOWN COMPLETE, and returns the endpoint's answers to
     /// data of each length.
     fn whole(mut self, lengths: &[usize]) -> Vec<String> {
-        let limit = scaled(Duration::from_secs(10));
-        let what = format!("{} from port {}", self.to, self.port);
-        let answer = self.ask(&self.init(), INIT_ACK, limit).unwrap_or_else(|| panic!("{what}: no INIT ACK"));
-        self.tag = u32::from_be_bytes(*answer.first_chunk().unwrap());
-        self.ask(&self.message(COOKIE_ECHO, &[7; 200]), COOKIE_ACK, limit).expect(&what);
-        let said = lengths.iter().map(|length| {
-            let answer = self.ask(&self.message(DATA, &vec![9; *length]), DATA, limit).expect(&what);
-            String::from_utf8(answer).unwrap()
-        });
-        let said = said.collect();
-        self.ask(&self.message(SHUTDOWN, &[0; 4]), SHUTDOWN_ACK, limit).expect(&what);
-        send(&self.socket, self.to.ip(), &self.message(SHUTDOWN_COMPLETE, &[]));
+        self.open();
+        let said = lengths.iter().map(|length| self.say(*length)).collect();
+        self.shut_down();
         said
+    }
+
+    /// The answer to a packet, sent again until it comes.
+    fn answered(&self, asked: &Message, kind: u8) -> Vec<u8> {
+        let answer = self.ask(asked, kind, scaled(Duration::from_secs(10)));
+        answer.unwrap_or_else(|| panic!("{} from port {}: no answer to {asked:?}", self.to, self.port))
+    }
+
+    fn open(&mut self) {
+        let answer = self.answered(&self.init(), INIT_ACK);
+        self.tag = u32::from_be_bytes(*answer.first_chunk().unwrap());
+        self.answered(&self.message(COOKIE_ECHO, &[7; 200]), COOKIE_ACK);
+    }
+
+    /// Sends data of a length, and returns what the endpoint says.
+    fn say(&self, length: usize) -> String {
+        String::from_utf8(self.answered(&self.message(DATA, &vec![9; length]), DATA)).unwrap()
+    }
+
+    fn shut_down(self) {
+        self.answered(&self.message(SHUTDOWN, &[0; 4]), SHUTDOWN_ACK);
+        send(&self.socket, self.to.ip(), &self.message(SHUTDOWN_COMPLETE, &[]));
     }
 }
 
@@ -449,6 +462,47 @@ fn directly_between_bridges_by_xdp() {
 #[test]
 fn by_snat_where_replies_of_others_come_back() {
     in_a_layout(Cni::Kindnet, "tc", Way::Tunnel);
+}
+
+/// Associations keep their way, and new ones take the other: directly, and by SNAT, which is what
+/// `tunnel` means for SCTP.
+#[test]
+fn a_change_of_the_forwarding_cuts_none() {
+    let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1])).unwrap();
+    let leases: Vec<_> =
+        cluster.lab.nodes().iter().map(|node| lease::tunnels(node, &Family::BOTH, "ipip,udp")).collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    let web = |forwarding: &str| {
+        service("cluster", Policy::Cluster, CLUSTER).annotation("traffic-policy.io/forwarding", forwarding)
+    };
+    cluster.manifests.apply(&web("direct"), &cluster.backends()).unwrap();
+    cluster.launch(|agent| agent).unwrap();
+    let lab = &cluster.lab;
+    while_served(lab, "changes", |damaged| {
+        let mut open: Vec<(Association<'_>, IpAddr)> = Vec::new();
+        for (round, forwarding) in (0..).zip(["direct", "tunnel", "direct", "snat"]) {
+            cluster.manifests.service(&web(forwarding)).unwrap();
+            until(&format!("the node in front forwards by {forwarding}"), Duration::from_secs(10), || {
+                let served = cluster.agents[0].json(&["services", "default/cluster"]).unwrap();
+                served.as_array().unwrap().iter().all(|port| port["forwarding"] == forwarding)
+            });
+            for (family, port) in Family::BOTH.into_iter().zip([43_000 + round, 44_000 + round]) {
+                let to = cluster.at(1, family, CLUSTER);
+                let mut association = Association::new(lab.client().netns(), family, to, port, damaged);
+                association.open();
+                let is_direct = forwarding == "direct";
+                let seen = if is_direct { lab.client().address(family) } else { lab.node(1).address(family) };
+                open.push((association, seen));
+            }
+            for (association, seen) in &open {
+                for length in [1, 1200] {
+                    let what = format!("{} under {forwarding}", association.port);
+                    assert_eq!(association.say(length), format!("pod-2-1 {seen} {length}"), "{what}");
+                }
+            }
+        }
+        open.into_iter().for_each(|(association, _)| association.shut_down());
+    });
 }
 
 #[test]
