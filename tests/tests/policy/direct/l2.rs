@@ -1,19 +1,22 @@
 //! Direct forwarding to MAC addresses: the packets between nodes are the client's own, and where
 //! two nodes have different tables nothing is lost.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
-use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder};
+use traffic_policy_testing::lab::{Cni, Family, Lab, LabBuilder, Node};
 use traffic_policy_testing::object::lease;
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::skipped;
 use traffic_policy_testing::traffic::transfer::transfer;
 
+use super::matrix::Passed;
 use super::{IP6IP6, IPIP, NODE_PORT, VIP_PORT, VIPS, answers, header, seen, service};
+use crate::route_mtus::ip;
 
 const FLAGS: [&str; 8] =
     ["--forwarding", "direct", "--algorithm", "maglev", "--maglev-size", "251", "--dispatch", "l2"];
@@ -170,6 +173,70 @@ fn packets_are_the_clients_own_in_other_layouts() {
             continue;
         }
         packets_are_the_clients_own(&start_lab(Lab::builder().cni(cni), attach), attach);
+    }
+}
+
+/// An overlay is a segment, too, if the programs are on its devices: frames in the tunnel have the
+/// MAC addresses of those.
+#[test]
+fn packets_are_the_clients_own_in_an_overlay() {
+    let cni = Cni::FlannelVxlan;
+    if let Some(missing) = cni.missing().unwrap() {
+        return skipped("l2 in an overlay", format!("there is {missing}"));
+    }
+    let mut cluster = Cluster::start(Lab::builder().cni(cni).pods(&[0, 1, 1])).unwrap();
+    let lab = &cluster.lab;
+    let devices = [(Family::V4, "flannel.1"), (Family::V6, "flannel-v6.1")];
+    let mac = |node: &Node, device: &str| {
+        let shown = ip(node.netns(), Family::V4, &format!("link show dev {device}"));
+        let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);
+        words.next().unwrap_or_else(|| panic!("no MAC address in {shown:?}")).to_owned()
+    };
+    let leases: Vec<_> = lab
+        .nodes()
+        .iter()
+        .map(|node| {
+            let mut lease = lease::takes(node, None);
+            let annotations = &mut lease["metadata"]["annotations"];
+            let from = Family::BOTH.map(|family| lab.source_towards_pods(node, family).to_string());
+            annotations["traffic-policy.io/opens-from"] = from.join(",").into();
+            let macs = devices.map(|(_, device)| mac(node, device));
+            annotations["traffic-policy.io/opens-l2-at"] = macs.join(",").into();
+            lease
+        })
+        .collect();
+    cluster.manifests.write("leases", &leases).unwrap();
+    cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
+    cluster.launch(|agent| agent.attach("tc").devices(&[]).flags(&FLAGS)).unwrap();
+    for (family, device) in devices {
+        let (lab, to) = (&cluster.lab, vip(family));
+        lab.route_vip(to.ip(), lab.node(1)).unwrap();
+        let client = lab.client().address(family);
+        for (protocol, number) in [(Protocol::Tcp, TCP), (Protocol::Udp, UDP)] {
+            for home in [2, 3].map(|number| lab.node(number)) {
+                // By name, as the control, and by MAC address.
+                for (to, wanted) in [(cluster.at(1, family, NODE_PORT), None), (to, Some((number, client)))] {
+                    let what = format!("{protocol:?} {to} {}", home.name);
+                    let capture = Capture::start(home.netns(), device).unwrap();
+                    let answers = answers(&cluster, protocol, to);
+                    let seen = seen(&answers, &home.name);
+                    assert!(!seen.is_empty() && seen.iter().all(|ip| *ip == client), "{what}: {seen:?}");
+                    let frames = capture.finish_valid().unwrap();
+                    let read = |frame: &Frame| Passed::read(frame.outgoing, frame.bytes.get(14..)?);
+                    let passed = frames.iter().filter_map(read);
+                    let came = passed.filter(|packet| !packet.outgoing && packet.ports[1] == to.port());
+                    let came: BTreeSet<_> = came.map(|packet| packet.header).collect();
+                    let outer = if family == Family::V4 { IPIP } else { IP6IP6 };
+                    let source = lab.source_towards_pods(lab.node(1), family);
+                    let pod = home.pod(1).address(family);
+                    let expected = match wanted {
+                        Some((number, client)) => (number, client, to.ip()),
+                        None => (outer, source, pod),
+                    };
+                    assert_eq!(came, BTreeSet::from([expected]), "{what}");
+                }
+            }
+        }
     }
 }
 

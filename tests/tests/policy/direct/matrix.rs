@@ -38,17 +38,17 @@ const OUTER_PORT: u16 = 6080;
 type Cell = (&'static str, &'static str, &'static str, &'static str, &'static str);
 
 /// A packet at a device.
-struct Passed {
+pub struct Passed {
     /// Whether the device has sent it, rather than received it.
-    outgoing: bool,
+    pub outgoing: bool,
     /// The protocol, source and destination.
-    header: (u8, IpAddr, IpAddr),
+    pub header: (u8, IpAddr, IpAddr),
     /// The ports of the packet, or of the one inside.
-    ports: [u16; 2],
+    pub ports: [u16; 2],
 }
 
 impl Passed {
-    fn read(outgoing: bool, ip: &[u8]) -> Option<Self> {
+    pub fn read(outgoing: bool, ip: &[u8]) -> Option<Self> {
         let header = ip_header(ip)?;
         let length = if header.1.is_ipv4() { 20 } else { 40 };
         let rest = ip.get(length..)?;
