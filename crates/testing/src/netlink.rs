@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use anyhow::{Context, Result};
 use futures::TryStreamExt;
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, CacheInfo};
 use netlink_packet_route::link::{
     InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
 };
@@ -227,6 +227,19 @@ impl Netlink {
             message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
         }
         request.execute().await.with_context(|| format!("adding {address}/{prefix} to {device}"))
+    }
+
+    /// Adds an address of its own prefix that the kernel never chooses as a source by itself
+    /// (`preferred_lft 0`), as daemons do that move an address from host to host.
+    pub async fn floating_address(&self, device: &str, address: IpAddr) -> Result<()> {
+        let prefix = if address.is_ipv4() { 32 } else { 128 };
+        let mut request = self.0.address().add(index(device)?, address, prefix);
+        let message = request.message_mut();
+        let mut lifetime = CacheInfo::default();
+        lifetime.ifa_valid = u32::MAX;
+        message.attributes.push(AddressAttribute::CacheInfo(lifetime));
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        request.execute().await.with_context(|| format!("adding {address} to {device}"))
     }
 
     /// Adds or replaces a route to `destination`/`prefix` via a gateway.

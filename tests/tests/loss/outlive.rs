@@ -3,6 +3,7 @@
 //! cut; with a random choice all are.
 
 mod many;
+mod moves;
 mod upload;
 
 use std::collections::BTreeSet;
