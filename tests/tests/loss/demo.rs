@@ -4,9 +4,10 @@
 use std::time::Duration;
 
 use traffic_policy_lab::demo::cluster::{DemoCluster, RATE};
+use traffic_policy_lab::demo::dead_front::{self, Pods, Way};
 use traffic_policy_lab::demo::dead_node::{self, Death, KubeProxyCluster};
 use traffic_policy_lab::demo::scene::Outcome;
-use traffic_policy_lab::demo::{dead_front, node_port, preemption, switch};
+use traffic_policy_lab::demo::{node_port, preemption, switch};
 use traffic_policy_lb::{Change, Event, Timed};
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::object::Policy;
@@ -160,16 +161,30 @@ fn a_node_that_dies() {
     assert!(lost.abs_diff(delayed) > dead_node::allowed(lost), "{delayed}, {lost}");
 }
 
-/// Direct forwarding with Maglev tables cuts no connection; the control is SNAT, which cuts all.
+/// Direct forwarding with Maglev tables cuts no connection, also while a pod is replaced; the
+/// control is SNAT, which cuts all that passed the node, at least.
 #[test]
 fn a_node_in_front_that_dies() {
     let _alone = quiet::alone();
     let cluster = DemoCluster::build("tc").unwrap();
     cluster.set(Policy::Cluster, Some("0")).unwrap();
-    let [snat, direct] = dead_front::play(&cluster).unwrap();
-    println!("snat: {snat}; direct: {direct}");
-    let all = dead_front::CONNECTIONS;
-    assert_eq!((snat.broken.len(), snat.connections), (all, all as u64), "{snat}");
-    assert_eq!((direct.broken.len(), direct.connections), (0, all as u64), "{direct}");
-    assert!(direct.clients.iter().eq([&cluster.client()]), "pods see the client: {direct}");
+    let all = dead_front::CONNECTIONS as u64;
+    for pods in Pods::BOTH {
+        for way in Way::BOTH {
+            let counts = dead_front::play(&cluster, way, pods).unwrap();
+            println!("{way:?}, {pods:?}: {counts}");
+            let through = counts.through as u64;
+            assert_eq!(counts.held.connections, all, "{counts}");
+            assert!(through > all / 6 && through < all / 2, "{counts}");
+            assert_eq!(counts.ended > all / 4, pods == Pods::Replaced, "{counts}");
+            if way == Way::Snat {
+                assert!(counts.held.broken.len() as u64 >= through, "{counts}");
+                continue;
+            }
+            let of_pod = if pods == Pods::Replaced { counts.held.by_pod["pod-2-1"] } else { 0 };
+            assert_eq!((counts.cut(), counts.ended, counts.new.failed), (0, of_pod, 0), "{counts}");
+            assert!(counts.new.ok > u64::from(RATE), "{counts}");
+            assert!(counts.held.clients.iter().eq([&cluster.client()]), "pods see the client: {counts}");
+        }
+    }
 }

@@ -10,8 +10,8 @@ use traffic_policy_lab::demo::cluster::DemoCluster;
 use traffic_policy_lab::demo::{self, local_curl};
 
 /// Shows the effect of externalTrafficPolicy on real requests: three nodes in network namespaces,
-/// an agent on each, a client and a load balancer. Takes less than a minute and a half; everything
-/// is removed at the end.
+/// an agent on each, a client and a load balancer. Takes about a minute and a half;
+/// everything is removed at the end.
 #[derive(Parser)]
 #[command(name = "cargo xtask demo")]
 struct Cli {

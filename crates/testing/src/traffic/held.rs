@@ -40,6 +40,8 @@ pub struct Report {
     pub clients: BTreeSet<IpAddr>,
     /// The connections of each pod.
     pub by_pod: BTreeMap<String, u64>,
+    /// The broken ones among them.
+    pub broken_by_pod: BTreeMap<String, u64>,
 }
 
 impl HeldConnections {
@@ -97,8 +99,12 @@ impl Report {
         self.retransmitted_by_server += other.retransmitted_by_server;
         self.slowest = self.slowest.max(other.slowest);
         self.clients.extend(other.clients);
-        for (pod, connections) in other.by_pod {
-            *self.by_pod.entry(pod).or_default() += connections;
+        for (sum, of_other) in
+            [(&mut self.by_pod, other.by_pod), (&mut self.broken_by_pod, other.broken_by_pod)]
+        {
+            for (pod, connections) in of_other {
+                *sum.entry(pod).or_default() += connections;
+            }
         }
         self
     }
@@ -139,6 +145,7 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
         }
         report.slowest = report.slowest.max(asked.elapsed());
         if !report.broken.is_empty() {
+            report.broken_by_pod = report.by_pod.clone();
             break;
         }
         report.requests += 1;
