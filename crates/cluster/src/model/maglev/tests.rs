@@ -110,6 +110,61 @@ fn the_removal_of_one_moves_few_others() {
     }
 }
 
+/// The figures of docs/maglev.md beside those of this run. Compared are the shares, and the memory
+/// of a table as it is in the maps; disruption is, above, and times are printed alone (`cargo test
+/// --release -p traffic-policy-cluster figures -- --nocapture`).
+#[test]
+fn figures_of_the_page() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/maglev.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let figure = |text: &str| {
+        let digits: String = text.chars().filter(|char| char.is_ascii_digit() || *char == '.').collect();
+        digits.parse::<f64>().ok()
+    };
+    let rows = page.lines().filter_map(|line| {
+        let figures: Vec<f64> = line.split('|').map(str::trim).filter_map(figure).collect();
+        <[f64; 6]>::try_from(figures).ok()
+    });
+    println!("in brackets: docs/maglev.md");
+    println!(
+        "slots endpoints  largest share above the mean  others that move  equal weights  1, 2, 3  memory"
+    );
+    let mut compared = 0;
+    for [slots, count, page_share, page_moved, page_took, page_memory] in rows {
+        let (slots, count) = (slots as u32, count as u32);
+        let most = shares(&members(0, count), slots).into_iter().max().unwrap();
+        let share = (f64::from(most) * f64::from(count) / f64::from(slots) - 1.0) * 100.0;
+        let moved = moved(slots, count);
+        let equal = milliseconds(&members(0, count), slots);
+        let mut unequal = members(0, count);
+        unequal.iter_mut().zip((1..=3).cycle()).for_each(|(member, weight)| member.weight = weight);
+        let weighted = milliseconds(&unequal, slots);
+        // In the maps four slots of two bytes are an element.
+        let memory = f64::from(slots.div_ceil(4) * 8) / 1024.0;
+        println!(
+            "{slots:>5} {count:>9}  {share:>12.2} % ({page_share:>4} %)  {moved:>8.1} % ({page_moved} %)  \
+             {equal:.3} ms ({page_took})  {weighted:.3} ms  {memory:.1} KiB ({page_memory})"
+        );
+        assert!((share - page_share).abs() < 0.06, "{slots} slots, {count} members: {share}");
+        assert!((memory - page_memory).abs() < 0.06, "{slots} slots: {memory}");
+        compared += 1;
+    }
+    assert!(compared >= 7, "{compared} rows: is this the table of the page?");
+}
+
+/// Returns the median time to compute a table.
+fn milliseconds(members: &[Member], slots: u32) -> f64 {
+    let mut took: Vec<_> = (0..25)
+        .map(|_| {
+            let start = std::time::Instant::now();
+            std::hint::black_box(table(members, size(slots)));
+            start.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    took[took.len() / 2].as_secs_f64() * 1e3
+}
+
 /// Shares follow weights within one slot for each round of the largest weight.
 #[test]
 fn shares_follow_weights() {
