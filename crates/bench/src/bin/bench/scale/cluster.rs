@@ -49,12 +49,25 @@ fn service(number: u32) -> Service {
 pub(super) fn objects(number: u32, maglev: bool) -> Vec<Value> {
     let mut objects = slices(number, 0..ENDPOINTS);
     let service = service(number);
-    let service = match maglev && number.is_multiple_of(MAGLEV_EVERY) {
-        true => service.annotation("traffic-policy.io/algorithm", "maglev"),
-        false => service,
-    };
+    let service = if maglev && number.is_multiple_of(MAGLEV_EVERY) { by_table(service) } else { service };
     objects.push(service.object());
     objects
+}
+
+fn by_table(service: Service) -> Service {
+    service.annotation("traffic-policy.io/algorithm", "maglev")
+}
+
+/// Returns the object of a Service with the algorithm maglev of whose ten endpoints, each on a node
+/// of its own, two have other weights than the rest.
+pub(super) fn weighted(number: u32) -> Value {
+    let nodes = (2..2 + NODES).filter_map(|node| match node % ENDPOINTS {
+        2 => Some(format!("node-{node}=3")),
+        5 => Some(format!("node-{node}=2")),
+        _ => None,
+    });
+    let weights = nodes.collect::<Vec<_>>().join(",");
+    by_table(service(number)).annotation("traffic-policy.io/weight", &weights).object()
 }
 
 /// Returns the EndpointSlice of a Service with these of its endpoints.

@@ -1,5 +1,6 @@
 //! 10,000 Services of which 500 have the algorithm maglev, each with a table of its own: the goals
-//! are those of 10,000 Services without one.
+//! are those of 10,000 Services without one. Changes are measured with equal weights, then with
+//! unequal ones.
 
 use anyhow::{Result, ensure};
 
@@ -18,11 +19,13 @@ const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
 const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
 
 const GROUP: &str = "scale, 500 of 10k Services with maglev";
-const ROWS: [&str; 4] = [
+const ROWS: [&str; 6] = [
     "first sync, complete lists to maps",
     "memory (resident)",
     "change of an endpoint of one of them to maps, p50",
     "change of an endpoint of one of them to maps, p99",
+    "the same with unequal weights, p50",
+    "the same with unequal weights, p99",
 ];
 
 fn rows() -> Rows {
@@ -37,19 +40,38 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let mut starts = Starts::default();
     starts.take_over(&mut stage)?;
     all_have_tables(&stage)?;
-    let took = changes::times(&stage, effort, |i| i * 7_919 % TABLES * cluster::MAGLEV_EVERY)?;
+    let one_of_them = |i: u32| i * 7_919 % TABLES * cluster::MAGLEV_EVERY;
+    let took = changes::times(&stage, effort, one_of_them)?;
     let memory = Memory::of(stage.pid()?)?.resident;
     for _ in 1..if effort.full { 5 } else { 2 } {
         starts.anew(&mut stage)?;
     }
     all_have_tables(&stage)?;
-    let [synced, resident, p50, p99] = ROWS;
+    weigh(&stage)?;
+    let weighted = changes::times(&stage, effort, one_of_them)?;
+    all_have_tables(&stage)?;
+    let [synced, resident, p50, p99, weighted_p50, weighted_p99] = ROWS;
     let row = Row::new(GROUP, synced, Unit::Milliseconds, &starts.synced);
     add(report, row.goal(Goal::AtMost(2_000.0)));
     add(report, Row::new(GROUP, resident, Unit::Megabytes, &[memory]).goal(Goal::AtMost(150.0)));
     add(report, Row::new(GROUP, p50, Unit::Milliseconds, &took));
     let row = Row::new(GROUP, p99, Unit::Milliseconds, &[percentile(&took, 99)]);
     add(report, row.goal(Goal::AtMost(5.0)));
+    add(report, Row::new(GROUP, weighted_p50, Unit::Milliseconds, &weighted));
+    let row = Row::new(GROUP, weighted_p99, Unit::Milliseconds, &[percentile(&weighted, 99)]);
+    add(report, row.goal(Goal::AtMost(5.0)));
+    Ok(())
+}
+
+/// Gives the endpoints of all of them unequal weights, one Service after the other: each needs room
+/// for a second table while its own changes.
+fn weigh(stage: &Stage) -> Result<()> {
+    let maps = stage.maps()?;
+    for service in (0..SERVICES).step_by(cluster::MAGLEV_EVERY as usize) {
+        let before = maps.frontend(service);
+        stage.control_plane.server().put(cluster::weighted(service))?;
+        maps.wait(service, before)?;
+    }
     Ok(())
 }
 
