@@ -187,6 +187,12 @@ pub trait Translatable<P: Packet, F: Rewrite> {
     fn is_datagrams(&self, _: P) -> bool {
         false
     }
+    /// Whether it is an IPv6 aggregate of more than 65,535 bytes that says so in a header of its
+    /// own.
+    #[inline(always)]
+    fn is_jumbo(&self) -> bool {
+        false
+    }
     /// The outcome if its TTL expires here.
     fn ttl_exceeded(&self) -> Outcome;
     /// The outcome if only `mtu` bytes fit the route.
@@ -230,6 +236,10 @@ impl<P: Packet, F: Rewrite> Translatable<P, F> for Parsed<F> {
     #[inline(always)]
     fn is_datagrams(&self, packet: P) -> bool {
         P::TC && self.is_udp::<P>() && packet.segment() != 0
+    }
+    #[inline(always)]
+    fn is_jumbo(&self) -> bool {
+        P::TC && self.jumbo() != 0
     }
     #[inline(always)]
     fn ttl_exceeded(&self) -> Outcome {

@@ -65,8 +65,11 @@ pub fn is_direct<P: Packet, F: Family>(entry: *const Flow<F::Address>) -> bool {
 /// An aggregate of datagrams travels within IP, also in a flow within UDP: opened, it would still
 /// be marked as one within UDP, and the pod's kernel, which cuts it into its datagrams, would look
 /// for a header that is gone (`udp_rcv_segment`). Only a host on the same machine sends one, and
-/// every node opens both.
+/// every node opens both. So does an aggregate of more than 65,535 bytes of IPv6: within UDP the
+/// kernel moves the inner header alone when it takes the hop-by-hop header away
+/// (`ipv6_hopopt_jumbo_remove`), and drops what it cannot divide then.
 /// <https://github.com/torvalds/linux/blob/v6.12/net/ipv4/udp_offload.c> (`udp4_ufo_fragment`)
+/// <https://github.com/torvalds/linux/blob/v6.12/include/net/ipv6.h>
 #[inline(always)]
 pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     packet: P,
@@ -90,7 +93,8 @@ pub fn forward<P: Packet, F: outer::Outer, C: Translatable<P, F>>(
     // Each field as soon as it is known: the stack of the programs for IPv6 has no room for them.
     let outer = place!(mut scratch.outer);
     set!(outer.number = number | (get!(entry.address_delta) as u32 & REPLY_THROUGH_FRONT));
-    set!(outer.port = (get!(entry.port_delta) & !BY_MAC) * (!inner.is_datagrams(packet)) as u16);
+    let within_udp = !(inner.is_datagrams(packet) || inner.is_jumbo());
+    set!(outer.port = (get!(entry.port_delta) & !BY_MAC) * within_udp as u16);
     let (hop, unresolved) = (forwarding.hop, forwarding.unresolved);
     let (mtu, flags, ifindex) = if !hop.is_null() {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))

@@ -45,6 +45,10 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     if translatable.wire_length(packet) > mtu {
         return translatable.mtu_exceeded_to_front(mtu);
     }
+    if translatable.is_jumbo() {
+        // As in `direct::forward`.
+        set!(scratch.outer.port = 0);
+    }
     translatable.account(entry, last);
     if !translatable.translate(packet, entry, false) {
         return Outcome::DroppedInternalError.into();

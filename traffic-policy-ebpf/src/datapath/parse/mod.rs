@@ -156,7 +156,7 @@ impl<F: Family> Parsed<F> {
     /// (`ipv6_hopopt_jumbo_remove`).
     /// <https://github.com/torvalds/linux/blob/v6.1/include/net/ipv6.h>
     #[inline(always)]
-    fn jumbo(&self) -> u32 {
+    pub fn jumbo(&self) -> u32 {
         // The first next header and the payload length.
         let jumbo = F::V6 && (load8::<6>(self.ip) == 0 && load16::<4>(self.ip) == 0);
         if jumbo { 8 } else { 0 }
