@@ -51,7 +51,7 @@ pub fn wanted<P: Packet, F: Family>(list: &List) -> u64 {
 pub fn to_owner(number: u32) -> u64 {
     // Without a branch, which the verifier would walk both ways.
     let current = (number.wrapping_sub(1) >> 31) as u64;
-    way::NAMED | current * (way::BY_MAC | way::BY_TABLE)
+    way::NAMED | (current * (way::BY_MAC | way::BY_TABLE))
 }
 
 /// Whether a flow is forwarded directly.
