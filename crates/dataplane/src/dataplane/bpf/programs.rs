@@ -272,17 +272,19 @@ pub fn jumps_needed(object: &Ebpf, maps: &mut Maps, selection: Selection) -> Res
 /// is what is in place then.
 ///
 /// # Errors
-/// The kernel refuses one: none of them is loaded then.
+/// The kernel refuses one, or one cannot be put in place: none of them is held then.
 pub fn extend(object: &mut Ebpf, maps: &mut Maps, held: &mut Selection, wanted: Selection) -> Result<usize> {
     let before = *held;
     let lacking = |name: &str| wanted.needs(name) && !before.needs(name);
-    let loaded = verifier::load_those(object, &kernel_types()?, lacking);
-    if loaded.is_err() {
+    let in_place = verifier::load_those(object, &kernel_types()?, lacking).and_then(|number| {
+        jumps_needed(object, maps, wanted)?;
+        Ok(number)
+    });
+    if in_place.is_err() {
         // Some may be loaded. They would serve nothing, and take memory and descriptors.
         verifier::unload_those(object, lacking);
     }
-    let number = loaded?;
-    jumps_needed(object, maps, wanted)?;
+    let number = in_place?;
     *held = wanted;
     Ok(number)
 }
@@ -330,7 +332,8 @@ pub fn of_ingress(hook: PacketHook, ipv6: bool, sctp: bool) -> impl Iterator<Ite
 
 fn put_in_place(table: &mut ProgramArray<MapData>, object: &Ebpf, jumps: &[(u32, &str)]) -> Result<()> {
     for (index, name) in jumps {
-        table.set(*index, &fd(object, name)?, 0).with_context(|| format!("{name} cannot be put in place"))?;
+        let put = |table: &mut ProgramArray<MapData>| anyhow::Ok(table.set(*index, &fd(object, name)?, 0)?);
+        put(table).with_context(|| format!("{name} cannot be put in place"))?;
     }
     Ok(())
 }
