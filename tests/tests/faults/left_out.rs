@@ -159,7 +159,7 @@ fn sctp_whose_programs_are_not_loaded(cluster: &Cluster, agent: &Agent) {
     limit_descriptors(agent, 7);
     let sctp = Service::new("sctp").port(Port::sctp(80, TARGET).node_port(30_081));
     cluster.manifests.apply(&sctp, &backends).unwrap();
-    agent.wait_said(&["SCTP is not served", "Too many open files"], SOON).unwrap();
+    agent.wait_said(&["SCTP is not served", "cannot be put in place"], SOON).unwrap();
     agent.wait_said(&["no programs", "default/sctp"], SOON).unwrap();
     cluster.manifests.apply(&web(30_083), &backends).unwrap();
     let answered = |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
@@ -187,7 +187,7 @@ fn packets_of_other_nodes_whose_programs_are_not_loaded(cluster: &Cluster, agent
     // One less than there are programs.
     limit_descriptors(agent, 5);
     cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
-    agent.wait_said(&["packets of other nodes are not opened", "Too many open files"], SOON).unwrap();
+    agent.wait_said(&["packets of other nodes are not opened", "does not load the program"], SOON).unwrap();
     cluster.manifests.apply(&web(30_082), &backends).unwrap();
     let answered = |outcome: &_| matches!(outcome, traffic_policy_testing::traffic::Outcome::Answered(_));
     for port in [30_080, 30_082] {

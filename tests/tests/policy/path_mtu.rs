@@ -16,10 +16,8 @@ use crate::route_mtus::ip;
 
 const REMOTE: u16 = 30080;
 const LOCAL: u16 = 30081;
-const BYTES: u64 = 1_000_000;
-/// Packets that the transfers of both families make at least: an aggregate holds up to 64 KiB and
-/// counts once.
-const AGGREGATES: u64 = 2 * BYTES / 65_536;
+/// More than 100 aggregates of 64 KiB in the transfers of both families: each counts once.
+const BYTES: u64 = 4_000_000;
 
 /// A cluster with a Service of policy Cluster with its endpoint on node-2, and one of policy Local
 /// with its endpoint on node-1.
@@ -201,7 +199,7 @@ fn between_the_nodes(cluster: &Cluster, attach: &str) {
     }
     assert!(packets(&cluster.agents[0], "replied-icmp-error") >= 2, "{attach}");
     let direct = packets(&cluster.agents[0], "forwarded-direct");
-    assert!(direct >= AGGREGATES, "{attach}: {direct}");
+    assert!(direct > 100, "{attach}: {direct}");
 }
 
 /// The same on the way of replies through the node in front: the pod learns it.
@@ -220,7 +218,7 @@ fn on_the_way_back(attach: &str, wire_offloads: bool, dispatch: &str) {
         assert!(packets(home, "delivered-icmp-error") > before, "{attach} {family:?}: the pod was not told");
     }
     let replied = packets(home, "replied-to-front");
-    assert!(replied >= AGGREGATES, "{attach}: {replied}");
+    assert!(replied > 100, "{attach}: {replied}");
 }
 
 #[test]
