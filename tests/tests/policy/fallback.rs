@@ -345,6 +345,7 @@ fn pods_of_other_nodes_see_the_client_by_mac_address() {
         }
         let pause = Duration::from_millis(20);
         let held = HeldConnections::start(lab.client().netns(), &[to], 16, pause).unwrap();
+        // Each connection has some twenty requests.
         sleep(Duration::from_millis(500));
         let report = held.finish();
         assert!(report.is_clean(), "{report}");

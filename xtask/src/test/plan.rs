@@ -17,8 +17,9 @@ const ALONE: [&str; 7] = [
     "sockets::cost::of_connect",
     "speed",
 ];
-/// The suites, and modules of others, that measure loss: a machine that is busy with other tests looks to them like a
-/// network that loses packets. They leave three quarters of two processors idle.
+/// The suites, and modules of others, that measure loss: a machine that is busy with other tests
+/// looks to them like a network that loses packets. They leave three quarters of two processors
+/// idle.
 const FEW: [&str; 3] = ["loss", "policy::direct::changes", "policy::fallback"];
 /// Tests of these suites that measure neither: they wait most of their time, and run beside others.
 const NOT_ALONE: [&str; 4] = [

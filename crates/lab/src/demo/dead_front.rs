@@ -147,6 +147,7 @@ pub fn play(cluster: &DemoCluster, way: Way, pods: Pods) -> Result<Counts> {
     let new = new.finish();
     if pods == Pods::Replaced {
         servers.pop();
+        // Each connection to that pod asks again, and ends.
         sleep(LOOK);
     }
     let held = held.finish();
