@@ -131,6 +131,9 @@ outcomes! {
     /// Another node has sent the packet for an endpoint that this node does not have for that
     /// Service, or that does not take it.
     DroppedUnknownEndpoint = 31, "dropped-unknown-endpoint", Drop;
+    /// A segment amid a connection that this node does not know. The stack of the endpoint's pod
+    /// has one with its addresses and ports, whose numbers the segment's do not fit.
+    DroppedOutOfWindow = 52, "dropped-out-of-window", Drop;
 
     /// The first fragment of an SCTP packet whose ports had to be changed: its checksum cannot be
     /// updated.

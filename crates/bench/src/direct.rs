@@ -11,7 +11,7 @@ use aya::{
     maps::{Array, HashMap, Map, MapData},
 };
 use traffic_policy_bench_ebpf::{FloorFlow, FloorFlow6, RING};
-use traffic_policy_dataplane::ToWire;
+use traffic_policy_dataplane::{ToWire, node::pod_namespaces::by_address};
 use traffic_policy_ebpf::{
     abi::{
         self, Address, Address4, Address6, DirectEndpoint, DirectEndpointKey, DirectNode, FlowKey, Frontend,
@@ -136,9 +136,16 @@ impl Loaded {
         let mut endpoints = HashMap::<_, DirectEndpointKey<A>, DirectEndpoint>::try_from(endpoints)?;
         for (service, port) in [(service::SERVICE, Port::from_host(TARGET_PORT)), (NO_SERVICE, Port::NONE)] {
             let key = DirectEndpointKey { address, service, zero: 0 };
-            endpoints.insert(key, DirectEndpoint { port, zero: 0 }, 0)?;
+            endpoints.insert(key, DirectEndpoint { port, netns: Self::wire_netns()? }, 0)?;
         }
         Ok(())
+    }
+
+    /// Returns the namespace at the other end of the uplink, in place of a pod's:
+    /// [`DirectEndpoint::netns`]. Its stack is asked for connections that are not known.
+    fn wire_netns() -> Result<u16> {
+        let found = by_address()?.get(&V4.router).copied().context("the other end has no namespace")?;
+        Ok(u16::try_from(found + 1)?)
     }
 
     /// Opens packets of another node, the router.

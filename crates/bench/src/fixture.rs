@@ -94,6 +94,8 @@ impl BenchNode {
             }
             Ok((index(UPLINK)?, idle))
         })?;
+        // By it the packet path finds the namespace, in place of a pod's.
+        wire.netlink(async |net| net.address("end", V4.router, 24).await)?;
         node.sysctls(&[("net.ipv4.ip_forward", "1"), ("net.ipv6.conf.all.forwarding", "1")])?;
         Ok(Self { node, _wire: wire, ifindex, idle })
     }

@@ -17,6 +17,7 @@ mod neighbours;
 pub mod netlink;
 mod network;
 pub mod pod_links;
+pub mod pod_namespaces;
 mod policy_routing;
 mod ports;
 mod refusal;

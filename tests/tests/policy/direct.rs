@@ -3,6 +3,7 @@
 
 mod aggregates;
 mod changes;
+mod forgotten;
 mod fragments;
 mod l2;
 mod matrix;

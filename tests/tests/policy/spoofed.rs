@@ -50,20 +50,20 @@ impl Connection {
 }
 
 /// Sends raw IP packets.
-struct Stranger {
+pub struct Stranger {
     v4: Socket,
     v6: Socket,
 }
 
 impl Stranger {
-    fn at(cluster: &Cluster) -> Self {
+    pub fn at(cluster: &Cluster) -> Self {
         cluster.lab.router().run(|| {
             let raw = |domain| Socket::new(domain, Type::RAW, Some(Number::from(libc::IPPROTO_RAW))).unwrap();
             Self { v4: raw(Domain::IPV4), v6: raw(Domain::IPV6) }
         })
     }
 
-    fn send(&self, packet: &Packet) {
+    pub fn send(&self, packet: &Packet) {
         let frame = packet.bytes();
         let socket = if packet.destination.is_ipv4() { &self.v4 } else { &self.v6 };
         let to = SockAddr::from(SocketAddr::new(packet.destination, 0));

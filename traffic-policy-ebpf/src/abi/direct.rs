@@ -190,7 +190,9 @@ pub struct DirectEndpointKey<A: Address> {
 pub struct DirectEndpoint {
     /// The port of the endpoint; [`Port::NONE`] in the element without a Service port.
     pub port: Port,
-    pub zero: u16,
+    /// The id of the pod's network namespace as seen from this node's, plus 1; 0 if it is not
+    /// known, and in the element without a Service port.
+    pub netns: u16,
 }
 
 #[cfg(test)]

@@ -169,8 +169,15 @@ pub struct OwnerSearch {
     pub chosen: u32,
     /// The later [`Outer::number`]. The function that builds the outer packet sets it to 0.
     pub number: u32,
-    /// Padding.
-    pub zero: u32,
+    /// 1: the stack of the endpoint's pod has the connection of the flow that is being created.
+    pub known: u32,
+    /// The numbers and the state of the request entry that its segment makes in that case, and the
+    /// numbers of the reply entry.
+    pub numbers: u64,
+    pub reply_numbers: u64,
+    pub state: u32,
+    /// The Service port for whose endpoints pods are asked.
+    pub service: u32,
 }
 
 /// The result of the walk over IPv6 extension headers.

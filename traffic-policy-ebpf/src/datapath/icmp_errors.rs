@@ -102,7 +102,7 @@ fn to_owner<P: Packet, F: RewriteIcmpError>(
     let index = if !open::was_opened::<P, F>() {
         owners::of_quoted::<P, F>(scratch)
     } else if open::may_be_sent_on::<P, F>() {
-        owners::next::<F>(scratch, owners::NONE)
+        owners::elsewhere::<F>(scratch, owners::NONE)
     } else {
         owners::NONE
     };

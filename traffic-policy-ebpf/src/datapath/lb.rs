@@ -3,6 +3,7 @@
 pub mod affinity;
 pub mod maglev;
 pub mod owners;
+pub mod pod_stack;
 pub mod select;
 
 use traffic_policy_ebpf::{

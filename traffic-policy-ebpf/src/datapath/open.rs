@@ -32,7 +32,11 @@ use crate::datapath::{
         self, Forwarding, direct,
         outer::{self, FromNode, Outer},
     },
-    lb::{owners, select},
+    lb::{
+        owners,
+        pod_stack::{self, Answer},
+        select,
+    },
     parse::{self, ETHERNET, Parsed, fixed},
     value::{borrow, load},
     verdict::{self, Decision},
@@ -296,8 +300,8 @@ pub fn given_or<'a, P: Packet, F: Family>(
 
 /// Completes the given endpoint in scratch memory, for an opened packet without a flow whose tuple
 /// is `Scratch::opening`; instead of it the former owner of a connection that this node does not
-/// know, to which the packet is to be sent on (`Scratch::direct`). Returns the Service port's index
-/// and the slot.
+/// know, to which the packet is to be sent on (`Scratch::direct`), or delivered. Returns the
+/// Service port's index and the slot.
 ///
 /// # Errors
 /// The client's address is martian, this node does not have the endpoint for the Service, or nobody
@@ -322,15 +326,29 @@ pub fn given<P: Packet, F: Family>(
         if !owners::goes_on(parsed) {
             return Err(Decision::refused(Outcome::DroppedUnknownEndpoint, service));
         }
+        pod_stack::note_segment(scratch, parsed);
+        set!(scratch.owners.service = service);
+        let address = get!(scratch.opened.endpoint.address);
+        match pod_stack::ask::<P, F>(packet.raw().cast(), scratch, address) {
+            Answer::Known => return Ok((service, 0)),
+            Answer::OutOfWindow => return Err(Decision::refused(Outcome::DroppedOutOfWindow, service)),
+            Answer::Unknown | Answer::ByTc => {}
+        }
         let index = if get!(scratch.opened.pending) == SENT_ON {
-            owners::next::<F>(scratch, owners::NONE)
+            owners::of_segment::<P, F>(packet, scratch, owners::NONE)
         } else {
             owners::NONE
         };
+        if index == owners::OUT_OF_WINDOW {
+            return Err(Decision::refused(Outcome::DroppedOutOfWindow, service));
+        }
         let Some(owner) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
             return Err(Decision::refused(Outcome::ResetNoFlow, service));
         };
         set!(scratch.opened.endpoint = load(owner));
+        if get!(scratch.owners.known) != 0 {
+            return Ok((service, index));
+        }
         // Replies come back to this node, if they are to go back to the one that has sent it.
         let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * way::TUNNEL;
         set!(scratch.direct = way::DIRECT | way::UDP | way::OWNER | tunnel);

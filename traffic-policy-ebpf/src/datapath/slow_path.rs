@@ -258,6 +258,7 @@ fn create<P: Packet, F: Family>(
         return Err(Outcome::DroppedInternalError.into());
     };
     set!(scratch.opening = parsed.tuple);
+    set!(scratch.owners.known = 0);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, of_pod: P::POD, hash };
     let (service, index);
@@ -280,7 +281,7 @@ fn create<P: Packet, F: Family>(
             select::slot_elsewhere::<F>(&list, &client, place!(mut scratch.affinity_lookup), now)
         };
         index = if parsed.is_tcp() && !parsed.opens(packet) {
-            let owner = owners::in_front::<F>(scratch, &list, parsed.tcp_flags(), chosen)?;
+            let owner = owners::in_front::<P, F>(packet, parsed, scratch, &list, chosen)?;
             set!(scratch.direct &= direct::to_owner(get!(scratch.owners.number)));
             owner
         } else {

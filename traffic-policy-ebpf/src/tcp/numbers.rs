@@ -222,6 +222,17 @@ pub const fn assured(state: u8, own: Numbers, other: Numbers, windows: Windows, 
     After { state, numbers: last, fits: true }
 }
 
+/// Whether a segment with these numbers may be the next one of a connection of which the host that
+/// it is for says what it awaits (`rcv_nxt`), what of its own was acknowledged last (`snd_una`),
+/// and what it sends next (`snd_nxt`).
+#[inline(always)]
+pub const fn is_awaited(segment: Numbers, rcv_nxt: u32, snd_una: u32, snd_nxt: u32) -> bool {
+    let ack = acknowledgement(segment);
+    within(beyond(sequence(segment), rcv_nxt), NEAR)
+        && beyond(ack, snd_una) > -NEAR
+        && beyond(ack, snd_nxt) <= 0
+}
+
 /// Whether a segment of the client is the ACK of the SYN-ACK, which proves that the client's
 /// address is genuine (RFC 9293 section 3.10.7.4).
 #[inline(always)]

@@ -2,10 +2,11 @@
 
 mod leaving;
 mod macs;
+mod namespaces;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -20,7 +21,7 @@ use traffic_policy_ebpf::abi::{
     Port, SlotRoute,
 };
 
-use self::{leaving::Leaving, macs::Macs};
+use self::{leaving::Leaving, macs::Macs, namespaces::Namespaces};
 use super::{
     maps::{
         keys::{FromWire, ToWire as _},
@@ -34,6 +35,7 @@ pub struct Direct {
     v4: OfFamily<Address4>,
     v6: OfFamily<Address6>,
     macs: Macs,
+    namespaces: Namespaces,
 }
 
 impl Direct {
@@ -42,7 +44,8 @@ impl Direct {
     /// # Errors
     /// A map is missing or of another type: object and agent are of different builds.
     pub fn open(object: &mut Ebpf) -> Result<Self> {
-        Ok(Self { v4: OfFamily::open(object)?, v6: OfFamily::open(object)?, macs: Macs::open(object)? })
+        let (v4, v6) = (OfFamily::open(object)?, OfFamily::open(object)?);
+        Ok(Self { v4, v6, macs: Macs::open(object)?, namespaces: Namespaces::default() })
     }
 
     /// Makes the map of MAC addresses equal to the desired state, and returns the number of
@@ -67,8 +70,16 @@ impl Direct {
         addresses: &BTreeSet<IpAddr>,
         all: bool,
     ) -> Result<usize> {
-        let v4 = self.v4.sync(desired, changes, planner, addresses, all)?;
-        Ok(v4 + self.v6.sync(desired, changes, planner, addresses, all)?)
+        if self.v4.is_due(desired) || self.v6.is_due(desired) {
+            let keys: Vec<_> =
+                if all { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
+            let here =
+                keys.into_iter().filter_map(|key| desired.ports.get(key)).flat_map(|port| port.here.iter());
+            let here = here.map(SocketAddr::ip).filter(|address| !addresses.contains(address));
+            self.namespaces.learn(here, all);
+        }
+        let v4 = self.v4.sync(desired, changes, planner, addresses, &self.namespaces, all)?;
+        Ok(v4 + self.v6.sync(desired, changes, planner, addresses, &self.namespaces, all)?)
     }
 
     /// Whether some elements found no room.
@@ -135,12 +146,21 @@ struct Held {
     nodes: BTreeMap<IpAddr, u32>,
     /// The number that was given last.
     last_number: u32,
-    endpoints: BTreeMap<Place, u16>,
+    endpoints: BTreeMap<Place, Target>,
 }
 
 /// An endpoint's address, and the index of the Service port or [`NO_SERVICE`].
 type Place = (IpAddr, u32);
-type Element = (Place, u16);
+type Element = (Place, Target);
+
+/// The value of an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+struct Target {
+    /// The port of the endpoint, or 0.
+    port: u16,
+    /// The network namespace of its pod: [`DirectEndpoint::netns`].
+    netns: u16,
+}
 
 impl<A: Key> OfFamily<A> {
     fn open(object: &mut Ebpf) -> Result<Self> {
@@ -156,15 +176,21 @@ impl<A: Key> OfFamily<A> {
         Ok(Self { nodes, by_number, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
     }
 
+    /// Whether this agent knows of other nodes, or those of an earlier one are given up.
+    fn is_due(&self, desired: &Desired) -> bool {
+        !desired.direct_nodes.is_empty() || self.kept_until.is_none_or(|until| Instant::now() >= until)
+    }
+
     fn sync(
         &mut self,
         desired: &Desired,
         changes: &Changes,
         planner: &Planner,
         addresses: &BTreeSet<IpAddr>,
+        namespaces: &Namespaces,
         all: bool,
     ) -> Result<usize> {
-        if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| Instant::now() < until) {
+        if !self.is_due(desired) {
             return Ok(0);
         }
         let all = all || self.kept_until.take().is_some();
@@ -190,7 +216,7 @@ impl<A: Key> OfFamily<A> {
         for key in keys {
             let former = self.wanted.remove(key).unwrap_or_default();
             doubtful.extend(former.iter().map(|(key, _)| *key));
-            let wanted = elements::<A>(desired, key, planner, addresses);
+            let wanted = elements::<A>(desired, key, planner, addresses, namespaces);
             doubtful.extend(wanted.iter().map(|(key, _)| *key));
             if desired.ports.contains_key(key) {
                 self.leaving.note(former, now);
@@ -250,14 +276,14 @@ impl<A: Key> OfFamily<A> {
             );
         }
         self.is_full = lacking > 0;
-        for (key, port) in &writes {
+        for (key, target) in &writes {
             let Some(address) = A::of(key.0) else { continue };
             let element = DirectEndpointKey { address, service: key.1, zero: 0 };
-            if let Some(port) = port {
-                let value = DirectEndpoint { port: Port::from_host(*port), zero: 0 };
+            if let Some(Target { port, netns }) = *target {
+                let value = DirectEndpoint { port: Port::from_host(port), netns };
                 let written = self.endpoints.insert(element, value, 0);
                 written.with_context(|| format!("naming endpoint {} of direct forwarding failed", key.0))?;
-                held.endpoints.insert(*key, *port);
+                held.endpoints.insert(*key, Target { port, netns });
             } else {
                 let removed = self.endpoints.remove(&element);
                 removed.context("forgetting an endpoint of direct forwarding failed")?;
@@ -276,7 +302,8 @@ impl<A: Key> OfFamily<A> {
         }
         for entry in &self.endpoints {
             let (key, value) = entry?;
-            held.endpoints.insert((key.address.to_ip(), key.service), value.port.to_host());
+            let target = Target { port: value.port.to_host(), netns: value.netns };
+            held.endpoints.insert((key.address.to_ip(), key.service), target);
         }
         Ok(held)
     }
@@ -292,8 +319,8 @@ fn free_number(nodes: &BTreeMap<IpAddr, u32>, last: u32) -> Option<u32> {
 /// The writes that make some elements equal to what is wanted: removals come first.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
-    /// The new port of an element, or `None` to remove it.
-    writes: Vec<(Place, Option<u16>)>,
+    /// The new value of an element, or `None` to remove it.
+    writes: Vec<(Place, Option<Target>)>,
     /// The number of elements for which there is no room.
     lacking: usize,
 }
@@ -302,22 +329,22 @@ struct Plan {
 /// left out alone: a tenant with many Services must not keep the others from being written.
 fn plan(
     doubtful: &BTreeSet<Place>,
-    wanted: &BTreeMap<Place, u16>,
-    held: &BTreeMap<Place, u16>,
+    wanted: &BTreeMap<Place, Target>,
+    held: &BTreeMap<Place, Target>,
     room: usize,
 ) -> Plan {
     let removed = doubtful.iter().filter(|key| held.contains_key(key) && !wanted.contains_key(key));
     let mut writes: Vec<_> = removed.map(|key| (*key, None)).collect();
     let mut free = room.saturating_sub(held.len() - writes.len());
     let mut lacking = 0;
-    for (key, port) in wanted {
+    for (key, target) in wanted {
         match held.get(key) {
-            Some(found) if found == port => {}
-            Some(_) => writes.push((*key, Some(*port))),
+            Some(found) if found == target => {}
+            Some(_) => writes.push((*key, Some(*target))),
             None if free == 0 => lacking += 1,
             None => {
                 free -= 1;
-                writes.push((*key, Some(*port)));
+                writes.push((*key, Some(*target)));
             }
         }
     }
@@ -331,6 +358,7 @@ fn elements<A: Key>(
     key: &ServicePortKey,
     planner: &Planner,
     addresses: &BTreeSet<IpAddr>,
+    namespaces: &Namespaces,
 ) -> Vec<Element> {
     let (Some(port), Some(index)) = (desired.ports.get(key), planner.index_of(key)) else {
         return Vec::new();
@@ -340,8 +368,9 @@ fn elements<A: Key>(
     for endpoint in port.here.iter().filter(|endpoint| !addresses.contains(&endpoint.ip())) {
         let ip = endpoint.ip();
         if A::of(ip).is_some() && last.replace(ip) != Some(ip) {
-            elements.push(((ip, index), endpoint.port()));
-            elements.push(((ip, NO_SERVICE), 0));
+            let target = Target { port: endpoint.port(), netns: namespaces.of(ip) };
+            elements.push(((ip, index), target));
+            elements.push(((ip, NO_SERVICE), Target::default()));
         }
     }
     elements
@@ -353,9 +382,13 @@ mod tests {
 
     use super::*;
 
-    fn elements(list: &[(u8, u32, u16)]) -> BTreeMap<Place, u16> {
+    const fn at(port: u16) -> Target {
+        Target { port, netns: 0 }
+    }
+
+    fn elements(list: &[(u8, u32, u16)]) -> BTreeMap<Place, Target> {
         let ip = |last| IpAddr::from(Ipv4Addr::new(10, 0, 0, last));
-        list.iter().map(|(last, service, port)| ((ip(*last), *service), *port)).collect()
+        list.iter().map(|(last, service, port)| ((ip(*last), *service), at(*port))).collect()
     }
 
     fn planned(wanted: &[(u8, u32, u16)], held: &[(u8, u32, u16)], room: usize) -> Plan {
@@ -379,7 +412,7 @@ mod tests {
     fn only_what_differs_is_written() {
         let key = |last, service| (IpAddr::from(Ipv4Addr::new(10, 0, 0, last)), service);
         let plan = planned(&[(1, 1, 80), (2, 1, 81), (3, 1, 80)], &[(1, 1, 80), (2, 1, 80), (4, 1, 80)], 8);
-        let writes = vec![(key(4, 1), None), (key(2, 1), Some(81)), (key(3, 1), Some(80))];
+        let writes = vec![(key(4, 1), None), (key(2, 1), Some(at(81))), (key(3, 1), Some(at(80)))];
         assert_eq!(plan, Plan { writes, lacking: 0 });
     }
 

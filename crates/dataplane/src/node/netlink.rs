@@ -56,6 +56,12 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
+    /// Makes the kernel heed all that is in requests for rtnetlink, such as another network
+    /// namespace in that for addresses.
+    pub fn check_requests_strictly(&self) -> io::Result<()> {
+        self.socket.set_netlink_get_strict_chk(true)
+    }
+
     /// Returns all messages of a dump.
     ///
     /// # Errors

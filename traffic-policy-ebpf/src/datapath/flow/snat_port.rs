@@ -20,6 +20,7 @@ use crate::datapath::{
         table::{self, FlowTable},
         way_back,
     },
+    lb::pod_stack,
     maps::{EXISTS, FULL, NOEXIST, SNAT_PORTS},
     own,
     value::{borrow, load},
@@ -116,6 +117,7 @@ global_functions! {
 fn keep_port<F: Family>() -> i32 {
     let Some(scratch) = F::scratch() else { return FULL };
     way_back::note(scratch);
+    pod_stack::note::<F>(scratch);
     let result = own_port::<F>(scratch);
     if result == EXISTS && take_over_reply::<F>(scratch) { 0 } else { result }
 }

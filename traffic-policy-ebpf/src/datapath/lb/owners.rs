@@ -8,11 +8,12 @@
 //!
 //! Tables are equal on every node, so a node to which a router has moved an established connection
 //! finds the endpoint that has it, unless the table has changed meanwhile. It does not know the
-//! connections of others; each node knows those of its own endpoints, and sends a segment of
-//! another one on to the next owner. The outer packet counts the owners that were asked: the number
-//! grows with each node, up to [`FORMER`], so a packet never goes round. What nobody knows is reset
-//! for the frontend.
+//! connections of others; each node knows those of its own endpoints, or the [stacks of their
+//! pods][pod_stack] do, and it sends a segment of another one on to the next owner. The outer
+//! packet counts the owners that were asked: the number grows with each node, up to [`FORMER`], so
+//! a packet never goes round. What nobody knows is reset for the frontend.
 
+use aya_ebpf::bindings::__sk_buff;
 use traffic_policy_ebpf::{
     abi::{
         Address, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
@@ -27,11 +28,15 @@ use core::ptr;
 
 use crate::datapath::{
     clock,
-    ctx::Packet,
+    ctx::{Packet, tc::Tc, xdp::Xdp},
     family::{Family, V4, V6},
     flow::table::FlowTable,
     forward::direct,
-    lb::{Client, List, Target, maglev, select},
+    lb::{
+        Client, List, Target, maglev,
+        pod_stack::{self, Answer},
+        select,
+    },
     maps::LOCAL_NODE,
     parse::Parsed,
     value::{borrow, load},
@@ -40,6 +45,10 @@ use crate::datapath::{
 
 /// The number of no slot.
 pub const NONE: u32 = u32::MAX;
+/// The answer in place of a slot: a pod of this node has the connection, with other numbers.
+pub const OUT_OF_WINDOW: u32 = u32::MAX - 1;
+/// The answer in place of a slot: TC is to ask a pod of this node.
+const BY_TC: u32 = u32::MAX - 2;
 
 /// The flags of a frontend whose connections other nodes find, of those that matter here. The
 /// endpoints of a Local list are other ones on each node.
@@ -77,17 +86,23 @@ pub fn unknown(list: &List, segment: u8) -> Decision {
 ///
 /// # Errors
 /// Only the node in front could know the connection, as it would have its own address as source; or
-/// the endpoints are here, and nobody else knows it.
+/// the endpoints are here, and neither their pods nor others know it.
 #[inline(always)]
-pub fn in_front<F: Family>(
+pub fn in_front<P: Packet, F: Family>(
+    packet: P,
+    parsed: &Parsed<F>,
     scratch: *mut Scratch<F::Address>,
     list: &List,
-    segment: u8,
     chosen: u32,
 ) -> Result<u32, Decision> {
     set!(scratch.owners.asked = 0);
-    let index = next::<F>(scratch, chosen);
-    if index == NONE { Err(unknown(list, segment)) } else { Ok(index) }
+    pod_stack::note_segment(scratch, parsed);
+    match of_segment::<P, F>(packet, scratch, chosen) {
+        NONE => Err(unknown(list, parsed.tcp_flags())),
+        OUT_OF_WINDOW => Err(Decision::refused(Outcome::DroppedOutOfWindow, list.service)),
+        BY_TC => Err(Outcome::PassedToTc.into()),
+        index => Ok(index),
+    }
 }
 
 /// Returns the slot of the endpoint whose reply an ICMP error quotes that has come to this node in
@@ -108,7 +123,7 @@ pub fn of_quoted<P: Packet, F: Family>(scratch: *mut Scratch<F::Address>) -> u32
         return NONE;
     }
     set!(scratch.owners.asked = 0);
-    next::<F>(scratch, list.range.base + place)
+    elsewhere::<F>(scratch, list.range.base + place)
 }
 
 /// Returns the number of owners that were asked before an outer packet with this number came.
@@ -132,23 +147,63 @@ pub fn note_opened<A: Address>(scratch: *mut Scratch<A>, asked: u32) {
     set!(scratch.owners.number = asked + 1);
 }
 
-/// Returns the slot of the next owner for the connection `Scratch::opening`, or [`NONE`]. `chosen`:
-/// the slot that the node in front has chosen for it.
+/// Returns the slot of the next owner for the connection `Scratch::opening`, or [`NONE`]: one on
+/// another node, or here if its pod has the connection; or [`OUT_OF_WINDOW`], or [`BY_TC`].
+/// `chosen`: the slot that the node in front has chosen for it. [`pod_stack::note_segment`] comes
+/// first.
 #[inline(always)]
-pub fn next<F: Family>(scratch: *mut Scratch<F::Address>, chosen: u32) -> u32 {
+pub fn of_segment<P: Packet, F: Family>(packet: P, scratch: *mut Scratch<F::Address>, chosen: u32) -> u32 {
+    if P::POD {
+        return NONE;
+    }
     set!(scratch.owners.chosen = chosen);
-    (if F::V6 { next_owner6() } else { next_owner4() }) as u32
+    let context = packet.raw();
+    let index = match (P::TC, F::V6) {
+        (false, false) => owner_xdp4(),
+        (false, true) => owner_xdp6(),
+        (true, false) => owner_tc4(context.cast()),
+        (true, true) => owner_tc6(context.cast()),
+    };
+    index as u32
+}
+
+/// Returns the slot of the next owner on another node, as [`of_segment`] does: errors are never
+/// asked for in pods, for any host can send one.
+#[inline(always)]
+pub fn elsewhere<F: Family>(scratch: *mut Scratch<F::Address>, chosen: u32) -> u32 {
+    set!(scratch.owners.chosen = chosen);
+    (if F::V6 { owner_elsewhere6() } else { owner_elsewhere4() }) as u32
 }
 
 global_functions! {
-    next_owner4 => search::<V4>;
-    next_owner6 => search::<V6>;
+    owner_xdp4 => search_xdp::<V4>;
+    owner_xdp6 => search_xdp::<V6>;
+    owner_tc4 => search_tc::<V4>, context: *mut __sk_buff;
+    owner_tc6 => search_tc::<V6>, context: *mut __sk_buff;
+    owner_elsewhere4 => search_elsewhere::<V4>;
+    owner_elsewhere6 => search_elsewhere::<V6>;
 }
 
-/// Implements [`next`]: the first owner that was not asked yet, and is on another node that opens
-/// packets. Sets `OwnerSearch::number`.
 #[inline(always)]
-fn search<F: Family>() -> i32 {
+fn search_xdp<F: Family>() -> i32 {
+    search::<Xdp, F, true>(ptr::null_mut())
+}
+
+#[inline(always)]
+fn search_tc<F: Family>(context: *mut __sk_buff) -> i32 {
+    search::<Tc, F, true>(context)
+}
+
+#[inline(always)]
+fn search_elsewhere<F: Family>() -> i32 {
+    search::<Tc, F, false>(ptr::null_mut())
+}
+
+/// Implements [`of_segment`], and without `PODS` [`elsewhere`]: the first owner that was not asked
+/// yet, and is on another node that opens packets, or here and has the connection. Sets
+/// `OwnerSearch::number`.
+#[inline(always)]
+fn search<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return NONE as i32 };
     let tuple = borrow(place!(const scratch.opening));
     let (asked, chosen) = (get!(scratch.owners.asked), get!(scratch.owners.chosen));
@@ -157,24 +212,28 @@ fn search<F: Family>() -> i32 {
     if !FlowTable::<F>::new().find(tuple).is_null() {
         return NONE as i32;
     }
-    if chosen != NONE {
-        match whereabouts::<F>(chosen) {
-            Whereabouts::Elsewhere => return chosen as i32,
-            Whereabouts::Here => {}
-            Whereabouts::Closed => return NONE as i32,
-        }
+    let of_chosen = if chosen != NONE { whereabouts::<F>(chosen) } else { Whereabouts::Here };
+    match of_chosen {
+        Whereabouts::Elsewhere => return chosen as i32,
+        Whereabouts::Here => {}
+        Whereabouts::Closed => return NONE as i32,
     }
     let found = frontend::<F>(tuple);
     if found.is_null() || get!(found.flags) & MATTER != FOUND_BY_ALL {
         return NONE as i32;
     }
+    set!(scratch.owners.service = get!(found.service));
+    let owner = |index: u32| may_know::<P, F, PODS>(context, index);
+    let mut index = if PODS { owner(chosen) } else { NONE };
+    if index != NONE {
+        return index as i32;
+    }
     let table = get!(found.maglev);
     let slot = maglev::slot::<F>(found, *tuple);
-    let mut index = NONE;
     let mut number = 1;
     if asked == 0 {
         // Nodes hear of a change at different times: the one in front may have another table.
-        index = owner::<F>(table.base, slot, get!(found.cluster));
+        index = owner(slot_in(table.base, slot, get!(found.cluster)));
     }
     let former = get!(found.former);
     if index == NONE && get!(found.former_until) > clock::nanoseconds() {
@@ -183,7 +242,7 @@ fn search<F: Family>() -> i32 {
             if nth <= asked || nth > former.len {
                 return NONE;
             }
-            owner::<F>(former.base + (nth - 1) * elements(table.len), slot, list)
+            owner(slot_in(former.base + (nth - 1) * elements(table.len), slot, list))
         };
         // Not a loop: the verifier of Linux 6.1 refuses the order of its instructions.
         index = nth(1);
@@ -202,15 +261,57 @@ fn search<F: Family>() -> i32 {
 
 const _: () = assert!(FORMER == 3, "search() looks at three");
 
-/// Returns the slot of a table's endpoint, if that is on another node which opens packets.
+/// Returns the number of the slot of a table's endpoint.
 #[inline(always)]
-fn owner<F: Family>(base: u32, slot: u32, list: IndexRange) -> u32 {
+fn slot_in(base: u32, slot: u32, list: IndexRange) -> u32 {
     let place = maglev::place_in(base, slot);
-    if place >= list.len {
-        return NONE;
+    if place < list.len { list.base + place } else { NONE }
+}
+
+/// Returns the number of this slot if its endpoint may have the connection: it is on another node
+/// which opens packets, or the stack of its pod here says so; otherwise [`NONE`], or what the stack
+/// says instead.
+#[inline(always)]
+fn may_know<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context, index: u32) -> u32 {
+    if !PODS {
+        return if matches!(whereabouts::<F>(index), Whereabouts::Elsewhere) { index } else { NONE };
     }
-    let index = list.base + place;
-    if matches!(whereabouts::<F>(index), Whereabouts::Elsewhere) { index } else { NONE }
+    let answer = match (P::TC, F::V6) {
+        (false, false) => slot_knows_xdp4(index),
+        (false, true) => slot_knows_xdp6(index),
+        (true, false) => slot_knows_tc4(context.cast(), index),
+        (true, true) => slot_knows_tc6(context.cast(), index),
+    };
+    answer as u32
+}
+
+global_functions! {
+    slot_knows_xdp4 => slot_knows_xdp::<V4>, index: u32;
+    slot_knows_xdp6 => slot_knows_xdp::<V6>, index: u32;
+    slot_knows_tc4 => slot_knows::<Tc, V4>, context: *mut __sk_buff, index: u32;
+    slot_knows_tc6 => slot_knows::<Tc, V6>, context: *mut __sk_buff, index: u32;
+}
+
+#[inline(always)]
+fn slot_knows_xdp<F: Family>(index: u32) -> i32 {
+    slot_knows::<Xdp, F>(ptr::null_mut(), index)
+}
+
+/// Implements [`may_know`].
+#[inline(always)]
+fn slot_knows<P: Packet, F: Family>(context: *mut P::Context, index: u32) -> i32 {
+    let none = NONE as i32;
+    let Some(scratch) = F::scratch() else { return none };
+    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else { return none };
+    if get!(slot.flags) & SLOT_LOCAL == 0 {
+        return if load(slot).opens() != 0 { index as i32 } else { none };
+    }
+    match pod_stack::ask::<P, F>(context, scratch, get!(slot.address)) {
+        Answer::Unknown => none,
+        Answer::Known => index as i32,
+        Answer::OutOfWindow => OUT_OF_WINDOW as i32,
+        Answer::ByTc => BY_TC as i32,
+    }
 }
 
 /// Returns the frontend of a packet that another node has sent, or that this one is to send on, or

@@ -246,3 +246,32 @@ proptest! {
         prop_assert_eq!(acknowledges(ack, opening), (1..=length + 1).contains(&ack.wrapping_sub(syn)));
     }
 }
+
+/// A segment that finds no flow is compared with what the pod's socket awaits: what was lost before
+/// it, and what of the pod's is still under way, may lie between.
+#[test]
+fn a_socket_awaits_what_is_near_its_own_numbers() {
+    let near: u32 = NEAR.cast_unsigned();
+    for (rcv_nxt, snd_una, sent) in [(1_000_000, 5_000_000, 0_u32), (10_u32, u32::MAX - 10, 4 << 20)] {
+        let snd_nxt = snd_una.wrapping_add(sent);
+        let awaited = |number: u32, ack: u32| {
+            is_awaited(
+                numbers(rcv_nxt.wrapping_add(number), snd_una.wrapping_add(ack)),
+                rcv_nxt,
+                snd_una,
+                snd_nxt,
+            )
+        };
+        for number in [0, 1, near - 1, 1u32.wrapping_sub(near)] {
+            for ack in [0, sent, sent / 2, 1u32.wrapping_sub(near)] {
+                assert!(awaited(number, ack), "{number} {ack}");
+            }
+            for ack in [sent + 1, near.wrapping_neg(), 1_u32 << 31] {
+                assert!(!awaited(number, ack), "{number} {ack}: not sent, or acknowledged long ago");
+            }
+        }
+        for number in [near, near.wrapping_neg(), 1_u32 << 31] {
+            assert!(!awaited(number, 0), "{number}");
+        }
+    }
+}

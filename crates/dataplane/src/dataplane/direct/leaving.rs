@@ -9,25 +9,25 @@ use std::{
 
 use traffic_policy_ebpf::abi::NO_SERVICE;
 
-use super::{Element, Place};
+use super::{Element, Place, Target};
 use crate::dataplane::sync::former::LASTS;
 
 /// The elements of endpoints that have left, each with the time at which it did.
 #[derive(Debug, Default)]
-pub(super) struct Leaving(BTreeMap<Place, (u16, Instant)>);
+pub(super) struct Leaving(BTreeMap<Place, (Target, Instant)>);
 
 impl Leaving {
     /// Notes elements that a Service port wanted until now. Some may be wanted again, or by another
     /// one.
     pub(super) fn note(&mut self, elements: impl IntoIterator<Item = Element>, now: Instant) {
-        self.0.extend(elements.into_iter().map(|(key, port)| (key, (port, now))));
+        self.0.extend(elements.into_iter().map(|(key, target)| (key, (target, now))));
     }
 
     /// Notes the elements in the map of an earlier agent, if their Service port is one of these.
-    pub(super) fn found(&mut self, held: &BTreeMap<Place, u16>, indices: &BTreeSet<u32>, now: Instant) {
-        for (key, port) in held.iter().filter(|((_, index), _)| indices.contains(index)) {
-            for (key, port) in [(*key, *port), ((key.0, NO_SERVICE), 0)] {
-                self.0.entry(key).or_insert((port, now));
+    pub(super) fn found(&mut self, held: &BTreeMap<Place, Target>, indices: &BTreeSet<u32>, now: Instant) {
+        for (key, target) in held.iter().filter(|((_, index), _)| indices.contains(index)) {
+            for (key, target) in [(*key, *target), ((key.0, NO_SERVICE), Target::default())] {
+                self.0.entry(key).or_insert((target, now));
             }
         }
     }
@@ -56,15 +56,15 @@ impl Leaving {
     /// Adds those of `doubtful` that nobody wants, if there is room; otherwise they are forgotten.
     pub(super) fn add_to(
         &mut self,
-        wanted: &mut BTreeMap<Place, u16>,
+        wanted: &mut BTreeMap<Place, Target>,
         doubtful: &BTreeSet<Place>,
         has_room: bool,
     ) {
         for key in doubtful {
             if wanted.contains_key(key) || !has_room {
                 self.0.remove(key);
-            } else if let Some((port, _)) = self.0.get(key) {
-                wanted.insert(*key, *port);
+            } else if let Some((target, _)) = self.0.get(key) {
+                wanted.insert(*key, *target);
             }
         }
     }
@@ -82,7 +82,11 @@ mod tests {
     const POD: Place = (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), 7);
     const ADDRESS: Place = (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), NO_SERVICE);
 
-    fn kept(leaving: &mut Leaving, wanted: &[Element], has_room: bool) -> BTreeMap<Place, u16> {
+    const fn at(port: u16) -> Target {
+        Target { port, netns: 0 }
+    }
+
+    fn kept(leaving: &mut Leaving, wanted: &[Element], has_room: bool) -> BTreeMap<Place, Target> {
         let mut wanted = wanted.iter().copied().collect();
         leaving.add_to(&mut wanted, &[POD, ADDRESS].into(), has_room);
         wanted
@@ -91,8 +95,8 @@ mod tests {
     #[test]
     fn who_has_left_is_kept_for_some_time() {
         let (mut leaving, start) = (Leaving::default(), Instant::now());
-        leaving.note([(POD, 80), (ADDRESS, 0)], start);
-        assert_eq!(kept(&mut leaving, &[], true), [(POD, 80), (ADDRESS, 0)].into());
+        leaving.note([(POD, at(80)), (ADDRESS, at(0))], start);
+        assert_eq!(kept(&mut leaving, &[], true), [(POD, at(80)), (ADDRESS, at(0))].into());
         assert_eq!(leaving.expire(start + LASTS - Duration::from_secs(1)), []);
         assert_eq!(leaving.expire(start + LASTS), [POD, ADDRESS]);
         assert_eq!(kept(&mut leaving, &[], true), [].into());
@@ -101,33 +105,33 @@ mod tests {
     #[test]
     fn who_comes_back_leaves_anew() {
         let (mut leaving, start) = (Leaving::default(), Instant::now());
-        leaving.note([(POD, 80)], start);
-        assert_eq!(kept(&mut leaving, &[(POD, 81)], true), [(POD, 81)].into());
+        leaving.note([(POD, at(80))], start);
+        assert_eq!(kept(&mut leaving, &[(POD, at(81))], true), [(POD, at(81))].into());
         assert_eq!(kept(&mut leaving, &[], true), [].into(), "it was wanted, and has not left since");
     }
 
     #[test]
     fn others_come_first_in_a_full_map() {
         let mut leaving = Leaving::default();
-        leaving.note([(POD, 80)], Instant::now());
+        leaving.note([(POD, at(80))], Instant::now());
         assert_eq!(kept(&mut leaving, &[], false), [].into());
     }
 
     #[test]
     fn a_service_that_is_gone_takes_its_endpoints_along() {
         let mut leaving = Leaving::default();
-        leaving.note([(POD, 80), (ADDRESS, 0)], Instant::now());
-        assert_eq!(leaving.forget(&[((IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)), 7), 80)]), [POD]);
-        assert_eq!(kept(&mut leaving, &[], true), [(ADDRESS, 0)].into());
+        leaving.note([(POD, at(80)), (ADDRESS, at(0))], Instant::now());
+        assert_eq!(leaving.forget(&[((IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)), 7), at(80))]), [POD]);
+        assert_eq!(kept(&mut leaving, &[], true), [(ADDRESS, at(0))].into());
     }
 
     #[test]
     fn an_agent_keeps_those_of_an_earlier_one() {
         let mut leaving = Leaving::default();
         let of_another = (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)), 8);
-        let held = [(POD, 80), (ADDRESS, 0), (of_another, 80)].into();
+        let held = [(POD, at(80)), (ADDRESS, at(0)), (of_another, at(80))].into();
         leaving.found(&held, &[7].into(), Instant::now());
-        assert_eq!(kept(&mut leaving, &[], true), [(POD, 80), (ADDRESS, 0)].into());
+        assert_eq!(kept(&mut leaving, &[], true), [(POD, at(80)), (ADDRESS, at(0))].into());
         assert!(!leaving.0.contains_key(&of_another));
     }
 }

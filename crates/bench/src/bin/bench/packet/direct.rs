@@ -49,6 +49,8 @@ enum What {
     /// A request that arrives at the endpoint's node.
     Arrived,
     Answer,
+    /// A segment there of a connection that neither this node nor the stack of the pod knows.
+    Unknown,
 }
 
 /// A row of the group.
@@ -73,6 +75,7 @@ impl Wanted {
             What::NewBy(Method::Cilium) => "Cilium's method, first packet",
             What::Arrived => "at the endpoint's node, request",
             What::Answer => "at the endpoint's node, reply",
+            What::Unknown => "at the endpoint's node, segment of no connection",
         };
         let way = match self.dispatch {
             Dispatch::Ip => "",
@@ -89,7 +92,7 @@ impl Wanted {
     }
 
     fn is_at_home(&self) -> bool {
-        matches!(self.what, What::Arrived | What::Answer)
+        matches!(self.what, What::Arrived | What::Answer | What::Unknown)
     }
 
     fn floor(self) -> Subject {
@@ -103,7 +106,7 @@ impl Wanted {
             (What::Back, _) => DirectFloor::OpenReply,
             (What::Arrived, Dispatch::Udp) => DirectFloor::OpenUdp,
             (What::Arrived, Dispatch::ByMac) if hook == Hook::Xdp => DirectFloor::Deliver,
-            (What::Arrived, Dispatch::Ip | Dispatch::Tunnel) => DirectFloor::Open,
+            (What::Arrived, Dispatch::Ip | Dispatch::Tunnel) | (What::Unknown, _) => DirectFloor::Open,
             (What::Answer, Dispatch::Tunnel) => DirectFloor::SendBack,
             (What::Arrived | What::Answer, _) => DirectFloor::Back,
         };
@@ -152,6 +155,7 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
         add(What::Arrived, dispatch, &[Hook::Ingress], tcp);
     }
     add(What::Arrived, Dispatch::ByMac, &front, tcp);
+    add(What::Unknown, Dispatch::Ip, &[Hook::Ingress], tcp);
     add(What::Answer, Dispatch::Ip, &[Hook::Egress], &both);
     add(What::Answer, Dispatch::Tunnel, &[Hook::Egress], tcp);
     let (dispatch, ipv6, protocol, hook) = (Dispatch::Ip, false, Protocol::Tcp, Hook::Xdp);
@@ -213,6 +217,7 @@ fn costs(loaded: &mut Loaded, row: Wanted, effort: Effort) -> Result<[Vec<f64>; 
         What::Request | What::RequestBy(_) => front::requests(loaded, row, effort, rounds),
         What::New | What::NewBy(_) => front::first_packets(loaded, row, rounds),
         What::Back => front::replies(loaded, row, rounds),
+        What::Unknown => home::refused(loaded, row, rounds),
         What::Arrived | What::Answer => home::costs(loaded, row, effort, rounds),
     }
 }

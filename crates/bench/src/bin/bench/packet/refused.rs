@@ -90,8 +90,7 @@ impl Wanted {
             // RFC 9293 section 3.10.7.1: the sequence number of the RST is the one that the segment
             // acknowledges.
             What::WithoutFlow => {
-                let [_, _, _, _, a, b, c, d] = acknowledged(first, self.ipv6);
-                let number = u32::from_be_bytes([a, b, c, d]);
+                let number = acknowledged(first, self.ipv6);
                 Packet::tcp(frontend, client, flag::RST)
                     .numbers(number, 0)
                     .with(|packet| packet.tcp_mut().window = 0)
@@ -108,12 +107,12 @@ impl Wanted {
     }
 }
 
-/// Returns the sequence and acknowledgement number of a segment.
-fn acknowledged(frame: &Frame, ipv6: bool) -> [u8; 8] {
+/// Returns the acknowledgement number of a segment.
+pub(super) fn acknowledged(frame: &Frame, ipv6: bool) -> u32 {
     let tcp = 14 + if ipv6 { 40 } else { 20 };
-    let mut numbers = [0; 8];
-    numbers.copy_from_slice(&unpacked(frame)[tcp + 4..tcp + 12]);
-    numbers
+    let mut number = [0; 4];
+    number.copy_from_slice(&unpacked(frame)[tcp + 8..tcp + 12]);
+    u32::from_be_bytes(number)
 }
 
 pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {

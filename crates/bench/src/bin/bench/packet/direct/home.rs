@@ -8,14 +8,40 @@ use traffic_policy_bench::{
         Dispatch, at_home, mirror_at_home,
         packets::{arriving_within, reply_within},
     },
+    fixture::{MAC, ROUTER_MAC},
     flows::{flows, frames},
     frame::unpacked,
     turns,
 };
 use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 
+use traffic_policy_testing::packet::{Packet, flag};
+
 use super::{FLOWS, Wanted, What, each};
-use crate::Effort;
+use crate::{Effort, packet::refused::acknowledged};
+
+/// More answers than any run needs.
+const ANSWERS_PER_JIFFY: u32 = 1 << 20;
+
+/// Measures segments of connections that are not known here, and that the pod is asked for.
+pub(super) fn refused(loaded: &mut Loaded, row: Wanted, rounds: usize) -> Result<[Vec<f64>; 2]> {
+    loaded.set_answers_per_jiffy(ANSWERS_PER_JIFFY);
+    let flows = at_home(&flows(row.ipv6, row.protocol, FLOWS));
+    mirror_at_home(loaded, &flows)?;
+    let inner = frames(&flows, Kind::Request)?;
+    let sent: Result<Vec<_>> = inner
+        .iter()
+        .zip(&flows)
+        .map(|(inner, flow)| arriving_within(&unpacked(inner), flow, row.dispatch))
+        .collect();
+    let last = flows[flows.len() - 1];
+    let opened = unpacked(&frames(&[Flow { frontend: last.endpoint, ..last }], Kind::Request)?[0]);
+    let [client, frontend] = [last.client, last.frontend].map(|end| (end.ip(), end.port()));
+    let number = acknowledged(&inner[inner.len() - 1], row.ipv6);
+    let answer = Packet::tcp(frontend, client, flag::RST).numbers(number, 0);
+    let answer = answer.with(|packet| packet.tcp_mut().window = 0).macs(MAC, ROUTER_MAC).bytes();
+    each(loaded, row, rounds, &sent?, Outcome::ResetNoFlow, &[opened, answer])
+}
 
 /// Measures packets of open flows.
 pub(super) fn costs(

@@ -1,0 +1,176 @@
+//! Connections that an endpoint's node has forgotten: its maps are made anew, and the next segment
+//! is for the stack of the pod, which knows the connection. With direct forwarding and Maglev
+//! tables none is cut, whichever node is in front.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use traffic_policy_testing::cluster::Cluster;
+use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::object::{Backend, lease};
+use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::packet::{Packet, flag};
+use traffic_policy_testing::traffic::Answer;
+
+use super::{PATIENCE, VIP_PORT, VIPS, service};
+use crate::spoofed::Stranger;
+
+const CONNECTIONS: usize = 12;
+/// The nodes with pods; the first node has none.
+const HOMES: [usize; 2] = [2, 3];
+
+/// Open connections of the client, and what their pods are called.
+struct Scene {
+    cluster: Cluster,
+    connections: Vec<Connection>,
+}
+
+struct Connection {
+    stream: BufReader<TcpStream>,
+    family: Family,
+    pod: String,
+}
+
+impl Scene {
+    /// The first node is in front of these endpoints.
+    fn start(attach: &str, forwarding: &str, backends: &[usize]) -> Self {
+        let mut cluster = Cluster::start(Lab::builder().pods(&[0, 2, 2])).unwrap();
+        let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
+        let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
+        cluster.manifests.write("leases", &leases).unwrap();
+        cluster.manifests.apply(&service(), &some(&cluster, backends)).unwrap();
+        let flags = ["--forwarding", forwarding, "--algorithm", "maglev", "--maglev-size", "251"];
+        cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
+        let mut scene = Self { cluster, connections: Vec::new() };
+        scene.in_front(1);
+        for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
+            let to = SocketAddr::new(vip, VIP_PORT);
+            scene.connections.extend((0..CONNECTIONS).map(|_| Connection::open(&scene.cluster, family, to)));
+        }
+        scene
+    }
+
+    /// Makes the router send everything to this node.
+    fn in_front(&self, number: usize) {
+        for vip in VIPS {
+            self.cluster.lab.route_vip(vip, self.cluster.lab.node(number)).unwrap();
+        }
+    }
+
+    /// Removes all that these nodes know, and starts their agents anew.
+    fn forget(&mut self, nodes: &[usize]) {
+        for number in nodes {
+            let agent = &mut self.cluster.agents[number - 1];
+            agent.stop().unwrap();
+            let output = agent.command(&["cleanup", "--force"]).unwrap();
+            assert!(output.status.success(), "{output:?}");
+            agent.start_again().unwrap();
+            agent.wait_ready(Duration::from_secs(20)).unwrap();
+            assert_eq!(agent.json(&["flows"]).unwrap(), serde_json::json!([]), "node-{number} has forgotten");
+        }
+    }
+
+    /// Sends segments in the client's name, whose numbers are not those of its connections. They
+    /// reach no pod, and nobody learns from them.
+    fn forge(&self) {
+        let agents = || HOMES.iter().map(|number| &self.cluster.agents[number - 1]);
+        let dropped = || -> u64 {
+            agents().map(|agent| agent.packets("tc-ingress", "dropped-out-of-window").unwrap()).sum()
+        };
+        let (before, stranger) = (dropped(), Stranger::at(&self.cluster));
+        for (number, Connection { stream, .. }) in (1_u32..).zip(&self.connections) {
+            let stream = stream.get_ref();
+            let [from, to] = [stream.local_addr(), stream.peer_addr()].map(|end| {
+                let end = end.unwrap();
+                (end.ip(), end.port())
+            });
+            let numbers = [0x9e37_79b9, 0x85eb_ca6b].map(|by| number.wrapping_mul(by));
+            let segment = Packet::tcp(from, to, flag::ACK).numbers(numbers[0], numbers[1]);
+            stranger.send(&segment.payload(b"forged"));
+        }
+        let wanted = before + self.connections.len() as u64;
+        until("forged segments are dropped", PATIENCE, || dropped() >= wanted);
+        for agent in agents() {
+            let flows = agent.json(&["flows"]).unwrap();
+            let here = flows.as_array().unwrap().iter().filter(|flow| flow["kind"] == "delivered");
+            assert_eq!(here.count(), 0, "{flows}");
+        }
+    }
+
+    /// Sends a request on every connection, which its pod answers as the client's.
+    fn ask_all(&mut self, when: &str) {
+        let client = self.cluster.lab.client().addresses;
+        for Connection { stream, family, pod } in &mut self.connections {
+            let answer = ask(stream).unwrap_or_else(|error| panic!("{when}, {pod}, {family:?}: {error:#}"));
+            assert_eq!((answer.pod, answer.client.ip()), (pod.clone(), client.of(*family)), "{when}");
+        }
+    }
+}
+
+impl Connection {
+    fn open(cluster: &Cluster, family: Family, to: SocketAddr) -> Self {
+        let connect = || TcpStream::connect_timeout(&to, scaled(PATIENCE));
+        let stream = cluster.lab.client().netns().run(connect).unwrap();
+        stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
+        let mut stream = BufReader::new(stream);
+        let pod = ask(&mut stream).unwrap().pod;
+        Self { stream, family, pod }
+    }
+}
+
+fn ask(stream: &mut BufReader<TcpStream>) -> anyhow::Result<Answer> {
+    stream.get_mut().write_all(b"there?\n")?;
+    let mut line = String::new();
+    anyhow::ensure!(stream.read_line(&mut line)? > 0, "closed by the other side");
+    Answer::parse(&line)
+}
+
+/// The backends of these numbers: the second node has 0 and 1, the third one 2 and 3.
+fn some(cluster: &Cluster, numbers: &[usize]) -> Vec<Backend> {
+    let all: Vec<_> = cluster.lab.pods().collect();
+    numbers.iter().map(|number| Backend::of(all[*number])).collect()
+}
+
+fn by_endpoints_nodes(attach: &str, forwarding: &str) {
+    let mut scene = Scene::start(attach, forwarding, &[0, 2]);
+    scene.forget(&HOMES);
+    scene.forge();
+    scene.ask_all("the node in front knows the connections");
+    scene.forget(&HOMES);
+    scene.in_front(2);
+    scene.forge();
+    scene.ask_all("the node in front has forgotten them, too, and one of the pods");
+}
+
+#[test]
+fn by_endpoints_nodes_tc() {
+    by_endpoints_nodes("tc", "direct");
+}
+
+#[test]
+fn by_endpoints_nodes_xdp() {
+    by_endpoints_nodes("xdp", "direct");
+}
+
+#[test]
+fn by_endpoints_nodes_tunnel() {
+    by_endpoints_nodes("xdp", "tunnel");
+}
+
+/// All nodes have forgotten the connections before the endpoints change: the pods of former owners
+/// are asked, on the owner's node and on others.
+#[test]
+fn by_all_nodes_before_the_endpoints_change() {
+    let mut scene = Scene::start("tc", "direct", &[0, 2]);
+    scene.forget(&[1, 2, 3]);
+    let endpoints = some(&scene.cluster, &[1, 3]);
+    scene.cluster.manifests.endpoints(&service(), &endpoints).unwrap();
+    for agent in &scene.cluster.agents {
+        until("the endpoints have changed", PATIENCE, || {
+            let ports = agent.json(&["services", "default/web"]).unwrap();
+            ports[0]["former_owners"]["slots"].as_u64() > Some(0)
+        });
+    }
+    scene.ask_all("the endpoints have changed");
+}
