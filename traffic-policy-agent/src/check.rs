@@ -5,7 +5,6 @@
 
 mod devices;
 mod direct;
-mod ethtool;
 mod finding;
 mod folders;
 mod forwarding;
@@ -15,7 +14,6 @@ mod listeners;
 mod local_delivery;
 mod migrate;
 mod netfilter;
-mod nftables;
 mod other_end;
 mod pod_services;
 mod policy_routing;
@@ -30,10 +28,9 @@ use traffic_policy_cluster::{
     model::object::{Node, Service},
     source::{Change, Manifests, Update},
 };
-use traffic_policy_dataplane::{LocalDelivery, PinsLook, PodServices};
+use traffic_policy_dataplane::{LocalDelivery, PinsLook, PodServices, node};
 
 pub use self::{
-    ethtool::strips_vlans,
     finding::{Finding, Severity},
     local_delivery::obstacle as local_delivery_obstacle,
     migrate::migration,
@@ -94,7 +91,7 @@ pub async fn check(settings: &Settings) -> Vec<Finding> {
     }
     let facts = policy_routing::Facts::look(served).await;
     findings.extend(attempt("policy-routing", facts, policy_routing::judge));
-    findings.extend(attempt("ipsec", ipsec::policies(), ipsec::judge));
+    findings.extend(attempt("ipsec", node::ipsec::policies().map_err(Into::into), ipsec::judge));
     findings.extend(attempt("ports", ports::Facts::look(settings, objects.services, used_by), ports::judge));
     findings
 }

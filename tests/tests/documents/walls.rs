@@ -109,6 +109,16 @@ fn crates_know_what_is_below_them_only() {
     }
 }
 
+/// The agent asks the data plane for what the kernel says by netlink, and reads no message of it.
+#[test]
+fn the_agent_reads_no_netlink() {
+    let mut sources = page::files(&["rs"]);
+    sources.retain(|path| path.starts_with("traffic-policy-agent/src"));
+    assert!(!sources.is_empty());
+    sources.retain(|path| page::text(path).contains("netlink::"));
+    assert_eq!(sources, Vec::<String>::new());
+}
+
 /// Indirect dependencies count, too: users build the plugin where neither BPF nor netlink exists.
 #[test]
 fn the_plugin_is_built_without_bpf_and_netlink() {

@@ -8,11 +8,11 @@ use std::fs;
 
 use anyhow::Result;
 use traffic_policy_cluster::source::try_opening;
+use traffic_policy_dataplane::node::nftables;
 
 use super::{
     Finding, Settings,
     devices::Device,
-    nftables,
     settings::{DirectSettings, Peer},
 };
 

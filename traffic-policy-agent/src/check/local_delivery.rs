@@ -3,9 +3,9 @@
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::Result;
-use traffic_policy_dataplane::{conntrack_obstacle, is_conntrack_strict, judged_pods};
+use traffic_policy_dataplane::{conntrack_obstacle, is_conntrack_strict, judged_pods, node::ipsec};
 
-use super::{Finding, ipsec};
+use super::Finding;
 
 /// The pods' devices of this node.
 #[derive(Clone, Debug, Default)]

@@ -6,12 +6,12 @@ use std::{fs, io, path::Path};
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::node::{Ipvs, Network, conntrack, ipvs};
-
-use super::{
-    Finding,
+use traffic_policy_dataplane::node::{
+    Ipvs, Network, conntrack, ipvs,
     nftables::{Family, Rules},
 };
+
+use super::Finding;
 
 const PROBE: &str = "migrate";
 
@@ -264,11 +264,10 @@ fn differences(facts: &Facts) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use traffic_policy_dataplane::node::nftables::{Chain, Table};
+
     use super::*;
-    use crate::check::{
-        Severity,
-        nftables::{Chain, Table},
-    };
+    use crate::check::Severity;
 
     fn texts(facts: &Facts) -> Vec<String> {
         judge(facts).into_iter().map(|finding| finding.found).collect()

@@ -3,10 +3,9 @@
 
 use std::{collections::BTreeSet, fs};
 
-use super::{
-    Finding,
-    nftables::{Chain, Family, Rules, Table},
-};
+use traffic_policy_dataplane::node::nftables::{Chain, Family, Rules, Table};
+
+use super::Finding;
 
 /// Facts that the findings are made from.
 #[derive(Clone, Debug, Default)]

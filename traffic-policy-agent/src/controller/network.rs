@@ -13,6 +13,7 @@ use traffic_policy_dataplane::{
     Attached, Changed, DevicePrograms, Interface, Mode, NextHops, PacketPath,
     node::{
         self, Address, Event, Events, Header, Link, Neighbour, NeighbourManager, Network, Route, RouteMtus,
+        ethtool,
     },
 };
 
@@ -59,7 +60,7 @@ pub(super) struct NodeNetwork {
     fell_back: BTreeSet<u32>,
     /// Events of the Node that have not been posted yet.
     events: Vec<ObjectEvent>,
-    /// The function [`check::strips_vlans`]; tests replace it.
+    /// The function [`ethtool::strips_vlans`]; tests replace it.
     strips_vlans: fn(u32) -> bool,
 }
 
@@ -83,7 +84,7 @@ impl NodeNetwork {
             mode,
             fell_back: BTreeSet::new(),
             events: Vec::new(),
-            strips_vlans: check::strips_vlans,
+            strips_vlans: ethtool::strips_vlans,
         }
     }
 

@@ -4,13 +4,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::Result;
 use traffic_policy_dataplane::{
-    Kernel, Mode,
-    drivers::{self, Channels},
-    introspect,
-    node::{self, Header, Link, Network},
+    Kernel, Mode, drivers, introspect,
+    node::{
+        self, Header, Link, Network,
+        ethtool::{self, Channels},
+    },
 };
 
-use crate::check::{ethtool, other_end::OtherEnd, settings::Settings};
+use crate::check::{other_end::OtherEnd, settings::Settings};
 
 /// Facts by which devices are judged.
 #[derive(Clone, Debug)]

@@ -1,4 +1,7 @@
-use traffic_policy_dataplane::{Kernel, drivers::Channels, node::Link};
+use traffic_policy_dataplane::{
+    Kernel,
+    node::{Link, ethtool::Channels},
+};
 
 use super::*;
 use crate::check::{Severity, other_end::OtherEnd};

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::dataplane::kernel::Kernel;
+use crate::{dataplane::kernel::Kernel, node::ethtool::Channels};
 
 /// The bytes around a frame in its page: `XDP_PACKET_HEADROOM` before it and
 /// `struct skb_shared_info` after it.
@@ -33,13 +33,6 @@ pub fn most_mtu(driver: &str, page: usize, kernel: Kernel) -> Option<u32> {
         "ena" => Some(page_mtu(page).saturating_sub(VLAN_AND_FCS as u32)),
         _ => None,
     }
-}
-
-/// The queue pairs of a device ("combined channels").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Channels {
-    pub used: u32,
-    pub most: u32,
 }
 
 /// A lack of queues for XDP.

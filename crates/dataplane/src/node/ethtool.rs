@@ -2,10 +2,14 @@
 
 use std::io;
 
-use traffic_policy_dataplane::{
-    drivers::Channels,
-    node::netlink::{Connection, attribute, attributes, find, protocols::NETLINK_GENERIC, text},
-};
+use super::netlink::{Connection, attribute, attributes, find, protocols::NETLINK_GENERIC, text};
+
+/// The queue pairs of a device ("combined channels").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Channels {
+    pub used: u32,
+    pub most: u32,
+}
 
 // linux/genetlink.h
 const CTRL: u16 = 16;
@@ -30,7 +34,7 @@ fn family(generic: &mut Connection, name: &str) -> io::Result<u16> {
 
 /// Returns the XDP features of a device as linux/netdev.h numbers them; an error before Linux 6.3,
 /// which does not report them.
-pub(super) fn xdp_features(index: u32) -> io::Result<u64> {
+pub fn xdp_features(index: u32) -> io::Result<u64> {
     // linux/netdev.h
     const DEV_GET: u8 = 1;
     const IFINDEX: u16 = 1;
@@ -52,13 +56,13 @@ pub fn strips_vlans(index: u32) -> bool {
     offloads(index).is_ok_and(|offloads| strip_vlans(&offloads))
 }
 
-pub(super) fn strip_vlans(offloads: &[String]) -> bool {
+pub fn strip_vlans(offloads: &[String]) -> bool {
     offloads.iter().any(|name| name == "rx-vlan-hw-parse")
 }
 
 /// Returns the offloads that are on, by the kernel's names that `ethtool -k` shows
 /// (`tx-checksum-ip-generic` …).
-pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
+pub fn offloads(index: u32) -> io::Result<Vec<String>> {
     // linux/ethtool_netlink.h
     const FEATURES_GET: u8 = 11;
     const FEATURES_ACTIVE: u16 = 4;
@@ -72,7 +76,7 @@ pub(super) fn offloads(index: u32) -> io::Result<Vec<String>> {
 }
 
 /// Returns the number of queue pairs that a device uses, and the maximum.
-pub(super) fn channels(index: u32) -> io::Result<Channels> {
+pub fn channels(index: u32) -> io::Result<Channels> {
     // linux/ethtool_netlink.h
     const CHANNELS_GET: u8 = 17;
     const COMBINED_MAX: u16 = 5;

@@ -5,13 +5,12 @@ mod invalid;
 
 use std::{fmt, io};
 
-use traffic_policy_dataplane::node::netlink::{Connection, find, protocols::NETLINK_NETFILTER, text};
-
-pub(super) use self::invalid::invalid_drops;
+pub use self::invalid::invalid_drops;
+use super::netlink::{Connection, find, protocols::NETLINK_NETFILTER, text};
 
 /// The families whose hooks see IP packets in the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Family {
+pub enum Family {
     Inet,
     Ip,
     Ip6,
@@ -40,30 +39,30 @@ impl fmt::Display for Family {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Table {
-    pub(super) family: Family,
-    pub(super) name: String,
+pub struct Table {
+    pub family: Family,
+    pub name: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chain {
-    pub(super) table: Table,
-    pub(super) name: String,
+pub struct Chain {
+    pub table: Table,
+    pub name: String,
     /// Whether it is called where packets are forwarded.
-    pub(super) forward: bool,
+    pub forward: bool,
     /// Whether its policy is drop: packets that none of its rules decides are dropped.
-    pub(super) drops: bool,
+    pub drops: bool,
     /// Whether it changes the source of packets that leave.
-    pub(super) source_nat: bool,
+    pub source_nat: bool,
     /// Whether it has rules, or others lead to it.
-    pub(super) in_use: bool,
+    pub in_use: bool,
 }
 
 /// Tables and chains of nftables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rules {
-    pub(super) tables: Vec<Table>,
-    pub(super) chains: Vec<Chain>,
+pub struct Rules {
+    pub tables: Vec<Table>,
+    pub chains: Vec<Chain>,
 }
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
@@ -86,7 +85,7 @@ const HEADER: usize = 4;
 
 impl Rules {
     /// Reads the rules. A kernel without nf_tables has none.
-    pub(super) fn read() -> io::Result<Self> {
+    pub fn read() -> io::Result<Self> {
         let tables = dump(NFTABLES | GETTABLE)?.iter().filter_map(|message| table(message)).collect();
         let chains = dump(NFTABLES | GETCHAIN)?.iter().filter_map(|message| chain(message)).collect();
         Ok(Self { tables, chains })

@@ -3,9 +3,10 @@
 
 use std::io;
 
-use traffic_policy_dataplane::node::netlink::{attributes, find, text};
-
-use super::{Family, HEADER, NFTABLES, dump};
+use super::{
+    super::netlink::{attributes, find, text},
+    Family, HEADER, NFTABLES, dump,
+};
 
 // linux/netfilter/nf_tables.h
 const GETRULE: u16 = 7;
@@ -95,9 +96,8 @@ fn number(value: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use traffic_policy_dataplane::node::netlink::attribute;
-
     use super::*;
+    use crate::node::netlink::attribute;
 
     const ELEMENT: u16 = 1;
 
