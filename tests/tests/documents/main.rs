@@ -22,6 +22,7 @@ mod page;
 mod roles;
 mod shares;
 mod skips;
+mod types;
 mod walls;
 mod width;
 mod words;
