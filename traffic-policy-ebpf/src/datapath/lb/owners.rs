@@ -13,7 +13,7 @@
 //! packet counts the owners that were asked: the number grows with each node, up to [`FORMER`], so
 //! a packet never goes round. What nobody knows is reset for the frontend.
 
-use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
         Address, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
@@ -159,8 +159,8 @@ pub fn of_segment<P: Packet, F: Family>(packet: P, scratch: *mut Scratch<F::Addr
     set!(scratch.owners.chosen = chosen);
     let context = packet.raw();
     let index = match (P::TC, F::V6) {
-        (false, false) => owner_xdp4(),
-        (false, true) => owner_xdp6(),
+        (false, false) => owner_xdp4(context.cast()),
+        (false, true) => owner_xdp6(context.cast()),
         (true, false) => owner_tc4(context.cast()),
         (true, true) => owner_tc6(context.cast()),
     };
@@ -176,22 +176,17 @@ pub fn elsewhere<F: Family>(scratch: *mut Scratch<F::Address>, chosen: u32) -> u
 }
 
 global_functions! {
-    owner_xdp4 => search_xdp::<V4>;
-    owner_xdp6 => search_xdp::<V6>;
-    owner_tc4 => search_tc::<V4>, context: *mut __sk_buff;
-    owner_tc6 => search_tc::<V6>, context: *mut __sk_buff;
+    owner_xdp4 => search_all::<Xdp, V4>, context: *mut xdp_md;
+    owner_xdp6 => search_all::<Xdp, V6>, context: *mut xdp_md;
+    owner_tc4 => search_all::<Tc, V4>, context: *mut __sk_buff;
+    owner_tc6 => search_all::<Tc, V6>, context: *mut __sk_buff;
     owner_elsewhere4 => search_elsewhere::<V4>;
     owner_elsewhere6 => search_elsewhere::<V6>;
 }
 
 #[inline(always)]
-fn search_xdp<F: Family>() -> i32 {
-    search::<Xdp, F, true>(ptr::null_mut())
-}
-
-#[inline(always)]
-fn search_tc<F: Family>(context: *mut __sk_buff) -> i32 {
-    search::<Tc, F, true>(context)
+fn search_all<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
+    search::<P, F, true>(context)
 }
 
 #[inline(always)]
@@ -277,8 +272,8 @@ fn may_know<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context, in
         return if matches!(whereabouts::<F>(index), Whereabouts::Elsewhere) { index } else { NONE };
     }
     let answer = match (P::TC, F::V6) {
-        (false, false) => slot_knows_xdp4(index),
-        (false, true) => slot_knows_xdp6(index),
+        (false, false) => slot_knows_xdp4(context.cast(), index),
+        (false, true) => slot_knows_xdp6(context.cast(), index),
         (true, false) => slot_knows_tc4(context.cast(), index),
         (true, true) => slot_knows_tc6(context.cast(), index),
     };
@@ -286,15 +281,10 @@ fn may_know<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context, in
 }
 
 global_functions! {
-    slot_knows_xdp4 => slot_knows_xdp::<V4>, index: u32;
-    slot_knows_xdp6 => slot_knows_xdp::<V6>, index: u32;
+    slot_knows_xdp4 => slot_knows::<Xdp, V4>, context: *mut xdp_md, index: u32;
+    slot_knows_xdp6 => slot_knows::<Xdp, V6>, context: *mut xdp_md, index: u32;
     slot_knows_tc4 => slot_knows::<Tc, V4>, context: *mut __sk_buff, index: u32;
     slot_knows_tc6 => slot_knows::<Tc, V6>, context: *mut __sk_buff, index: u32;
-}
-
-#[inline(always)]
-fn slot_knows_xdp<F: Family>(index: u32) -> i32 {
-    slot_knows::<Xdp, F>(ptr::null_mut(), index)
 }
 
 /// Implements [`may_know`].

@@ -7,7 +7,7 @@
 //! connection of the pod, one to the pod itself, get the frontend's address.
 
 use aya_ebpf::{
-    bindings::{__sk_buff, bpf_sock_tuple},
+    bindings::{__sk_buff, bpf_sock_tuple, xdp_md},
     helpers::generated::{bpf_sk_release, bpf_skc_lookup_tcp, bpf_tcp_sock},
 };
 use traffic_policy_ebpf::{
@@ -16,7 +16,7 @@ use traffic_policy_ebpf::{
 };
 
 use crate::datapath::{
-    ctx::Packet,
+    ctx::{Packet, tc::Tc, xdp::Xdp},
     family::{Family, V4, V6},
     parse::Parsed,
 };
@@ -32,7 +32,8 @@ pub enum Answer {
     Known,
     /// It has such a connection, with other numbers.
     OutOfWindow,
-    /// It can be asked, but not by XDP: only TC may read the numbers of a socket.
+    /// It has such a connection, and TC, which alone may read the numbers of a socket, is to compare
+    /// them.
     ByTc,
 }
 
@@ -62,8 +63,8 @@ pub fn ask<P: Packet, F: Family>(
     }
     set!(scratch.other.destination = address);
     let answer = match (P::TC, F::V6) {
-        (false, false) => pod_stack_xdp4(),
-        (false, true) => pod_stack_xdp6(),
+        (false, false) => pod_stack_xdp4(context.cast()),
+        (false, true) => pod_stack_xdp6(context.cast()),
         (true, false) => pod_stack_tc4(context.cast()),
         (true, true) => pod_stack_tc6(context.cast()),
     };
@@ -76,35 +77,23 @@ pub fn ask<P: Packet, F: Family>(
 }
 
 global_functions! {
-    pod_stack_xdp4 => can_be_asked::<V4>;
-    pod_stack_xdp6 => can_be_asked::<V6>;
-    pod_stack_tc4 => look_up::<V4>, context: *mut __sk_buff;
-    pod_stack_tc6 => look_up::<V6>, context: *mut __sk_buff;
+    pod_stack_xdp4 => look_up::<Xdp, V4>, context: *mut xdp_md;
+    pod_stack_xdp6 => look_up::<Xdp, V6>, context: *mut xdp_md;
+    pod_stack_tc4 => look_up::<Tc, V4>, context: *mut __sk_buff;
+    pod_stack_tc6 => look_up::<Tc, V6>, context: *mut __sk_buff;
 }
 
-/// Implements [`ask`] in XDP for the pod whose address is the destination of `Scratch::other`.
+/// Implements [`ask`] for the pod whose address is the destination of `Scratch::other`. Sets
+/// `OwnerSearch::known` if it has the connection.
 #[inline(always)]
-fn can_be_asked<F: Family>() -> i32 {
+fn look_up<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return UNKNOWN };
-    if endpoint::<F>(scratch).is_some_and(|endpoint| get!(endpoint.netns) != 0) { BY_TC } else { UNKNOWN }
-}
-
-#[inline(always)]
-fn endpoint<F: Family>(scratch: *mut Scratch<F::Address>) -> Option<*mut DirectEndpoint> {
     let key = DirectEndpointKey {
         address: get!(scratch.other.destination),
         service: get!(scratch.owners.service),
         zero: 0,
     };
-    F::direct_endpoints().lookup::<_, DirectEndpoint>(&key)
-}
-
-/// Implements [`ask`] in TC for the pod whose address is the destination of `Scratch::other`. Sets
-/// `OwnerSearch::known` if it has the connection.
-#[inline(always)]
-fn look_up<F: Family>(context: *mut __sk_buff) -> i32 {
-    let Some(scratch) = F::scratch() else { return UNKNOWN };
-    let Some(endpoint) = endpoint::<F>(scratch) else { return UNKNOWN };
+    let Some(endpoint) = F::direct_endpoints().lookup::<_, DirectEndpoint>(&key) else { return UNKNOWN };
     let netns = get!(endpoint.netns) as u64;
     if netns == 0 {
         return UNKNOWN;
@@ -120,6 +109,11 @@ fn look_up<F: Family>(context: *mut __sk_buff) -> i32 {
         let socket = bpf_skc_lookup_tcp(context.cast(), tuple, size as u32, netns - 1, 0);
         if socket.is_null() {
             return UNKNOWN;
+        }
+        if !P::TC {
+            let state = (*socket).state;
+            bpf_sk_release(socket.cast());
+            return if state == LISTEN { UNKNOWN } else { BY_TC };
         }
         // Null for one that awaits the end of the handshake, or of TIME-WAIT.
         let tcp = bpf_tcp_sock(socket);
