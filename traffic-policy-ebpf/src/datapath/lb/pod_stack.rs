@@ -32,8 +32,8 @@ pub enum Answer {
     Known,
     /// It has such a connection, with other numbers.
     OutOfWindow,
-    /// It has such a connection, and TC, which alone may read the numbers of a socket, is to compare
-    /// them.
+    /// It has such a connection, and TC, which alone may read the numbers of a socket, is to
+    /// compare them.
     ByTc,
 }
 
