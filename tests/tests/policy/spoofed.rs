@@ -23,13 +23,13 @@ const GUESSES: u32 = 24;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client's connection, and its pod.
-struct Connection {
-    stream: BufReader<TcpStream>,
-    pod: String,
+pub struct Connection {
+    pub stream: BufReader<TcpStream>,
+    pub pod: String,
 }
 
 impl Connection {
-    fn open(cluster: &Cluster, to: SocketAddr) -> Self {
+    pub fn open(cluster: &Cluster, to: SocketAddr) -> Self {
         let stream = cluster.lab.client().netns().run(|| TcpStream::connect(to)).unwrap();
         stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
         let mut connection = Self { stream: BufReader::new(stream), pod: String::new() };
@@ -37,14 +37,14 @@ impl Connection {
         connection
     }
 
-    fn ask(&mut self, text: &str) -> anyhow::Result<Answer> {
+    pub fn ask(&mut self, text: &str) -> anyhow::Result<Answer> {
         self.stream.get_mut().write_all(format!("{text}\n").as_bytes())?;
         let mut line = String::new();
         anyhow::ensure!(self.stream.read_line(&mut line)? > 0, "closed by the other side");
         Answer::parse(&line)
     }
 
-    fn client(&self) -> SocketAddr {
+    pub fn client(&self) -> SocketAddr {
         self.stream.get_ref().local_addr().unwrap()
     }
 }

@@ -2,34 +2,26 @@
 //! is for the stack of the pod, which knows the connection. With direct forwarding and Maglev
 //! tables none is cut, whichever node is in front.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, lease};
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::packet::{Packet, flag};
-use traffic_policy_testing::traffic::Answer;
 
 use super::{PATIENCE, VIP_PORT, VIPS, service};
-use crate::spoofed::Stranger;
+use crate::spoofed::{Connection, Stranger};
 
 const CONNECTIONS: usize = 12;
 /// The nodes with pods; the first node has none.
 const HOMES: [usize; 2] = [2, 3];
 
-/// Open connections of the client, and what their pods are called.
+/// Open connections of the client.
 struct Scene {
     cluster: Cluster,
     connections: Vec<Connection>,
-}
-
-struct Connection {
-    stream: BufReader<TcpStream>,
-    family: Family,
-    pod: String,
 }
 
 impl Scene {
@@ -44,9 +36,9 @@ impl Scene {
         cluster.launch(|agent| agent.attach(attach).flags(&flags)).unwrap();
         let mut scene = Self { cluster, connections: Vec::new() };
         scene.in_front(1);
-        for (family, vip) in Family::BOTH.into_iter().zip(VIPS) {
+        for vip in VIPS {
             let to = SocketAddr::new(vip, VIP_PORT);
-            scene.connections.extend((0..CONNECTIONS).map(|_| Connection::open(&scene.cluster, family, to)));
+            scene.connections.extend((0..CONNECTIONS).map(|_| Connection::open(&scene.cluster, to)));
         }
         scene
     }
@@ -79,12 +71,9 @@ impl Scene {
             agents().map(|agent| agent.packets("tc-ingress", "dropped-out-of-window").unwrap()).sum()
         };
         let (before, stranger) = (dropped(), Stranger::at(&self.cluster));
-        for (number, Connection { stream, .. }) in (1_u32..).zip(&self.connections) {
-            let stream = stream.get_ref();
-            let [from, to] = [stream.local_addr(), stream.peer_addr()].map(|end| {
-                let end = end.unwrap();
-                (end.ip(), end.port())
-            });
+        for (number, connection) in (1_u32..).zip(&self.connections) {
+            let to = connection.stream.get_ref().peer_addr().unwrap();
+            let [from, to] = [connection.client(), to].map(|end| (end.ip(), end.port()));
             let numbers = [0x9e37_79b9, 0x85eb_ca6b].map(|by| number.wrapping_mul(by));
             let segment = Packet::tcp(from, to, flag::ACK).numbers(numbers[0], numbers[1]);
             stranger.send(&segment.payload(b"forged"));
@@ -100,30 +89,13 @@ impl Scene {
 
     /// Sends a request on every connection, which its pod answers as the client's.
     fn ask_all(&mut self, when: &str) {
-        let client = self.cluster.lab.client().addresses;
-        for Connection { stream, family, pod } in &mut self.connections {
-            let answer = ask(stream).unwrap_or_else(|error| panic!("{when}, {pod}, {family:?}: {error:#}"));
-            assert_eq!((answer.pod, answer.client.ip()), (pod.clone(), client.of(*family)), "{when}");
+        for connection in &mut self.connections {
+            let (client, pod) = (connection.client(), connection.pod.clone());
+            let answer =
+                connection.ask("there?").unwrap_or_else(|error| panic!("{when}, {pod}, {client}: {error:#}"));
+            assert_eq!((answer.pod, answer.client), (pod, client), "{when}");
         }
     }
-}
-
-impl Connection {
-    fn open(cluster: &Cluster, family: Family, to: SocketAddr) -> Self {
-        let connect = || TcpStream::connect_timeout(&to, scaled(PATIENCE));
-        let stream = cluster.lab.client().netns().run(connect).unwrap();
-        stream.set_read_timeout(Some(scaled(PATIENCE))).unwrap();
-        let mut stream = BufReader::new(stream);
-        let pod = ask(&mut stream).unwrap().pod;
-        Self { stream, family, pod }
-    }
-}
-
-fn ask(stream: &mut BufReader<TcpStream>) -> anyhow::Result<Answer> {
-    stream.get_mut().write_all(b"there?\n")?;
-    let mut line = String::new();
-    anyhow::ensure!(stream.read_line(&mut line)? > 0, "closed by the other side");
-    Answer::parse(&line)
 }
 
 /// The backends of these numbers: the second node has 0 and 1, the third one 2 and 3.
