@@ -70,7 +70,8 @@ impl Direct {
         addresses: &BTreeSet<IpAddr>,
         all: bool,
     ) -> Result<usize> {
-        if self.v4.is_due(desired) || self.v6.is_due(desired) {
+        // Without other nodes no packet is opened for these endpoints.
+        if !desired.direct_nodes.is_empty() {
             let keys: Vec<_> =
                 if all { desired.ports.keys().collect() } else { changes.ports.iter().collect() };
             let here =
@@ -176,11 +177,6 @@ impl<A: Key> OfFamily<A> {
         Ok(Self { nodes, by_number, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
     }
 
-    /// Whether this agent knows of other nodes, or those of an earlier one are given up.
-    fn is_due(&self, desired: &Desired) -> bool {
-        !desired.direct_nodes.is_empty() || self.kept_until.is_none_or(|until| Instant::now() >= until)
-    }
-
     fn sync(
         &mut self,
         desired: &Desired,
@@ -190,7 +186,7 @@ impl<A: Key> OfFamily<A> {
         namespaces: &Namespaces,
         all: bool,
     ) -> Result<usize> {
-        if !self.is_due(desired) {
+        if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| Instant::now() < until) {
             return Ok(0);
         }
         let all = all || self.kept_until.take().is_some();

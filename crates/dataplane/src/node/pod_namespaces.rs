@@ -10,18 +10,18 @@ use std::{
 
 use netlink_sys::protocols::NETLINK_ROUTE;
 
-use super::netlink::{Connection, Message, attribute, find};
+use super::{
+    netlink::{Connection, Message, attribute, find},
+    veth::End,
+};
 
-// linux/rtnetlink.h, linux/if_link.h, linux/if_addr.h
-const RTM_GETLINK: u16 = 18;
+// linux/rtnetlink.h, linux/if_addr.h
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
-const IFLA_LINK_NETNSID: u16 = 37;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const IFA_TARGET_NETNSID: u16 = 10;
-/// `struct ifinfomsg`, `struct ifaddrmsg`.
-const LINK_HEADER: usize = 16;
+/// `struct ifaddrmsg`.
 const ADDRESS_HEADER: usize = 8;
 
 /// Returns the addresses in the namespaces behind this one's devices, each with the id of its
@@ -31,10 +31,8 @@ const ADDRESS_HEADER: usize = 8;
 /// The kernel lists no devices. A namespace that is gone, or not accessible to this process, is
 /// left out.
 pub fn by_address() -> io::Result<BTreeMap<IpAddr, u32>> {
+    let ids: BTreeSet<u32> = End::all()?.iter().filter_map(End::other_namespace).collect();
     let mut routes = Connection::open(NETLINK_ROUTE)?;
-    let links = routes.dump(RTM_GETLINK, &[0; LINK_HEADER])?;
-    let ids: BTreeSet<u32> =
-        links.iter().filter_map(|link| number(link.payload.get(LINK_HEADER..)?, IFLA_LINK_NETNSID)).collect();
     routes.check_requests_strictly()?;
     let mut namespaces = BTreeMap::new();
     for id in ids {
@@ -64,10 +62,6 @@ fn address(message: &Message) -> Option<IpAddr> {
     }
 }
 
-fn number(attributes: &[u8], kind: u16) -> Option<u32> {
-    Some(u32::from_ne_bytes(*find(attributes, kind)?.first_chunk()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,7 +77,7 @@ mod tests {
         assert_eq!(address(&message(RTM_NEWADDR, &both)), Some(own.into()));
         let v6 = [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
         assert_eq!(address(&message(RTM_NEWADDR, &[attribute(IFA_ADDRESS, &v6)])), Some(v6.into()));
-        assert_eq!(address(&message(RTM_GETLINK, &both)), None);
+        assert_eq!(address(&message(RTM_GETADDR, &both)), None);
         assert_eq!(address(&message(RTM_NEWADDR, &[attribute(IFA_LOCAL, &[1, 2])])), None);
     }
 }

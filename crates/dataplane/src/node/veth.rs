@@ -81,6 +81,11 @@ impl End {
     pub fn other_is_elsewhere(&self) -> bool {
         self.namespace.is_some()
     }
+
+    /// Returns the id of the other end's network namespace, if that is another one.
+    pub fn other_namespace(&self) -> Option<u32> {
+        self.namespace
+    }
 }
 
 /// A change of the XDP program in a device's driver.
