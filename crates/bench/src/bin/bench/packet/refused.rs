@@ -21,7 +21,7 @@ use crate::{
 const GROUP: &str = "refused";
 const SENDERS: u32 = 1_000;
 /// More answers than any run needs.
-const ANSWERS_PER_JIFFY: u32 = 1 << 20;
+pub(super) const ANSWERS_PER_JIFFY: u32 = 1 << 20;
 
 /// Reason for the refusal.
 #[derive(Clone, Copy, PartialEq, Eq)]

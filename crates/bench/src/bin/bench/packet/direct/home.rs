@@ -18,10 +18,10 @@ use traffic_policy_ebpf::outcome::{Outcome, Verdict};
 use traffic_policy_testing::packet::{Packet, flag};
 
 use super::{FLOWS, Wanted, What, each};
-use crate::{Effort, packet::refused::acknowledged};
-
-/// More answers than any run needs.
-const ANSWERS_PER_JIFFY: u32 = 1 << 20;
+use crate::{
+    Effort,
+    packet::refused::{ANSWERS_PER_JIFFY, acknowledged},
+};
 
 /// Measures segments of connections that are not known here, and that the pod is asked for.
 pub(super) fn refused(loaded: &mut Loaded, row: Wanted, rounds: usize) -> Result<[Vec<f64>; 2]> {
