@@ -24,9 +24,10 @@ const MTU: u32 = 1500;
 const ROOM: u32 = 8 + 48;
 /// The most bytes of a frame whose IP header can hold its length.
 const TELLABLE: usize = 65_535 + 14;
-/// The most segments that are sent again in a transfer: those of four aggregates. Where aggregates
-/// are lost, it is those of dozens.
-const MOST_AGAIN: u32 = 500;
+/// The most segments that are lost in a transfer: those of four aggregates. Where aggregates are
+/// lost, it is those of dozens. Those that overtake each other, when a sender goes on on another
+/// CPU, are sent again as well, and come twice.
+const MOST_LOST: u32 = 500;
 
 /// The number of larger frames that a pod receives, and sends, in a transfer by a port of node-1.
 fn larger(cluster: &Cluster, pod: &Pod, family: Family, port: u16) -> [usize; 2] {
@@ -39,7 +40,7 @@ fn larger(cluster: &Cluster, pod: &Pod, family: Family, port: u16) -> [usize; 2]
     };
     let larger = [larger(false), larger(true)];
     println!("{to}: {report:?}, larger frames to and from the pod: {larger:?}");
-    assert!(report.retransmitted < MOST_AGAIN, "{to}: {report:?}");
+    assert!(report.lost() < MOST_LOST, "{to}: {report:?}");
     larger
 }
 

@@ -15,6 +15,11 @@ pub fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info(socket)?.tcpi_total_retrans)
 }
 
+/// The segments of one connection that the other end received twice (tcpi_dsack_dups).
+pub(super) fn duplicate(socket: &impl AsFd) -> Result<u32> {
+    Ok(info(socket)?.tcpi_dsack_dups)
+}
+
 /// The progress of a connection, from `struct tcp_info` of one end.
 #[derive(Clone, Copy, Debug)]
 pub struct State {

@@ -27,6 +27,16 @@ pub struct Transfer {
     pub took: Duration,
     /// The number of segments that this end retransmitted.
     pub retransmitted: u32,
+    /// The number of segments that came twice at the other end, by its duplicate SACKs (RFC 2883):
+    /// they were late or overtaken, not lost.
+    pub duplicate: u32,
+}
+
+impl Transfer {
+    /// Returns the number of segments that this end retransmitted because they were lost.
+    pub fn lost(&self) -> u32 {
+        self.retransmitted.saturating_sub(self.duplicate)
+    }
 }
 
 /// Sends `bytes` bytes (a multiple of 8) to a server from `namespace` and receives as many, at the
@@ -46,7 +56,12 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     done.with_context(|| {
         retransmissions::progress(&stream).unwrap_or_else(|error| format!("state unknown: {error:#}"))
     })?;
-    Ok(Transfer { bytes, took: start.elapsed(), retransmitted: retransmissions::of(&stream)? })
+    Ok(Transfer {
+        bytes,
+        took: start.elapsed(),
+        retransmitted: retransmissions::of(&stream)?,
+        duplicate: retransmissions::duplicate(&stream)?,
+    })
 }
 
 async fn talk(stream: &mut TcpStream, bytes: u64) -> Result<()> {
