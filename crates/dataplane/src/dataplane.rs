@@ -60,6 +60,7 @@ pub use self::{
     counters::Counter,
     devices::{DevicePrograms, Lost, pinned_devices},
     gc::{
+        milestones::enter as enter_milestones,
         sweeper::{Found, Sweeper},
         sweeps::FlowSweeps,
     },

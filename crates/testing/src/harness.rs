@@ -32,7 +32,7 @@ use std::thread;
 
 use aya::maps::{MapData, MapError, ProgramArray};
 use traffic_policy_dataplane::{self as dataplane, Found, MapSizes, Sweeper};
-use traffic_policy_ebpf::abi::jump;
+use traffic_policy_ebpf::abi::{jump, mark};
 
 pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
@@ -175,6 +175,20 @@ impl Harness {
     pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> [Found; 2] {
         let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);
         found.unwrap_or_else(|error| panic!("{error:#}"))
+    }
+
+    /// Sweeps both families as the agent does. Returns the number of pieces, between which the
+    /// agent does other work, as well.
+    pub fn sweep_in_pieces(&mut self, sweeper: &mut Sweeper) -> (usize, [Found; 2]) {
+        sweeper.begin(mark::NONE);
+        let mut pieces = 0;
+        loop {
+            pieces += 1;
+            let piece = sweeper.go_on(&self.loaded.object, &mut self.loaded.tables);
+            if let Some(found) = piece.unwrap_or_else(|error| panic!("{error:#}")) {
+                return (pieces, found);
+            }
+        }
     }
 
     /// The kernel's index of a device.

@@ -45,6 +45,20 @@ impl<A: Address> FlowKey<A> {
         Tuple { source, destination, ports: self.ports, protocol: self.protocol }
     }
 
+    /// The key of the `number`th milestone, an entry of kind 0 that no packet matches. Sweeps stop
+    /// at each, also in a table that is nearly empty.
+    #[must_use]
+    pub fn milestone(number: u16) -> Self {
+        Self { addresses: A::Folded::default(), ports: Ports::from_host(0, number), protocol: 0 }
+    }
+
+    /// Whether it is the key of a [milestone][Self::milestone]: packets of protocol 0 have no flow.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_milestone(&self) -> bool {
+        self.protocol == 0
+    }
+
     /// Folds as [`Self::folded`] does, for tables of programs that were loaded without a seed.
     #[must_use]
     pub fn of(tuple: &Tuple<A>) -> Self {

@@ -1,6 +1,7 @@
 //! Garbage collection of flows: the sweep that is due runs piece by piece, so that neither packets
 //! nor changes wait for a large table.
 
+pub mod milestones;
 mod pressure;
 mod room;
 pub mod sweeper;

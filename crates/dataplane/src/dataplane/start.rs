@@ -19,7 +19,7 @@ use super::{
     check_privileges, clock, conntrack_windows,
     devices::{Devices, pinned_devices},
     direct::Direct,
-    gc::Gc,
+    gc::{Gc, milestones},
     heartbeat,
     maps::{
         mmap::{config, routes, table_usage},
@@ -105,6 +105,7 @@ impl Dataplane {
         let planner = Planner::new(held, maps.room.plan_capacity());
         set_up_state(&mut maps, &object, hz, seed)?;
         sweeper.announce(&mut maps)?;
+        milestones::enter(&mut maps)?;
         let silence = Silence::open(&mut object)?;
         let forwarding = Direct::open(&mut object)?;
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use traffic_policy_cluster::model::Protocol;
-use traffic_policy_dataplane::{RemovedEndpoint, Sweeper, endpoint_key};
+use traffic_policy_dataplane::{MapSizes, RemovedEndpoint, Sweeper, endpoint_key, enter_milestones};
 use traffic_policy_ebpf::tcp::{MARKED, REMOVED, Timeouts};
-use traffic_policy_testing::harness::{FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
+use traffic_policy_testing::harness::{self, FlowEntry, Frontend, Harness, SIZES, Setup, Spot};
 use traffic_policy_testing::packet::flag;
 
 use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
@@ -383,5 +383,24 @@ fn answered_datagrams_take_no_connection_its_place() {
         assert_eq!(sweeps(harness, terms), [0, 0, expected, 0]);
         let kept = ports(harness, terms);
         assert!((1..41).all(|port| kept.contains(&port)), "{kept:?}");
+    });
+}
+
+/// The kernel passes empty buckets without a pause: where there is no entry, no piece ends.
+#[test]
+fn a_nearly_empty_table_is_swept_in_pieces() {
+    const ENTRIES: u32 = 1 << 16;
+    const MILESTONES: usize = 16;
+    harness::with_sizes(MapSizes { flows4: ENTRIES, flows6: ENTRIES, ..SIZES }, |harness| {
+        set_up(harness, Spot::Near);
+        enter_milestones(&mut harness.tables).unwrap();
+        let mut sweeper = Sweeper::new(TIMEOUTS, [ENTRIES; 2]);
+        let (pieces, _) = harness.sweep_in_pieces(&mut sweeper);
+        assert!(pieces > 2 * MILESTONES, "{pieces} pieces");
+        for terms in Terms::all().filter(|terms| terms.tcp && terms.xdp()) {
+            Dialogue::new(terms, VIP).open(harness);
+            let (_, found) = harness.sweep_in_pieces(&mut sweeper);
+            assert_eq!(found[terms.family as usize].entries, 2, "no milestone is a flow");
+        }
     });
 }

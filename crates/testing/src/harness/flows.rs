@@ -242,9 +242,9 @@ fn dump<A: Address + FromWire>(map: &BpfMap) -> Vec<FlowEntry> {
                 value.as_ptr().cast::<Flow<A>>().read_unaligned(),
             )
         };
-        FlowEntry::read(&key, &flow)
+        (!key.is_milestone()).then(|| FlowEntry::read(&key, &flow))
     });
-    entries.collect()
+    entries.flatten().collect()
 }
 
 fn queued<A: Address + FromWire>(map: &BpfMap) -> BTreeMap<u32, (SocketAddr, SocketAddr, u8)> {

@@ -77,11 +77,15 @@ struct Meta {
     file: *mut seq_file,
 }
 
-/// Looks at one element, and ends the piece after [`PIECE`] elements: a read returns once the
-/// program has written something, and an element that the program then refuses is where the next
-/// read begins. <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
+/// Looks at one element, and ends the piece after [`PIECE`] elements, or if `look` says so: a read
+/// returns once the program has written something, and an element that the program then refuses is
+/// where the next read begins.
+/// <https://github.com/torvalds/linux/blob/v6.1/kernel/bpf/bpf_iter.c#L96>
 #[inline(always)]
-pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, *const K, *mut V)) -> i32 {
+pub fn visit<K, V>(
+    element: *const Element<K, V>,
+    look: impl FnOnce(*mut Sweep, *const K, *mut V) -> bool,
+) -> i32 {
     let (key, value) = (get!(element.key), get!(element.value));
     if key.is_null() || value.is_null() {
         return 0;
@@ -91,9 +95,9 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
         set!(sweep.pause = 0);
         return 1;
     }
-    look(sweep, key, value);
+    let ends = look(sweep, key, value);
     set!(sweep.visited += 1);
-    if get!(sweep.visited) % PIECE == 0 {
+    if ends || get!(sweep.visited) % PIECE == 0 {
         set!(sweep.pause = 1);
         let mark = 0_u8;
         let file = get!((get!(element.meta)).file);
@@ -106,11 +110,11 @@ pub fn visit<K, V>(element: *const Element<K, V>, look: impl FnOnce(*mut Sweep, 
 /// Ends conversations of unconnected sockets with removed endpoints: their next datagram chooses
 /// another endpoint.
 #[inline(always)]
-pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) {
+pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut TranslatedSocket) -> bool {
     let (forward, protocol, socket_ipv6, ipv6) =
         (get!(key.forward), get!(key.protocol), get!(key.ipv6), get!(sweep.ipv6));
     if forward == 0 || socket_ipv6 != ipv6 {
-        return;
+        return false;
     }
     let endpoint = EndpointKey {
         address: get!(socket.address),
@@ -122,16 +126,21 @@ pub fn socket_entry(sweep: *mut Sweep, key: *const SocketKey, socket: *mut Trans
     if Table::of(&raw const maps::REMOVED_ENDPOINTS).lookup::<_, u32>(&endpoint).is_some() {
         set!(socket.used = 0);
     }
+    false
 }
 
-/// Sweeps one entry of the main table.
+/// Sweeps one entry of the main table. Returns whether it is a [milestone][FlowKey::milestone],
+/// where a piece ends: the kernel passes any number of empty buckets at once.
 #[inline(always)]
 pub fn flow_entry<F: Family>(
     sweep: *mut Sweep,
     key: *const FlowKey<F::Address>,
     entry: *mut Flow<F::Address>,
-) {
+) -> bool {
     let (key, flow) = (load(key), load(entry));
+    if key.is_milestone() {
+        return true;
+    }
     let tuple = key.unfolded(&flow, table::multipliers());
     if get!(sweep.mark) == mark::ONLY {
         if matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::DIRECT)
@@ -140,7 +149,7 @@ pub fn flow_entry<F: Family>(
         {
             set!(entry.state |= REMOVED);
         }
-        return;
+        return false;
     }
     set!(sweep.entries += 1);
     match flow.kind {
@@ -148,6 +157,7 @@ pub fn flow_entry<F: Family>(
         kind::REPLY | kind::REPLY_LOCAL => reply::<F>(sweep, &tuple, &flow, entry),
         _ => {}
     }
+    false
 }
 
 /// Counts a flow in its class. The result is not null if the flow may be removed early; it points
