@@ -53,9 +53,15 @@ pub struct Planner {
     first: bool,
     /// The ClusterIPs that found no room.
     unnamed: BTreeSet<IpAddr>,
+    /// The time of CLOCK_MONOTONIC, in nanoseconds, from which on former owners may be asked no
+    /// longer: no Service port has any that are to be forgotten before.
+    forget_at: u64,
     /// The number of ClusterIPs that were examined, for tests.
     #[cfg(test)]
     looked_at: usize,
+    /// The number of Service ports whose former owners were examined, for tests.
+    #[cfg(test)]
+    examined: usize,
     /// The Service ports by their index in `ports`.
     owners: HashMap<u32, ServicePortKey>,
 }
@@ -133,8 +139,11 @@ impl Planner {
             found,
             first: true,
             unnamed: BTreeSet::new(),
+            forget_at: u64::MAX,
             #[cfg(test)]
             looked_at: 0,
+            #[cfg(test)]
+            examined: 0,
             owners: HashMap::new(),
         }
     }
@@ -396,9 +405,16 @@ impl Planner {
                 self.remove_source(source, plan);
             }
         }
-        self.owners.insert(index, key.clone());
-        self.ports
-            .insert(key.clone(), Applied { port: Arc::clone(port), index, cluster, local, table, former });
+        self.record(key, Applied { port: Arc::clone(port), index, cluster, local, table, former });
+    }
+
+    /// Records what is in the maps for a Service port.
+    fn record(&mut self, key: &ServicePortKey, applied: Applied) {
+        if applied.former.tables.len > 0 {
+            self.forget_at = self.forget_at.min(applied.former.until);
+        }
+        self.owners.insert(applied.index, key.clone());
+        self.ports.insert(key.clone(), applied);
     }
 
     /// Notes that the last plan is in the maps: no frontend names what it freed.

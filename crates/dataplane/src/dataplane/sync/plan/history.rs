@@ -10,7 +10,7 @@ use super::{
         former::{self, Former, History, LASTS, Owners},
         tables::Table,
     },
-    Context, Plan, Planner,
+    Applied, Context, Plan, Planner,
     takeover::Place,
 };
 
@@ -91,9 +91,23 @@ impl Planner {
     }
 
     /// Returns the Service ports whose former owners are asked no longer: any plan frees them.
-    pub(super) fn expired(&self, desired: &Desired, monotonic: u64) -> BTreeSet<ServicePortKey> {
-        let is_over = |former: &Former| former.tables.len > 0 && !former.is_valid(monotonic);
-        let ports = self.ports.iter().filter(|(_, applied)| is_over(&applied.former));
-        ports.map(|(key, _)| key).filter(|key| desired.ports.contains_key(*key)).cloned().collect()
+    pub(super) fn expired(&mut self, desired: &Desired, monotonic: u64) -> BTreeSet<ServicePortKey> {
+        let mut expired = BTreeSet::new();
+        if monotonic < self.forget_at {
+            return expired;
+        }
+        self.forget_at = u64::MAX;
+        for (key, Applied { former, .. }) in &self.ports {
+            #[cfg(test)]
+            {
+                self.examined += 1;
+            }
+            if former.is_valid(monotonic) {
+                self.forget_at = self.forget_at.min(former.until);
+            } else if former.tables.len > 0 && desired.ports.contains_key(key) {
+                expired.insert(key.clone());
+            }
+        }
+        expired
     }
 }

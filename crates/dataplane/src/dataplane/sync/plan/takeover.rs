@@ -158,8 +158,7 @@ impl Planner {
         let held = |id| self.held.frontends.get(&id).is_some_and(|held| held.service == kept.index);
         let local = if ids(key, port).all(held) { self.lists.get(key.ipv6, kept.local) } else { &[] };
         plan.left_out.push(LeftOut::new(key, lack, local, &port.local));
-        self.owners.insert(kept.index, key.clone());
-        self.ports.insert(key.clone(), kept);
+        self.record(key, kept);
     }
 }
 

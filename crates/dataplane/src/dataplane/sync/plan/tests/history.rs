@@ -63,6 +63,26 @@ fn who_leaves_is_a_former_owner_for_some_time() {
     assert!(node.set("b", None).ops.is_empty());
 }
 
+/// A change of one Service among many does not look through all of them.
+#[test]
+fn they_are_looked_for_when_some_are_due() {
+    let mut node = Node::new();
+    for other in 1..=9 {
+        node.set(&format!("b{other}"), Some(port(&format!("192.0.2.1:3009{other}"), Policy::Cluster, &[])));
+    }
+    node.change(&[1, 2, 3]);
+    node.change(&[1, 2]);
+    node.pass(LASTS - Duration::from_secs(1));
+    node.set("b1", None);
+    assert_eq!(node.planner.examined, 0);
+    node.pass(Duration::from_secs(1));
+    node.set("b2", None);
+    assert_eq!((node.frontend(ADDRESS).former.len, node.planner.examined), (0, 9));
+    node.pass(LASTS);
+    node.set("b3", None);
+    assert_eq!(node.planner.examined, 9, "none is left");
+}
+
 #[test]
 fn a_later_agent_finds_them_and_goes_on() {
     let mut node = Node::new();
