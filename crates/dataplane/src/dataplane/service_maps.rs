@@ -21,6 +21,7 @@ use super::{
     sync::{
         apply,
         budget::{Capacity, Lack},
+        op::Op,
         plan::{Context, Planner},
     },
 };
@@ -90,9 +91,9 @@ impl ServiceMaps for Dataplane {
         let needed = apply::needed(&plan.ops, self.planner.service_cidrs());
         let mut elements = needed.add_to(&mut self.maps.prefilter);
         if !plan.ops.is_empty() {
-            self.needs_prune = true;
             self.gc.written();
         }
+        self.needs_prune |= plan.ops.iter().any(Op::leaves_bits);
         // Endpoints are named before the maps forget them, so that an agent that is killed here
         // leaves a record for the next one.
         let serving = |endpoint: &RemovedEndpoint| self.planner.is_serving(endpoint);

@@ -111,7 +111,7 @@ impl Dataplane {
         let gc = Gc::new(sweeper, apply::removed(&maps)?, maps.usage.load(table_usage::full_at));
         node::name_namespace(&mut maps, config.source_check)?;
         let devices = Devices::new(config.mode, kernel, pins.map(Pins::links));
-        let [needs_prune, stale, adopted] = [false; 3];
+        let [stale, adopted] = [false; 2];
         Ok(Self {
             object,
             maps,
@@ -120,7 +120,8 @@ impl Dataplane {
             gc,
             devices,
             sockets,
-            needs_prune,
+            // An earlier agent may have left some.
+            needs_prune: true,
             sizes,
             config,
             pins: None,

@@ -41,6 +41,15 @@ pub enum Op {
     RemoveSourceRange(Source),
 }
 
+impl Op {
+    /// Whether the prefilter keeps bits that nothing needs any more. A frontend whose address joins
+    /// or leaves the node, which needs other bits then, does not count: the former ones cost some
+    /// packets a look-up, as they did before.
+    pub fn leaves_bits(&self) -> bool {
+        matches!(self, Self::DeleteFrontend(_) | Self::ClusterIp(_, false) | Self::ServiceCidr(_, false))
+    }
+}
+
 /// The content of the maps of both families.
 #[derive(Debug, Default)]
 pub struct Held {

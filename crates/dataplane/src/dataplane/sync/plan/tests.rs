@@ -173,6 +173,23 @@ fn slots_before_frontends_and_nothing_twice() {
     assert_ne!(node.frontend(A).service, node.frontend(B).service);
 }
 
+/// The prefilter is made anew, which takes time for each Service, only if something has gone.
+#[test]
+fn what_goes_leaves_bits_in_the_prefilter() {
+    let mut node = Node::new();
+    let leaves_bits = |plan: &Plan| plan.ops.iter().any(Op::leaves_bits);
+    let of = |text: &str| Some(port(A, Policy::Cluster, &[endpoint(text, false)]));
+    for endpoint in ["10.0.0.1:80", "10.0.0.2:80"] {
+        let plan = node.set("a", of(endpoint));
+        assert!(!plan.ops.is_empty() && !leaves_bits(&plan), "{plan:?}");
+    }
+    node.set_cluster_ip("10.96.0.1".parse().unwrap(), true);
+    assert!(!leaves_bits(&node.plan(&[])));
+    node.set_cluster_ip("10.96.0.1".parse().unwrap(), false);
+    assert!(leaves_bits(&node.plan(&[])));
+    assert!(leaves_bits(&node.set("a", None)));
+}
+
 #[test]
 fn takeover_without_a_change_writes_nothing() {
     let mut node = Node::new();
