@@ -70,6 +70,7 @@ pub use self::{
         Maps,
         keys::{FromWire, FrontendId, RemovedEndpoint, ToWire, endpoint_key, from_wide, number, wide},
         reader::MapInfo,
+        words::Words,
     },
     nexthop::{Changed, NextHop, NextHops},
     node::NodeDescription,

@@ -129,7 +129,7 @@ pub static ENDPOINT_ROUTES6: Array<SlotRoute<Address6>, 262_144> = Array::new();
 /// Maglev tables of all Service ports that have one: see
 /// [`maglev`][traffic_policy_ebpf::abi::maglev].
 #[btf_map(name = "tp_maglev")]
-pub static MAGLEV: Array<u64, 524_288> = Array::new();
+pub static MAGLEV: Array<u64, 524_288, MMAPABLE> = Array::new();
 /// The MTUs of the main table's routes that name one, in bytes; 0 for a more specific route within
 /// such a route that names none.
 #[btf_map(name = "tp_route_mtus4")]

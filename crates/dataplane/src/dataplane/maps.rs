@@ -6,6 +6,7 @@ pub(crate) mod mmap;
 pub mod prefilter;
 pub mod reader;
 pub mod rows;
+pub mod words;
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -24,7 +25,7 @@ use traffic_policy_ebpf::abi::{
     TableUsage, TranslatedSocket,
 };
 
-use self::{mmap::Mapped, rows::Rows};
+use self::{mmap::Mapped, rows::Rows, words::Words};
 use super::sync::budget::Capacity;
 
 /// The tables of one IP family.
@@ -48,9 +49,8 @@ pub struct Family<A: Address, const W: usize> {
 pub struct Maps {
     pub v4: Family<Address4, 1>,
     pub v6: Family<Address6, 4>,
-    /// Maglev tables, and the same map for batches.
-    pub tables: Array<MapData, u64>,
-    pub table_rows: Rows<u64>,
+    /// Maglev tables.
+    pub tables: Words,
     pub services: HashMap<MapData, u32, ServiceInfo>,
     pub service_counts: HashMap<MapData, ServiceCountKey, ServiceCount>,
     pub sockets: HashMap<MapData, SocketKey, TranslatedSocket>,
@@ -172,7 +172,6 @@ impl Maps {
         let room = Room::of(object)?;
         let swept = Swept::of(object)?;
         let rows4 = (Rows::of(object, "tp_endpoints4")?, Rows::of(object, "tp_ep_routes4")?);
-        let table_rows = Rows::of(object, "tp_maglev")?;
         let rows6 = (Rows::of(object, "tp_endpoints6")?, Rows::of(object, "tp_ep_routes6")?);
         Ok(Self {
             v4: Family {
@@ -199,8 +198,7 @@ impl Maps {
                 slot_rows: rows6,
                 size: sizes[1],
             },
-            tables: typed!(object, "tp_maglev"),
-            table_rows,
+            tables: Words::new(take(object, "tp_maglev")?)?,
             services: typed!(object, "tp_svc_names"),
             service_counts: typed!(object, "tp_svc_counts"),
             sockets: typed!(object, "tp_sockets"),

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use traffic_policy_testing::harness::{Frontend, Harness, Setup, Spot};
+use traffic_policy_dataplane::MapSizes;
+use traffic_policy_testing::harness::{self, Frontend, Harness, Setup, Spot};
 
 use crate::dialogue::{Dialogue, everywhere};
 use crate::table::{ENDPOINT_PORT, PORT, Terms};
@@ -103,5 +104,25 @@ fn affinity_goes_before() {
         // Its first connection is placed by the table.
         let without = endpoints(harness, terms, NODE, by_table(NODE, &ALL), (100, 1));
         assert_eq!(all[0], without[0]);
+    });
+}
+
+/// Parts of the array of tables are mapped as pages, which they do not begin or end with.
+#[test]
+fn tables_are_written_where_they_belong() {
+    harness::with(|harness| {
+        let tables = &mut harness.tables.tables;
+        let words: Vec<u64> = (1..=1_100).collect();
+        for first in [0, 1, 510, 511, 512, 5_000] {
+            tables.write(first, &vec![0; 1_102]).unwrap();
+            tables.write(first + 1, &words).unwrap();
+            let around = tables.read(first, 1_102).unwrap();
+            assert_eq!((around[0], &around[1..1_101], around[1_101]), (0, &words[..], 0), "{first}");
+        }
+        let end = MapSizes::DEFAULT.maglev;
+        tables.write(end - 2, &[7, 8]).unwrap();
+        assert_eq!(tables.read(end - 2, 2).unwrap(), [7, 8]);
+        tables.write(end - 2, &[0, 0]).unwrap();
+        assert!(tables.write(end - 1, &[7, 8]).is_err() && tables.read(end, 1).is_err());
     });
 }

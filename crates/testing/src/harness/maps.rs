@@ -8,7 +8,7 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData};
 use traffic_policy_cluster::model::Protocol;
 use traffic_policy_cluster::model::maglev::{Member, table};
-use traffic_policy_dataplane::{Maps, ToWire as _, wide};
+use traffic_policy_dataplane::{Maps, ToWire as _, Words, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
@@ -362,11 +362,8 @@ fn remove<A: Address + Wire>(
 }
 
 /// The maps that a frontend is written into: frontends, slots, elements of Maglev tables.
-type Places<'a, A> = (
-    &'a mut HashMap<MapData, FrontendKey<A>, FrontendEntry>,
-    &'a mut Array<MapData, Slot<A>>,
-    &'a mut Array<MapData, u64>,
-);
+type Places<'a, A> =
+    (&'a mut HashMap<MapData, FrontendKey<A>, FrontendEntry>, &'a mut Array<MapData, Slot<A>>, &'a mut Words);
 
 fn write<A: Address + Wire>(
     (frontends, slots, tables): Places<'_, A>,
@@ -426,9 +423,7 @@ fn write<A: Address + Wire>(
             let base =
                 (number * 6 + u32::from(family == Family::V6) * 3 + place) * maglev::elements(size.slots());
             let places = table(&members, size).context("there is no such table")?;
-            for (index, element) in (base..).zip(maglev::pack(&places)) {
-                tables.set(index, element, 0)?;
-            }
+            tables.write(base, &maglev::pack(&places).collect::<Vec<_>>())?;
             entry.maglev = IndexRange { base, len: size.slots() };
             entry.former = write_former(tables, size, frontend.former.len() as u32)?;
         }

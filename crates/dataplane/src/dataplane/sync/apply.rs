@@ -106,7 +106,7 @@ fn read_former(maps: &Maps, held: &mut Held) -> Result<()> {
 
 /// Reads the Maglev table that begins at this element, of so many slots.
 pub fn table(maps: &Maps, range: IndexRange) -> Result<Vec<u16>> {
-    let elements = maps.table_rows.read(&maps.tables, range.base, maglev::elements(range.len));
+    let elements = maps.tables.read(range.base, maglev::elements(range.len));
     let elements = elements.context("reading a Maglev table failed")?;
     Ok(maglev::unpack(&elements, range.len).collect())
 }
@@ -165,9 +165,7 @@ pub fn write(maps: &mut Maps, op: &Op) -> Result<usize> {
             Ok(endpoints.len())
         }
         Op::Table { base, elements } => {
-            maps.table_rows
-                .write(&mut maps.tables, *base, elements)
-                .context("writing a Maglev table failed")?;
+            maps.tables.write(*base, elements).context("writing a Maglev table failed")?;
             Ok(elements.len())
         }
         Op::SetFrontend(id, frontend) => put_frontend(maps, *id, Some(*frontend)),

@@ -14,10 +14,7 @@ use std::{
     time::Duration,
 };
 
-use traffic_policy_cluster::model::{
-    Endpoint, ServicePortKey,
-    maglev::{Member, TableSize, digest, table},
-};
+use traffic_policy_cluster::model::Endpoint;
 use traffic_policy_ebpf::abi::{
     Frontend, IndexRange,
     maglev::{FORMER, NOBODY},
@@ -58,14 +55,6 @@ impl Former {
 pub struct Owners<'a> {
     pub endpoints: &'a [Endpoint],
     pub places: &'a [u16],
-}
-
-/// Returns the places of a list's table with equal weights, if that is the table with this check
-/// word: to compute them takes a tenth of the time of reading them.
-pub fn places(key: &ServicePortKey, endpoints: &[Endpoint], size: TableSize, check: u32) -> Option<Vec<u16>> {
-    let member = |endpoint: &Endpoint| Member::new(endpoint.address, key.protocol, Member::WEIGHT);
-    let members: Vec<_> = endpoints.iter().map(member).collect();
-    if digest(&members, size) == check { table(&members, size) } else { None }
 }
 
 /// The history of a table: the last owner of each slot before the present one, and so on.

@@ -7,7 +7,7 @@ use traffic_policy_ebpf::abi::IndexRange;
 
 use super::{
     super::{
-        former::{self, Former, History, LASTS, Owners},
+        former::{Former, History, LASTS, Owners},
         tables::Table,
     },
     Applied, Context, Plan, Planner,
@@ -33,11 +33,7 @@ impl Planner {
         if old.table == table || old.table.range.len != table.range.len {
             return kept;
         }
-        let list = |range: IndexRange| self.lists.get(key.ipv6, range);
-        let equal = former::places(key, list(old.cluster), context.table_size, old.table.digest);
-        // Weights are in no list, and an earlier agent has known other ones: of a table with
-        // unequal weights, the maps alone tell the owners.
-        let before = match equal.map_or_else(|| (context.tables)(old.table.range), Ok) {
+        let before = match (context.tables)(old.table.range) {
             Ok(places) => places,
             Err(error) => {
                 tracing::warn!(
@@ -48,6 +44,7 @@ impl Planner {
             }
         };
         let Some(after) = table.written_by(&plan.ops) else { return kept };
+        let list = |range: IndexRange| self.lists.get(key.ipv6, range);
         let history = History::after(
             Owners { endpoints: list(old.cluster), places: &before },
             Owners { endpoints: list(cluster), places: &after },
