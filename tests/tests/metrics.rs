@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use traffic_policy_agent::health::ProxyHealth;
-use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed};
+use traffic_policy_agent::metrics::{Metrics, NoLocal, Observed, PortCounts};
 use traffic_policy_cluster::model::{self, ServiceName, ServicePortKey};
 use traffic_policy_dataplane::inspect::ServiceCount;
 use traffic_policy_dataplane::{Attached, DataplaneUsage, Found, MapUsage};
@@ -79,7 +79,7 @@ fn everything_at_once_is_in_good_style() {
             snat_ports: 30_000,
             draining: vec![(key("web", false), SystemTime::now()), (key("web", true), SystemTime::now())],
         },
-        no_local: [NoLocal { internal: 1, external: 2 }; 2],
+        ports: PortCounts { no_local: [NoLocal { internal: 1, external: 2 }; 2], ..PortCounts::default() },
         warnings: vec![(key("web", false).service, 1), (key("api", false).service, 2)],
         ..Observed::default()
     });

@@ -23,7 +23,7 @@ mod server;
 mod syncs;
 
 pub use self::{
-    node::{NoLocal, Observed},
+    node::{NoLocal, Observed, PortCounts},
     registry::Metrics,
     server::MetricsServer,
 };

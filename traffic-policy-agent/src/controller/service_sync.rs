@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     health::{EndpointLeftOut, ProxyHealth, ServiceHealth},
-    metrics::{Metrics, NoLocal, Observed},
+    metrics::{Metrics, Observed, PortCounts},
     notice::{self, Reporter},
 };
 
@@ -350,18 +350,15 @@ impl ServiceSync {
         let usage = path.usage();
         self.drains.update(&usage.draining, events);
         let desired = self.index.desired();
-        let of_family = |ipv6| desired.ports.keys().filter(|key| key.ipv6 == ipv6).count();
         let attached = path.attached();
         self.metrics.observed(Observed {
             attached: attached.map(|(interface, mode)| (interface.name.clone(), mode)).collect(),
             usage,
-            service_ports: [of_family(false), of_family(true)],
-            no_local: NoLocal::count(desired),
+            ports: PortCounts::of(desired),
             node_eligible: desired.node_eligible,
             warnings: self.index.warnings().map(|(name, count)| (name.clone(), count)).collect(),
             no_room: self.shortage.ports(),
             failed: self.failed.ports.len(),
-            no_frontend: desired.ports.values().filter(|port| port.frontends.is_empty()).count(),
         });
     }
 

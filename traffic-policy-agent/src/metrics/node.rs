@@ -20,16 +20,21 @@ pub struct Observed {
     /// Attached devices by name.
     pub attached: Vec<(String, Attached)>,
     pub usage: DataplaneUsage,
-    /// Number of Service ports in the desired state, for IPv4 and IPv6.
-    pub service_ports: [usize; 2],
-    pub no_local: [NoLocal; 2],
+    pub ports: PortCounts,
     pub node_eligible: bool,
     /// Number of warnings of each Service.
     pub warnings: Vec<(ServiceName, usize)>,
     /// Number of Service ports for which the maps have no room or whose write failed.
     pub no_room: usize,
     pub failed: usize,
-    /// Number of Service ports all of whose addresses belong to other Services.
+}
+
+/// Numbers of Service ports in the desired state; pairs are IPv4, IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounts {
+    pub all: [usize; 2],
+    pub no_local: [NoLocal; 2],
+    /// All of whose addresses belong to other Services.
     pub no_frontend: usize,
 }
 
@@ -41,16 +46,18 @@ pub struct NoLocal {
     pub external: usize,
 }
 
-impl NoLocal {
-    /// Returns the counts for IPv4 and IPv6.
+impl PortCounts {
+    /// Counts all Service ports, in one pass: changes wait for it.
     #[must_use]
-    pub fn count(desired: &Desired) -> [Self; 2] {
-        let mut counts = [Self::default(); 2];
+    pub fn of(desired: &Desired) -> Self {
+        let mut counts = Self::default();
         for (key, port) in &desired.ports {
+            counts.all[usize::from(key.ipv6)] += 1;
+            counts.no_frontend += usize::from(port.frontends.is_empty());
             if !port.local.is_empty() || !port.has_endpoints {
                 continue;
             }
-            let count = &mut counts[usize::from(key.ipv6)];
+            let count = &mut counts.no_local[usize::from(key.ipv6)];
             let reached = |internal: bool| {
                 port.frontends.iter().any(|frontend| (frontend.kind == FrontendKind::ClusterIp) == internal)
             };
@@ -79,7 +86,7 @@ impl Observed {
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "Service ports with policy Local, no endpoint on this node, but one elsewhere (a gauge).",
         );
-        for (ipv6, count) in [false, true].into_iter().zip(self.no_local) {
+        for (ipv6, count) in [false, true].into_iter().zip(self.ports.no_local) {
             for (policy, count) in [("internal", count.internal), ("external", count.external)] {
                 family.add(&[("ip_family", ip_family(ipv6)), ("traffic_policy", policy)], count as f64);
             }
@@ -101,7 +108,7 @@ impl Observed {
     fn service_ports(&self) -> Family {
         let mut family =
             Family::gauge("traffic_policy_service_ports", "Service ports that should be in the maps.");
-        for (ipv6, count) in [false, true].into_iter().zip(self.service_ports) {
+        for (ipv6, count) in [false, true].into_iter().zip(self.ports.all) {
             family.add(&[("ip_family", ip_family(ipv6))], count as f64);
         }
         family
@@ -112,8 +119,11 @@ impl Observed {
             "traffic_policy_service_ports_not_programmed",
             "Service ports that are not in the maps as they should be: no room, a failed write, or all their addresses are other Services'.",
         );
-        let reasons =
-            [("no-room", self.no_room), ("write-failed", self.failed), ("no-frontend", self.no_frontend)];
+        let reasons = [
+            ("no-room", self.no_room),
+            ("write-failed", self.failed),
+            ("no-frontend", self.ports.no_frontend),
+        ];
         for (reason, count) in reasons {
             family.add(&[("reason", reason)], count as f64);
         }
@@ -341,7 +351,7 @@ mod tests {
         ] {
             desired.ports.insert(key(name, ipv6), port.into());
         }
-        let [v4, v6] = NoLocal::count(&desired);
+        let [v4, v6] = PortCounts::of(&desired).no_local;
         assert_eq!((v4.internal, v4.external), (2, 1));
         assert_eq!((v6.internal, v6.external), (0, 1));
     }
