@@ -18,14 +18,19 @@ const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
 /// tables change.
 const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
 
+/// Direct forwarding, with room for the former owners of the Services that change.
+const DIRECT: [&str; 4] = ["--maglev-entries", "4194304", "--forwarding", "direct"];
+
 const GROUP: &str = "scale, 500 of 10k Services with maglev";
-const ROWS: [&str; 6] = [
+const ROWS: [&str; 8] = [
     "first sync, complete lists to maps",
     "memory (resident)",
     "change of an endpoint of one of them to maps, p50",
     "change of an endpoint of one of them to maps, p99",
     "the same with unequal weights, p50",
     "the same with unequal weights, p99",
+    "the same with direct forwarding, which keeps former owners, p50",
+    "the same with direct forwarding, which keeps former owners, p99",
 ];
 
 fn rows() -> Rows {
@@ -40,7 +45,6 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     let mut starts = Starts::default();
     starts.take_over(&mut stage)?;
     all_have_tables(&stage)?;
-    let one_of_them = |i: u32| i * 7_919 % TABLES * cluster::MAGLEV_EVERY;
     let took = changes::times(&stage, effort, one_of_them)?;
     let memory = Memory::of(stage.pid()?)?.resident;
     for _ in 1..if effort.full { 5 } else { 2 } {
@@ -50,7 +54,9 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     weigh(&stage)?;
     let weighted = changes::times(&stage, effort, one_of_them)?;
     all_have_tables(&stage)?;
-    let [synced, resident, p50, p99, weighted_p50, weighted_p99] = ROWS;
+    drop(stage);
+    let direct = of_direct(effort)?;
+    let [synced, resident, p50, p99, weighted_p50, weighted_p99, direct_p50, direct_p99] = ROWS;
     let row = Row::new(GROUP, synced, Unit::Milliseconds, &starts.synced);
     add(report, row.goal(Goal::AtMost(2_000.0)));
     add(report, Row::new(GROUP, resident, Unit::Megabytes, &[memory]).goal(Goal::AtMost(150.0)));
@@ -60,7 +66,27 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
     add(report, Row::new(GROUP, weighted_p50, Unit::Milliseconds, &weighted));
     let row = Row::new(GROUP, weighted_p99, Unit::Milliseconds, &[percentile(&weighted, 99)]);
     add(report, row.goal(Goal::AtMost(5.0)));
+    add(report, Row::new(GROUP, direct_p50, Unit::Milliseconds, &direct));
+    let row = Row::new(GROUP, direct_p99, Unit::Milliseconds, &[percentile(&direct, 99)]);
+    add(report, row.goal(Goal::AtMost(5.0)));
     Ok(())
+}
+
+/// Returns the times of changes of Services with unequal weights whose former owners are kept.
+fn of_direct(effort: Effort) -> Result<Vec<f64>> {
+    let mut stage = Stage::build_with(SERVICES, &DIRECT, true)?;
+    Starts::default().take_over(&mut stage)?;
+    weigh(&stage)?;
+    let took = changes::times(&stage, effort, one_of_them)?;
+    let metrics = stage.agent.scrape()?;
+    let used = metrics.value("traffic_policy_map_entries", &[("map", "maglev")])?;
+    ensure!(used >= f64::from((TABLES + TABLES / 10) * 16_381 / 4), "{used} elements: no former owners");
+    Ok(took)
+}
+
+/// Returns the Service that is changed as the `i`th one.
+fn one_of_them(i: u32) -> u32 {
+    i * 7_919 % TABLES * cluster::MAGLEV_EVERY
 }
 
 /// Gives the endpoints of all of them unequal weights, one Service after the other: each needs room
