@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aya_obj::{Map, Object};
-use traffic_policy_dataplane::object_bytes;
+use traffic_policy_dataplane::{MapSizes, object_bytes};
 use traffic_policy_ebpf::abi::ABI_VERSION;
 
 use crate::page;
@@ -73,6 +73,13 @@ fn maps() -> BTreeMap<String, Made> {
     assert!(names.len() > 20, "{names:?}");
     let mut rows = BTreeMap::new();
     for name in &names {
+        if let Some(size) = MapSizes::DEFAULT.of(name) {
+            assert_eq!(
+                object.maps[*name].max_entries(),
+                size,
+                "{name}: its declaration, and MapSizes::DEFAULT"
+            );
+        }
         let twin = name.strip_suffix('6').map(|stem| format!("{stem}4"));
         if twin.is_some_and(|twin| names.contains(&twin)) {
             continue;

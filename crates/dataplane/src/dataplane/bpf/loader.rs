@@ -144,7 +144,9 @@ impl MapSizes {
         Some(if is_chosen || !EVICTING.contains(&map) { size } else { size.max(cpus.saturating_mul(256)) })
     }
 
-    fn of(&self, map: &str) -> Option<u32> {
+    /// Returns the size of a map; `None` if no flag sets it.
+    #[must_use]
+    pub fn of(&self, map: &str) -> Option<u32> {
         match map {
             "tp_flows4" => Some(self.flows4),
             "tp_flows6" => Some(self.flows6),
