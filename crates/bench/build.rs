@@ -4,14 +4,11 @@
 //! Without a BPF toolchain the bench is built all the same, and reports what is missing when it is
 //! run.
 
-#[path = "../dataplane/build/toolchain.rs"]
-#[expect(dead_code, reason = "setup needs more of it")]
-mod toolchain;
-
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
 use aya_build::{Package, Toolchain};
+use traffic_policy_toolchain as toolchain;
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);

@@ -4,15 +4,12 @@
 //! no program can still be built and tested. The agent then fails to build, with a message that
 //! gives the remedy.
 
-#[path = "build/toolchain.rs"]
-#[expect(dead_code, reason = "setup needs more of it")]
-mod toolchain;
-
 use std::{env, fs, path::Path};
 
 use anyhow::Context;
 use aya_build::{Package, Toolchain};
 use object::build::elf;
+use traffic_policy_toolchain as toolchain;
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={}", toolchain::VARIABLE);

@@ -5,7 +5,9 @@ use std::{env, path::Path, process::Command};
 
 use anyhow::Result;
 
-use crate::{cargo, tally::Tally, toolchain};
+use traffic_policy_toolchain as toolchain;
+
+use crate::{cargo, tally::Tally};
 
 /// Packages with a program for BPF, and the program's name; on the host they are empty programs.
 const PROGRAMS: [(&str, &str); 2] =

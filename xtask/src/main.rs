@@ -13,10 +13,6 @@ mod target;
 mod test;
 mod vm;
 
-#[path = "../../crates/dataplane/build/toolchain.rs"]
-#[expect(dead_code, reason = "the build script needs more of it")]
-mod toolchain;
-
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};

@@ -11,7 +11,8 @@ use crate::{
 };
 
 /// Crates of this workspace from bottom to top: each depends only on those before it.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
+    "traffic-policy-toolchain",
     "traffic-policy-ebpf",
     "traffic-policy-bench-ebpf",
     "traffic-policy-cluster",
@@ -30,7 +31,10 @@ const ORDER: [&str; 13] = [
 /// The programs for users, each with exactly the crates on which it depends.
 const BELOW: [(&str, &[&str]); 4] = [
     ("traffic-policy-cluster", &[]),
-    ("traffic-policy-dataplane", &["traffic-policy-cluster", "traffic-policy-ebpf"]),
+    (
+        "traffic-policy-dataplane",
+        &["traffic-policy-cluster", "traffic-policy-ebpf", "traffic-policy-toolchain"],
+    ),
     ("traffic-policy-lb", &["traffic-policy-cluster"]),
     ("traffic-policy-agent", &["traffic-policy-cluster", "traffic-policy-dataplane", "traffic-policy-ebpf"]),
 ];

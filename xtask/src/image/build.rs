@@ -21,11 +21,12 @@ use super::{
     sbom::Part,
     unwind::{self, Compiler},
 };
+use traffic_policy_toolchain as toolchain;
+
 use crate::{
     cargo,
     setup::programs,
     target::{self, Target},
-    toolchain,
     vm::{arch::Arch, archive::Archive},
 };
 

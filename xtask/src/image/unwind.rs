@@ -12,7 +12,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{cargo, files, toolchain};
+use traffic_policy_toolchain as toolchain;
+
+use crate::{cargo, files};
 
 /// The sources other than `libunwind.cpp`, which is C++ and needs other flags.
 const SOURCES: [&str; 5] = [

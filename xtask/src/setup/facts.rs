@@ -3,11 +3,9 @@
 use std::{fmt, process::Command};
 
 use super::{apt::Apt, step::Step};
-use crate::{
-    cargo,
-    target::Target,
-    toolchain::{self, Toolchain},
-};
+use traffic_policy_toolchain::{self as toolchain, Toolchain};
+
+use crate::{cargo, target::Target};
 
 /// Programs that tests call, other than those that every Linux has.
 const PROGRAMS: [&str; 1] = ["openssl"];

@@ -5,7 +5,7 @@ use super::{
     facts::{Cross, Facts},
     step::{LINKER, Step},
 };
-use crate::toolchain::{Toolchain, VARIABLE};
+use traffic_policy_toolchain::{Toolchain, VARIABLE};
 
 /// LLVM versions that bpf-linker can be compiled for.
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;

@@ -1,4 +1,4 @@
-//! Finds the BPF toolchain for the build script, which uses it, and `xtask setup`, which checks it.
+//! Finds the BPF toolchain for build scripts, which use it, and `xtask setup`, which checks it.
 
 use std::{
     env, fs,
@@ -8,7 +8,7 @@ use std::{
 
 /// The variable that selects another toolchain than the default ones: any name that `rustup run`
 /// accepts.
-pub(crate) const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
+pub const VARIABLE: &str = "TRAFFIC_POLICY_BPF_TOOLCHAIN";
 
 /// The prefix under which distributions install their compiler and its sources.
 const DISTRIBUTION: &str = "/usr";
@@ -17,16 +17,17 @@ const SIDE_BY_SIDE: &str = "/usr/lib";
 
 /// A compiler with the sources of `core`, which is compiled for BPF.
 #[derive(Clone, Debug)]
-pub(crate) struct Toolchain {
+pub struct Toolchain {
     /// The argument of `rustup run`: a name, or the root of an installation.
-    pub(crate) name: String,
+    pub name: String,
     /// The major version of its LLVM; bpf-linker must have the same.
-    pub(crate) llvm: u32,
+    pub llvm: u32,
 }
 
 /// Returns the first usable toolchain: the one that [`VARIABLE`] names, rustup's nightly, the
 /// distribution's.
-pub(crate) fn find() -> Option<Toolchain> {
+#[must_use]
+pub fn find() -> Option<Toolchain> {
     let candidates = match env::var(VARIABLE) {
         Ok(named) => vec![named],
         Err(_) => {
@@ -76,6 +77,7 @@ fn side_by_side() -> Vec<String> {
 }
 
 /// Whether bpf-linker can be called.
-pub(crate) fn linker_found() -> bool {
+#[must_use]
+pub fn linker_found() -> bool {
     Command::new("bpf-linker").arg("--version").output().is_ok_and(|output| output.status.success())
 }
