@@ -36,7 +36,6 @@ pub fn read(maps: &Maps) -> Result<Held> {
     let mut held = Held::default();
     read_family(&maps.v4, false, &mut held).context("reading the IPv4 frontends failed")?;
     read_family(&maps.v6, true, &mut held).context("reading the IPv6 frontends failed")?;
-    read_former(maps, &mut held).context("reading the former owners of Maglev tables failed")?;
     for entry in &maps.services {
         let (index, info) = entry.context("reading the names of Services failed")?;
         held.names.insert(index, info);
@@ -86,20 +85,6 @@ fn read_family<A: Address + FromWire, const W: usize>(
                 .collect::<Result<_>>()?;
             held.slots.insert((ipv6, range.base), endpoints);
         }
-    }
-    Ok(())
-}
-
-fn read_former(maps: &Maps, held: &mut Held) -> Result<()> {
-    for frontend in held.frontends.values().filter(|frontend| frontend.former.len > 0) {
-        let IndexRange { base, len } = frontend.former;
-        if held.former.contains_key(&base) {
-            continue;
-        }
-        let slots = frontend.maglev.len;
-        let nth = |nth: u32| IndexRange { base: base + nth * maglev::elements(slots), len: slots };
-        let tables = (0..len).map(|number| table(maps, nth(number))).collect::<Result<_>>()?;
-        held.former.insert(base, tables);
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::{
 use traffic_policy_cluster::model::Endpoint;
 use traffic_policy_ebpf::abi::{
     Frontend, IndexRange,
-    maglev::{FORMER, NOBODY},
+    maglev::{self, FORMER, NOBODY},
 };
 
 /// The time for which former owners are asked after the last change of a table: that of Beamer
@@ -42,6 +42,13 @@ impl Former {
     pub fn of(frontend: &Frontend) -> Self {
         let slots = if frontend.former.len > 0 { frontend.maglev.len } else { 0 };
         Self { tables: frontend.former, slots, list: frontend.former_list, until: frontend.former_until }
+    }
+
+    /// Returns the range of each table, as [`IndexRange`]s of slots.
+    pub fn each_table(&self) -> impl Iterator<Item = IndexRange> {
+        let Self { tables, slots, .. } = *self;
+        (0..tables.len)
+            .map(move |nth| IndexRange { base: tables.base + nth * maglev::elements(slots), len: slots })
     }
 
     /// Whether they are to be asked at a time of CLOCK_MONOTONIC, in nanoseconds.

@@ -56,8 +56,6 @@ pub struct Held {
     pub frontends: BTreeMap<FrontendId, Frontend>,
     /// The endpoints of each range in use, by family and base.
     pub slots: HashMap<(bool, u32), Vec<Endpoint>>,
-    /// The tables of former owners in use, by their first element.
-    pub former: HashMap<u32, Vec<Vec<u16>>>,
     pub sources: BTreeSet<Source>,
     pub names: BTreeMap<u32, ServiceInfo>,
     pub cluster_ips: BTreeSet<IpAddr>,

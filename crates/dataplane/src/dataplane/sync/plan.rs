@@ -126,8 +126,7 @@ impl Planner {
             }
         }
         let frontends = held.frontends.iter().map(|(id, frontend)| (id.address.is_ipv6(), frontend));
-        let former = std::mem::take(&mut held.former);
-        let tables = Tables::new(capacity.tables, held.frontends.values(), former);
+        let tables = Tables::new(capacity.tables, held.frontends.values());
         let lists = EndpointLists::new(std::mem::take(&mut held.slots), capacity.slots, frontends);
         Self {
             held,

@@ -5,10 +5,7 @@
 //! reads. It would differ in most slots anyway, since the places of all endpoints behind a changed
 //! one do. Tables of Service ports whose endpoints did not change are neither computed nor written.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use traffic_policy_cluster::model::{
     Algorithm, ServicePort, ServicePortKey,
@@ -70,11 +67,9 @@ fn elements(range: IndexRange) -> IndexRange {
     IndexRange { base: range.base, len: maglev::elements(range.len) }
 }
 
-/// The free elements, and the tables of former owners.
+/// The free elements.
 #[derive(Debug)]
 pub struct Tables {
-    /// The tables of former owners in use, by their first element.
-    pub(super) former: HashMap<u32, Vec<Vec<u16>>>,
     ranges: Ranges,
     used: u64,
     /// The number of elements that the current plan writes.
@@ -85,14 +80,10 @@ pub struct Tables {
 
 impl Tables {
     /// Starts from the content of the maps. `size`: the elements of `tp_maglev`.
-    pub fn new<'a>(
-        size: u32,
-        frontends: impl Iterator<Item = &'a Frontend>,
-        former: HashMap<u32, Vec<Vec<u16>>>,
-    ) -> Self {
+    pub fn new<'a>(size: u32, frontends: impl Iterator<Item = &'a Frontend>) -> Self {
         let taken = |frontend: &Frontend| [elements(frontend.maglev), of_former(&Former::of(frontend))];
         let ranges = Ranges::new(size, frontends.flat_map(taken));
-        Self { former, used: (size - ranges.unused()).into(), ranges, written: 0, planned: None }
+        Self { used: (size - ranges.unused()).into(), ranges, written: 0, planned: None }
     }
 
     /// Returns the table for the list of policy Cluster, which `ops` writes unless it is the old
@@ -146,7 +137,7 @@ impl Tables {
     /// Returns the tables of former owners, which `ops` writes; `None`: they find no room.
     pub fn place_former(
         &mut self,
-        tables: Vec<Vec<u16>>,
+        tables: &[Vec<u16>],
         slots: u32,
         now: Instant,
         ops: &mut Vec<Op>,
@@ -155,20 +146,12 @@ impl Tables {
         let taken = self.take(len * maglev::elements(slots), now)?;
         let elements = tables.iter().flat_map(|table| maglev::pack(table)).collect();
         ops.push(Op::Table { base: taken.base, elements });
-        self.former.insert(taken.base, tables);
         Some(IndexRange { base: taken.base, len })
-    }
-
-    /// Returns tables of former owners.
-    pub fn former(&self, former: &Former) -> &[Vec<u16>] {
-        let found = if former.tables.len > 0 { self.former.get(&former.tables.base) } else { None };
-        found.map_or(&[], Vec::as_slice)
     }
 
     /// Frees the elements of tables of former owners.
     pub fn free_former(&mut self, former: &Former, now: Instant) {
         if former.tables.len > 0 {
-            self.former.remove(&former.tables.base);
             let elements = of_former(former);
             self.used = self.used.saturating_sub(elements.len.into());
             self.ranges.release(elements, now);

@@ -33,8 +33,10 @@ impl Planner {
         if old.table == table || old.table.range.len != table.range.len {
             return kept;
         }
-        let before = match (context.tables)(old.table.range) {
-            Ok(places) => places,
+        let before = (context.tables)(old.table.range);
+        let former = kept.each_table().map(context.tables).collect::<anyhow::Result<Vec<_>>>();
+        let (before, former) = match before.and_then(|before| Ok((before, former?))) {
+            Ok(tables) => tables,
             Err(error) => {
                 tracing::warn!(
                     "the former owners of {key} are unknown: its established connections do not go on by \
@@ -49,12 +51,12 @@ impl Planner {
             Owners { endpoints: list(old.cluster), places: &before },
             Owners { endpoints: list(cluster), places: &after },
             if is_usable { list(kept.list) } else { &[] },
-            self.tables.former(&kept),
+            &former,
         );
         if history.tables.is_empty() {
             return Former::default();
         }
-        self.write_former(key, history, table.range.len, context, plan).unwrap_or_else(|| {
+        self.write_former(key, &history, table.range.len, context, plan).unwrap_or_else(|| {
             tracing::warn!(
                 "there is no room for the former owners of {key}: its established connections do not go on by \
                  another node whose endpoint has just changed; raise --maglev-entries or --endpoint-entries"
@@ -66,14 +68,15 @@ impl Planner {
     fn write_former(
         &mut self,
         key: &ServicePortKey,
-        history: History,
+        history: &History,
         slots: u32,
         context: &Context<'_>,
         plan: &mut Plan,
     ) -> Option<Former> {
         let none = IndexRange::default();
         let list = self.lists.place(key.ipv6, none, &history.endpoints, context.now, &mut plan.ops)?;
-        let Some(tables) = self.tables.place_former(history.tables, slots, context.now, &mut plan.ops) else {
+        let Some(tables) = self.tables.place_former(&history.tables, slots, context.now, &mut plan.ops)
+        else {
             self.lists.free(key.ipv6, list, context.now);
             return None;
         };

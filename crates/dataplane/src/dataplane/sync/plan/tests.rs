@@ -136,7 +136,6 @@ impl Node {
         let held = Held {
             frontends: self.planner.held.frontends.clone(),
             slots: self.planner.lists.held.clone(),
-            former: self.planner.tables.former.clone(),
             sources: self.planner.held.sources.clone(),
             names: self.planner.held.names.clone(),
             cluster_ips: self.planner.held.cluster_ips.clone(),
