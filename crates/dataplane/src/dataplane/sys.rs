@@ -11,7 +11,7 @@ use std::{
     path::Path,
 };
 
-use aya::Pod;
+use aya::{Pod, maps::MapError};
 
 /// The commands of linux/bpf.h, enum bpf_cmd.
 pub mod command {
@@ -29,10 +29,17 @@ pub mod command {
     pub const LINK_DETACH: libc::c_int = 34;
 }
 
+/// The flag of an update that inserts only.
+pub const BPF_NOEXIST: u64 = 1;
 /// BPF_OBJ_NAME_LEN, including the terminating zero.
 const PROGRAM_NAME: usize = 16;
 /// BPF_F_RDONLY
 const READ_ONLY: u32 = 1 << 3;
+
+/// Returns the error number of bpf(2), if that has failed.
+pub fn error_number(error: &MapError) -> Option<i32> {
+    if let MapError::SyscallError(error) = error { error.io_error.raw_os_error() } else { None }
+}
 
 // The types below are the parts of `union bpf_attr` that the commands read.
 

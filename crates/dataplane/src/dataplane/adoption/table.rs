@@ -12,7 +12,10 @@ use traffic_policy_ebpf::{
 
 use super::Adopted;
 use crate::{
-    dataplane::maps::keys::{RemovedEndpoint, ToWire, number},
+    dataplane::{
+        maps::keys::{RemovedEndpoint, ToWire, number},
+        sys::{self, BPF_NOEXIST},
+    },
     node::conntrack::Connection,
 };
 
@@ -26,11 +29,6 @@ enum Fate {
     NoRoom,
 }
 
-// linux/bpf.h, and error numbers of the kernel.
-const BPF_NOEXIST: u64 = 1;
-const EEXIST: i32 = 17;
-const E2BIG: i32 = 7;
-
 /// Inserts an entry if there is none; returns `None` if it was inserted.
 fn insert<A: Address>(
     flows: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
@@ -42,15 +40,12 @@ where
     FlowKey<A>: aya::Pod,
     Flow<A>: aya::Pod,
 {
-    match flows.insert(FlowKey::folded(tuple, by), entry.keeping(tuple), BPF_NOEXIST) {
-        Ok(()) => Ok(None),
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EEXIST) => {
-            Ok(Some(Fate::Clash))
-        }
-        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(E2BIG) => {
-            Ok(Some(Fate::NoRoom))
-        }
-        Err(error) => Err(error).context("the flow table cannot be written"),
+    let inserted = flows.insert(FlowKey::folded(tuple, by), entry.keeping(tuple), BPF_NOEXIST);
+    let Err(error) = inserted else { return Ok(None) };
+    match sys::error_number(&error) {
+        Some(libc::EEXIST) => Ok(Some(Fate::Clash)),
+        Some(libc::E2BIG) => Ok(Some(Fate::NoRoom)),
+        _ => Err(error).context("the flow table cannot be written"),
     }
 }
 

@@ -6,21 +6,19 @@
 //! the run loop nor, without preemption, its CPU does anything else.
 
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData};
 use traffic_policy_ebpf::abi::{Address, Flow, FlowKey};
 
-use crate::dataplane::maps::Maps;
+use crate::dataplane::{
+    maps::Maps,
+    sys::{self, BPF_NOEXIST},
+};
 
 /// The mean distance of milestones, in buckets: with it 0.05 ms. Few distances are four times as
 /// long, as a hash decides.
 const DISTANCE: u32 = 4_096;
 /// The size of a table, in entries, from which on there are any.
 const LEAST: u32 = 4 * DISTANCE;
-
-// linux/bpf.h, and error numbers of the kernel.
-const BPF_NOEXIST: u64 = 1;
-const EEXIST: i32 = 17;
-const E2BIG: i32 = 7;
 
 /// Enters the milestones that are not there yet. A full table may lack some: nor does it need them.
 ///
@@ -42,11 +40,13 @@ where
     Flow<A>: aya::Pod,
 {
     for number in 0..number(size) {
-        match flows.insert(FlowKey::milestone(number), Flow::default(), BPF_NOEXIST) {
-            Ok(()) => {}
-            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(EEXIST) => {}
-            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(E2BIG) => break,
-            Err(error) => return Err(error).context("entering a milestone of sweeps failed"),
+        let Err(error) = flows.insert(FlowKey::milestone(number), Flow::default(), BPF_NOEXIST) else {
+            continue;
+        };
+        match sys::error_number(&error) {
+            Some(libc::EEXIST) => {}
+            Some(libc::E2BIG) => break,
+            _ => return Err(error).context("entering a milestone of sweeps failed"),
         }
     }
     Ok(())
