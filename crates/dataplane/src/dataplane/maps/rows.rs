@@ -1,6 +1,5 @@
-//! Writes and reads of many elements of an array with one system call, BPF_MAP_UPDATE_BATCH or
-//! BPF_MAP_LOOKUP_BATCH, which aya 0.14 lacks: a change of one endpoint writes the whole list of
-//! its Service.
+//! Writes of many elements of an array with one system call, BPF_MAP_UPDATE_BATCH, which aya 0.14
+//! lacks: a change of one endpoint writes the whole list of its Service.
 
 use std::{
     io,
@@ -51,42 +50,6 @@ impl<V: Pod> Rows<V> {
         write(first, values, |values| self.batch(first, values), one)
     }
 
-    /// Returns `count` consecutive elements, starting at index `first`. If the kernel refuses the
-    /// batch, they are read one by one from `array`, which must be the same map.
-    pub fn read(&self, array: &Array<MapData, V>, first: u32, count: u32) -> Result<Vec<V>, MapError> {
-        read(first, count, || self.read_batch(first, count), |index| array.get(&index, 0))
-    }
-
-    fn read_batch(&self, first: u32, count: u32) -> io::Result<Vec<V>> {
-        // The position to continue from is the index before the next element.
-        let (from, mut to) = (first.wrapping_sub(1), 0_u32);
-        let mut indices = vec![0_u32; count as usize];
-        let mut values = Vec::<V>::with_capacity(count as usize);
-        let mut batch = Batch {
-            from: if first == 0 { 0 } else { (&raw const from) as u64 },
-            to: (&raw mut to) as u64,
-            keys: indices.as_mut_ptr() as u64,
-            values: values.as_mut_ptr() as u64,
-            count,
-            fd: self.fd.as_raw_fd().cast_unsigned(),
-            ..Batch::default()
-        };
-        // SAFETY: there is room for `count` indices and values, each as long as the map's, and for
-        // the position, which is an index.
-        match unsafe { sys::call(command::MAP_LOOKUP_BATCH, &mut batch) } {
-            Ok(_) => {}
-            // The map ends: all may have been read by then.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => return Err(error),
-        }
-        if batch.count != count {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        // SAFETY: the kernel has written `count` values, and any bytes are a valid value.
-        unsafe { values.set_len(count as usize) };
-        Ok(values)
-    }
-
     fn batch(&self, first: u32, values: &[V]) -> io::Result<()> {
         let count = u32::try_from(values.len()).map_err(io::Error::other)?;
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
@@ -122,23 +85,6 @@ fn write<V, E>(
     (first..).zip(values).try_for_each(one)
 }
 
-/// Reads all elements as one batch, or one by one if that fails.
-fn read<V, E>(
-    first: u32,
-    count: u32,
-    batch: impl FnOnce() -> io::Result<Vec<V>>,
-    one: impl FnMut(u32) -> Result<V, E>,
-) -> Result<Vec<V>, E> {
-    static SAID: Once = Once::new();
-    if count as usize >= FEW {
-        match batch() {
-            Ok(values) => return Ok(values),
-            Err(error) => SAID.call_once(|| debug!("no batch: elements are read one by one: {error}")),
-        }
-    }
-    (first..first.saturating_add(count)).map(one).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -165,15 +111,5 @@ mod tests {
         assert_eq!(written(5, false), (1, vec![(7, 0), (8, 10), (9, 20), (10, 30), (11, 40)]));
         assert_eq!(written(2, true), (0, vec![(7, 0), (8, 10)]), "few");
         assert_eq!(write(0, &[1], |_| Ok(()), |_| Err(())), Err(()));
-    }
-
-    #[test]
-    fn what_no_batch_reads_is_read_one_by_one() {
-        let one = |index| Ok::<_, ()>(index * 10);
-        let refused = || Err(io::Error::from_raw_os_error(libc::EINVAL));
-        assert_eq!(read(7, 5, || Ok(vec![1; 5]), one), Ok(vec![1; 5]));
-        assert_eq!(read(7, 5, refused, one), Ok(vec![70, 80, 90, 100, 110]));
-        assert_eq!(read(7, 2, || Ok(vec![1; 2]), one), Ok(vec![70, 80]), "few");
-        assert_eq!(read(7, 5, refused, |_| Err::<u32, _>(())), Err(()));
     }
 }
