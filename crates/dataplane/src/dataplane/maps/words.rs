@@ -21,6 +21,8 @@ use nix::{
 use crate::dataplane::bpf::introspect::page_size;
 
 const WORD: usize = size_of::<u64>();
+/// The flag of linux/bpf.h of an array that can be mapped.
+const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 /// An mmapable array of 64-bit words.
 #[derive(Debug)]
@@ -33,11 +35,16 @@ impl Words {
     /// Takes the map.
     ///
     /// # Errors
-    /// It is no array of words.
+    /// It is no array of words, or cannot be mapped.
     pub fn new(map: Map) -> Result<Self> {
         let Map::Array(map) = map else { anyhow::bail!("not an array") };
         let info = map.info().context("the size of an array cannot be read")?;
         ensure!(info.value_size() as usize == WORD, "elements of {} bytes are no words", info.value_size());
+        ensure!(
+            info.map_flags() & BPF_F_MMAPABLE != 0,
+            "the pinned array cannot be mapped: a build before the first release has made it; run `cleanup`, \
+             and start again"
+        );
         Ok(Self { map, len: info.max_entries() as usize })
     }
 
