@@ -1,8 +1,10 @@
-//! The part of rtnetlink that a lab needs: devices, addresses, routes and neighbours of one
-//! namespace.
+//! The part of rtnetlink that a lab needs: devices and addresses of one namespace; its routes and
+//! neighbours in files of their own.
 
 mod multipath;
+mod neighbours;
 mod netkit;
+mod routes;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,19 +15,13 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeade
 use netlink_packet_route::link::{
     InfoBridge, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, LinkXdp, State,
 };
-use netlink_packet_route::neighbour::{
-    NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourState,
-};
-use netlink_packet_route::route::{RouteMessage, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use nix::net::if_::{if_nameindex, if_nametoindex};
 use rtnetlink::{
-    Handle, IpVersion, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth,
-    LinkVxlan, RouteMessageBuilder, new_connection,
+    Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan,
+    new_connection,
 };
 
-use crate::family::Family;
 use crate::netns::Namespace;
 
 pub type Mac = [u8; 6];
@@ -242,173 +238,6 @@ impl Netlink {
         request.execute().await.with_context(|| format!("adding {address} to {device}"))
     }
 
-    /// Adds or replaces a route to `destination`/`prefix` via a gateway.
-    pub async fn route(&self, destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
-        let message = route(destination, prefix, gateway)?.build();
-        self.replace_route(message)
-            .await
-            .with_context(|| format!("route to {destination}/{prefix} via {gateway}"))
-    }
-
-    /// A variant of [`Self::route`] for another table than the main one.
-    pub async fn route_in(&self, table: u32, to: IpAddr, prefix: u8, gateway: IpAddr) -> Result<()> {
-        let message = route(to, prefix, gateway)?.table_id(table).build();
-        let replaced = self.replace_route(message).await;
-        replaced.with_context(|| format!("route to {to}/{prefix} via {gateway} in table {table}"))
-    }
-
-    /// Adds a rule that routes packets from an address by a table.
-    pub async fn rule_from(&self, source: IpAddr, table: u32, priority: u32) -> Result<()> {
-        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
-        let added = match source {
-            IpAddr::V4(source) => rule.v4().source_prefix(source, 32).execute().await,
-            IpAddr::V6(source) => rule.v6().source_prefix(source, 128).execute().await,
-        };
-        added.with_context(|| format!("rule from {source} to table {table}"))
-    }
-
-    /// Removes the rule that [`Self::rule_from`] added.
-    pub async fn remove_rule_from(&self, source: IpAddr, table: u32) -> Result<()> {
-        let version = if source.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
-        let rules: Vec<_> = self.0.rule().get(version).execute().try_collect().await?;
-        let is_it = |rule: &&RuleMessage| {
-            u32::from(rule.header.table) == table && rule.attributes.contains(&RuleAttribute::Source(source))
-        };
-        let rule = rules.iter().find(is_it).with_context(|| format!("no rule from {source}"))?;
-        let removed = self.0.rule().del(rule.clone()).execute().await;
-        removed.with_context(|| format!("removing the rule from {source}"))
-    }
-
-    /// Adds a rule that routes packets with a mark by a table.
-    pub async fn rule_marked(&self, family: Family, mark: u32, table: u32, priority: u32) -> Result<()> {
-        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
-        let rule = rule.fw_mark(mark);
-        let added = match family {
-            Family::V4 => rule.v4().execute().await,
-            Family::V6 => rule.v6().execute().await,
-        };
-        added.with_context(|| format!("rule for the mark {mark:#x}"))
-    }
-
-    /// Adds a rule that routes packets that arrive on a device by a table.
-    pub async fn rule_arriving(&self, family: Family, device: &str, table: u32, priority: u32) -> Result<()> {
-        let rule = self.0.rule().add().table_id(table).action(RuleAction::ToTable).priority(priority);
-        let rule = rule.input_interface(device.to_owned());
-        let added = match family {
-            Family::V4 => rule.v4().execute().await,
-            Family::V6 => rule.v6().execute().await,
-        };
-        added.with_context(|| format!("rule for what comes by {device}"))
-    }
-
-    /// Adds a route by a device without a gateway, in another table than the main one.
-    pub async fn route_by_device(&self, table: u32, to: IpAddr, prefix: u8, device: &str) -> Result<()> {
-        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(to, prefix)?;
-        let route = route.output_interface(index(device)?).table_id(table).build();
-        self.replace_route(route).await.with_context(|| format!("route to {to}/{prefix} by {device}"))
-    }
-
-    /// A variant of [`Self::route`] for a gateway that no address of `device` covers.
-    pub async fn route_on_link(&self, to: IpAddr, prefix: u8, gateway: IpAddr, device: &str) -> Result<()> {
-        let route = route(to, prefix, gateway)?.output_interface(index(device)?).onlink().build();
-        self.replace_route(route)
-            .await
-            .with_context(|| format!("route to {to}/{prefix} via {gateway} on {device}"))
-    }
-
-    /// Adds a route of type unreachable.
-    pub async fn unreachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
-        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
-        self.replace_route(route.kind(RouteType::Unreachable).build())
-            .await
-            .with_context(|| format!("unreachable route to {destination}/{prefix}"))
-    }
-
-    /// Removes a route that [`Self::unreachable`] added.
-    pub async fn reachable(&self, destination: IpAddr, prefix: u8) -> Result<()> {
-        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
-        let route = route.kind(RouteType::Unreachable).build();
-        let deleted = self.0.route().del(route).execute().await;
-        deleted.with_context(|| format!("deleting the unreachable route to {destination}/{prefix}"))
-    }
-
-    /// Makes an address local to this machine without assigning it to a device, as cloud providers'
-    /// agents do with the addresses of load balancers: `ip route add to local ADDRESS dev DEVICE`.
-    pub async fn local(&self, address: IpAddr, device: &str) -> Result<()> {
-        const LOCAL_TABLE: u32 = 255;
-        let prefix = if address.is_ipv4() { 32 } else { 128 };
-        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(address, prefix)?;
-        let route = route.kind(RouteType::Local).table_id(LOCAL_TABLE).output_interface(index(device)?);
-        let added = self.replace_route(route.scope(RouteScope::Host).build()).await;
-        added.with_context(|| format!("local route to {address} on {device}"))
-    }
-
-    pub async fn delete_route(&self, destination: IpAddr, prefix: u8) -> Result<()> {
-        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?;
-        let deleted = self.0.route().del(route.build()).execute().await;
-        deleted.with_context(|| format!("deleting the route to {destination}/{prefix}"))
-    }
-
-    /// Adds or replaces a permanent neighbour.
-    pub async fn neighbour(&self, device: &str, address: IpAddr, mac: Mac) -> Result<()> {
-        let request = self.0.neighbours().add(index(device)?, address).link_layer_address(&mac).replace();
-        request.execute().await.with_context(|| format!("neighbour {address} on {device}"))
-    }
-
-    /// Adds a forwarding entry to a VXLAN device: the host that has a MAC address.
-    pub async fn forward_mac(&self, device: &str, mac: Mac, host: IpAddr) -> Result<()> {
-        let request = self.0.neighbours().add_bridge(index(device)?, &mac).flags(NeighbourFlags::Own);
-        request
-            .destination(host)
-            .execute()
-            .await
-            .with_context(|| format!("forwarding entry for {host} on {device}"))
-    }
-
-    /// Deletes all learned neighbours of the namespace; permanent ones stay.
-    pub async fn flush_neighbours(&self) -> Result<()> {
-        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
-        for neighbour in neighbours {
-            let learned =
-                !matches!(neighbour.header.state, NeighbourState::Permanent | NeighbourState::Noarp);
-            if learned {
-                // The entry may have vanished meanwhile, which is just as well.
-                self.0.neighbours().del(neighbour).execute().await.ok();
-            }
-        }
-        Ok(())
-    }
-
-    /// Deletes a neighbour entry, also a permanent one, like `ip neigh del`.
-    pub async fn delete_neighbour(&self, address: IpAddr) -> Result<()> {
-        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
-        let destination = NeighbourAttribute::Destination(wire(address));
-        let entry = neighbours.into_iter().find(|neighbour| neighbour.attributes.contains(&destination));
-        let entry = entry.with_context(|| format!("no neighbour {address}"))?;
-        let deleted = self.0.neighbours().del(entry).execute().await;
-        deleted.with_context(|| format!("deleting the neighbour {address}"))
-    }
-
-    /// The number of neighbours that the kernel itself keeps resolved (NTF_EXT_MANAGED).
-    pub async fn managed_neighbours(&self) -> Result<usize> {
-        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
-        let is_managed = |attribute: &NeighbourAttribute| matches!(attribute, NeighbourAttribute::ExtFlags(flags) if flags.contains(NeighbourExtFlags::Managed));
-        Ok(neighbours.iter().filter(|neighbour| neighbour.attributes.iter().any(is_managed)).count())
-    }
-
-    /// The MAC address that the kernel holds for a neighbour.
-    pub async fn neighbour_mac(&self, address: IpAddr) -> Result<Option<Mac>> {
-        let destination = NeighbourAttribute::Destination(wire(address));
-        let neighbours: Vec<_> = self.0.neighbours().get().execute().try_collect().await?;
-        let attributes = neighbours.into_iter().map(|neighbour| neighbour.attributes);
-        let mut ours = attributes.filter(|attributes| attributes.contains(&destination));
-        let mac = ours.next().into_iter().flatten().find_map(|attribute| match attribute {
-            NeighbourAttribute::LinkLayerAddress(mac) => Mac::try_from(mac.as_slice()).ok(),
-            _ => None,
-        });
-        Ok(mac)
-    }
-
     async fn add(&self, message: LinkMessage) -> Result<()> {
         Ok(self.0.link().add(message).execute().await?)
     }
@@ -420,10 +249,6 @@ impl Netlink {
     ) -> Result<()> {
         let message = edit(LinkUnspec::new_with_index(index(device)?)).build();
         self.0.link().change(message).execute().await.with_context(|| format!("changing {device}"))
-    }
-
-    async fn replace_route(&self, message: RouteMessage) -> Result<()> {
-        Ok(self.0.route().add(message).replace().execute().await?)
     }
 }
 
@@ -448,15 +273,4 @@ pub fn devices() -> Result<Vec<String>> {
 /// The index of a device in the calling thread's namespace.
 pub fn index(device: &str) -> Result<u32> {
     if_nametoindex(device).with_context(|| format!("no device {device} here"))
-}
-
-fn route(destination: IpAddr, prefix: u8, gateway: IpAddr) -> Result<RouteMessageBuilder<IpAddr>> {
-    Ok(RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix)?.gateway(gateway)?)
-}
-
-fn wire(address: IpAddr) -> NeighbourAddress {
-    match address {
-        IpAddr::V4(address) => NeighbourAddress::Inet(address),
-        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
-    }
 }
