@@ -1,5 +1,7 @@
 //! Tests of a plan: the writes, their order, and the writes that are omitted.
 
+mod cluster_ips;
+mod drains;
 mod history;
 mod owners;
 mod room;
@@ -172,23 +174,6 @@ fn slots_before_frontends_and_nothing_twice() {
     assert_ne!(node.frontend(A).service, node.frontend(B).service);
 }
 
-/// The prefilter is made anew, which takes time for each Service, only if something has gone.
-#[test]
-fn what_goes_leaves_bits_in_the_prefilter() {
-    let mut node = Node::new();
-    let leaves_bits = |plan: &Plan| plan.ops.iter().any(Op::leaves_bits);
-    let of = |text: &str| Some(port(A, Policy::Cluster, &[endpoint(text, false)]));
-    for endpoint in ["10.0.0.1:80", "10.0.0.2:80"] {
-        let plan = node.set("a", of(endpoint));
-        assert!(!plan.ops.is_empty() && !leaves_bits(&plan), "{plan:?}");
-    }
-    node.set_cluster_ip("10.96.0.1".parse().unwrap(), true);
-    assert!(!leaves_bits(&node.plan(&[])));
-    node.set_cluster_ip("10.96.0.1".parse().unwrap(), false);
-    assert!(leaves_bits(&node.plan(&[])));
-    assert!(leaves_bits(&node.set("a", None)));
-}
-
 #[test]
 fn takeover_without_a_change_writes_nothing() {
     let mut node = Node::new();
@@ -227,75 +212,6 @@ fn takeover_finds_what_changed_meanwhile() {
     let removed: Vec<_> =
         plan.removed.iter().map(|removed| (removed.service, removed.endpoint.to_string())).collect();
     assert_eq!(removed, [(index, "10.0.0.1:80".to_owned()), (other, "10.0.0.3:80".to_owned())]);
-}
-
-#[test]
-fn drains_only_when_the_policy_turns_local() {
-    let remote = [endpoint("10.0.1.1:80", false)];
-    let both = [endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false)];
-    let mut node = Node::new();
-    let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
-    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
-    let until = 1_000 + 30_000_000_000;
-    assert_eq!(node.frontend(A).drain_until, until);
-    node.monotonic += 5_000_000_000;
-    let _ = node.set("a", Some(port(A, Policy::Local, &[remote[0], endpoint("10.0.2.1:80", false)])));
-    assert_eq!(node.frontend(A).drain_until, until, "another change neither prolongs nor ends it");
-    node.restart();
-    assert_eq!(node.plan(&[]).ops, [], "a takeover keeps a running drain");
-    let _ = node.set("a", Some(port(A, Policy::Local, &both)));
-    assert_eq!(node.frontend(A).drain_until, 0);
-    let _ = node.set("a", Some(port(A, Policy::Local, &remote)));
-    assert_eq!(node.frontend(A).drain_until, 0, "the last local endpoint left: no drain");
-    let _ = node.set("b", Some(port(B, Policy::Local, &remote)));
-    assert_eq!(node.frontend(B).drain_until, 0, "a new Service does not drain");
-}
-
-#[test]
-fn annotation_overrides_the_drain() {
-    let remote = [endpoint("10.0.1.1:80", false)];
-    for (drain, until) in [(Duration::ZERO, 0), (Duration::from_secs(2), 2_000_001_000)] {
-        let mut node = Node::new();
-        let _ = node.set("a", Some(port(A, Policy::Cluster, &remote)));
-        let _ = node.set("a", Some(ServicePort { drain: Some(drain), ..port(A, Policy::Local, &remote) }));
-        assert_eq!(node.frontend(A).drain_until, until);
-    }
-}
-
-/// The fallback treats policy Local as Cluster while there is no local endpoint; a drain begins
-/// only when the fallback ends.
-#[test]
-fn the_fallback_is_policy_cluster_while_no_endpoint_is_here() {
-    let (here, there) = (endpoint("10.0.0.1:80", true), endpoint("10.0.1.1:80", false));
-    let service = |endpoints: &[Endpoint]| ServicePort {
-        external_fallback: true,
-        drain: Some(Duration::from_secs(2)),
-        ..port(A, Policy::Local, endpoints)
-    };
-    let is_local = |node: &Node| node.frontend(A).flags & frontend::LOCAL != 0;
-    let mut node = Node::new();
-    let _ = node.set("a", Some(service(&[here, there])));
-    assert!(is_local(&node));
-    let lists = |node: &Node| (node.frontend(A).cluster.len, node.frontend(A).local.len);
-    assert_eq!(lists(&node), (2, 1));
-    // The last local endpoint leaves and returns.
-    let plan = node.set("a", Some(service(&[there])));
-    assert!(
-        !is_local(&node) && plan.removed.iter().all(|removed| removed.endpoint == here.address),
-        "{plan:?}"
-    );
-    assert_eq!((lists(&node), node.frontend(A).drain_until), ((1, 0), 0));
-    let _ = node.set("a", Some(service(&[here, there])));
-    assert!(is_local(&node));
-    let _ = node.set("a", Some(service(&[there])));
-    // Without the annotation, nodes without an endpoint drain, as after a change from Cluster.
-    let plain = |endpoints| ServicePort { external_fallback: false, ..service(endpoints) };
-    let _ = node.set("a", Some(plain(&[there])));
-    assert!(is_local(&node));
-    assert_eq!(node.frontend(A).drain_until, 2_000_001_000);
-    // A Service without any endpoint has the same flags under any policy.
-    let _ = node.set("a", Some(service(&[])));
-    assert_eq!(node.frontend(A).flags & frontend::HAS_ENDPOINTS, 0);
 }
 
 #[test]
@@ -387,61 +303,6 @@ fn sources_are_allowed_first_and_forbidden_last() {
         matches!(plan.ops[..], [Op::DeleteFrontend(_), Op::ClearInfo(_), Op::RemoveSourceRange(_)]),
         "{plan:?}"
     );
-}
-
-/// A known address with an unknown port is rejected; therefore an address becomes known after its
-/// ports, and is forgotten before them.
-#[test]
-fn cluster_ips_are_known_last_and_forgotten_first() {
-    let frontend = |address: &str| traffic_policy_cluster::model::Frontend {
-        address: address.parse().unwrap(),
-        kind: FrontendKind::ClusterIp,
-    };
-    let with = |addresses: &[&str]| {
-        let mut port = port(A, Policy::Cluster, &[endpoint("10.0.0.1:80", false)]);
-        port.frontends = addresses.iter().map(|address| frontend(address)).collect();
-        Some(port)
-    };
-    let address: IpAddr = "10.96.0.1".parse().unwrap();
-    let mut node = Node::new();
-    node.desired.service_cidrs.insert("10.96.0.0/16".parse().unwrap());
-    node.set_cluster_ip(address, true);
-    let plan = node.set("a", with(&["10.96.0.1:80"]));
-    assert!(
-        matches!(plan.ops[..], [.., Op::SetFrontend(..), Op::ClusterIp(_, true), Op::ServiceCidr(_, true)]),
-        "{plan:?}"
-    );
-    node.restart();
-    assert_eq!(node.plan(&[]).ops, []);
-    node.desired.service_cidrs.clear();
-    node.set_cluster_ip(address, false);
-    let plan = node.set("a", None);
-    assert!(
-        matches!(
-            plan.ops[..],
-            [Op::ClusterIp(_, false), Op::ServiceCidr(_, false), Op::DeleteFrontend(_), Op::ClearInfo(_)]
-        ),
-        "{plan:?}"
-    );
-}
-
-/// Services that are added one by one cost the same each, however many others there are.
-#[test]
-fn a_plan_looks_at_the_cluster_ips_that_changed() {
-    const ALL: u32 = 10_000;
-    let capacity = Capacity { frontends: [2 * ALL, 100], ..CAPACITY };
-    let mut node = Node { planner: Planner::new(Held::default(), capacity), ..Node::new() };
-    let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(0x0a60_0000 + number));
-    for number in 0..ALL {
-        node.set_cluster_ip(address(number), true);
-        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), true)]);
-    }
-    assert_eq!(node.planner.looked_at, 3 * ALL as usize);
-    for number in 0..ALL {
-        node.set_cluster_ip(address(number), false);
-        assert_eq!(node.plan(&[]).ops, [Op::ClusterIp(address(number), false)]);
-    }
-    assert_eq!(node.planner.looked_at, 5 * ALL as usize);
 }
 
 #[test]
