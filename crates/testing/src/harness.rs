@@ -32,7 +32,7 @@ use std::thread;
 
 use aya::maps::{MapData, MapError, ProgramArray};
 use traffic_policy_dataplane::{self as dataplane, Found, MapSizes, Sweeper};
-use traffic_policy_ebpf::abi::{jump, mark};
+use traffic_policy_ebpf::abi::jump;
 
 pub use self::both::on_one_cpu;
 pub use self::flows::FlowEntry;
@@ -173,22 +173,14 @@ impl Harness {
 
     /// Sweeps both families as the agent does.
     pub fn sweep(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> [Found; 2] {
-        let found = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);
-        found.unwrap_or_else(|error| panic!("{error:#}"))
+        self.sweep_in_pieces(sweeper, mark_removed).1
     }
 
-    /// Sweeps both families as the agent does. Returns the number of pieces, between which the
-    /// agent does other work, as well.
-    pub fn sweep_in_pieces(&mut self, sweeper: &mut Sweeper) -> (usize, [Found; 2]) {
-        sweeper.begin(mark::NONE);
-        let mut pieces = 0;
-        loop {
-            pieces += 1;
-            let piece = sweeper.go_on(&self.loaded.object, &mut self.loaded.tables);
-            if let Some(found) = piece.unwrap_or_else(|error| panic!("{error:#}")) {
-                return (pieces, found);
-            }
-        }
+    /// Sweeps as [`Self::sweep`] does. Returns the number of pieces as well, between which the
+    /// agent does other work.
+    pub fn sweep_in_pieces(&mut self, sweeper: &mut Sweeper, mark_removed: bool) -> (usize, [Found; 2]) {
+        let swept = sweeper.run(&self.loaded.object, &mut self.loaded.tables, mark_removed);
+        swept.unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// The kernel's index of a device.

@@ -160,6 +160,7 @@ fn fill(pin_dir: &Path, flows: u32) {
     let maps = pin_dir.join(format!("v{}/maps", abi::ABI_VERSION));
     let table = Map::from_map_data(MapData::from_pin(maps.join("tp_flows4")).unwrap()).unwrap();
     let mut table: HashMap<_, FlowKey<Address4>, abi::Flow<Address4>> = table.try_into().unwrap();
+    assert_eq!(table.keys().count(), 64, "the milestones that the agent has entered");
     let (node, pod) = (Ipv4Addr::new(172, 18, 0, 11).to_wire(), Ipv4Addr::new(10, 244, 2, 2).to_wire());
     for number in 0..flows {
         let client = Ipv4Addr::new(198, 51, 100, number as u8).to_wire();

@@ -395,11 +395,11 @@ fn a_nearly_empty_table_is_swept_in_pieces() {
         set_up(harness, Spot::Near);
         enter_milestones(&mut harness.tables).unwrap();
         let mut sweeper = Sweeper::new(TIMEOUTS, [ENTRIES; 2]);
-        let (pieces, _) = harness.sweep_in_pieces(&mut sweeper);
+        let (pieces, _) = harness.sweep_in_pieces(&mut sweeper, false);
         assert!(pieces > 2 * MILESTONES, "{pieces} pieces");
         for terms in Terms::all().filter(|terms| terms.tcp && terms.xdp()) {
             Dialogue::new(terms, VIP).open(harness);
-            let (_, found) = harness.sweep_in_pieces(&mut sweeper);
+            let found = harness.sweep(&mut sweeper, false);
             assert_eq!(found[terms.family as usize].entries, 2, "no milestone is a flow");
         }
     });

@@ -67,12 +67,14 @@ impl Sweeper {
         maps.sweep.set(0, order, 0).context("writing the time-outs of flows failed")
     }
 
-    /// Sweeps both families.
-    pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_removed: bool) -> Result<[Found; 2]> {
+    /// Sweeps both families. Returns the number of pieces that it took, and the result.
+    pub fn run(&mut self, object: &Ebpf, maps: &mut Maps, mark_removed: bool) -> Result<(usize, [Found; 2])> {
         self.begin(if mark_removed { mark::TOO } else { mark::NONE });
+        let mut pieces = 0;
         loop {
+            pieces += 1;
             if let Some(found) = self.go_on(object, maps)? {
-                return Ok(found);
+                return Ok((pieces, found));
             }
         }
     }

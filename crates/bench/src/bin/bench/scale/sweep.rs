@@ -157,7 +157,7 @@ impl Table {
     }
 
     fn sweep(&mut self) -> Result<()> {
-        let [found, _] = self.sweeper.run(&self.object, &mut self.tables, false)?;
+        let (_, [found, _]) = self.sweeper.run(&self.object, &mut self.tables, false)?;
         (self.entries, self.deleted) = (found.entries, found.deleted);
         Ok(())
     }
