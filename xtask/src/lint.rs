@@ -4,7 +4,6 @@
 use std::{env, path::Path, process::Command};
 
 use anyhow::Result;
-
 use traffic_policy_toolchain as toolchain;
 
 use crate::{cargo, tally::Tally};

@@ -15,14 +15,13 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use flate2::read::GzDecoder;
+use traffic_policy_toolchain as toolchain;
 
 use super::{
     place::Place,
     sbom::Part,
     unwind::{self, Compiler},
 };
-use traffic_policy_toolchain as toolchain;
-
 use crate::{
     cargo,
     setup::programs,

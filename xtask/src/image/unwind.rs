@@ -11,7 +11,6 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-
 use traffic_policy_toolchain as toolchain;
 
 use crate::{cargo, files};

@@ -2,9 +2,9 @@
 
 use std::{fmt, process::Command};
 
-use super::{apt::Apt, step::Step};
 use traffic_policy_toolchain::{self as toolchain, Toolchain};
 
+use super::{apt::Apt, step::Step};
 use crate::{cargo, target::Target};
 
 /// Programs that tests call, other than those that every Linux has.

@@ -1,11 +1,12 @@
 //! The next step of the set-up, from the facts. Pure.
 
+use traffic_policy_toolchain::{Toolchain, VARIABLE};
+
 use super::{
     apt::OLDEST_RUSTC,
     facts::{Cross, Facts},
     step::{LINKER, Step},
 };
-use traffic_policy_toolchain::{Toolchain, VARIABLE};
 
 /// LLVM versions that bpf-linker can be compiled for.
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
