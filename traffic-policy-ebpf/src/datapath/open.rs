@@ -14,8 +14,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, DirectEndpoint, DirectEndpointKey, Flow, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port, Ports,
-        REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, WayBack, hook, jump, kind, way,
+        Address, BY_POD, DirectEndpoint, DirectEndpointKey, Flow, GUE_PORT, NO_SERVICE, PROTOCOL_UDP, Port,
+        Ports, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, WayBack, hook, jump, kind, way,
     },
     outcome::{Outcome, Verdict},
     tcp::{ANSWERED, ASSURED, REMOVED, RST, TUNNELLED, flag, numbers},
@@ -346,7 +346,7 @@ pub fn given<P: Packet, F: Family>(
             return Err(Decision::refused(Outcome::ResetNoFlow, service));
         };
         set!(scratch.opened.endpoint = load(owner));
-        if get!(scratch.owners.known) != 0 {
+        if get!(scratch.owners.known) == BY_POD {
             return Ok((service, index));
         }
         // Replies come back to this node, if they are to go back to the one that has sent it.

@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, Flow, RouteKind, Slot, frontend, kind, step, way},
+    abi::{Address, BY_FLOW, BY_LATER_FLOW, Flow, RouteKind, Slot, frontend, jump, kind, step, way},
     hash,
     outcome::Outcome,
 };
@@ -100,6 +100,7 @@ pub fn prepare<P: Packet, F: Rewrite>(
     now: u32,
 ) -> Result<(Forwarding<F::Address>, u32), Decision> {
     let entry = FlowTable::<F>::new().find(&parsed.tuple);
+    let known = if entry.is_null() { 0 } else { BY_FLOW };
     // Null pointers rather than `Option`s, as in `find`.
     let mut restart = ptr::null_mut();
     let mut kept = ptr::null_mut();
@@ -131,11 +132,13 @@ pub fn prepare<P: Packet, F: Rewrite>(
     }
     let mut entry = kept;
     if entry.is_null() {
-        let created = match create(packet, parsed, restart, now) {
+        let created = match create(packet, parsed, restart, known, now) {
             Ok(created) => created,
             Err(decision) => {
                 if !restart.is_null() {
                     pair::unclaim::<F>(restart);
+                } else if was_created_meanwhile::<P, F>() {
+                    packet.jump::<F, { jump::SLOW_PATH }>();
                 }
                 return Err(decision);
             }
@@ -153,6 +156,20 @@ pub fn prepare<P: Packet, F: Rewrite>(
             Err(decision)
         }
     }
+}
+
+/// Whether another CPU has created the flow while the owner of its connection was looked for: both
+/// ends send again what was lost with another node in front, and at the same time.
+#[inline(always)]
+fn was_created_meanwhile<P: Packet, F: Family>() -> bool {
+    // Elsewhere no owner is looked for.
+    if P::POD || P::SCTP {
+        return false;
+    }
+    let Some(scratch) = F::scratch() else { return false };
+    let known = get!(scratch.owners.known);
+    set!(scratch.owners.known = 0);
+    known == BY_LATER_FLOW
 }
 
 /// Returns the event of a flow that this packet has created.
@@ -236,12 +253,14 @@ pub fn list<P: Packet, F: Family>(
     Ok(list)
 }
 
-/// Creates the flow of a packet that has none. `restart`: an entry to overwrite, or null.
+/// Creates the flow of a packet that has none. `restart`: an entry to overwrite, or null. `known`:
+/// [`BY_FLOW`] if there is one that is not used.
 #[inline(always)]
 fn create<P: Packet, F: Family>(
     packet: P,
     parsed: &Parsed<F>,
     restart: *mut Flow<F::Address>,
+    known: u32,
     now: u32,
 ) -> Result<Created<F::Address>, Decision> {
     if P::TC
@@ -258,7 +277,7 @@ fn create<P: Packet, F: Family>(
         return Err(Outcome::DroppedInternalError.into());
     };
     set!(scratch.opening = parsed.tuple);
-    set!(scratch.owners.known = 0);
+    set!(scratch.owners.known = known);
     let hash = hash::tuple(&parsed.tuple, get!(config.seed));
     let client = Client { source: parsed.tuple.source, netns: 0, of_pod: P::POD, hash };
     let (service, index);

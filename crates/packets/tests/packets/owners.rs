@@ -7,7 +7,7 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
     tcp,
 };
-use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Setup, Spot};
+use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Setup, Spot};
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::packet::{Packet, Transport, flag};
 
@@ -386,6 +386,46 @@ fn forged_segments_hold_a_bounded_part_of_the_table() {
             let assured: Vec<_> = flows.iter().filter(|flow| flow.state & tcp::ASSURED != 0).collect();
             assert_eq!(assured.len(), 1);
             assert_eq!(assured[0].from.port(), 1);
+        }
+    });
+}
+
+/// Both ends of a connection send again, at the same time, what was lost with the node in front: its
+/// first two segments come by another node on two CPUs, and one makes the flow while the other
+/// looks for the owner.
+#[test]
+fn two_first_segments_at_once_go_to_one_owner() {
+    const ROUNDS: u32 = 8;
+    const CONNECTIONS: u16 = 500;
+    // A place for each segment.
+    let sizes = MapSizes { flows4: 4096, flows6: 4096, unassured: 4096, ..harness::SIZES };
+    harness::with_sizes(sizes, |harness| {
+        for (terms, at_home) in
+            Hook::INGRESS.into_iter().flat_map(tcp).flat_map(|terms| [(terms, false), (terms, true)])
+        {
+            if at_home && terms.hook == Hook::Xdp {
+                continue;
+            }
+            for _ in 0..ROUNDS {
+                let frontend =
+                    if at_home { by_table(VIP, &[LOCAL]).former(&[NEAR]) } else { by_table(VIP, &[NEAR]) };
+                set_up_home(harness, frontend);
+                let segments: Vec<_> = (CLIENT_PORT..CLIENT_PORT + CONNECTIONS)
+                    .map(|port| {
+                        let packet = segment(terms, VIP, port, flag::ACK);
+                        let packet = if at_home { arrives(&packet, FRONT, 0) } else { packet };
+                        Input::new(terms.hook, packet.bytes())
+                    })
+                    .collect();
+                let before = harness.outcomes(terms.hook);
+                if harness.at_once([&segments, &segments]).is_none() {
+                    eprintln!("one CPU: nothing is at once");
+                    return;
+                }
+                let to_owner = if at_home { Outcome::ForwardedToOwner } else { Outcome::ForwardedDirect };
+                let ran = harness.outcomes_since(terms.hook, &before);
+                assert_eq!(ran, [(to_owner, 2 * u64::from(CONNECTIONS))], "at home: {at_home}, {terms:?}");
+            }
         }
     });
 }

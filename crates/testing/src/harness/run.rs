@@ -124,6 +124,9 @@ impl Ran {
     }
 }
 
+/// Outcomes, each with a number of packets.
+pub type Outcomes = Vec<(Outcome, u64)>;
+
 impl Harness {
     /// Runs a packet that arrives on eth0 (or, at egress, leaves by it).
     #[track_caller]
@@ -135,15 +138,9 @@ impl Harness {
     /// its name agrees with the verdict; a packet that is only passed is unchanged.
     #[track_caller]
     pub fn input(&self, input: &Input) -> Ran {
-        let before = self.counters(input.hook);
+        let before = self.outcomes(input.hook);
         let (verdict, frame) = execute(&self.object, self.ifindex(input.device), input);
-        let after = self.counters(input.hook);
-        let moved: Vec<_> = before
-            .iter()
-            .zip(&after)
-            .filter(|((_, before), (_, after))| before != after)
-            .map(|((outcome, before), (_, after))| (*outcome, after - before))
-            .collect();
+        let moved = self.outcomes_since(input.hook, &before);
         let of_pods = matches!(input.hook, Hook::FromPod | Hook::FromClientPod | Hook::ToClientPod);
         if of_pods && moved.is_empty() {
             assert_eq!(input.hook.action(verdict), Action::Pass);
@@ -170,11 +167,19 @@ impl Harness {
         Ran { outcome: outcome.name(), action, frame }
     }
 
-    fn counters(&self, hook: Hook) -> Vec<(Outcome, u64)> {
+    /// The number of packets of each outcome that a hook has had.
+    pub fn outcomes(&self, hook: Hook) -> Outcomes {
         let values = self.tables.counters.get(&hook.number(), 0);
         let values = values.unwrap_or_else(|error| panic!("reading the counters: {error}"));
         let sum = |outcome: Outcome| values.iter().map(|cpu| cpu[outcome as usize]).sum();
         Outcome::ALL.iter().map(|outcome| (*outcome, sum(*outcome))).collect()
+    }
+
+    /// The outcomes of a hook's packets since [`Self::outcomes`] returned `before`.
+    pub fn outcomes_since(&self, hook: Hook, before: &Outcomes) -> Outcomes {
+        let after = self.outcomes(hook);
+        let moved = before.iter().zip(after).map(|((_, before), (outcome, after))| (outcome, after - before));
+        moved.filter(|(_, packets)| *packets > 0).collect()
     }
 
     /// The current time in jiffies, as flows note it.

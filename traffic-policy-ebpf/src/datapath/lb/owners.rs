@@ -16,7 +16,8 @@
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
-        Address, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple, frontend,
+        Address, BY_LATER_FLOW, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple,
+        frontend,
         maglev::{FORMER, elements},
         scope,
     },
@@ -203,8 +204,12 @@ fn search<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context) -> i
     let tuple = borrow(place!(const scratch.opening));
     let (asked, chosen) = (get!(scratch.owners.asked), get!(scratch.owners.chosen));
     set!(scratch.owners.number = 0);
-    // A flow whose replies are not known any more goes by no other way.
+    // A flow whose replies are not known any more goes by no other way; one that another CPU has
+    // created meanwhile has its own.
     if !FlowTable::<F>::new().find(tuple).is_null() {
+        if PODS && get!(scratch.owners.known) == 0 {
+            set!(scratch.owners.known = BY_LATER_FLOW);
+        }
         return NONE as i32;
     }
     let of_chosen = if chosen != NONE { whereabouts::<F>(chosen) } else { Whereabouts::Here };

@@ -11,7 +11,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_sk_release, bpf_skc_lookup_tcp, bpf_tcp_sock},
 };
 use traffic_policy_ebpf::{
-    abi::{DirectEndpoint, DirectEndpointKey, Ports, Scratch},
+    abi::{BY_POD, DirectEndpoint, DirectEndpointKey, Ports, Scratch},
     tcp::{ANSWERED, ASSURED, numbers},
 };
 
@@ -129,7 +129,7 @@ fn look_up<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
         return OUT_OF_WINDOW;
     }
     set!(scratch.owners.reply_numbers = numbers::numbers(snd_nxt, rcv_nxt));
-    set!(scratch.owners.known = 1);
+    set!(scratch.owners.known = BY_POD);
     KNOWN
 }
 
@@ -137,7 +137,7 @@ fn look_up<P: Packet, F: Family>(context: *mut P::Context) -> i32 {
 /// knows.
 #[inline(always)]
 pub fn note<F: Family>(scratch: *mut Scratch<F::Address>) {
-    if get!(scratch.owners.known) == 0 {
+    if get!(scratch.owners.known) != BY_POD {
         return;
     }
     set!(scratch.request.numbers = get!(scratch.owners.numbers));
