@@ -3,6 +3,7 @@
 
 mod adoption;
 mod attachments;
+mod devices;
 mod direct_part;
 mod direct_ways;
 mod drains;
@@ -253,7 +254,7 @@ impl<P: PacketPath> Controller<P> {
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
                     if let Err(error) = self.network_changed(event, &mut events, &source).await {
-                        self.network.rescan_failed(&error.context("following a change of the network"));
+                        self.network.devices.rescan_failed(&error.context("following a change of the network"));
                         // Whether the addresses changed is unknown now.
                         self.needs_write = true;
                     }
@@ -361,10 +362,10 @@ impl<P: PacketPath> Controller<P> {
     async fn write(&mut self, source: &Source) -> bool {
         // Now that the Node's addresses are known, their devices are known, too.
         if self.services.has_objects()
-            && self.network.depends_on(&self.services.primary())
+            && self.network.devices.depends_on(&self.services.primary())
             && let Err(error) = self.rescan(source).await
         {
-            self.network.rescan_failed(&error);
+            self.network.devices.rescan_failed(&error);
         }
         self.write_maps(source).await
     }
@@ -400,7 +401,7 @@ impl<P: PacketPath> Controller<P> {
         self.needs_write |= self.network.changed(first, events, &mut self.path).await;
         let failed = std::mem::take(&mut self.network.failed);
         self.silence.neighbours_failed(failed, self.services.index());
-        if self.network.needs_rescan() || self.needs_write {
+        if self.network.devices.needs_rescan() || self.needs_write {
             self.rescan(source).await?;
         }
         Ok(())

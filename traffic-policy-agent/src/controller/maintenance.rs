@@ -25,10 +25,10 @@ impl<P: PacketPath> Controller<P> {
         self.take_part();
         self.needs_write |= self.services.holds_in_vain();
         self.beat();
-        if (self.network.needs_rescan() || self.needs_write)
+        if (self.network.devices.needs_rescan() || self.needs_write)
             && let Err(error) = self.rescan(source).await
         {
-            self.network.rescan_failed(&error);
+            self.network.devices.rescan_failed(&error);
         }
         self.follow_pods();
         self.beat();
@@ -55,14 +55,14 @@ impl<P: PacketPath> Controller<P> {
     /// Reports to probes whether all programs in place are this version's.
     pub(super) fn report_detached(&self) {
         let others = self.others_serve.then(|| OTHERS_SERVE.to_owned());
-        self.health.set_detached(others.or_else(|| self.network.attachments().broken()));
+        self.health.set_detached(others.or_else(|| self.network.devices.attachments().broken()));
     }
 
     /// Reports detached programs, and whether they were attached again.
     pub(super) fn report_attachments(&mut self, source: &Source) {
-        self.metrics.restored(self.network.attachments().restored());
+        self.metrics.restored(self.network.devices.attachments().restored());
         self.report_detached();
-        for event in self.network.take_events() {
+        for event in self.network.devices.take_events() {
             source.events().post(event);
         }
     }

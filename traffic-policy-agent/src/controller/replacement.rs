@@ -21,7 +21,7 @@ impl<P: PacketPath> Controller<P> {
         self.path.adopt()?;
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
         self.path.attach_cgroup()?;
-        if self.network.needs_rescan() {
+        if self.network.devices.needs_rescan() {
             bail!("not all devices are attached to");
         }
         self.network.compare(&mut self.path).await?;

@@ -152,12 +152,12 @@ impl NeighbourManager {
         }
     }
 
-    /// Forgets the entries of a device that is gone or was recreated.
-    pub fn forget(&mut self, link: u32) {
-        self.managed.retain(|(managed, _)| *managed != link);
-        self.fixed.retain(|(fixed, _)| *fixed != link);
-        self.known.retain(|(known, _), _| *known != link);
-        self.lost.retain(|(lost, _)| *lost != link);
+    /// Forgets the entries of all but these devices.
+    pub fn keep_those_of(&mut self, is_there: impl Fn(u32) -> bool) {
+        self.managed.retain(|(link, _)| is_there(*link));
+        self.fixed.retain(|(link, _)| is_there(*link));
+        self.known.retain(|(link, _), _| is_there(*link));
+        self.lost.retain(|(link, _)| is_there(*link));
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
         }
         assert_eq!(manager.known.len(), 0);
         manager.changed(neighbour(1, 1));
-        manager.forget(2);
+        manager.keep_those_of(|link| link != 2);
         assert_eq!(manager.known.len(), 0, "with its device");
     }
 

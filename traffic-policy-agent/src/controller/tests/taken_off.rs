@@ -5,11 +5,18 @@ use traffic_policy_dataplane::{
     node::{Header, Link},
 };
 
-use super::{super::*, fake::Fake};
+use super::{
+    super::{
+        devices::{Devices, Seen},
+        *,
+    },
+    fake::Fake,
+};
 
 /// A node with one device, which was named.
 struct Node {
-    network: NodeNetwork,
+    netlink: Network,
+    devices: Devices,
     fake: Fake,
     link: Link,
 }
@@ -29,16 +36,16 @@ impl Node {
             has_vlans: false,
             point_to_point: false,
         };
-        let (network, _events) = Network::connect().unwrap();
-        let network = NodeNetwork::new(network, vec![link.name.clone()], Mode::Auto);
-        let mut node = Self { network, fake: Fake::default(), link };
+        let (netlink, _events) = Network::connect().unwrap();
+        let devices = Devices::new(vec![link.name.clone()], Mode::Auto);
+        let mut node = Self { netlink, devices, fake: Fake::default(), link };
         node.look_at_devices();
         node
     }
 
     fn look_at_devices(&mut self) {
-        let links = std::slice::from_ref(&self.link);
-        self.network.follow_devices(&mut self.fake, links, &[], &[], false).unwrap();
+        let seen = Seen { links: std::slice::from_ref(&self.link), ..Seen::default() };
+        self.devices.follow(&mut self.fake, &seen, &[], false).unwrap();
     }
 
     fn take_off(&self) {
@@ -47,15 +54,15 @@ impl Node {
     }
 
     async fn look(&mut self) {
-        self.network.look_for_programs(&mut self.fake).await;
+        self.devices.look_for_programs(&mut self.fake, &self.netlink).await;
     }
 
     fn events(&mut self) -> Vec<(String, String)> {
-        self.network.take_events().into_iter().map(|event| (event.reason, event.message)).collect()
+        self.devices.take_events().into_iter().map(|event| (event.reason, event.message)).collect()
     }
 
     fn known(&self) -> (u64, Option<String>) {
-        (self.network.attachments().restored(), self.network.attachments().broken())
+        (self.devices.attachments().restored(), self.devices.attachments().broken())
     }
 }
 
@@ -66,7 +73,7 @@ async fn a_named_device_has_them_back_under_another_name() {
     node.look_at_devices();
     node.take_off();
     node.look().await;
-    assert!(node.network.needs_rescan());
+    assert!(node.devices.needs_rescan());
     node.look_at_devices();
     assert_eq!(node.fake.calls().attached, ["eth0", "uplink9"]);
     assert_eq!(node.known(), (1, None));
@@ -99,7 +106,7 @@ async fn a_wire_without_driver_xdp_is_told() {
 async fn a_wire_that_hides_its_vlans_is_no_wire_for_auto() {
     for (strips, has_vlans, by_xdp) in [(true, true, false), (true, false, true), (false, true, true)] {
         let mut node = Node::new();
-        node.network = node.network.stripping(if strips { |index| index == 7 } else { |_| false });
+        node.devices = node.devices.stripping(if strips { |index| index == 7 } else { |_| false });
         // A device that has changed in any respect is attached to anew.
         (node.link.wire, node.link.has_vlans, node.link.mtu) = (true, has_vlans, 9000);
         node.look_at_devices();
