@@ -50,8 +50,8 @@ fn a_good_path_loses_nothing() {
         let new = new.finish();
         assert!(new.failed == 0 && new.ok > 50, "{new}");
     }
-    assert_eq!(retransmissions::in_namespace(from).unwrap(), 0);
-    assert_eq!(retransmissions::in_namespace(lab.node(1).pod(1).netns()).unwrap(), 0);
+    assert_eq!(retransmissions::lost_in_namespace(from).unwrap(), 0);
+    assert_eq!(retransmissions::lost_in_namespace(lab.node(1).pod(1).netns()).unwrap(), 0);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn failed_connections_and_lost_packets_are_counted() {
     let (report, held) = (meter.finish(), held.finish());
     println!("{report}\n{held}");
     assert!(report.resent > 0 && !report.is_clean(), "{report}");
-    assert!(held.retransmitted_by_client > 0 && !held.is_clean(), "{held}");
+    assert!(held.lost_of_client > 0 && !held.is_clean(), "{held}");
 }
 
 /// A busy machine answers late; only retransmitted segments count as lost.

@@ -122,8 +122,8 @@ impl Takeover {
         // then.
         sleep(Duration::from_millis(500));
         let pod = pod.clone();
-        let retransmitted = retransmissions::in_namespace(&pod).unwrap();
-        Load { what: what.to_owned(), held, datagrams, pod, retransmitted }
+        let lost = retransmissions::lost_in_namespace(&pod).unwrap();
+        Load { what: what.to_owned(), held, datagrams, pod, lost }
     }
 
     fn agent(&self, attach: &str, flags: &[&str]) -> Agent {
@@ -142,10 +142,10 @@ struct Load {
     what: String,
     held: Vec<HeldConnections>,
     datagrams: Vec<Datagrams>,
-    /// The pod that is a client, and the number of segments that it had retransmitted, as client
-    /// and as server, when all connections were open.
+    /// The pod that is a client, and the number of segments that it had sent, as client and as
+    /// server, and that were lost, when all connections were open.
     pod: Namespace,
-    retransmitted: u64,
+    lost: u64,
 }
 
 /// The counts of all meters.
@@ -164,15 +164,15 @@ impl Load {
     fn stop(self) -> Lost {
         let datagrams: Vec<_> = self.datagrams.into_iter().map(|meter| meter.finish().unwrap()).collect();
         let held: Vec<_> = self.held.into_iter().map(HeldConnections::finish).collect();
-        let retransmitted = retransmissions::in_namespace(&self.pod).unwrap() - self.retransmitted;
+        let lost = retransmissions::lost_in_namespace(&self.pod).unwrap().saturating_sub(self.lost);
         let lines = datagrams.iter().map(ToString::to_string).chain(held.iter().map(ToString::to_string));
         let report = format!(
-            "{}\n  {}\n  sent again by the pod meanwhile: {retransmitted}",
+            "{}\n  {}\n  segments of the pod lost meanwhile: {lost}",
             self.what,
             lines.collect::<Vec<_>>().join("\n  ")
         );
         let [outside, node, pod] = held.as_slice() else { panic!("three meters") };
-        let pod_is_clean = pod.is_clean() && retransmitted == 0;
+        let pod_is_clean = pod.is_clean() && lost == 0;
         println!("{report}");
         Lost {
             connections: outside.connections,

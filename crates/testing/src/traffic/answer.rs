@@ -11,8 +11,8 @@ pub struct Answer {
     pub node: String,
     /// The client's address as the pod sees it.
     pub client: SocketAddr,
-    /// The number of segments that the pod has retransmitted on this connection so far.
-    pub retransmitted: u32,
+    /// The number of segments of this connection that the pod has sent so far and that were lost.
+    pub lost: u32,
     /// The client's request.
     pub said: String,
 }
@@ -20,9 +20,8 @@ pub struct Answer {
 impl Answer {
     /// Returns one line of JSON, without the line break.
     pub fn to_line(&self) -> String {
-        let Self { pod, node, client, retransmitted, said } = self;
-        json!({"pod": pod, "node": node, "client": client, "retransmitted": retransmitted, "said": said})
-            .to_string()
+        let Self { pod, node, client, lost, said } = self;
+        json!({"pod": pod, "node": node, "client": client, "lost": lost, "said": said}).to_string()
     }
 
     pub fn parse(line: &str) -> Result<Self> {
@@ -32,7 +31,7 @@ impl Answer {
             pod: text("pod")?.to_owned(),
             node: text("node")?.to_owned(),
             client: text("client")?.parse()?,
-            retransmitted: value["retransmitted"].as_u64().unwrap_or(0).try_into()?,
+            lost: value["lost"].as_u64().unwrap_or(0).try_into()?,
             said: text("said")?.to_owned(),
         })
     }

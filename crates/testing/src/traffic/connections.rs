@@ -36,7 +36,7 @@ type UnderWay = Arc<Mutex<BTreeSet<u64>>>;
 pub struct Report {
     pub ok: u64,
     pub failed: u64,
-    /// The number of successful connections with a retransmission, that of a SYN included, as the
+    /// The number of successful connections of which a segment was lost, a SYN included, as the
     /// kernel counts them at each end.
     pub resent: u64,
     pub slowest: Duration,
@@ -62,7 +62,7 @@ pub struct Ended {
     pub pod: Option<String>,
     /// Whether the connection was established: a pod had it.
     pub established: bool,
-    /// Whether a segment was retransmitted.
+    /// Whether a segment was lost, and sent again.
     pub resent: bool,
 }
 
@@ -139,7 +139,7 @@ impl Report {
         let mut ended = Ended { at, target, pod: None, established, resent: false };
         match outcome.result {
             Ok((answer, resent)) => {
-                ended.resent = resent + answer.retransmitted > 0;
+                ended.resent = resent + answer.lost > 0;
                 ended.pod = Some(answer.pod.clone());
                 self.ok += 1;
                 self.resent += u64::from(ended.resent);
@@ -185,7 +185,7 @@ struct Outcome {
     at: Duration,
     took: Duration,
     established: bool,
-    /// The answer, and the number of segments that the client's end retransmitted.
+    /// The answer, and the number of segments of the client's end that were lost.
     result: Result<(Answer, u32)>,
 }
 
@@ -255,7 +255,7 @@ async fn exchange(target: SocketAddr, established: impl FnOnce()) -> Result<(Ans
     stream.write_all(b"hello\n").await?;
     let mut line = String::new();
     ensure!(stream.read_line(&mut line).await? > 0, "closed without an answer");
-    Ok((Answer::parse(&line)?, retransmissions::of(stream.get_ref())?))
+    Ok((Answer::parse(&line)?, retransmissions::lost(stream.get_ref())?))
 }
 
 /// A variant of [`ask`] with a namespace and a limit.

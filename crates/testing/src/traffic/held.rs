@@ -1,5 +1,5 @@
 //! A meter of connections that stay open and keep sending requests: none may break, and none may
-//! need a retransmission.
+//! lose a segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,10 +31,12 @@ pub struct Report {
     pub requests: u64,
     /// The error of each broken connection.
     pub broken: Vec<String>,
-    /// Segments that the client's ends retransmitted.
-    pub retransmitted_by_client: u64,
-    /// Segments that the pods' ends retransmitted.
-    pub retransmitted_by_server: u64,
+    /// Segments of the client's ends that were lost.
+    pub lost_of_client: u64,
+    /// Segments of the pods' ends that were lost.
+    pub lost_of_pods: u64,
+    /// The times since a connection was open after which more of its segments were lost.
+    pub lost_after: Vec<Duration>,
     pub slowest: Duration,
     /// The addresses that pods saw as the client's.
     pub clients: BTreeSet<IpAddr>,
@@ -85,18 +87,18 @@ impl HeldConnections {
 }
 
 impl Report {
-    /// Whether nothing broke and nothing was retransmitted.
+    /// Whether nothing broke and nothing was lost.
     pub fn is_clean(&self) -> bool {
-        let retransmitted = self.retransmitted_by_client + self.retransmitted_by_server;
-        self.requests > 0 && self.broken.is_empty() && retransmitted == 0
+        self.requests > 0 && self.broken.is_empty() && self.lost_of_client + self.lost_of_pods == 0
     }
 
     fn add(mut self, other: Self) -> Self {
         self.connections += other.connections;
         self.requests += other.requests;
         self.broken.extend(other.broken);
-        self.retransmitted_by_client += other.retransmitted_by_client;
-        self.retransmitted_by_server += other.retransmitted_by_server;
+        self.lost_of_client += other.lost_of_client;
+        self.lost_of_pods += other.lost_of_pods;
+        self.lost_after.extend(other.lost_after);
         self.slowest = self.slowest.max(other.slowest);
         self.clients.extend(other.clients);
         for (sum, of_other) in
@@ -113,9 +115,13 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { connections, requests, broken, slowest, .. } = self;
-        let (client, server) = (self.retransmitted_by_client, self.retransmitted_by_server);
+        let (client, pods) = (self.lost_of_client, self.lost_of_pods);
         write!(f, "{connections} connections held, {requests} requests, slowest {slowest:?}, ")?;
-        write!(f, "sent again: {client} by the client, {server} by pods; {} broken", broken.len())?;
+        write!(f, "segments lost: {client} of the client, {pods} of pods")?;
+        if !self.lost_after.is_empty() {
+            write!(f, " (after {:?})", &self.lost_after[..self.lost_after.len().min(3)])?;
+        }
+        write!(f, "; {} broken", broken.len())?;
         broken.iter().take(3).try_for_each(|reason| write!(f, "; {reason}"))
     }
 }
@@ -136,7 +142,11 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
         let asked = Instant::now();
         match timeout(scaled(PATIENCE), ask(&mut stream, report.requests)).await {
             Ok(Ok(answer)) => {
-                report.retransmitted_by_server = answer.retransmitted.into();
+                let lost = retransmissions::lost(stream.get_ref()).unwrap_or(0).into();
+                if lost > report.lost_of_client || u64::from(answer.lost) > report.lost_of_pods {
+                    report.lost_after.push(start.elapsed());
+                }
+                (report.lost_of_client, report.lost_of_pods) = (lost, answer.lost.into());
                 report.clients.insert(answer.client.ip());
                 report.by_pod.insert(answer.pod, 1);
             }
@@ -151,7 +161,7 @@ async fn hold(mut stream: BufReader<TcpStream>, target: SocketAddr, pause: Durat
         report.requests += 1;
         sleep(pause).await;
     }
-    report.retransmitted_by_client = retransmissions::of(stream.get_ref()).unwrap_or(0).into();
+    report.lost_of_client = retransmissions::lost(stream.get_ref()).unwrap_or(0).into();
     report
 }
 

@@ -1,5 +1,9 @@
-//! Counts of TCP by the kernel: retransmitted segments of a connection or a namespace, and the
-//! `tcp_info` of a connection as text.
+//! Counts of TCP by the kernel: retransmitted and lost segments of a connection or a namespace, and
+//! the `tcp_info` of a connection as text.
+//!
+//! A segment that was retransmitted is not lost if the other end says by a duplicate SACK (RFC
+//! 2883) that it came twice: it was late, or its acknowledgement was. So an acknowledgement without
+//! data that was lost does not count.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,8 +14,16 @@ use nix::libc;
 
 use crate::netns::Namespace;
 
+/// The segments of one connection that this end sent and that were lost.
+///
+/// # Errors
+/// getsockopt(2) fails.
+pub(super) fn lost(socket: &impl AsFd) -> Result<u32> {
+    Ok(of(socket)?.saturating_sub(duplicate(socket)?))
+}
+
 /// The retransmitted segments of one connection (tcpi_total_retrans).
-pub fn of(socket: &impl AsFd) -> Result<u32> {
+pub(super) fn of(socket: &impl AsFd) -> Result<u32> {
     Ok(info(socket)?.tcpi_total_retrans)
 }
 
@@ -80,13 +92,26 @@ fn info(socket: &impl AsFd) -> Result<libc::tcp_info> {
     Ok(info)
 }
 
-/// The retransmitted segments of all connections since the namespace exists (TcpRetransSegs).
-pub fn in_namespace(namespace: &Namespace) -> Result<u64> {
+/// The segments that were lost of all connections since the namespace exists (TcpRetransSegs,
+/// TcpExtTCPDSACKRecvSegs).
+///
+/// # Errors
+/// The namespace cannot be entered, or the kernel does not count these.
+pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
+    let retransmitted = counter(namespace, "snmp", "Tcp: ", "RetransSegs")?;
+    let duplicate = counter(namespace, "netstat", "TcpExt: ", "TCPDSACKRecvSegs")?;
+    Ok(retransmitted.saturating_sub(duplicate))
+}
+
+/// Reads one counter of a file that has two lines for each protocol, of names and of values.
+fn counter(namespace: &Namespace, file: &str, protocol: &str, counter: &str) -> Result<u64> {
     // /proc/net is that of the process; this one is that of the thread that entered the namespace.
-    let snmp = namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?;
-    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-    let (names, values) = (lines.next().context("no Tcp in snmp")?, lines.next().context("no Tcp values")?);
+    let text = namespace.run(|| fs::read_to_string(format!("/proc/thread-self/net/{file}")))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol));
+    let mut line = || lines.next().with_context(|| format!("no {protocol}in {file}"));
+    let (names, values) = (line()?, line()?);
     let mut pairs = names.split(' ').zip(values.split(' '));
-    let (_, value) = pairs.find(|(name, _)| *name == "RetransSegs").context("no RetransSegs in snmp")?;
+    let (_, value) =
+        pairs.find(|(name, _)| *name == counter).with_context(|| format!("no {counter} in {file}"))?;
     Ok(value.parse()?)
 }

@@ -124,10 +124,10 @@ impl Sockets {
 }
 
 impl Service {
-    fn answer(&self, client: SocketAddr, said: &str, retransmitted: u32) -> String {
+    fn answer(&self, client: SocketAddr, said: &str, lost: u32) -> String {
         let client = SocketAddr::new(client.ip().to_canonical(), client.port());
         let Identity { pod, node } = self.identity.clone();
-        Answer { pod, node, client, retransmitted, said: said.to_owned() }.to_line()
+        Answer { pod, node, client, lost, said: said.to_owned() }.to_line()
     }
 
     async fn accept(self: Arc<Self>, listener: TcpListener) -> Result<()> {
@@ -149,9 +149,9 @@ impl Service {
         let mut line = String::new();
         while stream.read_line(&mut line).await? > 0 {
             let said = line.trim_end();
-            let retransmitted = retransmissions::of(stream.get_ref())?;
+            let lost = retransmissions::lost(stream.get_ref())?;
             if let Some(request) = said.strip_prefix("GET ") {
-                let body = self.answer(client, request, retransmitted) + "\n";
+                let body = self.answer(client, request, lost) + "\n";
                 return respond(&mut stream, &body).await;
             }
             if let Some(length) = said.strip_prefix("transfer ") {
@@ -163,7 +163,7 @@ impl Service {
                 line.clear();
                 continue;
             }
-            let answer = self.answer(client, said, retransmitted) + "\n";
+            let answer = self.answer(client, said, lost) + "\n";
             sleep(self.faults.late).await;
             stream.write_all(answer.as_bytes()).await?;
             line.clear();
