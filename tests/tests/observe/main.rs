@@ -10,6 +10,7 @@ mod flows;
 mod loaded;
 mod monitor;
 mod outside;
+mod prefilter;
 mod services;
 mod status;
 mod systemd;

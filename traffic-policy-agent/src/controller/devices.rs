@@ -52,7 +52,7 @@ pub(super) struct Devices {
 
 /// The node's devices, routes and addresses, as last read.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Seen<'a> {
+pub(super) struct Surroundings<'a> {
     pub(super) links: &'a [Link],
     pub(super) routes: &'a [Route],
     pub(super) addresses: &'a [Address],
@@ -176,11 +176,11 @@ impl Devices {
     pub(super) fn follow(
         &mut self,
         path: &mut impl DevicePrograms,
-        seen: &Seen<'_>,
+        seen: &Surroundings<'_>,
         primary: &[IpAddr],
         start: bool,
     ) -> Result<bool> {
-        let Seen { links, routes, addresses } = *seen;
+        let Surroundings { links, routes, addresses } = *seen;
         self.primary = primary.to_vec();
         let (mut wanted, missing) = node::wanted(&self.named, links, addresses, routes, &self.primary);
         self.needs_rescan = false;

@@ -10,7 +10,7 @@ use traffic_policy_dataplane::{
     node::{Address, Event, Events, HopAddress, Neighbour, NeighbourManager, Network, RouteMtus},
 };
 
-use super::devices::{Devices, Seen};
+use super::devices::{Devices, Surroundings};
 
 /// Delay that collects the bursts in which network changes come.
 const NET_DEBOUNCE: Duration = Duration::from_millis(10);
@@ -150,7 +150,7 @@ impl NodeNetwork {
         let (routes, mtus) = self.network.routing().await?;
         let narrowed = self.follow_route_mtus(path, &mtus)?;
         self.neighbours.keep_those_of(|index| links.iter().any(|link| link.index == index));
-        let seen = Seen { links: &links, routes: &routes, addresses: &self.addresses };
+        let seen = Surroundings { links: &links, routes: &routes, addresses: &self.addresses };
         Ok(self.devices.follow(path, &seen, primary, start)? || narrowed)
     }
 

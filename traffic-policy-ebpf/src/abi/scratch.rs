@@ -176,7 +176,7 @@ pub struct OwnerSearch {
     pub chosen: u32,
     /// The later [`Outer::number`]. The function that builds the outer packet sets it to 0.
     pub number: u32,
-    /// By whom the connection is known whose flow is being created: [`BY_POD`], [`BY_FLOW`],
+    /// The holder of the connection whose flow is being created: [`BY_POD`], [`BY_FLOW`],
     /// [`BY_LATER_FLOW`], or 0.
     pub known: u32,
     /// The numbers and the state of the request entry that its segment makes in that case, and the

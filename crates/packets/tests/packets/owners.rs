@@ -390,8 +390,8 @@ fn forged_segments_hold_a_bounded_part_of_the_table() {
     });
 }
 
-/// Both ends of a connection send again, at the same time, what was lost with the node in front: its
-/// first two segments come by another node on two CPUs, and one makes the flow while the other
+/// Both ends of a connection send again, at the same time, what was lost with the node in front:
+/// its first two segments come by another node on two CPUs, and one makes the flow while the other
 /// looks for the owner.
 #[test]
 fn two_first_segments_at_once_go_to_one_owner() {

@@ -7,7 +7,7 @@ use traffic_policy_dataplane::{
 
 use super::{
     super::{
-        devices::{Devices, Seen},
+        devices::{Devices, Surroundings},
         *,
     },
     fake::Fake,
@@ -44,7 +44,7 @@ impl Node {
     }
 
     fn look_at_devices(&mut self) {
-        let seen = Seen { links: std::slice::from_ref(&self.link), ..Seen::default() };
+        let seen = Surroundings { links: std::slice::from_ref(&self.link), ..Surroundings::default() };
         self.devices.follow(&mut self.fake, &seen, &[], false).unwrap();
     }
 
