@@ -1,7 +1,7 @@
 //! Nodes of an [`Index`] that take part in direct forwarding.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -37,11 +37,16 @@ impl Index {
     /// alone.
     #[must_use]
     pub fn direct_targets(&self) -> DirectTargets {
-        let mut found: BTreeMap<(&str, bool), (bool, DirectTarget)> = BTreeMap::new();
         let mut is_used = [false; 2];
-        let opening = [false, true].map(|ipv6| {
-            let all = self.direct.values().filter(|other| other.opens_family(ipv6));
-            all.map(|other| other.node.as_str()).collect::<BTreeSet<_>>()
+        // By number, not by name: a cluster has far more endpoints than nodes, and this is asked
+        // for again while they change.
+        let mut nodes = [false, true].map(|ipv6| {
+            let opening = self.direct.values().filter(|other| other.opens_family(ipv6));
+            let numbers = opening.map(|other| self.context.numbers.get(&other.node));
+            numbers
+                .filter(|number| *number != 0)
+                .map(|number| (number, Best::None))
+                .collect::<HashMap<_, _>>()
         });
         for (key, port) in self.desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct()) {
             let family = usize::from(key.ipv6);
@@ -51,22 +56,32 @@ impl Index {
             });
             let frontend = frontends.min().filter(|_| key.protocol == Protocol::Tcp);
             for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
-                let Some(node) = self.context.numbers.name(endpoint.node) else { continue };
+                let Some(target) = nodes[family].get_mut(&endpoint.node) else { continue };
+                if is_used[family] && !target.is_improved_by(frontend.map(|(is_inside, _)| is_inside)) {
+                    continue;
+                }
                 let address = endpoint.address.ip();
-                if !opening[family].contains(node) || self.context.direct.addresses.contains(&address) {
+                if self.context.direct.addresses.contains(&address) {
                     continue;
                 }
                 is_used[family] = true;
-                let Some((is_inside, frontend)) = frontend else { continue };
-                let target = (is_inside, DirectTarget { endpoint: address, frontend });
-                let held = found.entry((node, key.ipv6)).or_insert(target);
-                if held.0 && !is_inside {
-                    *held = target;
+                if let Some((is_inside, frontend)) = frontend
+                    && target.is_improved_by(Some(is_inside))
+                {
+                    let packet = DirectTarget { endpoint: address, frontend };
+                    *target = if is_inside { Best::Inside(packet) } else { Best::Outside(packet) };
                 }
             }
         }
-        let of = found.into_iter().map(|((node, ipv6), (_, target))| ((node.to_owned(), ipv6), target));
-        DirectTargets { of: of.collect(), is_used }
+        let mut of = BTreeMap::new();
+        for (targets, ipv6) in nodes.into_iter().zip([false, true]) {
+            let named = targets.into_iter().filter_map(|(number, target)| {
+                let name = self.context.numbers.name(number)?.to_owned();
+                Some(((name, ipv6), target.packet()?))
+            });
+            of.extend(named);
+        }
+        DirectTargets { of, is_used }
     }
 
     /// All nodes with a Lease of direct forwarding, this one among them.
@@ -161,6 +176,33 @@ impl Indexed for DirectNode {
 
     fn is_held(&self, index: &Index) -> bool {
         index.direct.get(&self.name) == Some(self)
+    }
+}
+
+/// The packet by which a node can be asked, to a frontend at an address from inside or outside the
+/// cluster.
+#[derive(Clone, Copy)]
+enum Best {
+    None,
+    Inside(DirectTarget),
+    Outside(DirectTarget),
+}
+
+impl Best {
+    /// Whether a frontend is better: `is_inside`, or that there is none.
+    fn is_improved_by(self, is_inside: Option<bool>) -> bool {
+        match self {
+            Self::None => is_inside.is_some(),
+            Self::Inside(_) => is_inside == Some(false),
+            Self::Outside(_) => false,
+        }
+    }
+
+    fn packet(self) -> Option<DirectTarget> {
+        match self {
+            Self::None => None,
+            Self::Inside(packet) | Self::Outside(packet) => Some(packet),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use serde_json::Value;
 use traffic_policy_testing::{
     lab::{Addresses, Family},
-    object::{Backend, Port, Service},
+    object::{Backend, Port, Service, lease},
 };
 
 use super::ENDPOINTS;
@@ -42,6 +42,16 @@ fn service(number: u32) -> Service {
     let service = Service::new(&format!("service-{number:05}")).namespace("scale");
     let service = service.families(&[Family::V4]).cluster_ip(cluster_ip(number).into());
     if has_node_port { service.port(port.node_port(node_port)) } else { service.port(port).only_cluster_ip() }
+}
+
+/// Returns the Leases of the nodes with the endpoints, by which they take part in direct
+/// forwarding.
+pub(super) fn leases() -> impl Iterator<Item = Value> {
+    (2..2 + NODES).map(|node| {
+        let last = node as u8;
+        let addresses = Addresses::new([192, 0, 2, last], [0x2001, 0xdb8, 0x77, 0, 0, 0, 0, last.into()]);
+        lease::tunnels_at(&format!("node-{node}"), &addresses)
+    })
 }
 
 /// Returns the Service object and its EndpointSlice. With `maglev`, every 20th Service has that

@@ -75,6 +75,7 @@ pub(super) fn measure(effort: Effort, report: &mut Report) -> Result<()> {
 /// Returns the times of changes of Services with unequal weights whose former owners are kept.
 fn of_direct(effort: Effort) -> Result<Vec<f64>> {
     let mut stage = Stage::build_with(SERVICES, &DIRECT, true)?;
+    cluster::leases().try_for_each(|lease| stage.control_plane.server().put(lease))?;
     Starts::default().take_over(&mut stage)?;
     weigh(&stage)?;
     let took = changes::times(&stage, effort, one_of_them)?;
