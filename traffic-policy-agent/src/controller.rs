@@ -40,7 +40,7 @@ use traffic_policy_cluster::source::Source;
 use traffic_policy_dataplane::{
     Changed, Dataplane, Followed, PacketPath,
     inspect::service_count_reader,
-    node::{self, Event, Events, Network},
+    node::{self, Events, Network},
 };
 
 use self::{
@@ -232,6 +232,7 @@ impl<P: PacketPath> Controller<P> {
         loop {
             self.beat();
             let follow_at = self.adoption.next_piece();
+            let burst_ends = self.network.burst_ends();
             let retry_at = retry.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
                 batch = source.next() => {
@@ -253,7 +254,10 @@ impl<P: PacketPath> Controller<P> {
                 }
                 event = events.next() => {
                     let Some(event) = event else { bail!("the kernel's network events have stopped") };
-                    if let Err(error) = self.network_changed(event, &mut events, &source).await {
+                    self.network.note(event);
+                }
+                () = sleep_until(burst_ends.unwrap_or_else(Instant::now)), if burst_ends.is_some() => {
+                    if let Err(error) = self.network_changed(&source).await {
                         self.network.devices.rescan_failed(&error.context("following a change of the network"));
                         // Whether the addresses changed is unknown now.
                         self.needs_write = true;
@@ -397,8 +401,9 @@ impl<P: PacketPath> Controller<P> {
         failed
     }
 
-    async fn network_changed(&mut self, first: Event, events: &mut Events, source: &Source) -> Result<()> {
-        self.needs_write |= self.network.changed(first, events, &mut self.path).await;
+    /// Follows a burst of changes of the network.
+    async fn network_changed(&mut self, source: &Source) -> Result<()> {
+        self.needs_write |= self.network.follow_burst(&mut self.path);
         let failed = std::mem::take(&mut self.network.failed);
         self.silence.neighbours_failed(failed, self.services.index());
         if self.network.devices.needs_rescan() || self.needs_write {

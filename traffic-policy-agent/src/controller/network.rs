@@ -7,7 +7,7 @@ use anyhow::Result;
 use tokio::time::Instant;
 use traffic_policy_dataplane::{
     Changed, Mode, NextHops, PacketPath,
-    node::{Address, Event, Events, HopAddress, Neighbour, NeighbourManager, Network, RouteMtus},
+    node::{Address, Event, HopAddress, Neighbour, NeighbourManager, Network, RouteMtus},
 };
 
 use super::devices::{Devices, Surroundings};
@@ -26,6 +26,9 @@ pub(super) struct NodeNetwork {
     has_route_mtus: bool,
     /// Time of the last route change, if it came after the fingerprint was noted.
     routes_changed: Option<Instant>,
+    /// Changes that are followed together, and the time at which they are.
+    burst: Vec<Event>,
+    burst_ends: Option<Instant>,
     pub(super) devices: Devices,
 }
 
@@ -38,6 +41,8 @@ impl NodeNetwork {
             addresses: Vec::new(),
             has_route_mtus: false,
             routes_changed: None,
+            burst: Vec::new(),
+            burst_ends: None,
             devices: Devices::new(named, mode),
         }
     }
@@ -57,19 +62,22 @@ impl NodeNetwork {
         self.devices.look_for_programs(path, &self.network).await;
     }
 
-    /// Raises epochs for a burst of changes that begins with `first`. Returns whether the node's
-    /// addresses changed.
-    pub(super) async fn changed(
-        &mut self,
-        first: Event,
-        events: &mut Events,
-        path: &mut impl NextHops,
-    ) -> bool {
-        let mut burst = vec![first];
-        let end = Instant::now() + NET_DEBOUNCE;
-        while let Ok(Some(event)) = tokio::time::timeout_at(end, events.next()).await {
-            burst.push(event);
-        }
+    /// Notes a change. The first one of a burst says when all are [followed][Self::follow_burst]:
+    /// the run loop has other work until then.
+    pub(super) fn note(&mut self, event: Event) {
+        self.burst.push(event);
+        self.burst_ends.get_or_insert_with(|| Instant::now() + NET_DEBOUNCE);
+    }
+
+    /// Returns the time at which the present burst of changes is to be followed.
+    pub(super) fn burst_ends(&self) -> Option<Instant> {
+        self.burst_ends
+    }
+
+    /// Raises epochs for the changes that were noted. Returns whether the node's addresses changed.
+    pub(super) fn follow_burst(&mut self, path: &mut impl NextHops) -> bool {
+        self.burst_ends = None;
+        let burst = std::mem::take(&mut self.burst);
         let (mut routes, mut neighbours, mut devices, mut addresses) = (false, false, false, false);
         for event in burst {
             match event {

@@ -3,6 +3,7 @@
 
 mod adoption;
 mod fake;
+mod network;
 mod other_layout;
 mod silent_nodes;
 mod sockets;

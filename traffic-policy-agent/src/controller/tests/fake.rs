@@ -67,6 +67,8 @@ pub(super) struct Calls {
     pub dropped: usize,
     /// Devices that were attached to, by their names at that time.
     pub attached: Vec<String>,
+    /// The epochs that were raised.
+    pub raised: Vec<Changed>,
     /// Devices that lack programs until they are attached to.
     pub lost: Vec<Lost>,
     /// Calls of the cgroup's processes that lack programs until those are attached.
@@ -323,7 +325,9 @@ impl PodPrograms for Fake {
 }
 
 impl NextHops for Fake {
-    fn raise(&mut self, _: Changed) {}
+    fn raise(&mut self, changed: Changed) {
+        self.calls().raised.push(changed);
+    }
 
     fn compare_network(&mut self, _: u32) -> bool {
         false
