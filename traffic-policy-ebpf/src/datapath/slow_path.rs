@@ -2,7 +2,7 @@
 //! found and its state advanced, or it is created; then the packet is forwarded.
 
 use traffic_policy_ebpf::{
-    abi::{Address, BY_FLOW, BY_LATER_FLOW, Flow, RouteKind, Slot, frontend, jump, kind, step, way},
+    abi::{Address, BY_FLOW, Flow, RouteKind, Slot, frontend, kind, step, way},
     hash,
     outcome::Outcome,
 };
@@ -137,8 +137,6 @@ pub fn prepare<P: Packet, F: Rewrite>(
             Err(decision) => {
                 if !restart.is_null() {
                     pair::unclaim::<F>(restart);
-                } else if was_created_meanwhile::<P, F>() {
-                    packet.jump::<F, { jump::SLOW_PATH }>();
                 }
                 return Err(decision);
             }
@@ -156,20 +154,6 @@ pub fn prepare<P: Packet, F: Rewrite>(
             Err(decision)
         }
     }
-}
-
-/// Whether another CPU has created the flow while the owner of its connection was looked for: both
-/// ends send again what was lost with another node in front, and at the same time.
-#[inline(always)]
-fn was_created_meanwhile<P: Packet, F: Family>() -> bool {
-    // Elsewhere no owner is looked for.
-    if P::POD || P::SCTP {
-        return false;
-    }
-    let Some(scratch) = F::scratch() else { return false };
-    let known = get!(scratch.owners.known);
-    set!(scratch.owners.known = 0);
-    known == BY_LATER_FLOW
 }
 
 /// Returns the event of a flow that this packet has created.

@@ -17,7 +17,7 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
         Address, BY_LATER_FLOW, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple,
-        frontend,
+        frontend, jump,
         maglev::{FORMER, elements},
         scope,
     },
@@ -99,10 +99,23 @@ pub fn in_front<P: Packet, F: Family>(
     set!(scratch.owners.asked = 0);
     pod_stack::note_segment(scratch, parsed);
     match of_segment::<P, F>(packet, scratch, chosen) {
-        NONE => Err(unknown(list, parsed.tcp_flags())),
+        NONE => {
+            follow_later_flow::<P, F>(packet, scratch);
+            Err(unknown(list, parsed.tcp_flags()))
+        }
         OUT_OF_WINDOW => Err(Decision::refused(Outcome::DroppedOutOfWindow, list.service)),
         BY_TC => Err(Outcome::PassedToTc.into()),
         index => Ok(index),
+    }
+}
+
+/// Has the slow path begin again if another CPU has created the flow while the owner of its
+/// connection was looked for: both ends send again what was lost with another node in front, and at
+/// the same time.
+#[inline(always)]
+pub fn follow_later_flow<P: Packet, F: Family>(packet: P, scratch: *mut Scratch<F::Address>) {
+    if get!(scratch.owners.known) == BY_LATER_FLOW {
+        packet.jump::<F, { jump::SLOW_PATH }>();
     }
 }
 
