@@ -14,9 +14,6 @@ use crate::{
     target::{self, Target},
 };
 
-/// The programs that users install.
-const PROGRAMS: [&str; 2] = ["traffic-policy-agent", "kubectl-traffic_policy"];
-
 #[derive(Args)]
 pub(crate) struct Options {
     /// Build the agent without optimisation (the packet path is always optimised)
@@ -50,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let folder = folder(target, !options.debug)?;
-    for program in PROGRAMS {
+    for program in ["traffic-policy-agent", "kubectl-traffic_policy"] {
         println!("{}", folder.join(program).display());
     }
     Ok(ExitCode::SUCCESS)
@@ -136,19 +133,6 @@ pub(crate) fn workspace() -> Command {
 pub(crate) fn with_tests() -> Command {
     let mut command = workspace();
     command.args(["--lib", "--bins", "--tests"]);
-    command
-}
-
-/// Returns a command for these suites, and the programs that they start. What it builds, the
-/// command of [`with_tests`] need not build again: both select the whole workspace, and tests.
-pub(crate) fn with_suites<'a>(suites: impl IntoIterator<Item = &'a str>) -> Command {
-    let mut command = workspace();
-    for program in PROGRAMS {
-        command.args(["--bin", program]);
-    }
-    for suite in suites {
-        command.args(["--test", suite]);
-    }
     command
 }
 

@@ -1,8 +1,6 @@
 //! The assignment of tests to processes, the order of these, and the tests that have the machine,
 //! or half of it, for themselves.
 
-use std::collections::BTreeSet;
-
 use super::{
     cost::{Known, test_name},
     program::Program,
@@ -39,11 +37,6 @@ const SECONDS: f64 = 10.0;
 const SECONDS_TOGETHER: f64 = 0.5;
 /// The number of tests that are worth a process of their own.
 const SHARE: usize = 40;
-
-/// Returns the suites with tests that have less company than others.
-pub(super) fn with_less_company() -> BTreeSet<&'static str> {
-    ALONE.iter().chain(&FEW).map(|name| name.split_once("::").map_or(*name, |(suite, _)| suite)).collect()
-}
 
 /// The jobs that may run at the same time as a job. The jobs with the least company come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -34,18 +34,7 @@ impl Program {
     /// # Errors
     /// The build failed; the compiler has printed the reason.
     pub(super) fn all() -> Result<Vec<Self>> {
-        Self::built(build::with_tests())
-    }
-
-    /// Builds these suites alone, with the programs that they start.
-    ///
-    /// # Errors
-    /// As of [`Self::all`].
-    pub(super) fn of_suites<'a>(suites: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>> {
-        Self::built(build::with_suites(suites))
-    }
-
-    fn built(mut command: Command) -> Result<Vec<Self>> {
+        let mut command = build::with_tests();
         command
             .args(["--quiet", "--message-format=json-render-diagnostics"])
             .stderr(std::process::Stdio::inherit());
