@@ -22,9 +22,9 @@ use crate::tally::Tally;
 const LONG: Duration = Duration::from_secs(120);
 /// The longest time between two looks of the queue at the running jobs.
 const LOOK: Duration = Duration::from_secs(1);
-/// The share of idle time above which another test has room: of two processors, it would have a
-/// third of one.
-const ROOM: f64 = 0.15;
+/// The share of idle time above which another test has room: of two processors, it would have half
+/// of one.
+const ROOM: f64 = 0.25;
 /// The same for a test that measures loss: of two processors, it would have one.
 const MOSTLY_IDLE: f64 = 0.5;
 
