@@ -72,8 +72,8 @@ pub use self::{
     route_mtu::{RoutePrefix, RouteQuery},
     runtime_config::RuntimeConfig,
     scratch::{
-        AffinityLookup, BY_FLOW, BY_LATER_FLOW, BY_POD, ExtensionWalk, FibQuery, Opened, Outer, OwnerSearch,
-        PortSearch, Scratch, Via,
+        AffinityLookup, BY_FLOW, BY_POD, ExtensionWalk, FibQuery, Opened, Outer, OwnerSearch, PortSearch,
+        Scratch, Via,
     },
     service::{NAME_LENGTH, NO_SERVICE, ServiceCount, ServiceCountKey, ServiceInfo, policy},
     slot_route::{HOP_LOCAL, SlotRoute},

@@ -163,8 +163,6 @@ pub struct Opened<A> {
 pub const BY_POD: u32 = 1;
 /// The [`OwnerSearch::known`] of a connection with a flow that is not used.
 pub const BY_FLOW: u32 = 2;
-/// The [`OwnerSearch::known`] of a connection whose flow another CPU has created meanwhile.
-pub const BY_LATER_FLOW: u32 = 3;
 
 /// The search for the owner of a connection that this node does not know.
 #[repr(C)]
@@ -176,8 +174,7 @@ pub struct OwnerSearch {
     pub chosen: u32,
     /// The later [`Outer::number`]. The function that builds the outer packet sets it to 0.
     pub number: u32,
-    /// The holder of the connection whose flow is being created: [`BY_POD`], [`BY_FLOW`],
-    /// [`BY_LATER_FLOW`], or 0.
+    /// The holder of the connection whose flow is being created: [`BY_POD`], [`BY_FLOW`], or 0.
     pub known: u32,
     /// The numbers and the state of the request entry that its segment makes in that case, and the
     /// numbers of the reply entry.

@@ -343,7 +343,6 @@ pub fn given<P: Packet, F: Family>(
             return Err(Decision::refused(Outcome::DroppedOutOfWindow, service));
         }
         let Some(owner) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else {
-            owners::follow_later_flow::<P, F>(packet, scratch);
             return Err(Decision::refused(Outcome::ResetNoFlow, service));
         };
         set!(scratch.opened.endpoint = load(owner));

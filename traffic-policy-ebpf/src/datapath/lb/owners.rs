@@ -16,8 +16,8 @@
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use traffic_policy_ebpf::{
     abi::{
-        Address, BY_LATER_FLOW, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple,
-        frontend, jump,
+        Address, BY_FLOW, Frontend, IndexRange, REPLY_THROUGH_FRONT, SLOT_LOCAL, Scratch, Slot, Tuple,
+        frontend,
         maglev::{FORMER, elements},
         scope,
     },
@@ -99,23 +99,10 @@ pub fn in_front<P: Packet, F: Family>(
     set!(scratch.owners.asked = 0);
     pod_stack::note_segment(scratch, parsed);
     match of_segment::<P, F>(packet, scratch, chosen) {
-        NONE => {
-            follow_later_flow::<P, F>(packet, scratch);
-            Err(unknown(list, parsed.tcp_flags()))
-        }
+        NONE => Err(unknown(list, parsed.tcp_flags())),
         OUT_OF_WINDOW => Err(Decision::refused(Outcome::DroppedOutOfWindow, list.service)),
         BY_TC => Err(Outcome::PassedToTc.into()),
         index => Ok(index),
-    }
-}
-
-/// Has the slow path begin again if another CPU has created the flow while the owner of its
-/// connection was looked for: both ends send again what was lost with another node in front, and at
-/// the same time.
-#[inline(always)]
-pub fn follow_later_flow<P: Packet, F: Family>(packet: P, scratch: *mut Scratch<F::Address>) {
-    if get!(scratch.owners.known) == BY_LATER_FLOW {
-        packet.jump::<F, { jump::SLOW_PATH }>();
     }
 }
 
@@ -217,12 +204,14 @@ fn search<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context) -> i
     let tuple = borrow(place!(const scratch.opening));
     let (asked, chosen) = (get!(scratch.owners.asked), get!(scratch.owners.chosen));
     set!(scratch.owners.number = 0);
-    // A flow whose replies are not known any more goes by no other way; one that another CPU has
-    // created meanwhile has its own.
-    if !FlowTable::<F>::new().find(tuple).is_null() {
-        if PODS && get!(scratch.owners.known) == 0 {
-            set!(scratch.owners.known = BY_LATER_FLOW);
-        }
+    // A flow whose replies are not known any more goes by no other way. One that another CPU
+    // creates meanwhile is found when this packet's cannot be inserted.
+    let has_flow = if PODS {
+        get!(scratch.owners.known) == BY_FLOW
+    } else {
+        !FlowTable::<F>::new().find(tuple).is_null()
+    };
+    if has_flow {
         return NONE as i32;
     }
     let of_chosen = if chosen != NONE { whereabouts::<F>(chosen) } else { Whereabouts::Here };
