@@ -40,7 +40,7 @@ fn larger(cluster: &Cluster, pod: &Pod, family: Family, port: u16) -> [usize; 2]
     };
     let larger = [larger(false), larger(true)];
     println!("{to}: {report:?}, larger frames to and from the pod: {larger:?}");
-    assert!(report.lost() < MOST_LOST, "{to}: {report:?}");
+    assert!(report.lost < MOST_LOST, "{to}: {report:?}");
     larger
 }
 

@@ -5,6 +5,7 @@ mod adoption;
 mod fake;
 mod network;
 mod other_layout;
+mod running;
 mod silent_nodes;
 mod sockets;
 mod taken_off;
@@ -20,7 +21,10 @@ use tokio::{
 use traffic_policy_cluster::source::Manifests;
 use traffic_policy_dataplane::IdleTimes;
 
-use self::fake::{Fake, Running, settings};
+use self::{
+    fake::Fake,
+    running::{Running, settings},
+};
 use super::*;
 
 const QUICK: Timing = Timing {

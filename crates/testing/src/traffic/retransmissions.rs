@@ -14,22 +14,14 @@ use nix::libc;
 
 use crate::netns::Namespace;
 
-/// The segments of one connection that this end sent and that were lost.
+/// The segments of one connection that this end sent and that were lost (tcpi_total_retrans,
+/// tcpi_dsack_dups).
 ///
 /// # Errors
 /// getsockopt(2) fails.
 pub(super) fn lost(socket: &impl AsFd) -> Result<u32> {
-    Ok(of(socket)?.saturating_sub(duplicate(socket)?))
-}
-
-/// The retransmitted segments of one connection (tcpi_total_retrans).
-pub(super) fn of(socket: &impl AsFd) -> Result<u32> {
-    Ok(info(socket)?.tcpi_total_retrans)
-}
-
-/// The segments of one connection that the other end received twice (tcpi_dsack_dups).
-pub(super) fn duplicate(socket: &impl AsFd) -> Result<u32> {
-    Ok(info(socket)?.tcpi_dsack_dups)
+    let info = info(socket)?;
+    Ok(info.tcpi_total_retrans.saturating_sub(info.tcpi_dsack_dups))
 }
 
 /// The progress of a connection, from `struct tcp_info` of one end.

@@ -25,18 +25,8 @@ pub struct Transfer {
     /// Bytes in each direction.
     pub bytes: u64,
     pub took: Duration,
-    /// The number of segments that this end retransmitted.
-    pub retransmitted: u32,
-    /// The number of segments that came twice at the other end, by its duplicate SACKs (RFC 2883):
-    /// they were late or overtaken, not lost.
-    pub duplicate: u32,
-}
-
-impl Transfer {
-    /// Returns the number of segments that this end retransmitted because they were lost.
-    pub fn lost(&self) -> u32 {
-        self.retransmitted.saturating_sub(self.duplicate)
-    }
+    /// The number of segments of this end that were lost.
+    pub lost: u32,
 }
 
 /// Sends `bytes` bytes (a multiple of 8) to a server from `namespace` and receives as many, at the
@@ -56,12 +46,7 @@ async fn run(server: SocketAddr, bytes: u64) -> Result<Transfer> {
     done.with_context(|| {
         retransmissions::progress(&stream).unwrap_or_else(|error| format!("state unknown: {error:#}"))
     })?;
-    Ok(Transfer {
-        bytes,
-        took: start.elapsed(),
-        retransmitted: retransmissions::of(&stream)?,
-        duplicate: retransmissions::duplicate(&stream)?,
-    })
+    Ok(Transfer { bytes, took: start.elapsed(), lost: retransmissions::lost(&stream)? })
 }
 
 async fn talk(stream: &mut TcpStream, bytes: u64) -> Result<()> {

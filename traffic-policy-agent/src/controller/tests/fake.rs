@@ -1,4 +1,4 @@
-//! A packet path without a kernel, and a controller that runs on it and a folder of manifests.
+//! A packet path without a kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -9,26 +9,16 @@ use std::{
 
 use anyhow::{bail, ensure};
 use ipnet::IpNet;
-use tempfile::TempDir;
-use tokio::{
-    sync::mpsc,
-    task::AbortHandle,
-    time::{sleep, timeout},
-};
-use traffic_policy_cluster::{
-    model::{Algorithm, Changes, Desired, DispatchChoice, Forwarding, Limits, ServicePort, ServicePortKey},
-    source::Manifests,
-};
+use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
-    Adopted, Attached, CgroupPrograms, Changed, Config, ConnectionAdoption, DataplaneUsage, DevicePrograms,
-    Figures, FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
-    PodPrograms, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange,
-    SnatPorts, Suspect, Written,
+    Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
+    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, PodPrograms,
+    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect,
+    Written,
     node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
 use super::super::*;
-use crate::in_effect::InEffect;
 
 /// Calls of the controller, and the answers to them.
 #[derive(Debug, Default)]
@@ -356,98 +346,5 @@ impl Figures for Fake {
 
     fn refused_unattached(&self) -> Result<u64> {
         Ok(0)
-    }
-}
-
-/// A controller that runs on a folder of manifests until this is dropped.
-pub(super) struct Running {
-    pub folder: TempDir,
-    pub fake: Fake,
-    pub health: ProxyHealth,
-    pub metrics: Metrics,
-    /// Sender of settings that the controller takes over while it runs.
-    pub reloads: mpsc::Sender<Reload>,
-    task: AbortHandle,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Returns settings for a node that follows these manifests.
-pub(super) fn settings(manifests: Manifests) -> Settings {
-    Settings {
-        node_name: manifests.node_name.clone(),
-        devices: Vec::new(),
-        origin: Origin::Manifests(manifests),
-        node_port_addresses: "all".parse().unwrap(),
-        service_cidrs: BTreeSet::new(),
-        forwarding: Forwarding::Snat,
-        dispatch: DispatchChoice::Auto,
-        choice: String::new(),
-        opening: None,
-        algorithm: Algorithm::default(),
-        healthz: SocketAddr::from(([127, 0, 0, 1], 0)),
-        metrics: None,
-        in_effect: InEffect::default(),
-        adopt: false,
-        socket_ender: None,
-        silence: Silence { suspect_syns: 3, max_left_out: 50 },
-        notices: Vec::new(),
-        board: Default::default(),
-        dataplane: Config {
-            pins: None,
-            source_check: traffic_policy_dataplane::SourceCheck::default(),
-            local_delivery: traffic_policy_dataplane::LocalDelivery::default(),
-            pod_services: traffic_policy_dataplane::PodServices::default(),
-            table_size: traffic_policy_cluster::model::maglev::TableSize::default(),
-            on_other_layout: Default::default(),
-            sizes: Default::default(),
-            idle: Default::default(),
-            snat_ports: Default::default(),
-            drain: Duration::ZERO,
-            mode: traffic_policy_dataplane::Mode::Tc,
-            cgroup: Default::default(),
-        },
-    }
-}
-
-impl Running {
-    /// Starts the controller after `before` has prepared the folder and the fake.
-    pub async fn start(timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
-        Self::start_on(&[], timing, before).await
-    }
-
-    /// Does the same as [`Self::start`], with `--device`.
-    pub async fn start_on(devices: &[&str], timing: Timing, before: impl FnOnce(&Path, &Fake)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let fake = Fake::default();
-        before(folder.path(), &fake);
-        let health = ProxyHealth::new(true, true);
-        let (network, events) = Network::connect().unwrap();
-        let manifests = Manifests { folder: folder.path().to_owned(), node_name: "here".to_owned() };
-        let mut settings = settings(manifests);
-        settings.devices = devices.iter().map(|&device| device.to_owned()).collect();
-        let metrics = Metrics::new(settings.node_name.clone(), health.clone());
-        let mut controller =
-            Controller::new(settings, timing, fake.clone(), network, health.clone(), metrics.clone());
-        controller.silence.ask_by(fake.ask(), fake.ways());
-        let source = controller.start().await.unwrap();
-        let (reloads, reloading) = Reloads::channel();
-        let following = async move { controller.follow(source, events, reloading, Stop::listen()?).await };
-        let task = tokio::spawn(following).abort_handle();
-        Self { folder, fake, health, metrics, reloads, task }
-    }
-
-    /// Waits until the fake, or other observable state, is as wanted.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&Calls) -> bool) {
-        let arrived = timeout(Duration::from_secs(20), async {
-            while !wanted(&self.fake.calls()) {
-                sleep(Duration::from_millis(10)).await;
-            }
-        });
-        assert!(arrived.await.is_ok(), "not {what}: {:?}", self.fake.calls());
     }
 }

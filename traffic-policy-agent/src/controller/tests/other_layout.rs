@@ -1,7 +1,7 @@
 //! Replacement of another layout version, which continues to serve until all of this one's programs
 //! are in place.
 
-use super::{QUICK, answers, fake::Running, free_port, status, write};
+use super::{QUICK, answers, free_port, running::Running, status, write};
 
 async fn replacing(devices: &[&str], failing_hops: usize) -> Running {
     Running::start_on(devices, QUICK, |folder, fake| {

@@ -43,10 +43,9 @@ impl Index {
         let mut nodes = [false, true].map(|ipv6| {
             let opening = self.direct.values().filter(|other| other.opens_family(ipv6));
             let numbers = opening.map(|other| self.context.numbers.get(&other.node));
-            numbers
-                .filter(|number| *number != 0)
-                .map(|number| (number, Best::None))
-                .collect::<HashMap<_, _>>()
+            // The packet, and whether its frontend has an address from inside the cluster.
+            let unknown = numbers.filter(|number| *number != 0).map(|number| (number, None));
+            unknown.collect::<HashMap<_, Option<(bool, DirectTarget)>>>()
         });
         for (key, port) in self.desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct()) {
             let family = usize::from(key.ipv6);
@@ -56,30 +55,24 @@ impl Index {
             });
             let frontend = frontends.min().filter(|_| key.protocol == Protocol::Tcp);
             for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
-                let Some(target) = nodes[family].get_mut(&endpoint.node) else { continue };
-                if is_used[family] && !target.is_improved_by(frontend.map(|(is_inside, _)| is_inside)) {
-                    continue;
-                }
+                let Some(held) = nodes[family].get_mut(&endpoint.node) else { continue };
+                let better = frontend
+                    .filter(|(is_inside, _)| held.is_none_or(|(was_inside, _)| was_inside && !is_inside));
                 let address = endpoint.address.ip();
-                if self.context.direct.addresses.contains(&address) {
+                if is_used[family] && better.is_none() || self.context.direct.addresses.contains(&address) {
                     continue;
                 }
                 is_used[family] = true;
-                if let Some((is_inside, frontend)) = frontend
-                    && target.is_improved_by(Some(is_inside))
-                {
-                    let packet = DirectTarget { endpoint: address, frontend };
-                    *target = if is_inside { Best::Inside(packet) } else { Best::Outside(packet) };
+                if let Some((is_inside, frontend)) = better {
+                    *held = Some((is_inside, DirectTarget { endpoint: address, frontend }));
                 }
             }
         }
         let mut of = BTreeMap::new();
         for (targets, ipv6) in nodes.into_iter().zip([false, true]) {
-            let named = targets.into_iter().filter_map(|(number, target)| {
-                let name = self.context.numbers.name(number)?.to_owned();
-                Some(((name, ipv6), target.packet()?))
-            });
-            of.extend(named);
+            of.extend(targets.into_iter().filter_map(|(number, target)| {
+                Some(((self.context.numbers.name(number)?.to_owned(), ipv6), target?.1))
+            }));
         }
         DirectTargets { of, is_used }
     }
@@ -176,33 +169,6 @@ impl Indexed for DirectNode {
 
     fn is_held(&self, index: &Index) -> bool {
         index.direct.get(&self.name) == Some(self)
-    }
-}
-
-/// The packet by which a node can be asked, to a frontend at an address from inside or outside the
-/// cluster.
-#[derive(Clone, Copy)]
-enum Best {
-    None,
-    Inside(DirectTarget),
-    Outside(DirectTarget),
-}
-
-impl Best {
-    /// Whether a frontend is better: `is_inside`, or that there is none.
-    fn is_improved_by(self, is_inside: Option<bool>) -> bool {
-        match self {
-            Self::None => is_inside.is_some(),
-            Self::Inside(_) => is_inside == Some(false),
-            Self::Outside(_) => false,
-        }
-    }
-
-    fn packet(self) -> Option<DirectTarget> {
-        match self {
-            Self::None => None,
-            Self::Inside(packet) | Self::Outside(packet) => Some(packet),
-        }
     }
 }
 
