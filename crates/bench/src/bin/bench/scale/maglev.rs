@@ -18,8 +18,18 @@ const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
 /// tables change.
 const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
 
-/// Direct forwarding, with room for the former owners of the Services that change.
-const DIRECT: [&str; 4] = ["--maglev-entries", "4194304", "--forwarding", "direct"];
+/// Direct forwarding, with room for the former owners of the Services that change. The outer packet
+/// is chosen, because nodes that are asked whether it gets there would have to answer.
+const DIRECT: [&str; 8] = [
+    "--maglev-entries",
+    "4194304",
+    "--forwarding",
+    "direct",
+    "--announce-opening",
+    "traffic-policy",
+    "--dispatch",
+    "ipip",
+];
 
 const GROUP: &str = "scale, 500 of 10k Services with maglev";
 const ROWS: [&str; 8] = [
@@ -79,6 +89,7 @@ fn of_direct(effort: Effort) -> Result<Vec<f64>> {
     Starts::default().take_over(&mut stage)?;
     weigh(&stage)?;
     let took = changes::times(&stage, effort, one_of_them)?;
+    stage.maps()?.check_direct(one_of_them(0))?;
     let metrics = stage.agent.scrape()?;
     let used = metrics.value("traffic_policy_map_entries", &[("map", "maglev")])?;
     ensure!(used >= f64::from((TABLES + TABLES / 10) * 16_381 / 4), "{used} elements: no former owners");

@@ -116,6 +116,16 @@ impl Maps {
         }
     }
 
+    /// Fails unless packets to all endpoints of a Service are forwarded directly.
+    pub(super) fn check_direct(&self, service: u32) -> Result<()> {
+        let list =
+            self.frontend(service).with_context(|| format!("Service {service} has no frontend"))?.cluster;
+        for index in list.base..list.base + list.len {
+            ensure!(self.slots.get(&index, 0)?.opens() != 0, "slot {index}: its node opens no packets");
+        }
+        Ok(())
+    }
+
     /// Fails unless a Service has this number of endpoints.
     pub(super) fn check(&self, service: u32, endpoints: u32) -> Result<()> {
         let frontend =
