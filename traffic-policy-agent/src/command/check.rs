@@ -174,11 +174,11 @@ fn node_named(given: &str, pins: &Path) -> Result<String, String> {
     let nodes = || {
         let agent = Heartbeat::read(&Pinned::open(pins)?)?.address();
         let report = report::of(agent.context("no agent runs here")?)?;
-        anyhow::Ok(report.direct.context("this node takes no part in direct forwarding")?.addresses)
+        anyhow::Ok(report.direct.context("this node takes no part in direct forwarding")?)
     };
     let nodes = nodes().map_err(|error| format!("{error:#}"))?;
-    let node = nodes.into_iter().find(|(_, addresses)| addresses.contains(&address));
-    node.map(|(name, _)| name).ok_or_else(|| "no other node's Lease has this address".to_owned())
+    let node = nodes.addresses.iter().find(|(_, addresses)| addresses.contains(&address));
+    node.map(|(name, _)| name.clone()).ok_or_else(|| "no other node's Lease has this address".to_owned())
 }
 
 /// Width in characters at which sentences are wrapped, whatever the terminal's width.

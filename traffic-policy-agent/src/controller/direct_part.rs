@@ -2,7 +2,7 @@
 //! when its own flows begin to be direct.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -30,6 +30,20 @@ pub(super) struct Part {
     told: Option<Instant>,
     /// Whether flows may be direct: once they may, they may for ever.
     sends: bool,
+    /// The facts from which the last report was made.
+    reported: Option<Basis>,
+}
+
+/// Everything that this node reports of its part follows from this. With thousands of nodes the
+/// report takes longer than a write, and writes come many times a second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Basis {
+    own: DirectPart,
+    /// [`Index::direct_revision`].
+    nodes: u64,
+    told: DirectTold,
+    sends: bool,
+    lacking: BTreeMap<String, String>,
 }
 
 impl Part {
@@ -44,7 +58,7 @@ impl Part {
                 settings.forwarding.name()
             );
         }
-        Self { sends: opening.is_none(), opening, told: None }
+        Self { sends: opening.is_none(), opening, told: None, reported: None }
     }
 
     /// Notes whether the other nodes know these addresses, by an earlier agent's Lease or by this
@@ -90,6 +104,24 @@ impl<P: PacketPath> Controller<P> {
         if self.part.may_send(&own, false, Instant::now()) {
             self.services.hold_direct(false);
         }
+        let told = self.part.opening.as_ref().map(|opening| opening.told.borrow().clone());
+        self.ways.follow(told.as_ref().is_some_and(|told| told.held.is_some()), Instant::now().into());
+        let basis = Basis {
+            own,
+            nodes: self.services.index().direct_revision(),
+            told: told.unwrap_or_default(),
+            sends: self.part.sends,
+            lacking: self.ways.lacking(),
+        };
+        if self.part.reported.as_ref() != Some(&basis) {
+            self.report_part(&basis);
+            self.part.reported = Some(basis);
+        }
+    }
+
+    /// Reports the part that this node takes, to its own health and to the task that writes its
+    /// Leases.
+    fn report_part(&self, basis: &Basis) {
         let (index, name) = (self.services.index(), self.settings.node_name.as_str());
         let nodes = index.direct_nodes(self.settings.forwarding);
         let others = || index.direct_leases().filter(|lease| lease.node != name);
@@ -100,18 +132,18 @@ impl<P: PacketPath> Controller<P> {
             addresses: addresses.collect(),
             nodes: nodes.keys().cloned().collect(),
             dispatch: nodes.into_iter().map(|(node, used)| (node, used.name().to_owned())).collect(),
-            waits: !self.part.sends,
-            lacking: self.ways.lacking(),
+            waits: !basis.sends,
+            lacking: basis.lacking.clone(),
             ..DirectForwarding::default()
         };
         if let Some(opening) = &self.part.opening {
-            let DirectTold { held, trouble } = opening.told.borrow().clone();
+            let (own, DirectTold { held, trouble }) = (&basis.own, &basis.told);
             report.told = held.is_some();
-            report.opens = held.is_some_and(|held| held.opens()) && own.opens();
+            report.opens = held.as_ref().is_some_and(DirectPart::opens) && own.opens();
             report.why_not.clone_from(&own.why_not);
-            report.trouble = trouble;
+            report.trouble.clone_from(trouble);
             let news = DirectNews {
-                own: Some(own),
+                own: Some(own.clone()),
                 seen: seen(index, name).cloned(),
                 neighbours: neighbours(index, name),
                 nodes: index.direct_leases().count(),
@@ -122,7 +154,6 @@ impl<P: PacketPath> Controller<P> {
                 differs
             });
         }
-        self.ways.follow(report.told, Instant::now().into());
         let takes_part = self.part.opening.is_some() || !report.nodes.is_empty();
         self.health.set_direct(takes_part.then_some(report));
     }
@@ -215,7 +246,7 @@ mod tests {
     #[test]
     fn flows_are_direct_once_the_others_have_had_time_to_hear() {
         let opening = Opening::new("n".to_owned());
-        let mut part = Part { opening: Some(opening.clone()), told: None, sends: false };
+        let mut part = Part { opening: Some(opening.clone()), told: None, sends: false, reported: None };
         let own = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), ..DirectPart::default() };
         let start = Instant::now();
         assert!(!part.may_send(&own, false, start) && part.told.is_none(), "nobody is told");
@@ -227,7 +258,7 @@ mod tests {
         assert!(!part.may_send(&own, false, start + HEARD));
         assert!(part.may_send(&own, false, start + HEARD * 2) && part.sends);
         assert!(!part.may_send(&own, false, start + HEARD * 3), "it was said before");
-        let mut again = Part { opening: Some(opening), told: None, sends: false };
+        let mut again = Part { opening: Some(opening), told: None, sends: false, reported: None };
         assert!(again.may_send(&other, true, start), "an earlier agent has told them");
     }
 }

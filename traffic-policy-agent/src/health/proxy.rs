@@ -97,7 +97,7 @@ struct State {
     /// Their endpoints.
     endpoints_left_out: Vec<EndpointLeftOut>,
     /// The part in direct forwarding, if this node takes any.
-    direct: Option<DirectForwarding>,
+    direct: Option<Arc<DirectForwarding>>,
 }
 
 impl ProxyHealth {
@@ -194,12 +194,12 @@ impl ProxyHealth {
 
     /// Sets the part that this node takes in direct forwarding; `None`: it takes none.
     pub fn set_direct(&self, direct: Option<DirectForwarding>) {
-        self.state().direct = direct;
+        self.state().direct = direct.map(Arc::new);
     }
 
     /// Returns the part that this node takes in direct forwarding.
     #[must_use]
-    pub fn direct(&self) -> Option<DirectForwarding> {
+    pub fn direct(&self) -> Option<Arc<DirectForwarding>> {
         self.state().direct.clone()
     }
 

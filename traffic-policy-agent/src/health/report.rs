@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -49,7 +50,7 @@ pub struct Report {
     pub stale: BTreeMap<String, StaleKind>,
     /// The part that this node takes in direct forwarding; `None`: it takes none.
     #[serde(default)]
-    pub direct: Option<DirectForwarding>,
+    pub direct: Option<Arc<DirectForwarding>>,
 }
 
 /// The part that a node takes in direct forwarding.
@@ -144,7 +145,7 @@ pub(super) struct Facts {
     pub leaving: Option<Leaving>,
     /// Sources whose news may be missed, with the reasons.
     pub deaf: BTreeMap<String, String>,
-    pub direct: Option<DirectForwarding>,
+    pub direct: Option<Arc<DirectForwarding>>,
     pub source: Option<Status>,
 }
 

@@ -34,7 +34,10 @@ pub const fn place(element: u64, slot: u32) -> u32 {
 /// Packs the places of a whole table into elements.
 #[cfg(not(target_arch = "bpf"))]
 pub fn pack(places: &[u16]) -> impl Iterator<Item = u64> + '_ {
-    let word = |four: &[u16]| four.iter().rev().fold(0, |word, place| word << 16 | u64::from(*place));
+    let word = |four: &[u16]| match *four {
+        [a, b, c, d] => u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48,
+        _ => four.iter().rev().fold(0, |word, place| word << 16 | u64::from(*place)),
+    };
     places.chunks(SLOTS_PER_ELEMENT as usize).map(word)
 }
 

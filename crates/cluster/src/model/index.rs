@@ -49,6 +49,13 @@ pub struct Index {
     service_cidrs: BTreeMap<String, ServiceCidr>,
     leaving: leaving::Announced,
     direct: BTreeMap<ServiceName, DirectNode>,
+    /// See [`Self::direct_revision`].
+    direct_revision: u64,
+    /// The inputs from which the nodes that take part in direct forwarding were last judged.
+    direct_judged: Option<direct::Inputs>,
+    /// How often they were, for tests.
+    #[cfg(test)]
+    direct_judgements: usize,
     synced: bool,
 
     dirty: BTreeSet<ServiceName>,

@@ -211,11 +211,10 @@ fn populate(turns: &mut [Turn], slots: u32) -> Vec<u16> {
 
 impl Turn {
     fn advance(&mut self, slots: u32) {
-        // Without a division; the sum of two numbers below 131,071 fits.
-        self.next += self.skip;
-        if self.next >= slots {
-            self.next -= slots;
-        }
+        // Without a division, and without a branch, which no processor could predict: a difference
+        // below zero is a large number. The sum of two numbers below 131,071 fits.
+        let next = self.next + self.skip;
+        self.next = next.min(next.wrapping_sub(slots));
     }
 }
 

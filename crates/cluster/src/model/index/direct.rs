@@ -7,12 +7,45 @@ use std::{
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    Dispatch, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName,
+    Dispatch, DispatchChoice, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName, Ways,
     direct_nodes::{DirectNodes, DirectTarget, DirectTargets, Opener},
     object::DirectNode,
 };
 
+/// Everything from which it follows which nodes take part, and how: with thousands of nodes they
+/// are judged when one of these changes, not with each endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Inputs {
+    /// [`Index::direct_revision`] of the Leases.
+    revision: u64,
+    node_name: String,
+    ways: Arc<Ways>,
+    dispatch: DispatchChoice,
+    choice: String,
+    hold_direct: bool,
+}
+
+impl Inputs {
+    fn of(input: &NodeInput, revision: u64) -> Self {
+        Self {
+            revision,
+            node_name: input.node_name.clone(),
+            ways: Arc::clone(&input.ways),
+            dispatch: input.dispatch,
+            choice: input.choice.clone(),
+            hold_direct: input.hold_direct,
+        }
+    }
+}
+
 impl Index {
+    /// A number that is another one after each change of what [`Self::direct_leases`] and
+    /// [`Self::direct_nodes`] return.
+    #[must_use]
+    pub fn direct_revision(&self) -> u64 {
+        self.direct_revision
+    }
+
     /// The other nodes that open packets of either family, as far as this one may send them some,
     /// and what these travel in. `forwarding`: that of most Services; by `snat`, what any Service's
     /// packets travel in.
@@ -84,6 +117,18 @@ impl Index {
 
     /// Takes over the nodes that take part in direct forwarding, without this one.
     pub(super) fn note_direct_nodes(&mut self, input: &NodeInput, changes: &mut Changes) {
+        if self.direct_judged.as_ref() == Some(&Inputs::of(input, self.direct_revision)) {
+            return;
+        }
+        self.judge_direct_nodes(input, changes);
+        self.direct_judged = Some(Inputs::of(input, self.direct_revision));
+    }
+
+    fn judge_direct_nodes(&mut self, input: &NodeInput, changes: &mut Changes) {
+        #[cfg(test)]
+        {
+            self.direct_judgements += 1;
+        }
         let others = || self.direct.values().filter(|other| other.node != input.node_name);
         let opening = || others().filter(|other| other.opens && !input.hold_direct);
         let names = [false, true].map(|ipv6| {
@@ -120,6 +165,7 @@ impl Index {
         if *self.context.direct == direct {
             return;
         }
+        self.direct_revision += 1;
         let former = std::mem::replace(&mut self.context.direct, Arc::new(direct.clone()));
         if former.addresses != direct.addresses || former.macs != direct.macs {
             self.desired.direct_nodes.clone_from(&direct.addresses);
@@ -152,11 +198,14 @@ impl Indexed for DirectNode {
             return false;
         }
         index.direct.insert(self.name.clone(), self);
+        index.direct_revision += 1;
         true
     }
 
     fn delete(name: &ServiceName, index: &mut Index) -> bool {
-        index.direct.remove(name).is_some()
+        let found = index.direct.remove(name).is_some();
+        index.direct_revision += u64::from(found);
+        found
     }
 
     fn name(&self) -> ServiceName {
@@ -177,7 +226,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::model::{DispatchChoice, Passing, Way, Ways};
+    use crate::model::{Passing, Way, object::Service};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -208,6 +257,42 @@ mod tests {
         assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
         assert!(index.update(&input).direct_nodes);
         assert!(addresses(&index).is_empty());
+    }
+
+    #[test]
+    fn nodes_are_judged_when_they_change_alone() {
+        let mut index = Index::default();
+        let mut input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+        index.apply(node("there", "192.0.2.2"));
+        let judged = |index: &mut Index, input: &NodeInput| {
+            let (judgements, revision) = (index.direct_judgements, index.direct_revision());
+            index.update(input);
+            (index.direct_judgements - judgements, index.direct_revision() > revision)
+        };
+        assert_eq!(judged(&mut index, &input), (1, true));
+        assert_eq!(judged(&mut index, &input), (0, false));
+        index.apply(Service::unserved(ServiceName::default()));
+        assert_eq!(judged(&mut index, &input), (0, false), "a Service has changed");
+        let revision = index.direct_revision();
+        index.apply(node("there", "192.0.2.3"));
+        assert!(index.direct_revision() > revision);
+        assert_eq!(judged(&mut index, &input), (1, true));
+        input.hold_direct = true;
+        assert_eq!(judged(&mut index, &input), (1, true));
+        input.dispatch = DispatchChoice::Only(Dispatch::Udp);
+        assert_eq!(judged(&mut index, &input), (1, false), "no flow may be direct in any case");
+        input.choice = "other".to_owned();
+        assert_eq!(judged(&mut index, &input), (1, false));
+        let mut ways = Ways::default();
+        ways.set("there", false, Way::CLOSED);
+        input.ways = Arc::new(ways);
+        assert_eq!(judged(&mut index, &input), (1, false));
+        input.node_name = "there".to_owned();
+        assert_eq!(judged(&mut index, &input), (1, true), "this node is no other");
+        let revision = index.direct_revision();
+        assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
+        assert!(index.direct_revision() > revision);
+        assert_eq!(judged(&mut index, &input), (1, false));
     }
 
     #[test]

@@ -85,23 +85,31 @@ impl History {
         let now = known.numbers(after.endpoints);
         let last = known.numbers(before.endpoints);
         let earlier = known.numbers(former_endpoints);
+        let number = |numbers: &[u16], place: u16| *numbers.get(usize::from(place)).unwrap_or(&NOBODY);
         let mut tables = vec![vec![NOBODY; after.places.len()]; FORMER as usize];
+        let mut longest = 0;
         for (slot, (is, was)) in after.places.iter().zip(before.places).enumerate() {
-            let number = |numbers: &[u16], place: u16| numbers.get(usize::from(place)).copied();
-            let (is, was) = (number(&now, *is), number(&last, *was));
-            let earlier = former.iter().filter_map(|table| number(&earlier, *table.get(slot)?));
-            let mut nth = 0;
-            for owner in was.into_iter().chain(earlier) {
-                let is_known = Some(owner) == is || tables[..nth].iter().any(|table| table[slot] == owner);
-                if !is_known && nth < tables.len() {
-                    tables[nth][slot] = owner;
-                    nth += 1;
-                }
+            let is = number(&now, *is);
+            let mut owners = [NOBODY; FORMER as usize + 1];
+            owners[0] = number(&last, *was);
+            for (owner, table) in owners[1..].iter_mut().zip(former) {
+                *owner = table.get(slot).map_or(NOBODY, |place| number(&earlier, *place));
             }
+            // Without branches: which owners are known already differs from slot to slot.
+            let mut kept = [NOBODY; FORMER as usize + 2];
+            let mut count = 0;
+            for owner in owners {
+                let is_known = owner == is || owner == NOBODY || kept.contains(&owner);
+                kept[count] = owner;
+                count += usize::from(!is_known);
+            }
+            kept[count] = NOBODY;
+            for (table, owner) in tables.iter_mut().zip(kept) {
+                table[slot] = owner;
+            }
+            longest = longest.max(count);
         }
-        while tables.last().is_some_and(|table| table.iter().all(|owner| *owner == NOBODY)) {
-            tables.pop();
-        }
+        tables.truncate(longest);
         known.keep(tables)
     }
 }
@@ -132,15 +140,22 @@ impl Known {
 
     /// Returns the history of these tables, with a list of those endpoints alone that they name.
     fn keep(&self, mut tables: Vec<Vec<u16>>) -> History {
-        let mut places = vec![NOBODY; self.endpoints.len()];
+        let count = self.endpoints.len();
+        // The last one is of slots without an owner.
+        let mut is_named = vec![false; count + 1];
+        for number in tables.iter().flat_map(|table| table.iter()) {
+            is_named[usize::from(*number).min(count)] = true;
+        }
         let mut endpoints = Vec::new();
-        for number in tables.iter_mut().flatten().filter(|number| **number != NOBODY) {
-            let place = &mut places[usize::from(*number)];
-            if *place == NOBODY {
-                *place = endpoints.len() as u16;
-                endpoints.push(self.endpoints[usize::from(*number)]);
+        let mut places = vec![NOBODY; count + 1];
+        for (number, endpoint) in self.endpoints.iter().enumerate().filter(|(number, _)| is_named[*number]) {
+            places[number] = endpoints.len() as u16;
+            endpoints.push(*endpoint);
+        }
+        if endpoints.len() < count {
+            for number in tables.iter_mut().flat_map(|table| table.iter_mut()) {
+                *number = places[usize::from(*number).min(count)];
             }
-            *number = *place;
         }
         History { endpoints, tables }
     }

@@ -144,7 +144,8 @@ impl Tables {
     ) -> Option<IndexRange> {
         let len = tables.len() as u32;
         let taken = self.take(len * maglev::elements(slots), now)?;
-        let elements = tables.iter().flat_map(|table| maglev::pack(table)).collect();
+        let mut elements = Vec::with_capacity(taken.len as usize);
+        tables.iter().for_each(|table| elements.extend(maglev::pack(table)));
         ops.push(Op::Table { base: taken.base, elements });
         Some(IndexRange { base: taken.base, len })
     }

@@ -18,11 +18,14 @@ const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
 /// tables change.
 const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
 
-/// Direct forwarding, with room for the former owners of the Services that change. The outer packet
-/// is chosen, because nodes that are asked whether it gets there would have to answer.
-const DIRECT: [&str; 8] = [
+/// Direct forwarding, with room for three former tables of each Service beside the present one and
+/// the one that is written. The outer packet is chosen, because nodes that are asked whether it gets
+/// there would have to answer.
+const DIRECT: [&str; 10] = [
     "--maglev-entries",
-    "4194304",
+    "8388608",
+    "--endpoint-entries",
+    "1048576",
     "--forwarding",
     "direct",
     "--announce-opening",
@@ -92,7 +95,8 @@ fn of_direct(effort: Effort) -> Result<Vec<f64>> {
     stage.maps()?.check_direct(one_of_them(0))?;
     let metrics = stage.agent.scrape()?;
     let used = metrics.value("traffic_policy_map_entries", &[("map", "maglev")])?;
-    ensure!(used >= f64::from((TABLES + TABLES / 10) * 16_381 / 4), "{used} elements: no former owners");
+    ensure!(used >= f64::from(2 * TABLES * 16_381 / 4), "{used} elements: no former owners");
+    ensure!(!stage.agent.log().contains("no room for the former owners"), "some former owners had no room");
     Ok(took)
 }
 
