@@ -154,8 +154,8 @@ mod tests {
         assert_eq!(of(&packets), Some(("packets".to_owned(), false, true)));
         let caller = message("tests#traffic-policy-tests@0.1.0", "bin", "caller", true);
         assert_eq!(of(&caller), Some(("unit-tests".to_owned(), false, true)));
-        let parser = message("ebpf#traffic-policy-ebpf@0.1.0", "test", "parser", true);
-        assert_eq!(of(&parser), Some(("parser".to_owned(), true, false)));
+        let launch = message("lab#traffic-policy-lab@0.1.0", "test", "launch", true);
+        assert_eq!(of(&launch), Some(("launch".to_owned(), true, true)));
         let agent = message("agent#traffic-policy-agent@0.1.0", "lib", "traffic_policy_agent", true);
         assert_eq!(of(&agent), Some(("unit-agent".to_owned(), true, false)));
         // The package is named like its folder.

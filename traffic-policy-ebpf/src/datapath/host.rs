@@ -1,15 +1,11 @@
-//! The modules of the packet path that parse packets, with host replacements for the others. A
-//! packet word outside the frame is a panic, where the kernel's verifier would refuse the program.
+//! Host replacements for the modules of the packet path that its parser uses. A packet word outside
+//! the frame is a panic, where the kernel's verifier would refuse the program.
 
-#[macro_use]
-#[path = "../../src/datapath/value.rs"]
-pub mod value;
-
-#[path = "../../src/datapath/parse/mod.rs"]
-pub mod parse;
+mod frames;
+mod tests;
 
 pub mod words {
-    use super::ctx;
+    use crate::datapath::ctx;
 
     macro_rules! load {
         ($name:ident, $type:ty) => {
@@ -47,7 +43,7 @@ pub mod verdict {
 pub mod ctx {
     use std::cell::RefCell;
 
-    use super::{
+    use crate::datapath::{
         family::Family,
         parse::{self, ipv6_ext, variable},
     };

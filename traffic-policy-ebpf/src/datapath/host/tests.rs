@@ -1,12 +1,5 @@
-//! Tests of the packet path's parser, compiled for the host: no byte outside a frame is read, and
-//! the parser reads what was written.
-
-#![cfg(not(target_arch = "bpf"))]
-
-#[expect(dead_code, unused_macros, reason = "of the packet path only what parses packets is run here")]
-#[macro_use]
-mod datapath;
-mod frames;
+//! Tests of the packet path's parser: no byte outside a frame is read, and the parser reads what was
+//! written.
 
 use proptest::prelude::*;
 use traffic_policy_ebpf::{
@@ -14,17 +7,15 @@ use traffic_policy_ebpf::{
     outcome::Outcome,
 };
 
-use crate::{
-    datapath::{
-        ctx::Frame,
-        family::{V4, V6},
-        parse::{
-            self, Parse, Parsed,
-            icmp_error::ParseIcmpError,
-            variable::{ParseVariable, VariableHeaders},
-        },
+use super::frames::{self, Ip4, Ip6, icmp};
+use crate::datapath::{
+    ctx::Frame,
+    family::{V4, V6},
+    parse::{
+        self, Parse, Parsed,
+        icmp_error::ParseIcmpError,
+        variable::{ParseVariable, VariableHeaders},
     },
-    frames::{Ip4, Ip6, icmp},
 };
 
 const ETHERNET: u32 = 14;
