@@ -53,7 +53,7 @@ pub struct Index {
     direct_revision: u64,
     /// The inputs from which the nodes that take part in direct forwarding were last judged.
     direct_judged: Option<direct::Inputs>,
-    /// How often they were, for tests.
+    /// The number of such judgements, for tests.
     #[cfg(test)]
     direct_judgements: usize,
     synced: bool,

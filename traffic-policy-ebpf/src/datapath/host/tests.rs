@@ -1,5 +1,5 @@
-//! Tests of the packet path's parser: no byte outside a frame is read, and the parser reads what was
-//! written.
+//! Tests of the packet path's parser: no byte outside a frame is read, and the parser reads what
+//! was written.
 
 use proptest::prelude::*;
 use traffic_policy_ebpf::{

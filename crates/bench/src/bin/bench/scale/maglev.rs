@@ -19,8 +19,8 @@ const TABLES: u32 = SERVICES / cluster::MAGLEV_EVERY;
 const FLAGS: [&str; 2] = ["--maglev-entries", "2097152"];
 
 /// Direct forwarding, with room for three former tables of each Service beside the present one and
-/// the one that is written. The outer packet is chosen, because nodes that are asked whether it gets
-/// there would have to answer.
+/// the one that is written. The outer packet is chosen, because nodes that are asked whether it
+/// gets there would have to answer.
 const DIRECT: [&str; 10] = [
     "--maglev-entries",
     "8388608",
