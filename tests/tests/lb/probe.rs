@@ -26,9 +26,13 @@ fn web() -> Service {
 
 /// A cluster of nodes with two pods, one and none, and an agent on each.
 fn cluster() -> Cluster {
+    cluster_with(&[])
+}
+
+fn cluster_with(flags: &[&str]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[2, 1, 0])).unwrap();
     cluster.manifests.apply(&web(), &cluster.backends()).unwrap();
-    cluster.launch(|agent| agent).unwrap();
+    cluster.launch(|agent| agent.flags(flags)).unwrap();
     cluster
 }
 
@@ -213,6 +217,30 @@ fn a_firewall_on_the_way_times_out() {
     let answers = document["probe"]["answers"].as_array().unwrap();
     assert!(answers.iter().all(|answer| answer["kind"] == "silence"), "{answers:?}");
     cluster.lab.router().delete_nft_table(Family::Inet, "wall").unwrap();
+    wait_agreed(&cluster, &[]);
+}
+
+/// The objects do not know it: agents have heard it from their machines.
+#[test]
+fn nodes_that_are_about_to_go_are_no_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("leaving");
+    let cluster = cluster_with(&["--notice", &format!("file:{}", path.display())]);
+    wait_agreed(&cluster, &[]);
+    fs::write(&path, "preempted\n").unwrap();
+    let start = Instant::now();
+    // Health ports of the two nodes with pods, and /healthz of all three.
+    let (code, found) = loop {
+        let (code, document) = json(&cluster, cluster.manifests.folder(), &[]);
+        let found = differences(&document);
+        if found.len() == 5 {
+            break (code, found);
+        }
+        assert!(start.elapsed() < scaled(SOON), "{found:?}");
+    };
+    assert!(found.iter().all(|(.., cause)| cause == "leaving"), "{found:?}");
+    assert_eq!(code, Some(0), "warnings alone");
+    fs::remove_file(&path).unwrap();
     wait_agreed(&cluster, &[]);
 }
 

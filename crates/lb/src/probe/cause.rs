@@ -20,6 +20,8 @@ pub enum Cause {
     Hangs,
     /// The agent hears no other node, and takes its own for cut off.
     CutOff,
+    /// The agent has news that its node is about to go, of which these objects say nothing.
+    Leaving,
     /// The proxy itself reports that it does not keep up.
     UnhealthyProxy,
     /// The proxy works with other objects than these.
@@ -35,7 +37,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::DeadAgent,
         Self::NothingListens,
         Self::Firewall,
@@ -43,6 +45,7 @@ impl Cause {
         Self::NoAddress,
         Self::Hangs,
         Self::CutOff,
+        Self::Leaving,
         Self::UnhealthyProxy,
         Self::StaleProxy,
         Self::OtherService,
@@ -62,6 +65,7 @@ impl Cause {
             Self::NoAddress => "no-address",
             Self::Hangs => "hangs",
             Self::CutOff => "cut-off",
+            Self::Leaving => "leaving",
             Self::UnhealthyProxy => "unhealthy-proxy",
             Self::StaleProxy => "stale-proxy",
             Self::OtherService => "other-service",
@@ -92,6 +96,9 @@ impl Cause {
             }
             Self::CutOff => {
                 "see why the node reaches no other: its network card, the switch, the firewall between the nodes; it says 200 again once another node answers it"
+            }
+            Self::Leaving => {
+                "let it: new connections go to other nodes; `traffic-policy-agent status` on the node has the reason and the time, and --announce-leaving there tells the other nodes"
             }
             Self::UnhealthyProxy => {
                 "see what it waits for: `traffic-policy-agent status` on the node, or the log of kube-proxy"

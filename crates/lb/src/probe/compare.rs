@@ -100,6 +100,10 @@ fn service(asking: &Asking, http: &Http, contact: Contact) -> Option<Difference>
         Spoken::Service { healthy: Some(false), .. } if http.status == 503 => {
             found(Cause::UnhealthyProxy, Level::Warning)
         }
+        // The balancer is to send elsewhere: these objects do not say so, the machine does.
+        Spoken::Service { leaving: true, .. } if http.status == 503 && wanted == 200 => {
+            found(Cause::Leaving, Level::Warning)
+        }
         Spoken::Service { .. } if http.status != wanted => match http.status {
             200 | 503 => found(Cause::StaleProxy, Level::Error),
             _ => found(Cause::OtherProxy, Level::Error),
@@ -117,13 +121,14 @@ fn service(asking: &Asking, http: &Http, contact: Contact) -> Option<Difference>
 /// Compares the answer of `/healthz`.
 fn proxy(asking: &Asking, http: &Http) -> Option<Difference> {
     let wanted = if asking.expected.is_healthy() { 200 } else { 503 };
-    let Spoken::Proxy { eligible, healthy, cut_off, .. } = http.spoken else {
+    let Spoken::Proxy { eligible, healthy, leaving, cut_off, .. } = http.spoken else {
         return other(http.status == wanted);
     };
     match (wanted, http.status) {
         (200, 200) | (503, 503) if eligible.is_none() => found(Cause::OtherProxy, Level::Note),
         (200, 200) | (503, 503) => None,
         (200, 503) if cut_off => found(Cause::CutOff, Level::Error),
+        (200, 503) if leaving && healthy != Some(false) => found(Cause::Leaving, Level::Warning),
         (200, 503) if eligible == Some(false) && healthy != Some(false) => {
             found(Cause::StaleProxy, Level::Error)
         }

@@ -130,9 +130,11 @@ pub fn heard_text(heard: &Heard) -> String {
             Spoken::Service { healthy: Some(false), .. } => {
                 format!("{}, serviceProxyHealthy false", http.status)
             }
+            Spoken::Service { leaving: true, .. } => format!("{}, nodeLeaving", http.status),
             Spoken::Service { endpoints: 0, .. } if http.status == 503 => "503".to_owned(),
             Spoken::Service { endpoints, .. } => format!("{}, {}", http.status, counted(*endpoints)),
             Spoken::Proxy { cut_off: true, .. } => format!("{}, cutOff true", http.status),
+            Spoken::Proxy { leaving: true, .. } => format!("{}, leaving", http.status),
             Spoken::Proxy { eligible: Some(false), .. } => format!("{}, nodeEligible false", http.status),
             Spoken::Proxy { healthy: Some(false), .. } => format!("{}, healthy false", http.status),
             Spoken::Proxy { .. } => http.status.to_string(),
@@ -172,6 +174,9 @@ fn explanation(cause: Cause, one: &Answered) -> String {
         Cause::Hangs => "something takes connections and does not answer in time".to_owned(),
         Cause::CutOff => {
             "the agent there hears no other node with endpoints, and takes its own for cut off".to_owned()
+        }
+        Cause::Leaving => {
+            "the agent there knows that its node is about to go, and these objects do not say so".to_owned()
         }
         Cause::UnhealthyProxy => "the proxy says itself that it does not keep up with changes".to_owned(),
         Cause::StaleProxy if traffic => {

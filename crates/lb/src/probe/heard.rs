@@ -61,12 +61,16 @@ pub enum Spoken {
         endpoints: usize,
         /// Whether the proxy is healthy; sent by kube-proxy since 1.27.
         healthy: Option<bool>,
+        /// Whether the agent has news that its node is about to go.
+        leaving: bool,
     },
     /// The body of `/healthz`.
     Proxy {
         /// Whether the node is eligible; sent by kube-proxy since 1.28.
         eligible: Option<bool>,
         healthy: Option<bool>,
+        /// Whether the agent has news that its node is about to go.
+        leaving: bool,
         /// Whether the agent hears no other node, and so takes its own for cut off.
         cut_off: bool,
         /// The nodes that do not answer the agent, and whose endpoints it leaves out.
@@ -81,6 +85,9 @@ struct ServiceBody {
     service: Named,
     local_endpoints: usize,
     service_proxy_healthy: Option<bool>,
+    /// The agent's own: the reason for which its node is about to go.
+    #[serde(default)]
+    node_leaving: Value,
 }
 
 #[derive(Deserialize)]
@@ -109,7 +116,9 @@ struct ProxyBody {
     _current_time: String,
     node_eligible: Option<bool>,
     healthy: Option<bool>,
-    // These two are the agent's own: they may be missing, or mean something else to another proxy.
+    // These are the agent's own: they may be missing, or mean something else to another proxy.
+    #[serde(default)]
+    leaving: Value,
     #[serde(default)]
     cut_off: Value,
     #[serde(default)]
@@ -122,6 +131,7 @@ impl ProxyBody {
         Spoken::Proxy {
             eligible: self.node_eligible,
             healthy: self.healthy,
+            leaving: self.leaving["reason"].is_string(),
             cut_off: self.cut_off == Value::Bool(true),
             left_out: left_out.filter(|name| is_name(name)).map(str::to_owned).collect(),
         }
@@ -139,6 +149,7 @@ impl Http {
                     service: ServiceName { namespace: body.service.namespace, name: body.service.name },
                     endpoints: body.local_endpoints,
                     healthy: body.service_proxy_healthy,
+                    leaving: body.node_leaving.is_string(),
                 },
                 _ => Spoken::Other,
             },

@@ -76,6 +76,13 @@ const ODD: &str =
     r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"cutOff":"no","leftOut":7}"#;
 const CUT_OFF: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":true,"healthy":true,"cutOff":true,"leftOut":[]}"#;
 
+/// The answers of an agent that has news of its node's end, which these objects do not have.
+const GOING: &str = r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":false,"healthy":true,"leaving":{"reason":"gce: preempted","goneBy":"2026-11-24T13:00:30Z"}}"#;
+const GOING_TOO: &str = r#"503 weight=2 {"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true,"nodeLeaving":"gce: preempted"}"#;
+/// The word without a reason is not the agent's.
+const NOT_GOING: &str =
+    r#"503 {"lastUpdated":"t","currentTime":"t","nodeEligible":false,"healthy":true,"leaving":true}"#;
+
 /// The cases of one node: the answer of its /healthz (empty: not probed), the probe, the expected
 /// answer, the actual one, and the finding.
 const CASES: &[(&str, Question, Answer, &str, &str)] = &[
@@ -100,6 +107,13 @@ const CASES: &[(&str, Question, Answer, &str, &str)] = &[
     (UNHEALTHY, SERVICE, NONE, "503 weight=0 web:0:false", "warning unhealthy-proxy"),
     ("", PROXY, EXCELLENT, UNHEALTHY, "error unhealthy-proxy"),
     ("", PROXY, EXCELLENT, "503 {\"lastUpdated\":\"t\",\"currentTime\":\"t\"}", "error unhealthy-proxy"),
+    // It is about to go, and says so on purpose; an endpoint that is missing is another matter.
+    ("", PROXY, EXCELLENT, GOING, "warning leaving"),
+    ("", PROXY, NONE, GOING, ""),
+    (GOING, SERVICE, TWO, GOING_TOO, "warning leaving"),
+    (WELL, SERVICE, TWO, GOING_TOO, "warning leaving"),
+    (GOING, SERVICE, NONE, GOING_TOO, "warning stale-proxy"),
+    ("", PROXY, EXCELLENT, NOT_GOING, "error stale-proxy"),
     // It hears no other node; its other health ports need not say why.
     ("", PROXY, EXCELLENT, CUT_OFF, "error cut-off"),
     ("", PROXY, NONE, CUT_OFF, ""),
