@@ -1,6 +1,8 @@
 //! Endpoints on the pod's own node, on another one, and the pod itself, in the layouts of network
 //! plugins: a routed veth, ports of a bridge, overlays.
 
+use std::process::Command;
+
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{Faults, Server};
@@ -31,6 +33,7 @@ fn all_endpoints_answer(scene: &Scene) {
                 }
             }
         }
+        scene.cluster.lab.pods().for_each(know_gateway);
         // A request in fragments, of which the first alone has ports.
         let probe = Protocol::Udp.probe(at(10, family)).length(1600);
         // Where an overlay takes less than the pods' devices, their nodes say so to the first
@@ -38,6 +41,30 @@ fn all_endpoints_answer(scene: &Scene) {
         let asked = || probe.answer(client.netns());
         let answer = asked().or_else(|_| asked()).or_else(|_| asked()).or_else(|_| asked());
         assert_eq!(answer.unwrap().said.len(), 1600, "{family:?}");
+    }
+}
+
+/// Marks a pod's gateway as a router, which it is once the pod has asked for its address. If the
+/// gateway asked first, the kernel forgets path MTUs by it whenever it collects garbage, which is
+/// every 30 s (`rt6_age_examine_exception`), and a busy machine waits that long for four answers:
+/// <https://github.com/torvalds/linux/blob/v6.12/net/ipv6/route.c>
+fn know_gateway(pod: &Pod) {
+    let ip = |arguments: &str| {
+        let mut command = Command::new("ip");
+        command.arg("-6").args(arguments.split_whitespace());
+        let output = pod.netns().output(command).unwrap();
+        assert!(output.status.success(), "{}: ip -6 {arguments}: {output:?}", pod.name);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // `fe80::1 dev eth0 lladdr 02:00:00:00:00:01 REACHABLE`
+    for neighbour in ip("neigh show").lines().filter(|line| line.contains(" lladdr ")) {
+        let words: Vec<_> = neighbour.split_whitespace().collect();
+        let [address, "dev", device, "lladdr", mac, ..] = words[..] else {
+            panic!("{}: `{neighbour}`", pod.name)
+        };
+        if ip("route show default").contains(&format!("via {address} ")) {
+            ip(&format!("neigh replace {address} dev {device} lladdr {mac} router nud reachable"));
+        }
     }
 }
 
