@@ -18,6 +18,7 @@ pub struct Meters {
     what: String,
     start: Instant,
     lost: Vec<(String, u64)>,
+    resets: Vec<(String, u64)>,
     datagrams: Datagrams,
     held: HeldConnections,
     new: NewConnections,
@@ -46,13 +47,13 @@ impl Meters {
     /// Starts the meters at the client: datagrams to `targets[0]`, connections to all in turn.
     pub fn start(what: &str, lab: &Lab, targets: &[SocketAddr], ledger: &Ledger) -> Self {
         let (client, start) = (lab.client().netns(), Instant::now());
-        let lost = lost(lab);
+        let (lost, resets) = (lost(lab), resets(lab));
         let held = HeldConnections::start(client, targets, 20, Duration::from_millis(20)).unwrap();
         let datagrams = Datagrams::start(client, targets[0], 20, DATAGRAMS_PER_SECOND, ledger).unwrap();
         let each = targets.to_vec();
         let choose = move |number| each.get(usize::try_from(number).ok()? % each.len()).copied();
         let new = NewConnections::start(client, CONNECTIONS_PER_SECOND, choose);
-        Self { what: what.to_owned(), start, lost, datagrams, held, new }
+        Self { what: what.to_owned(), start, lost, resets, datagrams, held, new }
     }
 
     /// Stops, prints the figures, and fails unless nothing was lost.
@@ -66,13 +67,13 @@ impl Meters {
     pub fn stop(self, lab: &Lab) -> Counted {
         let datagrams = self.datagrams.finish().unwrap();
         let (held, new) = (self.held.finish(), self.new.finish());
-        let since = self.lost.into_iter().zip(lost(lab));
         // One that was late is known to have come twice only afterwards.
-        let lost: Vec<_> =
-            since.map(|((role, before), (_, after))| (role, after.saturating_sub(before))).collect();
+        let lost = since(self.lost, lost(lab));
+        let resets = since(self.resets, resets(lab)).into_iter().filter(|(_, resets)| *resets > 0);
+        let resets: Vec<_> = resets.collect();
         let seconds = self.start.elapsed().as_secs_f64();
         let mut report = format!("{}, {seconds:.1} s\n  {datagrams}\n  {held}\n  {new}\n", self.what);
-        write!(report, "  segments lost: {lost:?}").unwrap();
+        write!(report, "  segments lost: {lost:?}; resets by the kernel of: {resets:?}").unwrap();
         println!("{report}");
         Counted { datagrams, held, new, lost, report }
     }
@@ -82,6 +83,19 @@ impl Meters {
 fn lost(lab: &Lab) -> Vec<(String, u64)> {
     let ends = lab.namespaces().into_iter().filter(|(role, _)| *role == "client" || role.starts_with("pod"));
     ends.map(|(role, netns)| (role.to_owned(), retransmissions::lost_in_namespace(netns).unwrap())).collect()
+}
+
+/// The resets that the kernel has sent in each namespace: packets that came to no connection. Those
+/// of the packet path are not among them.
+fn resets(lab: &Lab) -> Vec<(String, u64)> {
+    let count = |netns| retransmissions::resets_of_namespace(netns).unwrap();
+    lab.namespaces().into_iter().map(|(role, netns)| (role.to_owned(), count(netns))).collect()
+}
+
+/// Returns the growth of each count.
+fn since(before: Vec<(String, u64)>, after: Vec<(String, u64)>) -> Vec<(String, u64)> {
+    let pairs = before.into_iter().zip(after);
+    pairs.map(|((role, before), (_, after))| (role, after.saturating_sub(before))).collect()
 }
 
 /// The addresses of both families that `port_of` returns; the first one gets the datagrams.

@@ -1,5 +1,5 @@
-//! Counts of TCP by the kernel: retransmitted and lost segments of a connection or a namespace, and
-//! the `tcp_info` of a connection as text.
+//! Counts of TCP by the kernel: retransmitted and lost segments of a connection or a namespace, its
+//! resets, and the `tcp_info` of a connection as text.
 //!
 //! A segment that was retransmitted is not lost if the other end says by a duplicate SACK (RFC
 //! 2883) that it came twice: it was late, or its acknowledgement was. So an acknowledgement without
@@ -93,6 +93,14 @@ pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
     let retransmitted = counter(namespace, "snmp", "Tcp: ", "RetransSegs")?;
     let duplicate = counter(namespace, "netstat", "TcpExt: ", "TCPDSACKRecvSegs")?;
     Ok(retransmitted.saturating_sub(duplicate))
+}
+
+/// The segments with RST that the kernel of a namespace has sent since it exists (TcpOutRsts).
+///
+/// # Errors
+/// The namespace cannot be entered, or the kernel does not count these.
+pub fn resets_of_namespace(namespace: &Namespace) -> Result<u64> {
+    counter(namespace, "snmp", "Tcp: ", "OutRsts")
 }
 
 /// Reads one counter of a file that has two lines for each protocol, of names and of values.
