@@ -177,5 +177,12 @@ fn silent_nodes_are_told() {
     let (lines, row, _) = round(503, cut_off);
     assert_eq!(lines, ["n1: GET :10256/healthz: 503, cutOff true, and the objects say 200 (cut-off)"]);
     assert_eq!(row, "cut-off");
-    assert_eq!(round(200, "").0, ["n1: GET :10256/healthz: 200, as the objects say"]);
+    let back = ["n1: GET :10256/healthz: 200, as the objects say"];
+    assert_eq!(round(200, "").0, back);
+    let leaving = r#","leaving":{"reason":"gce: preempted"}"#;
+    assert!(round(503, leaving).0.is_empty(), "a second answer confirms it");
+    let (lines, row, _) = round(503, leaving);
+    assert_eq!(lines, ["n1: GET :10256/healthz: 503, leaving, and the objects say 200 (leaving)"]);
+    assert_eq!(row, "leaving");
+    assert_eq!(round(200, "").0, back);
 }
