@@ -124,7 +124,10 @@ fn cut_off(flags: &[&str]) {
     }
     // In each period of 4,096 jiffies, 41 s where a jiffy is 10 ms, the first request meets the
     // rule. TCP sends it again, past the stack; a datagram is lost. Datagrams go on meanwhile: a
-    // flow that was idle goes through the stack, where the rule would end it.
+    // flow that was idle goes through the stack, where the rule would end it. So the wait for an
+    // answer is not scaled: the way to the pod is forgotten after five seconds without a reply, and
+    // a lost datagram must not last that long on a slow machine.
+    socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     until("a packet that meets the rule", Duration::from_secs(45), || {
         ask(&mut stream);
         is_answered(&socket);
