@@ -48,6 +48,10 @@ fn established_packets_need_no_slow_path_at_home() {
                 harness.run(Hook::Egress, &answer).expect("replied-local");
             }
             harness.run(terms.hook, &opened).expect("delivered");
+            if !terms.tcp {
+                let (entry, _) = harness.flow(terms.family);
+                harness.examine_late(&entry);
+            }
             harness.without_slow_path(|harness| {
                 let delivered = request.clone().destination(terms.at(LOCAL));
                 for _ in 0..2 {
