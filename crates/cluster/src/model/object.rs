@@ -285,6 +285,9 @@ pub struct DirectNode {
     /// Its settings that decide which endpoint it finds: see
     /// [`NodeInput::choice`][super::NodeInput::choice].
     pub choice: Option<String>,
+    /// Whether it has words that are not known here, which a later version of its agent has
+    /// written.
+    pub says_more: bool,
 }
 
 impl DirectNode {

@@ -240,6 +240,7 @@ mod tests {
             addresses: vec![address.parse().unwrap()],
             macs: Vec::new(),
             choice: None,
+            says_more: false,
         }
     }
 

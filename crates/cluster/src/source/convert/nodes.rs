@@ -113,19 +113,17 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
                 .ok_or_else(|| FieldError::new(path.as_str(), format!("{address:?} is not an IP address")))
         })
         .collect::<Result<_, _>>()?;
-    let listed = annotations.and_then(|annotations| annotations.get(DIRECT_DISPATCH));
+    let annotation = |name| annotations.and_then(|annotations| annotations.get(name));
+    let words = |name| annotation(name).into_iter().flat_map(|list: &String| list.split(',')).map(str::trim);
     // What a later agent opens in addition is not known here.
-    let mut dispatches: Vec<_> = listed
-        .into_iter()
-        .flat_map(|list| list.split(','))
-        .filter_map(|word| Dispatch::parse(word.trim()))
-        .collect();
+    let mut dispatches: Vec<_> = words(DIRECT_DISPATCH).filter_map(Dispatch::parse).collect();
     if dispatches.is_empty() {
         dispatches.push(Dispatch::Ipip);
     }
-    let protocols = annotations.and_then(|annotations| annotations.get(DIRECT_PROTOCOLS));
-    let sctp = protocols.is_some_and(|list| list.split(',').any(|word| word.trim() == "sctp"));
-    let annotation = |name| annotations.and_then(|annotations| annotations.get(name));
+    let says_more = words(DIRECT_DISPATCH).any(|word| Dispatch::parse(word).is_none())
+        || words(DIRECT_PROTOCOLS).any(|word| !["tcp", "udp", "sctp"].contains(&word))
+        || words(DIRECT_REPLY).any(|word| word != DIRECT_TUNNEL);
+    let sctp = words(DIRECT_PROTOCOLS).any(|word| word == "sctp");
     let path = format!("metadata.annotations[{DIRECT_MACS}]");
     let macs = annotation(DIRECT_MACS).filter(|text| !text.is_empty()).into_iter();
     let macs = macs
@@ -136,8 +134,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         })
         .collect::<Result<_, _>>()?;
     let choice = annotation(DIRECT_CHOICE).cloned();
-    let reply = annotation(DIRECT_REPLY);
-    let tunnels = reply.is_some_and(|list| list.split(',').any(|word| word.trim() == DIRECT_TUNNEL));
+    let tunnels = words(DIRECT_REPLY).any(|word| word == DIRECT_TUNNEL);
     Ok(Some(object::DirectNode {
         name: name(&lease.metadata)?,
         node,
@@ -148,6 +145,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         addresses,
         macs,
         choice,
+        says_more,
     }))
 }
 

@@ -63,6 +63,7 @@ impl DirectPart {
     pub fn is_told_by(&self, lease: &DirectNode) -> bool {
         lease.opens == self.opens()
             && (!self.opens() || lease.sctp && lease.tunnels && lease.dispatches == self.dispatch.opened())
+            && !lease.says_more
             && lease.choice.as_ref() == Some(&self.choice)
             && lease.macs.iter().copied().collect::<BTreeSet<_>>() == self.macs
             && lease.addresses.iter().copied().collect::<BTreeSet<_>>() == self.addresses
@@ -254,7 +255,40 @@ fn period(least: Duration, nodes: usize) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::source::convert;
+
+    /// A word that a later agent of this node has left in its Lease: the other nodes that know it
+    /// would go on sending what this one does not open.
+    #[test]
+    fn a_lease_with_a_word_that_is_not_known_says_something_else() {
+        let part = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), ..DirectPart::default() };
+        let is_told_with = |annotation: &str, value: &str| {
+            let mut lease = json!({
+                "metadata": {
+                    "namespace": "n", "name": "traffic-policy-opens-here",
+                    "labels": { "traffic-policy.io/opens": "ipip" },
+                    "annotations": {
+                        "traffic-policy.io/opens-from": "192.0.2.1",
+                        "traffic-policy.io/opens-dispatch": "ipip,udp,l2",
+                        "traffic-policy.io/opens-protocols": "tcp,udp,sctp",
+                        "traffic-policy.io/opens-l2-by": "",
+                        "traffic-policy.io/opens-reply": "tunnel",
+                    },
+                },
+                "spec": { "holderIdentity": "here" },
+            });
+            lease["metadata"]["annotations"][format!("traffic-policy.io/{annotation}")] = value.into();
+            let lease = serde_json::from_value(lease).unwrap();
+            part.is_told_by(&convert::direct(&lease).unwrap().unwrap())
+        };
+        assert!(is_told_with("opens-dispatch", "ipip,udp,l2"));
+        assert!(!is_told_with("opens-dispatch", "ipip,udp,l2,gre"));
+        assert!(!is_told_with("opens-protocols", "tcp,udp,sctp,dccp"));
+        assert!(!is_told_with("opens-reply", "tunnel,other"));
+    }
 
     #[test]
     fn all_nodes_together_write_no_more_than_the_limit() {

@@ -16,6 +16,7 @@ pub(super) fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
         addresses: vec![address.parse().unwrap()],
         macs: Vec::new(),
         choice: None,
+        says_more: false,
     }
 }
 
