@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::libc;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -132,7 +133,15 @@ impl Service {
 
     async fn accept(self: Arc<Self>, listener: TcpListener) -> Result<()> {
         loop {
-            let (stream, client) = listener.accept().await?;
+            let (stream, client) = match listener.accept().await {
+                // This process has as many files open as it may, most of them connections whose
+                // clients have gone: they end before others are accepted.
+                Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                    sleep(Duration::from_millis(10)).await;
+                    continue;
+                }
+                accepted => accepted?,
+            };
             let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
             if is_turn(self.faults.cut_connection, number) {
                 continue;
