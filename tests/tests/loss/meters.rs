@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::netns::Namespace;
 use traffic_policy_testing::traffic::{
     Datagrams, HeldConnections, Ledger, NewConnections, connections, datagrams, held, retransmissions,
 };
@@ -12,6 +13,9 @@ use traffic_policy_testing::traffic::{
 /// Numbered datagrams per second in each direction.
 const DATAGRAMS_PER_SECOND: u32 = 5000;
 const CONNECTIONS_PER_SECOND: u32 = 100;
+/// The least time before a segment is sent again. Beside other tests an acknowledgement may be late
+/// by a quarter of a second.
+const LATE: Duration = Duration::from_secs(2);
 
 /// The running meters of one phase.
 pub struct Meters {
@@ -47,6 +51,9 @@ impl Meters {
     /// Starts the meters at the client: datagrams to `targets[0]`, connections to all in turn.
     pub fn start(what: &str, lab: &Lab, targets: &[SocketAddr], ledger: &Ledger) -> Self {
         let (client, start) = (lab.client().netns(), Instant::now());
+        for (_, netns) in ends(lab) {
+            retransmissions::wait_before_sending_again(netns, LATE).unwrap();
+        }
         let (lost, resets) = (lost(lab), resets(lab));
         let held = HeldConnections::start(client, targets, 20, Duration::from_millis(20)).unwrap();
         let datagrams = Datagrams::start(client, targets[0], 20, DATAGRAMS_PER_SECOND, ledger).unwrap();
@@ -79,10 +86,15 @@ impl Meters {
     }
 }
 
+/// The namespaces of both ends of all connections.
+fn ends(lab: &Lab) -> impl Iterator<Item = (&str, &Namespace)> {
+    lab.namespaces().into_iter().filter(|(role, _)| *role == "client" || role.starts_with("pod"))
+}
+
 /// The lost segments of both ends of all connections, closed ones included.
 fn lost(lab: &Lab) -> Vec<(String, u64)> {
-    let ends = lab.namespaces().into_iter().filter(|(role, _)| *role == "client" || role.starts_with("pod"));
-    ends.map(|(role, netns)| (role.to_owned(), retransmissions::lost_in_namespace(netns).unwrap())).collect()
+    let count = |netns| retransmissions::lost_in_namespace(netns).unwrap();
+    ends(lab).map(|(role, netns)| (role.to_owned(), count(netns))).collect()
 }
 
 /// The resets that the kernel has sent in each namespace, mostly because a packet came to no
