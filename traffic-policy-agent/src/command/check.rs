@@ -156,7 +156,11 @@ impl Arguments {
             direct,
             pins: self.pin_dir,
             cgroup: self.cgroup,
-            snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },
+            snat_ports: SnatPortRange {
+                ranges: self.snat_ports,
+                node_ports: self.node_ports,
+                ..SnatPortRange::default()
+            },
             healthz: self.healthz_address,
             metrics: self.metrics_address.0,
             manifests: self.manifests.map(|folder| Manifests { folder, node_name }),

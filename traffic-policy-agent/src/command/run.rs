@@ -435,7 +435,15 @@ impl Arguments {
                     own_sent: table.own_sent_entries,
                 },
                 idle,
-                snat_ports: SnatPortRange { ranges: self.snat_ports, node_ports: self.node_ports },
+                snat_ports: SnatPortRange {
+                    ranges: self.snat_ports,
+                    node_ports: self.node_ports,
+                    own: [Some(self.healthz_address), self.metrics_address.0]
+                        .into_iter()
+                        .flatten()
+                        .map(|address| address.port())
+                        .collect(),
+                },
                 drain: self.drain,
                 mode: self.attach,
                 cgroup: self.cgroup,

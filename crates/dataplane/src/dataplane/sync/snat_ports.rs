@@ -58,11 +58,18 @@ pub struct SnatPortRange {
     pub ranges: PortRanges,
     /// The value of `--node-ports`, which are destinations.
     pub node_ports: PortRanges,
+    /// The ports on which the agent itself is about to listen: with them the first choice is the
+    /// one that later looks at the node's sockets make.
+    pub own: Vec<u16>,
 }
 
 impl Default for SnatPortRange {
     fn default() -> Self {
-        Self { ranges: PortRanges(vec![1024..=65_535]), node_ports: PortRanges(vec![30_000..=32_767]) }
+        Self {
+            ranges: PortRanges(vec![1024..=65_535]),
+            node_ports: PortRanges(vec![30_000..=32_767]),
+            own: Vec::new(),
+        }
     }
 }
 
@@ -71,7 +78,8 @@ const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 impl SnatPortRange {
     /// Returns the ports that may be used now: those that are neither node ports, nor allocated by
-    /// the kernel to its own connections, nor held by a socket of this node.
+    /// the kernel to its own connections, nor held by a socket of this node, of the agent's own also
+    /// before it listens.
     ///
     /// # Errors
     /// Fewer than [`LEAST`] are left, or the kernel's range or its sockets cannot be read.
@@ -89,7 +97,8 @@ impl SnatPortRange {
         Ok(ports)
     }
 
-    /// Returns the ports of the ranges that are neither node ports, nor `ephemeral`, nor `bound`.
+    /// Returns the ports of the ranges that are neither node ports, nor `ephemeral`, nor `bound`,
+    /// nor the agent's own.
     pub fn free(&self, ephemeral: &RangeInclusive<u16>, bound: &BTreeSet<u16>) -> Vec<u16> {
         (1..=u16::MAX)
             .filter(|port| {
@@ -97,6 +106,7 @@ impl SnatPortRange {
                     && !self.node_ports.contains(*port)
                     && !ephemeral.contains(port)
                     && !bound.contains(port)
+                    && !self.own.contains(port)
             })
             .collect()
     }
@@ -178,6 +188,19 @@ mod tests {
         for bad in ["", "0-5", "70000", "5-1", "a-b", "1-2-3"] {
             assert!(bad.parse::<PortRanges>().is_err(), "{bad}");
         }
+    }
+
+    /// A listener that is opened after the first choice takes no port from it later.
+    #[test]
+    fn what_the_agent_is_about_to_listen_on_is_left_out_from_the_start() {
+        let range = SnatPortRange {
+            ranges: PortRanges(vec![10_249..=10_252]),
+            own: vec![10_249],
+            ..SnatPortRange::default()
+        };
+        let free = |bound: &[u16]| range.free(&(32_768..=60_999), &bound.iter().copied().collect());
+        assert_eq!(free(&[10_251]), [10_250, 10_252]);
+        assert_eq!(free(&[10_249, 10_251]), free(&[10_251]));
     }
 
     #[test]
