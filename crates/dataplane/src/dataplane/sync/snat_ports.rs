@@ -78,8 +78,8 @@ const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
 impl SnatPortRange {
     /// Returns the ports that may be used now: those that are neither node ports, nor allocated by
-    /// the kernel to its own connections, nor held by a socket of this node, of the agent's own also
-    /// before it listens.
+    /// the kernel to its own connections, nor held by a socket of this node, nor the agent's own
+    /// ones, on which it may not listen yet.
     ///
     /// # Errors
     /// Fewer than [`LEAST`] are left, or the kernel's range or its sockets cannot be read.
