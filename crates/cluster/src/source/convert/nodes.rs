@@ -20,6 +20,8 @@ pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-fr
 pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
 /// The annotation with the protocols of the packets that the node opens; without it, all but SCTP.
 pub(in crate::source) const DIRECT_PROTOCOLS: &str = "traffic-policy.io/opens-protocols";
+/// Its value in the Lease of an agent of this version.
+pub(in crate::source) const OPENED_PROTOCOLS: &str = "tcp,udp,sctp";
 /// The annotation with the MAC addresses of such a node's devices, separated by commas, from which
 /// packets come that it sends to others as they are, and at which it takes theirs.
 pub(in crate::source) const DIRECT_MACS: &str = "traffic-policy.io/opens-l2-at";
@@ -121,7 +123,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         dispatches.push(Dispatch::Ipip);
     }
     let says_more = words(DIRECT_DISPATCH).any(|word| Dispatch::parse(word).is_none())
-        || words(DIRECT_PROTOCOLS).any(|word| !["tcp", "udp", "sctp"].contains(&word))
+        || words(DIRECT_PROTOCOLS).any(|word| OPENED_PROTOCOLS.split(',').all(|known| known != word))
         || words(DIRECT_REPLY).any(|word| word != DIRECT_TUNNEL);
     let sctp = words(DIRECT_PROTOCOLS).any(|word| word == "sctp");
     let path = format!("metadata.annotations[{DIRECT_MACS}]");

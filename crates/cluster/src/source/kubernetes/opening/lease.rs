@@ -17,12 +17,10 @@ use crate::{
     model::Dispatch,
     source::convert::{
         DIRECT_ADDRESSES, DIRECT_CHOICE, DIRECT_DISPATCH, DIRECT_LABEL, DIRECT_MACS, DIRECT_OPENS,
-        DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL,
+        DIRECT_PROTOCOLS, DIRECT_REPLY, DIRECT_SENDS, DIRECT_TUNNEL, OPENED_PROTOCOLS,
     },
 };
 
-/// The protocols that an agent of this version opens.
-const PROTOCOLS: &str = "tcp,udp,sctp";
 /// The reason for which a node opens no packets, for readers.
 const WHY_NOT: &str = "traffic-policy.io/opens-not";
 /// The beginnings of the names, before that of the node.
@@ -75,7 +73,7 @@ impl Leases {
         lease["metadata"]["annotations"] = json!({ DIRECT_ADDRESSES: addresses.join(",") });
         let opened = part.dispatch.opened().map(Dispatch::name);
         lease["metadata"]["annotations"][DIRECT_DISPATCH] = opened.join(",").into();
-        lease["metadata"]["annotations"][DIRECT_PROTOCOLS] = PROTOCOLS.into();
+        lease["metadata"]["annotations"][DIRECT_PROTOCOLS] = OPENED_PROTOCOLS.into();
         let macs: Vec<_> =
             part.macs.iter().map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")).collect();
         lease["metadata"]["annotations"][DIRECT_MACS] = macs.join(",").into();
