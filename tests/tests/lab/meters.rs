@@ -1,11 +1,13 @@
 //! The meters count nothing on a healthy path, and exactly what is missing on a faulty one.
 
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
 use traffic_policy_testing::lab::{Family, Lab};
+use traffic_policy_testing::skipped;
 use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::server::Identity;
 use traffic_policy_testing::traffic::transfer::transfer;
@@ -52,6 +54,25 @@ fn a_good_path_loses_nothing() {
     }
     assert_eq!(retransmissions::lost_in_namespace(from).unwrap(), 0);
     assert_eq!(retransmissions::lost_in_namespace(lab.node(1).pod(1).netns()).unwrap(), 0);
+}
+
+/// A connection that was opened before keeps its own time-out.
+#[test]
+fn a_late_acknowledgement_is_waited_for() {
+    let (lab, _ledger, _server) = lab_with(Faults::default());
+    let (from, to) = (lab.node(2).netns(), target(&lab, Family::V4));
+    let timeout = || {
+        let stream = from.run(|| TcpStream::connect(to)).unwrap();
+        retransmissions::state(&stream).unwrap().timeout
+    };
+    let least = Duration::from_secs(2);
+    assert!(timeout() < least);
+    retransmissions::wait_before_sending_again(from, least).unwrap();
+    if from.run(|| Path::new("/proc/sys/net/ipv4/tcp_rto_min_us").exists()) {
+        assert!(timeout() >= least);
+    } else {
+        skipped("a_late_acknowledgement_is_waited_for", "this kernel has no tcp_rto_min_us (Linux 6.11)");
+    }
 }
 
 #[test]

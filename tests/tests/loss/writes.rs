@@ -58,6 +58,11 @@ fn content(agent: &Agent) -> Content {
     ] {
         assert!(maps.get(name).is_some_and(|entries| !entries.is_empty()), "nothing in {name}");
     }
+    // The port of --metrics-address, on which an agent listens only later.
+    let (own, other) = (10_249_u16.to_ne_bytes(), 10_250_u16.to_ne_bytes());
+    let is_source =
+        |port| maps["tp_snat_ports"].values().any(|ports| ports.chunks(2).any(|held| held == port));
+    assert!(is_source(other) && !is_source(own), "its own port is a source port");
     maps
 }
 

@@ -192,9 +192,9 @@ impl Harness {
         let mut entry = *entry;
         change(&mut entry);
         if entry.from.is_ipv4() {
-            edit(&mut self.tables.v4.flows, &entry);
+            edit(&mut self.tables.v4.flows, &entry, |flow| entry.write(flow));
         } else {
-            edit(&mut self.tables.v6.flows, &entry);
+            edit(&mut self.tables.v6.flows, &entry, |flow| entry.write(flow));
         }
     }
 
@@ -209,13 +209,14 @@ impl Harness {
         }
     }
 
-    /// Puts the next examination of an unassured UDP flow off for the longest time, 900 jiffies, in
-    /// place of a second: until then its datagrams need no slow path, however slow the machine is.
+    /// Puts the next examination of an unassured UDP flow off, from a second to 900 jiffies after
+    /// its last packet: until then its datagrams need no slow path, however slow the machine is.
+    /// One that is more than 1,000 jiffies ahead would be due at once.
     pub fn examine_late(&mut self, entry: &FlowEntry) {
         if entry.from.is_ipv4() {
-            put_off(&mut self.tables.v4.flows, entry);
+            edit(&mut self.tables.v4.flows, entry, put_off);
         } else {
-            put_off(&mut self.tables.v6.flows, entry);
+            edit(&mut self.tables.v6.flows, entry, put_off);
         }
     }
 
@@ -275,20 +276,21 @@ fn queued<A: Address + FromWire>(map: &BpfMap) -> BTreeMap<u32, (SocketAddr, Soc
     held.filter(|(_, (_, _, protocol))| *protocol != 0).collect()
 }
 
-fn edit<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entry: &FlowEntry) {
+fn edit<A: Address + Wire>(
+    map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>,
+    entry: &FlowEntry,
+    change: impl FnOnce(&mut Flow<A>),
+) {
     let key = entry.key();
     let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
-    entry.write(&mut flow);
+    change(&mut flow);
     map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
 }
 
 /// Writes the time of the next examination, the high half of `numbers`.
-fn put_off<A: Address + Wire>(map: &mut HashMap<MapData, FlowKey<A>, Flow<A>>, entry: &FlowEntry) {
-    let key = entry.key();
-    let mut flow = map.get(&key, 0).unwrap_or_else(|error| panic!("no entry {entry:?}: {error}"));
+fn put_off<A: Address>(flow: &mut Flow<A>) {
     let next = u64::from(flow.last.wrapping_add(900) & !1);
     flow.numbers = flow.numbers & u64::from(u32::MAX) | next << 32;
-    map.insert(key, flow, 0).unwrap_or_else(|error| panic!("writing {entry:?}: {error}"));
 }
 
 /// A variant of [`edit`] that uses the descriptor of the map.

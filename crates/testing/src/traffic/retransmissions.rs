@@ -35,6 +35,8 @@ pub struct State {
     pub window: u64,
     /// Whether its last segment was sent because the time for an acknowledgement had passed.
     pub is_unanswered: bool,
+    /// The time after which it sends a segment again that was not acknowledged.
+    pub timeout: Duration,
 }
 
 /// Returns how far a connection is.
@@ -48,6 +50,7 @@ pub fn state(socket: &impl AsFd) -> Result<State> {
         received: info.tcpi_bytes_received,
         window: u64::from(info.tcpi_snd_cwnd) * u64::from(info.tcpi_snd_mss),
         is_unanswered: info.tcpi_backoff > 0,
+        timeout: Duration::from_micros(info.tcpi_rto.into()),
     })
 }
 
@@ -104,7 +107,7 @@ pub fn lost_in_namespace(namespace: &Namespace) -> Result<u64> {
 /// Before Linux 6.11, which lacks the setting, this has no effect.
 ///
 /// # Errors
-/// The namespace cannot be entered.
+/// The namespace cannot be entered, or the setting not be written.
 pub fn wait_before_sending_again(namespace: &Namespace, least: Duration) -> Result<()> {
     let path = "/proc/sys/net/ipv4/tcp_rto_min_us";
     match namespace.run(|| fs::write(path, least.as_micros().to_string())) {
