@@ -13,7 +13,7 @@ use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netns::Process;
-use traffic_policy_testing::object::Policy;
+use traffic_policy_testing::object::{Policy, lease};
 use traffic_policy_testing::pace::scaled;
 use traffic_policy_testing::pinned;
 use traffic_policy_testing::traffic::Outcome;
@@ -27,9 +27,25 @@ fn cluster() -> (Cluster, Agent) {
     cluster.manifests.apply(&Cluster::node_port("far", Policy::Local, 30080), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("web", Policy::Cluster, 30081), &backends).unwrap();
     cluster.manifests.apply(&Cluster::node_port("none", Policy::Cluster, 30082), &[]).unwrap();
+    let direct = Cluster::node_port("direct", Policy::Cluster, 30083)
+        .annotation("traffic-policy.io/forwarding", "direct");
+    cluster.manifests.apply(&direct, &backends).unwrap();
+    cluster.manifests.write("lease", &[lease::opens(cluster.lab.node(2), &Family::BOTH)]).unwrap();
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).attach("tc").start().unwrap();
     agent.wait_ready(SOON).unwrap();
     (cluster, agent)
+}
+
+/// Nobody opens what is forwarded to node-2: a request has no answer.
+#[test]
+fn of_what_is_forwarded_directly() {
+    let (cluster, agent) = cluster();
+    let client = cluster.lab.client().address(Family::V4).to_string();
+    let arguments = ["--outcome", "forwarded-direct", "--service", "direct", "--count", "1"];
+    let monitor = Monitor::start(&cluster, &agent, &arguments);
+    let ask = || drop(cluster.ask(Protocol::Udp, cluster.at(1, Family::V4, 30083)));
+    let text = monitor.wait_ended(ask).join("\n");
+    assert!(text.contains(&format!("forwarded-direct           UDP {client}:")), "{text}");
 }
 
 #[test]

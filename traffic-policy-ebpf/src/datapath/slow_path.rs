@@ -167,7 +167,12 @@ fn new_flow<P: Packet, F: Rewrite>(
         (get!(entry.kind), get!(entry.service), get!(entry.destination), get!(entry.ports));
     NewEvent {
         hook: P::HOOK,
-        outcome: if kind == kind::DELIVER { Outcome::Delivered } else { Outcome::Forwarded },
+        outcome: match kind {
+            kind::DELIVER => Outcome::Delivered,
+            kind::DIRECT if open::may_be_sent_on::<P, F>() => Outcome::ForwardedToOwner,
+            kind::DIRECT => Outcome::ForwardedDirect,
+            _ => Outcome::Forwarded,
+        },
         service,
         ifindex: packet.ingress(),
         netns: 0,
