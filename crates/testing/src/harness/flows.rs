@@ -108,7 +108,9 @@ impl FlowEntry {
 
     /// Whether the entry notes when its flow began.
     fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
-        let known = matches!(flow.kind, kind::FORWARD | kind::DELIVER | kind::REPLY | kind::REPLY_LOCAL);
+        let replies = [kind::REPLY, kind::REPLY_LOCAL];
+        let known =
+            [kind::FORWARD, kind::DELIVER, kind::DIRECT].contains(&flow.kind) || replies.contains(&flow.kind);
         known && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
     }
 

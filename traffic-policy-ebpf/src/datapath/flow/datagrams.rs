@@ -39,6 +39,12 @@ pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
         && clock::jiffies().wrapping_sub(last) <= IN_USE * clock::hz()
 }
 
+/// Whether a client's datagrams of an unassured flow span more than [`STREAM`] seconds.
+#[inline(always)]
+pub fn spans_stream<A: Address>(request: &Flow<A>) -> bool {
+    request.last.wrapping_sub(request.numbers as u32) as i32 > (STREAM * clock::hz()) as i32
+}
+
 /// Whether a datagram of the endpoint shows that its flow is a stream: the flow is unassured, was
 /// answered before, and began more than [`STREAM`] seconds ago.
 #[inline(always)]

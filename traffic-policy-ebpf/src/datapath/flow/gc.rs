@@ -21,7 +21,7 @@ use crate::datapath::{
     clock, counters,
     family::Family,
     flow::{
-        directory,
+        datagrams, directory,
         table::{self, FlowTable},
         unassured,
     },
@@ -214,7 +214,10 @@ fn request<F: Family>(
     if mark != mark::NONE && flow.state & REMOVED == 0 && is_removed::<F>(flow, tuple.protocol) {
         set!(entry.state |= REMOVED);
     }
-    if quiet_for <= super::timeout(&timeouts, tuple.protocol, state, reply_state) {
+    // Nor are its answers seen.
+    let is_stream = direct && tuple.protocol == PROTOCOL_UDP && datagrams::spans_stream(flow);
+    let lasting = if is_stream { state | ASSURED } else { state };
+    if quiet_for <= super::timeout(&timeouts, tuple.protocol, lasting, reply_state) {
         if surplus.is_null() || load(surplus) == 0 {
             return;
         }

@@ -25,13 +25,14 @@ use crate::datapath::{
 };
 
 /// The seconds without a packet after which a SYN or INIT on a connection of a removed endpoint
-/// opens another one.
+/// opens another one, and a SYN on one whose client has sent its FIN: until then it may be a forged
+/// one, and the client may still be receiving.
 const SILENCE: u32 = 3;
 
 /// Updates the state of a direct flow from one of its packets.
 ///
 /// A datagram never assures its flow: an answer is not seen. A stream that is in use keeps its
-/// place in the queue of unassured flows.
+/// place in the queue of unassured flows, and lasts as long as an answered one (the sweep).
 #[inline(always)]
 pub fn track<P: Packet, F: Family>(
     packet: P,
@@ -82,7 +83,7 @@ fn opens<P: Packet, F: Family>(
     syn: &Segment,
 ) -> Transition<F::Address> {
     let state = get!(entry.state);
-    if state & (RST | FIN) != 0 || state & (REMOVED | ASSURED) == REMOVED {
+    if state & RST != 0 || state & (REMOVED | ASSURED) == REMOVED {
         return again::<P, F>(parsed, entry);
     }
     if state & ASSURED == 0 {
@@ -92,7 +93,7 @@ fn opens<P: Packet, F: Family>(
         return Transition::Keep(entry);
     }
     let quiet = clock::jiffies().wrapping_sub(get!(entry.last));
-    if state & REMOVED != 0 && quiet >= SILENCE * clock::hz() {
+    if state & (REMOVED | FIN) != 0 && quiet >= SILENCE * clock::hz() {
         return again::<P, F>(parsed, entry);
     }
     Transition::Ignore(entry)
