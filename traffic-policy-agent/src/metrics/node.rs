@@ -310,6 +310,7 @@ mod tests {
             local: true,
             remote: false,
             opens: None,
+            held: None,
             node: 0,
             weight: 1,
         };

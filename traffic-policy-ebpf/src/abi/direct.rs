@@ -45,6 +45,8 @@ pub mod way {
     /// The endpoint is the one that the Maglev table names, so a node that does not know the
     /// connection sends its segments there, too.
     pub const BY_TABLE: u64 = 32;
+    /// They belong to a connection that this node does not know and its owner does.
+    pub const GOES_ON: u64 = 64;
     /// The ways of packets whose outer packet names the endpoint.
     pub const NAMED: u64 = DIRECT | UDP | TUNNEL | OWNER;
 

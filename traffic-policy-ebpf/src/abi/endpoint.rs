@@ -15,6 +15,9 @@ pub const SLOT_UDP: u16 = 8;
 /// The node of an endpoint that has [`SLOT_OPENS`], too, also finds the endpoint itself, by its own
 /// Maglev table, for packets that another node sends to its MAC address as they are.
 pub const SLOT_L2: u16 = 16;
+/// Only connections that go on are forwarded directly to an endpoint that has [`SLOT_OPENS`], too:
+/// new ones wait until the other nodes know this one, and what gets there is known.
+pub const SLOT_HELD: u16 = 32;
 
 /// An endpoint, by value.
 #[repr(C)]
@@ -22,7 +25,7 @@ pub const SLOT_L2: u16 = 16;
 pub struct Slot<A> {
     pub address: A,
     pub port: Port,
-    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`], [`SLOT_UDP`], [`SLOT_L2`].
+    /// [`SLOT_LOCAL`], [`SLOT_REMOTE`], [`SLOT_OPENS`], [`SLOT_UDP`], [`SLOT_L2`], [`SLOT_HELD`].
     pub flags: u16,
     /// The number of its node in `tp_node_names`; 0: it has no `nodeName`, or is on this node.
     pub node: u16,
@@ -42,6 +45,17 @@ impl<A> Slot<A> {
         let ways = (self.flags >> SLOT_OPENS.trailing_zeros()) as u64;
         ways & (way::DIRECT | way::UDP | way::BY_MAC)
             | way::moved(ways, way::DIRECT, way::TUNNEL | way::OWNER | way::BY_TABLE)
+    }
+
+    /// Returns those of these [ways][way] that lead to it; without [`way::GOES_ON`] none while it
+    /// is [held][SLOT_HELD].
+    #[inline(always)]
+    #[must_use]
+    pub const fn taken(&self, ways: u64) -> u64 {
+        let held = (self.flags >> SLOT_HELD.trailing_zeros()) as u64 & 1;
+        let open = way::moved(ways, way::GOES_ON, 1) | (held ^ 1);
+        // Without a branch, which the verifier would walk both ways.
+        (ways & self.dispatch()) * open
     }
 }
 

@@ -6,9 +6,11 @@ use super::Port;
 pub mod scope {
     /// An address, port and protocol as packets carry them.
     pub const ADDRESS: u32 = 0;
-    /// A node port on the loopback addresses, for sockets of the node's own network namespace; the
-    /// address is zero.
-    pub const LOOPBACK: u32 = 1;
+    /// A node port at no certain address, which is zero: for packets to another node's address
+    /// which that has forwarded directly to this one; and, if its kind is
+    /// [`LOOPBACK`][super::frontend_kind::LOOPBACK], for sockets of the node's own network
+    /// namespace on the loopback addresses.
+    pub const NODE_PORT: u32 = 1;
     /// A ClusterIP as such: port and protocol are zero. Ports of it without a frontend of their own
     /// lead nowhere.
     pub const CLUSTER_IP: u32 = 2;
@@ -114,8 +116,11 @@ pub mod frontend_kind {
     pub const NODE_PORT: u32 = 2;
     pub const LOAD_BALANCER: u32 = 3;
     pub const EXTERNAL_IP: u32 = 4;
-    /// A node port on the loopback addresses.
+    /// A node port on the loopback addresses, and of packets that another node has forwarded
+    /// directly.
     pub const LOOPBACK: u32 = 5;
+    /// A node port of packets that another node has forwarded directly alone.
+    pub const OPENED: u32 = 6;
 }
 
 /// An address on which a Service port is reached.

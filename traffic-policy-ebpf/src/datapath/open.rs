@@ -351,7 +351,7 @@ pub fn given<P: Packet, F: Family>(
         }
         // Replies come back to this node, if they are to go back to the one that has sent it.
         let tunnel = (get!(scratch.opened.way_back) != 0) as u64 * way::TUNNEL;
-        set!(scratch.direct = way::DIRECT | way::UDP | way::OWNER | tunnel);
+        set!(scratch.direct = way::DIRECT | way::UDP | way::OWNER | way::GOES_ON | tunnel);
         return Ok((service, index));
     }
     Ok((service, 0))

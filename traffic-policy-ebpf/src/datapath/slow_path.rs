@@ -290,7 +290,8 @@ fn create<P: Packet, F: Family>(
         };
         index = if parsed.is_tcp() && !parsed.opens(packet) {
             let owner = owners::in_front::<P, F>(packet, parsed, scratch, &list, chosen)?;
-            set!(scratch.direct &= direct::to_owner(get!(scratch.owners.number)));
+            let ways = get!(scratch.direct) & direct::to_owner(get!(scratch.owners.number));
+            set!(scratch.direct = ways | way::GOES_ON);
             owner
         } else {
             chosen
@@ -328,7 +329,7 @@ fn create<P: Packet, F: Family>(
     if !local && parsed.ttl <= 1 {
         return Err(Decision::refused(Outcome::RejectedTtlExceeded, service));
     }
-    set!(scratch.direct &= slot.dispatch());
+    set!(scratch.direct = slot.taken(get!(scratch.direct)));
     if !P::POD && get!(scratch.direct) != 0 && direct::is_refused_by_endpoint::<F>(scratch, slot.address) {
         set!(scratch.direct = 0);
     }

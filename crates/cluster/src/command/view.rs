@@ -144,6 +144,7 @@ pub const fn frontend_kind(kind: FrontendKind) -> &'static str {
         FrontendKind::LoadBalancer => "LoadBalancer",
         FrontendKind::ExternalIp => "ExternalIP",
         FrontendKind::LoopbackNodePort => "NodePort (loopback)",
+        FrontendKind::OpenedNodePort => "NodePort (forwarded directly)",
     }
 }
 

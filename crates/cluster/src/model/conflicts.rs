@@ -32,7 +32,7 @@ fn rank(kind: FrontendKind) -> u8 {
         FrontendKind::LoadBalancer => 1,
         // Any user may name any address.
         FrontendKind::ExternalIp => 2,
-        FrontendKind::NodePort | FrontendKind::LoopbackNodePort => 3,
+        FrontendKind::NodePort | FrontendKind::LoopbackNodePort | FrontendKind::OpenedNodePort => 3,
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use ipnet::IpNet;
 
 use super::{
-    Algorithm, DispatchChoice, Forwarding, HealthPortRules, Limits, Ways,
+    Algorithm, DispatchChoice, Forwarding, FrontendKind, HealthPortRules, Limits, Ways,
     direct_nodes::DirectNodes,
     node_numbers::NodeNumbers,
     object::Service,
@@ -78,6 +78,16 @@ impl Context {
     /// `true`.
     pub(super) fn families(&self, service: &Service) -> impl Iterator<Item = bool> {
         [false, true].into_iter().filter(|ipv6| self.serves(service, *ipv6))
+    }
+
+    /// Returns the kind of a frontend for a node port at no certain address, if there is one: for the
+    /// node itself, on loopback, or at least for what other nodes forward directly to this one.
+    pub(super) fn any_node_port(&self, ipv6: bool) -> Option<FrontendKind> {
+        if if ipv6 { self.input.loopback_ipv6 } else { self.input.loopback_ipv4 } {
+            Some(FrontendKind::LoopbackNodePort)
+        } else {
+            (!self.direct.addresses.is_empty()).then_some(FrontendKind::OpenedNodePort)
+        }
     }
 
     /// Returns the number of ports of a Service, counted once for each family that is served.

@@ -25,8 +25,12 @@ pub enum FrontendKind {
     ExternalIp,
     /// A node port on the node's loopback addresses, for sockets of the node's own network
     /// namespace only. Its address is the unspecified one of the family and stands for 127.0.0.0/8
-    /// or `::1`; no packet is ever sent to it.
+    /// or `::1`. It also stands for the node port at the addresses of other nodes, for packets that
+    /// these have forwarded directly to this one.
     LoopbackNodePort,
+    /// The same where the node itself does not reach node ports on loopback: for packets that
+    /// another node has forwarded directly alone.
+    OpenedNodePort,
 }
 
 /// An endpoint chosen for a list. Endpoints are ordered by their address as a string, as in
@@ -40,6 +44,9 @@ pub struct Endpoint {
     pub remote: bool,
     /// The way of what is forwarded directly to that other node; `None`: it opens no packets.
     pub opens: Option<Dispatch>,
+    /// The way of connections that go on to that other node, while new ones are not forwarded
+    /// directly yet.
+    pub held: Option<Dispatch>,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
     /// Its weight in a Maglev table.

@@ -35,6 +35,25 @@ pub(super) struct Opener {
     pub(super) tunnel: Option<Dispatch>,
     /// Whether it opens those of SCTP, too.
     pub(super) sctp: bool,
+    /// Whether these are the ways of connections that go on alone, because the node may not know
+    /// this one yet, or it is not known what gets there.
+    pub(super) held: bool,
+}
+
+/// The way of packets to an endpoint of another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Opens {
+    /// That of all.
+    pub(super) all: Option<Dispatch>,
+    /// That of connections that go on, where others have none.
+    pub(super) held: Option<Dispatch>,
+}
+
+impl Opens {
+    /// Returns the same with the outer packets that name the endpoint.
+    pub(super) fn within(self) -> Self {
+        Self { all: self.all.map(Dispatch::within), held: self.held.map(Dispatch::within) }
+    }
 }
 
 /// The other nodes that open packets which are forwarded to them directly, and the addresses from
@@ -59,13 +78,15 @@ impl DirectNodes {
         address: IpAddr,
         node: Option<&str>,
         (forwarding, protocol): (Forwarding, Protocol),
-    ) -> Option<Dispatch> {
-        let opener = self.names[usize::from(address.is_ipv6())].get(node?)?;
+    ) -> Opens {
+        let of_family = &self.names[usize::from(address.is_ipv6())];
+        let Some(opener) = node.and_then(|node| of_family.get(node)) else { return Opens::default() };
         let is_sctp = protocol == Protocol::Sctp;
         let dispatch = match forwarding {
             Forwarding::Tunnel => opener.tunnel.filter(|_| !is_sctp),
             _ => opener.direct,
         };
-        dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address))
+        let dispatch = dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address));
+        if opener.held { Opens { all: None, held: dispatch } } else { Opens { all: dispatch, held: None } }
     }
 }

@@ -184,12 +184,18 @@ impl Ways {
         of(false).chain(of(true))
     }
 
+    /// Whether nothing is taken to pass because no node has answered yet.
+    pub(super) fn are_awaited(&self, ipv6: bool) -> bool {
+        let family = usize::from(ipv6);
+        self.held[family] && self.nodes[family].is_empty()
+    }
+
     /// Returns the way to nodes that were not asked: only that passes which does to all others that
     /// answer, since one network mostly treats them alike. Its cost is that of all known ways.
     pub(super) fn to_others(&self, ipv6: bool) -> Way {
         let family = usize::from(ipv6);
         if self.nodes[family].is_empty() {
-            return if self.held[family] { Way::CLOSED } else { Way::OPEN };
+            return if self.are_awaited(ipv6) { Way::CLOSED } else { Way::OPEN };
         }
         let ways = || self.nodes[family].values();
         let common = |of: fn(&Way) -> Passing| {

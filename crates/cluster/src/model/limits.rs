@@ -60,8 +60,8 @@ fn frontends(service: &Service, context: &Context, ipv6: bool) -> u64 {
     };
     let input = &context.input;
     let at_port = distinct(&[&service.load_balancer_ips, &service.cluster_ips, &service.external_ips]);
-    let loopback = if ipv6 { input.loopback_ipv6 } else { input.loopback_ipv4 };
-    let at_node_port = distinct(&[&input.node_port_addresses]) + u64::from(loopback);
+    let any = u64::from(context.any_node_port(ipv6).is_some());
+    let at_node_port = distinct(&[&input.node_port_addresses]) + any;
     let node_ports = service.ports.iter().filter(|port| port.node_port != 0).count() as u64;
     let ports = service.ports.len() as u64;
     ports.saturating_mul(at_port).saturating_add(node_ports.saturating_mul(at_node_port))

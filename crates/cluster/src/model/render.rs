@@ -32,6 +32,7 @@ fn render_port(key: &ServicePortKey, port: &ServicePort, lines: &mut Vec<String>
             FrontendKind::LoadBalancer => "LoadBalancer",
             FrontendKind::ExternalIp => "ExternalIP",
             FrontendKind::LoopbackNodePort => "LoopbackNodePort",
+            FrontendKind::OpenedNodePort => "OpenedNodePort",
         };
         lines.push(format!("  {kind} {}", frontend.address));
     }

@@ -208,12 +208,10 @@ fn service_port(
 /// every source.
 fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> BTreeSet<Frontend> {
     let input = &context.input;
-    let (node_ports, loopback): (&[IpAddr], _) = match port.node_port {
-        0 => (&[], None),
-        _ if ipv6 => {
-            (&input.node_port_addresses, input.loopback_ipv6.then_some(Ipv6Addr::UNSPECIFIED.into()))
-        }
-        _ => (&input.node_port_addresses, input.loopback_ipv4.then_some(Ipv4Addr::UNSPECIFIED.into())),
+    let any: IpAddr = if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let (node_ports, any) = match port.node_port {
+        0 => (&[][..], None),
+        _ => (&input.node_port_addresses[..], context.any_node_port(ipv6).map(|kind| (kind, any))),
     };
     let mut seen = BTreeSet::new();
     let mut frontends = BTreeSet::new();
@@ -222,7 +220,6 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
         (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
         (FrontendKind::ExternalIp, &service.external_ips, port.port),
         (FrontendKind::NodePort, node_ports, port.node_port),
-        (FrontendKind::LoopbackNodePort, loopback.as_slice(), port.node_port),
     ] {
         for ip in addresses.iter().filter(|ip| ip.is_ipv6() == ipv6) {
             let address = SocketAddr::new(*ip, number);
@@ -231,5 +228,6 @@ fn frontends(service: &Service, port: &Port, ipv6: bool, context: &Context) -> B
             }
         }
     }
+    frontends.extend(any.map(|(kind, ip)| Frontend { address: SocketAddr::new(ip, port.node_port), kind }));
     frontends
 }

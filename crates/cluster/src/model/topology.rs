@@ -126,8 +126,14 @@ impl<'a> Candidates<'a> {
                 if local { None } else { endpoint.node_name.as_deref().map(|name| numbers.get(name)) };
             let node_name = endpoint.node_name.as_deref().filter(|_| !local);
             let opens = direct.open(address.ip(), node_name, way);
-            let opens = opens.map(|dispatch| if alike { dispatch } else { dispatch.within() });
-            Endpoint { opens, node: number.unwrap_or(0), weight, ..chosen(address, endpoint, local) }
+            let opens = if alike { opens } else { opens.within() };
+            Endpoint {
+                opens: opens.all,
+                held: opens.held,
+                node: number.unwrap_or(0),
+                weight,
+                ..chosen(address, endpoint, local)
+            }
         }))
     }
 
@@ -198,7 +204,7 @@ fn drains(endpoint: &SliceEndpoint) -> bool {
 /// An endpoint for a list.
 fn chosen(address: SocketAddr, endpoint: &SliceEndpoint, local: bool) -> Endpoint {
     let remote = !local && endpoint.node_name.is_some();
-    Endpoint { address, local, remote, opens: None, node: 0, weight: 1 }
+    Endpoint { address, local, remote, opens: None, held: None, node: 0, weight: 1 }
 }
 
 /// The topology hints of ready endpoints, where they apply: one endpoint without a hint of a kind

@@ -326,7 +326,7 @@ fn kind(flags: u32) -> &'static str {
         Some(FrontendKind::LoadBalancer) => "a load balancer's address",
         Some(FrontendKind::ExternalIp) => "an external IP",
         Some(FrontendKind::LoopbackNodePort) => "the node port on loopback",
-        None => "a frontend",
+        Some(FrontendKind::OpenedNodePort) | None => "a frontend",
     }
 }
 

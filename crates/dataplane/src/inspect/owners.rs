@@ -177,6 +177,7 @@ mod tests {
             local: false,
             remote: true,
             opens: None,
+            held: None,
             node: 0,
             weight: 1,
         };

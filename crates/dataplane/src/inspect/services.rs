@@ -110,7 +110,8 @@ impl Phase {
     }
 }
 
-/// Returns the kind of a frontend with these flags.
+/// Returns the kind of a frontend with these flags; `None` for the one that no client reaches: the
+/// node port of packets that another node has forwarded directly.
 pub fn frontend_kind(flags: u32) -> Option<FrontendKind> {
     Some(match frontend::kind(flags) {
         frontend_kind::CLUSTER_IP => FrontendKind::ClusterIp,
@@ -293,6 +294,7 @@ where
                 local: slot.flags & SLOT_LOCAL != 0,
                 remote: slot.flags & SLOT_REMOTE != 0,
                 opens: dispatch::of(slot.flags),
+                held: dispatch::held(slot.flags),
                 node: slot.node,
                 // Maps hold the shares that follow from it.
                 weight: 1,

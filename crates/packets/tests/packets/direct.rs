@@ -195,6 +195,33 @@ fn what_another_node_sends_is_opened_for_its_endpoint() {
     });
 }
 
+/// Each node has node ports at its own addresses. This one has them at another address than the
+/// one that its Node object names, as with `--node-port-addresses CIDR`.
+#[test]
+fn node_ports_of_another_node_are_opened_wherever_this_one_has_its_own() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            let of_front = (FRONT, PORT);
+            for own in [Spot::NodeEth1, Spot::Vip] {
+                harness.set_up(&Setup::of(Frontend::new(own, PORT).endpoints(&[NEAR]).node_port()));
+                harness.let_send_directly(FRONT);
+                harness.open_for(LOCAL.0, 1, LOCAL.1);
+                let request = terms.request(of_front);
+                let delivered = request.clone().destination(terms.at(LOCAL));
+                for _ in 0..2 {
+                    let ran = harness.run(terms.hook, &arrives(&request, FRONT, LOCAL.0));
+                    ran.expect("delivered").expect_frame(&delivered);
+                }
+                let answer = terms.answer(LOCAL, (Spot::Client, CLIENT_PORT)).ttl(63);
+                let answered = answer.clone().source(terms.at(of_front));
+                harness.run(Hook::Egress, &answer).expect("replied-local").expect_frame(&answered);
+                let other = terms.request((FRONT, PORT + 1));
+                harness.run(terms.hook, &arrives(&other, FRONT, LOCAL.0)).expect("dropped-unknown-endpoint");
+            }
+        }
+    });
+}
+
 /// Neither from a host that is no node, nor to an address without an endpoint; nor what is not
 /// whole. The stack gets it as it is.
 #[test]

@@ -119,6 +119,40 @@ fn a_segment_of_an_unknown_connection_goes_to_its_owner() {
     });
 }
 
+/// A router sends a node that is new, or is back, connections of others at once. The other nodes may
+/// not know it yet, so that it begins none that are forwarded directly.
+#[test]
+fn a_node_that_is_new_sends_what_goes_on_to_its_owner() {
+    each_in_front(|harness, terms, to| {
+        let hook = terms.hook;
+        let set_up = |harness: &mut Harness| harness.set_up(&Setup::of(by_table(to, &[NEAR]).held()));
+        set_up(harness);
+        for _ in 0..3 {
+            let next = segment(terms, to, CLIENT_PORT, flag::ACK);
+            harness.run(hook, &next).expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 0));
+        }
+        set_up(harness);
+        harness.run(hook, &segment(terms, to, CLIENT_PORT, flag::SYN)).expect("forwarded");
+        assert_eq!(harness.flows(terms.family).len(), 2, "with this node's address as source");
+    });
+}
+
+/// The table names an endpoint whose node opens nothing, and so sends no such segment: it belongs to
+/// a connection of before.
+#[test]
+fn the_former_owner_of_an_endpoint_whose_node_opens_nothing_is_asked() {
+    each_in_front(|harness, terms, to| {
+        let closed = (Spot::RemoteBehindPod0, ENDPOINT_PORT);
+        let next = segment(terms, to, CLIENT_PORT, flag::ACK);
+        harness.set_up(&Setup::of(by_table(to, &[closed]).former(&[NEAR])));
+        let ran = harness.run(terms.hook, &next);
+        ran.expect("forwarded-direct").expect_frame(&sent(&next, NEAR.0, 1));
+        harness.set_up(&Setup::of(by_table(to, &[closed])));
+        let nobody = if to == NODE { "passed-no-flow" } else { "reset-no-flow" };
+        harness.run(terms.hook, &next).expect(nobody);
+    });
+}
+
 /// Neither what opens nor ends a connection is taken for a part of one, nor is there an owner where
 /// nodes choose at random or send with their own address.
 #[test]

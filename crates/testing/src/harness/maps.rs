@@ -12,9 +12,9 @@ use traffic_policy_dataplane::{Maps, ToWire as _, Words, wide};
 use traffic_policy_ebpf::abi::{
     Address, AgentHeartbeat, DEVICE_XDP, DeviceInfo, EndpointKey, Frontend as FrontendEntry, FrontendKey,
     HOP_NO_ETHERNET, HOP_XDP, IndexRange, LocalNode, NodeSilence, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP,
-    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_L2, SLOT_LOCAL, SLOT_OPENS, SLOT_REMOTE,
-    SLOT_UDP, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, maglev, pod_flags, scope,
-    source_check,
+    PodDevice, Port, RouteConfig, RoutePrefix, RuntimeConfig, SLOT_HELD, SLOT_L2, SLOT_LOCAL, SLOT_OPENS,
+    SLOT_REMOTE, SLOT_UDP, ServiceCidr, Slot, SourceRange, TableUsage, WideAddress, frontend, frontend_kind,
+    maglev, pod_flags, scope, source_check,
 };
 
 use super::flows::Wire;
@@ -390,6 +390,7 @@ fn write<A: Address + Wire>(
                 SLOT_OPENS
                     | if frontend.within_udp { SLOT_UDP } else { 0 }
                     | if frontend.by_mac { SLOT_L2 } else { 0 }
+                    | if frontend.held { SLOT_HELD } else { 0 }
             } else {
                 0
             };
@@ -427,7 +428,13 @@ fn write<A: Address + Wire>(
             entry.maglev = IndexRange { base, len: size.slots() };
             entry.former = write_former(tables, size, frontend.former.len() as u32)?;
         }
-        frontends.insert(key_of(frontend, protocol, family), entry, 0)?;
+        let key = key_of(frontend, protocol, family);
+        frontends.insert(key, entry, 0)?;
+        if frontend::kind(frontend.flags) == frontend_kind::NODE_PORT {
+            let key = FrontendKey { address: A::default(), scope: scope::NODE_PORT, ..key };
+            entry.flags ^= (frontend_kind::NODE_PORT ^ frontend_kind::OPENED) << frontend::KIND_SHIFT;
+            frontends.insert(key, entry, 0)?;
+        }
     }
     if frontend.is_cluster_ip() {
         let key = FrontendKey {

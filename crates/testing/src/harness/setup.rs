@@ -26,6 +26,7 @@ pub struct Frontend {
     pub sources: Vec<Spot>,
     pub(super) within_udp: bool,
     pub(super) by_mac: bool,
+    pub(super) held: bool,
 }
 
 impl Frontend {
@@ -47,6 +48,7 @@ impl Frontend {
             sources: Vec::new(),
             within_udp: false,
             by_mac: false,
+            held: false,
         }
     }
 
@@ -97,7 +99,8 @@ impl Frontend {
         self
     }
 
-    /// Makes it a node port.
+    /// Makes it a node port, which is also that of packets to other nodes' addresses that these
+    /// have forwarded directly.
     #[must_use]
     pub fn node_port(mut self) -> Self {
         self.flags |= frontend_kind::NODE_PORT << frontend::KIND_SHIFT;
@@ -132,6 +135,13 @@ impl Frontend {
         self.by_mac = true;
         self.flags |= frontend::L2;
         self.direct()
+    }
+
+    /// Forwards directly what goes on alone: the other nodes do not know this one yet.
+    #[must_use]
+    pub fn held(mut self) -> Self {
+        self.held = true;
+        self
     }
 
     /// Is known to this node alone.

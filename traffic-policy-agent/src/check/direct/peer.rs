@@ -87,7 +87,12 @@ pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
         // What is sent to a MAC address is judged by the table of a Service that has one.
         candidates.sort_by_key(|port| !matches!(port.choice, Choice::Maglev(_)));
         let found = candidates.into_iter().find_map(|port| {
-            let foreign = |kind| !matches!(kind, FrontendKind::NodePort | FrontendKind::LoopbackNodePort);
+            let foreign = |kind| {
+                matches!(
+                    kind,
+                    FrontendKind::ClusterIp | FrontendKind::LoadBalancer | FrontendKind::ExternalIp
+                )
+            };
             let frontend = port.frontends.iter().find(|frontend| foreign(frontend.kind))?;
             Some((port, frontend.address))
         });

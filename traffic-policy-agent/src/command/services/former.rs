@@ -1,6 +1,7 @@
 //! Former owners of a Service's Maglev slots, as `services NAME` shows them.
 
 use serde::Serialize;
+use traffic_policy_cluster::model::Endpoint;
 use traffic_policy_dataplane::inspect::{FormerOwner, FormerOwners, Nodes};
 
 use crate::command::view;
@@ -18,13 +19,14 @@ pub(super) struct Document {
 #[derive(Serialize)]
 struct OwnerDocument {
     address: String,
-    /// Whether the endpoint is on this node, which asks nobody for its connections.
+    /// Whether the endpoint is on this node.
     local: bool,
     /// The name of its node; `None` if it is this one, or the endpoint has no `nodeName`.
     node: Option<String>,
     /// The slots that it had.
     slots: u32,
-    /// Whether this node sends on to it what the present owner does not know.
+    /// Whether this node asks it for what the present owner does not know: its pod, if that is
+    /// here, or its node, to which the packet is sent on.
     asked: bool,
 }
 
@@ -45,9 +47,13 @@ impl Document {
     }
 }
 
-/// Whether packets are sent on to an owner: to other nodes, and those alone that open them.
+/// Whether an owner is asked: its pod, if that is here, or its node, if that opens packets.
 fn is_asked(owner: &FormerOwner) -> bool {
-    !owner.endpoint.local && owner.endpoint.opens.is_some()
+    owner.endpoint.local || opens(owner.endpoint)
+}
+
+fn opens(endpoint: Endpoint) -> bool {
+    endpoint.opens.or(endpoint.held).is_some()
 }
 
 /// Returns the lines of the text output; JSON has the same facts.
@@ -64,11 +70,7 @@ pub(super) fn lines(former: &FormerOwners, nodes: &Nodes) -> Vec<String> {
             Some(node) => format!("  on {node}"),
             None => String::new(),
         };
-        let not = match (endpoint.local, endpoint.opens) {
-            (true, _) => ", not asked: this node knows its connections",
-            (false, None) => ", not asked: its node opens no packets",
-            (false, Some(_)) => "",
-        };
+        let not = if is_asked(owner) { "" } else { ", not asked: its node opens no packets" };
         format!("{}{node}, of {} slots{not}", endpoint.address, owner.slots)
     });
     [all].into_iter().chain(each).collect()
@@ -90,6 +92,7 @@ mod tests {
                 local: node == 0,
                 remote: node != 0,
                 opens: opens.then_some(Dispatch::Ipip),
+                held: None,
                 node,
                 weight: 1,
             },
@@ -105,7 +108,7 @@ mod tests {
             lines(&former, &nodes),
             [
                 "owners of 84 slots, asked for connections that the present ones do not know, for 3m20s more:",
-                "10.244.0.2:8080  (here), of 12 slots, not asked: this node knows its connections",
+                "10.244.0.2:8080  (here), of 12 slots",
                 "10.244.2.3:8080  on node-2, of 70 slots",
                 "10.244.3.4:8080  on node-3, of 5 slots, not asked: its node opens no packets",
             ]
@@ -114,6 +117,6 @@ mod tests {
         assert_eq!((&document["slots"], &document["seconds_left"]), (&84.into(), &200.0.into()));
         let asked: Vec<_> =
             document["endpoints"].as_array().unwrap().iter().map(|one| one["asked"] == true).collect();
-        assert_eq!(asked, [false, true, false]);
+        assert_eq!(asked, [true, true, false]);
     }
 }

@@ -12,6 +12,7 @@ fn port() -> ServicePort {
         local: node == 0,
         remote: node != 0,
         opens: (node == 2).then_some(Dispatch::Ipip),
+        held: None,
         node,
         weight: 1,
     };

@@ -18,6 +18,9 @@ pub(super) fn ways(pins: &Path) -> Result<Ways> {
     for port in ports {
         for endpoint in port.cluster.iter().filter(|endpoint| endpoint.remote) {
             let Some(node) = nodes.name(endpoint.node) else { continue };
+            if endpoint.held.is_some() {
+                continue;
+            }
             let of = found.entry((node.to_owned(), port.key.ipv6)).or_default();
             let passing = of[usize::from(port.forwarding == Forwarding::Tunnel)].get_or_insert(Passing::NONE);
             match endpoint.opens.map(Dispatch::within) {

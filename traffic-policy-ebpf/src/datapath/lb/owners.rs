@@ -38,7 +38,6 @@ use crate::datapath::{
         pod_stack::{self, Answer},
         select,
     },
-    maps::LOCAL_NODE,
     parse::Parsed,
     value::{borrow, load},
     verdict::Decision,
@@ -86,8 +85,8 @@ pub fn unknown(list: &List, segment: u8) -> Decision {
 /// a new connection. The tuple is `Scratch::opening`.
 ///
 /// # Errors
-/// Only the node in front could know the connection, as it would have its own address as source; or
-/// the endpoints are here, and neither their pods nor others know it.
+/// The endpoints are here, and their pods do not know the connection, or on nodes that open nothing:
+/// only the node in front could know it, as it would have its own address as source.
 #[inline(always)]
 pub fn in_front<P: Packet, F: Family>(
     packet: P,
@@ -214,11 +213,8 @@ fn search<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context) -> i
     if has_flow {
         return NONE as i32;
     }
-    let of_chosen = if chosen != NONE { whereabouts::<F>(chosen) } else { Whereabouts::Here };
-    match of_chosen {
-        Whereabouts::Elsewhere => return chosen as i32,
-        Whereabouts::Here => {}
-        Whereabouts::Closed => return NONE as i32,
+    if chosen != NONE && is_elsewhere::<F>(chosen) {
+        return chosen as i32;
     }
     let found = frontend::<F>(tuple);
     if found.is_null() || get!(found.flags) & MATTER != FOUND_BY_ALL {
@@ -276,7 +272,7 @@ fn slot_in(base: u32, slot: u32, list: IndexRange) -> u32 {
 #[inline(always)]
 fn may_know<P: Packet, F: Family, const PODS: bool>(context: *mut P::Context, index: u32) -> u32 {
     if !PODS {
-        return if matches!(whereabouts::<F>(index), Whereabouts::Elsewhere) { index } else { NONE };
+        return if is_elsewhere::<F>(index) { index } else { NONE };
     }
     let answer = match (P::TC, F::V6) {
         (false, false) => slot_knows_xdp4(context.cast(), index),
@@ -312,8 +308,8 @@ fn slot_knows<P: Packet, F: Family>(context: *mut P::Context, index: u32) -> i32
 }
 
 /// Returns the frontend of a packet that another node has sent, or that this one is to send on, or
-/// null. A node port on an address of another node is served by the one that this node has at its
-/// own address.
+/// null. A node port on an address of another node is one of this node, too, wherever that serves
+/// its own: at the address of another network, or nowhere.
 #[inline(always)]
 pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     let target = Target::of(tuple);
@@ -321,25 +317,12 @@ pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     if !found.is_null() {
         return found;
     }
-    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
-    let address = F::narrow(get!(node.primary[F::INDEX]));
-    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
+    select::frontend::<F>(&Target { address: F::Address::default(), scope: scope::NODE_PORT, ..target })
 }
 
-/// The node of an endpoint.
-enum Whereabouts {
-    Here,
-    /// Another node, which opens packets.
-    Elsewhere,
-    /// Another node, which does not.
-    Closed,
-}
-
+/// Whether a slot's endpoint is on another node, which opens packets.
 #[inline(always)]
-fn whereabouts<F: Family>(index: u32) -> Whereabouts {
-    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else { return Whereabouts::Closed };
-    if get!(slot.flags) & SLOT_LOCAL != 0 {
-        return Whereabouts::Here;
-    }
-    if load(slot).opens() != 0 { Whereabouts::Elsewhere } else { Whereabouts::Closed }
+fn is_elsewhere<F: Family>(index: u32) -> bool {
+    let Some(slot) = F::slots().lookup::<u32, Slot<F::Address>>(&index) else { return false };
+    get!(slot.flags) & SLOT_LOCAL == 0 && load(slot).opens() != 0
 }

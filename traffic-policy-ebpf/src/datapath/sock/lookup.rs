@@ -3,8 +3,8 @@
 
 use traffic_policy_ebpf::{
     abi::{
-        Address, AffinityLookup, EndpointKey, LocalNode, NO_SERVICE, Port, Slot, TranslatedSocket, scope,
-        step,
+        Address, AffinityLookup, EndpointKey, LocalNode, NO_SERVICE, Port, Slot, TranslatedSocket, frontend,
+        frontend_kind, scope, step,
     },
     hash,
     outcome::Outcome,
@@ -141,7 +141,13 @@ pub fn decide<F: Family>(
             return translation;
         }
         target.address = F::Address::default();
-        target.scope = scope::LOOPBACK;
+        target.scope = scope::NODE_PORT;
+        let found = select::frontend::<F>(&target).cast_const();
+        if !found.is_null() && frontend::kind(get!(found.flags)) != frontend_kind::LOOPBACK {
+            trace::note(step::NO_FRONTEND, Outcome::PassedNotService as u32, [0; 2]);
+            translation.outcome = Outcome::PassedNotService;
+            return translation;
+        }
     }
     let had = query.had;
     if is_continued::<F>(query, &target) {

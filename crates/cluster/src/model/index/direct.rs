@@ -7,7 +7,7 @@ use std::{
 
 use super::{Changes, Index, Indexed};
 use crate::model::{
-    Dispatch, DispatchChoice, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName, Ways,
+    Dispatch, DispatchChoice, Forwarding, FrontendKind, NodeInput, Protocol, ServiceName, Way, Ways,
     direct_nodes::{DirectNodes, DirectTarget, DirectTargets, Opener},
     object::DirectNode,
 };
@@ -51,7 +51,7 @@ impl Index {
     /// packets travel in.
     #[must_use]
     pub fn direct_nodes(&self, forwarding: Forwarding) -> BTreeMap<String, Dispatch> {
-        let all = self.context.direct.names.iter().flatten();
+        let all = self.context.direct.names.iter().flatten().filter(|(_, opener)| !opener.held);
         let used = all.filter_map(|(node, opener)| {
             let dispatch = match forwarding {
                 Forwarding::Direct => opener.direct,
@@ -83,7 +83,9 @@ impl Index {
         for (key, port) in self.desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct()) {
             let family = usize::from(key.ipv6);
             let frontends = port.frontends.iter().filter_map(|frontend| match frontend.kind {
-                FrontendKind::NodePort | FrontendKind::LoopbackNodePort => None,
+                FrontendKind::NodePort | FrontendKind::LoopbackNodePort | FrontendKind::OpenedNodePort => {
+                    None
+                }
                 kind => Some((kind == FrontendKind::ClusterIp, frontend.address)),
             });
             let frontend = frontends.min().filter(|_| key.protocol == Protocol::Tcp);
@@ -130,20 +132,26 @@ impl Index {
             self.direct_judgements += 1;
         }
         let others = || self.direct.values().filter(|other| other.node != input.node_name);
-        let opening = || others().filter(|other| other.opens && !input.hold_direct);
+        let opening = || others().filter(|other| other.opens);
         let names = [false, true].map(|ipv6| {
             let of_this = opening().filter(|other| other.opens_family(ipv6));
             let not_asked = input.ways.to_others(ipv6);
             of_this
                 .filter_map(|other| {
-                    let way = input.ways.known(&other.node, ipv6).unwrap_or(not_asked);
+                    let known = input.ways.known(&other.node, ipv6);
+                    let awaited = known.is_none() && input.ways.are_awaited(ipv6);
+                    // A router sends this node connections of others as soon as it is there. What
+                    // is lost until the endpoint's node knows this one is sent again; an RST would
+                    // end the connection.
+                    let way = known.unwrap_or(if awaited { Way::OPEN } else { not_asked });
                     let alike = other.choice.as_ref() == Some(&input.choice);
                     let within = |passing| {
                         let dispatch = input.dispatch.towards(&other.dispatches, passing)?;
                         Some(if alike { dispatch } else { dispatch.within() })
                     };
                     let tunnel = within(way.tunnel).filter(|_| other.tunnels);
-                    let opener = Opener { direct: within(way.direct), tunnel, sctp: other.sctp };
+                    let held = input.hold_direct || awaited;
+                    let opener = Opener { direct: within(way.direct), tunnel, sctp: other.sctp, held };
                     let is_used = opener.direct.is_some() || opener.tunnel.is_some();
                     is_used.then(|| (other.node.clone(), opener))
                 })
@@ -226,7 +234,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::model::{Passing, Way, object::Service};
+    use crate::model::{Passing, direct_nodes::Opens, object::Service};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -281,7 +289,7 @@ mod tests {
         input.hold_direct = true;
         assert_eq!(judged(&mut index, &input), (1, true));
         input.dispatch = DispatchChoice::Only(Dispatch::Udp);
-        assert_eq!(judged(&mut index, &input), (1, false), "no flow may be direct in any case");
+        assert_eq!(judged(&mut index, &input), (1, true), "connections that go on have no way now");
         input.choice = "other".to_owned();
         assert_eq!(judged(&mut index, &input), (1, false));
         let mut ways = Ways::default();
@@ -339,7 +347,7 @@ mod tests {
             index.apply(lease);
             assert!(index.update(&input).direct_nodes);
             assert_eq!(
-                index.context.direct.open(endpoint, Some("there"), (Forwarding::Direct, Protocol::Tcp)),
+                index.context.direct.open(endpoint, Some("there"), (Forwarding::Direct, Protocol::Tcp)).all,
                 Some(used)
             );
             assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, takes)]));
@@ -361,7 +369,7 @@ mod tests {
         let open = |index: &Index| {
             let address = "198.51.100.1".parse().unwrap();
             [Forwarding::Direct, Forwarding::Tunnel]
-                .map(|way| index.context.direct.open(address, Some("there"), (way, Protocol::Tcp)))
+                .map(|way| index.context.direct.open(address, Some("there"), (way, Protocol::Tcp)).all)
         };
         let both = |dispatch| [Some(dispatch); 2];
         for (way, auto) in [
@@ -388,6 +396,45 @@ mod tests {
         }
     }
 
+    /// A router sends a node that is new connections of others at once, before that may begin any.
+    #[test]
+    fn connections_go_on_where_new_ones_wait() {
+        let mut index = Index::default();
+        index.apply(DirectNode {
+            dispatches: vec![Dispatch::Ipip, Dispatch::Udp],
+            ..node("there", "192.0.2.1")
+        });
+        let mut awaited = Ways::default();
+        awaited.hold([true; 2]);
+        let mut found_out = awaited.clone();
+        let within_udp = Passing { within_udp: true, ..Passing::NONE };
+        found_out.set("there", false, Way { direct: within_udp, ..Way::CLOSED });
+        let mut silent = awaited.clone();
+        silent.set("there", false, Way::CLOSED);
+        let [ipip, udp] = [Dispatch::Ipip, Dispatch::Udp].map(Some);
+        for (hold_direct, ways, all, held) in [
+            (true, Ways::default(), None, ipip),
+            (true, awaited.clone(), None, ipip),
+            (true, found_out.clone(), None, udp),
+            (false, awaited, None, ipip),
+            (false, found_out, udp, None),
+            (false, silent, None, None),
+        ] {
+            let input = NodeInput {
+                node_name: "here".to_owned(),
+                ways: Arc::new(ways),
+                hold_direct,
+                ..NodeInput::default()
+            };
+            index.update(&input);
+            let address = "198.51.100.1".parse().unwrap();
+            let way = (Forwarding::Direct, Protocol::Tcp);
+            let opens = index.context.direct.open(address, Some("there"), way);
+            assert_eq!(opens, Opens { all, held }, "{hold_direct}");
+            assert_eq!(index.direct_nodes(Forwarding::Direct).contains_key("there"), all.is_some());
+        }
+    }
+
     /// An agent of a former version answers the client itself, which the network may forbid.
     #[test]
     fn replies_come_back_from_nodes_that_know_it_alone() {
@@ -398,7 +445,7 @@ mod tests {
         index.update(&input);
         let address = "198.51.100.1".parse().unwrap();
         let opens = |index: &Index, node, way| {
-            index.context.direct.open(address, Some(node), (way, Protocol::Tcp)).is_some()
+            index.context.direct.open(address, Some(node), (way, Protocol::Tcp)).all.is_some()
         };
         for (node, direct, tunnel) in [("older", true, false), ("newer", true, true)] {
             let found = [Forwarding::Direct, Forwarding::Tunnel].map(|way| opens(&index, node, way));
@@ -423,7 +470,7 @@ mod tests {
         ] {
             let address: IpAddr = address.parse().unwrap();
             let found = index.context.direct.open(address, Some(node), (Forwarding::Direct, Protocol::Tcp));
-            assert_eq!(found, opens.then_some(Dispatch::Ipip), "{node} {address}");
+            assert_eq!(found.all, opens.then_some(Dispatch::Ipip), "{node} {address}");
         }
     }
 
@@ -435,7 +482,7 @@ mod tests {
         index.apply(DirectNode { sctp: true, ..node("present", "192.0.2.2") });
         index.update(&input);
         let opens = |node, protocol| {
-            index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).is_some()
+            index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).all.is_some()
         };
         for (protocol, earlier) in [(Protocol::Tcp, true), (Protocol::Udp, true), (Protocol::Sctp, false)] {
             assert_eq!(

@@ -95,7 +95,7 @@ impl Index {
 fn conflict(key: &ServicePortKey, frontend: Frontend, holder: &str) -> String {
     let protocol = key.protocol;
     let what = match frontend.kind {
-        FrontendKind::NodePort | FrontendKind::LoopbackNodePort => {
+        FrontendKind::NodePort | FrontendKind::LoopbackNodePort | FrontendKind::OpenedNodePort => {
             format!("node port {}/{protocol}", frontend.address.port())
         }
         FrontendKind::ClusterIp => format!("cluster IP {}/{protocol}", frontend.address),

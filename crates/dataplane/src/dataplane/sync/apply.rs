@@ -78,6 +78,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                         local: slot.flags & SLOT_LOCAL != 0,
                         remote: slot.flags & SLOT_REMOTE != 0,
                         opens: dispatch::of(slot.flags),
+                        held: dispatch::held(slot.flags),
                         node: slot.node,
                         weight: 1,
                     })
@@ -220,7 +221,7 @@ fn key<A: Address>(address: A, id: FrontendId) -> FrontendKey<A> {
         address,
         port: Port::from_host(id.address.port()),
         protocol: number(id.protocol) as u16,
-        scope: if id.address.ip().is_unspecified() { scope::LOOPBACK } else { scope::ADDRESS },
+        scope: if id.address.ip().is_unspecified() { scope::NODE_PORT } else { scope::ADDRESS },
     }
 }
 
@@ -287,7 +288,7 @@ fn slot<A>(address: A, endpoint: &Endpoint) -> Slot<A> {
         (false, true) => SLOT_REMOTE,
         (false, false) => 0,
     };
-    flags |= dispatch::flags(endpoint.opens);
+    flags |= dispatch::flags(endpoint.opens, endpoint.held);
     Slot { address, port: Port::from_host(endpoint.address.port()), flags, node: endpoint.node, zero: 0 }
 }
 

@@ -182,6 +182,7 @@ mod tests {
             local: false,
             remote: false,
             opens: Some(Dispatch::Ipip),
+            held: None,
             node: 0,
             weight: 1,
         };

@@ -19,6 +19,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
         FrontendKind::LoadBalancer => frontend_kind::LOAD_BALANCER,
         FrontendKind::ExternalIp => frontend_kind::EXTERNAL_IP,
         FrontendKind::LoopbackNodePort => frontend_kind::LOOPBACK,
+        FrontendKind::OpenedNodePort => frontend_kind::OPENED,
     };
     let mut flags = number << frontend::KIND_SHIFT;
     if policy == Policy::Local {
@@ -40,7 +41,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
         && port.forwarding == Forwarding::Direct
         && policy == Policy::Cluster
         && port.affinity.is_none()
-        && !matches!(kind, FrontendKind::NodePort | FrontendKind::LoopbackNodePort)
+        && matches!(kind, FrontendKind::ClusterIp | FrontendKind::LoadBalancer | FrontendKind::ExternalIp)
     {
         // Each node has node ports at addresses of its own, and remembers clients of its own.
         flags |= frontend::L2;

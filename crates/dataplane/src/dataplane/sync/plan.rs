@@ -309,7 +309,15 @@ impl Planner {
                 .iter()
                 .map(|e| {
                     if own(e) {
-                        Endpoint { local: true, remote: false, opens: None, node: 0, weight: 1, ..*e }
+                        Endpoint {
+                            local: true,
+                            remote: false,
+                            opens: None,
+                            held: None,
+                            node: 0,
+                            weight: 1,
+                            ..*e
+                        }
                     } else {
                         Endpoint { weight: 1, ..*e }
                     }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::direct_targets::{apply, direct, lease};
 use super::*;
-use crate::model::{Dispatch, DispatchChoice, Forwarding, Passing, Way, Ways, object::DirectNode};
+use crate::model::{
+    Dispatch, DispatchChoice, Forwarding, FrontendKind, Passing, Way, Ways, object::DirectNode,
+};
 
 /// A node as its Lease says it, and the way to it.
 type State = (DirectNode, Way);
@@ -26,6 +28,25 @@ fn changed(input: &NodeInput, forwarding: Forwarding, [first, second]: [State; 2
     let ports = &index.desired().ports;
     assert!(!ports.is_empty() && ports.keys().eq(&changes.ports), "{changes:?}");
     ports.values().next().unwrap().cluster[0].opens
+}
+
+/// Another node forwards its node ports directly to this one, which has none at that address.
+#[test]
+fn node_ports_of_other_nodes_are_known_once_there_are_such_nodes() {
+    let mut index = Index::default();
+    apply(&mut index, direct(1, true), &[("here", 1)]);
+    let kinds = |index: &mut Index, loopback| {
+        let _ = index.update(&NodeInput { loopback_ipv4: loopback, ..input(0) });
+        let port = index.desired().ports.values().next().unwrap();
+        let of_node_port = port.frontends.iter().filter(|frontend| frontend.address.port() == 30_001);
+        of_node_port.map(|frontend| (frontend.kind, frontend.address.to_string())).collect::<Vec<_>>()
+    };
+    let any = |kind| vec![(kind, "0.0.0.0:30001".to_owned())];
+    assert_eq!(kinds(&mut index, false), []);
+    assert_eq!(kinds(&mut index, true), any(FrontendKind::LoopbackNodePort));
+    index.apply(lease("there", "192.0.2.1", false));
+    assert_eq!(kinds(&mut index, true), any(FrontendKind::LoopbackNodePort));
+    assert_eq!(kinds(&mut index, false), any(FrontendKind::OpenedNodePort));
 }
 
 #[test]

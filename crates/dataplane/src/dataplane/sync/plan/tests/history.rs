@@ -16,6 +16,7 @@ fn direct(endpoints: &[Endpoint]) -> ServicePort {
 fn of(names: &[u8]) -> Vec<Endpoint> {
     let opening = |name: &u8| Endpoint {
         opens: Some(Dispatch::Ipip),
+        held: None,
         ..endpoint(&format!("10.0.0.{name}:8080"), false)
     };
     names.iter().map(opening).collect()

@@ -19,6 +19,7 @@ const ROOMY: Capacity = Capacity { tables: 64 * 63, slots: 1_000, ..CAPACITY };
 fn direct(endpoints: &[Weighted]) -> ServicePort {
     let opening = |(name, weight): &Weighted| Endpoint {
         opens: Some(Dispatch::Ipip),
+        held: None,
         weight: *weight,
         ..endpoint(&format!("10.0.0.{name}:8080"), false)
     };

@@ -259,6 +259,7 @@ fn lists_under_churn_find_room() {
                         local: false,
                         remote: false,
                         opens: None,
+                        held: None,
                         node: 0,
                         weight: 1,
                     })
