@@ -59,9 +59,6 @@ impl Dispatch {
 impl Loaded {
     /// Makes the Service one whose packets travel to its endpoints' nodes within outer packets, for
     /// the packet path and for the floors. The router is another node that takes part.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn forward_directly(&mut self) -> Result<()> {
         self.dispatch(Dispatch::Ip)?;
         let endpoints = self.setup.endpoints;
@@ -82,9 +79,6 @@ impl Loaded {
     }
 
     /// Sets what the packets of new flows travel in.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn dispatch(&mut self, dispatch: Dispatch) -> Result<()> {
         let (endpoints, flags) = (self.setup.endpoints, dispatch.flags());
         let (v4, v6) = (&mut self.tables.v4, &mut self.tables.v6);
@@ -114,9 +108,6 @@ impl Loaded {
     }
 
     /// Makes the first endpoint one of this node, for which packets of the router are opened.
-    ///
-    /// # Errors
-    /// The kernel refuses.
     pub fn open_here(&mut self) -> Result<()> {
         self.floors6()?;
         self.open_of(Address4::of(V4.router)?, Address4::of(V4.endpoint)?, ["from4", "eps4", "node4"])?;
@@ -223,9 +214,6 @@ pub fn at_home(flows: &[Flow]) -> Vec<Flow> {
 }
 
 /// Removes the entries of direct flows, and returns their places.
-///
-/// # Errors
-/// An entry is missing.
 pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
@@ -246,9 +234,6 @@ pub fn remove(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 }
 
 /// Removes the entries that the floor in front made for these flows.
-///
-/// # Errors
-/// An entry is missing.
 pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         if flow.client.is_ipv4() {
@@ -262,9 +247,6 @@ pub fn remove_floor(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
 }
 
 /// Makes the method of another balancer forget these flows.
-///
-/// # Errors
-/// It does not know one of them.
 pub fn forget(loaded: &mut Loaded, method: Method, flows: &[Flow]) -> Result<()> {
     for flow in flows {
         let key = request_key(flow)?;

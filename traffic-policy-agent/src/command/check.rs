@@ -172,7 +172,8 @@ impl Arguments {
 /// addresses of those that take part in direct forwarding.
 ///
 /// # Errors
-/// Why the node of an address is not known.
+/// No agent runs here, this node takes no part in direct forwarding, or no Lease has the address.
+/// The message is for the operator.
 fn node_named(given: &str, pins: &Path) -> Result<String, String> {
     let Ok(address) = given.parse::<IpAddr>() else { return Ok(given.to_owned()) };
     let nodes = || {

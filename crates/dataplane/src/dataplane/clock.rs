@@ -6,9 +6,6 @@ use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
 
 /// Returns the time of the clock of `Frontend::drain_until`, in nanoseconds.
-///
-/// # Errors
-/// None on Linux.
 pub fn monotonic() -> Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("clock_gettime failed")?;
     Ok(Duration::from(now).as_nanos() as u64)

@@ -80,9 +80,6 @@ impl Listener {
     }
 
     /// Renews the subscription to events; to be called every second.
-    ///
-    /// # Errors
-    /// None on Linux.
     pub fn renew(&mut self) -> Result<()> {
         let until = clock::monotonic()? + LASTS.as_nanos() as u64;
         self.events.listen_until(until);

@@ -43,9 +43,6 @@ pub struct FormerOwner {
 impl ServicePort {
     /// Returns the number of slots that each endpoint for policy Cluster has in the Maglev table;
     /// `None` without a table.
-    ///
-    /// # Errors
-    /// The table cannot be read.
     pub fn slots(&self, pinned: &Pinned) -> Result<Option<Vec<u32>>> {
         let Choice::Maglev(table) = self.choice else { return Ok(None) };
         let map = pinned.map("tp_maglev")?;
@@ -65,9 +62,6 @@ impl ServicePort {
 
     /// Returns the endpoint that the Maglev table names for a connection to one of the frontends;
     /// `None` without a table.
-    ///
-    /// # Errors
-    /// The table cannot be read.
     pub fn owner(
         &self,
         pinned: &Pinned,
@@ -85,9 +79,6 @@ impl ServicePort {
     }
 
     /// Returns the former owners of this Service port's slots; `None` if none are asked any more.
-    ///
-    /// # Errors
-    /// The maps cannot be read.
     pub fn former_owners(&self, pinned: &Pinned) -> Result<Option<FormerOwners>> {
         let now = clock::monotonic()?;
         if !self.former.is_valid(now) {

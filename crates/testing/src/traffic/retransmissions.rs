@@ -17,9 +17,6 @@ use crate::netns::Namespace;
 
 /// The segments of one connection that this end sent and that were lost (tcpi_total_retrans,
 /// tcpi_dsack_dups).
-///
-/// # Errors
-/// getsockopt(2) fails.
 pub(super) fn lost(socket: &impl AsFd) -> Result<u32> {
     let info = info(socket)?;
     Ok(info.tcpi_total_retrans.saturating_sub(info.tcpi_dsack_dups))
@@ -40,9 +37,6 @@ pub struct State {
 }
 
 /// Returns how far a connection is.
-///
-/// # Errors
-/// getsockopt(2) fails.
 pub fn state(socket: &impl AsFd) -> Result<State> {
     let info = info(socket)?;
     Ok(State {
@@ -56,9 +50,6 @@ pub fn state(socket: &impl AsFd) -> Result<State> {
 
 /// Returns the `tcp_info` of a connection, open or failed, as one line: bytes and segments of each
 /// direction, retransmissions, path MTU and MSS in bytes, and the number of back-offs.
-///
-/// # Errors
-/// getsockopt(2) fails.
 pub fn progress(socket: &impl AsFd) -> Result<String> {
     let info = info(socket)?;
     Ok(format!(

@@ -35,19 +35,23 @@ pub trait ParseVariable: Parse {
     /// Reads headers of variable length.
     ///
     /// # Errors
-    /// The outcome of passing.
+    /// [`Outcome::PassedMalformed`] if a header is cut off or the lengths disagree; the outcome of
+    /// passing for other protocols than TCP, UDP and SCTP, and for extension headers that are not
+    /// walked.
     fn parse_variable<P: Packet>(packet: P) -> Result<VariableHeaders<Self>, Outcome>;
     /// Looks for an option that only the stack may accept: a source route.
     ///
     /// # Errors
-    /// The outcome of passing.
+    /// [`Outcome::PassedUnsupportedHeader`] for a source route, [`Outcome::PassedMalformed`] for
+    /// options that exceed the header.
     fn check_options<P: Packet>(packet: P, parsed: &Parsed<Self>) -> Result<(), Outcome>;
     /// Reads a packet that [`Parse::parse_fixed`] has read in another program, or that has come
     /// through the program for headers of variable length. The number is 0 unless it is a fragment,
     /// which is a first one then.
     ///
     /// # Errors
-    /// The outcome of passing.
+    /// [`Outcome::PassedMalformed`] if the packet ends within the headers; IPv6: the outcome of
+    /// passing if they hold neither TCP nor UDP, or exceed what the verifier lets be read.
     fn parse_again<P: Packet>(packet: P) -> Result<(Parsed<Self>, u64), Outcome>;
 }
 
