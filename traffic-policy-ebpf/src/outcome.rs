@@ -72,11 +72,11 @@ outcomes! {
     /// before.
     ForwardedToOwner = 27, "forwarded-to-owner", Send;
 
-    /// Sent straight into the pod of this node that is its endpoint, past the stack:
+    /// Sent straight into the pod of this node that is its endpoint, bypassing the stack:
     /// `--local-delivery direct`.
     DeliveredDirect = 14, "delivered-direct", Send;
     /// A reply of an endpoint on this node, source rewritten where it left the pod, and sent to the
-    /// client past the stack: `--local-delivery direct`.
+    /// client, bypassing the stack: `--local-delivery direct`.
     RepliedDirect = 15, "replied-direct", Send;
 
     /// A reply of an endpoint on this node, source rewritten at egress, and sent within an outer

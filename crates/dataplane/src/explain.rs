@@ -272,7 +272,7 @@ impl Explainer {
     }
 
     /// Adds sentences on pods' devices: where the packet of a pod is translated, and how the reply
-    /// returns; by which device packets pass the stack by, once the flow is established.
+    /// returns; by which device packets bypass the stack, once the flow is established.
     fn tell_of_devices(
         &mut self,
         flow: &Flow,

@@ -51,7 +51,7 @@ pub fn ask_all(testbed: &mut Testbed, cni: Cni, modes: [&'static str; 2], mtus: 
     assert_eq!(lost, None, "{what}");
 }
 
-/// Checks that established packets, and with [`DIRECT`] only, have passed the stack by.
+/// Checks that established packets, and with [`DIRECT`] only, have bypassed the stack.
 fn the_intended_way_is_taken(testbed: &Testbed, delivery: &str) {
     let packets = |outcome| testbed.cluster.agents[0].packets("tc-ingress", outcome).unwrap();
     let direct = ["delivered-direct", "replied-direct"].map(packets);

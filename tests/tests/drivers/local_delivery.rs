@@ -48,7 +48,7 @@ fn works(test: &str, [number, second]: [u8; 2], link: Link, attach: &str, delive
         (0..QUESTIONS).for_each(|_| assert!(conversation.is_answered(), "{what}"));
         let now = direct();
         let passed = [now[0] - before[0], now[1] - before[1]];
-        println!("{what}: {passed:?} of {QUESTIONS} past the stack");
+        println!("{what}: {passed:?} of {QUESTIONS} bypassed the stack");
         if delivery == "direct" {
             assert!(passed.iter().all(|packets| *packets >= QUESTIONS * 9 / 10), "{what}: {passed:?}");
         } else {

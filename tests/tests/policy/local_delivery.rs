@@ -1,6 +1,6 @@
-//! `--local-delivery direct`: packets of established flows go straight to pods of the node, and
-//! their replies to the client, past the stack; connections begin and end in it. Layouts of network
-//! plugins and rules need `nft` and `ip`: without them tests are skipped.
+//! `--local-delivery direct`: packets of established flows to pods of the node, and their replies,
+//! bypass the stack; connections begin and end in it. Layouts of network plugins and rules need
+//! `nft` and `ip`: without them tests are skipped.
 
 mod both_ways;
 mod changes;
@@ -87,7 +87,7 @@ impl Scene {
         socket
     }
 
-    /// The packets that went past the stack: requests, replies.
+    /// The packets that bypassed the stack: requests, replies.
     fn direct(&self) -> [u64; 2] {
         ["delivered-direct", "replied-direct"]
             .map(|outcome| self.agent.packets("tc-ingress", outcome).unwrap())
@@ -108,8 +108,8 @@ impl Scene {
         line.split_whitespace().nth(9).unwrap().parse().unwrap()
     }
 
-    /// Asks again and again on an open connection, and returns how many packets went past the
-    /// stack: requests, replies.
+    /// Asks again and again on an open connection, and returns how many packets bypassed the stack:
+    /// requests, replies.
     #[track_caller]
     fn ask_often(&self, stream: &mut BufReader<TcpStream>) -> [u64; 2] {
         let before = self.direct();

@@ -10,7 +10,7 @@ use super::Finding;
 /// The pods' devices of this node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// The reason for which nothing may pass the stack by on this node.
+    /// The reason for which nothing may bypass the stack on this node.
     obstacle: Option<String>,
     /// Whether the agent will set `nf_conntrack_tcp_be_liberal`.
     strict: bool,
@@ -25,7 +25,7 @@ impl Facts {
     }
 }
 
-/// Returns why no packet may pass the stack by on this node, whatever the device.
+/// Returns why no packet may bypass the stack on this node, whatever the device.
 #[must_use]
 pub fn obstacle() -> Option<String> {
     match ipsec::policies() {
@@ -57,7 +57,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     let direct = facts.pods.iter().filter(|(_, reason)| reason.is_none()).count();
     findings.push(Finding::ok(
         PROBE,
-        format!("packets to {direct} of {} devices of pods will pass the stack by", facts.pods.len()),
+        format!("packets to {direct} of {} devices of pods will bypass the stack", facts.pods.len()),
     ));
     if facts.strict {
         findings.push(Finding::note(
@@ -83,7 +83,7 @@ mod tests {
         };
         let [note, ok, strict] = judge(&facts).try_into().unwrap();
         assert_eq!(note.found, "the stack will deliver the packets of cali2: a TC filter is on it");
-        assert_eq!(ok.found, "packets to 1 of 2 devices of pods will pass the stack by");
+        assert_eq!(ok.found, "packets to 1 of 2 devices of pods will bypass the stack");
         assert_eq!(
             (note.severity, ok.severity, strict.severity),
             (Severity::Note, Severity::Ok, Severity::Note)

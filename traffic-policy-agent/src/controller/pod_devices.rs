@@ -28,7 +28,7 @@ impl<P: PacketPath> Controller<P> {
 /// Logs what differs from the last time.
 fn tell(before: &Followed, now: &Followed) {
     for device in now.direct.difference(&before.direct) {
-        tracing::info!(device, "packets to this pod, and its replies, pass the stack by");
+        tracing::info!(device, "packets to this pod, and its replies, bypass the stack");
     }
     for (device, reason) in &now.by_stack {
         if before.by_stack.get(device) != Some(reason) {

@@ -2,7 +2,7 @@
 
 /// Flags of a [`PodDevice`].
 pub mod pod_flags {
-    /// Packets of established flows, and replies, may pass the stack by.
+    /// Packets of established flows, and replies, may bypass the stack.
     pub const DIRECT: u16 = 1;
     /// Packets of the pod to Services are translated here.
     pub const SERVICES: u16 = 2;

@@ -17,7 +17,7 @@ pub mod jump {
     /// The entry program of TC ingress, for packets that were given an Ethernet header, or that
     /// have lost a tag. One program serves both families, in IPv4's place.
     pub const WITH_ETHERNET: u32 = 6;
-    /// The program that sends replies past the stack at pods' devices, for both families, in the
+    /// The program by which replies bypass the stack at pods' devices, for both families, in the
     /// place of [`WITH_ETHERNET`].
     pub const LOCAL_DELIVERY: u32 = WITH_ETHERNET;
     /// TC: IPv4 packets that are too long for the outgoing device and may be fragmented.

@@ -59,7 +59,7 @@ pub fn run<P: Packet>(packet: P) -> i32 {
         }
     };
     if P::POD && matches!(decision.outcome, Outcome::Passed | Outcome::PassedNotIp) {
-        // Not counted: most of what pods send concerns no Service. A reply may pass the stack by.
+        // Not counted: most of what pods send concerns no Service. A reply may bypass the stack.
         packet.jump::<V4, { jump::LOCAL_DELIVERY }>();
         return P::PASS;
     }

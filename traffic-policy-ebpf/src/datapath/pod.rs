@@ -1,5 +1,5 @@
 //! The program at TC ingress of pods' devices, on their host side: replies of established flows go
-//! from there to the client, past the stack (`--local-delivery direct`).
+//! from there to the client, bypassing the stack (`--local-delivery direct`).
 //!
 //! Everything else goes on to the stack, uncounted: the program at TC egress translates and counts
 //! it.

@@ -1,4 +1,4 @@
-//! conntrack, if packets of established connections pass it by (`--local-delivery direct`).
+//! conntrack, if packets of established connections bypass it (`--local-delivery direct`).
 //!
 //! A segment that takes the stack again, mostly a FIN, lies outside of the windows that conntrack
 //! has seen: it would be INVALID, which rules drop. And a connection whose data conntrack has seen

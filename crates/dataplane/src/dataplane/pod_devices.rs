@@ -29,7 +29,7 @@ use crate::node::pod_links::{self, PodLink};
 /// The programs on pods' devices.
 pub trait PodPrograms {
     /// Attaches to the pods' devices of this node as they are now, and detaches from those that
-    /// others use since. `obstacle`: why nothing may pass the stack by on this node.
+    /// others use since. `obstacle`: why nothing may bypass the stack on this node.
     ///
     /// # Errors
     /// The devices cannot be listed, or the pin of a link cannot be removed. A device that refuses
@@ -40,7 +40,7 @@ pub trait PodPrograms {
 /// The pods' devices of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// The names of those whose packets pass the stack by.
+    /// The names of those whose packets bypass the stack.
     pub direct: BTreeSet<String>,
     /// The names of the others and the reason for each, while direct delivery is on.
     pub by_stack: BTreeMap<String, String>,
@@ -177,7 +177,7 @@ impl Dataplane {
             self.maps.pod_devices.insert(link.index, device, 0).context("tp_pod_devices is full")?;
         }
         if held.is_some_and(|held| held != device) {
-            // Stored hops have the former MTU, or lead where nothing may pass the stack by now.
+            // Stored hops have the former MTU, or lead where nothing may bypass the stack now.
             self.raise(Changed::Routes);
         }
         pod::attach(&mut self.object, links, link, flags, kernel)?;

@@ -312,7 +312,7 @@ pub fn of_unseen_sockets(device: &str) -> String {
 pub fn once_established(device: Option<&str>) -> String {
     match device {
         Some(device) => format!(
-            "established: once both sides have been seen, packets go past the stack straight into the pod by {device} \
+            "established: once both sides have been seen, packets bypass the stack: straight into the pod by {device} \
              (delivered-direct), and its replies to the client (replied-direct)"
         ),
         None => "established: later packets take the stack, too (`status` says why)".to_owned(),

@@ -1,5 +1,5 @@
-//! Packets that take the way past the stack, in both directions: by the counters of outcomes, and
-//! by those of the pod's device, whose host side counts what the stack sends to the pod.
+//! Packets that bypass the stack, in both directions: by the counters of outcomes, and by those of
+//! the pod's device, whose host side counts what the stack sends to the pod.
 
 use traffic_policy_testing::cluster::Protocol;
 use traffic_policy_testing::lab::{Cni, Family};

@@ -99,8 +99,8 @@ fn a_program_of_another_at_egress() {
     a_program_of_another(false, "of another is on it, at TC egress");
 }
 
-/// The policies of the node's IPsec would not see what passes the stack by: none of its devices is
-/// served.
+/// IPsec policies (xfrm) of the node would not see packets that bypass the stack, so all devices of
+/// pods are left to the stack.
 #[test]
 fn policies_of_ipsec() {
     const POLICY: &str = "src 192.0.2.0/24 dst 198.18.0.0/24 dir fwd";

@@ -123,7 +123,7 @@ fn cut_off(flags: &[&str]) {
         return;
     }
     // In each period of 4,096 jiffies, 41 s where a jiffy is 10 ms, the first request meets the
-    // rule. TCP sends it again, past the stack; a datagram is lost. Datagrams go on meanwhile: a
+    // rule. TCP sends it again, which bypasses it; a datagram is lost. Datagrams go on meanwhile: a
     // flow that was idle goes through the stack, where the rule would end it. So the wait for an
     // answer is not scaled: the way to the pod is forgotten after five seconds without a reply, and
     // a lost datagram must not last that long on a slow machine.

@@ -134,7 +134,7 @@ fn with_direct_delivery() {
             transfer(client, to, 1_000_000).unwrap();
             transfer(scene.client().netns(), at(10, family), 1_000_000).unwrap();
         }
-        // Packets from outside pass the stack by, in both directions.
+        // Packets from outside bypass the stack, in both directions.
         for outcome in ["delivered-direct", "replied-direct"] {
             assert!(scene.packets("tc-ingress", outcome) > 10, "{cni:?} {outcome}");
         }

@@ -45,7 +45,7 @@ fn forbidden(scene: &Scene, rules: Rules, on: &Node, number: u8) {
     }
 }
 
-/// `direct`: whether packets from outside pass the stack by, which concerns none of these.
+/// `direct`: whether packets from outside bypass the stack, which concerns none of these.
 fn in_layout(cni: Cni, direct: bool) {
     let flags = if direct { &["--pod-services", "on", "--local-delivery", "direct"][..] } else { ON };
     let Some(scene) = Scene::start(Some(cni), flags, prepare) else { return };

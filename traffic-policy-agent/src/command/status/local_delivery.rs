@@ -20,7 +20,7 @@ use crate::check;
 /// The pods' devices of a node with `--local-delivery direct`.
 #[derive(Serialize)]
 pub(super) struct LocalDelivery {
-    /// Devices whose pods get their packets past the stack.
+    /// Devices of pods whose packets bypass the stack.
     direct: BTreeSet<String>,
     /// The others, with the reason.
     by_stack: BTreeMap<String, String>,
@@ -63,7 +63,7 @@ impl LocalDelivery {
 
     pub(super) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let all = self.direct.len() + self.by_stack.len();
-        writeln!(out, "pods        {} of {all} get their packets past the stack", self.direct.len())?;
+        writeln!(out, "pods        packets of {} of {all} bypass the stack", self.direct.len())?;
         for (device, reason) in &self.by_stack {
             writeln!(out, "            - not by {device}: {reason}")?;
         }

@@ -1,5 +1,5 @@
-//! The way straight into a pod of this node, past the stack (`--local-delivery direct`): which
-//! packets take it, and how a request's entry learns it.
+//! The way straight into a pod of this node, which bypasses the stack (`--local-delivery direct`):
+//! which packets take it, and how a request's entry learns it.
 //!
 //! The way is learned from replies: the device by which a reply of an assured flow leaves its pod,
 //! and the MAC addresses of that frame, swapped. So a connection begins in the stack, and rules
@@ -53,7 +53,7 @@ pub fn is_due(last: u32, now: u32) -> bool {
 }
 
 /// Returns the device through which a pod's packets come in for routing, its bridge or the device
-/// itself; 0 if nothing passes the stack by there.
+/// itself; 0 if nothing bypasses the stack there.
 #[inline(always)]
 pub fn routed_by(ifindex: u32) -> u32 {
     let Some(device) = Table::of(&raw const POD_DEVICES).lookup::<u32, PodDevice>(&ifindex) else { return 0 };

@@ -1,5 +1,5 @@
 //! The way back of replies through the node in front, and what meets it: ICMP errors about replies,
-//! and replies that pass the stack by at the same moment (`--local-delivery direct`).
+//! and replies that bypass the stack at the same moment (`--local-delivery direct`).
 
 use traffic_policy_testing::harness::{self, Device, Frontend, Harness, Hook, Input, Ran, Setup, Spot};
 use traffic_policy_testing::packet::{Packet, flag};
@@ -125,7 +125,7 @@ fn a_retransmission_leads_replies_to_the_node_that_it_comes_by() {
     });
 }
 
-/// An established flow of a pod whose replies pass the stack by, with a client of this node.
+/// An established flow of a pod whose replies bypass the stack, with a client of this node.
 fn established(harness: &mut Harness, terms: Terms) -> Dialogue {
     harness.set_up(&Setup::of(Frontend::new(VIP.0, VIP.1).endpoints(&[LOCAL])));
     harness.let_send_directly(FRONT);

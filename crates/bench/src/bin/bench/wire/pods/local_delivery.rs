@@ -1,5 +1,5 @@
-//! Local delivery: small datagrams, and requests of HTTP, to a pod of the node that is asked, past
-//! the stack and through it, beside the kernel's plain forwarding and kube-proxy's rules.
+//! Local delivery: small datagrams, and requests of HTTP, to a pod of the node that is asked,
+//! bypassing the stack and through it, beside the kernel's plain forwarding and kube-proxy's rules.
 
 use std::{net::SocketAddr, thread::sleep, time::Duration};
 

@@ -62,8 +62,8 @@ pub(super) enum Kind {
     Direct(&'static str),
     /// The same with the address of the node in front.
     Snat(&'static str),
-    /// The pod is on the node that is asked: past the stack, or through it; true: with the rules of
-    /// a network plugin.
+    /// The pod is on the node that is asked: packets bypass the stack, or pass through it
+    /// ([`Self::Stack`]); true: with the rules of a network plugin.
     Past(bool),
     Stack(bool),
     /// The kernel as a router without any rule: to the pod, without a Service.
