@@ -102,7 +102,7 @@ pub struct Explainer {
     offline: bool,
     /// The nodes that endpoints are on, and which of them the agent has found dead; none offline.
     nodes: Nodes,
-    /// Their endpoints that are left out, as far as the agent tells.
+    /// Endpoints of dead nodes that are left out, as far as the agent tells.
     left_out: LeftOutEndpoints,
     pods: PodDevices,
 }

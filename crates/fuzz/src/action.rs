@@ -53,7 +53,7 @@ pub enum Fault {
     None,
     /// The quoted packet was never sent.
     Unknown,
-    /// Its destination did not send the quoted packet.
+    /// The error goes to another address than the source of the quoted packet.
     Stranger,
     /// The quoted part is too short to identify a flow.
     Short,

@@ -78,8 +78,8 @@ impl Agent {
         Self::start_on(lab.nodes(), lab, adapt)
     }
 
-    /// Starts agents on so many of the first nodes, in order, and waits until all are ready. The
-    /// other nodes only route to their pods.
+    /// Starts agents on the first `count` nodes, in order, and waits until all are ready. The other
+    /// nodes only route to their pods.
     pub fn start_first(
         count: usize,
         lab: &Lab,

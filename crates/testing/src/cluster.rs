@@ -64,7 +64,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts agents on so many of the first nodes, and waits until they are ready.
+    /// Starts agents on the first `count` nodes, and waits until they are ready.
     pub fn launch_first(&mut self, count: usize, adapt: impl Fn(AgentBuilder) -> AgentBuilder) -> Result<()> {
         self.agents = Agent::start_first(count, &self.lab, adapt)?;
         Ok(())

@@ -1,5 +1,5 @@
 //! Nodes whose endpoints do not answer, or seem not to, while the node lives: none is left out.
-//! Each case then cuts the node off, and it is: so it could have been.
+//! Most cases end by cutting the node off; it must be left out then, so the test could fail.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
@@ -129,7 +129,7 @@ fn a_way_that_loses_packets_of_all_kinds() {
     watched.a_dead_one_is("loss of all kinds");
 }
 
-/// Its answers come by the router.
+/// The node's answers return through the router (an asymmetric route).
 fn a_node_whose_answers_take_another_way(watched: &Watched) {
     let lab = &watched.cluster.lab;
     let here = lab.node(1).address(Family::V4);
@@ -142,7 +142,7 @@ fn a_node_whose_answers_take_another_way(watched: &Watched) {
     watched.far().netns().netlink(async |net| net.delete_route(here, 32).await).unwrap();
 }
 
-/// The endpoints answer them, so nobody is suspected.
+/// Forged SYNs: the endpoints send SYN-ACKs, so no node is suspected.
 fn forged_syns_whose_sources_never_answer(watched: &Watched) {
     let lab = &watched.cluster.lab;
     let quietly = lab.router().netlink(async |net| {
@@ -170,7 +170,8 @@ fn forged_syns_whose_sources_never_answer(watched: &Watched) {
     watched.a_dead_one_is("forged SYNs");
 }
 
-/// It keeps a dead node in the lists, and takes no living one out of them.
+/// A neighbour that answers ARP for a dead node keeps that node in the lists, but removes no living
+/// one.
 #[test]
 fn a_neighbour_that_answers_arp_for_a_dead_node() {
     let watched = Watched::start();
@@ -183,7 +184,7 @@ fn a_neighbour_that_answers_arp_for_a_dead_node() {
     watched.none_is_dead("spoofed ARP", true);
 }
 
-/// More than half of the nodes are gone: it is not believed of all of them.
+/// More than half of the nodes are gone: the agent leaves out at most half of them.
 fn no_more_than_half_of_the_nodes_are_left_out(watched: &Watched) {
     let lab = &watched.cluster.lab;
     lab.cut(lab.node(2)).unwrap();

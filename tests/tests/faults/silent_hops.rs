@@ -27,7 +27,7 @@ fn backends(cluster: &Cluster) -> Vec<Backend> {
 }
 
 impl Watched {
-    /// Connects until the names that are left out are these.
+    /// Opens connections until exactly `names` are left out.
     fn until(&self, family: Family, names: &[String]) {
         let start = Instant::now();
         while self.left_out() != names {
@@ -78,7 +78,7 @@ fn next_hops_and_routers_that_live_are_not_left_out() {
     a_router_that_lives_is_not_left_out_for_the_silence_of_others(&watched);
 }
 
-/// Its pod is silent, but the node answers.
+/// The pod behind the next hop is silent, but the node itself answers.
 fn a_next_hop_that_answers_is_not_left_out(watched: &Watched) {
     watched.far().pod(1).netns().nft_drop_input(nftables::Family::Ip, "deaf").unwrap();
     watched.connect(3);
@@ -103,7 +103,7 @@ fn a_router_that_lives_is_not_left_out_for_the_silence_of_others(watched: &Watch
     watched.connect(3);
     assert_eq!(watched.left_out(), [""; 0], "{}", watched.agent.log());
     assert!(watched.suspicions("alive") > 0.5, "nothing was suspected, so nothing is shown");
-    // It could have been left out: a hop that dies is.
+    // Control: a hop that really dies is left out.
     watched.cluster.lab.cut(watched.far()).unwrap();
     watched.until(Family::V4, &[format!("next hop {}", watched.far().address(Family::V4))]);
 }

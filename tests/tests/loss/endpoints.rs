@@ -46,7 +46,7 @@ fn endpoints_change_without_an_agent(attach: &str, family: Family) {
         &targets,
         &cluster.ledger,
     );
-    // Load on the agents, then without any: the time is what is tested.
+    // The sleeps are part of the test: load under the agents, and then without agents.
     sleep(Duration::from_millis(300));
     cluster.kill_agents().unwrap();
     cluster.manifests.endpoints(&web(), &after).unwrap();

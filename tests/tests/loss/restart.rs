@@ -19,7 +19,8 @@ fn restarts(attach: &str, family: Family) {
     };
 
     let meters = start("SIGKILL, 3 s without an agent, start", &cluster);
-    // Load on the agents, then without any, then on the next ones: the time is what is tested.
+    // The sleeps are part of the test: load under the old agents, without agents, and under the new
+    // ones.
     sleep(Duration::from_millis(300));
     cluster.kill_agents().unwrap();
     sleep(Duration::from_secs(3));

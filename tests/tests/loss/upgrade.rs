@@ -43,8 +43,8 @@ fn replaced(
 ) {
     let targets = targets(cluster, first);
     let meters = Meters::start(what, &cluster.lab, &targets, &cluster.ledger);
-    // Load on the agents that are replaced, then without any, then on the next ones: the time is
-    // what is tested.
+    // The sleeps are part of the test: load under the old agents, without agents, and under the new
+    // ones.
     sleep(AROUND);
     cluster.stop_agents().unwrap();
     sleep(gap);

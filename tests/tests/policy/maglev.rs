@@ -38,7 +38,7 @@ fn endpoints(cluster: &Cluster, agent: &Agent, node: usize) -> Vec<SocketAddr> {
     answers.iter().map(|answer| answer.endpoint.unwrap_or_else(|| panic!("{answer:?}"))).collect()
 }
 
-/// Waits until the agent has so many endpoints for each Service port, by a table of 1,021 slots.
+/// Waits until the agent has `count` endpoints for each Service port, by a table of 1,021 slots.
 fn wait_for(agent: &Agent, count: usize) {
     let until = Instant::now() + scaled(Duration::from_secs(10));
     loop {
@@ -114,7 +114,7 @@ fn nodes_have_the_shares_that_weights_give_them() {
     assert_eq!(chosen, endpoints(&cluster, &agents[1], 2));
 }
 
-/// Waits until every agent shows so many slots for the endpoints, each up to one more or less.
+/// Waits until every agent shows the `wanted` slots of the endpoints, each up to one more or less.
 fn wait_for_slots(agents: &[Agent], wanted: &[i64]) {
     let until = Instant::now() + scaled(Duration::from_secs(10));
     let slots = |port: &serde_json::Value| -> Vec<i64> {

@@ -115,7 +115,8 @@ fn direct(attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
     forwarding(2, "direct", attach, wire_offloads, flags)
 }
 
-/// A variant of [`direct`] with other ways of replies, and agents on so many of three nodes.
+/// A variant of [`direct`] with the given `--forwarding`, and agents on the first `agents` of three
+/// nodes.
 fn forwarding(agents: usize, forwarding: &str, attach: &str, wire_offloads: bool, flags: &[&str]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 0]).wire_offloads(wire_offloads)).unwrap();
     let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");

@@ -38,7 +38,8 @@ impl Scene {
         Self::start_with([2, 2], 1, cni, flags, prepare)
     }
 
-    /// Starts a scene with so many pods on each of both nodes, and agents on so many nodes.
+    /// Starts a scene with two nodes, with as many pods as `pods` says, and agents on the first
+    /// `agents` of them.
     fn start_with(
         pods: [u8; 2],
         agents: usize,

@@ -45,7 +45,7 @@ impl SocketCluster {
         Self::start_on(pods.len(), pods, &[], prepare)
     }
 
-    /// Starts agents on so many of the first nodes.
+    /// Starts agents on the first `nodes` nodes.
     fn start_on(nodes: usize, pods: &[u8], flags: &[&str], prepare: impl FnOnce(&Cluster)) -> Self {
         let mut cluster = Cluster::start(Lab::builder().pods(pods)).unwrap();
         prepare(&cluster);

@@ -189,7 +189,8 @@ fn and_in_ipv6() {
     dies_and_returns(Kind::V6);
 }
 
-/// Its endpoint drops every SYN, or refuses all; and a client dies with connections that wait.
+/// The endpoint drops every SYN, or refuses all, and clients die with connections that wait: none
+/// of these is the death of a node.
 #[test]
 fn a_node_that_lives_is_not_left_out() {
     let fixture = three_nodes();

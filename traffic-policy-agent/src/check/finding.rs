@@ -8,7 +8,7 @@ use serde::Serialize;
 pub enum Severity {
     /// The node is as it should be.
     Ok,
-    /// It works, but an operator may want to know.
+    /// All works, but an operator may want to know.
     Note,
     /// Some traffic may not work.
     Warning,

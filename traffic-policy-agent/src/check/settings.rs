@@ -19,7 +19,7 @@ pub struct DirectSettings {
 pub struct Peer {
     /// The name or address that was given.
     pub given: String,
-    /// Its name, or why no node of such an address is known.
+    /// The node's name, or why no node of such an address is known.
     pub node: Result<String, String>,
 }
 

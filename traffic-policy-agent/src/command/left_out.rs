@@ -1,4 +1,5 @@
-//! The endpoints that the agent leaves out because they are silent: the maps hold only who is dead.
+//! Endpoints that the agent leaves out because their node, or their next hop, is dead. The agent is
+//! asked for them: the maps have the dead nodes, not the endpoints taken out of the lists.
 
 use traffic_policy_cluster::model::ServicePortKey;
 use traffic_policy_dataplane::inspect::{DeadNode, Heartbeat, Nodes, Pinned, Presence};

@@ -153,7 +153,8 @@ struct EndpointDocument {
     /// The dispatch of packets that are forwarded to it directly: `ipip`, `udp`, or `l2`, without
     /// an outer packet where that can be. `None`: none is forwarded directly.
     dispatch: Option<&'static str>,
-    /// Its slots in the Maglev table; `null` without one, and unless the Service is named.
+    /// The endpoint's slots in the Maglev table; `null` without one, and unless the Service is
+    /// named.
     slots: Option<u32>,
 }
 

@@ -94,7 +94,7 @@ struct State {
     cut_off: bool,
     /// Dead nodes whose endpoints are left out: name, time since which, and what was asked.
     silent: Vec<(String, Instant, String)>,
-    /// Their endpoints.
+    /// The endpoints of dead nodes that are left out.
     endpoints_left_out: Vec<EndpointLeftOut>,
     /// The part in direct forwarding, if this node takes any.
     direct: Option<Arc<DirectForwarding>>,

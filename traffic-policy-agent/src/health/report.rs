@@ -35,7 +35,8 @@ pub struct Report {
     /// Dead nodes whose endpoints are left out, by name.
     #[serde(default)]
     pub nodes_left_out: BTreeMap<String, NodeLeftOut>,
-    /// Their endpoints, by Service port, without those that are the last of one.
+    /// The endpoints of dead nodes that are left out, by Service port: the last ones of a port
+    /// never are.
     #[serde(default)]
     pub endpoints_left_out: Vec<EndpointLeftOut>,
     /// Whether load balancers may send here, as far as the Node object decides that.

@@ -233,8 +233,8 @@ fn beat(ready: bool, at: &str) -> Heartbeat {
     Heartbeat { ready, at: at.to_owned() }
 }
 
-/// It is behind a firewall, and was never heard. The control: a node that answered once is silent
-/// because it does not reach this one.
+/// The node is behind a firewall, and was never heard. The control: a node that answered once is
+/// silent because it does not reach this one.
 #[test]
 fn a_node_that_cannot_be_asked_returns_by_a_newer_heartbeat() {
     for answered_before in [false, true] {

@@ -32,11 +32,11 @@ pub const fn is_outer_port(port: Port) -> bool {
 /// [`Scratch::direct`]: super::Scratch::direct
 /// [`Slot::dispatch`]: super::Slot::dispatch
 pub mod way {
-    /// They travel unchanged: the flow is a direct one.
+    /// Packets travel unchanged: the flow is a direct one.
     pub const DIRECT: u64 = 1;
-    /// They travel within UDP, where they travel within an outer packet.
+    /// The outer packet, if there is one, is UDP.
     pub const UDP: u64 = 2;
-    /// They are sent to the MAC address of the endpoint's node as they are, where that can be.
+    /// Packets are sent to the MAC address of the endpoint's node as they are, where that can be.
     pub const BY_MAC: u64 = 4;
     /// Replies come back through this node.
     pub const TUNNEL: u64 = 8;

@@ -41,7 +41,7 @@ pub fn pack(places: &[u16]) -> impl Iterator<Item = u64> + '_ {
     places.chunks(SLOTS_PER_ELEMENT as usize).map(word)
 }
 
-/// Returns the places of a whole table of so many slots.
+/// Returns the places of a whole table of `slots` slots.
 #[cfg(not(target_arch = "bpf"))]
 pub fn unpack(elements: &[u64], slots: u32) -> impl Iterator<Item = u16> + '_ {
     (0..slots).map(|slot| place(elements[element_of(slot) as usize], slot) as u16)

@@ -105,9 +105,9 @@ value! {
 value! {
     /// Whether a client has an endpoint by its affinity, as [`step::AFFINITY`] notes it.
     AffinityMatch {
-        /// It has none in the list, and gets one now.
+        /// The client has none in the list, and gets one now.
         New,
-        /// It keeps the one that it has.
+        /// The client keeps the one that it has.
         Kept,
     }
 }

@@ -36,10 +36,11 @@ const UDP: u8 = 17;
 /// Fate of a packet.
 #[derive(PartialEq, Eq)]
 enum Fate {
-    /// It is none of the bench's.
+    /// A packet of somebody else, such as ARP: handed to the stack.
     Passed,
     Counted,
-    /// It has become the answer to itself, which leaves by this device; 0: that by which it came.
+    /// The packet was rewritten into its own answer, which leaves by the device of this ifindex; 0:
+    /// by the one by which it came.
     Answered(u32),
 }
 

@@ -49,7 +49,7 @@ pub struct Endpoint {
     pub held: Option<Dispatch>,
     /// The number of that other node in [`NodeNumbers`][super::NodeNumbers]; 0: it has none.
     pub node: u16,
-    /// Its weight in a Maglev table.
+    /// The endpoint's weight in a Maglev table.
     pub weight: u16,
 }
 

@@ -64,7 +64,8 @@ pub(super) struct DirectNodes {
     /// node uses towards each.
     pub(super) names: [BTreeMap<String, Opener>; 2],
     pub(super) addresses: BTreeSet<IpAddr>,
-    /// Their MAC addresses, and whether each takes packets that are sent to it as they are.
+    /// The MAC addresses of such nodes, and whether each takes packets that are sent to it as they
+    /// are.
     pub(super) macs: BTreeMap<[u8; 6], bool>,
 }
 

@@ -50,7 +50,8 @@ pub enum DispatchChoice {
     /// The one that the other node prefers.
     #[default]
     Auto,
-    /// No other one: the network may not let it through. `l2` has a next one, as `auto` chooses it.
+    /// This dispatch alone, since the network may drop the others: a node that does not open it
+    /// gets SNAT. [`Dispatch::L2`] falls back to what [`Self::Auto`] chooses.
     Only(Dispatch),
 }
 
@@ -83,7 +84,8 @@ impl DispatchChoice {
         !matches!(self, Self::Only(Dispatch::Ipip | Dispatch::Udp))
     }
 
-    /// The kinds that a node with this choice opens, the one that it prefers first.
+    /// The dispatches that a node with this choice opens, in the order of its Lease: the preferred
+    /// one first.
     #[must_use]
     pub const fn opened(self) -> [Dispatch; 3] {
         let [ipip, udp, l2] = Dispatch::ALL;

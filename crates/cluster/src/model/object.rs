@@ -282,7 +282,7 @@ pub struct DirectNode {
     pub addresses: Vec<IpAddr>,
     /// The MAC addresses of its devices that have programs.
     pub macs: Vec<[u8; 6]>,
-    /// Its settings that decide which endpoint it finds: see
+    /// The node's settings that decide which endpoint it finds: see
     /// [`NodeInput::choice`][super::NodeInput::choice].
     pub choice: Option<String>,
     /// Whether it has words that are not known here, which a later version of its agent has

@@ -34,9 +34,9 @@ pub(super) struct Wanted {
     pub(super) annotated: Option<u16>,
     /// The TCP ports that the Service wants on each node.
     pub(super) uses: Vec<(u16, health_ports::Use)>,
-    /// Its cluster IPs, if another proxy serves it.
+    /// The Service's cluster IPs, if another proxy serves it.
     pub(super) foreign_ips: Vec<IpAddr>,
-    /// Its cluster IPs, whether or not any of its ports can be served.
+    /// The Service's cluster IPs, whether or not any of its ports can be served.
     pub(super) cluster_ips: Vec<IpAddr>,
     pub(super) warnings: BTreeSet<String>,
 }

@@ -22,9 +22,9 @@ const CAPABILITIES: u32 = 64;
 /// Uses of capabilities that not every agent needs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras {
-    /// It listens on ports below 1024.
+    /// The agent listens on ports below 1024.
     pub low_ports: bool,
-    /// It asks other nodes what gets to them of all that is forwarded directly.
+    /// The agent asks other nodes which directly forwarded packets get to them.
     pub raw_packets: bool,
 }
 

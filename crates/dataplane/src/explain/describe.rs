@@ -210,7 +210,8 @@ impl Describer<'_> {
     }
 }
 
-/// The most dead nodes that are described.
+/// The largest number of dead nodes with a sentence each; of further ones, only the number is
+/// given.
 const DESCRIBED: usize = 5;
 
 /// Whether a step chooses a list that may have endpoints of other nodes.

@@ -110,8 +110,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// Returns its slot in a table of so many, as the packet path finds it; `None` if it is of two
-    /// families.
+    /// Returns the connection's slot in a table of `slots` slots, as the packet path finds it;
+    /// `None` if its addresses are of two families.
     fn slot(&self, protocol: u32, slots: u32) -> Option<u32> {
         let hash = match (self.client.ip(), self.frontend.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {

@@ -1,6 +1,7 @@
 //! The death of the node in front, while a thousand connections are open: with its address as their
 //! source, and with direct forwarding and Maglev tables; also while a pod is replaced. A router
-//! spreads them over all nodes, and then over those that are left, which moves further ones.
+//! spreads the connections over three nodes, and after the death over two: that also moves
+//! connections between those two.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -104,8 +105,8 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Plays the scene once. The node is alive again after it. Each play has an address of its own, so
-/// that no port of the client has a past.
+/// Plays the scene once, and revives the node at the end. Each play has a load balancer address of
+/// its own, so that no source port of the client meets the flow of an earlier play.
 pub fn play(cluster: &DemoCluster, way: Way, pods: Pods) -> Result<Counts> {
     let base = &cluster.base;
     let lab = &base.lab;

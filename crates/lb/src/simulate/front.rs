@@ -45,7 +45,7 @@ pub(super) struct Front<'s> {
 #[derive(Debug)]
 struct Target {
     name: String,
-    /// Its place among the nodes, for a balancer that sends everything to the first one.
+    /// The node's place among all, for a balancer that sends everything to the first one.
     order: u64,
     /// Whether the times of its checks are measured ones.
     is_measured: bool,

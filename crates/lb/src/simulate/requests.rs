@@ -142,9 +142,10 @@ impl<'s> Requests<'s> {
         });
     }
 
-    /// Lets the requests through some nodes come by others: each by the one that `to` returns. What
-    /// is not found there is cut; if the balancer moves the address of a node, whatever does not
-    /// outlive nodes is left to [`Balancer::cuts`](crate::Balancer).
+    /// Moves each request in flight through the nodes of `from` to the node that `to` returns.
+    /// Counts as cut what the new node does not know. If the balancer moves an address, requests
+    /// that do not outlive their node are left alone: [`Balancer::cuts`](crate::Balancer) decides
+    /// on them.
     pub(super) fn move_to(
         &mut self,
         why: Why,

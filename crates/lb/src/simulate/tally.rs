@@ -66,13 +66,13 @@ pub(super) enum Became {
 pub enum Why {
     /// The balancer had no node to send it to.
     NoNode,
-    /// It was sent to a node that is gone.
+    /// The request was sent to a node that is gone.
     NodeGone,
     /// A node without a pod dropped it (policy Local).
     Dropped,
     /// There is no endpoint anywhere.
     Refused,
-    /// It was forwarded to a pod that is gone, or no longer listens.
+    /// The request was forwarded to a pod that is gone, or no longer listens.
     PodGone,
     /// The balancer cut the connections of a node that turned unhealthy.
     CutByBalancer,

@@ -249,7 +249,8 @@ fn everything_else_is_left_alone() {
     });
 }
 
-/// It is dropped, never handed on as it is: this node's stack would send it back to the other node.
+/// A packet that is opened for no endpoint is dropped, never handed on as it is: this node's stack
+/// would send it back to the other node.
 #[test]
 fn what_was_inside_never_passes_untranslated() {
     harness::with(|harness| {

@@ -27,8 +27,9 @@ fn all() -> impl Iterator<Item = Terms> {
 /// A packet, and the hook that sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
-    /// An incoming packet, always with an Ethernet header. A test run takes the first bytes for
-    /// one, and so takes a packet without it for one to another host: it creates no flow.
+    /// An incoming packet that creates a flow, always with an Ethernet header: BPF_PROG_TEST_RUN
+    /// takes the first 14 bytes for one, so a packet without it would be one to another host
+    /// (PACKET_OTHERHOST), which creates no flow.
     First,
     In,
     Out,

@@ -60,7 +60,8 @@ impl Upload {
         Ok(retransmissions::state(&self.server)?.received)
     }
 
-    /// The bytes that the client lets be under way at once.
+    /// The client's congestion window: the bytes that it sends before an acknowledgement has to
+    /// come.
     pub fn window(&self) -> Result<u64> {
         Ok(retransmissions::state(&self.client)?.window)
     }

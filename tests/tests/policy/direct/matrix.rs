@@ -232,8 +232,8 @@ impl Scene {
         cells
     }
 
-    /// Checks which hooks did it: XDP unless the way to pods is a tunnel; packets whose next hop is
-    /// not known yet are left to TC.
+    /// Checks which hook forwarded the requests: XDP, or TC where pods of other nodes are behind a
+    /// tunnel device. XDP leaves packets to TC whose next hop is not resolved yet.
     fn the_intended_hooks_work(&self) {
         for (agent, (hook, _)) in self.cluster.agents.iter().zip(NODES) {
             let counts = |outcome| ["xdp", "tc-ingress"].map(|hook| agent.packets(hook, outcome).unwrap());

@@ -17,8 +17,8 @@ use super::{IP6IP6, IPIP, NODE_PORT, PATIENCE, VIP_PORT, VIPS, answers, header, 
 
 const UDP: u8 = 17;
 
-/// Three nodes, pods on the second and third, and agents. Nodes of these numbers are of a former
-/// version: they answer clients themselves.
+/// Starts three nodes with agents, and a pod on the second and the third. `former`: the numbers of
+/// nodes with a Lease as an agent of a former version writes it, which would answer clients itself.
 fn start(attach: &str, flags: &[&str], former: &[usize]) -> Cluster {
     start_lab(Lab::builder().pods(&[0, 1, 1]), attach, flags, former)
 }

@@ -17,8 +17,8 @@ use super::{IP6IP6, IPIP, NODE_PORT, VIPS, answers, bulk_data_passes, header, se
 pub const UDP: u8 = 17;
 const BOTH: &str = "ipip,udp";
 
-/// Three nodes, pods on the second and third, and agents. What each node says that it opens; empty:
-/// an agent of a former version.
+/// Starts three nodes with agents, and a pod on the second and the third. `opening`: the dispatches
+/// in each node's Lease; empty: a Lease without them, as an agent of a former version writes it.
 fn start(attach: &str, dispatch: &str, opening: [&str; 3]) -> Cluster {
     let mut cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1])).unwrap();
     write_leases(&cluster, opening);
@@ -82,8 +82,9 @@ fn reached(cluster: &Cluster, family: Family, number: usize) -> (Vec<u8>, Vec<Ip
     (protocols, seen(&answers, &node.name))
 }
 
-/// Each gets what it opens, and what the node in front may send; where that is nothing, SNAT. Only
-/// the node in front heeds the flag: its agent is started again for each.
+/// Each node gets packets in a dispatch that it opens and that `--dispatch` of the node in front
+/// permits; without one, by SNAT. The flag matters on the node in front alone, so only that agent
+/// is started again for each case.
 #[test]
 fn nodes_of_all_kinds_are_in_one_cluster() {
     const TCP: u8 = 6;

@@ -43,9 +43,9 @@ pub(super) struct Facts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     Fits,
-    /// It is lost, and one of this length is answered, in bytes.
+    /// The packet is lost, and one of this length, in bytes, is answered.
     Only(u32),
-    /// It is lost, and so are all that were tried.
+    /// The packet is lost, and so are all of [`LENGTHS`].
     Unknown,
 }
 

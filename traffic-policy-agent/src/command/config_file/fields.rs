@@ -7,7 +7,7 @@
 /// A field of KubeProxyConfiguration.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name, preceded by those of the fields that contain it, separated by dots.
+    /// The field's name, preceded by those of the fields that contain it, separated by dots.
     pub path: &'static str,
     pub meaning: Meaning,
 }

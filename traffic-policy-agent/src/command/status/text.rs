@@ -133,7 +133,8 @@ impl Agent {
         }
         for (node, left_out) in &report.nodes_left_out {
             let since = view::span(Duration::from_secs_f64(left_out.seconds));
-            // The name of a next hop says what it is.
+            // Endpoints without a `nodeName` are left out by their next hop, whose name is "next
+            // hop" and the address.
             let what = if node.contains(' ') { "" } else { "node " };
             writeln!(
                 out,
@@ -163,10 +164,11 @@ fn direct_forwarding(direct: &DirectForwarding) -> String {
             )
         }
         (None, None) if direct.told => "the others are being told that this node opens packets".to_owned(),
-        // Leases that are files, or the first moments.
+        // Leases come from files (`--manifests`), or the agent has only just started.
         (None, None) => "nothing is told to the others yet".to_owned(),
     };
-    // Which one each node opens is the network's business, and mostly the same for all.
+    // Usually all nodes get the same dispatch: it is named once, and for each node only if they
+    // differ.
     let dispatches: BTreeSet<_> = direct.dispatch.values().collect();
     let each = |(node, dispatch): (&String, &String)| format!("{node} ({dispatch})");
     let (opened, within) = match dispatches.iter().collect::<Vec<_>>().as_slice() {

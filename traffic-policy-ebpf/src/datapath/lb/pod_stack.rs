@@ -27,12 +27,12 @@ const LISTEN: u32 = 10;
 /// The answer of the stack of a pod of this node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It has no such connection, or cannot be asked.
+    /// The stack has no such connection, or cannot be asked.
     Unknown,
     Known,
-    /// It has such a connection, with other numbers.
+    /// The stack has such a connection, with other numbers.
     OutOfWindow,
-    /// It has such a connection, and TC, which alone may read the numbers of a socket, is to
+    /// The stack has such a connection, and TC, which alone may read the numbers of a socket, is to
     /// compare them.
     ByTc,
 }

@@ -10,7 +10,7 @@ use crate::model::{Dispatch, address::parse_ip, object};
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// The label of a Lease by which a node takes part in direct forwarding.
 pub(in crate::source) const DIRECT_LABEL: &str = "traffic-policy.io/opens";
-/// Its values: the kind of packets that the node opens, or that it only sends some.
+/// Values of that label: the kind of packets that the node opens, or that it only sends some.
 pub(in crate::source) const DIRECT_OPENS: &str = "ipip";
 pub(in crate::source) const DIRECT_SENDS: &str = "none";
 /// The annotation with the addresses of such a node, separated by commas.
@@ -20,7 +20,7 @@ pub(in crate::source) const DIRECT_ADDRESSES: &str = "traffic-policy.io/opens-fr
 pub(in crate::source) const DIRECT_DISPATCH: &str = "traffic-policy.io/opens-dispatch";
 /// The annotation with the protocols of the packets that the node opens; without it, all but SCTP.
 pub(in crate::source) const DIRECT_PROTOCOLS: &str = "traffic-policy.io/opens-protocols";
-/// Its value in the Lease of an agent of this version.
+/// The value of that annotation in the Lease of an agent of this version.
 pub(in crate::source) const OPENED_PROTOCOLS: &str = "tcp,udp,sctp";
 /// The annotation with the MAC addresses of such a node's devices, separated by commas, from which
 /// packets come that it sends to others as they are, and at which it takes theirs.

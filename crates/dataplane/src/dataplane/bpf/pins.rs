@@ -49,11 +49,11 @@ pub struct Pins {
 /// The value of `--on-other-layout`: the treatment of programs and maps of another layout version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum OnOtherLayout {
-    /// They serve until this version's maps are filled, then its programs take their places, and
-    /// their flows end.
+    /// Former programs serve until this version's maps are filled, then its programs take their
+    /// places, and their flows end.
     #[default]
     Replace,
-    /// They stay, and the agent does not start.
+    /// Former programs and maps stay, and the agent does not start.
     Refuse,
 }
 

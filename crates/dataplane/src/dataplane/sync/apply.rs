@@ -90,7 +90,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
     Ok(())
 }
 
-/// Reads the Maglev table that begins at this element, of so many slots.
+/// Reads a Maglev table: `range.base` is its first element, `range.len` the number of its slots.
 pub fn table(maps: &Maps, range: IndexRange) -> Result<Vec<u16>> {
     let elements = maps.tables.read(range.base, maglev::elements(range.len));
     let elements = elements.context("reading a Maglev table failed")?;

@@ -102,10 +102,10 @@ fn header(from: IpAddr, to: IpAddr, protocol: IpNumber, length: usize, number: u
 /// The RST that answers a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reset {
-    /// Its source and its destination.
+    /// The source of the RST; `client` is its destination.
     pub(super) frontend: SocketAddr,
     pub(super) client: SocketAddr,
-    /// Its sequence number.
+    /// The sequence number of the RST.
     pub(super) number: u32,
 }
 

@@ -37,7 +37,7 @@ pub(super) fn unreachable(terms: Terms, from: (Spot, u16)) -> Packet {
     about_reply(terms, port_unreachable(terms), from, CLIENT)
 }
 
-/// The error as it leaves for the endpoint's node, after so many owners were asked.
+/// The error as it leaves for the endpoint's node, after `asked` owners were asked.
 fn relayed(error: &Packet, to: Spot, asked: u32) -> Packet {
     let outer = within(error, Spot::Node, to).macs(Device::Eth0.mac(), Spot::RouterNear.mac());
     outer.with(|outer| {

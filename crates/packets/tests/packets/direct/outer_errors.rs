@@ -79,7 +79,8 @@ fn the_client_is_told_about_its_own_packet() {
     });
 }
 
-/// The node's own stack gets them, as ever.
+/// Errors of other kinds, and those that quote no packet of a direct flow or too little of it, are
+/// passed to the node's stack.
 #[test]
 fn other_errors_about_packets_within_packets_pass() {
     harness::with(|harness| {

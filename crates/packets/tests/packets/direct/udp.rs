@@ -121,7 +121,7 @@ fn an_error_about_a_reply_travels_within_udp() {
     });
 }
 
-/// It has no ports of its own.
+/// An ICMP error has no ports, and yet travels within UDP as packets of its flow do.
 #[test]
 fn an_error_about_a_reply_is_opened() {
     harness::with(|harness| {

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Its endpoint's node has entries of the connection by whichever node it came.
+/// The endpoint's node has entries of a connection by whichever node it came.
 #[test]
 fn a_connection_that_comes_by_another_node_is_known_at_home() {
     each(|harness, terms| {

@@ -107,7 +107,8 @@ fn only_services_with_endpoints_on_the_node_change_and_back_again() {
     assert_eq!(*index.desired(), whole);
 }
 
-/// They still run, so their flows stay; and a leaving node is better than a dead one.
+/// Nodes that are about to go still run, so their flows stay; and a leaving node is better than a
+/// dead one.
 #[test]
 fn nodes_that_are_about_to_go_take_no_new_flows_while_there_are_others() {
     let udp = Protocol::Udp;
@@ -169,7 +170,7 @@ fn endpoints_without_a_node_are_left_out_by_their_addresses() {
     assert_eq!(lists(&index, 0)[0], [1, 2, 3], "the last ones");
 }
 
-/// Its room must not be given to another Service while a node is silent.
+/// The room of a Service must not be given to another one while a node is silent.
 #[test]
 fn a_service_keeps_its_room_while_its_endpoints_are_left_out() {
     let mut index = index(&[(Protocol::Udp, &["here", "far", "far"]), (Protocol::Udp, &["here"])]);
