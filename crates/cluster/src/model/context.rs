@@ -80,8 +80,8 @@ impl Context {
         [false, true].into_iter().filter(|ipv6| self.serves(service, *ipv6))
     }
 
-    /// Returns the kind of a frontend for a node port at no certain address, if there is one: for the
-    /// node itself, on loopback, or at least for what other nodes forward directly to this one.
+    /// Returns the kind of a frontend for a node port at no certain address, if there is one: for
+    /// the node itself, on loopback, or at least for what other nodes forward directly to this one.
     pub(super) fn any_node_port(&self, ipv6: bool) -> Option<FrontendKind> {
         if if ipv6 { self.input.loopback_ipv6 } else { self.input.loopback_ipv4 } {
             Some(FrontendKind::LoopbackNodePort)

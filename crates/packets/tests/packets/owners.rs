@@ -119,8 +119,8 @@ fn a_segment_of_an_unknown_connection_goes_to_its_owner() {
     });
 }
 
-/// A router sends a node that is new, or is back, connections of others at once. The other nodes may
-/// not know it yet, so that it begins none that are forwarded directly.
+/// A router sends a node that is new, or is back, connections of others at once. The other nodes
+/// may not know it yet, so that it begins none that are forwarded directly.
 #[test]
 fn a_node_that_is_new_sends_what_goes_on_to_its_owner() {
     each_in_front(|harness, terms, to| {
@@ -137,8 +137,8 @@ fn a_node_that_is_new_sends_what_goes_on_to_its_owner() {
     });
 }
 
-/// The table names an endpoint whose node opens nothing, and so sends no such segment: it belongs to
-/// a connection of before.
+/// The table names an endpoint whose node opens nothing, and so sends no such segment: it belongs
+/// to a connection of before.
 #[test]
 fn the_former_owner_of_an_endpoint_whose_node_opens_nothing_is_asked() {
     each_in_front(|harness, terms, to| {

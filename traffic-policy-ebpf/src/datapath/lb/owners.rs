@@ -85,8 +85,8 @@ pub fn unknown(list: &List, segment: u8) -> Decision {
 /// a new connection. The tuple is `Scratch::opening`.
 ///
 /// # Errors
-/// The endpoints are here, and their pods do not know the connection, or on nodes that open nothing:
-/// only the node in front could know it, as it would have its own address as source.
+/// The endpoints are here, and their pods do not know the connection, or on nodes that open
+/// nothing: only the node in front could know it, as it would have its own address as source.
 #[inline(always)]
 pub fn in_front<P: Packet, F: Family>(
     packet: P,
