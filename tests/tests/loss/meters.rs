@@ -99,7 +99,7 @@ fn lost(lab: &Lab) -> Vec<(String, u64)> {
 
 /// The resets that the kernel has sent in each namespace, mostly because a packet came to no
 /// connection. Those of the packet path are not among them.
-fn resets(lab: &Lab) -> Vec<(String, u64)> {
+pub fn resets(lab: &Lab) -> Vec<(String, u64)> {
     let count = |netns| retransmissions::resets_of_namespace(netns).unwrap();
     lab.namespaces().into_iter().map(|(role, netns)| (role.to_owned(), count(netns))).collect()
 }
