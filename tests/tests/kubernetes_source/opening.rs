@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use traffic_policy_cluster::model::Forwarding;
-use traffic_policy_cluster::source::{Access, DirectNews, DirectPart, Opening, try_opening};
+use traffic_policy_cluster::source::{Access, DirectNews, DirectPart, DirectTold, Opening, try_opening};
 use traffic_policy_testing::api_server::{ApiServer, Kind};
 use traffic_policy_testing::pace::scaled;
 
@@ -74,6 +74,78 @@ async fn only_a_change_is_written_while_the_other_lease_is_renewed() {
     let why = found(&server, OWN).unwrap()["metadata"]["annotations"]["traffic-policy.io/opens-not"].clone();
     assert_eq!(why, "it is about to go");
     assert_eq!(writes(&server, OWN), 2);
+}
+
+/// Kubernetes removes Leases whose Node object is gone, also when there is another one of its name.
+#[tokio::test]
+async fn the_leases_belong_to_the_node_as_it_is_now() {
+    let server = ApiServer::start().unwrap();
+    let register = |uid: &str| {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "here", "uid": uid},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        });
+        server.put(node).unwrap();
+    };
+    let owners = |name: &str| {
+        let found = found(&server, name)?["metadata"]["ownerReferences"].clone();
+        Some(found.as_array()?.iter().map(|owner| owner["uid"].as_str().unwrap().to_owned()).collect())
+    };
+    let belong_to = |uid: &str| {
+        let wanted = Some(vec![uid.to_owned()]);
+        owners(OWN) == wanted && owners(RENEWED) == wanted
+    };
+    register("first");
+    // An earlier agent has written the same, before the Node object was made anew.
+    let mut earlier = lease(OWN, "here", "ipip");
+    earlier["metadata"]["annotations"] = json!({
+        "traffic-policy.io/opens-from": "192.0.2.1",
+        "traffic-policy.io/opens-dispatch": "ipip,udp,l2",
+        "traffic-policy.io/opens-protocols": "tcp,udp,sctp",
+        "traffic-policy.io/opens-reply": "tunnel",
+        "traffic-policy.io/opens-l2-by": "",
+    });
+    earlier["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": "here", "uid": "zeroth"}]);
+    server.put(earlier).unwrap();
+    let (mut agent, opening) = start(&server).await;
+    while !agent.index.is_synced() {
+        agent.source.next().await.expect("the source goes on").apply(&mut agent.index);
+    }
+    let seen = agent.index.direct_leases().find(|lease| lease.node == "here").cloned();
+    assert!(seen.as_ref().is_some_and(|seen| part(None).is_told_by(seen)), "{seen:?}");
+    opening.news.send_modify(|news| {
+        news.own = Some(part(None));
+        news.seen = seen;
+    });
+    until("the owner of an earlier agent's Lease", || belong_to("first")).await;
+    assert_eq!(writes(&server, OWN), 1, "{:?}", server.requests());
+
+    // The Node object is made anew while the agent runs.
+    let lists = server.lists_of(Kind::Node);
+    register("second");
+    until("the Node that is there now", || belong_to("second")).await;
+    assert_eq!(writes(&server, OWN), 2, "{:?}", server.requests());
+
+    // It is gone, and Kubernetes removes what belongs to it: once.
+    server.delete(Kind::Node, "", "here");
+    let troubled = |told: &DirectTold| told.trouble.as_ref().is_some_and(|why| why.contains("Node object"));
+    let mut told = opening.told.subscribe();
+    timeout(scaled(PATIENCE), told.wait_for(troubled)).await.unwrap().unwrap();
+    for name in [OWN, RENEWED] {
+        server.delete(Kind::Lease, NAMESPACE, name);
+    }
+    opening.news.send_modify(|news| news.seen = None);
+    tokio::time::sleep(PERIOD * 3).await;
+    assert!(
+        found(&server, OWN).is_none() && found(&server, RENEWED).is_none(),
+        "they would be removed again"
+    );
+    register("third");
+    until("the Node that is back", || belong_to("third")).await;
+    timeout(scaled(PATIENCE), told.wait_for(|told| told.held == Some(part(None)))).await.unwrap().unwrap();
+    assert_eq!(writes(&server, OWN), 3, "{:?}", server.requests());
+    assert_eq!(server.lists_of(Kind::Node), lists, "the Node is followed");
 }
 
 /// `check --direct` finds out whether the role suffices, without a Lease.

@@ -288,6 +288,8 @@ pub struct DirectNode {
     /// Whether it has words that are not known here, which a later version of its agent has
     /// written.
     pub says_more: bool,
+    /// The UID of the Node object to which the Lease belongs, and with which it is removed.
+    pub owner: Option<Box<str>>,
 }
 
 impl DirectNode {

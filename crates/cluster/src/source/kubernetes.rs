@@ -34,7 +34,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, client::ClientBuilder, runtime::watcher};
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch::Sender},
     task::JoinSet,
 };
 
@@ -122,12 +122,14 @@ impl Kubernetes {
             tasks.spawn(condition::run(client.clone(), self.node_name.clone(), receiver));
             sender
         });
+        let own_node = Sender::<watch::OwnNode>::default();
         let sink = watch::Sink {
             sender,
             status: writer,
             events: events.clone(),
             lists,
             relist_within: self.relist_within,
+            own_node: own_node.clone(),
             known,
         };
         let labelled = |selector| watcher::Config::default().labels(selector);
@@ -190,7 +192,8 @@ impl Kubernetes {
                 },
                 sink.clone(),
             ));
-            tasks.spawn(opening::run(client.clone(), self.node_name.clone(), opening));
+            let own_node = own_node.subscribe();
+            tasks.spawn(opening::run(client.clone(), self.node_name.clone(), own_node, opening));
         }
         tasks.spawn(watch::run(
             Api::all(client),

@@ -1,5 +1,6 @@
 //! The maps of direct forwarding: the nodes that may send, and the endpoints of this node.
 
+mod gone;
 mod leaving;
 mod macs;
 mod namespaces;
@@ -21,7 +22,7 @@ use traffic_policy_ebpf::abi::{
     Port, SlotRoute,
 };
 
-use self::{leaving::Leaving, macs::Macs, namespaces::Namespaces};
+use self::{gone::Gone, leaving::Leaving, macs::Macs, namespaces::Namespaces};
 use super::{
     maps::{
         keys::{FromWire, ToWire as _},
@@ -83,6 +84,17 @@ impl Direct {
         Ok(v4 + self.v6.sync(desired, changes, planner, addresses, &self.namespaces, all)?)
     }
 
+    /// Forgets nodes whose Leases have been gone for long enough: the next sync may be hours away.
+    ///
+    /// # Errors
+    /// The kernel refuses a change; the next sync reads the map again.
+    pub fn forget_nodes(&mut self) -> Result<()> {
+        let now = Instant::now();
+        self.v4.forget_nodes(now)?;
+        self.v6.forget_nodes(now)?;
+        self.macs.forget_nodes(now)
+    }
+
     /// Whether some elements found no room.
     pub fn is_full(&self) -> bool {
         self.v4.is_full || self.v6.is_full
@@ -126,6 +138,8 @@ struct OfFamily<A: Key> {
     endpoints: HashMap<MapData, DirectEndpointKey<A>, DirectEndpoint>,
     /// The elements as they are in the maps; `None`: not read yet.
     held: Option<Held>,
+    /// The nodes among them that have no Lease any more.
+    gone: Gone<IpAddr>,
     /// The elements that each Service port wants.
     wanted: Index<ServicePortKey, Vec<Element>>,
     /// The elements that no Service port wants any more, for connections that are still open.
@@ -173,8 +187,20 @@ impl<A: Key> OfFamily<A> {
         let by_number = take(A::BY_NUMBER)?.try_into().with_context(|| other(A::BY_NUMBER))?;
         let endpoints = take(A::ENDPOINTS)?.try_into().with_context(|| other(A::ENDPOINTS))?;
         let kept_until = Instant::now().checked_add(KEPT);
-        let (held, wanted, leaving) = (None, Index::new(), Leaving::default());
-        Ok(Self { nodes, by_number, endpoints, held, wanted, leaving, room, is_full: false, kept_until })
+        let (gone, wanted, leaving) = (Gone::default(), Index::new(), Leaving::default());
+        let held = None;
+        Ok(Self {
+            nodes,
+            by_number,
+            endpoints,
+            held,
+            gone,
+            wanted,
+            leaving,
+            room,
+            is_full: false,
+            kept_until,
+        })
     }
 
     fn sync(
@@ -189,7 +215,8 @@ impl<A: Key> OfFamily<A> {
         if desired.direct_nodes.is_empty() && self.kept_until.is_some_and(|until| Instant::now() < until) {
             return Ok(0);
         }
-        let all = all || self.kept_until.take().is_some();
+        // Also where all is compared anyway, as at a start.
+        let all = self.kept_until.take().is_some() || all;
         let mut held = match self.held.take() {
             Some(held) if !all => held,
             _ => self.read().context("reading the maps of direct forwarding failed")?,
@@ -233,15 +260,10 @@ impl<A: Key> OfFamily<A> {
     fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {
         let wanted: BTreeSet<IpAddr> =
             desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
-        let mut written = 0;
-        let gone: Vec<_> = held.nodes.keys().filter(|address| !wanted.contains(address)).copied().collect();
-        for address in gone {
-            let Some(key) = A::of(address) else { continue };
-            self.nodes.remove(&key).context("forgetting a node that forwards directly failed")?;
-            // What its number leads to stays: replies of open flows may still go there.
-            held.nodes.remove(&address);
-            written += 1;
-        }
+        // Number 0 is none.
+        let room = DIRECT_NODES as usize - 1;
+        let over = self.gone.over(held.nodes.keys().copied(), &wanted, room, Instant::now());
+        let mut written = self.remove_nodes(over, held)?;
         for address in wanted {
             let Some(key) = A::of(address).filter(|_| !held.nodes.contains_key(&address)) else { continue };
             let number = free_number(&held.nodes, held.last_number);
@@ -255,6 +277,29 @@ impl<A: Key> OfFamily<A> {
             written += 1;
         }
         Ok(written)
+    }
+
+    fn remove_nodes(&mut self, over: Vec<IpAddr>, held: &mut Held) -> Result<usize> {
+        let mut written = 0;
+        for address in over {
+            let Some(key) = A::of(address) else { continue };
+            self.nodes.remove(&key).context("forgetting a node that forwards directly failed")?;
+            // What its number leads to stays: replies of open flows may still go there.
+            held.nodes.remove(&address);
+            self.gone.forget(address);
+            written += 1;
+        }
+        Ok(written)
+    }
+
+    fn forget_nodes(&mut self, now: Instant) -> Result<()> {
+        let over = self.gone.expire(now);
+        // Without `held`, the next sync reads the map, and finds them there.
+        if let Some(mut held) = self.held.take_if(|_| !over.is_empty()) {
+            self.remove_nodes(over, &mut held)?;
+            self.held = Some(held);
+        }
+        Ok(())
     }
 
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.

@@ -116,7 +116,9 @@ impl Store {
         }
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         let key = (kind, text("namespace"), text("name"));
-        object["metadata"]["uid"] = format!("uid-of-{}", key.2).into();
+        if object["metadata"]["uid"].is_null() {
+            object["metadata"]["uid"] = format!("uid-of-{}", key.2).into();
+        }
         let old = self.objects.insert(key, object.clone());
         self.history.push(Entry { version: self.version, change: Some((kind, old, Some(object))) });
     }

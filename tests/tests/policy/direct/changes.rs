@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use serde_json::Value;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::Cluster;
 use traffic_policy_testing::lab::{Family, Lab};
@@ -39,15 +40,24 @@ impl Scene {
     /// Four nodes and agents with this flag on those in front, which all take part.
     fn start(flags: [&str; 2]) -> Self {
         let cluster = Cluster::start(Lab::builder().pods(&[0, 1, 1, 0])).unwrap();
-        let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
-        let leases: Vec<_> = cluster.lab.nodes().iter().map(lease).collect();
-        cluster.manifests.write("leases", &leases).unwrap();
+        cluster.manifests.write("leases", &leases(&cluster)).unwrap();
         cluster.manifests.apply(&service(), &cluster.backends()).unwrap();
         let mut scene = Self { cluster, held: Vec::new() };
         let agents = [flags[0], "snat", "snat", flags[1]];
         scene.cluster.agents = (1..).zip(agents).map(|(number, flag)| scene.agent(number, flag)).collect();
         scene.wait_ready();
         scene
+    }
+
+    /// Waits until the agents of endpoints' nodes know these numbers of other nodes.
+    fn expect_known(&self, counts: [usize; 2]) {
+        for (home, count) in HOMES.into_iter().zip(counts) {
+            until(&format!("node-{home} knows {count} nodes"), PATIENCE, || {
+                let status = self.cluster.agents[home - 1].json(&["status"]).unwrap();
+                let known = &status["agent"]["report"]["direct"]["addresses"];
+                known.as_object().map_or(0, serde_json::Map::len) == count
+            });
+        }
     }
 
     fn agent(&self, number: usize, flag: &str) -> Agent {
@@ -120,6 +130,31 @@ impl Scene {
             assert_eq!(report.clients, seen.into(), "{what}: what pods see");
         }
     }
+}
+
+/// The Leases of all nodes.
+fn leases(cluster: &Cluster) -> Vec<Value> {
+    let lease = |node| lease::tunnels(node, &Family::BOTH, "ipip,udp");
+    cluster.lab.nodes().iter().map(lease).collect()
+}
+
+/// Kubernetes removes Leases with a Node object, also when that is made anew: packets of open
+/// connections are still opened, requests and replies.
+#[test]
+fn leases_that_are_gone_for_a_moment_cut_no_connection() {
+    let ways = ["direct", "tunnel"];
+    let mut scene = Scene::start(ways);
+    scene.hold(ways);
+    scene.expect_known([3, 3]);
+    // Requests from node-1 are opened without a Lease, and replies from node-2.
+    let all = leases(&scene.cluster);
+    scene.cluster.manifests.write("leases", &all[2..]).unwrap();
+    scene.expect_known([2, 1]);
+    scene.expect_replies(&["replied-local", "replied-to-front"]);
+    scene.cluster.manifests.write("leases", &all).unwrap();
+    scene.expect_known([3, 3]);
+    scene.expect_replies(&["replied-local", "replied-to-front"]);
+    scene.finish();
 }
 
 #[test]

@@ -249,6 +249,7 @@ mod tests {
             macs: Vec::new(),
             choice: None,
             says_more: false,
+            owner: None,
         }
     }
 

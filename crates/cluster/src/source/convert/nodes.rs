@@ -136,6 +136,8 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         })
         .collect::<Result<_, _>>()?;
     let choice = annotation(DIRECT_CHOICE).cloned();
+    let mut owners = lease.metadata.owner_references.iter().flatten();
+    let owner = owners.find(|owner| owner.kind == "Node").map(|owner| owner.uid.as_str().into());
     let tunnels = words(DIRECT_REPLY).any(|word| word == DIRECT_TUNNEL);
     Ok(Some(object::DirectNode {
         name: name(&lease.metadata)?,
@@ -148,6 +150,7 @@ pub(in crate::source) fn direct(lease: &Lease) -> Result<Option<object::DirectNo
         macs,
         choice,
         says_more,
+        owner,
     }))
 }
 

@@ -11,7 +11,10 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 use kube::{Api, runtime::watcher};
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{
+    sync::{mpsc, watch::Sender},
+    task::JoinSet,
+};
 
 use super::{Access, AccessError, lasting_client, watch};
 use crate::source::{
@@ -38,6 +41,7 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
         events: events.clone(),
         lists,
         relist_within: Duration::ZERO,
+        own_node: Sender::default(),
         known,
     };
     let labelled = |selector| watcher::Config::default().labels(selector);

@@ -20,7 +20,7 @@ use tokio::{
 
 pub use self::withdrawal::{WithdrawError, Withdrawal, try_opening};
 use self::{lease::Leases, neighbours::Neighbours};
-use super::reason;
+use super::{reason, watch::OwnNode};
 use crate::{
     model::{DispatchChoice, object::DirectNode},
     source::chance::random,
@@ -34,6 +34,8 @@ const PERIOD: Duration = Duration::from_secs(20);
 const WRITES_PER_SECOND: u32 = 25;
 /// The number of periods after which a Lease that was not renewed counts no more.
 const PERIODS: u32 = 4;
+/// The reason for which nothing is written while this node's Node object is gone.
+const NO_NODE: &str = "its Node object is gone, and its Leases with it, until there is one again";
 /// The shortest and longest pause after a failure.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
@@ -123,15 +125,20 @@ impl Opening {
 }
 
 /// Writes and renews this node's Leases, and looks at its neighbours'. Never returns: the end of a
-/// task is a failure.
-pub(super) async fn run(client: Client, node_name: String, opening: Opening) {
+/// task is a failure. `own_node`: the Node to which the Leases belong, so that they go with it.
+pub(super) async fn run(
+    client: Client,
+    node_name: String,
+    mut own_node: watch::Receiver<OwnNode>,
+    opening: Opening,
+) {
     let Opening { namespace, period, news, told } = opening;
     let mut receiver = news.subscribe();
     let mut task = Task {
         leases: Leases::new(client, &namespace),
         node_name,
         period,
-        uid: None,
+        owner: None,
         written: None,
         seen: None,
         neighbours: Neighbours::default(),
@@ -141,19 +148,27 @@ pub(super) async fn run(client: Client, node_name: String, opening: Opening) {
     let mut said = String::new();
     loop {
         let known = receiver.borrow_and_update().clone();
-        match task.step(&known, &mut renewal).await {
+        let node = own_node.borrow_and_update().clone();
+        if task.follow(&node) {
+            renewal = Instant::now();
+        }
+        let writes = task.may_write(&node);
+        match task.step(&known, writes, &mut renewal).await {
             Ok(()) => {
                 pause = PAUSES[0];
                 said.clear();
+                let trouble = (node == OwnNode::Missing && !writes).then(|| NO_NODE.to_owned());
                 told.send_if_modified(|told| {
-                    let new = DirectTold { held: task.written.clone(), trouble: None };
+                    let held = task.written.as_ref().map(|(part, _)| part.clone());
+                    let new = DirectTold { held, trouble };
                     let differs = *told != new;
                     *told = new;
                     differs
                 });
                 tokio::select! {
                     () = changed(&mut receiver) => {}
-                    () = sleep_until(renewal), if known.own.is_some() => {}
+                    () = node_changed(&mut own_node) => {}
+                    () = sleep_until(renewal), if known.own.is_some() && writes => {}
                 }
             }
             Err(error) => {
@@ -172,6 +187,7 @@ pub(super) async fn run(client: Client, node_name: String, opening: Opening) {
                 }
                 tokio::select! {
                     () = changed(&mut receiver) => {}
+                    () = node_changed(&mut own_node) => {}
                     // Between attempts, so that a server in trouble is not asked all the time.
                     () = sleep(pause) => {}
                 }
@@ -186,34 +202,64 @@ async fn changed(news: &mut watch::Receiver<DirectNews>) {
     let _ = news.changed().await;
 }
 
+async fn node_changed(node: &mut watch::Receiver<OwnNode>) {
+    // The watch of Nodes is gone when the agent stops, and this task with it.
+    if node.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 struct Task {
     leases: Leases,
     node_name: String,
     period: Duration,
     /// The UID of this node's Node: with it, the Leases go when the Node goes.
-    uid: Option<String>,
-    /// The part that the API server holds, as far as this task knows.
-    written: Option<DirectPart>,
+    owner: Option<Box<str>>,
+    /// The part that the API server holds, and the owner, as far as this task knows.
+    written: Option<(DirectPart, Option<Box<str>>)>,
     /// This node's Lease as it was last seen.
     seen: Option<DirectNode>,
     neighbours: Neighbours,
 }
 
 impl Task {
-    /// Brings both Leases up to date, and looks at those of the neighbours if it is time.
-    async fn step(&mut self, known: &DirectNews, renewal: &mut Instant) -> Result<(), kube::Error> {
-        let Some(own) = &known.own else { return Ok(()) };
-        if self.uid.is_none() {
-            self.uid = self.leases.uid_of(&self.node_name).await?;
+    /// Whether the Leases are to be written. They are not before this node's Node was looked for,
+    /// nor while one that was there is gone: Kubernetes has removed them with it, and would again.
+    fn may_write(&self, node: &OwnNode) -> bool {
+        match node {
+            OwnNode::Unknown => false,
+            OwnNode::Missing => self.owner.is_none(),
+            OwnNode::Uid(_) => true,
         }
+    }
+
+    /// Follows this node's Node. Returns whether it is another one than before: Leases that name
+    /// the former are about to be removed.
+    fn follow(&mut self, node: &OwnNode) -> bool {
+        let OwnNode::Uid(uid) = node else { return false };
+        self.owner.replace(uid.clone()).is_none_or(|former| former != *uid)
+    }
+
+    /// Brings both Leases up to date, and looks at those of the neighbours if it is time.
+    async fn step(
+        &mut self,
+        known: &DirectNews,
+        writes: bool,
+        renewal: &mut Instant,
+    ) -> Result<(), kube::Error> {
+        if !writes {
+            self.written = None;
+            return Ok(());
+        }
+        let Some(own) = &known.own else { return Ok(()) };
         let due = Instant::now() >= *renewal;
         let period = period(self.period, known.nodes);
         if due {
             // First: a neighbour may look at it as soon as this node opens packets.
-            self.leases.renew(&self.node_name, self.uid.as_deref(), period * PERIODS).await?;
+            self.leases.renew(&self.node_name, self.owner.as_deref(), period * PERIODS).await?;
         }
         if self.must_write(own, known.seen.as_ref()) {
-            self.leases.tell(&self.node_name, self.uid.as_deref(), own).await?;
+            self.leases.tell(&self.node_name, self.owner.as_deref(), own).await?;
             match &own.why_not {
                 None => tracing::info!(
                     "the other nodes are told that this one opens packets that they forward directly"
@@ -222,7 +268,7 @@ impl Task {
                     tracing::info!("the other nodes are told to forward nothing directly to this one: {why}");
                 }
             }
-            self.written = Some(own.clone());
+            self.written = Some((own.clone(), self.owner.clone()));
         }
         if due {
             self.neighbours.look(&self.leases, &known.neighbours, period * PERIODS).await?;
@@ -232,18 +278,20 @@ impl Task {
         Ok(())
     }
 
-    /// Whether the Lease says something else: this node's part is another one, or somebody else has
-    /// changed or removed the Lease since.
+    /// Whether the Lease says something else, or belongs to another Node object: this node's part
+    /// or Node is another one, or somebody else has changed or removed the Lease since.
     fn must_write(&mut self, own: &DirectPart, seen: Option<&DirectNode>) -> bool {
-        let same = seen.is_some_and(|seen| own.is_told_by(seen));
+        let is_owned = |seen: &DirectNode| self.owner.is_none() || seen.owner == self.owner;
+        let same = seen.is_some_and(|seen| own.is_told_by(seen) && is_owned(seen));
         let news = self.seen.as_ref() != seen;
         self.seen = seen.cloned();
         if same {
-            self.written = Some(own.clone());
+            self.written = Some((own.clone(), self.owner.clone()));
         } else if news {
             self.written = None;
         }
-        self.written.as_ref().is_none_or(|written| !written.is_same(own))
+        let written = self.written.as_ref();
+        written.is_none_or(|(written, owner)| !written.is_same(own) || *owner != self.owner)
     }
 }
 

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, info, warn};
 
-pub(super) use self::sink::Sink;
+pub(super) use self::sink::{OwnNode, Sink};
 use self::{
     listing::{Listing, is_too_large_version, refusal, start_delay},
     sink::Stopped,
@@ -83,6 +83,7 @@ pub(super) async fn run<K, T>(
         refused: false,
         path: api.resource_url().to_owned(),
         newest: 0,
+        uid: None,
         failing: None,
     };
     sleep(start_delay()).await;
@@ -139,6 +140,8 @@ struct Watch<K, T> {
     path: String,
     /// The newest version in the list in progress.
     newest: u64,
+    /// The UID of the Node in the list in progress.
+    uid: Option<Box<str>>,
     /// Times of the first and the last error since the last event of objects.
     failing: Option<(Instant, Instant)>,
 }
@@ -202,6 +205,7 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
 
     async fn event(&mut self, event: watcher::Event<DeserializeGuard<K>>) -> Result<(), Stopped> {
         self.note_uid(&event);
+        self.note_node(&event);
         self.note_version(&event);
         match event {
             watcher::Event::Init => {
@@ -280,6 +284,33 @@ impl<K: Resource<DynamicType = ()>, T> Watch<K, T> {
             watcher::Event::Init if K::kind(&()) == "Service" => events.forget_services(),
             watcher::Event::Init | watcher::Event::InitDone => {}
         }
+    }
+
+    /// Notes whether this node's Node exists, and its UID: the node's Leases belong to it.
+    fn note_node(&mut self, event: &watcher::Event<DeserializeGuard<K>>) {
+        if K::kind(&()) != "Node" {
+            return;
+        }
+        let uid_of = |object: &DeserializeGuard<K>| object.meta().uid.as_deref().map(Into::into);
+        let node = match event {
+            watcher::Event::Init => {
+                self.uid = None;
+                return;
+            }
+            watcher::Event::InitApply(object) => {
+                self.uid = uid_of(object);
+                return;
+            }
+            watcher::Event::InitDone => self.uid.take(),
+            watcher::Event::Apply(object) => uid_of(object),
+            watcher::Event::Delete(_) => None,
+        };
+        let node = node.map_or(OwnNode::Missing, OwnNode::Uid);
+        self.sink.own_node.send_if_modified(|held| {
+            let differs = *held != node;
+            *held = node;
+            differs
+        });
     }
 
     async fn listed(&mut self) -> Result<(), Stopped> {

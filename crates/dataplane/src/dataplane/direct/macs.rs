@@ -1,6 +1,9 @@
 //! The MAC addresses of the other nodes that take part in direct forwarding.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
 
 use anyhow::{Context, Result};
 use aya::{
@@ -9,6 +12,8 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::{MAC_TAKES, mac_key};
 
+use super::{super::maps::size, gone::Gone};
+
 const NAME: &str = "tp_direct_macs";
 
 /// The map, and what it holds.
@@ -16,13 +21,18 @@ pub(super) struct Macs {
     map: HashMap<MapData, u64, u32>,
     /// The elements as they are in the map; `None`: not read yet.
     held: Option<BTreeMap<u64, u32>>,
+    /// Those of nodes that have no Lease any more: they take nothing, but may send.
+    gone: Gone<u64>,
+    /// The number of elements that fit.
+    room: usize,
 }
 
 impl Macs {
     pub(super) fn open(object: &mut Ebpf) -> Result<Self> {
+        let room = size(object, NAME)? as usize;
         let map = object.take_map(NAME).with_context(|| format!("the packet path has no map {NAME}"))?;
         let map = map.try_into().with_context(|| format!("map {NAME} has another type"))?;
-        Ok(Self { map, held: None })
+        Ok(Self { map, held: None, gone: Gone::default(), room })
     }
 
     /// Makes the map equal to what is wanted: by each address, whether its node takes packets that
@@ -34,15 +44,12 @@ impl Macs {
                 self.map.iter().collect::<Result<_, _>>().with_context(|| format!("reading {NAME} failed"))?
             }
         };
-        let wanted: BTreeMap<_, _> =
+        let mut wanted: BTreeMap<_, _> =
             wanted.iter().map(|(mac, takes)| (mac_key(*mac), if *takes { MAC_TAKES } else { 0 })).collect();
-        let mut written = 0;
-        let gone: Vec<_> = held.keys().copied().filter(|key| !wanted.contains_key(key)).collect();
-        for key in gone {
-            self.map.remove(&key).context("forgetting a node's MAC address failed")?;
-            held.remove(&key);
-            written += 1;
-        }
+        let keys: BTreeSet<_> = wanted.keys().copied().collect();
+        let over = self.gone.over(held.keys().copied(), &keys, self.room, Instant::now());
+        let mut written = self.remove(over, &mut held)?;
+        wanted.extend(held.keys().filter(|key| !keys.contains(key)).map(|key| (*key, 0)));
         for (key, flags) in wanted {
             if held.get(&key) != Some(&flags) {
                 let inserted = self.map.insert(key, flags, 0);
@@ -53,5 +60,25 @@ impl Macs {
         }
         self.held = Some(held);
         Ok(written)
+    }
+
+    pub(super) fn forget_nodes(&mut self, now: Instant) -> Result<()> {
+        let over = self.gone.expire(now);
+        // Without `held`, the next sync reads the map, and finds them there.
+        if let Some(mut held) = self.held.take_if(|_| !over.is_empty()) {
+            self.remove(over, &mut held)?;
+            self.held = Some(held);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, over: Vec<u64>, held: &mut BTreeMap<u64, u32>) -> Result<usize> {
+        let count = over.len();
+        for key in over {
+            self.map.remove(&key).context("forgetting a node's MAC address failed")?;
+            held.remove(&key);
+            self.gone.forget(key);
+        }
+        Ok(count)
     }
 }

@@ -23,10 +23,12 @@ pub trait FlowSweeps {
     fn set_idle_times(&mut self, idle: IdleTimes);
 
     /// Makes the next sweep a periodic one: it removes flows that have expired, and moves to the
-    /// other generation of next hops when they run out.
+    /// other generation of next hops when they run out. Forgets nodes that take part in direct
+    /// forwarding no more.
     ///
     /// # Errors
-    /// The kernel does not run the program that reports the time in jiffies (BPF_PROG_TEST_RUN).
+    /// The kernel does not run the program that reports the time in jiffies (BPF_PROG_TEST_RUN), or
+    /// keeps a node in a map, which the next sync tries again.
     fn sweep(&mut self) -> Result<()>;
 
     /// Whether a flow has found no room in a main table since a sweep was last begun for it, so
@@ -61,7 +63,8 @@ impl FlowSweeps for Dataplane {
 
     fn sweep(&mut self) -> Result<()> {
         self.gc.request();
-        heartbeat::beat(&mut self.maps, &self.object)
+        heartbeat::beat(&mut self.maps, &self.object)?;
+        self.direct.forget_nodes()
     }
 
     fn found_no_room(&mut self) -> bool {

@@ -17,6 +17,7 @@ pub(super) fn lease(node: &str, address: &str, opens: bool) -> DirectNode {
         macs: Vec::new(),
         choice: None,
         says_more: false,
+        owner: None,
     }
 }
 

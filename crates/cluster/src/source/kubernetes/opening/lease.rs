@@ -2,10 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use k8s_openapi::{
-    api::{coordination::v1::Lease, core::v1::Node},
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::coordination::v1::Lease, jiff::Timestamp};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams},
@@ -42,18 +39,11 @@ pub(super) fn name_renewed(node: &str) -> String {
 /// The Leases of a namespace. It uses lists, because the role may list but not get.
 pub(super) struct Leases {
     api: Api<Lease>,
-    client: Client,
 }
 
 impl Leases {
     pub(super) fn new(client: Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client.clone(), namespace), client }
-    }
-
-    pub(super) async fn uid_of(&self, node: &str) -> Result<Option<String>, kube::Error> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = nodes.list(&named(node)).await?.items.into_iter().next();
-        Ok(node.and_then(|node| node.metadata.uid))
+        Self { api: Api::namespaced(client, namespace) }
     }
 
     pub(super) async fn find(&self, name: &str) -> Result<Option<Lease>, kube::Error> {

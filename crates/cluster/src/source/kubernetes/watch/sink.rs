@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::source::{
     batch::{Batch, Update},
@@ -16,6 +16,17 @@ use crate::source::{
     kubernetes::known_versions::KnownVersions,
     status::StatusWriter,
 };
+
+/// The Node object of this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::source::kubernetes) enum OwnNode {
+    /// The API server has not been asked yet.
+    #[default]
+    Unknown,
+    Missing,
+    /// It has this UID, which is another one when it is made anew.
+    Uid(Box<str>),
+}
 
 /// The destination of the events of one source's watches.
 #[derive(Clone)]
@@ -27,6 +38,8 @@ pub(in crate::source::kubernetes) struct Sink {
     pub(in crate::source::kubernetes) lists: Arc<AtomicUsize>,
     /// The same as [`crate::source::Kubernetes::relist_within`].
     pub(in crate::source::kubernetes) relist_within: Duration,
+    /// This node's Node, which alone is watched by agents.
+    pub(in crate::source::kubernetes) own_node: watch::Sender<OwnNode>,
     /// The minimum versions of lists.
     pub(in crate::source::kubernetes) known: KnownVersions,
 }

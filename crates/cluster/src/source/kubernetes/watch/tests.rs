@@ -27,6 +27,7 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
         events: EventRecorder::nowhere(),
         lists: Arc::new(AtomicUsize::new(1)),
         relist_within: Duration::from_secs(30),
+        own_node: tokio::sync::watch::Sender::default(),
         known: KnownVersions::default(),
     };
     let kind = Kind {
@@ -51,6 +52,7 @@ fn watch(listing: Listing) -> (Watch<Service, crate::model::object::Service>, St
         refused: false,
         path: "/api/v1/services".to_owned(),
         newest: 0,
+        uid: None,
         failing: None,
     };
     (watch, reader)
