@@ -94,7 +94,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
     }
     let line = Line::parse(&words)?;
     let level = logging::start(&line.arguments.log, line.arguments.log_format)?;
-    let in_effect = line.in_effect();
+    let (in_effect, given) = (line.in_effect(), line.given());
     let Line { arguments, file, .. } = line;
     for note in file.iter().flat_map(|file| &file.notes) {
         match note {
@@ -108,7 +108,7 @@ pub fn execute(words: Vec<OsString>) -> Result<()> {
             arguments.execute(in_effect, reloader)
         }
         Command::Check(arguments) => arguments.execute(),
-        Command::Explain(arguments) => arguments.execute(),
+        Command::Explain(arguments) => arguments.execute(&given),
         Command::Status(arguments) => arguments.execute(),
         Command::Services(arguments) => arguments.execute(),
         Command::Flows(arguments) => arguments.execute(),

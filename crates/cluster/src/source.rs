@@ -21,7 +21,7 @@ pub use self::{
     events::{EventRecorder, ObjectEvent, Subject},
     kubernetes::{
         Access, AccessError, Announcement, DirectNews, DirectPart, DirectTold, Kubernetes, Leaving,
-        ListError, Listed, Opening, SERVICE_ACCOUNT, WithdrawError, Withdrawal,
+        ListError, Listed, Opening, SERVICE_ACCOUNT, WholeCluster, WithdrawError, Withdrawal,
         follow_cluster as watch_cluster, list_cluster, try_opening,
     },
     manifest::{Manifests, Mistakes, follow_cluster as watch_folder, read_cluster},

@@ -6,6 +6,7 @@
 mod chi_square;
 mod input;
 mod many;
+mod offline;
 mod program;
 mod unchanged;
 mod wire;

@@ -72,8 +72,7 @@ impl ChoiceArguments {
     /// Returns the settings that decide, beyond the cluster's objects, which endpoint a connection
     /// from outside gets on a node: two nodes with the same text choose alike.
     pub(super) fn of_endpoints(&self) -> String {
-        let Self { algorithm, maglev_size, forwarding, .. } = self;
-        format!("{} {algorithm} {maglev_size} {MAGLEV_SEED:x}", forwarding.name())
+        of_endpoints(self.forwarding, self.algorithm, self.maglev_size)
     }
 
     /// Whether this node asks others what gets there of all that is forwarded directly.
@@ -82,12 +81,17 @@ impl ChoiceArguments {
     }
 }
 
+/// Returns what [`ChoiceArguments::of_endpoints`] does, of these settings.
+pub(super) fn of_endpoints(forwarding: Forwarding, algorithm: Algorithm, size: TableSize) -> String {
+    format!("{} {algorithm} {size} {MAGLEV_SEED:x}", forwarding.name())
+}
+
 /// Parses `--forwarding`.
-fn forwarding(text: &str) -> Result<Forwarding, String> {
+pub(super) fn forwarding(text: &str) -> Result<Forwarding, String> {
     Forwarding::parse(text).ok_or_else(|| "it is snat, direct or tunnel".to_owned())
 }
 
 /// Parses `--dispatch`.
-fn dispatch(text: &str) -> Result<DispatchChoice, String> {
+pub(super) fn dispatch(text: &str) -> Result<DispatchChoice, String> {
     DispatchChoice::parse(text).ok_or_else(|| "it is auto, ipip, udp or l2".to_owned())
 }

@@ -12,8 +12,11 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use traffic_policy_cluster::{
     command::{api::ApiArguments, listing},
-    model::{Dispatch, Index, NodeInput, Policy},
-    source::Manifests,
+    model::{
+        Algorithm, Dispatch, DispatchChoice, Forwarding, Index, NodeInput, Policy, ServicePortKey,
+        maglev::TableSize,
+    },
+    source::{Manifests, WholeCluster},
 };
 use traffic_policy_dataplane::{
     DEFAULT_PINS, advice,
@@ -24,6 +27,7 @@ use traffic_policy_dataplane::{
 };
 
 use super::{
+    endpoint_choice::{self, forwarding, of_endpoints},
     left_out,
     run::service_cidr,
     view::{self, Output},
@@ -114,7 +118,7 @@ struct LiveArguments {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Without a node")]
 struct OfflineArguments {
-    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR).
+    /// A folder of ordinary Kubernetes YAML (Service, EndpointSlice, Node, ServiceCIDR, Lease).
     #[arg(
         long,
         env = "TRAFFIC_POLICY_EXPLAIN_MANIFESTS",
@@ -154,8 +158,37 @@ struct OfflineArguments {
     #[arg(long = "service-cidr", env = "TRAFFIC_POLICY_SERVICE_CIDR", value_name = "C,…", value_delimiter = ',',
         value_parser = service_cidr)]
     service_cidrs: Vec<IpNet>,
+    /// Same as in `run`.
+    #[arg(long, env = "TRAFFIC_POLICY_ALGORITHM", default_value_t, value_name = "random|maglev")]
+    algorithm: Algorithm,
+    /// Same as in `run`.
+    #[arg(long, env = "TRAFFIC_POLICY_MAGLEV_SIZE", default_value_t, value_name = "N")]
+    maglev_size: TableSize,
+    /// Same as in `run`. With --api, a node without a Lease of its own uses `snat`.
+    #[arg(long, env = "TRAFFIC_POLICY_FORWARDING", default_value = "snat", value_name = "snat|direct|tunnel",
+        value_parser = forwarding)]
+    forwarding: Forwarding,
+    /// Same as in `run`. What gets to other nodes is not asked: with `auto`, their Leases decide.
+    #[arg(long, env = "TRAFFIC_POLICY_DISPATCH", default_value = "auto", value_name = "auto|ipip|udp|l2",
+        value_parser = endpoint_choice::dispatch)]
+    dispatch: DispatchChoice,
+    /// The namespace of the Leases by which nodes say that they open packets, as in `run`. Default:
+    /// those of all namespaces count. With --manifests the Leases are files.
+    #[arg(long, env = "TRAFFIC_POLICY_ANNOUNCE_OPENING", value_name = "NAMESPACE",
+        value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    announce_opening: Option<String>,
     #[command(flatten)]
     api: ApiArguments,
+}
+
+/// The flags of `run` that are facts about an agent: a running one has its own.
+const OF_AN_AGENT: [&str; 5] =
+    ["--algorithm", "--maglev-size", "--forwarding", "--dispatch", "--announce-opening"];
+
+/// The reason for which nothing is forwarded directly although a Service wants it.
+struct BySnat {
+    ports: BTreeSet<ServicePortKey>,
+    why: String,
 }
 
 fn dispatch(text: &str) -> Result<Dispatch, String> {
@@ -163,21 +196,28 @@ fn dispatch(text: &str) -> Result<Dispatch, String> {
 }
 
 impl Arguments {
-    pub(super) fn execute(self) -> Result<()> {
+    /// Answers. `given`: the flags of the command line itself, without environment variables, which
+    /// an agent's pod has for the agent.
+    pub(super) fn execute(self, given: &[String]) -> Result<()> {
+        self.check(given)?;
         let flows = self.flows()?;
         let many = self.flows.is_some();
         let output = self.output;
         let dispatch = self.opened_within;
         let addresses = self.opened_from.zip(self.at);
         let outer = addresses.map(|(source, destination)| Outer { source, destination, dispatch });
-        let mut explainer = self.explainer()?;
+        let (mut explainer, by_snat) = self.explainer()?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         for flow in &flows {
             let answer = match outer {
                 Some(outer) => explainer.explain_opened(flow, outer),
                 None => explainer.explain(flow),
             };
-            let answer = answer.with_context(|| format!("{} cannot be explained", flow.name))?;
+            let mut answer = answer.with_context(|| format!("{} cannot be explained", flow.name))?;
+            let concerns = |lack: &&BySnat| answer.key.as_ref().is_some_and(|key| lack.ports.contains(key));
+            if let Some(BySnat { why, .. }) = by_snat.as_ref().filter(concerns) {
+                answer.steps.push(format!("direct forwarding: none, {why}"));
+            }
             let mut text = Vec::new();
             match output {
                 Output::Table if !many => print(&mut text, flow, &answer)?,
@@ -213,14 +253,36 @@ impl Arguments {
         Ok(flows)
     }
 
-    fn explainer(self) -> Result<Explainer> {
+    /// Refuses flags that say of an agent what a running one, or a folder, says itself.
+    fn check(&self, given: &[String]) -> Result<()> {
+        let (offline, is_folder) = (&self.offline, self.offline.manifests.is_some());
+        let given = |flag: &str| given.iter().any(|given| given == flag);
+        if !offline.cluster
+            && !is_folder
+            && let Some(flag) = OF_AN_AGENT.into_iter().find(|flag| given(flag))
+        {
+            let why = format!(
+                "{flag} is for --api and --manifests: here the maps of the running agent are asked, which has its own"
+            );
+            return Err(view::usage(&why).into());
+        }
+        if is_folder && given("--announce-opening") {
+            return Err(view::usage(
+                "--announce-opening is for --api: with --manifests the Leases are files",
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    fn explainer(self) -> Result<(Explainer, Option<BySnat>)> {
         let policy = self.policy.map(|policy| match policy {
             PolicyArgument::Cluster => Policy::Cluster,
             PolicyArgument::Local => Policy::Local,
         });
         match self.offline.cluster || self.offline.manifests.is_some() {
             true => self.offline.explainer(policy),
-            false => self.live.explainer(policy),
+            false => Ok((self.live.explainer(policy)?, None)),
         }
     }
 }
@@ -272,16 +334,17 @@ impl LiveArguments {
 }
 
 impl OfflineArguments {
-    fn explainer(self, policy: Option<Policy>) -> Result<Explainer> {
+    fn explainer(self, policy: Option<Policy>) -> Result<(Explainer, Option<BySnat>)> {
         let Some(node_name) = self.node_name else {
             return Err(view::usage("name the node whose point of view is taken: --node-name").into());
         };
-        let mut batch = match self.manifests {
+        let WholeCluster { mut batch, no_leases } = match self.manifests {
             Some(folder) => {
                 let manifests = Manifests { folder, node_name: node_name.clone() };
-                manifests.read().context("the manifests are not understood")?
+                let batch = manifests.read().context("the manifests are not understood")?;
+                WholeCluster { batch, no_leases: None }
             }
-            None => listing::cluster(&self.api.access())?,
+            None => listing::cluster(&self.api.access(), self.announce_opening.as_deref())?,
         };
         if let Some(policy) = policy {
             batch.set_external_policy(policy);
@@ -305,8 +368,20 @@ impl OfflineArguments {
                 primary.extend(self.local_addresses.iter().find(|address| address.is_ipv6() == family));
             }
         }
+        let why_snat = match no_leases {
+            Some(why) => Some(format!(
+                "for the Leases of direct forwarding may not be listed (list on leases.coordination.k8s.io is needed): {why}"
+            )),
+            None if self.cluster => lacks_lease(&index, &node_name),
+            None => None,
+        };
         let input = NodeInput {
             node_name: node_name.clone(),
+            algorithm: self.algorithm,
+            forwarding: self.forwarding,
+            dispatch: self.dispatch,
+            choice: of_endpoints(self.forwarding, self.algorithm, self.maglev_size),
+            hold_direct: why_snat.is_some(),
             node_port_addresses,
             loopback_ipv4: self.node_port_addresses.loopback(false),
             loopback_ipv6: self.node_port_addresses.loopback(true),
@@ -319,10 +394,30 @@ impl OfflineArguments {
         for warning in &index.desired().warnings {
             tracing::warn!("{warning}");
         }
-        let simulator = Simulator::offline(index.desired(), &addresses, &primary)?;
+        let desired = index.desired();
+        let simulator = Simulator::offline(desired, &addresses, &primary, self.maglev_size)?;
         let scope = NodeScope { node: addresses, pods: index.pod_cidrs(&node_name).to_vec() };
-        Ok(Explainer::new(simulator, scope, primary, Box::new(|_| None), 1, true))
+        let explainer = Explainer::new(simulator, scope, primary, Box::new(|_| None), 1, true);
+        let wanting = desired.ports.iter().filter(|(_, port)| port.forwarding.is_direct());
+        let ports = wanting.map(|(key, _)| key.clone()).collect();
+        Ok((explainer, why_snat.map(|why| BySnat { ports, why })))
     }
+}
+
+/// Returns why a node takes no part in direct forwarding, by the API: its agent would have a Lease.
+/// Leases of several namespaces are a warning, for agents heed those of one.
+fn lacks_lease(index: &Index, node_name: &str) -> Option<String> {
+    let namespaces: BTreeSet<_> = index.direct_leases().map(|lease| &lease.name.namespace).collect();
+    if namespaces.len() > 1 {
+        let namespaces: Vec<_> = namespaces.into_iter().map(String::as_str).collect();
+        tracing::warn!(
+            "Leases of direct forwarding are in the namespaces {}, and all count: name that of the agents by --announce-opening",
+            namespaces.join(", ")
+        );
+    }
+    let has_one = index.direct_leases().any(|lease| lease.node == node_name);
+    (!has_one)
+        .then(|| format!("for {node_name} has no Lease by which its agent takes part (--announce-opening)"))
 }
 
 fn print(out: &mut impl Write, flow: &Flow, answer: &Answer) -> Result<()> {

@@ -51,6 +51,12 @@ impl Line {
         Ok(Self { arguments, file, settings })
     }
 
+    /// Returns the flags that the command line itself has.
+    pub(super) fn given(&self) -> Vec<String> {
+        let given = self.settings.iter().filter(|setting| setting.source == Source::Flag);
+        given.map(|setting| setting.flag.clone()).collect()
+    }
+
     pub(super) fn in_effect(&self) -> InEffect {
         InEffect::new(self.file.as_ref().map(|file| file.path.as_path()), self.settings.clone())
     }

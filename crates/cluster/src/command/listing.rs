@@ -4,18 +4,19 @@ use std::io::IsTerminal as _;
 
 use anyhow::Result;
 
-use crate::source::{self, Access, Batch, Listed};
+use crate::source::{self, Access, Listed, WholeCluster};
 
-/// Lists Nodes, Services and EndpointSlices.
+/// Lists Nodes, Services and EndpointSlices, and the Leases of direct forwarding, of one namespace
+/// or of all, if the role allows it.
 ///
 /// # Errors
-/// The API cannot be reached, or does not return one of these kinds.
-pub fn cluster(access: &Access) -> Result<Batch> {
+/// The API cannot be reached, or does not return one of the first three kinds.
+pub fn cluster(access: &Access, leases_of: Option<&str>) -> Result<WholeCluster> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let progress = Progress { shown: std::io::stderr().is_terminal() };
-    let batch = runtime.block_on(source::list_cluster(access, |listed| progress.show(listed)));
+    let listed = runtime.block_on(source::list_cluster(access, leases_of, |listed| progress.show(listed)));
     progress.end();
-    Ok(batch?)
+    Ok(listed?)
 }
 
 /// A progress line on standard error, on terminals only.

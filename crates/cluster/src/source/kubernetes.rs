@@ -42,7 +42,7 @@ pub use self::{
     access::{Access, AccessError, SERVICE_ACCOUNT},
     announcement::{Announcement, Leaving},
     follow::follow_cluster,
-    list::{ListError, Listed, list_cluster},
+    list::{ListError, Listed, WholeCluster, list_cluster},
     opening::{DirectNews, DirectPart, DirectTold, Opening, WithdrawError, Withdrawal, try_opening},
 };
 use self::{

@@ -163,7 +163,7 @@ impl SourceArguments {
     fn read(&self) -> Result<Cluster> {
         let batch = match &self.manifests {
             Some(folder) => source::read_cluster(folder).context("the manifests are not understood")?,
-            None => listing::cluster(&self.api.access())?,
+            None => listing::cluster(&self.api.access(), None)?.batch,
         };
         let mut index = Index::default();
         batch.apply(&mut index);

@@ -8,13 +8,13 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
 };
 use kube::{
-    Api, Client, Resource,
+    Api, Resource,
     api::ListParams,
     core::{DeserializeGuard, Status},
 };
 use serde::de::DeserializeOwned;
 
-use super::{Access, AccessError, deadline::Line, known_versions::KnownVersions};
+use super::{Access, AccessError, deadline::Line, known_versions::KnownVersions, opening};
 use crate::source::{
     batch::{Batch, Change, Update},
     convert::{
@@ -51,20 +51,33 @@ pub struct Listed {
     pub remaining: Option<usize>,
 }
 
-/// Lists Nodes, Services and EndpointSlices. Objects that cannot be parsed are left out and logged.
+/// The objects of a cluster.
+#[derive(Debug)]
+pub struct WholeCluster {
+    pub batch: Batch,
+    /// The reason for which the Leases of direct forwarding are not known, if they are not.
+    pub no_leases: Option<String>,
+}
+
+/// Lists Nodes, Services and EndpointSlices, and the Leases of direct forwarding, of one namespace
+/// or of all. Objects that cannot be parsed are left out and logged.
 ///
 /// # Errors
-/// The API cannot be reached, or does not return one of these kinds.
-pub async fn list_cluster(access: &Access, mut progress: impl FnMut(Listed)) -> Result<Batch, ListError> {
+/// The API cannot be reached, or does not return one of the first three kinds.
+pub async fn list_cluster(
+    access: &Access,
+    leases_of: Option<&str>,
+    mut progress: impl FnMut(Listed),
+) -> Result<WholeCluster, ListError> {
     let (status, _reader) = StatusWriter::new();
     let (client, _next) = super::client(access, &Line::new(), &status, &KnownVersions::default()).await?;
     let everything = ListParams::default();
-    let nodes = all(&client, "Nodes", &everything, &mut progress, |node: &Node| {
+    let nodes = all(Api::all(client.clone()), "Nodes", &everything, &mut progress, |node: &Node| {
         detail::node(node, Detail::Cluster).map(Some)
     })
     .await?;
     let services = all(
-        &client,
+        Api::all(client.clone()),
         "Services",
         &everything.clone().labels(convert::SERVICE_SELECTOR),
         &mut progress,
@@ -72,23 +85,35 @@ pub async fn list_cluster(access: &Access, mut progress: impl FnMut(Listed)) -> 
     )
     .await?;
     let slices = all(
-        &client,
+        Api::all(client.clone()),
         "EndpointSlices",
-        &everything.labels(convert::SLICE_SELECTOR),
+        &everything.clone().labels(convert::SLICE_SELECTOR),
         &mut progress,
         |slice: &EndpointSlice| detail::endpoint_slice(slice, Detail::Cluster),
     )
     .await?;
-    Ok(Batch(vec![
+    let leases = leases_of.map_or_else(|| Api::all(client.clone()), |of| Api::namespaced(client.clone(), of));
+    let selected = everything.labels(opening::SELECTOR);
+    let (leases, no_leases) = match all(leases, "Leases", &selected, &mut progress, convert::direct).await {
+        Ok(leases) => (leases, None),
+        // Few roles have them, and few clusters forward directly.
+        Err(ListError::Refused { message, .. }) => {
+            (Change::Reset { objects: Vec::new(), unreadable: Vec::new() }, Some(message))
+        }
+        Err(error) => return Err(error),
+    };
+    let batch = Batch(vec![
         Update::Node(nodes),
         Update::Service(services),
         Update::EndpointSlice(slices),
+        Update::Direct(leases),
         Update::Synced,
-    ]))
+    ]);
+    Ok(WholeCluster { batch, no_leases })
 }
 
 async fn all<K, T>(
-    client: &Client,
+    api: Api<DeserializeGuard<K>>,
     plural: &'static str,
     of: &ListParams,
     progress: &mut impl FnMut(Listed),
@@ -99,7 +124,7 @@ where
 {
     let mut attempt = 1;
     loop {
-        match pages(client, plural, of, progress, &convert).await {
+        match pages(&api, plural, of, progress, &convert).await {
             // The version of the first page is no longer kept.
             Err(kube::Error::Api(error)) if error.code == 410 && attempt < ATTEMPTS => attempt += 1,
             Err(kube::Error::Api(error)) if matches!(error.code, 401 | 403 | 404) => {
@@ -118,7 +143,7 @@ fn refusal(error: &Status) -> String {
 }
 
 async fn pages<K, T>(
-    client: &Client,
+    api: &Api<DeserializeGuard<K>>,
     plural: &'static str,
     of: &ListParams,
     progress: &mut impl FnMut(Listed),
@@ -127,7 +152,6 @@ async fn pages<K, T>(
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let api: Api<DeserializeGuard<K>> = Api::all(client.clone());
     let mut objects = Vec::new();
     let mut seen = 0;
     let mut page = of.clone().limit(PAGE);
@@ -257,6 +281,15 @@ mod tests {
                 };
                 list("Service", "v1", &format!("{},{}", service("s", 80), service("bad", 70_000)), "")
             }
+            path if path.contains("/leases") => list(
+                "Lease",
+                "coordination.k8s.io/v1",
+                "{\"metadata\":{\"name\":\"traffic-policy-opens-a\",\"namespace\":\"n\",\
+                 \"labels\":{\"traffic-policy.io/opens\":\"ipip\"},\
+                 \"annotations\":{\"traffic-policy.io/opens-from\":\"192.0.2.1\"}},\
+                 \"spec\":{\"holderIdentity\":\"a\"}}",
+                "",
+            ),
             _ => list(
                 "EndpointSlice",
                 "discovery.k8s.io/v1",
@@ -268,13 +301,18 @@ mod tests {
         })
         .await;
         let mut told = Vec::new();
-        let batch =
-            list_cluster(&access, |listed| told.push((listed.plural, listed.objects, listed.remaining)))
-                .await
-                .unwrap();
+        let tell = |listed: Listed| told.push((listed.plural, listed.objects, listed.remaining));
+        let WholeCluster { batch, no_leases } = list_cluster(&access, None, tell).await.unwrap();
+        assert_eq!(no_leases, None);
         assert_eq!(
             told,
-            [("Nodes", 1, Some(1)), ("Nodes", 2, None), ("Services", 2, None), ("EndpointSlices", 1, None)]
+            [
+                ("Nodes", 1, Some(1)),
+                ("Nodes", 2, None),
+                ("Services", 2, None),
+                ("EndpointSlices", 1, None),
+                ("Leases", 1, None)
+            ]
         );
         assert!(asked.lock().unwrap().iter().all(|path| path.contains("limit=500")), "{asked:?}");
         let mut index = Index::default();
@@ -284,6 +322,29 @@ mod tests {
         assert_eq!((service.name.to_string().as_str(), index.services().count()), ("ns/s", 1));
         let slice = index.slices_of(&service.name).next().unwrap();
         assert_eq!(slice.endpoints[0].pod.as_deref(), Some("pod"));
+        assert_eq!(index.direct_leases().map(|lease| lease.node.as_str()).collect::<Vec<_>>(), ["a"]);
+    }
+
+    /// The Leases are those of one namespace, if that is known; without them the others suffice.
+    #[tokio::test]
+    async fn leases_that_may_not_be_listed_are_left_out() {
+        let (access, asked, _folder) = server(|path| match path {
+            path if path.contains("/leases") => failure(403, "Forbidden"),
+            path if path.contains("/nodes") => list("Node", "v1", &node("a"), ""),
+            path if path.contains("/services") => list("Service", "v1", "", ""),
+            _ => list("EndpointSlice", "discovery.k8s.io/v1", "", ""),
+        })
+        .await;
+        let listed = list_cluster(&access, Some("opening"), |_| ()).await.unwrap();
+        assert_eq!(listed.no_leases.as_deref(), Some("Forbidden it is (403)"));
+        let asked = asked.lock().unwrap();
+        let of_leases = asked.iter().filter(|path| path.contains("/leases")).collect::<Vec<_>>();
+        let is_selected =
+            |path: &str| path.contains("/namespaces/opening/") && path.contains("labelSelector");
+        assert!(of_leases.len() == 1 && is_selected(of_leases[0]), "{asked:?}");
+        let mut index = Index::default();
+        listed.batch.apply(&mut index);
+        assert!(index.nodes().count() == 1 && index.direct_leases().next().is_none());
     }
 
     #[tokio::test]
@@ -293,7 +354,7 @@ mod tests {
             _ => list("Service", "v1", "", ""),
         })
         .await;
-        let error = list_cluster(&access, |_| ()).await.unwrap_err().to_string();
+        let error = list_cluster(&access, None, |_| ()).await.unwrap_err().to_string();
         assert!(error.contains("gives no Nodes: Forbidden it is (403)"), "{error}");
         assert!(error.contains("list on nodes, services and endpointslices"), "{error}");
     }
@@ -311,11 +372,12 @@ mod tests {
             }
             path if path.contains("/nodes") => list("Node", "v1", &node("a"), "second"),
             path if path.contains("/services") => list("Service", "v1", "", ""),
+            path if path.contains("/leases") => list("Lease", "coordination.k8s.io/v1", "", ""),
             _ => list("EndpointSlice", "discovery.k8s.io/v1", "", ""),
         })
         .await;
         let mut index = Index::default();
-        list_cluster(&access, |_| ()).await.unwrap().apply(&mut index);
+        list_cluster(&access, None, |_| ()).await.unwrap().batch.apply(&mut index);
         assert_eq!(index.nodes().count(), 2);
         assert_eq!(asked.lock().unwrap().iter().filter(|path| path.contains("/nodes")).count(), 4);
     }

@@ -40,11 +40,16 @@ impl Simulator {
     /// Creates the packet path of a hypothetical node. `primary`: its primary address of each
     /// family, if it has one. The next hop is not evaluated: every destination on another node is
     /// assumed to be reachable.
-    pub fn offline(desired: &Desired, addresses: &BTreeSet<IpAddr>, primary: &[IpAddr]) -> Result<Self> {
+    pub fn offline(
+        desired: &Desired,
+        addresses: &BTreeSet<IpAddr>,
+        primary: &[IpAddr],
+        table_size: TableSize,
+    ) -> Result<Self> {
         check_privileges()?;
         let mut copy = TracingCopy::load(None, &|_| false, Routes::Assumed)?;
         set_up(&mut copy.maps, primary)?;
-        write(&mut copy.maps, desired, addresses)?;
+        write(&mut copy.maps, desired, addresses, table_size)?;
         let entrances = vec![Entrance { ifindex: IFINDEX, mac: MAC, hook: PacketHook::Xdp }];
         Ok(Self { copy, entrances, as_cluster: false })
     }
@@ -74,7 +79,12 @@ fn set_up(maps: &mut Maps, primary: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Result<()> {
+fn write(
+    maps: &mut Maps,
+    desired: &Desired,
+    addresses: &BTreeSet<IpAddr>,
+    table_size: TableSize,
+) -> Result<()> {
     let context = Context {
         tables: &|range| apply::table(maps, range),
         addresses,
@@ -82,7 +92,7 @@ fn write(maps: &mut Maps, desired: &Desired, addresses: &BTreeSet<IpAddr>) -> Re
         monotonic: 0,
         now: Instant::now(),
         adopting: false,
-        table_size: TableSize::default(),
+        table_size,
         sctp: true,
     };
     let mut planner = Planner::new(Held::default(), maps.room.plan_capacity());
