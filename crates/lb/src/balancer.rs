@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use traffic_policy_cluster::model::{Algorithm, Forwarding, Policy, object::Service};
+use traffic_policy_cluster::model::{Algorithm, Policy, object::Service};
+
+use super::cluster::Agents;
 
 /// A fact about a balancer, and whether it was found in its source or documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +98,11 @@ impl Balancer {
     /// Whether connections of a Service go on through another node when the node in front is gone,
     /// or no longer gets them: every node finds their pods, and the address that they were opened
     /// to moves. With session affinity a pod need not be that of the table, and another node does
-    /// not know which it is.
+    /// not know which it is. `treatment`: that of the Service by agents.
     #[must_use]
-    pub fn outlives_nodes(&self, service: &Service, policy: Policy) -> bool {
-        service.forwarding.is_some_and(Forwarding::is_direct)
-            && service.algorithm == Some(Algorithm::Maglev)
+    pub fn outlives_nodes(&self, service: &Service, treatment: Agents, policy: Policy) -> bool {
+        treatment.forwarding.is_direct()
+            && treatment.algorithm == Algorithm::Maglev
             && service.affinity.is_none()
             && policy == Policy::Cluster
             && self.moves_address(policy)

@@ -100,6 +100,14 @@ impl Objects {
             // The holder of the port is not among these objects.
             service.health_annotation = 0;
         }
+        // What agents run with is not among these objects, either. Nodes are taken to open packets.
+        let treatment = cluster.treatment(&service);
+        if treatment.forwarding != Forwarding::default() {
+            service.forwarding = Some(treatment.forwarding);
+        }
+        if treatment.algorithm != Algorithm::default() {
+            service.algorithm = Some(treatment.algorithm);
+        }
         Some(Self {
             nodes: index.nodes().map(|node| (node.name.clone(), node.clone())).collect(),
             service,

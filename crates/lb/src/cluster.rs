@@ -6,16 +6,26 @@ use std::{
 };
 
 use traffic_policy_cluster::model::{
-    FrontendKind, Index, NodeInput, ServiceName,
-    object::{EndpointSlice, Node, Service},
+    Algorithm, Forwarding, FrontendKind, Index, NodeInput, ServiceName,
+    object::{DirectNode, EndpointSlice, Node, Service},
 };
 
 use super::nodes::Nodes;
+
+/// The settings of agents that Services without annotations follow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Agents {
+    pub forwarding: Forwarding,
+    pub algorithm: Algorithm,
+}
 
 /// A cluster whose Services can be judged.
 #[derive(Debug)]
 pub struct Cluster {
     index: Index,
+    agents: Agents,
+    /// Whether nodes that have no Lease of direct forwarding are known to have none.
+    has_leases: bool,
     /// Whether no Node objects were given, so that the nodes are those that endpoints name.
     pub nodes_are_guessed: bool,
 }
@@ -23,9 +33,42 @@ pub struct Cluster {
 impl Cluster {
     #[must_use]
     pub fn new(index: Index) -> Self {
-        let mut cluster = Self { index, nodes_are_guessed: false };
+        let has_leases = index.direct_leases().next().is_some();
+        let mut cluster = Self { index, agents: Agents::default(), has_leases, nodes_are_guessed: false };
         cluster.prepare();
+        cluster.set_agents(None, None);
         cluster
+    }
+
+    /// Sets what agents run with. `None`: as the Leases of all nodes say that have one, else the
+    /// agent's default.
+    pub fn set_agents(&mut self, forwarding: Option<Forwarding>, algorithm: Option<Algorithm>) {
+        let told = || self.index.direct_leases().filter_map(DirectNode::settings);
+        let agreed = told().next().filter(|first| told().all(|settings| settings == *first));
+        let told = agreed.unwrap_or_default();
+        self.agents =
+            Agents { forwarding: forwarding.unwrap_or(told.0), algorithm: algorithm.unwrap_or(told.1) };
+    }
+
+    /// Notes that all Leases have been listed: nodes without one open nothing. Otherwise that is
+    /// known as soon as there is one.
+    pub fn leases_are_listed(&mut self) {
+        self.has_leases = true;
+    }
+
+    /// Returns how agents treat a Service: by its annotations, else by their own settings.
+    #[must_use]
+    pub fn treatment(&self, service: &Service) -> Agents {
+        Agents {
+            forwarding: service.forwarding.unwrap_or(self.agents.forwarding),
+            algorithm: service.algorithm.unwrap_or(self.agents.algorithm),
+        }
+    }
+
+    /// Returns the nodes that open packets; `None`: all are taken to.
+    pub(super) fn opening(&self) -> Option<BTreeSet<&str>> {
+        let opening = self.index.direct_leases().filter(|lease| lease.opens);
+        self.has_leases.then(|| opening.map(|lease| lease.node.as_str()).collect())
     }
 
     /// Applies a change to the objects.

@@ -5,13 +5,13 @@ mod standpoint;
 use std::collections::{BTreeMap, BTreeSet};
 
 use traffic_policy_cluster::model::{
-    Everywhere, Frontend, HealthReach, ListId, Policy, Reach, ServiceName, ServicePort, ServicePortKey,
-    object::Readiness, object::Service,
+    Algorithm, Everywhere, Frontend, HealthReach, ListId, Policy, Reach, ServiceName, ServicePort,
+    ServicePortKey, object::Readiness, object::Service,
 };
 
 use super::{
     balancer::{Ask, Balancer, Weights},
-    cluster::{Cluster, is_external},
+    cluster::{Agents, Cluster, is_external},
     guess::guess,
     health_port,
     nodes::{Kind, Nodes, Who},
@@ -27,6 +27,8 @@ pub(super) use standpoint::{OnNode, Standpoint};
 pub struct Judge<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) nodes: Nodes<'a>,
+    /// The nodes that open packets of direct forwarding; `None`: all are taken to.
+    opening: Option<BTreeSet<&'a str>>,
     /// The balancer that the user chose.
     named: Option<&'static Balancer>,
     overrides: Overrides,
@@ -35,7 +37,7 @@ pub struct Judge<'a> {
 impl<'a> Judge<'a> {
     #[must_use]
     pub fn new(cluster: &'a Cluster, named: Option<&'static Balancer>, overrides: Overrides) -> Self {
-        Self { cluster, nodes: cluster.nodes(), named, overrides }
+        Self { cluster, nodes: cluster.nodes(), opening: cluster.opening(), named, overrides }
     }
 
     /// The number of Nodes.
@@ -73,6 +75,7 @@ impl<'a> Judge<'a> {
         let index = self.cluster.index();
         let reach = index.reach(name)?;
         let (balancer, why_balancer) = self.balancer(reach.service);
+        let treatment = self.cluster.treatment(reach.service);
         let mut ports: Vec<PortJudgement<'a>> = Vec::new();
         let mut work = 0;
         let mut policy = Policy::Cluster;
@@ -84,7 +87,7 @@ impl<'a> Judge<'a> {
                 continue;
             }
             policy = port.external_policy;
-            let behind = Behind { port, everywhere, reach: &reach, balancer: &balancer };
+            let behind = Behind { port, everywhere, reach: &reach, balancer: &balancer, treatment };
             let judgement = behind.judge(key, frontends, &self.nodes, &mut work);
             match ports.iter_mut().find(|other| other.is_like(&judgement)) {
                 Some(same) => {
@@ -98,10 +101,20 @@ impl<'a> Judge<'a> {
             return None;
         }
         let service = reach.service;
+        let by_snat = if treatment.forwarding.is_direct() { self.closed(&ports) } else { Vec::new() };
+        let findings = Vec::new();
         let mut judgement =
-            Judgement { service, policy, balancer, why_balancer, ports, findings: Vec::new(), work };
+            Judgement { service, policy, treatment, by_snat, balancer, why_balancer, ports, findings, work };
         judgement.findings = rules::findings(self.cluster, &self.nodes, &judgement, index.warnings_of(name));
         Some(judgement)
+    }
+
+    /// Returns the nodes with pods that are known to open no packets.
+    fn closed(&self, ports: &[PortJudgement<'a>]) -> Vec<&'a str> {
+        let Some(opening) = &self.opening else { return Vec::new() };
+        let hosts: BTreeSet<&'a str> =
+            ports.iter().flat_map(|port| &port.pods).filter_map(|pod| pod.node).collect();
+        hosts.into_iter().filter(|node| !opening.contains(node)).collect()
     }
 }
 
@@ -111,6 +124,7 @@ pub(super) struct Behind<'r, 'a> {
     pub(super) everywhere: &'r Everywhere<'a>,
     pub(super) reach: &'r Reach<'a>,
     pub(super) balancer: &'r Balancer,
+    pub(super) treatment: Agents,
 }
 
 /// Returns the expected answer of `/healthz` on a node.
@@ -270,6 +284,18 @@ impl<'a> Behind<'_, 'a> {
         failed_open
     }
 
+    /// Returns the weights of a list's endpoints, which tables heed.
+    pub(super) fn weights(&self, list: ListId) -> Vec<u16> {
+        let places = self.everywhere.list(list);
+        match self.treatment.algorithm {
+            Algorithm::Random => vec![1; places.len()],
+            Algorithm::Maglev => {
+                let nodes = places.iter().map(|place| place.endpoint.node_name.as_deref());
+                self.reach.service.weights.of(&nodes.collect::<Vec<_>>())
+            }
+        }
+    }
+
     /// Returns all endpoints that a node would use, with the share of each.
     fn pods(
         &self,
@@ -285,8 +311,10 @@ impl<'a> Behind<'_, 'a> {
         for list in lists {
             let places = self.everywhere.list(list);
             *work += places.len();
-            let each = shares.get(&list).copied().unwrap_or(0.0) / as_f64(places.len().max(1));
-            for place in places {
+            let weights = self.weights(list);
+            let total: usize = weights.iter().map(|weight| usize::from(*weight)).sum();
+            let share = shares.get(&list).copied().unwrap_or(0.0);
+            for (place, weight) in places.iter().zip(weights) {
                 let pod = pods.entry(place.address).or_insert_with(|| PodShare {
                     address: place.address,
                     pod: place.endpoint.pod.as_deref(),
@@ -294,7 +322,7 @@ impl<'a> Behind<'_, 'a> {
                     ready: place.endpoint.ready,
                     share: 0.0,
                 });
-                pod.share += each;
+                pod.share += share * as_f64(usize::from(weight)) / as_f64(total.max(1));
             }
         }
         pods.into_values().collect()

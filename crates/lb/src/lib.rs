@@ -30,7 +30,7 @@ mod what_if;
 
 pub use balancer::{Ask, Balancer, Check, Fact, Weights};
 pub use change::{ALLOCATED, Change, ChangeError, NodeChange};
-pub use cluster::Cluster;
+pub use cluster::{Agents, Cluster};
 pub use finding::{Finding, Level};
 pub use guess::{Guess, guess};
 pub use judge::Judge;

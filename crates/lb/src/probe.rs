@@ -221,7 +221,8 @@ impl<'j, 'a> Plan<'j, 'a> {
             else {
                 continue;
             };
-            let behind = Behind { port, everywhere, reach: &reach, balancer: &self.judgement.balancer };
+            let Judgement { balancer, treatment, .. } = self.judgement;
+            let behind = Behind { port, everywhere, reach: &reach, balancer, treatment: *treatment };
             let decides = self.judgement.ports.iter().any(|port| port.question == question);
             for (node, kind) in nodes {
                 let addresses = scope.address.of(node);

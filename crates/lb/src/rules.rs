@@ -4,7 +4,7 @@ mod checks;
 
 use std::time::Duration;
 
-use traffic_policy_cluster::model::{DEFAULT_DRAIN, Policy};
+use traffic_policy_cluster::model::{Algorithm, DEFAULT_DRAIN, Policy};
 
 use super::{
     balancer::{Ask, Weights},
@@ -38,6 +38,7 @@ pub(super) fn findings<'a>(
             case.on_one_node(),
             case.uneven(),
             case.client_address(),
+            case.opens_nothing(),
             case.leaving(),
             case.not_ready(),
         ];
@@ -160,9 +161,12 @@ impl<'a> Case<'_, 'a> {
     fn keeps_client(&self) -> &'static str {
         match self.judgement.balancer.proxies.value {
             true => "",
-            false if self.judgement.is_direct() => {
-                " (its annotation traffic-policy.io/forwarding: direct then keeps the client's address)"
-            }
+            false if self.judgement.is_direct() => match self.judgement.service.forwarding {
+                Some(_) => {
+                    " (its annotation traffic-policy.io/forwarding: direct then keeps the client's address)"
+                }
+                None => " (the agents' --forwarding direct then keeps the client's address)",
+            },
             false => {
                 " (with the annotation traffic-policy.io/forwarding: direct, which keeps the client's address)"
             }
@@ -281,6 +285,11 @@ impl<'a> Case<'_, 'a> {
     }
 
     fn uneven(&self) -> Option<Finding> {
+        let Judgement { service, treatment, .. } = self.judgement;
+        if treatment.algorithm == Algorithm::Maglev && service.weights != Default::default() {
+            // Its annotation wants it so.
+            return None;
+        }
         let skew = self.port.skew().filter(|skew| *skew >= UNEVEN)?;
         let most = self.port.pods.iter().max_by(|a, b| a.share.total_cmp(&b.share))?;
         let mean = 1.0 / as_f64(self.port.ready().max(1));
@@ -348,6 +357,28 @@ impl<'a> Case<'_, 'a> {
                 },
             )
         })
+    }
+
+    /// Reports nodes that are to open packets and do not.
+    fn opens_nothing(&self) -> Option<Finding> {
+        let Judgement { by_snat, .. } = self.judgement;
+        let first = by_snat.first()?;
+        let (who, open) = match by_snat.as_slice() {
+            [node] => (format!("node {node}"), "opens"),
+            nodes => (format!("{} nodes ({first}, …)", nodes.len()), "open"),
+        };
+        Some(Finding::new(
+            Level::Warning,
+            "opens-nothing",
+            format!(
+                "{} is forwarded directly, but {who} {open} no packets, by the Leases: pods there get them by SNAT, and see the node \
+                 that a request comes to",
+                self.name()
+            ),
+            format!(
+                "--announce-opening for every agent; `kubectl traffic-policy status {first}` says in its line direct why a node opens nothing"
+            ),
+        ))
     }
 
     fn leaving(&self) -> Option<Finding> {

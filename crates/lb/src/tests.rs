@@ -1,6 +1,7 @@
 //! Judgements of small clusters written as tables, and of random ones in comparison with the
 //! agent's own model.
 
+mod agents;
 mod outlive;
 mod scene;
 mod silence;

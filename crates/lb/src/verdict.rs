@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
-use traffic_policy_cluster::model::{Forwarding, Frontend, Policy, ServicePortKey, object::Service};
+use traffic_policy_cluster::model::{Frontend, Policy, Protocol, ServicePortKey, object::Service};
 
 use super::{
     balancer::Balancer,
+    cluster::Agents,
     finding::Finding,
     nodes::{Kind, Nodes, Who},
 };
@@ -187,6 +188,11 @@ impl<'a> PortJudgement<'a> {
 pub struct Judgement<'a> {
     pub service: &'a Service,
     pub policy: Policy,
+    /// The treatment of the Service by agents.
+    pub treatment: Agents,
+    /// Nodes with pods of it that open no packets, although it is forwarded directly: their pods
+    /// get them by SNAT.
+    pub by_snat: Vec<&'a str>,
     pub balancer: Balancer,
     /// The reason for assuming this balancer.
     pub why_balancer: String,
@@ -198,18 +204,22 @@ pub struct Judgement<'a> {
 }
 
 impl Judgement<'_> {
-    /// Whether packets reach pods of other nodes unchanged, by the Service's annotation. Nodes are
-    /// taken to open them: their Leases are not read.
+    /// Whether packets reach pods of all other nodes unchanged, by the Service's annotation or by
+    /// what agents run with. Nodes are taken to open them unless it is known which have Leases.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.service.forwarding.is_some_and(Forwarding::is_direct)
+        self.treatment.forwarding.is_direct() && self.by_snat.is_empty()
     }
 
     /// Whether connections go on through another node when the node in front dies: every node finds
     /// their pods, and the balancer moves the address that they were opened to.
     #[must_use]
     pub fn outlives_nodes(&self) -> bool {
-        self.balancer.outlives_nodes(self.service, self.policy)
+        // No other node finds an association of SCTP by the table.
+        let mut keys = self.ports.iter().flat_map(|port| &port.keys);
+        self.by_snat.is_empty()
+            && keys.all(|key| key.protocol != Protocol::Sctp)
+            && self.balancer.outlives_nodes(self.service, self.treatment, self.policy)
     }
 }
 

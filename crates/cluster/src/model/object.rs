@@ -293,6 +293,16 @@ pub struct DirectNode {
 }
 
 impl DirectNode {
+    /// Returns the `--forwarding` and `--algorithm` of its agent, with which [`Self::choice`]
+    /// begins; `None`: it does not say.
+    #[must_use]
+    pub fn settings(&self) -> Option<(Forwarding, Algorithm)> {
+        let mut words = self.choice.as_deref()?.split(' ');
+        let forwarding = Forwarding::parse(words.next()?)?;
+        let algorithm = words.next()?;
+        Some((forwarding, Algorithm::ALL.into_iter().find(|known| known.name() == algorithm)?))
+    }
+
     /// Whether it opens packets of this family: it has an address of it.
     pub(super) fn opens_family(&self, ipv6: bool) -> bool {
         self.opens && self.addresses.iter().any(|address| address.is_ipv6() == ipv6)

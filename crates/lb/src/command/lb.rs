@@ -19,8 +19,8 @@ use traffic_policy_cluster::{
         listing,
         view::{self, Output, OutputArguments},
     },
-    model::{Index, ServiceName},
-    source::{self, Access},
+    model::{Algorithm, Forwarding, Index, ServiceName, object::Service},
+    source::{self, Access, WholeCluster},
 };
 
 use super::FoundErrors;
@@ -51,6 +51,8 @@ pub(super) struct Arguments {
     #[command(flatten)]
     html: html::HtmlArguments,
     #[command(flatten)]
+    agents: AgentArguments,
+    #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
     balancer: BalancerArguments,
@@ -75,6 +77,20 @@ struct SourceArguments {
     manifests: Option<PathBuf>,
     #[command(flatten)]
     api: ApiArguments,
+}
+
+/// The settings that the agents run with.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "The agents")]
+struct AgentArguments {
+    /// The agents' --forwarding, for Services without the annotation traffic-policy.io/forwarding:
+    /// snat, direct or tunnel. Default: as the Leases of all nodes say that have one, else snat.
+    #[arg(long, env = "TRAFFIC_POLICY_LB_FORWARDING", value_name = "WAY", value_parser = what_if::forwarding)]
+    forwarding: Option<Forwarding>,
+    /// The agents' --algorithm, for Services without the annotation traffic-policy.io/algorithm:
+    /// random or maglev. Default: as for --forwarding, else random.
+    #[arg(long, env = "TRAFFIC_POLICY_LB_ALGORITHM", value_name = "ALGORITHM")]
+    algorithm: Option<Algorithm>,
 }
 
 /// The load balancer in front of the nodes.
@@ -104,7 +120,8 @@ impl Arguments {
         }
         self.html.check()?;
         let (named, overrides) = self.balancer.read()?;
-        let cluster = self.source.read()?;
+        let mut cluster = self.source.read()?;
+        cluster.set_agents(self.agents.forwarding, self.agents.algorithm);
         if cluster.nodes_are_guessed {
             tracing::warn!(
                 "there are no Node objects: the nodes are those that endpoints name, and those without a pod are missing"
@@ -161,18 +178,33 @@ fn fail_on_errors(judgements: &[Judgement<'_>], more: usize) -> Result<()> {
 
 impl SourceArguments {
     fn read(&self) -> Result<Cluster> {
-        let batch = match &self.manifests {
-            Some(folder) => source::read_cluster(folder).context("the manifests are not understood")?,
-            None => listing::cluster(&self.api.access(), None)?.batch,
-        };
         let mut index = Index::default();
+        if let Some(folder) = &self.manifests {
+            source::read_cluster(folder).context("the manifests are not understood")?.apply(&mut index);
+            return Ok(Cluster::new(index));
+        }
+        let WholeCluster { batch, no_leases } = listing::cluster(&self.api.access(), None)?;
         batch.apply(&mut index);
-        Ok(Cluster::new(index))
+        let mut cluster = Cluster::new(index);
+        match no_leases {
+            None => cluster.leases_are_listed(),
+            Some(why) if cluster.index().services().any(is_direct) => tracing::warn!(
+                "the Leases of direct forwarding may not be listed (list on leases.coordination.k8s.io is needed), all nodes are taken to \
+                 open packets: {why}"
+            ),
+            Some(_) => {}
+        }
+        Ok(cluster)
     }
 
     fn access(&self) -> Access {
         self.api.access()
     }
+}
+
+/// Whether a Service is to be forwarded directly by its annotation.
+fn is_direct(service: &Service) -> bool {
+    service.forwarding.is_some_and(Forwarding::is_direct)
 }
 
 impl BalancerArguments {

@@ -20,8 +20,8 @@ pub(crate) struct Standpoint {
     /// Whether the port is one of TCP.
     pub is_tcp: bool,
     pub policy: Policy,
-    /// Whether a connection goes on through another node: [`Balancer::outlives_nodes`]. Of UDP too
-    /// little is known.
+    /// Whether a connection goes on through another node: [`Balancer::outlives_nodes`]. Flows of
+    /// UDP do, since the table alone names their endpoint; associations of SCTP do not.
     pub outlives_nodes: bool,
     /// Whether, under policy Local, a node without an endpoint behaves as under Cluster.
     pub falls_back: bool,
@@ -31,7 +31,41 @@ pub(crate) struct Standpoint {
     /// Whether the balancer uses the number of endpoints in the health port's answer.
     pub weighs: bool,
     pub nodes: BTreeMap<String, OnNode>,
-    lists: BTreeMap<ListId, Vec<SocketAddr>>,
+    lists: BTreeMap<ListId, Choice>,
+}
+
+/// The endpoints that a node chooses among.
+#[derive(Debug, Default)]
+pub(crate) struct Choice {
+    pub endpoints: Vec<SocketAddr>,
+    /// Their weights; `None`: all are the same.
+    weights: Option<Vec<u16>>,
+}
+
+impl Choice {
+    /// Returns the one of these places that a random number stands for.
+    pub fn drawn(
+        &self,
+        number: usize,
+        places: &(impl ExactSizeIterator<Item = usize> + Clone),
+    ) -> Option<usize> {
+        let Some(weights) = &self.weights else {
+            return places.clone().nth(number.checked_rem(places.len())?);
+        };
+        let weight = |place: &usize| usize::from(weights.get(*place).copied().unwrap_or(0));
+        let total: usize = places.clone().map(|place| weight(&place)).sum();
+        // Those that are left may all have no weight: then each has the same.
+        let Some(mut left) = number.checked_rem(total) else {
+            return places.clone().nth(number.checked_rem(places.len())?);
+        };
+        places.clone().find(|place| match left.checked_sub(weight(place)) {
+            Some(rest) => {
+                left = rest;
+                false
+            }
+            None => true,
+        })
+    }
 }
 
 /// A node that knows this version.
@@ -61,13 +95,13 @@ impl Standpoint {
     }
 
     /// Returns the endpoints that the node chooses among.
-    pub fn list(&self, node: &OnNode) -> &[SocketAddr] {
-        self.lists.get(&node.list).map_or(&[], Vec::as_slice)
+    pub fn list(&self, node: &OnNode) -> Option<&Choice> {
+        self.lists.get(&node.list)
     }
 
     /// Returns the endpoints that the node chooses among while it drains.
-    pub fn draining(&self, node: &OnNode) -> &[SocketAddr] {
-        self.lists.get(&node.cluster).map_or(&[], Vec::as_slice)
+    pub fn draining(&self, node: &OnNode) -> Option<&Choice> {
+        self.lists.get(&node.cluster)
     }
 }
 
@@ -83,14 +117,18 @@ impl Judge<'_> {
                 port.frontends.iter().filter(|frontend| is_external(frontend.kind)).copied().collect();
             (!frontends.is_empty()).then_some((key.protocol, port, everywhere, frontends))
         })?;
-        let behind = Behind { port, everywhere, reach: &reach, balancer };
+        let treatment = self.cluster.treatment(reach.service);
+        let behind = Behind { port, everywhere, reach: &reach, balancer, treatment };
         let question = behind.question(&frontends);
         let mut nodes = BTreeMap::new();
         let mut lists = BTreeMap::new();
         let mut keep = |id: ListId| {
-            lists
-                .entry(id)
-                .or_insert_with(|| everywhere.list(id).iter().map(|place| place.address).collect::<Vec<_>>());
+            lists.entry(id).or_insert_with(|| {
+                let weights = behind.weights(id);
+                let are_equal = weights.windows(2).all(|two| two[0] == two[1]);
+                let endpoints = everywhere.list(id).iter().map(|place| place.address).collect();
+                Choice { endpoints, weights: (!are_equal).then_some(weights) }
+            });
         };
         let special = everywhere.special();
         let names = index.nodes().map(|node| node.name.as_str());
@@ -122,8 +160,8 @@ impl Judge<'_> {
         Some(Standpoint {
             is_tcp: protocol == Protocol::Tcp,
             policy: port.external_policy,
-            outlives_nodes: protocol == Protocol::Tcp
-                && balancer.outlives_nodes(reach.service, port.external_policy),
+            outlives_nodes: protocol != Protocol::Sctp
+                && balancer.outlives_nodes(reach.service, treatment, port.external_policy),
             falls_back: port.external_fallback,
             drain: reach.service.drain.unwrap_or(DEFAULT_DRAIN),
             question,

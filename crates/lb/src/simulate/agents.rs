@@ -304,10 +304,13 @@ impl Agents {
             Fate::Dropped => return Err(Missed::new(Why::Dropped)),
             Fate::Refused => return Err(Missed::new(Why::Refused)),
         };
+        let list = list.ok_or(Missed::new(Why::Refused))?;
+        let count = list.endpoints.len();
         let left_out = self.silences.left_out(node);
-        let pod_at = |at: usize| list.get(at).and_then(|address| version.pods.get(&address.ip())).copied();
+        let pod_at =
+            |at: usize| list.endpoints.get(at).and_then(|address| version.pods.get(&address.ip())).copied();
         let pod = if left_out.is_empty() && version.leaving.is_empty() && !again {
-            drawn.checked_rem(list.len()).and_then(pod_at)
+            list.drawn(drawn, &(0..count)).and_then(pod_at)
         } else {
             let host = |at: usize| pod_at(at).and_then(|pod| machines.pods()[pod].node);
             let speaks = |at: &usize| {
@@ -320,14 +323,14 @@ impl Agents {
                 |at: &usize| host(*at).is_none_or(|host| host == node || !version.leaving.contains(&host));
             // Endpoints are left out while there are others. Those of a node that leaves still
             // answer, and so come before those of a silent one.
-            let mut candidates: Vec<usize> = (0..list.len()).filter(|at| speaks(at) && stays(at)).collect();
+            let mut candidates: Vec<usize> = (0..count).filter(|at| speaks(at) && stays(at)).collect();
             if candidates.is_empty() {
-                candidates = (0..list.len()).filter(speaks).collect();
+                candidates = (0..count).filter(speaks).collect();
             }
             if candidates.is_empty() {
-                candidates = (0..list.len()).collect();
+                candidates = (0..count).collect();
             }
-            drawn.checked_rem(candidates.len()).and_then(|at| pod_at(candidates[at]))
+            list.drawn(drawn, &candidates.iter().copied()).and_then(pod_at)
         };
         pod.ok_or(Missed::new(Why::Refused))
     }

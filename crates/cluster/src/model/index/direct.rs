@@ -234,7 +234,7 @@ mod tests {
     use std::net::IpAddr;
 
     use super::*;
-    use crate::model::{Passing, direct_nodes::Opens, object::Service};
+    use crate::model::{Algorithm, Passing, direct_nodes::Opens, object::Service};
 
     fn node(node: &str, address: &str) -> DirectNode {
         let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
@@ -267,6 +267,18 @@ mod tests {
         assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
         assert!(index.update(&input).direct_nodes);
         assert!(addresses(&index).is_empty());
+    }
+
+    #[test]
+    fn a_lease_says_what_its_agent_runs_with() {
+        let of = |choice: &str| DirectNode { choice: Some(choice.to_owned()), ..node("a", "192.0.2.1") };
+        let direct = Some((Forwarding::Direct, Algorithm::Maglev));
+        assert_eq!(of("direct maglev 16381 6d61676c65760001").settings(), direct);
+        assert_eq!(of("snat random 251 1").settings(), Some((Forwarding::Snat, Algorithm::Random)));
+        for other in ["", "direct", "other maglev", "direct other 251"] {
+            assert_eq!(of(other).settings(), None, "{other:?}");
+        }
+        assert_eq!(node("a", "192.0.2.1").settings(), None);
     }
 
     #[test]
