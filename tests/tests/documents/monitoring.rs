@@ -108,6 +108,19 @@ fn alerts_ask_for_what_is_exported() {
     }
 }
 
+/// Nodes that are to open packets and do not, and packets that are opened for nobody.
+#[test]
+fn faults_of_direct_forwarding_are_alerts() {
+    let rules: Value = serde_yaml_ng::from_str(&page::text(ALERTS)).unwrap();
+    let rules = rules["groups"][0]["rules"].as_array().unwrap();
+    for text in ["traffic_policy_direct_opens == 0", "outcome=\"dropped-unknown-endpoint\""] {
+        let about = rules.iter().filter(|rule| rule["expr"].as_str().unwrap().contains(text));
+        let times: Vec<_> = about.map(|rule| rule["for"].as_str()).collect();
+        // A rollout, and an endpoint that is newer than its own node knows, are no faults.
+        assert_eq!(times, [Some("10m")], "{text}");
+    }
+}
+
 #[test]
 fn the_dashboard_asks_for_what_is_exported() {
     let dashboard: Value = serde_json::from_str(&page::text(DASHBOARD)).unwrap();
