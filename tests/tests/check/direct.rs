@@ -47,6 +47,14 @@ fn rules_that_drop_what_is_invalid_are_named() {
     );
     run("nft add rule inet fire passing ct state established accept");
     run("nft add rule inet fire passing ct state invalid counter accept");
+    for (chain, rule) in [
+        ("accepted", "ct state vmap { established : accept, related : accept, invalid : accept }"),
+        ("others", "ct state { new, untracked } drop"),
+        ("all-but", "ct state != { established, related, invalid } drop"),
+        ("ports", "tcp dport vmap { 1 : drop }"),
+    ] {
+        run(&format!("nft add chain inet fire {chain}; nft add rule inet fire {chain} '{rule}'"));
+    }
     let passing = check(&lab, &["--direct"]);
     assert!(!passing.findings.iter().any(|finding| finding.to_string().contains("INVALID")), "{passing:#?}");
 
@@ -55,8 +63,21 @@ fn rules_that_drop_what_is_invalid_are_named() {
     for program in ["iptables", "ip6tables"] {
         run(&format!("{program} -A FORWARD -m conntrack --ctstate INVALID -j DROP"));
     }
+    let by_sets = [
+        ("by-map", "ct state vmap { established : accept, related : accept, invalid : drop }"),
+        ("by-set", "ct state { invalid, untracked } drop"),
+        ("by-rest", "ct state != { new, established, related } drop"),
+        ("by-several", "ct state . meta l4proto { invalid . tcp, invalid . udp } counter drop"),
+        ("by-name", "ct state vmap @verdicts"),
+    ];
+    run("nft add map inet fire verdicts '{ type ct_state : verdict; elements = { invalid : drop } }'");
+    for (chain, rule) in by_sets {
+        run(&format!("nft add chain inet fire {chain}; nft add rule inet fire {chain} '{rule}'"));
+    }
     let dropping = check(&lab, &["--direct"]);
-    for chain in ["passing of table inet fire", "FORWARD of table ip filter", "FORWARD of table ip6 filter"] {
+    let chains = ["passing of table inet fire", "FORWARD of table ip filter", "FORWARD of table ip6 filter"];
+    let by_sets = by_sets.map(|(chain, _)| format!("{chain} of table inet fire"));
+    for chain in chains.into_iter().map(str::to_owned).chain(by_sets) {
         dropping.has("warning", "direct", &format!("chain {chain}"), "let them pass");
     }
 }

@@ -94,12 +94,17 @@ impl Rules {
 
 /// Reads all objects of a kind; none from a kernel without nf_tables.
 fn dump(kind: u16) -> io::Result<Vec<Vec<u8>>> {
+    // Family 0 stands for all of them; the version is 0, and no resource is given.
+    dump_of(kind, &[0; HEADER])
+}
+
+/// Reads the objects that a request asks for.
+fn dump_of(kind: u16, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let mut netfilter = match Connection::open(NETLINK_NETFILTER) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(Vec::new()),
         opened => opened?,
     };
-    // Family 0 stands for all of them; the version is 0, and no resource is given.
-    match netfilter.dump(kind, &[0; HEADER]) {
+    match netfilter.dump(kind, request) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(Vec::new()),
         dumped => Ok(dumped?.into_iter().map(|message| message.payload).collect()),
     }
