@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum, builder::PossibleValue};
 use ipnet::IpNet;
 use serde::Serialize;
-use traffic_policy_cluster::model::ServicePortKey;
+use traffic_policy_cluster::model::{Dispatch, ServicePortKey};
 use traffic_policy_dataplane::inspect::{Flow, FlowKind, FlowState, Nodes, device_name, service_names};
 
 use super::view::{self, View};
@@ -154,9 +154,15 @@ struct Document<'a> {
     endpoint: SocketAddr,
     /// The source address that the endpoint sees.
     source: SocketAddr,
-    /// `forwarded` to another node, `delivered` on this one, or left to `conntrack`, under which it
-    /// began with kube-proxy.
+    /// `forwarded` to another node, `direct` or `tunnel` if directly, `delivered` on this one, or
+    /// left to `conntrack`, under which it began with kube-proxy.
     kind: &'static str,
+    /// What the packets of a direct flow travel in: `ipip`, `udp` or `l2`; `None` for others.
+    dispatch: Option<&'static str>,
+    /// Whether another node is in front, and packets are sent on to an owner of the connection.
+    to_owner: bool,
+    /// Whether replies of an endpoint here go back through the node in front.
+    tunnelled: bool,
     state: &'static str,
     /// Whether the endpoint was removed and takes no new connections.
     removed: bool,
@@ -182,6 +188,9 @@ impl Show {
             endpoint: flow.endpoint,
             source: flow.source,
             kind: kind(flow.kind),
+            dispatch: flow.dispatch.map(Dispatch::name),
+            to_owner: flow.to_owner,
+            tunnelled: flow.tunnelled,
             state: flow.state.name(),
             removed: flow.removed,
             idle_seconds: flow.idle.as_secs_f64(),
@@ -209,7 +218,7 @@ impl Show {
                 state += text;
             }
         }
-        let next = match (flow.kind, flow.hop) {
+        let mut next = match (flow.kind, flow.hop) {
             (FlowKind::Delivered, _) => "this node".to_owned(),
             (FlowKind::Conntrack, _) => "conntrack".to_owned(),
             (_, None) => "not resolved".to_owned(),
@@ -217,6 +226,13 @@ impl Show {
                 format!("{gateway} by {}", self.devices.get(&ifindex).map_or("?", String::as_str))
             }
         };
+        let dispatch = flow.dispatch.map(Dispatch::name);
+        for word in dispatch.into_iter().chain(flow.to_owner.then_some("to owner")) {
+            next += &format!(", {word}");
+        }
+        if flow.tunnelled {
+            next += ", replies through the node in front";
+        }
         [
             self.names.get(&flow.service).map_or_else(|| "(gone)".to_owned(), ToString::to_string),
             flow.protocol.to_string(),
@@ -275,6 +291,9 @@ mod tests {
             reply: Some(Traffic { packets: 2, bytes: 120 }),
             hop: Some((7, "172.18.0.12".parse().unwrap())),
             node: 2,
+            dispatch: None,
+            to_owner: false,
+            tunnelled: false,
         }
     }
 
@@ -322,6 +341,12 @@ mod tests {
         let row = show.row(&flow());
         assert_eq!(row[0], "shop/web:http");
         assert_eq!(row[6..], ["assured, removed", "1.5s", "3 / 2", "180 / 120", "172.18.0.12 by eth0"]);
+        let udp = Flow { kind: FlowKind::Direct, dispatch: Some(Dispatch::Udp), to_owner: true, ..flow() };
+        assert_eq!(show.row(&udp)[10], "172.18.0.12 by eth0, udp, to owner");
+        let document = serde_json::to_value(show.document(&udp)).unwrap();
+        assert_eq!((&document["dispatch"], &document["to_owner"]), (&"udp".into(), &true.into()));
+        let tunnelled = Flow { kind: FlowKind::Delivered, tunnelled: true, ..flow() };
+        assert_eq!(show.row(&tunnelled)[10], "this node, replies through the node in front");
         let delivered = Flow { kind: FlowKind::Delivered, hop: None, reply: None, service: 9, ..flow() };
         let row = show.row(&delivered);
         assert_eq!(

@@ -7,13 +7,13 @@ use std::{
 };
 
 use anyhow::Result;
-use traffic_policy_cluster::model::Protocol;
+use traffic_policy_cluster::model::{Dispatch, Protocol};
 use traffic_policy_ebpf::{
     abi::{
-        self, Address, Address4, Address6, FlowKey, HopKey, Multipliers, Port, REPLY_THROUGH_FRONT,
-        RuntimeConfig, Tuple, kind,
+        self, Address, Address4, Address6, BY_MAC, FlowKey, HopKey, Multipliers, Port, REPLY_THROUGH_FRONT,
+        RuntimeConfig, TO_OWNER, Tuple, kind,
     },
-    tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST},
+    tcp::{ANSWERED, ASSURED, FIN, REMOVED, RST, TUNNELLED},
 };
 
 use super::{
@@ -50,6 +50,13 @@ pub struct Flow {
     /// The number of the endpoint's node in [`Nodes`][super::Nodes], or the place of its next hop;
     /// 0 if neither is known, or it is on this node.
     pub node: u16,
+    /// What the packets of a direct flow travel in to the endpoint's node; `None` for others.
+    pub dispatch: Option<Dispatch>,
+    /// Whether this is a direct flow whose node in front is another one, which did not know the
+    /// connection: its packets are sent on to an owner.
+    pub to_owner: bool,
+    /// Whether the endpoint is here, and its replies go back through the node in front.
+    pub tunnelled: bool,
 }
 
 /// The location of the endpoint.
@@ -212,7 +219,20 @@ fn join<A: Address + FromWire>(
         hop: None,
         // In its place is the way back of replies.
         node: if request.kind == kind::DELIVER { 0 } else { request.head.node() },
+        dispatch: (request.kind == kind::DIRECT).then(|| dispatch(request.port_delta)),
+        to_owner: request.kind == kind::DIRECT && request.address_delta & TO_OWNER != 0,
+        tunnelled: request.kind == kind::DELIVER && request.state & TUNNELLED != 0,
     })
+}
+
+/// Returns what the packets of a direct flow travel in, by its source port within UDP, 0 within IP,
+/// beside the bit [`BY_MAC`].
+const fn dispatch(port_delta: u16) -> Dispatch {
+    match (port_delta & BY_MAC != 0, port_delta & !BY_MAC != 0) {
+        (true, else_udp) => Dispatch::L2 { else_udp },
+        (false, true) => Dispatch::Udp,
+        (false, false) => Dispatch::Ipip,
+    }
 }
 
 #[cfg(test)]
@@ -235,6 +255,28 @@ mod tests {
             (RST, 0, FlowState::Reset),
         ] {
             assert_eq!(FlowState::of(request, reply), state, "{request:#b} {reply:#b}");
+        }
+    }
+
+    #[test]
+    fn direct_flows_say_what_their_packets_travel_in() {
+        let clock = Clock { jiffies: 1000, hz: 100 };
+        let port = 600_u16.to_be();
+        for (kind, state, deltas, dispatch, to_owner, tunnelled) in [
+            (kind::DIRECT, 0, (0, 0), Some(Dispatch::Ipip), false, false),
+            (kind::DIRECT, 0, (TO_OWNER, port), Some(Dispatch::Udp), true, false),
+            (kind::DIRECT, 0, (0, BY_MAC), Some(Dispatch::L2 { else_udp: false }), false, false),
+            (kind::DIRECT, 0, (0, BY_MAC | port), Some(Dispatch::L2 { else_udp: true }), false, false),
+            (kind::DELIVER, TUNNELLED, (TO_OWNER, port), None, false, true),
+            (kind::DELIVER, 0, (0, 0), None, false, false),
+            (kind::FORWARD, 0, (TO_OWNER, port), None, false, false),
+        ] {
+            let (address_delta, port_delta) = deltas;
+            let entry =
+                abi::Flow::<Address4> { kind, state, address_delta, port_delta, ..abi::Flow::default() };
+            let tuple = Tuple { protocol: 6, ..Tuple::default() };
+            let flow = join(&tuple, &entry, None, &clock).unwrap();
+            assert_eq!((flow.dispatch, flow.to_owner, flow.tunnelled), (dispatch, to_owner, tunnelled));
         }
     }
 
