@@ -30,6 +30,7 @@ use super::{
     },
     sync::plan::Planner,
 };
+use crate::node::pod_namespaces;
 
 /// The maps of both families, and the nodes by their MAC addresses.
 pub struct Direct {
@@ -71,6 +72,12 @@ impl Direct {
         addresses: &BTreeSet<IpAddr>,
         all: bool,
     ) -> Result<usize> {
+        for key in &changes.ports {
+            let here = desired.ports.get(key).map(|port| &port.here);
+            let is_here = |address| here.is_some_and(|here| here.iter().any(|at| at.ip() == address));
+            let former = self.v4.addresses(key).chain(self.v6.addresses(key));
+            former.filter(|address| !is_here(*address)).for_each(|address| self.namespaces.forget(address));
+        }
         // Without other nodes no packet is opened for these endpoints.
         if !desired.direct_nodes.is_empty() {
             let keys: Vec<_> =
@@ -78,7 +85,7 @@ impl Direct {
             let here =
                 keys.into_iter().filter_map(|key| desired.ports.get(key)).flat_map(|port| port.here.iter());
             let here = here.map(SocketAddr::ip).filter(|address| !addresses.contains(address));
-            self.namespaces.learn(here, all);
+            self.namespaces.learn(here, all, pod_namespaces::by_address);
         }
         let v4 = self.v4.sync(desired, changes, planner, addresses, &self.namespaces, all)?;
         Ok(v4 + self.v6.sync(desired, changes, planner, addresses, &self.namespaces, all)?)
@@ -255,6 +262,11 @@ impl<A: Key> OfFamily<A> {
         }
         self.held = Some(held);
         Ok(written)
+    }
+
+    /// The addresses of a Service port's endpoints here, as they were at the last sync.
+    fn addresses(&self, key: &ServicePortKey) -> impl Iterator<Item = IpAddr> {
+        self.wanted.get(key).into_iter().flatten().map(|((address, _), _)| *address)
     }
 
     fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {
