@@ -52,6 +52,9 @@ fn rules_that_drop_what_is_invalid_are_named() {
         ("others", "ct state { new, untracked } drop"),
         ("all-but", "ct state != { established, related, invalid } drop"),
         ("ports", "tcp dport vmap { 1 : drop }"),
+        ("new-ports", "ct state new tcp dport != { 22, 443 } drop"),
+        ("new-sources", "ct state new ip saddr != { 192.0.2.1, 192.0.2.2 } drop"),
+        ("new-port-map", "ct state new tcp dport vmap { 256 : drop }"),
     ] {
         run(&format!("nft add chain inet fire {chain}; nft add rule inet fire {chain} '{rule}'"));
     }

@@ -128,6 +128,12 @@ fn drops_invalid(list: &[u8], elements: impl Fn(&[u8]) -> io::Result<Vec<Element
             "ct" if find(data, CT_KEY).and_then(number) == Some(STATE) => {
                 of_state = find(data, CT_REGISTER).and_then(number);
             }
+            // The register has something else now. Where these name theirs, `ct` names its own.
+            "ct" | "exthdr" | "fib" | "meta" | "payload" | "rt"
+                if find(data, CT_REGISTER).and_then(number) == of_state =>
+            {
+                of_state = None;
+            }
             "lookup" if of_state.is_some() && find(data, LOOKUP_SOURCE).and_then(number) == of_state => {
                 let found = elements(find(data, LOOKUP_SET).unwrap_or_default())?;
                 let of_it = found.iter().find(|element| element.state == Some(u32::from(INVALID)));
