@@ -88,7 +88,7 @@ impl Line {
             outcome: event.outcome.name(),
             hook: event.hook,
             service: port.map(|port| port.key.to_string()),
-            kind: reached.map(|reached| view::frontend_kind(reached.kind)),
+            kind: reached.map(|reached| view::frontend_kind(kind_of(reached.kind, context.socket))),
             // The external policy does not apply to sockets of this node.
             policy: reached
                 .filter(|reached| !context.socket || reached.kind == FrontendKind::ClusterIp)
@@ -104,6 +104,12 @@ impl Line {
             suppressed: event.suppressed,
         }
     }
+}
+
+/// Returns the kind of a frontend as a packet or a call has reached it: a packet to a node port for
+/// which this node has no address comes from another node, which has forwarded it directly.
+fn kind_of(kind: FrontendKind, by_socket: bool) -> FrontendKind {
+    if kind == FrontendKind::LoopbackNodePort && !by_socket { FrontendKind::NodePort } else { kind }
 }
 
 /// Prints a line, as JSON or human-readable.
