@@ -186,8 +186,8 @@ struct SourceArguments {
 #[command(next_help_heading = "Room for Services")]
 struct ServiceArguments {
     /// Addresses with a port on which Services are reached (ClusterIPs, node ports, load balancer
-    /// addresses, external IPs), of each family, and one more for each ClusterIP. A Service port
-    /// that does not fit is left out, and named.
+    /// addresses, external IPs), of each family, and one more for each ClusterIP and each node
+    /// port. A Service port that does not fit is left out, and named.
     #[arg(long, env = "TRAFFIC_POLICY_FRONTEND_ENTRIES", default_value_t = MapSizes::DEFAULT.frontends, value_name = "N",
         value_parser = clap::value_parser!(u32).range(64..=1_048_576))]
     frontend_entries: u32,

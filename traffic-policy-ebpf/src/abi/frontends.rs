@@ -108,6 +108,14 @@ pub mod frontend {
     pub const fn kind(flags: u32) -> u32 {
         flags >> KIND_SHIFT & 7
     }
+
+    /// Whether a frontend with these flags is a node port, at whatever address.
+    #[inline(always)]
+    pub const fn is_node_port(flags: u32) -> bool {
+        use super::frontend_kind::{LOOPBACK, NODE_PORT, OPENED};
+        // Without a branch for each: a bit for each kind.
+        (1 << NODE_PORT | 1 << LOOPBACK | 1 << OPENED) >> kind(flags) & 1 != 0
+    }
 }
 
 /// Kinds of frontend address.

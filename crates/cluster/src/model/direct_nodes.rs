@@ -88,6 +88,10 @@ impl DirectNodes {
             _ => opener.direct,
         };
         let dispatch = dispatch.filter(|_| (opener.sctp || !is_sctp) && !self.addresses.contains(&address));
-        if opener.held { Opens { all: None, held: dispatch } } else { Opens { all: dispatch, held: None } }
+        if opener.held {
+            // The other node may not know this one's MAC address.
+            return Opens { all: None, held: dispatch.map(Dispatch::within) };
+        }
+        Opens { all: dispatch, held: None }
     }
 }

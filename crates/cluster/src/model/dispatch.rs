@@ -106,6 +106,7 @@ pub struct Passing {
 impl Passing {
     pub const ALL: Self = Self { within_ip: true, within_udp: true };
     pub const NONE: Self = Self { within_ip: false, within_udp: false };
+    const UDP: Self = Self { within_ip: false, within_udp: true };
 
     fn has(self, dispatch: Dispatch) -> bool {
         match dispatch.within() {
@@ -133,6 +134,7 @@ pub struct Way {
 impl Way {
     pub const OPEN: Self = Self { direct: Passing::ALL, tunnel: Passing::ALL };
     pub const CLOSED: Self = Self { direct: Passing::NONE, tunnel: Passing::NONE };
+    pub const WITHIN_UDP: Self = Self { direct: Passing::UDP, tunnel: Passing::UDP };
 
     /// Returns what passes on both ways.
     #[must_use]

@@ -403,9 +403,14 @@ fn a_forged_syn_moves_no_half_closed_connection() {
             }
             let before = endpoint(harness);
             harness.put(0, &to((Spot::OtherNear, NEAR.1)));
-            harness.run(terms.hook, &segment(flag::SYN, 77_000)).expect("forwarded-direct");
+            let state = |harness: &Harness| harness.flows(terms.family)[0].state;
+            harness.run(terms.hook, &segment(flag::SYN, 9_000_000)).expect("forwarded-direct");
             harness.run(terms.hook, &segment(flag::ACK, 1002)).expect("forwarded-direct");
-            assert_eq!(endpoint(harness), before, "{terms:?}");
+            assert_eq!((endpoint(harness), state(harness)), (before, tcp::ASSURED | tcp::FIN), "{terms:?}");
+            // The client itself has opened another one, which lasts as one that is open.
+            harness.run(terms.hook, &segment(flag::ACK, 9_000_001)).expect("forwarded-direct");
+            assert_eq!((endpoint(harness), state(harness)), (before, tcp::ASSURED), "{terms:?}");
+            harness.run(terms.hook, &segment(flag::FIN | flag::ACK, 9_000_001)).expect("forwarded-direct");
             // Three seconds, at every HZ.
             let quiet = harness.now().wrapping_sub(4000);
             let [flow] = harness.flows(terms.family)[..] else { panic!("one entry, {terms:?}") };

@@ -432,7 +432,10 @@ fn write<A: Address + Wire>(
         frontends.insert(key, entry, 0)?;
         if frontend::kind(frontend.flags) == frontend_kind::NODE_PORT {
             let key = FrontendKey { address: A::default(), scope: scope::NODE_PORT, ..key };
-            entry.flags ^= (frontend_kind::NODE_PORT ^ frontend_kind::OPENED) << frontend::KIND_SHIFT;
+            // As by default, and as with `--node-port-addresses` of another network.
+            let own = frontend.address == Spot::Node;
+            let kind = if own { frontend_kind::LOOPBACK } else { frontend_kind::OPENED };
+            entry.flags ^= (frontend_kind::NODE_PORT ^ kind) << frontend::KIND_SHIFT;
             frontends.insert(key, entry, 0)?;
         }
     }

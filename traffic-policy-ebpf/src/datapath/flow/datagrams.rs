@@ -20,6 +20,10 @@ const STREAM: u32 = 2;
 /// after which conntrack removes it.
 const IN_USE: u32 = 30;
 
+/// The most jiffies by which a flow's last datagram is taken to be before its first one. A flow
+/// that lasts for 2^32 jiffies less these, 49 days at 1,000 a second, begins anew.
+const BEFORE: u32 = 1 << 20;
+
 /// The jiffies of a second at the highest HZ.
 const LONGEST_SECOND: u32 = 1000;
 
@@ -42,7 +46,9 @@ pub fn is_stream_in_use<A: Address>(request: *const Flow<A>) -> bool {
 /// Whether a client's datagrams of an unassured flow span more than [`STREAM`] seconds.
 #[inline(always)]
 pub fn spans_stream<A: Address>(request: &Flow<A>) -> bool {
-    request.last.wrapping_sub(request.numbers as u32) as i32 > (STREAM * clock::hz()) as i32
+    // Times that other CPUs have noted may be a little before the first.
+    let span = request.last.wrapping_sub(request.numbers as u32);
+    span.wrapping_add(BEFORE) > STREAM * clock::hz() + BEFORE
 }
 
 /// Whether a datagram of the endpoint shows that its flow is a stream: the flow is unassured, was

@@ -69,6 +69,9 @@ pub fn track<P: Packet, F: Family>(
         set!(entry.state |= ASSURED);
     } else if segment.flags & flag::FIN != 0 && near {
         set!(entry.state = state | FIN);
+    } else if state & FIN != 0 && !near {
+        // The client has opened another connection from the same port; see `opens`.
+        set!(entry.state = state & !FIN);
     }
     set!(entry.numbers = segment.numbers);
     Transition::Keep(entry)

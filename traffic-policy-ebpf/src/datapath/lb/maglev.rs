@@ -42,7 +42,7 @@ fn by_table<F: Family>(frontend: *mut Frontend) -> i32 {
 /// Returns the slot of a connection in the tables of a frontend.
 #[inline(always)]
 pub fn slot<F: Family>(frontend: *const Frontend, mut tuple: Tuple<F::Address>) -> u32 {
-    if frontend::kind(get!(frontend.flags)) == frontend_kind::NODE_PORT {
+    if frontend::is_node_port(get!(frontend.flags)) {
         // Each node has addresses of its own.
         tuple.destination = F::Address::default();
     }

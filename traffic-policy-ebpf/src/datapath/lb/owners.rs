@@ -38,6 +38,7 @@ use crate::datapath::{
         pod_stack::{self, Answer},
         select,
     },
+    maps::LOCAL_NODE,
     parse::Parsed,
     value::{borrow, load},
     verdict::Decision,
@@ -308,8 +309,8 @@ fn slot_knows<P: Packet, F: Family>(context: *mut P::Context, index: u32) -> i32
 }
 
 /// Returns the frontend of a packet that another node has sent, or that this one is to send on, or
-/// null. A node port on an address of another node is one of this node, too, wherever that serves
-/// its own: at the address of another network, or nowhere.
+/// null. A node port on an address of another node is one of this node, too, wherever, or whether,
+/// that serves its own.
 #[inline(always)]
 pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     let target = Target::of(tuple);
@@ -317,7 +318,15 @@ pub fn frontend<F: Family>(tuple: &Tuple<F::Address>) -> *const Frontend {
     if !found.is_null() {
         return found;
     }
-    select::frontend::<F>(&Target { address: F::Address::default(), scope: scope::NODE_PORT, ..target })
+    let any = Target { address: F::Address::default(), scope: scope::NODE_PORT, ..target };
+    let found = select::frontend::<F>(&any);
+    if !found.is_null() {
+        return found;
+    }
+    // There is none at a node that does not serve loopback, while no other node takes part.
+    let Some(node) = LOCAL_NODE.get_ptr(0) else { return ptr::null() };
+    let address = F::narrow(get!(node.primary[F::INDEX]));
+    select::frontend::<F>(&Target { address, scope: scope::ADDRESS, ..target })
 }
 
 /// Whether a slot's endpoint is on another node, which opens packets.

@@ -142,8 +142,9 @@ impl Index {
                     let awaited = known.is_none() && input.ways.are_awaited(ipv6);
                     // A router sends this node connections of others as soon as it is there. What
                     // is lost until the endpoint's node knows this one is sent again; an RST would
-                    // end the connection.
-                    let way = known.unwrap_or(if awaited { Way::OPEN } else { not_asked });
+                    // end the connection. A flow keeps its way, so that passes what does so nearly
+                    // everywhere.
+                    let way = known.unwrap_or(if awaited { Way::WITHIN_UDP } else { not_asked });
                     let alike = other.choice.as_ref() == Some(&input.choice);
                     let within = |passing| {
                         let dispatch = input.dispatch.towards(&other.dispatches, passing)?;
@@ -427,9 +428,9 @@ mod tests {
         let [ipip, udp] = [Dispatch::Ipip, Dispatch::Udp].map(Some);
         for (hold_direct, ways, all, held) in [
             (true, Ways::default(), None, ipip),
-            (true, awaited.clone(), None, ipip),
+            (true, awaited.clone(), None, udp),
             (true, found_out.clone(), None, udp),
-            (false, awaited, None, ipip),
+            (false, awaited, None, udp),
             (false, found_out, udp, None),
             (false, silent, None, None),
         ] {

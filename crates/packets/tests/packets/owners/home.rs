@@ -24,6 +24,30 @@ fn a_connection_that_comes_by_another_node_is_known_at_home() {
     });
 }
 
+/// A node port has another address at each node, and all of them have the same table. The node in
+/// front has chosen otherwise, as one that has not heard of a change.
+#[test]
+fn the_owner_of_a_node_ports_connection_is_the_same_by_each_node() {
+    each(|harness, terms| {
+        for own in [NODE, (Spot::NodeEth1, PORT)] {
+            let ports = || by_table(own, &[NEAR, OTHER]).node_port();
+            let mut seen = std::collections::BTreeSet::new();
+            for port in CLIENT_PORT..CLIENT_PORT + 20 {
+                harness.set_up(&Setup::of(ports()));
+                harness.run(terms.hook, &segment(terms, own, port, flag::SYN)).expect("forwarded-direct");
+                let owner = harness.flows(terms.family)[0].new_to.ip();
+                seen.insert(owner);
+                set_up_home(harness, ports());
+                let next = segment(terms, (FRONT, PORT), port, flag::ACK);
+                harness.run(terms.hook, &arrives(&next, FRONT, 0)).expect("forwarded-to-owner");
+                let sent_on = harness.flows(terms.family)[0].new_to.ip();
+                assert_eq!(sent_on, owner, "port {port}, {terms:?}");
+            }
+            assert_eq!(seen.len(), 2);
+        }
+    });
+}
+
 /// A card, or the kernel, that cuts an aggregate gives each segment the next identification.
 #[test]
 fn each_segment_of_an_aggregate_goes_to_the_same_owner() {
