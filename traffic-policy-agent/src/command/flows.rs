@@ -157,7 +157,7 @@ struct Document<'a> {
     /// `forwarded` to another node, `direct` or `tunnel` if directly, `delivered` on this one, or
     /// left to `conntrack`, under which it began with kube-proxy.
     kind: &'static str,
-    /// What the packets of a direct flow travel in: `ipip`, `udp` or `l2`; `None` for others.
+    /// Dispatch of a direct flow: `ipip`, `udp` or `l2`; `None` for others.
     dispatch: Option<&'static str>,
     /// Whether another node is in front, and packets are sent on to an owner of the connection.
     to_owner: bool,
