@@ -50,7 +50,7 @@ pub struct Flow {
     /// The number of the endpoint's node in [`Nodes`][super::Nodes], or the place of its next hop;
     /// 0 if neither is known, or it is on this node.
     pub node: u16,
-    /// Dispatch of a direct flow: the form of its packets to the endpoint's node. `None` for others.
+    /// Dispatch of a direct flow: the form of its packets to the other node. `None` for others.
     pub dispatch: Option<Dispatch>,
     /// Whether this is a direct flow whose node in front is another one, which did not know the
     /// connection: its packets are sent on to an owner.
