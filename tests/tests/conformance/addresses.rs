@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 use traffic_policy_testing::{
     lab::Family,
-    object::{Policy, Port},
+    object::{Policy, Port, lease},
 };
 
 use super::{
@@ -114,12 +114,26 @@ fn all(family: Family) -> Fate {
 
 #[test]
 fn node_port_addresses() {
-    let folder = Folder::new(&objects());
+    are_served(&Folder::new(&objects()), &CHOICES);
+}
+
+/// A node that forwards directly has this one know all node ports, also where it serves none.
+#[test]
+fn node_port_addresses_beside_a_node_that_forwards_directly() {
+    let addresses =
+        Family::BOTH.map(|family| ip(if family == Family::V4 { "192.0.2.77" } else { "2001:db8::77" }));
+    let lease = lease::opens_from("node-far", &addresses);
+    let folder = Folder::new(&objects().into_iter().chain([lease]).collect::<Vec<_>>());
+    let without_loopback = CHOICES.into_iter().filter(|(_, served)| !served[2] || !served[5]);
+    are_served(&folder, &without_loopback.collect::<Vec<_>>());
+}
+
+fn are_served(folder: &Folder, choices: &[(Option<&str>, [bool; 6])]) {
     let mut wrong = Vec::new();
-    for (chosen, served) in CHOICES {
+    for (chosen, served) in choices {
         let options = chosen.map(|chosen| ["--node-port-addresses", chosen]);
         let options = topology::options(options.as_ref().map_or(&[], |options| &options[..]));
-        let flows = flows(served);
+        let flows = flows(*served);
         assert_eq!(flows.len(), 42);
         let differences = differences(folder.path(), &options, &flows);
         wrong.extend(differences.into_iter().map(|difference| format!("{chosen:?}: {difference}")));
