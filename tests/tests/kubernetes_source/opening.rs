@@ -136,6 +136,7 @@ async fn the_leases_belong_to_the_node_as_it_is_now() {
         server.delete(Kind::Lease, NAMESPACE, name);
     }
     opening.news.send_modify(|news| news.seen = None);
+    // Several renewals would have been due: that nothing is written takes time to see.
     tokio::time::sleep(PERIOD * 3).await;
     assert!(
         found(&server, OWN).is_none() && found(&server, RENEWED).is_none(),

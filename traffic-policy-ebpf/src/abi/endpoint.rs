@@ -33,7 +33,7 @@ pub struct Slot<A> {
 }
 
 impl<A> Slot<A> {
-    /// 1 if it has [`SLOT_OPENS`].
+    /// 1 if it has [`SLOT_OPENS`], also while it is [held][SLOT_HELD].
     #[inline(always)]
     pub const fn opens(&self) -> u8 {
         (self.flags >> SLOT_OPENS.trailing_zeros()) as u8 & 1

@@ -41,6 +41,7 @@ pub struct NodeInput {
     /// text. Two nodes with the same text have the same Maglev tables.
     pub choice: String,
     /// Whether no flow is to begin as a direct one yet: other nodes may not know this one.
+    /// Connections of others that go on by this node are sent to their owners all the same.
     pub hold_direct: bool,
     /// Whether this node has IPv4.
     pub ipv4: bool,
@@ -83,7 +84,8 @@ impl Context {
     /// Returns the kind of a frontend for a node port at no certain address, if there is one: for
     /// the node itself, on loopback, or at least for what other nodes forward directly to this one.
     pub(super) fn any_node_port(&self, ipv6: bool) -> Option<FrontendKind> {
-        if if ipv6 { self.input.loopback_ipv6 } else { self.input.loopback_ipv4 } {
+        let loopback = if ipv6 { self.input.loopback_ipv6 } else { self.input.loopback_ipv4 };
+        if loopback {
             Some(FrontendKind::LoopbackNodePort)
         } else {
             (!self.direct.addresses.is_empty()).then_some(FrontendKind::OpenedNodePort)

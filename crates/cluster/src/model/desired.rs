@@ -33,6 +33,14 @@ pub enum FrontendKind {
     OpenedNodePort,
 }
 
+impl FrontendKind {
+    /// Whether it is a node port, whose addresses are other ones on each node.
+    #[must_use]
+    pub const fn is_node_port(self) -> bool {
+        matches!(self, Self::NodePort | Self::LoopbackNodePort | Self::OpenedNodePort)
+    }
+}
+
 /// An endpoint chosen for a list. Endpoints are ordered by their address as a string, as in
 /// kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -108,9 +108,8 @@ impl FlowEntry {
 
     /// Whether the entry notes when its flow began.
     fn has_beginning<A: Address>(protocol: u32, flow: &Flow<A>) -> bool {
-        let replies = [kind::REPLY, kind::REPLY_LOCAL];
-        let known =
-            [kind::FORWARD, kind::DELIVER, kind::DIRECT].contains(&flow.kind) || replies.contains(&flow.kind);
+        use kind::{DELIVER, DIRECT, FORWARD, REPLY, REPLY_LOCAL};
+        let known = [FORWARD, DELIVER, DIRECT, REPLY, REPLY_LOCAL].contains(&flow.kind);
         known && protocol == PROTOCOL_UDP && flow.state & ASSURED == 0
     }
 

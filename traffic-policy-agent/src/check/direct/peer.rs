@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
-use traffic_policy_cluster::model::{DirectTarget, Dispatch, Forwarding, FrontendKind, Protocol};
+use traffic_policy_cluster::model::{DirectTarget, Dispatch, Forwarding, Protocol};
 use traffic_policy_dataplane::{
     inspect::{Choice, Nodes, Pinned, ServicePort, node_macs},
     node::{
@@ -87,13 +87,7 @@ pub(super) async fn ask(settings: &Settings, name: &str) -> Result<Vec<Facts>> {
         // What is sent to a MAC address is judged by the table of a Service that has one.
         candidates.sort_by_key(|port| !matches!(port.choice, Choice::Maglev(_)));
         let found = candidates.into_iter().find_map(|port| {
-            let foreign = |kind| {
-                matches!(
-                    kind,
-                    FrontendKind::ClusterIp | FrontendKind::LoadBalancer | FrontendKind::ExternalIp
-                )
-            };
-            let frontend = port.frontends.iter().find(|frontend| foreign(frontend.kind))?;
+            let frontend = port.frontends.iter().find(|frontend| !frontend.kind.is_node_port())?;
             Some((port, frontend.address))
         });
         let Some((port, frontend)) = found else { continue };

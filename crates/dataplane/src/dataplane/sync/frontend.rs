@@ -41,7 +41,7 @@ pub fn flags(port: &ServicePort, kind: FrontendKind, node_address: bool, has_tab
         && port.forwarding == Forwarding::Direct
         && policy == Policy::Cluster
         && port.affinity.is_none()
-        && matches!(kind, FrontendKind::ClusterIp | FrontendKind::LoadBalancer | FrontendKind::ExternalIp)
+        && !kind.is_node_port()
     {
         // Each node has node ports at addresses of its own, and remembers clients of its own.
         flags |= frontend::L2;

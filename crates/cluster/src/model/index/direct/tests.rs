@@ -1,0 +1,271 @@
+//! The nodes that take part in direct forwarding, by their Leases, and the way to each.
+
+use std::net::IpAddr;
+
+use super::*;
+use crate::model::{Algorithm, Passing, direct_nodes::Opens, object::Service};
+
+fn node(node: &str, address: &str) -> DirectNode {
+    let name = ServiceName { namespace: "n".to_owned(), name: format!("direct-{node}") };
+    DirectNode {
+        name,
+        node: node.to_owned(),
+        opens: true,
+        dispatches: vec![Dispatch::Ipip],
+        sctp: false,
+        tunnels: false,
+        addresses: vec![address.parse().unwrap()],
+        macs: Vec::new(),
+        choice: None,
+        says_more: false,
+        owner: None,
+    }
+}
+
+#[test]
+fn others_may_send_and_this_node_is_no_other() {
+    let mut index = Index::default();
+    let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    assert!(index.apply(node("here", "192.0.2.1")) && index.apply(node("there", "192.0.2.2")));
+    assert!(index.update(&input).direct_nodes);
+    let addresses =
+        |index: &Index| index.desired().direct_nodes.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(addresses(&index), ["192.0.2.2"]);
+    assert!(!index.apply(node("there", "192.0.2.2")));
+    assert!(!index.update(&input).direct_nodes);
+    assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
+    assert!(index.update(&input).direct_nodes);
+    assert!(addresses(&index).is_empty());
+}
+
+#[test]
+fn a_lease_says_what_its_agent_runs_with() {
+    let of = |choice: &str| DirectNode { choice: Some(choice.to_owned()), ..node("a", "192.0.2.1") };
+    let direct = Some((Forwarding::Direct, Algorithm::Maglev));
+    assert_eq!(of("direct maglev 16381 6d61676c65760001").settings(), direct);
+    assert_eq!(of("snat random 251 1").settings(), Some((Forwarding::Snat, Algorithm::Random)));
+    for other in ["", "direct", "other maglev", "direct other 251"] {
+        assert_eq!(of(other).settings(), None, "{other:?}");
+    }
+    assert_eq!(node("a", "192.0.2.1").settings(), None);
+}
+
+#[test]
+fn nodes_are_judged_when_they_change_alone() {
+    let mut index = Index::default();
+    let mut input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    index.apply(node("there", "192.0.2.2"));
+    let judged = |index: &mut Index, input: &NodeInput| {
+        let (judgements, revision) = (index.direct_judgements, index.direct_revision());
+        index.update(input);
+        (index.direct_judgements - judgements, index.direct_revision() > revision)
+    };
+    assert_eq!(judged(&mut index, &input), (1, true));
+    assert_eq!(judged(&mut index, &input), (0, false));
+    index.apply(Service::unserved(ServiceName::default()));
+    assert_eq!(judged(&mut index, &input), (0, false), "a Service has changed");
+    let revision = index.direct_revision();
+    index.apply(node("there", "192.0.2.3"));
+    assert!(index.direct_revision() > revision);
+    assert_eq!(judged(&mut index, &input), (1, true));
+    input.hold_direct = true;
+    assert_eq!(judged(&mut index, &input), (1, true));
+    input.dispatch = DispatchChoice::Only(Dispatch::Udp);
+    assert_eq!(judged(&mut index, &input), (1, true), "connections that go on have no way now");
+    input.choice = "other".to_owned();
+    assert_eq!(judged(&mut index, &input), (1, false));
+    let mut ways = Ways::default();
+    ways.set("there", false, Way::CLOSED);
+    input.ways = Arc::new(ways);
+    assert_eq!(judged(&mut index, &input), (1, false));
+    input.node_name = "there".to_owned();
+    assert_eq!(judged(&mut index, &input), (1, true), "this node is no other");
+    let revision = index.direct_revision();
+    assert!(index.delete::<DirectNode>(&node("there", "192.0.2.2").name));
+    assert!(index.direct_revision() > revision);
+    assert_eq!(judged(&mut index, &input), (1, false));
+}
+
+#[test]
+fn one_that_opens_nothing_may_still_send() {
+    let mut index = Index::default();
+    let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    let names = |index: &Index| index.direct_nodes(Forwarding::Snat).into_keys().collect::<Vec<_>>();
+    index.apply(node("there", "192.0.2.2"));
+    index.update(&NodeInput { hold_direct: true, ..input.clone() });
+    assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1, "this one waits");
+    index.update(&input);
+    assert_eq!(names(&index), ["there"]);
+    index.apply(DirectNode { opens: false, ..node("there", "192.0.2.2") });
+    assert!(!index.update(&input).direct_nodes, "its flows go on");
+    assert!(names(&index).is_empty() && index.desired().direct_nodes.len() == 1);
+}
+
+/// The endpoint is named to a node whose table may be another one.
+#[test]
+fn only_a_node_with_the_same_table_finds_the_endpoint() {
+    let l2 = Dispatch::L2 { else_udp: false };
+    let choice = "maglev, 251 slots".to_owned();
+    let input = NodeInput {
+        node_name: "here".to_owned(),
+        dispatch: DispatchChoice::Only(l2),
+        choice: choice.clone(),
+        ..NodeInput::default()
+    };
+    let mac = [2, 0, 0, 0, 0, 1];
+    let endpoint: IpAddr = "198.51.100.1".parse().unwrap();
+    let other = |dispatches: &[Dispatch], choice: &str| DirectNode {
+        dispatches: dispatches.to_vec(),
+        macs: vec![mac],
+        choice: Some(choice.to_owned()),
+        ..node("there", "192.0.2.2")
+    };
+    for (lease, used, takes) in [
+        (other(&Dispatch::ALL, &choice), l2, true),
+        (other(&Dispatch::ALL, "random"), Dispatch::Ipip, true),
+        (other(&[Dispatch::Ipip], &choice), Dispatch::Ipip, false),
+    ] {
+        let mut index = Index::default();
+        index.apply(lease);
+        assert!(index.update(&input).direct_nodes);
+        assert_eq!(
+            index.context.direct.open(endpoint, Some("there"), (Forwarding::Direct, Protocol::Tcp)).all,
+            Some(used)
+        );
+        assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, takes)]));
+        // A clone that takes none: the address of both is that of a node, and takes none.
+        index.apply(DirectNode { opens: false, macs: vec![mac], ..node("clone", "192.0.2.3") });
+        assert!(index.update(&input).direct_nodes);
+        assert_eq!(index.desired().direct_macs, BTreeMap::from([(mac, false)]));
+    }
+}
+
+/// `auto` uses the outer packets that the node has answered, `direct` and `tunnel` separately.
+#[test]
+fn packets_travel_in_what_gets_there() {
+    let mut index = Index::default();
+    let dispatches = vec![Dispatch::Ipip, Dispatch::Udp];
+    let there = DirectNode { dispatches, tunnels: true, ..node("there", "192.0.2.1") };
+    assert!(index.apply(there));
+    let udp = Passing { within_udp: true, ..Passing::NONE };
+    let open = |index: &Index| {
+        let address = "198.51.100.1".parse().unwrap();
+        [Forwarding::Direct, Forwarding::Tunnel]
+            .map(|way| index.context.direct.open(address, Some("there"), (way, Protocol::Tcp)).all)
+    };
+    let both = |dispatch| [Some(dispatch); 2];
+    for (way, auto) in [
+        (None, both(Dispatch::Ipip)),
+        (Some(Way::OPEN), both(Dispatch::Ipip)),
+        (Some(Way { direct: udp, tunnel: udp }), both(Dispatch::Udp)),
+        (Some(Way { direct: Passing::NONE, tunnel: udp }), [None, Some(Dispatch::Udp)]),
+        (Some(Way::CLOSED), [None; 2]),
+    ] {
+        let mut ways = Ways::default();
+        way.map(|way| ways.set("there", false, way));
+        let mut input =
+            NodeInput { node_name: "here".to_owned(), ways: Arc::new(ways), ..NodeInput::default() };
+        index.update(&input);
+        assert_eq!(open(&index), auto, "{way:?}");
+        assert_eq!(index.direct_nodes(Forwarding::Snat).contains_key("there"), auto != [None; 2], "{way:?}");
+        input.dispatch = DispatchChoice::Only(Dispatch::Ipip);
+        index.update(&input);
+        assert_eq!(open(&index), both(Dispatch::Ipip), "{way:?}: somebody has chosen");
+    }
+}
+
+/// A router sends a node that is new connections of others at once, before that may begin any.
+#[test]
+fn connections_go_on_where_new_ones_wait() {
+    let mut index = Index::default();
+    index.apply(DirectNode { dispatches: vec![Dispatch::Ipip, Dispatch::Udp], ..node("there", "192.0.2.1") });
+    let mut awaited = Ways::default();
+    awaited.hold([true; 2]);
+    let mut found_out = awaited.clone();
+    let within_udp = Passing { within_udp: true, ..Passing::NONE };
+    found_out.set("there", false, Way { direct: within_udp, ..Way::CLOSED });
+    let mut silent = awaited.clone();
+    silent.set("there", false, Way::CLOSED);
+    let [ipip, udp] = [Dispatch::Ipip, Dispatch::Udp].map(Some);
+    for (hold_direct, ways, all, held) in [
+        (true, Ways::default(), None, ipip),
+        (true, awaited.clone(), None, udp),
+        (true, found_out.clone(), None, udp),
+        (false, awaited, None, udp),
+        (false, found_out, udp, None),
+        (false, silent, None, None),
+    ] {
+        let input = NodeInput {
+            node_name: "here".to_owned(),
+            ways: Arc::new(ways),
+            hold_direct,
+            ..NodeInput::default()
+        };
+        index.update(&input);
+        let address = "198.51.100.1".parse().unwrap();
+        let way = (Forwarding::Direct, Protocol::Tcp);
+        let opens = index.context.direct.open(address, Some("there"), way);
+        assert_eq!(opens, Opens { all, held }, "{hold_direct}");
+        assert_eq!(index.direct_nodes(Forwarding::Direct).contains_key("there"), all.is_some());
+    }
+}
+
+/// An agent of a former version answers the client itself, which the network may forbid.
+#[test]
+fn replies_come_back_from_nodes_that_know_it_alone() {
+    let mut index = Index::default();
+    let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    let newer = DirectNode { tunnels: true, ..node("newer", "192.0.2.2") };
+    assert!(index.apply(node("older", "192.0.2.1")) && index.apply(newer));
+    index.update(&input);
+    let address = "198.51.100.1".parse().unwrap();
+    let opens = |index: &Index, node, way| {
+        index.context.direct.open(address, Some(node), (way, Protocol::Tcp)).all.is_some()
+    };
+    for (node, direct, tunnel) in [("older", true, false), ("newer", true, true)] {
+        let found = [Forwarding::Direct, Forwarding::Tunnel].map(|way| opens(&index, node, way));
+        assert_eq!(found, [direct, tunnel], "{node}");
+    }
+    index.apply(DirectNode { tunnels: true, ..node("older", "192.0.2.1") });
+    index.update(&input);
+    assert!(opens(&index, "older", Forwarding::Tunnel), "it was upgraded");
+}
+
+#[test]
+fn a_node_opens_packets_of_the_families_of_its_addresses() {
+    let mut index = Index::default();
+    let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    assert!(index.apply(node("v4", "192.0.2.1")) && index.apply(node("v6", "2001:db8::1")));
+    assert!(index.update(&input).direct_nodes);
+    for (node, address, opens) in [
+        ("v4", "198.51.100.1", true),
+        ("v4", "2001:db8:1::1", false),
+        ("v6", "198.51.100.1", false),
+        ("v6", "2001:db8:1::1", true),
+    ] {
+        let address: IpAddr = address.parse().unwrap();
+        let found = index.context.direct.open(address, Some(node), (Forwarding::Direct, Protocol::Tcp));
+        assert_eq!(found.all, opens.then_some(Dispatch::Ipip), "{node} {address}");
+    }
+}
+
+#[test]
+fn a_node_that_does_not_say_so_opens_no_sctp() {
+    let mut index = Index::default();
+    let input = NodeInput { node_name: "here".to_owned(), ..NodeInput::default() };
+    index.apply(node("earlier", "192.0.2.1"));
+    index.apply(DirectNode { sctp: true, ..node("present", "192.0.2.2") });
+    index.update(&input);
+    let opens = |node, protocol| {
+        index.context.direct.open("198.51.100.1".parse().unwrap(), Some(node), protocol).all.is_some()
+    };
+    for (protocol, earlier) in [(Protocol::Tcp, true), (Protocol::Udp, true), (Protocol::Sctp, false)] {
+        assert_eq!(
+            [
+                opens("earlier", (Forwarding::Direct, protocol)),
+                opens("present", (Forwarding::Direct, protocol))
+            ],
+            [earlier, true]
+        );
+    }
+}
