@@ -2,7 +2,7 @@
 //! docs/maglev.md.
 
 use traffic_policy_ebpf::{
-    abi::{Frontend, Tuple, frontend, frontend_kind, maglev},
+    abi::{Frontend, Tuple, frontend, maglev},
     hash,
 };
 
