@@ -150,12 +150,13 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
     add(What::New, Dispatch::Ip, &front, &both);
     add(What::New, Dispatch::ByMac, &front, tcp);
     add(What::Back, Dispatch::Tunnel, &[Hook::Ingress], tcp);
+    // Before all rows that open flows here: no entry is to know its segments.
+    add(What::Unknown, Dispatch::Ip, &[Hook::Ingress], tcp);
     add(What::Arrived, Dispatch::Ip, &[Hook::Ingress], &both);
     for dispatch in [Dispatch::Udp, Dispatch::Tunnel] {
         add(What::Arrived, dispatch, &[Hook::Ingress], tcp);
     }
     add(What::Arrived, Dispatch::ByMac, &front, tcp);
-    add(What::Unknown, Dispatch::Ip, &[Hook::Ingress], tcp);
     add(What::Answer, Dispatch::Ip, &[Hook::Egress], &both);
     add(What::Answer, Dispatch::Tunnel, &[Hook::Egress], tcp);
     let (dispatch, ipv6, protocol, hook) = (Dispatch::Ip, false, Protocol::Tcp, Hook::Xdp);
