@@ -7,6 +7,7 @@ mod forgotten;
 mod fragments;
 mod l2;
 mod matrix;
+mod refusals;
 mod tunnel;
 mod udp;
 

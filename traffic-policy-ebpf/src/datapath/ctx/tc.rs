@@ -111,22 +111,6 @@ impl<const SCTP: bool> Tc<SCTP> {
         unsafe { bpf_skb_vlan_pop(self.skb) == 0 }
     }
 
-    /// Copies `length` bytes of the frame from `offset` on; `length` is not 0 and at most the size
-    /// of `room`.
-    #[inline(always)]
-    pub fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool {
-        // SAFETY: as above.
-        unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, room.cast(), length) == 0 }
-    }
-
-    /// Copies a piece into the frame, as [`Self::copy_out`] copies one out. Pointers into the
-    /// packet become invalid.
-    #[inline(always)]
-    pub fn copy_in(self, offset: u32, piece: *const Piece, length: u32) -> bool {
-        // SAFETY: as above.
-        unsafe { bpf_skb_store_bytes(self.skb, offset, piece.cast(), length, RECOMPUTE_SUM) == 0 }
-    }
-
     /// Sends a copy of the frame unchanged. Pointers into the packet become invalid.
     #[inline(always)]
     pub fn send_copy(self, ifindex: u32) -> bool {
@@ -224,6 +208,18 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
+    /// The kernel refuses to change the tail of a packet that is marked as encapsulated, as one that
+    /// was opened still is if it was sent on this machine, or merged by GRO. What it adds or removes
+    /// at the head it leaves to the program. Aggregates would stay such.
+    /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
+    #[inline(always)]
+    fn renew(self, length: u32) -> bool {
+        if self.resize(length) {
+            return true;
+        }
+        let by = length.wrapping_sub(self.length()) as i32;
+        self.segment() == 0 && (by == 0 || self.adjust(by, FIXED_GSO))
+    }
     #[inline(always)]
     fn make_room(self, bytes: u32, v6: bool, udp: u32) -> bool {
         let encapsulated = if v6 { ENCAPSULATED_IPV6 } else { ENCAPSULATED_IPV4 };
@@ -258,6 +254,16 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
 }
 
 impl<const L2: usize, const SCTP: bool, const POD: bool> Skb for SkBuff<L2, SCTP, POD> {
+    #[inline(always)]
+    fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, room.cast(), length) == 0 }
+    }
+    #[inline(always)]
+    fn copy_in(self, offset: u32, piece: *const Piece, length: u32) -> bool {
+        // SAFETY: a helper of the kernel: the verifier checks its arguments.
+        unsafe { bpf_skb_store_bytes(self.skb, offset, piece.cast(), length, RECOMPUTE_SUM) == 0 }
+    }
     #[inline(always)]
     fn came_by(self) -> u32 {
         // SAFETY: the pointer is the context that the kernel passed.

@@ -135,6 +135,10 @@ impl<const SCTP: bool> Packet for Xdp<SCTP> {
         unsafe { bpf_xdp_adjust_tail(self.md, by) == 0 }
     }
     #[inline(always)]
+    fn renew(self, length: u32) -> bool {
+        self.resize(length)
+    }
+    #[inline(always)]
     fn make_room(self, bytes: u32, _: bool, _: u32) -> bool {
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_xdp_adjust_head(self.md, -(bytes as i32)) == 0 }

@@ -198,18 +198,19 @@ pub fn is_refused_by_endpoint<F: Family>(scratch: *const Scratch<F::Address>, en
 pub const REFUSED: i32 = i32::MIN;
 
 global_functions! {
-    send_xdp4 => send::<Xdp, V4>, context: *mut xdp_md;
-    send_xdp6 => send::<Xdp, V6>, context: *mut xdp_md;
-    send_tc4 => send::<Tc, V4>, context: *mut __sk_buff;
-    send_tc6 => send::<Tc, V6>, context: *mut __sk_buff;
+    send_xdp4 => send::<Xdp, V4, false>, context: *mut xdp_md;
+    send_xdp6 => send::<Xdp, V6, false>, context: *mut xdp_md;
+    send_tc4 => send::<Tc, V4, false>, context: *mut __sk_buff;
+    send_tc6 => send::<Tc, V6, false>, context: *mut __sk_buff;
 }
 
-/// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict.
+/// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict. `OPENED`: it
+/// may be an answer to a packet that was opened, even if no owner was asked before.
 #[inline(always)]
-pub fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
+pub fn send<P: Packet, F: outer::Outer, const OPENED: bool>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return REFUSED };
     let packet = P::of(context);
-    if !wrap::<P, F>(packet, scratch) {
+    if !wrap::<P, F, OPENED>(packet, scratch) {
         return REFUSED;
     }
     let outer = place!(const scratch.outer);
@@ -227,12 +228,15 @@ pub fn send<P: Packet, F: outer::Outer>(context: *mut P::Context) -> i32 {
 
 /// Puts the outer headers of `Scratch::outer` in front of a packet. False: the kernel refused.
 #[inline(always)]
-fn wrap<P: Packet, F: outer::Outer>(packet: P, scratch: *const Scratch<F::Address>) -> bool {
+fn wrap<P: Packet, F: outer::Outer, const OPENED: bool>(
+    packet: P,
+    scratch: *const Scratch<F::Address>,
+) -> bool {
     let outer = place!(const scratch.outer);
     let port = get!(outer.port);
     let room = F::OUTER + outer::udp(port);
     if !packet.make_room(room, F::V6, (port != 0) as u32)
-        && !make_room_again::<P>(packet, room, get!(outer.number))
+        && !((OPENED || get!(outer.number) & FORMER != 0) && make_room_again::<P>(packet, room))
     {
         return false;
     }
@@ -280,6 +284,6 @@ pub fn take_number<A: Address>(scratch: *mut Scratch<A>) -> u32 {
 /// mark and the offsets of the inner headers are those that it needs.
 /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`bpf_skb_net_grow`)
 #[inline(always)]
-fn make_room_again<P: Packet>(packet: P, room: u32, number: u32) -> bool {
-    number & FORMER != 0 && packet.skb().is_some_and(|skb| skb.make_unmarked_room(room))
+fn make_room_again<P: Packet>(packet: P, room: u32) -> bool {
+    packet.skb().is_some_and(|skb| skb.make_unmarked_room(room))
 }

@@ -105,8 +105,8 @@ global_functions! {
     known6 => known::<V6>, ingress: u32;
     note4 => note::<V4>;
     note6 => note::<V6>;
-    send4 => direct::send::<Tc, V4>, context: *mut __sk_buff;
-    send6 => direct::send::<Tc, V6>, context: *mut __sk_buff;
+    send4 => direct::send::<Tc, V4, true>, context: *mut __sk_buff;
+    send6 => direct::send::<Tc, V6, true>, context: *mut __sk_buff;
 }
 
 /// There is no route to the node in front.

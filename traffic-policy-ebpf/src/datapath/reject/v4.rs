@@ -49,7 +49,7 @@ impl Answer for V4 {
             sum += word_sum(*word);
         }
         let length = IP4 + ICMP + count * 4;
-        if !packet.resize((ETHERNET + length) as u32) {
+        if !packet.renew((ETHERNET + length) as u32) {
             return false;
         }
         let data = packet.data();
@@ -90,7 +90,7 @@ impl Answer for V4 {
             return false;
         }
         let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
-        if !packet.resize((ETHERNET + IP4 + 20) as u32) {
+        if !packet.renew((ETHERNET + IP4 + 20) as u32) {
             return false;
         }
         let data = packet.data();

@@ -1,7 +1,10 @@
 //! ICMPv6 errors and RSTs of IPv6: port unreachable, time exceeded, packet too big.
 
+use core::ptr;
+
+use aya_ebpf::helpers::bpf_csum_diff;
 use traffic_policy_ebpf::{
-    abi::{Address as _, Address6, PROTOCOL_TCP, Ports},
+    abi::{Address as _, Address6, PROTOCOL_TCP, Piece, Ports},
     checksum::{self, word_sum},
 };
 
@@ -9,8 +12,9 @@ use super::{Answer, ICMP, TTL, segment, store_macs, swapped};
 
 use crate::datapath::{
     barrier::opaque,
-    ctx::Packet,
+    ctx::{Packet, Skb as _},
     family::V6,
+    maps::PIECE,
     parse::{ETHERNET, Parse as _, ipv6_ext},
     words::{load32, load64, store8, store16, store32, store64},
 };
@@ -20,6 +24,8 @@ const IP6: usize = 40;
 /// quotes, in words.
 const QUOTED6_WORDS: usize = (ipv6_ext::MAX_LENGTH + 8) / 8;
 const QUOTED6_MASK: usize = QUOTED6_WORDS.next_power_of_two() - 1;
+/// A mask for the bytes of a quote less one, for the verifier.
+const MOST_QUOTED: u32 = (QUOTED6_MASK * 8) as u32 | 7;
 const PROTOCOL_ICMP6: u8 = 58;
 
 impl Answer for V6 {
@@ -44,32 +50,27 @@ impl Answer for V6 {
         let Ok(walked) = ipv6_ext::walk(packet, ETHERNET) else { return false };
         let count = walked.offset as usize / 8 + 1;
         let length = ICMP + count * 8;
-        if !packet.resize((ETHERNET + IP6 + length) as u32) {
+        let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
+        sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
+        sum += client.sum() + frontend.sum();
+        if let Some(skb) = packet.skb() {
+            // Not moved in place: the kernel may give the frame its length at its head.
+            let Some(piece) = PIECE.get_ptr_mut(0) else { return false };
+            let quoted = (opaque((count * 8 - 1) as u64) as u32 & MOST_QUOTED) + 1;
+            if !skb.copy_out(ETHERNET as u32, piece, quoted)
+                || !packet.renew((ETHERNET + IP6 + length) as u32)
+                || !skb.copy_in((ETHERNET + IP6 + ICMP) as u32, piece, quoted)
+            {
+                return false;
+            }
+            sum += sum_of(piece, quoted);
+        } else if !move_back::<P>(packet, count, &mut sum) {
             return false;
         }
         let (data, end) = (packet.data(), packet.end());
         let ip = data + ETHERNET;
         if ip + IP6 + ICMP > end {
             return false;
-        }
-        let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
-        sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;
-        sum += client.sum() + frontend.sum();
-        // The packet is moved back in place, last word first. One pointer is moved down: with a
-        // separate offset for each word the verifier would follow each possible length to the end.
-        let mut left = count;
-        for _ in 0..QUOTED6_WORDS {
-            if left == 0 {
-                break;
-            }
-            left -= 1;
-            let from = ip + (opaque(left as u64) as usize & QUOTED6_MASK) * 8;
-            if from + IP6 + ICMP + 8 > end {
-                return false;
-            }
-            let word = load64::<0>(from);
-            sum += wide_sum(word);
-            store64::<48>(from, word);
         }
         store_macs(data, macs);
         header6(ip, length as u16, PROTOCOL_ICMP6, frontend, client);
@@ -96,7 +97,7 @@ impl Answer for V6 {
             return false;
         }
         let (ports, sequence) = (Ports::from_wire(load32::<0>(l4)).reversed(), load32::<8>(l4));
-        if !packet.resize((ETHERNET + IP6 + 20) as u32) {
+        if !packet.renew((ETHERNET + IP6 + 20) as u32) {
             return false;
         }
         let data = packet.data();
@@ -110,6 +111,40 @@ impl Answer for V6 {
         segment(ip + IP6, ports, sequence, pseudo);
         true
     }
+}
+
+/// Extends the frame to an error that quotes `count` times eight bytes, and moves these back in
+/// place, behind the new headers. Adds the sum of their words.
+#[inline(always)]
+fn move_back<P: Packet>(packet: P, count: usize, sum: &mut u64) -> bool {
+    if !packet.resize((ETHERNET + IP6 + ICMP + count * 8) as u32) {
+        return false;
+    }
+    let (ip, end) = (packet.data() + ETHERNET, packet.end());
+    // Last word first. One pointer is moved down: with a separate offset for each word the verifier
+    // would follow each possible length to the end.
+    let mut left = count;
+    for _ in 0..QUOTED6_WORDS {
+        if left == 0 {
+            break;
+        }
+        left -= 1;
+        let from = ip + (opaque(left as u64) as usize & QUOTED6_MASK) * 8;
+        if from + IP6 + ICMP + 8 > end {
+            return false;
+        }
+        let word = load64::<0>(from);
+        *sum += wide_sum(word);
+        store64::<48>(from, word);
+    }
+    true
+}
+
+/// The sum of the words of `length` bytes, a multiple of four.
+#[inline(always)]
+fn sum_of(piece: *mut Piece, length: u32) -> u64 {
+    // SAFETY: a helper of the kernel: the verifier checks its arguments.
+    unsafe { bpf_csum_diff(ptr::null_mut(), 0, piece.cast(), length, 0) as u32 as u64 }
 }
 
 #[inline(always)]
