@@ -29,7 +29,7 @@ pub fn ip(namespace: &Namespace, family: Family, arguments: &str) -> String {
 }
 
 /// Adds a route to one address, with an MTU.
-fn narrow(node: &Namespace, family: Family, address: IpAddr, gateway: IpAddr, mtu: u32) {
+pub fn narrow(node: &Namespace, family: Family, address: IpAddr, gateway: IpAddr, mtu: u32) {
     ip(node, family, &format!("route add {} via {gateway} mtu {mtu}", host(family, address)));
 }
 

@@ -33,6 +33,7 @@ use crate::datapath::{
     lb::{Target, select},
     maps::{ANY, NEXTHOPS},
     parse::ETHERNET,
+    reject,
     value::{borrow, load},
     verdict::{self, Decision},
     words::{load8, load16, load32, store16},
@@ -102,6 +103,10 @@ fn incoming<P: Packet, F: Inside>(packet: P) -> Decision {
         (get!(hop.mtu), get!(hop.flags), get!(hop.ifindex))
     };
     if length > mtu {
+        // The node that has sent it takes this for the answer of a router on the way, and tells the
+        // endpoint ([`forward::outer_error`]).
+        let most = mtu + room;
+        reject::to_reject_outer::<P, F>(packet, scratch, length, if most > 0xffff { 0xffff } else { most });
         return Outcome::DroppedMtuExceeded.into();
     }
     if !P::TC && ifindex != packet.ingress() && flags & HOP_XDP == 0 {

@@ -17,7 +17,10 @@ use crate::datapath::{
     events::{self, NewEvent},
     family::Family,
     flow::table::FlowTable,
-    forward::{outer::Outer, through_front},
+    forward::{
+        outer::{self, Outer},
+        through_front,
+    },
     maps::{CONFIG, DEVICES, REJECT_LIMITS, Table},
     open,
     parse::Parsed,
@@ -33,6 +36,9 @@ const TTL: u8 = 64;
 /// A flag of the outcome in scratch memory: the packet is outgoing, so its sender is behind this
 /// node's stack, which gets the answer as if it had arrived by the outgoing device.
 const LEAVING: u32 = 1 << 31;
+/// A flag of the outcome in scratch memory: the packet travels within an outer one, which the
+/// answer is about.
+const WITHIN: u32 = 1 << 30;
 const _: () = assert!(hook::INGRESS + 1 == hook::EGRESS);
 /// The RST flag in the word of data offset and flags: five words of header.
 const RST_FLAGS: u16 = 0x5004u16.to_be();
@@ -50,8 +56,9 @@ pub trait Answer: Outer {
     const TOO_LONG: u16;
 
     /// Turns the packet into an ICMP error with `rest` as the last word of its header; false if
-    /// that is impossible.
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool;
+    /// that is impossible. It quotes `inside` bytes, a multiple of 8, more than the headers and the
+    /// first eight bytes behind them.
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool;
     /// Turns a segment with ACK into the RST that RFC 9293 section 3.10.7.1 requires for it; false
     /// if that is impossible.
     fn reset<P: Packet>(packet: P) -> bool;
@@ -89,6 +96,24 @@ pub fn to_reject_leaving<P: Packet, F: Family>(
     decision: Decision,
 ) -> Decision {
     to_program::<P, F, { jump::REJECT }>(packet, parsed, decision, LEAVING)
+}
+
+/// Continues as [`to_reject`] does, for a packet of `length` bytes in a reply's outer packet that
+/// this node is to open, and that would have to be `mtu` bytes long at most. Returns only if the
+/// program is missing.
+#[inline(always)]
+pub fn to_reject_outer<P: Packet, F: Family>(
+    packet: P,
+    scratch: *mut Scratch<F::Address>,
+    length: u32,
+    mtu: u32,
+) {
+    set!(scratch.outcome = Outcome::RejectedMtuExceeded as u32 | WITHIN);
+    set!(scratch.mtu = mtu);
+    set!(scratch.service = NO_SERVICE);
+    set!(scratch.length = length);
+    set!(scratch.key = get!(scratch.opening));
+    packet.jump::<F, { jump::REJECT }>();
 }
 
 #[inline(always)]
@@ -173,7 +198,8 @@ fn answer<P: Packet, F: Answer>(packet: P, number: u32, leaving: u32) -> Decisio
     } else {
         (Outcome::RejectedNoEndpoint, F::PORT_UNREACHABLE, 0)
     };
-    let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest) };
+    let inside = (get!(scratch.outcome) >> WITHIN.trailing_zeros() & 1) * (F::OUTER + outer::UDP);
+    let built = if kind == 0 { F::reset(packet) } else { F::error(packet, kind, rest, inside) };
     if !built {
         // XDP cannot build a longer answer from a frame that fills its buffer, and no answer to one
         // in several buffers. The frame is still unchanged, and TC answers it.

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
-use traffic_policy_testing::lab::{Addresses, Family, Lab, LabBuilder};
+use traffic_policy_testing::lab::{Addresses, Family, Lab, LabBuilder, plan};
 use traffic_policy_testing::object::lease;
 use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::transfer::transfer;
 use traffic_policy_testing::traffic::{HeldConnections, Outcome};
+
+use crate::route_mtus::narrow;
 
 use super::{IP6IP6, IPIP, NODE_PORT, PATIENCE, VIP_PORT, VIPS, answers, header, seen, service, targets};
 
@@ -296,4 +298,26 @@ fn bulk_data_passes_within_udp_with_offloads() {
 #[test]
 fn bulk_data_passes_xdp() {
     bulk_data_passes("xdp", "ipip", false);
+}
+
+/// The way from the node in front to the client is narrower than the one between nodes: the pod
+/// hears of it, by its node, and sends segments that fit.
+#[test]
+fn replies_too_long_for_the_way_to_the_client_become_shorter() {
+    for (attach, dispatch) in [("tc", "ipip"), ("xdp", "udp")] {
+        let flags = ["--forwarding", "tunnel", "--dispatch", dispatch];
+        let cluster = start_lab(Lab::builder().pods(&[0, 1]), attach, &flags, &[]);
+        for family in Family::BOTH {
+            let (client, router) = (cluster.lab.client().address(family), plan::gateway(0).of(family));
+            narrow(cluster.lab.node(1).netns(), family, client, router, 1300);
+            let report = transfer(cluster.lab.client().netns(), cluster.at(1, family, NODE_PORT), 1_000_000);
+            println!("{attach} {dispatch} {family:?}: {:?}", report.unwrap());
+        }
+        let front = &cluster.agents[0];
+        let told = |outcome| -> u64 {
+            ["xdp", "tc-ingress"].iter().map(|hook| front.packets(hook, outcome).unwrap()).sum()
+        };
+        assert!(told("rejected-mtu-exceeded") >= 2, "{attach} {dispatch}");
+        assert_eq!(told("dropped-mtu-exceeded"), 0, "{attach} {dispatch}");
+    }
 }

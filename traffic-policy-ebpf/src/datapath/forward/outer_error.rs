@@ -195,7 +195,8 @@ fn sender<F: Outer>() -> i32 {
     if entry.is_null() || get!(entry.kind) != kind::DELIVER || get!(entry.state) & TUNNELLED == 0 {
         return NOBODY;
     }
-    let is_sent = through_front::leads_to::<F>(get!(entry.head).way_back(), to, port)
+    let reply = (get!(scratch.opening.destination), get!(scratch.opening.ports));
+    let is_sent = through_front::leads_to::<F>(get!(entry.head).way_back(), reply, to, port)
         && F::node_addresses().lookup::<_, u32>(&from).is_some();
     if is_sent { ENDPOINT } else { NOBODY }
 }

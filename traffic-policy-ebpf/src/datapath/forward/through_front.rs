@@ -9,7 +9,8 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use traffic_policy_ebpf::{
-    abi::{DirectNode, Flow, HOP_NO_ETHERNET, Scratch, SlotRoute, WayBack, outer_port},
+    abi::{DirectNode, Flow, HOP_NO_ETHERNET, Ports, Scratch, SlotRoute, WayBack, outer_port},
+    hash,
     outcome::Outcome,
 };
 
@@ -36,7 +37,9 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     last: u32,
 ) -> Decision {
     let Some(scratch) = F::scratch() else { return Outcome::DroppedInternalError.into() };
-    set!(scratch.opened.way_back = get!(entry.tail).way_back().word() as u32);
+    let way = get!(entry.tail).way_back();
+    set!(scratch.opened.way_back = way.word() as u32);
+    set!(scratch.outer.port = source_port::<F>(way, get!(entry.destination), get!(entry.ports)));
     let mtu = find::<P, F>(packet);
     if mtu < 0 {
         return Outcome::DroppedNoRoute.into();
@@ -66,14 +69,17 @@ pub fn send<P: Skb, F: Outer, C: Translatable<P, F>>(
     Decision::sent(Outcome::RepliedToFront, action)
 }
 
-/// Sends an answer that this node has made to an opened packet through the node in front, and
-/// returns the verdict; `None` if answers go to the client itself.
+/// Sends an answer that this node has made to an opened packet, `Scratch::key`, through the node in
+/// front, and returns the verdict; `None` if answers go to the client itself.
 #[inline(always)]
 pub fn answer<P: Packet, F: Outer>(packet: P) -> Option<i32> {
     let scratch = F::scratch()?;
     if get!(scratch.opened.way_back) == 0 {
         return None;
     }
+    let way = WayBack::of_word(get!(scratch.opened.way_back) as u16);
+    let ports = get!(scratch.key.ports).reversed();
+    set!(scratch.outer.port = source_port::<F>(way, get!(scratch.key.source), ports));
     if find::<P, F>(packet) < 0 {
         return Some(P::DROP);
     }
@@ -121,19 +127,25 @@ fn node<F: Outer>(way: WayBack) -> Option<*mut DirectNode<F::Address>> {
     (get!(node.address) != F::Address::default()).then_some(node)
 }
 
-/// Returns the source port, memory order, of the UDP that replies by this way travel in; 0: they
-/// travel in IP. It follows from the node's number: what is inside differs by its own ports for
-/// cards that look there.
+/// Returns the source port, memory order, of the UDP that a reply by this way travels in; 0: it
+/// travels in IP. It follows from the client and the reply's ports, so routers and cards spread
+/// replies by it.
 #[inline(always)]
-fn source_port(way: WayBack) -> u16 {
-    outer_port((way.number() as u64) << 16).wire() * way.udp()
+fn source_port<F: Outer>(way: WayBack, client: F::Address, ports: Ports) -> u16 {
+    outer_port(hash::endpoint(client, ports.wire())).wire() * way.udp()
 }
 
-/// Whether replies by this way travel to this address, within UDP with this source port, memory
-/// order, or within IP if it is 0.
+/// Whether replies with these ports to a client travel by this way to this address, within UDP with
+/// this source port, memory order, or within IP if it is 0.
 #[inline(always)]
-pub fn leads_to<F: Outer>(way: WayBack, address: F::Address, port: u16) -> bool {
-    source_port(way) == port && node::<F>(way).is_some_and(|node| get!(node.address) == address)
+pub fn leads_to<F: Outer>(
+    way: WayBack,
+    (client, ports): (F::Address, Ports),
+    address: F::Address,
+    port: u16,
+) -> bool {
+    source_port::<F>(way, client, ports) == port
+        && node::<F>(way).is_some_and(|node| get!(node.address) == address)
 }
 
 /// Notes the way back of `Scratch::opened` in `Scratch::outer`, if the route is known, and returns
@@ -159,7 +171,7 @@ fn known<F: Outer>(ingress: u32) -> i32 {
         set!(outer.macs = get!(hop.macs));
         set!(outer.source_mac_tail = get!(hop.source_mac_tail));
         set!(outer.ifindex = get!(hop.ifindex));
-        return complete::<F>(scratch, way, get!(hop.mtu), get!(hop.flags));
+        return complete::<F>(scratch, get!(hop.mtu), get!(hop.flags));
     }
     let query = place!(mut scratch.fib_query);
     set!(query.source = F::Address::default());
@@ -187,22 +199,20 @@ fn note<F: Outer>() -> i32 {
         set!(outer.macs = get!(hop.macs));
         set!(outer.source_mac_tail = get!(hop.source_mac_tail));
         set!(outer.ifindex = get!(hop.ifindex));
-        return complete::<F>(scratch, way, get!(hop.mtu), get!(hop.flags));
+        return complete::<F>(scratch, get!(hop.mtu), get!(hop.flags));
     }
     set!(outer.macs = 0);
     set!(outer.ifindex = ifindex);
     let (mtu, flags) = forward::device::unresolved::<F>(ifindex, scratch);
-    complete::<F>(scratch, way, mtu, flags)
+    complete::<F>(scratch, mtu, flags)
 }
 
-/// Completes `Scratch::outer`, and returns the length of the longest packet that fits.
+/// Completes `Scratch::outer`, whose port is noted, and returns the length of the longest packet that fits.
 #[inline(always)]
-fn complete<F: Outer>(scratch: *mut Scratch<F::Address>, way: WayBack, mtu: u32, flags: u32) -> i32 {
+fn complete<F: Outer>(scratch: *mut Scratch<F::Address>, mtu: u32, flags: u32) -> i32 {
     let outer = place!(mut scratch.outer);
     set!(outer.flags = (flags & HOP_NO_ETHERNET) as u16);
-    let port = source_port(way);
-    set!(outer.port = port);
     set!(outer.number = 0);
-    let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(port));
+    let mtu = mtu.wrapping_sub(F::OUTER + outer::udp(get!(outer.port)));
     if mtu > 0xffff { NONE } else { mtu as i32 }
 }

@@ -26,7 +26,7 @@ impl Answer for V4 {
     const TOO_LONG: u16 = 0x0304;
 
     #[inline(always)]
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool {
         let data = packet.data();
         let ip = data + ETHERNET;
         if ip + IP4 > packet.end() {
@@ -36,7 +36,7 @@ impl Answer for V4 {
         let (client, frontend) = Self::addresses_at(ip);
         let Some(scratch) = Self::scratch() else { return false };
         let words = place!(mut scratch.quoted_words);
-        let count = (load8::<0>(ip) as usize & 15) + 2;
+        let count = (load8::<0>(ip) as usize & 15) + 2 + inside as usize / 4;
         store(words, count as u32);
         let mut quoted = [0u32; QUOTED4_WORDS];
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());

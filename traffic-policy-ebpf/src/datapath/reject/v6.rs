@@ -35,7 +35,7 @@ impl Answer for V6 {
     const TOO_LONG: u16 = 0x0200;
 
     #[inline(always)]
-    fn error<P: Packet>(packet: P, kind: u16, rest: u32) -> bool {
+    fn error<P: Packet>(packet: P, kind: u16, rest: u32, inside: u32) -> bool {
         // The pull includes the bytes that are written once the packet has been moved back.
         packet.pull((ETHERNET + IP6 + ICMP + QUOTED6_WORDS * 8) as u32);
         let (data, end) = (packet.data(), packet.end());
@@ -47,8 +47,13 @@ impl Answer for V6 {
         let (client, frontend) = Self::addresses_at(ip);
         // The quote extends to the ports: without them the sender's stack cannot identify the
         // socket.
-        let Ok(walked) = ipv6_ext::walk(packet, ETHERNET) else { return false };
-        let count = walked.offset as usize / 8 + 1;
+        let headers = if inside == 0 {
+            let Ok(walked) = ipv6_ext::walk(packet, ETHERNET) else { return false };
+            walked.offset as usize
+        } else {
+            IP6 + inside as usize
+        };
+        let count = headers / 8 + 1;
         let length = ICMP + count * 8;
         let mut sum = kind.to_be() as u64 + word_sum(rest.to_be());
         sum += (length as u16).to_be() as u64 + (PROTOCOL_ICMP6 as u16).to_be() as u64;

@@ -7,7 +7,7 @@ use super::headers::ANY_ORDER;
 use super::way::Way;
 use super::{
     FRONT, LOCAL, NEAR, NODE, VIP, addresses, arrives, each_ingress, label, octets, outer, sent, set_up_home,
-    terms, within,
+    terms, udp, within,
 };
 use crate::errors::{WHOLE, error, port_unreachable};
 use crate::table::{CLIENT_PORT, PORT, Terms};
@@ -189,6 +189,35 @@ fn a_reply_that_would_be_too_long_is_refused_with_what_fits() {
     });
 }
 
+/// Routers and cards spread flows by the ports of what they travel in.
+#[test]
+fn replies_of_one_flow_have_one_source_port_and_those_of_others_have_others() {
+    harness::with(|harness| {
+        for terms in terms(Hook::Ingress) {
+            set_up_home(harness, VIP);
+            let mut ports = std::collections::BTreeSet::new();
+            for client in 0..32 {
+                let client = (Spot::Client, CLIENT_PORT + client);
+                let request = terms.packet(client, VIP).macs(Spot::Router.mac(), Device::Eth0.mac());
+                let asks = Way::ALL[1].arrives(&request, FRONT, LOCAL.0).with(through_front);
+                harness.run(terms.hook, &asks).expect("delivered");
+                let answer = terms.answer(LOCAL, client).ttl(63);
+                let of_answer = |harness: &mut Harness| {
+                    let ran = harness.run(Hook::Egress, &answer);
+                    ran.expect("replied-to-front");
+                    udp::source_port(&ran.frame, terms)
+                };
+                let port = of_answer(harness);
+                assert_eq!(of_answer(harness), port, "{terms:?}");
+                assert!((512..1024).contains(&port), "{terms:?}: {port}");
+                ports.insert(port);
+            }
+            // Of 32 out of 512 ports, 31 differ on average.
+            assert!(ports.len() >= 16, "{terms:?}: {ports:?}");
+        }
+    });
+}
+
 /// An RST for a connection that nobody knows has the frontend's address, too.
 #[test]
 fn what_this_node_answers_goes_back_as_well() {
@@ -235,6 +264,38 @@ fn the_node_in_front_opens_replies() {
             ran.expect("replied-opened").expect_frame(&leaves);
         }
     });
+}
+
+/// The node that has sent the reply is told about its outer packet, as by a router on the way, with
+/// a quote that names the reply.
+#[test]
+fn a_reply_that_is_too_long_for_the_way_to_the_client_is_refused_with_what_fits() {
+    each_ingress(|harness, terms| {
+        for way in Way::ALL {
+            set_up_front(harness, VIP);
+            let comes_back = |length: usize| {
+                let headers = outer(terms) + if terms.tcp { 20 } else { 8 };
+                let reply = reply(terms, VIP).payload(&vec![7; length - headers]);
+                let outer = way.within(&reply, Spot::RouterNear, Spot::Node);
+                outer.macs(Spot::RouterNear.mac(), Device::Eth0.mac())
+            };
+            harness.run(terms.hook, &comes_back(1500)).expect("replied-opened");
+            let too_long = comes_back(1501);
+            let ran = harness.run(terms.hook, &too_long);
+            let mtu = u16::try_from(1500 + way.bytes(terms)).unwrap();
+            let quoted = 2 * outer(terms) + udp::UDP + 8;
+            let told = too_long_for(terms, mtu, &too_long, quoted);
+            let told = told.macs(Device::Eth0.mac(), Spot::RouterNear.mac());
+            ran.expect("rejected-mtu-exceeded").expect_frame(&told);
+        }
+    });
+}
+
+fn too_long_for(terms: Terms, mtu: u16, about: &Packet, quoted: usize) -> Packet {
+    let [high, low] = mtu.to_be_bytes();
+    let kind = if terms.v4() { (3, 4) } else { (2, 0) };
+    error(terms, (kind.0, kind.1, [0, 0, high, low]), Spot::Node, about, quoted)
+        .with(|packet| packet.ttl = 64)
 }
 
 /// Later fragments follow the first one, in either order; without it there is nothing to tell their
