@@ -51,6 +51,8 @@ pub enum Verdict {
     Drop,
     /// The packet is left to the stack, as it would be without us.
     Unhandled,
+    /// It is a reply, which goes on to the client.
+    Reply,
 }
 
 /// The answer for one flow, serialized as `explain --flows` prints it.
@@ -164,6 +166,7 @@ impl Explainer {
                 from
             }
         };
+        steps.extend(describe::later(flow));
         let mut judged = self.judge(flow, from)?;
         let mut facts = self.facts(flow, &judged)?;
         if let Some(index) = facts.index.filter(|_| from != From::Pod && has_affinity(&judged)) {
@@ -314,7 +317,7 @@ impl Explainer {
 
     fn facts(&self, flow: &Flow, judged: &Judged) -> Result<FlowFacts> {
         let ipv6 = flow.destination.is_ipv6();
-        let direct = judged.outcome as u32 == Outcome::ForwardedDirect as u32;
+        let direct = matches!(judged.outcome, Outcome::ForwardedDirect | Outcome::ForwardedToOwner);
         let mut facts = FlowFacts { direct, ..FlowFacts::default() };
         for step in &judged.steps {
             match step.kind {
@@ -389,6 +392,7 @@ pub fn verdict(outcome: Outcome) -> Verdict {
         | Outcome::Delivered
         | Outcome::DeliveredDirect
         | Outcome::Connected => Verdict::Endpoints,
+        Outcome::RepliedOpened => Verdict::Reply,
         _ if outcome.verdict() == Kernel::Drop => Verdict::Drop,
         _ if outcome.verdict() == Kernel::Send => Verdict::Reject,
         _ => Verdict::Unhandled,

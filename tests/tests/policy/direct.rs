@@ -3,6 +3,7 @@
 
 mod aggregates;
 mod changes;
+mod explained;
 mod forgotten;
 mod fragments;
 mod l2;

@@ -38,8 +38,9 @@ use crate::controller::NodePortAddresses;
 /// changes.
 ///
 /// On a node with an agent, the packet runs against its live maps. With --manifests, neither a
-/// device nor an API server is needed; the next hop is then not judged. Each flow is taken as the
-/// first packet of a new connection.
+/// device nor an API server is needed; the next hop is then not judged. Each flow is taken as one
+/// that this node does not know: by the first packet of a new connection, or with --later by a
+/// segment of one that began on another node.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     // This is not a doc comment: rustdoc would take the brackets for a link.
@@ -54,15 +55,19 @@ pub(super) struct Arguments {
     #[arg(value_name = "DST:PORT[/PROTO]")]
     destination: Option<String>,
     /// Many flows as JSON, an array or one object per line: name, src, sport, dst, dport, proto,
-    /// from. The answers are printed as JSON, one per line, in order. `-`: standard input.
+    /// from, later. The answers are printed as JSON, one per line, in order. `-`: standard input.
     #[arg(long, env = "TRAFFIC_POLICY_FLOWS", value_name = "FILE|-", conflicts_with_all = ["source", "destination"])]
     flows: Option<PathBuf>,
     /// Origin of the flow. Default: derived from the source: an address of the node, one in the
     /// range of its pods, or any other.
     #[arg(long, env = "TRAFFIC_POLICY_FROM", value_name = "PLACE")]
     from: Option<From>,
-    /// The flow comes within a packet of another node, which forwards it directly and has this
-    /// address.
+    /// A later segment of TCP in place of a SYN: its connection began through another node, and
+    /// this one does not know it.
+    #[arg(long, env = "TRAFFIC_POLICY_LATER", conflicts_with = "flows")]
+    later: bool,
+    /// The flow comes within a packet of another node, which forwards it directly, or sends it
+    /// back as a reply (SRC is the frontend then, and DST the client), and has this address.
     #[arg(
         long,
         env = "TRAFFIC_POLICY_OPENED_FROM",
@@ -71,7 +76,8 @@ pub(super) struct Arguments {
         conflicts_with_all = ["flows", "manifests", "cluster"]
     )]
     opened_from: Option<IpAddr>,
-    /// The endpoint of this node to which that packet is addressed.
+    /// The endpoint of this node to which that packet is addressed; of a reply, this node's own
+    /// address.
     #[arg(long, env = "TRAFFIC_POLICY_OPENED_AT", value_name = "IP", requires = "opened_from")]
     at: Option<IpAddr>,
     /// The dispatch of that packet: `ipip` or `udp`, as the other node's `explain` says.
@@ -237,6 +243,7 @@ impl Arguments {
                 bail!("name a source and a destination, or --flows");
             };
             let flow = Flow::from_arguments(source, destination, self.from);
+            let flow = flow.and_then(|flow| if self.later { flow.into_later() } else { Ok(flow) });
             return Ok(vec![flow.map_err(|error| view::usage(&format!("{error:#}")))?]);
         };
         let mut text = String::new();
@@ -430,6 +437,7 @@ fn print(out: &mut impl Write, flow: &Flow, answer: &Answer) -> Result<()> {
         Verdict::Reject => "rejected".to_owned(),
         Verdict::Drop => "dropped".to_owned(),
         Verdict::Unhandled => "left alone".to_owned(),
+        Verdict::Reply => format!("on to the client {}", flow.destination),
     };
     writeln!(out, "\nVERDICT     {verdict} ({}, at {})", answer.outcome, answer.hook)?;
     if let Some(packet) = answer.packet {

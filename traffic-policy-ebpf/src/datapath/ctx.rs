@@ -79,8 +79,8 @@ pub trait Packet: Copy {
     /// Cuts or extends the frame to `length` bytes. Pointers into the packet become invalid. False:
     /// the frame is unchanged. XDP refuses frames of several buffers.
     fn resize(self, length: u32) -> bool;
-    /// Makes the frame `length` bytes long, as [`Self::resize`] does, also one that TC's kernel still
-    /// marks as encapsulated. What is behind its Ethernet header is undefined then.
+    /// Makes the frame `length` bytes long, as [`Self::resize`] does, also one that TC's kernel
+    /// still marks as encapsulated. What is behind its Ethernet header is undefined then.
     fn renew(self, length: u32) -> bool;
     /// Makes room for `bytes` of an outer header, of IPv6 or IPv4, and that of UDP behind it if
     /// `udp` is 1, in front of the IP header. Pointers into the packet become invalid. False: the
@@ -131,11 +131,11 @@ pub trait Skb: Packet {
     fn tagged(self) -> bool;
     /// Whether such a tag names no VLAN, only a priority (IEEE 802.1Q: VLAN 0).
     fn is_priority_tag(self) -> bool;
-    /// Copies `length` bytes of the frame from `offset` on; `length` is not 0 and at most the size of
-    /// `room`. False: the frame is shorter.
+    /// Copies `length` bytes of the frame from `offset` on; `length` is not 0 and at most the size
+    /// of `room`. False: the frame is shorter.
     fn copy_out(self, offset: u32, room: *mut Piece, length: u32) -> bool;
-    /// Copies a piece into the frame, as [`Self::copy_out`] copies one out. Pointers into the packet
-    /// become invalid.
+    /// Copies a piece into the frame, as [`Self::copy_out`] copies one out. Pointers into the
+    /// packet become invalid.
     fn copy_in(self, offset: u32, piece: *const Piece, length: u32) -> bool;
     /// Sends the packet to a neighbour that the kernel resolves, and returns the verdict.
     /// `neighbour` is the kernel's `struct bpf_redir_neigh`.

@@ -46,6 +46,14 @@ pub const fn origin(from: From) -> &'static str {
     }
 }
 
+/// Returns a sentence on a packet that begins no connection; `None` for one that does.
+pub fn later(flow: &Flow) -> Option<String> {
+    flow.later.then(|| {
+        "segment: with ACK, of a connection that this node does not know, as one that another node in front has left"
+            .to_owned()
+    })
+}
+
 /// A description of the steps of one flow.
 pub struct Describer<'a> {
     pub flow: &'a Flow,
@@ -158,7 +166,7 @@ impl Describer<'_> {
                 }
             }
             step::OWN_LOOPBACK => format!("loopback: {} leads to the pod itself", destination.ip()),
-            step::PORT => {
+            step::PORT if !self.facts.direct => {
                 format!("port: {} is free towards this endpoint and becomes the source port", step.value)
             }
             _ => return None,

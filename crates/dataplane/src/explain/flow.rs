@@ -68,7 +68,8 @@ impl fmt::Display for Transport {
     }
 }
 
-/// The first packet of a connection, or a datagram.
+/// A packet that a flow may begin with here: the first one of a connection, a datagram, or a later
+/// segment of a connection that began on another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub name: String,
@@ -77,6 +78,8 @@ pub struct Flow {
     pub transport: Transport,
     /// The origin; `None` if it is to be derived from the source.
     pub from: Option<From>,
+    /// Whether it is a later segment of TCP, with ACK in place of SYN.
+    pub later: bool,
 }
 
 impl Flow {
@@ -106,7 +109,19 @@ impl Flow {
             destination: SocketAddr::new(ip, port),
             transport,
             from,
+            later: false,
         })
+    }
+
+    /// Makes the packet a later segment of its connection.
+    ///
+    /// # Errors
+    /// The protocol is not TCP.
+    pub fn into_later(self) -> Result<Self> {
+        if self.transport != Transport::TCP {
+            bail!("a later segment is one of TCP, not of {}", self.transport);
+        }
+        Ok(Self { later: true, ..self })
     }
 }
 
@@ -211,12 +226,19 @@ fn flow(text: &str, number: usize) -> Result<Flow, String> {
         Some(Value::String(name)) => name.clone(),
         Some(other) => other.to_string(),
     };
+    let later = match field("later") {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Bool(true)) if transport == Transport::TCP => true,
+        Some(Value::Bool(true)) => return Err(format!("later: {transport} has no segments")),
+        Some(value) => return Err(format!("later: {value} is neither true nor false")),
+    };
     Ok(Flow {
         name,
         source: SocketAddr::new(source, port("sport")?.unwrap_or(SOURCE_PORT)),
         destination: SocketAddr::new(destination, to),
         transport,
         from,
+        later,
     })
 }
 
@@ -235,6 +257,8 @@ mod tests {
         assert_eq!(lines[1].name, "flow 2");
         assert_eq!(lines[1].destination, "[fd00::2]:53".parse().unwrap());
         assert_eq!(lines[1].from, Some(From::Pod));
+        let later = one.replace('{', r#"{"later":true,"#);
+        assert_eq!(read(&later).unwrap(), [Flow { later: true, ..lines[0].clone() }]);
         assert_eq!(read("").unwrap(), []);
     }
 
@@ -251,6 +275,10 @@ mod tests {
         let from = "{\"src\":\"::1\",\"dst\":\"::2\",\"dport\":80,\"from\":\"moon\"}";
         assert!(mistakes(from).contains("from: \"moon\" is none of external, pod, node"));
         assert!(mistakes("{\"src\":\"::1\",\"dst\":\"::2\"}").contains("dport is missing"));
+        let later =
+            |more: &str| mistakes(&format!("{{\"src\":\"::1\",\"dst\":\"::2\",\"dport\":80,{more}}}"));
+        assert!(later("\"later\":7").contains("later: 7 is neither true nor false"));
+        assert!(later("\"later\":true,\"proto\":\"udp\"").contains("later: UDP has no segments"));
         let proto = "{\"src\":\"::1\",\"dst\":\"::2\",\"dport\":80,\"proto\":\"quic\"}";
         assert!(mistakes(proto).contains("proto: `quic`"));
     }
@@ -262,6 +290,7 @@ mod tests {
         let flow = Flow::from_arguments("[fd00::1]:7", "[fd00::2]:80", Some(From::Node)).unwrap();
         assert_eq!(flow.source, "[fd00::1]:7".parse().unwrap());
         assert_eq!(Flow::from_arguments("fd00::1", "[fd00::2]:80", None).unwrap().source.port(), SOURCE_PORT);
+        assert!(Flow::from_arguments("::1", "[::2]:80/udp", None).unwrap().into_later().is_err());
         for (source, destination) in [
             ("192.0.2.1", "10.96.0.10"),
             ("here", "10.96.0.10:80"),

@@ -17,8 +17,8 @@ const SENDER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// tag, receiver window, one stream each way, first transmission sequence number.
 const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
 
-/// Builds a SYN, an INIT, a datagram, or an empty packet of another protocol, addressed to the
-/// device with this MAC address.
+/// Builds a SYN or a later segment, an INIT, a datagram, or an empty packet of another protocol,
+/// addressed to the device with this MAC address.
 pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
     let builder = PacketBuilder::ethernet2(SENDER, to);
     let builder = match (flow.source.ip(), flow.destination.ip()) {
@@ -35,7 +35,9 @@ pub fn build(flow: &Flow, to: [u8; 6]) -> Result<Vec<u8>> {
     let context = "the packet could not be built";
     match flow.transport {
         Transport::TCP => {
-            builder.tcp(source, destination, 1, 64_240).syn().write(&mut frame, &[]).context(context)?;
+            let segment = builder.tcp(source, destination, 1, 64_240);
+            let segment = if flow.later { segment.ack(1) } else { segment.syn() };
+            segment.write(&mut frame, &[]).context(context)?;
         }
         Transport::UDP => builder.udp(source, destination).write(&mut frame, &[]).context(context)?,
         Transport::SCTP => {
@@ -84,6 +86,15 @@ pub fn within(frame: &[u8], source: IpAddr, destination: IpAddr, dispatch: Dispa
     };
     written.context("the outer packet could not be built")?;
     Ok(outer)
+}
+
+/// Returns the destination of the IP packet in a frame.
+pub fn destination(frame: &[u8]) -> Option<IpAddr> {
+    match SlicedPacket::from_ethernet(frame).ok()?.net? {
+        etherparse::NetSlice::Ipv4(ip) => Some(ip.header().destination_addr().into()),
+        etherparse::NetSlice::Ipv6(ip) => Some(ip.header().destination_addr().into()),
+        etherparse::NetSlice::Arp(_) => None,
+    }
 }
 
 /// The source, destination and time to live of a packet with ports.

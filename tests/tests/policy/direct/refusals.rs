@@ -1,5 +1,5 @@
-//! What the node of an endpoint answers itself reaches the client, although the packet that it
-//! answers has come within another one: on one machine the kernel still marks it as encapsulated.
+//! Answers of the endpoint's node itself, which reach the client although the packet that they are
+//! about has come within another one: on one machine the kernel still marks it as encapsulated.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -208,9 +208,9 @@ impl<const L2: usize, const SCTP: bool, const POD: bool> Packet for SkBuff<L2, S
         // SAFETY: a helper of the kernel: the verifier checks its arguments.
         unsafe { bpf_skb_change_tail(self.skb, length, 0) == 0 }
     }
-    /// The kernel refuses to change the tail of a packet that is marked as encapsulated, as one that
-    /// was opened still is if it was sent on this machine, or merged by GRO. What it adds or removes
-    /// at the head it leaves to the program. Aggregates would stay such.
+    /// The kernel refuses to change the tail of a packet that is marked as encapsulated, as one
+    /// that was opened still is if it was sent on this machine, or merged by GRO. What it adds or
+    /// removes at the head it leaves to the program. Aggregates would stay such.
     /// <https://github.com/torvalds/linux/blob/v6.12/net/core/filter.c> (`__bpf_skb_change_tail`)
     #[inline(always)]
     fn renew(self, length: u32) -> bool {

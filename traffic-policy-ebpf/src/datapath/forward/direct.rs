@@ -204,8 +204,8 @@ global_functions! {
     send_tc6 => send::<Tc, V6, false>, context: *mut __sk_buff;
 }
 
-/// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict. `OPENED`: it
-/// may be an answer to a packet that was opened, even if no owner was asked before.
+/// Sends a packet within the outer packet of `Scratch::outer`, and returns the verdict. `OPENED`:
+/// it may be an answer to a packet that was opened, even if no owner was asked before.
 #[inline(always)]
 pub fn send<P: Packet, F: outer::Outer, const OPENED: bool>(context: *mut P::Context) -> i32 {
     let Some(scratch) = F::scratch() else { return REFUSED };

@@ -207,7 +207,8 @@ fn note<F: Outer>() -> i32 {
     complete::<F>(scratch, mtu, flags)
 }
 
-/// Completes `Scratch::outer`, whose port is noted, and returns the length of the longest packet that fits.
+/// Completes `Scratch::outer`, whose port is noted, and returns the length of the longest packet
+/// that fits.
 #[inline(always)]
 fn complete<F: Outer>(scratch: *mut Scratch<F::Address>, mtu: u32, flags: u32) -> i32 {
     let outer = place!(mut scratch.outer);
