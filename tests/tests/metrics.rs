@@ -4,8 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails with the error as it is")]
 
 use std::net::SocketAddr;
-use std::thread::sleep;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -20,7 +19,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::exposition::{Exposition, Kind};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Policy, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::poll;
 
 const PORT: u16 = 30080;
 const SOON: Duration = Duration::from_secs(10);
@@ -42,16 +41,12 @@ fn count(scrape: &Exposition, name: &str, labels: &[(&str, &str)]) -> u64 {
 
 /// Scrapes until the condition holds.
 fn wait_scrape(agent: &Agent, what: &str, wanted: impl Fn(&Exposition) -> bool) -> Exposition {
-    let start = Instant::now();
-    loop {
+    let found = poll(SOON, || {
         let scrape = agent.scrape().unwrap();
         assert_eq!(scrape.complaints(), Vec::<String>::new());
-        if wanted(&scrape) {
-            return scrape;
-        }
-        assert!(start.elapsed() < scaled(SOON), "{what}:\n{}", agent.ask_metrics("/metrics").unwrap().body);
-        sleep(Duration::from_millis(50));
-    }
+        wanted(&scrape).then_some(scrape)
+    });
+    found.unwrap_or_else(|| panic!("{what}:\n{}", agent.ask_metrics("/metrics").unwrap().body))
 }
 
 /// Every possible family, with labels that need escapes.

@@ -5,16 +5,16 @@ use std::fs::{self, File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::thread::sleep;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 use crate::exposition::Exposition;
 use crate::lab::{Folder, Lab, Node};
 use crate::netns::{Namespace, Process, is_running};
-use crate::pace::scaled;
+use crate::pace::{poll, scaled};
 use crate::traffic::http::{self, Response};
 
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
@@ -102,55 +102,42 @@ impl Agent {
     /// Waits until /healthz answers 200. The limit is that of a fast machine, as in the waits
     /// below.
     pub fn wait_ready(&self, limit: Duration) -> Result<()> {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        loop {
-            let answer = match self.healthz() {
-                Ok(response) if response.status == 200 => return Ok(()),
+        let start = Instant::now();
+        let mut answer = String::new();
+        let state = poll(limit, || {
+            answer = match self.healthz() {
+                Ok(response) if response.status == 200 => return Some("is ready"),
                 Ok(response) => format!("status {}", response.status),
                 Err(error) => format!("{error:#}"),
             };
-            let dead = !self.is_running();
-            if dead || start.elapsed() > limit {
-                let state = if dead { "ended" } else { "is not ready" };
-                bail!(
-                    "the agent of {} {state} after {:?}: {answer}\n{}",
-                    self.how.node,
-                    start.elapsed(),
-                    self.log()
-                );
-            }
-            sleep(Duration::from_millis(20));
-        }
+            (!self.is_running()).then_some("ended")
+        });
+        let (name, took, state) = (&self.how.node, start.elapsed(), state.unwrap_or("is not ready"));
+        ensure!(state == "is ready", "the agent of {name} {state} after {took:?}: {answer}\n{}", self.log());
+        Ok(())
     }
 
     /// Waits until the agent has exited by itself, and returns its exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
-        let (start, limit) = (Instant::now(), scaled(limit));
         let process = self.process.as_mut().context("no agent is running")?;
-        loop {
-            if let Some(status) = process.try_wait()? {
-                self.process = None;
-                return Ok(status.code());
-            }
-            ensure!(start.elapsed() < limit, "the agent of {} still runs\n{}", self.how.node, self.log());
-            sleep(Duration::from_millis(20));
-        }
+        let ended = poll(limit, || process.try_wait().transpose());
+        let status =
+            ended.with_context(|| format!("the agent of {} still runs\n{}", self.how.node, self.log()))??;
+        self.process = None;
+        Ok(status.code())
     }
 
     /// Waits until the agent has printed a line that contains all of `texts`, and returns that
     /// line.
     pub fn wait_said(&self, texts: &[&str], limit: Duration) -> Result<String> {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        loop {
+        let line = poll(limit, || {
             let log = self.log();
-            let line = log.lines().find(|line| texts.iter().all(|text| line.contains(text)));
-            if let Some(line) = line {
-                return Ok(line.to_owned());
-            }
-            let late = start.elapsed() > limit;
-            ensure!(!late, "the agent of {} did not say {texts:?} within {limit:?}\n{log}", self.how.node);
-            sleep(Duration::from_millis(20));
-        }
+            log.lines().find(|line| texts.iter().all(|text| line.contains(text))).map(str::to_owned)
+        });
+        line.with_context(|| {
+            let (name, limit) = (&self.how.node, scaled(limit));
+            format!("the agent of {name} did not say {texts:?} within {limit:?}\n{}", self.log())
+        })
     }
 
     /// The number of packets that left the packet path at a hook (`xdp`, `ingress`, `egress`) with
@@ -218,13 +205,9 @@ impl Agent {
     pub fn stop(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no agent is running")?;
         process.signal(Signal::SIGTERM)?;
-        let start = Instant::now();
-        while process.try_wait()?.is_none() {
-            let late = start.elapsed() > scaled(Duration::from_secs(10));
-            ensure!(!late, "the agent of {} did not end on SIGTERM\n{}", self.how.node, self.log());
-            sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let ended = poll(Duration::from_secs(10), || process.try_wait().transpose());
+        let late = || format!("the agent of {} did not end on SIGTERM\n{}", self.how.node, self.log());
+        ended.with_context(late)?.map(drop)
     }
 
     /// Starts the agent again after [`Self::kill`] or [`Self::stop`], with the same command line.

@@ -2,15 +2,15 @@
 //! test with traffic.
 
 use std::net::SocketAddr;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::agent::{Agent, AgentBuilder};
 use crate::lab::{Family, Lab, LabBuilder};
 use crate::object::{Backend, Manifests, Policy, Port, Service};
-use crate::pace::scaled;
+use crate::pace::{self, scaled};
 use crate::traffic::{Answer, Ledger, Outcome, Probe, Server};
 
 /// The port of the servers.
@@ -128,17 +128,15 @@ impl Cluster {
         limit: Duration,
         wanted: impl Fn(&Outcome) -> bool,
     ) -> Result<Outcome> {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        loop {
-            let outcome = self.ask(protocol, to)?;
-            if wanted(&outcome) {
-                return Ok(outcome);
+        let mut last = None;
+        let found = pace::poll(limit, || match self.ask(protocol, to) {
+            Ok(outcome) if !wanted(&outcome) => {
+                last = Some(outcome);
+                None
             }
-            if start.elapsed() > limit {
-                bail!("{protocol:?} {to} after {limit:?}: {outcome:?}");
-            }
-            sleep(Duration::from_millis(20));
-        }
+            ended => Some(ended),
+        });
+        found.with_context(|| format!("{protocol:?} {to} after {:?}: {last:?}", scaled(limit)))?
     }
 
     /// Probes until each of the pods has answered, and returns all answers. Fails if another pod

@@ -12,8 +12,8 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{PodSpec, Probe};
@@ -23,7 +23,7 @@ pub use self::hybrid::hide as only_cgroup2;
 pub use self::root::Root;
 use crate::lab::{Lab, Node};
 use crate::netns::{Namespace, Process};
-use crate::pace::scaled;
+use crate::pace::{poll, scaled};
 use crate::traffic::http;
 
 /// The folder of crun for the state of test containers, separate from the machine's own.
@@ -89,46 +89,45 @@ impl Container {
 
     /// Waits until `/healthz` of the container answers 200. The limit is that of a fast machine.
     pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
-        let (start, limit) = (Instant::now(), scaled(limit));
         let healthz = SocketAddr::from(([127, 0, 0, 1], 10256));
-        loop {
-            let answer = http::get_from(&self.netns, healthz, "/healthz");
-            if answer.as_ref().is_ok_and(|answer| answer.status == 200) {
-                return Ok(());
+        let netns = self.netns.clone();
+        let mut answer = None;
+        let is_ready = self.wait_while_it_runs(limit, |_| {
+            let said = answer.insert(http::get_from(&netns, healthz, "/healthz"));
+            said.as_ref().is_ok_and(|said| said.status == 200)
+        })?;
+        ensure!(is_ready, "{} is not ready after {:?}: {answer:?}\n{}", self.id, scaled(limit), self.log());
+        Ok(())
+    }
+
+    /// Waits until something holds; returns false after the time limit. Fails if the container
+    /// ends.
+    fn wait_while_it_runs(&mut self, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> Result<bool> {
+        let ended = poll(limit, || {
+            if holds(self) {
+                return Some(Ok(None));
             }
-            if let Some(status) = self.process.try_wait()? {
-                bail!("{} ended, {status}:\n{}", self.id, self.log());
-            }
-            if start.elapsed() > limit {
-                bail!("{} is not ready after {limit:?}: {answer:?}\n{}", self.id, self.log());
-            }
-            sleep(Duration::from_millis(20));
+            self.process.try_wait().map(|status| status.map(Some)).transpose()
+        });
+        match ended.transpose()? {
+            Some(Some(status)) => bail!("{} ended, {status}:\n{}", self.id, self.log()),
+            Some(None) => Ok(true),
+            None => Ok(false),
         }
     }
 
     /// Waits until the container has printed this text.
     pub fn wait_said(&mut self, text: &str, limit: Duration) -> Result<()> {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        while !self.log().contains(text) {
-            if let Some(status) = self.process.try_wait()? {
-                bail!("{} ended, {status}:\n{}", self.id, self.log());
-            }
-            ensure!(start.elapsed() < limit, "{} does not say {text:?}\n{}", self.id, self.log());
-            sleep(Duration::from_millis(20));
-        }
+        let has_said = self.wait_while_it_runs(limit, |container| container.log().contains(text))?;
+        ensure!(has_said, "{} does not say {text:?}\n{}", self.id, self.log());
         Ok(())
     }
 
     /// Waits until the process has exited by itself, and returns the exit code.
     pub fn wait_ended(&mut self, limit: Duration) -> Result<Option<i32>> {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        loop {
-            if let Some(status) = self.process.try_wait()? {
-                return Ok(status.code());
-            }
-            ensure!(start.elapsed() < limit, "{} still runs\n{}", self.id, self.log());
-            sleep(Duration::from_millis(20));
-        }
+        let ended = poll(limit, || self.process.try_wait().transpose());
+        let status = ended.with_context(|| format!("{} still runs\n{}", self.id, self.log()))??;
+        Ok(status.code())
     }
 
     /// The status that the liveness probe gets, sent as the kubelet sends it: from the node, to the

@@ -7,6 +7,7 @@
 //! promised, and those for which silence is observed.
 
 use std::env;
+use std::fmt::Debug;
 use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ const REFERENCE: Duration = Duration::from_millis(40);
 /// The number of branches. Each may be taken or not, so that the verifier keeps and compares
 /// states, as it does most of its time.
 const BRANCHES: usize = 3000;
+
+/// The pause between two looks of a test. Delayed acknowledgements go out in it (40 ms).
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Scales a limit that a test chose for a fast machine to this one.
 pub fn scaled(limit: Duration) -> Duration {
@@ -44,14 +48,48 @@ pub fn until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
 /// # Panics
 /// There is no value by then.
 #[track_caller]
-pub fn wait_for<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
+pub fn wait_for<T>(what: &str, limit: Duration, look: impl FnMut() -> Option<T>) -> T {
+    let found = look_every(PAUSE, limit, look);
+    found.unwrap_or_else(|| panic!("waited for {what} in vain"))
+}
+
+/// Waits until what `look` returns is `wanted`, for at most this time, [`scaled`], and returns it.
+///
+/// # Panics
+/// It is not by then; the message has what was seen last.
+#[track_caller]
+pub fn look_until<T: Debug>(
+    what: &str,
+    limit: Duration,
+    mut look: impl FnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+) -> T {
+    let mut last = None;
+    let found = look_every(PAUSE, limit, || {
+        let seen = look();
+        if wanted(&seen) {
+            return Some(seen);
+        }
+        last = Some(seen);
+        None
+    });
+    found.unwrap_or_else(|| panic!("waited for {what} in vain, last: {last:?}"))
+}
+
+/// Looks until there is a value, for at most this time, [`scaled`]; `None` if there is none by
+/// then. The pause is a short one: what is waited for in the lab itself costs each test.
+pub fn poll<T>(limit: Duration, look: impl FnMut() -> Option<T>) -> Option<T> {
+    look_every(Duration::from_millis(20), limit, look)
+}
+
+fn look_every<T>(pause: Duration, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let (start, limit) = (Instant::now(), scaled(limit));
     loop {
-        if let Some(found) = look() {
+        let found = look();
+        if found.is_some() || start.elapsed() >= limit {
             return found;
         }
-        assert!(start.elapsed() < scaled(limit), "waited for {what} in vain");
-        sleep(Duration::from_millis(50));
+        sleep(pause);
     }
 }
 
@@ -119,6 +157,12 @@ mod tests {
         for wrong in ["", "fast", "0.5", "-1", "NaN", "inf"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "waited for two in vain, last: Some(1)")]
+    fn what_was_seen_last_is_said() {
+        look_until("two", Duration::ZERO, || 1, |seen| *seen == 2);
     }
 
     /// Prints the pace of this machine: `cargo test -p traffic-policy-tests --lib pace --

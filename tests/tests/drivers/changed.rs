@@ -1,13 +1,10 @@
 //! Settings of a card that change while programs are attached to it: traffic goes on, or the agent
 //! reports what happened.
 
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
 use traffic_policy_dataplane::Kernel;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 
 use crate::fixture::{CardTestbed, START};
 use crate::flows::served;
@@ -118,11 +115,7 @@ fn beyond_a_page(test: &str, attach: &str, words: &[&str]) {
     );
     assert_eq!(has_xdp(&fixture), stays, "{}", agent.log());
     set_all_mtus(&fixture, 1500);
-    let start = Instant::now();
-    while !has_xdp(&fixture) {
-        assert!(start.elapsed() < scaled(START), "XDP does not come back\n{}", agent.log());
-        sleep(Duration::from_millis(50));
-    }
+    until("XDP to come back", START, || has_xdp(&fixture));
     goes_on(&fixture, &agent, "MTU 1500 again");
 }
 

@@ -3,13 +3,13 @@
 use std::env;
 use std::io::Write;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use traffic_policy_testing::netns::Namespace;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::poll;
 
 const VARIABLE: &str = "TRAFFIC_POLICY_WIRES";
 /// The time limit for the kernel, which returns the cards of a namespace some time after its end,
@@ -61,17 +61,8 @@ impl Wire {
     /// Moves a card from the machine into a namespace, as the device `name`, which is set up.
     pub fn plug(self, end: End, namespace: &Namespace, name: &str) -> Result<()> {
         let mac = self.mac(end);
-        let start = Instant::now();
-        let found = loop {
-            match device_with(&mac)? {
-                Some(found) => break found,
-                None => ensure!(
-                    start.elapsed() < scaled(PATIENCE),
-                    "no network card {mac} in the machine; is its driver loaded?"
-                ),
-            }
-            sleep(Duration::from_millis(50));
-        };
+        let found = poll(PATIENCE, || device_with(&mac).transpose())
+            .with_context(|| format!("no network card {mac} in the machine; is its driver loaded?"))??;
         ip(None, &["link", "set", "dev", &found, "down"])?;
         ip(None, &["link", "set", "dev", &found, "netns", namespace.name(), "name", name])?;
         let mtu = self.mtu.to_string();
@@ -82,10 +73,8 @@ impl Wire {
     /// Returns a card to the machine.
     pub fn unplug(self, end: End, namespace: &Namespace, name: &str) -> Result<()> {
         // A program that is about to be freed would move with it.
-        let start = Instant::now();
-        while has_xdp(namespace, name)? && start.elapsed() < scaled(PATIENCE) {
-            sleep(Duration::from_millis(50));
-        }
+        poll(PATIENCE, || has_xdp(namespace, name).map(|has| (!has).then_some(())).transpose())
+            .transpose()?;
         let kept = format!("w{}e{}", self.number, end as u8);
         ip(Some(namespace), &["link", "set", "dev", name, "down"])?;
         ip(Some(namespace), &["link", "set", "dev", name, "netns", "1", "name", &kept])

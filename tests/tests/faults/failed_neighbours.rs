@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use traffic_policy_testing::lab::Family;
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::until;
 
 use crate::watched::Watched;
 
@@ -67,9 +67,7 @@ fn a_node_that_lives_is_asked_and_stays(watched: &Watched) {
     let address = far.address(Family::V4);
     let text = address.to_string();
     let fail = ["neighbour", "replace", &text, "dev", "eth0", "nud", "failed"];
-    let start = Instant::now();
-    while watched.found()[0] < 0.5 {
-        assert!(start.elapsed() < scaled(PATIENCE), "nothing was suspected: {}", watched.agent.log());
+    until("a node to be suspected", PATIENCE, || {
         // The kernel tells of a failure only where the entry was valid.
         watched.send(address, Duration::from_millis(100));
         let mut ip = Command::new("ip");
@@ -77,6 +75,7 @@ fn a_node_that_lives_is_asked_and_stays(watched: &Watched) {
         assert!(watched.cluster.lab.node(1).netns().output(ip).unwrap().status.success());
         // A question takes 300 ms at most.
         sleep(Duration::from_millis(500));
-    }
+        watched.found()[0] > 0.5
+    });
     assert_eq!((watched.left_out(), watched.found()[1]), (vec![], 0.0), "{}", watched.agent.log());
 }

@@ -1,13 +1,13 @@
 //! A health-check node port that is in use by another process.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Policy, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::http;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -38,10 +38,7 @@ fn a_taken_health_check_port_is_tried_again() {
         cluster.answer(Protocol::Tcp, cluster.at(1, Family::V4, 30080 + number)).unwrap();
     }
     drop(taken);
-    let start = Instant::now();
-    while status(1) != Some(200) {
-        assert!(start.elapsed() < scaled(SOON), "not opened although free\n{}", agents[0].log());
-    }
+    until("the port to be opened, since it is free", SOON, || status(1) == Some(200));
     // Logged once, not at each attempt.
     let log = agents[0].log();
     assert_eq!(log.lines().filter(|line| line.contains("failed to start healthcheck")).count(), 1, "{log}");

@@ -2,13 +2,13 @@
 //! is behind it; a router that lives is not, however many endpoints behind it are silent.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, plan};
 use traffic_policy_testing::nftables;
 use traffic_policy_testing::object::Backend;
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::{look_until, until};
 
 use crate::watched::{Watched, web};
 
@@ -29,16 +29,15 @@ fn backends(cluster: &Cluster) -> Vec<Backend> {
 impl Watched {
     /// Opens connections until exactly `names` are left out.
     fn until(&self, family: Family, names: &[String]) {
-        let start = Instant::now();
-        while self.left_out() != names {
-            assert!(
-                start.elapsed() < scaled(PATIENCE),
-                "{:?} instead of {names:?}: {}",
-                self.left_out(),
-                self.agent.log()
-            );
-            self.connect_by(family, 1);
-        }
+        look_until(
+            &format!("{names:?} to be left out"),
+            PATIENCE,
+            || {
+                self.connect_by(family, 1);
+                self.left_out()
+            },
+            |left_out| left_out == names,
+        );
     }
 
     fn dies_and_returns(&self, family: Family) {

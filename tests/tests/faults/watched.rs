@@ -1,13 +1,13 @@
 //! A cluster of which one agent watches the nodes, and what it finds out about them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder, Node};
 use traffic_policy_testing::object::{Backend, Port, Service};
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::{look_until, until};
 use traffic_policy_testing::traffic::connections::{NewConnections, Report};
 
 pub const NODE_PORT: u16 = 30_080;
@@ -123,14 +123,14 @@ impl Watched {
     /// The control: a node that is really gone is left out.
     pub fn a_dead_one_is(&self, what: &str) {
         self.cluster.lab.cut(self.far()).unwrap();
-        let start = Instant::now();
-        while self.left_out() != [self.far().name.clone()] {
-            assert!(
-                start.elapsed() < scaled(PATIENCE),
-                "{what}: a dead node is not noticed: {}",
-                self.agent.log()
-            );
-            self.connect(1);
-        }
+        look_until(
+            &format!("{what}: a dead node to be left out"),
+            PATIENCE,
+            || {
+                self.connect(1);
+                self.left_out()
+            },
+            |names| *names == [self.far().name.clone()],
+        );
     }
 }

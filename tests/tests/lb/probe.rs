@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use traffic_policy_testing::lab::Lab;
 use traffic_policy_testing::netns::Process;
 use traffic_policy_testing::nftables::{Chain, Family};
 use traffic_policy_testing::object::{Manifests, Policy, Service};
-use traffic_policy_testing::pace::{scaled, until, wait_for};
+use traffic_policy_testing::pace::{look_until, scaled, until, wait_for};
 use traffic_policy_testing::{agent::Agent, plugin};
 
 const PORT: u16 = 30080;
@@ -69,14 +69,8 @@ fn of(found: &[(String, String, String)]) -> Vec<(&str, &str, &str)> {
 
 /// Probes until nothing differs.
 fn wait_agreed(cluster: &Cluster, more: &[&str]) -> (Option<i32>, Value) {
-    let start = Instant::now();
-    loop {
-        let (code, document) = json(cluster, cluster.manifests.folder(), more);
-        if document["probe"]["differ"] == 0 {
-            return (code, document);
-        }
-        assert!(start.elapsed() < scaled(SOON), "{:?}", differences(&document));
-    }
+    let ask = || json(cluster, cluster.manifests.folder(), more);
+    look_until("nothing to differ", SOON, ask, |(_, document)| document["probe"]["differ"] == 0)
 }
 
 /// A copy of the manifests, for objects that a user has on disk and the cluster has not.
@@ -228,16 +222,12 @@ fn nodes_that_are_about_to_go_are_no_fault() {
     let cluster = cluster_with(&["--notice", &format!("file:{}", path.display())]);
     wait_agreed(&cluster, &[]);
     fs::write(&path, "preempted\n").unwrap();
-    let start = Instant::now();
-    // Health ports of the two nodes with pods, and /healthz of all three.
-    let (code, found) = loop {
+    let ask = || {
         let (code, document) = json(&cluster, cluster.manifests.folder(), &[]);
-        let found = differences(&document);
-        if found.len() == 5 {
-            break (code, found);
-        }
-        assert!(start.elapsed() < scaled(SOON), "{found:?}");
+        (code, differences(&document))
     };
+    // Health ports of the two nodes with pods, and /healthz of all three.
+    let (code, found) = look_until("five differences", SOON, ask, |(_, found)| found.len() == 5);
     assert!(found.iter().all(|(.., cause)| cause == "leaving"), "{found:?}");
     assert_eq!(code, Some(0), "warnings alone");
     fs::remove_file(&path).unwrap();

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::lab::Family;
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::pinned::{self, Entries};
 use traffic_policy_testing::traffic::Probe;
 
@@ -75,11 +75,7 @@ fn writes(agent: &Agent) -> Vec<usize> {
 
 /// Waits for one more step than `before`, and checks that no other follows.
 fn next_write(agent: &Agent, before: usize) -> usize {
-    let start = Instant::now();
-    while writes(agent).len() <= before {
-        assert!(start.elapsed() < scaled(PATIENCE), "nothing was written: {}", agent.log());
-        sleep(Duration::from_millis(20));
-    }
+    until("a step to be written", PATIENCE, || writes(agent).len() > before);
     // No more steps may follow: many times the 50 ms for which the agent collects changes.
     sleep(Duration::from_millis(700));
     let all = writes(agent);

@@ -1,14 +1,14 @@
 //! The counts of packets of each Service by outcome agree with the packets that were sent, while
 //! flows exist and after they are gone.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::traffic::Outcome;
 
 /// One port of a Service, with the protocol and family that are used here.
@@ -80,11 +80,9 @@ fn agree_with_what_was_sent() {
         };
         let (flows, before) = expect("while flows stand");
         assert_eq!(flows, ASKED, "{attach}");
-        let start = Instant::now();
-        while port(&agent, "near")["flows"] != 0 || port(&agent, "web")["flows"] != 0 {
-            assert!(start.elapsed() < scaled(Duration::from_secs(60)), "{attach}: flows stay");
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        until(&format!("{attach}: the end of the flows"), Duration::from_secs(60), || {
+            ["near", "web"].iter().all(|name| port(&agent, name)["flows"] == 0)
+        });
         let (_, after) = expect("after the sweep");
         assert_eq!(after["counts"], before["counts"], "{attach}");
         // The counters of the hooks agree. (TC sends answers for which XDP has no room.)

@@ -13,8 +13,10 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{look_until, scaled, until};
 use traffic_policy_testing::traffic::HeldConnections;
+
+const LIMIT: Duration = Duration::from_secs(10);
 
 fn list(agent: &Agent, filters: &[&str]) -> Vec<Value> {
     let flows = agent.json(&[&["flows"], filters].concat()).unwrap();
@@ -97,23 +99,14 @@ fn held_connections_by_every_filter(cluster: &Cluster, mut agent: Agent) {
         let report = held.finish();
         assert!(report.is_clean(), "{report}");
     }
-    let over = Instant::now();
-    let ended = |flow: &Value| flow["state"] != "assured";
-    while !list(&agent, &[]).iter().all(ended) {
-        assert!(
-            over.elapsed() < scaled(Duration::from_secs(10)),
-            "{:?}",
-            list(&agent, &["--state", "assured"])
-        );
-    }
+    let have_ended = |flows: &Vec<Value>| flows.iter().all(|flow| flow["state"] != "assured");
+    look_until("the end of all flows", LIMIT, || list(&agent, &[]), have_ended);
     let idle = || {
         let flows = list(&agent, &[]);
         flows.iter().map(|flow| flow["idle_seconds"].as_f64().unwrap()).fold(f64::INFINITY, f64::min)
     };
     let (start, first) = (Instant::now(), idle());
-    while idle() < first + 1.0 {
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "the clock stands");
-    }
+    until("a second of idle time", LIMIT, || idle() >= first + 1.0);
     let passed = start.elapsed().as_secs_f64();
     assert!(passed > 0.8, "{passed} s made a second of idle time");
 }
@@ -129,10 +122,8 @@ fn a_removed_endpoint_is_a_state() {
     let held =
         HeldConnections::start(cluster.lab.client().netns(), &[to], 1, Duration::from_millis(100)).unwrap();
     cluster.manifests.endpoints(&service, &backends[..1]).unwrap();
-    let start = Instant::now();
-    while list(&agent, &["--state", "removed"]).len() != 1 {
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{:?}", list(&agent, &[]));
-    }
+    let look = || [&["--state", "removed"][..], &[]].map(|filter| list(&agent, filter));
+    look_until("a removed flow", LIMIT, look, |[removed, _]| removed.len() == 1);
     assert!(held.finish().is_clean());
     cluster.answer(Protocol::Tcp, to).unwrap();
 }

@@ -14,7 +14,7 @@ use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::netns::Process;
 use traffic_policy_testing::object::{Policy, lease};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{poll, until};
 use traffic_policy_testing::pinned;
 use traffic_policy_testing::traffic::Outcome;
 
@@ -77,21 +77,23 @@ impl Monitor {
 
     /// Repeats `happen` until the monitor has exited by itself.
     fn wait_ended(mut self, mut happen: impl FnMut()) -> Vec<String> {
-        let start = Instant::now();
-        while self.process.try_wait().unwrap().is_none() {
-            happen();
-            assert!(start.elapsed() < scaled(SOON), "monitor goes on: {:?}", self.lines());
-        }
+        let ended = poll(SOON, || {
+            let ended = self.process.try_wait().unwrap();
+            if ended.is_none() {
+                happen();
+            }
+            ended
+        });
+        assert!(ended.is_some(), "monitor goes on: {:?}", self.lines());
         self.lines()
     }
 
     /// Repeats `happen` until the monitor has printed a line.
     fn wait_line(&self, mut happen: impl FnMut()) {
-        let start = Instant::now();
-        while self.lines().is_empty() {
+        until("a line of monitor", SOON, || {
             happen();
-            assert!(start.elapsed() < scaled(SOON), "monitor says nothing");
-        }
+            !self.lines().is_empty()
+        });
     }
 }
 
@@ -171,7 +173,7 @@ fn a_flood_is_limited_and_counted(cluster: &Cluster, agent: &Agent) {
             socket.send(b"anybody?").unwrap();
         }
     });
-    let lines = monitor.wait_ended(|| std::thread::sleep(Duration::from_millis(20)));
+    let lines = monitor.wait_ended(|| ());
     let took = start.elapsed().as_secs_f64();
     let last: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
     let (shown, suppressed) = (last["shown"].as_u64().unwrap(), last["suppressed"].as_u64().unwrap());
@@ -197,14 +199,9 @@ fn one_at_a_time_and_a_killed_one_costs_nothing(cluster: &Cluster, agent: &Agent
 
     monitor.process.kill().unwrap();
     // The request of the monitor expires within 2 s; the agent's next sweep removes it altogether.
-    let start = Instant::now();
-    while monitor_until(agent.pin_dir()) != 0 {
-        assert!(
-            start.elapsed() < scaled(Duration::from_secs(10)),
-            "the packet path still looks at the clock"
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    until("the packet path to look at the clock no more", Duration::from_secs(10), || {
+        monitor_until(agent.pin_dir()) == 0
+    });
     assert_eq!(cluster.ask(Protocol::Udp, to).unwrap(), Outcome::Silent);
     let output = agent.command(&["monitor", "--output", "json", "--for", "200ms"]).unwrap();
     let last: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -1,13 +1,13 @@
 //! `services` shows frontends, policies, phases and endpoints, with and without an agent.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Policy, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::look_until;
 
 fn tcp4(agent: &Agent, name: &str) -> Value {
     let ports = agent.json(&["services", name]).unwrap();
@@ -22,14 +22,8 @@ fn frontend<'a>(port: &'a Value, kind: &str) -> &'a Value {
 }
 
 fn wait_for_phase(agent: &Agent, name: &str, phase: &str) -> Value {
-    let start = Instant::now();
-    loop {
-        let port = tcp4(agent, name);
-        if frontend(&port, "NodePort")["phase"] == phase {
-            return port;
-        }
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "not {phase}: {port}");
-    }
+    let is_so = |port: &Value| frontend(port, "NodePort")["phase"] == phase;
+    look_until(phase, Duration::from_secs(10), || tcp4(agent, name), is_so)
 }
 
 #[test]

@@ -11,7 +11,9 @@ use traffic_policy_testing::agent::{Agent, program};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::Policy;
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{look_until, until};
+
+const LIMIT: Duration = Duration::from_secs(10);
 
 fn hooks(status: &Value) -> Vec<String> {
     let attached = status["attached"].as_array().unwrap();
@@ -79,14 +81,8 @@ fn attached_in_sync_and_after_death() {
 
         let seen = |status: &Value| status["agent"]["seen_seconds_ago"].as_f64().unwrap();
         agent.kill().unwrap();
-        let start = Instant::now();
-        let dead = loop {
-            let status = agent.json(&["status"]).unwrap();
-            if seen(&status) > 3.0 {
-                break status;
-            }
-            assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{status}");
-        };
+        let ask = || agent.json(&["status"]).unwrap();
+        let dead = look_until("3 s of silence", LIMIT, ask, |status| seen(status) > 3.0);
         assert_eq!(dead["agent"]["running"], false);
         assert_eq!(dead["agent"]["report"], Value::Null);
         assert_eq!(hooks(&dead), expected, "{attach}: it goes on");
@@ -175,11 +171,7 @@ fn from_another_pid_namespace() {
     sleep(Duration::from_secs(7));
     assert!(is_running(), "it goes on giving signs of life");
     agent.kill().unwrap();
-    let start = Instant::now();
-    while is_running() {
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)));
-        sleep(Duration::from_millis(100));
-    }
+    until("the agent to count as gone", LIMIT, || !is_running());
 }
 
 #[test]
@@ -188,15 +180,11 @@ fn what_blocks_readiness_is_named() {
     let nowhere = cluster.lab.manifests().join("nowhere");
     let agent = Agent::builder(&cluster.lab, cluster.lab.node(1)).manifests(&nowhere).start().unwrap();
     agent.wait_said(&["nowhere"], Duration::from_secs(20)).unwrap();
-    let start = Instant::now();
-    let status = loop {
-        let status = agent.json(&["status"]).unwrap();
-        // Until its source has started, the report contains no more.
-        if status["agent"]["report"]["waiting_for"].to_string().contains("nowhere") {
-            break status;
-        }
-        assert!(start.elapsed() < scaled(Duration::from_secs(10)), "{status}");
-    };
+    let ask = || agent.json(&["status"]).unwrap();
+    // Until its source has started, the report contains no more.
+    let status = look_until("the reason", LIMIT, ask, |status| {
+        status["agent"]["report"]["waiting_for"].to_string().contains("nowhere")
+    });
     let report = &status["agent"]["report"];
     assert_eq!(report["in_sync"], false);
     let blocked = report["waiting_for"].to_string();

@@ -2,14 +2,14 @@
 //! slices, pods that are published before they are ready.
 
 use std::slice;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service, node};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::look_until;
 use traffic_policy_testing::traffic::Outcome;
 
 const CLUSTER: u16 = 30_080;
@@ -57,10 +57,8 @@ fn expect(cluster: &Cluster, what: &str, wanted: &[&[&str]]) {
                 .unwrap_or_else(|error| panic!("{what}: {error:#}"));
             for protocol in Protocol::BOTH {
                 // If the change only adds pods, only their answers show that it is applied.
-                let start = Instant::now();
-                while let Err(error) = cluster.ask_until_all(protocol, to, pods) {
-                    assert!(start.elapsed() < scaled(SOON), "{what}: node-{number} {error:#}");
-                }
+                let ask = || cluster.ask_until_all(protocol, to, pods);
+                look_until(&format!("{what}: all pods by node-{number}"), SOON, ask, Result::is_ok).unwrap();
             }
         }
     }

@@ -7,7 +7,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Policy, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::look_until;
 use traffic_policy_testing::traffic::{Outcome, http};
 
 const SOON: Duration = Duration::from_secs(10);
@@ -21,14 +21,10 @@ fn service(name: &str, policy: Policy, number: u16) -> Service {
 /// Switches to Local, and returns once node-2 has written it: its health port is then open.
 fn switch(cluster: &Cluster, service: &Service, number: u16) {
     cluster.manifests.service(service).unwrap();
-    let start = Instant::now();
-    loop {
-        let to = cluster.at(2, Family::V4, 32000 + number);
-        match http::get_from(cluster.lab.client().netns(), to, "/") {
-            Ok(response) => return assert_eq!(response.status, 503),
-            Err(error) => assert!(start.elapsed() < scaled(SOON), "{error:#}"),
-        }
-    }
+    let to = cluster.at(2, Family::V4, 32000 + number);
+    let ask = || http::get_from(cluster.lab.client().netns(), to, "/");
+    let response = look_until("the health port of node-2", SOON, ask, Result::is_ok);
+    assert_eq!(response.unwrap().status, 503);
 }
 
 fn silent(outcome: &Outcome) -> bool {

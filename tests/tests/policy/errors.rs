@@ -1,14 +1,14 @@
 //! ICMP errors from behind a node port: at the client they come from the address to which it sent
 //! the request.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::capture::Capture;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::Outcome;
 
 use crate::icmp::error_about;
@@ -68,13 +68,8 @@ fn traced(cluster: &Cluster, agents: &[Agent], attach: &str) {
                 let capture = Capture::start(client, "eth0").unwrap();
                 let before = told(agents);
                 datagram(client, to, ttl);
-                let start = Instant::now();
-                while told(agents) == before {
-                    assert!(
-                        start.elapsed() < scaled(Duration::from_secs(5)),
-                        "{attach} {to}: nothing at hop {ttl}"
-                    );
-                }
+                let what = format!("{attach} {to}: a count at hop {ttl}");
+                until(&what, Duration::from_secs(5), || told(agents) != before);
                 let frames = capture.finish_valid().unwrap();
                 let errors: Vec<_> = frames.iter().filter_map(|frame| error_about(frame, to)).collect();
                 assert_eq!(errors, [wanted], "{attach} {to} hop {ttl}");

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use traffic_policy_testing::agent::Agent;
@@ -11,7 +11,7 @@ use traffic_policy_testing::capture::{Capture, Frame};
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Addresses, Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service, lease, vip};
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::{look_until, until};
 use traffic_policy_testing::traffic::{HeldConnections, Outcome, http};
 
 use crate::direct::header;
@@ -41,12 +41,8 @@ fn health(cluster: &Cluster, node: usize) -> Option<(u16, bool)> {
 }
 
 fn wait_health(cluster: &Cluster, node: usize, wanted: u16) {
-    let start = Instant::now();
-    while health(cluster, node) != Some((wanted, wanted == 503)) {
-        assert!(start.elapsed() < scaled(SOON), "node-{node}: not {wanted} but {:?}", health(cluster, node));
-        // The interval between two looks of a poll that has a limit.
-        sleep(Duration::from_millis(20));
-    }
+    let is_wanted = |said: &Option<_>| *said == Some((wanted, wanted == 503));
+    look_until(&format!("node-{node}: {wanted}"), SOON, || health(cluster, node), is_wanted);
 }
 
 /// Checks that new connections and datagrams at this node are answered by a pod of the node, which

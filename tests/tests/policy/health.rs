@@ -9,7 +9,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service};
-use traffic_policy_testing::pace::{scaled, until};
+use traffic_policy_testing::pace::{look_until, scaled, until};
 use traffic_policy_testing::traffic::http::{self, Response};
 
 const PORT: u16 = 30080;
@@ -26,15 +26,12 @@ fn health(cluster: &Cluster, number: usize) -> Option<Response> {
 }
 
 fn wait_health(cluster: &Cluster, number: usize, wanted: Option<u16>) -> Option<Response> {
-    let start = Instant::now();
-    loop {
-        let response = health(cluster, number);
-        if response.as_ref().map(|response| response.status) == wanted {
-            return response;
-        }
-        assert!(start.elapsed() < scaled(SOON), "node-{number}: not {wanted:?} but {response:?}");
-        sleep(Duration::from_millis(20));
-    }
+    wait_status(&format!("node-{number}"), || health(cluster, number), wanted)
+}
+
+fn wait_status(what: &str, ask: impl FnMut() -> Option<Response>, wanted: Option<u16>) -> Option<Response> {
+    let status = |response: &Option<Response>| response.as_ref().map(|response| response.status);
+    look_until(&format!("{what}: {wanted:?}"), SOON, ask, |response| status(response) == wanted)
 }
 
 fn weight(response: &Response) -> &str {
@@ -135,16 +132,9 @@ fn a_node_port_service_has_one_by_annotation() {
         http::get_from(cluster.lab.client().netns(), cluster.at(number, family, ANNOTATED), "/healthz").ok()
     };
     let wait = |number: usize, family, wanted: Option<u16>| {
-        let start = Instant::now();
-        loop {
-            let response = ask(number, family);
-            if response.as_ref().map(|response| response.status) == wanted {
-                return response;
-            }
-            assert!(start.elapsed() < scaled(SOON), "node-{number}: not {wanted:?} but {response:?}");
-            sleep(Duration::from_millis(20));
-        }
+        wait_status(&format!("node-{number}"), || ask(number, family), wanted)
     };
+    let is_of = |name: &str| ask(1, Family::V4).is_some_and(|response| response.body.contains(name));
     cluster.manifests.apply(&plain(Policy::Cluster), &backends).unwrap();
     let agents = Agent::start_all(&cluster.lab, |agent| agent.attach("xdp")).unwrap();
     for family in Family::BOTH {
@@ -180,17 +170,9 @@ fn a_node_port_service_has_one_by_annotation() {
     cluster.manifests.apply(&other, &backends).unwrap();
     let said = [ANNOTATION, "Service default/web", "is the healthCheckNodePort of Service default/other"];
     agents[0].wait_said(&said, SOON).unwrap();
-    let start = Instant::now();
-    while !ask(1, Family::V4).is_some_and(|response| response.body.contains("\"other\"")) {
-        assert!(start.elapsed() < scaled(SOON), "the port is not handed over");
-        sleep(Duration::from_millis(20));
-    }
+    until("the port to be handed over", SOON, || is_of("\"other\""));
     cluster.manifests.delete(&other).unwrap();
-    let start = Instant::now();
-    while !ask(1, Family::V4).is_some_and(|response| response.body.contains("\"web\"")) {
-        assert!(start.elapsed() < scaled(SOON), "the port does not come back");
-        sleep(Duration::from_millis(20));
-    }
+    until("the port to come back", SOON, || is_of("\"web\""));
     // Ports that no annotation may give: outside of the range of node ports.
     cluster.manifests.service(&plain(Policy::Local).annotation(ANNOTATION, "22000")).unwrap();
     agents[0].wait_said(&[ANNOTATION, "\"22000\" is not within --node-ports"], SOON).unwrap();
@@ -245,11 +227,7 @@ fn healthz_hears_of_the_node() {
     let nodes = fs::read_to_string(cluster.manifests.folder().join("nodes.yaml")).unwrap();
     let taint = "spec:\n  taints:\n  - key: ToBeDeletedByClusterAutoscaler\n    effect: NoSchedule\n";
     cluster.manifests.write_text("nodes", &nodes.replace("spec:\n", taint)).unwrap();
-    let start = Instant::now();
-    while agent.healthz().unwrap().status == 200 {
-        assert!(start.elapsed() < scaled(SOON), "the taint was not noticed");
-        sleep(Duration::from_millis(20));
-    }
+    until("the taint to be noticed", SOON, || agent.healthz().unwrap().status != 200);
     let healthz = agent.healthz().unwrap();
     assert_eq!(healthz.status, 503);
     assert!(healthz.body.contains("\"nodeEligible\":false,\"healthy\":true"), "{}", healthz.body);

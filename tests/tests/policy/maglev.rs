@@ -1,17 +1,16 @@
 //! Two nodes with the same Service send the same connection to the same endpoint.
 
-use std::{
-    net::SocketAddr,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
 
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::explain::{self, Flow};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service, vip};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{look_until, scaled};
 
 const PORT: u16 = 30_080;
 const FLOWS: u16 = 200;
@@ -40,22 +39,21 @@ fn endpoints(cluster: &Cluster, agent: &Agent, node: usize) -> Vec<SocketAddr> {
 
 /// Waits until the agent has `count` endpoints for each Service port, by a table of 1,021 slots.
 fn wait_for(agent: &Agent, count: usize) {
-    let until = Instant::now() + scaled(Duration::from_secs(10));
-    loop {
-        let ports = agent.json(&["services", "web"]).unwrap();
-        let is_so = |port: &serde_json::Value| {
-            port["endpoints"].as_array().is_some_and(|list| list.len() == count)
-                && port["algorithm"] == "maglev"
-                && port["maglev_slots"] == 1021
-        };
-        let ports = ports.as_array().unwrap();
-        if !ports.is_empty() && ports.iter().all(is_so) {
-            return;
-        }
-        assert!(Instant::now() < until, "{ports:?}");
-        // The agent is asked by a process of its own each time.
-        sleep(Duration::from_millis(100));
-    }
+    wait_for_ports(agent, &format!("{count} endpoints"), |port| {
+        port["endpoints"].as_array().is_some_and(|list| list.len() == count)
+            && port["algorithm"] == "maglev"
+            && port["maglev_slots"] == 1021
+    });
+}
+
+/// Waits until the agent has Service ports, all of which are as `is_so` says.
+fn wait_for_ports(agent: &Agent, what: &str, is_so: impl Fn(&Value) -> bool) {
+    look_until(
+        what,
+        Duration::from_secs(10),
+        || agent.json(&["services", "web"]).unwrap(),
+        |ports| ports.as_array().is_some_and(|ports| !ports.is_empty() && ports.iter().all(&is_so)),
+    );
 }
 
 #[test]
@@ -116,24 +114,11 @@ fn nodes_have_the_shares_that_weights_give_them() {
 
 /// Waits until every agent shows the `wanted` slots of the endpoints, each up to one more or less.
 fn wait_for_slots(agents: &[Agent], wanted: &[i64]) {
-    let until = Instant::now() + scaled(Duration::from_secs(10));
-    let slots = |port: &serde_json::Value| -> Vec<i64> {
-        let endpoints = port["endpoints"].as_array().unwrap();
-        endpoints.iter().filter_map(|endpoint| endpoint["slots"].as_i64()).collect()
-    };
     for agent in agents {
-        loop {
-            let ports = agent.json(&["services", "web"]).unwrap();
-            let ports = ports.as_array().unwrap();
-            let are_so = |slots: &[i64]| {
-                slots.len() == wanted.len() && slots.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1)
-            };
-            if !ports.is_empty() && ports.iter().all(|port| are_so(&slots(port))) {
-                break;
-            }
-            assert!(Instant::now() < until, "{:?}", ports.iter().map(slots).collect::<Vec<_>>());
-            // The agent is asked by a process of its own each time.
-            sleep(Duration::from_millis(100));
-        }
+        wait_for_ports(agent, &format!("{wanted:?} slots"), |port| {
+            let endpoints = port["endpoints"].as_array().unwrap();
+            let slots: Vec<_> = endpoints.iter().filter_map(|endpoint| endpoint["slots"].as_i64()).collect();
+            slots.len() == wanted.len() && slots.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1)
+        });
     }
 }

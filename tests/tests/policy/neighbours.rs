@@ -6,7 +6,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::{scaled, until};
 use traffic_policy_testing::traffic::{HeldConnections, Outcome};
 
 const PORT: u16 = 30080;
@@ -76,10 +76,7 @@ fn gateway_changes_once(cluster: &Cluster, attach: &str, announce: bool, limit: 
     cluster.lab.router_change_mac(announce).unwrap();
     let what = format!("{attach} announced={announce}");
     for to in targets {
-        let start = Instant::now();
-        while !answered(&old_flow(to)) {
-            assert!(start.elapsed() < scaled(limit), "{what}: an old flow to {to} is lost");
-        }
+        until(&format!("{what}: an answer to the old flow to {to}"), limit, || answered(&old_flow(to)));
         for protocol in Protocol::BOTH {
             let recovered = cluster.wait_for(protocol, to, limit, answered);
             recovered.unwrap_or_else(|error| panic!("{what}: {error:#}"));
@@ -147,13 +144,10 @@ fn a_wrong_neighbour_is_not_used_after_its_deletion(cluster: &Cluster, attach: &
         assert!(!ask(), "{attach} {family:?}: the control");
         let hop = cluster.lab.node(2).address(family);
         node.netlink(async |net| net.delete_neighbour(hop).await).unwrap();
-        let start = Instant::now();
-        while !ask() {
-            // The agent raises the epoch at once; without it the packet path would look up the FIB
-            // again after 5 s.
-            let late = start.elapsed() > scaled(Duration::from_secs(3));
-            assert!(!late, "{attach} {family:?}: the old address is still used");
-        }
+        // The agent raises the epoch at once; without it the packet path would look up the FIB
+        // again after 5 s.
+        let what = format!("{attach} {family:?}: the end of the old address");
+        until(&what, Duration::from_secs(3), ask);
     }
 }
 

@@ -10,7 +10,7 @@ use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cluster::{Cluster, Protocol};
 use traffic_policy_testing::lab::{Family, Lab};
 use traffic_policy_testing::object::{Backend, Policy, Service, vip};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::look_until;
 use traffic_policy_testing::traffic::{HeldConnections, Outcome, Probe};
 
 const PORT: u16 = 30_080;
@@ -30,15 +30,7 @@ fn ask(cluster: &Cluster, to: SocketAddr) -> Outcome {
 
 #[track_caller]
 fn until(cluster: &Cluster, what: &str, to: SocketAddr, wanted: impl Fn(&Outcome) -> bool) -> Outcome {
-    let start = std::time::Instant::now();
-    loop {
-        let outcome = ask(cluster, to);
-        if wanted(&outcome) {
-            return outcome;
-        }
-        assert!(start.elapsed() < scaled(SOON), "{what}, {to}: {outcome:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    look_until(&format!("{what}, {to}"), SOON, || ask(cluster, to), wanted)
 }
 
 fn is_by(outcome: &Outcome, pod: &str) -> bool {

@@ -2,16 +2,16 @@
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use traffic_policy_lb::Learn;
 use traffic_policy_testing::agent::Agent;
 use traffic_policy_testing::cgroup::Cgroup;
 use traffic_policy_testing::cluster::{Cluster, TARGET};
 use traffic_policy_testing::lab::{Family, Lab, LabBuilder, Node};
 use traffic_policy_testing::object::{Policy, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::poll;
 use traffic_policy_testing::recording::Synced;
 use traffic_policy_testing::traffic::{Target, http};
 
@@ -111,16 +111,9 @@ impl DemoCluster {
         self.base.manifests.apply(&service(policy, drain), &self.base.backends())?;
         for node in self.base.lab.nodes() {
             let wanted = (policy == Policy::Local).then_some(if node.pods.is_empty() { 503 } else { 200 });
-            let start = Instant::now();
-            while self.health(node, Policy::Local).ok().map(|(status, _)| status) != wanted {
-                ensure!(
-                    start.elapsed() < scaled(Duration::from_secs(10)),
-                    "{} does not follow the Service",
-                    node.name
-                );
-                // The pause lies between two attempts of a poll that has a limit.
-                std::thread::sleep(Duration::from_millis(20));
-            }
+            let follows = || self.health(node, Policy::Local).ok().map(|(status, _)| status) == wanted;
+            poll(Duration::from_secs(10), || follows().then_some(()))
+                .with_context(|| format!("{} does not follow the Service", node.name))?;
         }
         let client = self.base.lab.client().netns();
         let took =

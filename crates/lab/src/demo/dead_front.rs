@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use traffic_policy_testing::lab::{Family, Lab, Pod};
 use traffic_policy_testing::object::{Backend, Port, Service, lease};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::poll;
 use traffic_policy_testing::traffic::{
     HeldConnections, NewConnections, Outcome, Probe, Server, connections, held,
 };
@@ -177,26 +177,18 @@ fn through(cluster: &DemoCluster, frontend: SocketAddr) -> Result<usize> {
 /// travel unchanged.
 fn await_pods(cluster: &DemoCluster, way: Way, vip: IpAddr, wanted: &[&Pod]) -> Result<()> {
     let base = &cluster.base;
-    let (start, to) = (Instant::now(), SocketAddr::new(vip, PORT));
+    let to = SocketAddr::new(vip, PORT);
     let mut pods = BTreeSet::new();
-    while pods.len() < wanted.len() {
-        ensure!(
-            start.elapsed() < scaled(Duration::from_secs(10)),
-            "{}: only {pods:?} answer as they should",
-            way.name()
-        );
+    let all = poll(Duration::from_secs(10), || {
         // A node that does not know the address yet says that it has no route.
-        let Ok(Outcome::Answered(answer)) = Probe::tcp(to).from(base.lab.client().netns()) else {
-            // The pause lies between two attempts of a poll that has a limit.
-            sleep(Duration::from_millis(20));
-            continue;
-        };
-        let is_kept = answer.client.ip() == cluster.client();
-        if way == Way::Snat || is_kept {
+        if let Ok(Outcome::Answered(answer)) = Probe::tcp(to).from(base.lab.client().netns())
+            && (way == Way::Snat || answer.client.ip() == cluster.client())
+        {
             pods.insert(answer.pod);
         }
-    }
-    Ok(())
+        (pods.len() >= wanted.len()).then_some(())
+    });
+    all.with_context(|| format!("{}: only {pods:?} answer as they should", way.name()))
 }
 
 pub(super) fn show(cluster: &DemoCluster) -> Result<Vec<String>> {

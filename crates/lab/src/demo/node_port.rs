@@ -4,12 +4,12 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use traffic_policy_lb::{self as lb, Event, PodEvent, Timed};
 use traffic_policy_testing::cluster::TARGET;
 use traffic_policy_testing::lab::{Family, Node};
 use traffic_policy_testing::object::{Policy, Port, Service};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::poll;
 use traffic_policy_testing::traffic::balancer::Timing;
 use traffic_policy_testing::traffic::{Target, http};
 
@@ -118,25 +118,20 @@ fn at(node: &Node, port: u16) -> SocketAddr {
 fn answer_of_node_3(cluster: &DemoCluster, port: u16) -> Result<String> {
     let client = cluster.base.lab.client().netns();
     let ask = |node: &Node| client.block_on(async || http::get(at(node, port), "/", INTERVAL).await);
-    let start = Instant::now();
-    while !ask(cluster.base.lab.node(2)).is_ok_and(|response| response.status == 200) {
-        ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-2 does not follow the Service");
-        // The pause lies between two attempts of a poll that has a limit.
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    loop {
+    let limit = Duration::from_secs(10);
+    poll(limit, || ask(cluster.base.lab.node(2)).ok().filter(|response| response.status == 200))
+        .context("node-2 does not follow the Service")?;
+    poll(limit, || {
         let asked = Instant::now();
         let answer = ask(cluster.base.lab.node(3));
         let took = asked.elapsed();
         match answer {
-            Ok(response) => return Ok(format!("{} after {} ms", response.status, took.as_millis())),
-            Err(_) if took >= INTERVAL => return Ok(format!("nothing for {} ms", took.as_millis())),
+            Ok(response) => Some(format!("{} after {} ms", response.status, took.as_millis())),
+            Err(_) if took >= INTERVAL => Some(format!("nothing for {} ms", took.as_millis())),
             // The node's agent has not processed the Service yet: the kernel refuses the
             // connection.
-            Err(_) => {}
+            Err(_) => None,
         }
-        ensure!(start.elapsed() < scaled(Duration::from_secs(10)), "node-3 does not follow the Service");
-        // The pause lies between two attempts of a poll that has a limit.
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    })
+    .context("node-3 does not follow the Service")
 }

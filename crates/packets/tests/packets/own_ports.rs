@@ -2,10 +2,10 @@
 //! one to a pod's connection.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use traffic_policy_testing::harness::{Device, Frontend, Harness, Hook, Setup, Spot};
-use traffic_policy_testing::pace::scaled;
+use traffic_policy_testing::pace::until;
 use traffic_policy_testing::packet::{Packet, flag};
 
 use crate::dialogue::{Dialogue, everywhere, everywhere_tcp, everywhere_udp};
@@ -110,11 +110,8 @@ fn is_usable(harness: &Harness, terms: Terms) -> bool {
 }
 
 fn wait_until_usable(harness: &Harness, terms: Terms) {
-    let start = Instant::now();
-    while !is_usable(harness, terms) {
-        assert!(start.elapsed() < scaled(Duration::from_secs(30)), "the port is held for ever: {terms:?}");
-        sleep(Duration::from_millis(10));
-    }
+    let what = format!("the port to be given back: {terms:?}");
+    until(&what, Duration::from_secs(30), || is_usable(harness, terms));
 }
 
 #[test]

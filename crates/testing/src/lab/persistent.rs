@@ -3,8 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use super::{Lab, folder};
 use crate::netns::{Namespace, is_running};
-use crate::pace::scaled;
+use crate::pace::poll;
 
 const PREFIX: &str = "tp-lab-";
 const DRAWING: &str = "drawing.txt";
@@ -95,12 +95,8 @@ pub fn down(name: &str) -> Result<()> {
 
 fn end(pid: u32) -> Result<()> {
     kill(Pid::from_raw(pid.try_into()?), Signal::SIGKILL).ok();
-    let start = Instant::now();
-    while is_running(pid) {
-        ensure!(start.elapsed() < scaled(Duration::from_secs(5)), "process {pid} does not end");
-        sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    let ended = poll(Duration::from_secs(5), || (!is_running(pid)).then_some(()));
+    ended.with_context(|| format!("process {pid} does not end"))
 }
 
 fn recorded_processes(folder: &Path) -> Vec<u32> {

@@ -2,15 +2,15 @@
 //! port: it is exact, however late the question is.
 
 use std::net::SocketAddr;
-use std::thread::sleep;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use crate::netns::Namespace;
-use crate::pace::scaled;
+use crate::pace::{poll, scaled};
 use crate::traffic::http;
 
 /// A moment after which a write is expected.
@@ -24,20 +24,12 @@ impl Synced {
 
     /// Waits until an agent has written since this moment, and returns the time of the write.
     pub fn next(self, from: &Namespace, healthz: SocketAddr) -> Result<Instant> {
-        let start = Instant::now();
-        let limit = scaled(Duration::from_secs(20));
-        while start.elapsed() < limit {
-            if let Some(last) = last_sync(from, healthz)?
-                && last > self.0
-            {
-                let ago = Timestamp::now().duration_since(last).unsigned_abs();
-                return Instant::now().checked_sub(ago).context("this machine has not run for that long");
-            }
-            // The interval between two looks: the agent reports the moment itself, whenever it is
-            // queried.
-            sleep(Duration::from_millis(20));
-        }
-        bail!("the agent at {healthz} has written nothing for {limit:?}")
+        let limit = Duration::from_secs(20);
+        let newer = || Ok(last_sync(from, healthz)?.filter(|last| *last > self.0));
+        let last: Result<_> = poll(limit, || newer().transpose())
+            .with_context(|| format!("the agent at {healthz} has written nothing for {:?}", scaled(limit)))?;
+        let ago = Timestamp::now().duration_since(last?).unsigned_abs();
+        Instant::now().checked_sub(ago).context("this machine has not run for that long")
     }
 
     /// The time between this moment and the agent's last write; `None` if the agent has not written

@@ -10,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval_at};
 
 use super::http;
 use crate::netns::{Namespace, Running, Stop};
-use crate::pace::scaled;
+use crate::pace::poll;
 
 /// A node as a load balancer sees it.
 #[derive(Clone, Debug)]
@@ -152,14 +152,7 @@ impl Balancer {
     /// Waits until exactly these nodes are healthy; returns false after the time limit, which is
     /// that of a fast machine.
     pub fn wait_for(&self, nodes: &[&str], limit: Duration) -> bool {
-        let (start, limit) = (Instant::now(), scaled(limit));
-        while self.healthy() != nodes {
-            if start.elapsed() > limit {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        true
+        poll(limit, || (self.healthy() == nodes).then_some(())).is_some()
     }
 
     /// Checks all nodes on another port from now on, as a cloud does when its controller has seen

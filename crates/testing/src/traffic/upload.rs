@@ -6,8 +6,8 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle, sleep};
-use std::time::{Duration, Instant};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use crc32fast::Hasher;
@@ -15,7 +15,7 @@ use crc32fast::Hasher;
 use super::retransmissions;
 use super::transfer::{CHUNK, content};
 use crate::netns::Namespace;
-use crate::pace::scaled;
+use crate::pace::{poll, scaled};
 
 /// The time limit for the connection.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -82,11 +82,7 @@ impl Upload {
     /// not arrived within this time, which is [`scaled`], or if one byte differs.
     pub fn finish(self, limit: Duration) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
-        let start = Instant::now();
-        while !self.receiver.is_finished() && start.elapsed() < scaled(limit) {
-            sleep(Duration::from_millis(10));
-        }
-        let arrived = self.receiver.is_finished();
+        let arrived = poll(limit, || self.receiver.is_finished().then_some(())).is_some();
         let progress = retransmissions::progress(&self.client)?;
         for end in [&self.client, &self.server] {
             // One that is closed already is an error.
