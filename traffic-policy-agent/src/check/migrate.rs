@@ -170,7 +170,8 @@ fn backends(facts: &Facts) -> Vec<String> {
         let table =
             facts.rules.tables.iter().find(|table| table.family == family && table.name == "kube-proxy");
         if table.is_some() {
-            let ports = of("kube-proxy", "service-");
+            // A chain of all Services begins as those of each do.
+            let ports = of("kube-proxy", "service-") - of("kube-proxy", "service-endpoints-check");
             found.push(format!("nftables, table {family} kube-proxy, {ports} Service ports with endpoints"));
         }
         if of("nat", "KUBE-SERVICES") > 0 {
