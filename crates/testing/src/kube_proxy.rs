@@ -1,6 +1,8 @@
 //! Rules as kube-proxy writes them for a few Services, with each of its back ends, and their
-//! removal as `kube-proxy --cleanup` does it. The shapes are those of pkg/proxy/iptables and
-//! pkg/proxy/nftables of Kubernetes; the hashes in the names of chains are numbers here.
+//! removal as `kube-proxy --cleanup` does it. The hashes in the names of chains are numbers here.
+
+mod iptables;
+mod nftables;
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -8,6 +10,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use crate::lab::{Family, Node};
 use crate::netns::Namespace;
 
 /// The program that writes the rules.
@@ -35,28 +38,70 @@ impl Backend {
     pub fn is_there(self) -> bool {
         Command::new(self.program()).arg("--version").output().is_ok_and(|output| output.status.success())
     }
+
+    /// The rules of a node, as its program reads them: `nft -f`, or `iptables-restore`.
+    pub fn rules(self, place: &Place, services: &[Rules]) -> String {
+        let mut text = String::new();
+        let written = match self {
+            Self::Nftables => nftables::write(&mut text, place, services),
+            Self::IptablesNft | Self::IptablesLegacy => iptables::write(&mut text, place, services),
+        };
+        written.expect("writing into a String does not fail");
+        text
+    }
 }
 
-/// A Service port of one family.
+/// A node, as its rules name it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The address of node ports.
+    pub node: IpAddr,
+    /// The network of the pods, whose traffic to ClusterIPs is not masqueraded.
+    pub pods: String,
+    /// The network of ClusterIPs.
+    pub cluster_ips: &'static str,
+}
+
+/// A Service port of one family, in the namespace `default`.
 #[derive(Clone, Debug)]
 pub struct Rules {
+    pub name: String,
     /// The protocols, by their names in rules.
-    pub protocols: &'static [&'static str],
+    pub protocols: Vec<&'static str>,
     pub cluster_ip: SocketAddr,
     /// The address and port of a load balancer.
-    pub vip: SocketAddr,
-    pub node_port: u16,
+    pub vip: Option<SocketAddr>,
+    pub node_port: Option<u16>,
     pub endpoints: Vec<SocketAddr>,
     /// Endpoints on this node, if the external traffic policy is Local.
     pub local: Option<Vec<SocketAddr>>,
+}
+
+impl Rules {
+    /// Whether clients outside of the cluster have an address for it.
+    fn is_external(&self) -> bool {
+        self.vip.is_some() || self.node_port.is_some()
+    }
+
+    /// The place of an endpoint among all.
+    fn place_of(&self, endpoint: &SocketAddr) -> usize {
+        self.endpoints.iter().position(|other| other == endpoint).expect("a local endpoint is one of all")
+    }
+}
+
+/// The Service ports with their protocols: each has chains of its own.
+fn ports(services: &[Rules]) -> impl Iterator<Item = (usize, &Rules, &'static str)> {
+    let ports =
+        services.iter().flat_map(|service| service.protocols.iter().map(move |name| (service, *name)));
+    ports.enumerate().map(|(number, (service, protocol))| (number, service, protocol))
 }
 
 /// Rules in a namespace, until they are cleaned.
 #[derive(Debug)]
 pub struct KubeProxy<'a> {
     backend: Backend,
-    ipv6: bool,
-    chains: Vec<String>,
+    family: Family,
+    rules: String,
     node: &'a Namespace,
 }
 
@@ -64,24 +109,15 @@ pub struct KubeProxy<'a> {
 pub const TCP_AND_UDP: &[&str] = &["tcp", "udp"];
 
 impl<'a> KubeProxy<'a> {
-    /// Writes the rules. `pods` is the network of the node's pods, whose traffic to ClusterIPs is
-    /// not masqueraded.
-    pub fn start(
-        node: &'a Namespace,
-        backend: Backend,
-        pods: (IpAddr, u8),
-        services: &[Rules],
-    ) -> Result<Self> {
-        let ipv6 = pods.0.is_ipv6();
-        let pods = format!("{}/{}", pods.0, pods.1);
-        let mut proxy = Self { backend, ipv6, chains: Vec::new(), node };
-        if backend == Backend::Nftables {
-            proxy.node.feed("nft", &["-f", "-"], &nftables(ipv6, &pods, services)?)?;
-        } else {
-            let (text, chains) = iptables(&pods, services)?;
-            proxy.chains = chains;
-            proxy.node.feed(&proxy.restore(), &["--noflush"], &text)?;
-        }
+    /// Writes the rules.
+    pub fn start(node: &'a Node, family: Family, backend: Backend, services: &[Rules]) -> Result<Self> {
+        let place = Place {
+            node: node.address(family),
+            pods: format!("{}/{}", node.pod_network.of(family), family.prefix()),
+            cluster_ips: if family == Family::V4 { "10.96.0.0/12" } else { "fd00:10:96::/112" },
+        };
+        let proxy = Self { backend, family, rules: backend.rules(&place, services), node: node.netns() };
+        proxy.feed(&proxy.rules)?;
         Ok(proxy)
     }
 
@@ -89,183 +125,37 @@ impl<'a> KubeProxy<'a> {
     /// table.
     pub fn clean(self) -> Result<()> {
         if self.backend == Backend::Nftables {
-            let family = if self.ipv6 { "ip6" } else { "ip" };
-            return self.node.feed("nft", &["-f", "-"], &format!("delete table {family} kube-proxy\n"));
+            let family = if self.family == Family::V4 { "ip" } else { "ip6" };
+            return self.feed(&format!("delete table {family} kube-proxy\n"));
         }
-        let mut text = String::from(
-            "*nat\n-D PREROUTING -j KUBE-SERVICES\n-D OUTPUT -j KUBE-SERVICES\n-D POSTROUTING -j KUBE-POSTROUTING\nCOMMIT\n*nat\n",
-        );
-        for chain in &self.chains {
-            writeln!(text, ":{chain} - [0:0]")?;
+        let mut text = String::new();
+        for table in self.rules.split_terminator("COMMIT\n") {
+            let name = table.lines().next().unwrap_or_default();
+            writeln!(text, "{name}")?;
+            for rule in table.lines().filter(|line| line.starts_with("-A") && !line.starts_with("-A KUBE-")) {
+                writeln!(text, "{}", rule.replacen("-A", "-D", 1))?;
+            }
+            let chains = table.lines().filter_map(|line| line.strip_prefix(':'));
+            let chains: Vec<_> = chains.filter_map(|line| line.split(' ').next()).collect();
+            writeln!(text, "COMMIT\n{name}")?;
+            chains.iter().try_for_each(|chain| writeln!(text, ":{chain} - [0:0]"))?;
+            chains.iter().try_for_each(|chain| writeln!(text, "-X {chain}"))?;
+            writeln!(text, "COMMIT")?;
         }
-        for chain in &self.chains {
-            writeln!(text, "-X {chain}")?;
-        }
-        text += "COMMIT\n*filter\n-D FORWARD -j KUBE-FORWARD\nCOMMIT\n*filter\n:KUBE-FORWARD - [0:0]\n-X KUBE-FORWARD\nCOMMIT\n";
-        self.node.feed(&self.restore(), &["--noflush"], &text)
+        self.feed(&text)
     }
 
-    /// The program that applies many changes at once.
-    fn restore(&self) -> String {
-        let kind = if self.backend == Backend::IptablesNft { "nft" } else { "legacy" };
-        format!("ip{}tables-{kind}-restore", if self.ipv6 { "6" } else { "" })
-    }
-}
-
-fn iptables(pods: &str, services: &[Rules]) -> Result<(String, Vec<String>)> {
-    let mut chains: Vec<String> =
-        ["SERVICES", "NODEPORTS", "MARK-MASQ", "POSTROUTING"].map(|name| format!("KUBE-{name}")).into();
-    let mut rules = String::new();
-    let w = &mut rules;
-    for (number, service) in services.iter().enumerate() {
-        for protocol in service.protocols {
-            let id = format!("{:0<4}{number:012}", protocol.to_uppercase());
-            let to = |address: SocketAddr| {
-                format!("-d {} -p {protocol} -m {protocol} --dport {}", address.ip(), address.port())
-            };
-            writeln!(w, "-A KUBE-SERVICES {} -j KUBE-SVC-{id}", to(service.cluster_ip))?;
-            writeln!(w, "-A KUBE-SERVICES {} -j KUBE-EXT-{id}", to(service.vip))?;
-            writeln!(
-                w,
-                "-A KUBE-NODEPORTS -p {protocol} -m {protocol} --dport {} -j KUBE-EXT-{id}",
-                service.node_port
-            )?;
-            let mut ends = vec![(format!("KUBE-SVC-{id}"), &service.endpoints)];
-            if let Some(local) = &service.local {
-                writeln!(w, "-A KUBE-EXT-{id} -s {pods} -j KUBE-SVC-{id}")?;
-                writeln!(w, "-A KUBE-EXT-{id} -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ")?;
-                writeln!(w, "-A KUBE-EXT-{id} -m addrtype --src-type LOCAL -j KUBE-SVC-{id}")?;
-                writeln!(w, "-A KUBE-EXT-{id} -j KUBE-SVL-{id}")?;
-                ends.push((format!("KUBE-SVL-{id}"), local));
-            } else {
-                writeln!(w, "-A KUBE-EXT-{id} -j KUBE-MARK-MASQ")?;
-                writeln!(w, "-A KUBE-EXT-{id} -j KUBE-SVC-{id}")?;
+    /// Applies many changes at once.
+    fn feed(&self, text: &str) -> Result<()> {
+        let ipv6 = if self.family == Family::V4 { "" } else { "6" };
+        match self.backend {
+            Backend::Nftables => self.node.feed("nft", &["-f", "-"], text),
+            Backend::IptablesNft => {
+                self.node.feed(&format!("ip{ipv6}tables-nft-restore"), &["--noflush"], text)
             }
-            writeln!(w, "-A KUBE-SVC-{id} ! -s {pods} {} -j KUBE-MARK-MASQ", to(service.cluster_ip))?;
-            for (chain, endpoints) in ends {
-                for (place, endpoint) in endpoints.iter().enumerate() {
-                    let all =
-                        service.endpoints.iter().position(|other| other == endpoint).unwrap_or_default();
-                    let left = endpoints.len() - place;
-                    let chance = if left == 1 {
-                        String::new()
-                    } else {
-                        format!(" -m statistic --mode random --probability {:.11}", 1.0 / left as f64)
-                    };
-                    writeln!(w, "-A {chain}{chance} -j KUBE-SEP-{id}{all}")?;
-                }
-                chains.push(chain);
-            }
-            chains.push(format!("KUBE-EXT-{id}"));
-            for (place, endpoint) in service.endpoints.iter().enumerate() {
-                writeln!(w, "-A KUBE-SEP-{id}{place} -s {} -j KUBE-MARK-MASQ", endpoint.ip())?;
-                writeln!(
-                    w,
-                    "-A KUBE-SEP-{id}{place} -p {protocol} -m {protocol} -j DNAT --to-destination {endpoint}"
-                )?;
-                chains.push(format!("KUBE-SEP-{id}{place}"));
+            Backend::IptablesLegacy => {
+                self.node.feed(&format!("ip{ipv6}tables-legacy-restore"), &["--noflush"], text)
             }
         }
     }
-    let mut text = String::from("*nat\n");
-    for chain in &chains {
-        writeln!(text, ":{chain} - [0:0]")?;
-    }
-    text += "-A PREROUTING -j KUBE-SERVICES\n-A OUTPUT -j KUBE-SERVICES\n-A POSTROUTING -j KUBE-POSTROUTING\n\
-        -A KUBE-MARK-MASQ -j MARK --or-mark 0x4000\n\
-        -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
-        -A KUBE-POSTROUTING -j MARK --xor-mark 0x4000\n\
-        -A KUBE-POSTROUTING -j MASQUERADE --random-fully\n";
-    text += &rules;
-    text += "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS\nCOMMIT\n\
-        *filter\n:KUBE-FORWARD - [0:0]\n-A FORWARD -j KUBE-FORWARD\n\
-        -A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP\n\
-        -A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT\n\
-        -A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\nCOMMIT\n";
-    Ok((text, chains))
-}
-
-fn nftables(ipv6: bool, pods: &str, services: &[Rules]) -> Result<String> {
-    let family = if ipv6 { "ip6" } else { "ip" };
-    let mut chains = String::new();
-    let (mut ips, mut ports) = (Vec::new(), Vec::new());
-    for (number, service) in services.iter().enumerate() {
-        for protocol in service.protocols {
-            let id = format!("{number}-{protocol}");
-            let key = |address: SocketAddr| format!("{} . {protocol} . {}", address.ip(), address.port());
-            ips.push(format!("{} : goto service-{id}", key(service.cluster_ip)));
-            ips.push(format!("{} : goto external-{id}", key(service.vip)));
-            ports.push(format!("{protocol} . {} : goto external-{id}", service.node_port));
-            let choose = |endpoints: &[SocketAddr]| {
-                let to = endpoints.iter().enumerate().map(|(place, endpoint)| {
-                    let all = service.endpoints.iter().position(|other| other == endpoint);
-                    format!("{place} : goto endpoint-{id}-{}", all.unwrap_or_default())
-                });
-                format!(
-                    "numgen random mod {} vmap {{ {} }}",
-                    endpoints.len(),
-                    to.collect::<Vec<_>>().join(", ")
-                )
-            };
-            for (place, endpoint) in service.endpoints.iter().enumerate() {
-                writeln!(
-                    chains,
-                    "chain endpoint-{id}-{place} {{\n{family} saddr {} jump mark-for-masquerade\nmeta l4proto {protocol} dnat to {endpoint}\n}}",
-                    endpoint.ip()
-                )?;
-            }
-            writeln!(
-                chains,
-                "chain service-{id} {{\n{family} daddr {} {family} saddr != {pods} jump mark-for-masquerade\n{}\n}}",
-                service.cluster_ip.ip(),
-                choose(&service.endpoints)
-            )?;
-            let external = match &service.local {
-                None => format!("jump mark-for-masquerade\ngoto service-{id}"),
-                Some(local) => format!(
-                    "{family} saddr {pods} goto service-{id}\nfib saddr type local jump mark-for-masquerade\nfib saddr type local goto service-{id}\n{}",
-                    choose(local)
-                ),
-            };
-            writeln!(chains, "chain external-{id} {{\n{external}\n}}")?;
-        }
-    }
-    let address = if ipv6 { "ipv6_addr" } else { "ipv4_addr" };
-    Ok(format!(
-        "table {family} kube-proxy {{
-chain mark-for-masquerade {{
-meta mark set meta mark or 0x4000
-}}
-{chains}
-map service-ips {{
-type {address} . inet_proto . inet_service : verdict
-elements = {{ {} }}
-}}
-map service-nodeports {{
-type inet_proto . inet_service : verdict
-elements = {{ {} }}
-}}
-chain services {{
-{family} daddr . meta l4proto . th dport vmap @service-ips
-fib daddr type local meta l4proto . th dport vmap @service-nodeports
-}}
-chain nat-prerouting {{
-type nat hook prerouting priority -100
-jump services
-}}
-chain nat-output {{
-type nat hook output priority -100
-jump services
-}}
-chain nat-postrouting {{
-type nat hook postrouting priority 100
-meta mark & 0x4000 == 0 return
-meta mark set meta mark xor 0x4000
-masquerade fully-random
-}}
-}}
-",
-        ips.join(", "),
-        ports.join(", ")
-    ))
 }

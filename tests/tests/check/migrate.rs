@@ -25,15 +25,15 @@ fn kube_proxy_and_what_goes_through_it() {
         let address = |text: &str| -> IpAddr { text.parse().unwrap() };
         let endpoint = SocketAddr::new(node.pod(1).address(Family::V4), 8080);
         let rules = Rules {
-            protocols: TCP_AND_UDP,
+            name: "web".to_owned(),
+            protocols: TCP_AND_UDP.to_vec(),
             cluster_ip: SocketAddr::new(address("10.96.0.10"), 80),
-            vip: SocketAddr::new(address("198.51.100.10"), 80),
-            node_port: 30080,
+            vip: Some(SocketAddr::new(address("198.51.100.10"), 80)),
+            node_port: Some(30080),
             endpoints: vec![endpoint],
             local: None,
         };
-        let pods = (node.pod_network.of(Family::V4), 24);
-        let proxy = KubeProxy::start(node.netns(), backend, pods, &[rules]).unwrap();
+        let proxy = KubeProxy::start(node, Family::V4, backend, &[rules]).unwrap();
         let _server = Server::start(node.pod(1), 8080, &Ledger::default()).unwrap();
         let frontend = SocketAddr::new(node.address(Family::V4), 30080);
         let checked = while_datagrams_are_answered(&lab, frontend, || check(&lab, &["--migrate"]));

@@ -73,18 +73,17 @@ impl Takeover {
             |node: usize| SocketAddr::new(self.cluster.lab.node(node).pod(1).address(family), POD_PORT);
         let services: Vec<_> = (10..)
             .zip(POLICIES)
-            .map(|(host, (_, policy, node_port))| Rules {
-                protocols: TCP_AND_UDP,
+            .map(|(host, (name, policy, node_port))| Rules {
+                name: name.to_owned(),
+                protocols: TCP_AND_UDP.to_vec(),
                 cluster_ip: SocketAddr::new(address(family, host, "cluster"), 80),
-                vip: SocketAddr::new(address(family, host, "vip"), 80),
-                node_port,
+                vip: Some(SocketAddr::new(address(family, host, "vip"), 80)),
+                node_port: Some(node_port),
                 endpoints: vec![endpoint(1), endpoint(2)],
                 local: (policy == Policy::Local).then(|| vec![endpoint(1)]),
             })
             .collect();
-        let pods = self.cluster.lab.node(1).pod_network.of(family);
-        let length = if family == Family::V4 { 24 } else { 64 };
-        let proxy = KubeProxy::start(self.node(), backend, (pods, length), &services).unwrap();
+        let proxy = KubeProxy::start(self.cluster.lab.node(1), family, backend, &services).unwrap();
         // Ended flows of datagrams are removed soon.
         self.node()
             .sysctls(&[

@@ -41,15 +41,15 @@ fn adopted(test: &str, attach: &str, family: Family) {
     lab.route_vip(vip, lab.node(1)).unwrap();
     let _servers: Vec<_> = lab.pods().map(|pod| Server::start(pod, family, POD_PORT).unwrap()).collect();
     let rules = Rules {
-        protocols: &["sctp"],
+        name: "web".to_owned(),
+        protocols: vec!["sctp"],
         cluster_ip: SocketAddr::new(cluster_ip, 80),
-        vip: SocketAddr::new(vip, 80),
-        node_port: NODE_PORT,
+        vip: Some(SocketAddr::new(vip, 80)),
+        node_port: Some(NODE_PORT),
         endpoints: lab.pods().map(|pod| SocketAddr::new(pod.address(family), POD_PORT)).collect(),
         local: None,
     };
-    let pods = (lab.node(1).pod_network.of(family), if family == Family::V4 { 24 } else { 64 });
-    let kube_proxy = KubeProxy::start(lab.node(1).netns(), backend, pods, &[rules]).unwrap();
+    let kube_proxy = KubeProxy::start(lab.node(1), family, backend, &[rules]).unwrap();
 
     let from = SocketAddr::new(lab.client().address(family), 0);
     let targets = [cluster.at(1, family, NODE_PORT), SocketAddr::new(vip, 80)];

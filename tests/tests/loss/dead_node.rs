@@ -87,16 +87,15 @@ fn kube_proxy_loses_its_share() {
     let cluster = cluster::without_agents(&PODS, "tc");
     let lab = &cluster.lab;
     let rules = Rules {
-        protocols: TCP_AND_UDP,
+        name: "web".to_owned(),
+        protocols: TCP_AND_UDP.to_vec(),
         cluster_ip: "10.96.0.80:80".parse().unwrap(),
-        vip: "192.0.2.80:80".parse().unwrap(),
-        node_port: NODE_PORT,
+        vip: Some("192.0.2.80:80".parse().unwrap()),
+        node_port: Some(NODE_PORT),
         endpoints: lab.pods().map(|pod| (pod.address(Family::V4), POD_PORT).into()).collect(),
         local: None,
     };
-    let node = lab.node(1);
-    let pods = (node.pod_network.of(Family::V4), 24);
-    let _rules = KubeProxy::start(node.netns(), Backend::Nftables, pods, &[rules]).unwrap();
+    let _rules = KubeProxy::start(lab.node(1), Family::V4, Backend::Nftables, &[rules]).unwrap();
     let (report, cut) = vanish(&cluster, Family::V4);
     println!("kube-proxy's rules, a node vanishes: {report}");
     let after = CONNECTIONS - u64::from(RATE) * cut.as_millis() as u64 / 1000;

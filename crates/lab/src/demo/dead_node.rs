@@ -74,16 +74,16 @@ impl KubeProxyCluster {
         ensure!(Backend::Nftables.is_there(), "the scene of the dead node needs nft: install nftables");
         let cluster = Cluster::start(cluster::lab(attach))?;
         let rules = Rules {
-            protocols: TCP_AND_UDP,
+            name: "web".to_owned(),
+            protocols: TCP_AND_UDP.to_vec(),
             cluster_ip: SocketAddr::new([10, 96, 0, 80].into(), 80),
-            vip: SocketAddr::new(LOAD_BALANCER_IP.parse()?, 80),
-            node_port: NODE_PORT,
+            vip: Some(SocketAddr::new(LOAD_BALANCER_IP.parse()?, 80)),
+            node_port: Some(NODE_PORT),
             endpoints: cluster.lab.pods().map(|pod| (pod.address(Family::V4), TARGET).into()).collect(),
             local: None,
         };
         for node in cluster.lab.nodes() {
-            let pods = (node.pod_network.of(Family::V4), Family::V4.prefix());
-            KubeProxy::start(node.netns(), Backend::Nftables, pods, std::slice::from_ref(&rules))?;
+            KubeProxy::start(node, Family::V4, Backend::Nftables, std::slice::from_ref(&rules))?;
         }
         Ok(Self(cluster))
     }

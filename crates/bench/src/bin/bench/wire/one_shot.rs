@@ -19,6 +19,7 @@ use nix::libc;
 use socket2::{Domain, Socket, Type};
 use traffic_policy_testing::{
     agent::Agent,
+    kube_proxy::Backend,
     netns::Namespace,
     object::{Manifests, Port},
 };
@@ -152,8 +153,7 @@ impl Subject {
         let services = services(SERVICES);
         let objects = objects_with(&services, Port::udp);
         let (mut agent, mut kube_proxy) = (None, None);
-        // Rules of TCP and UDP differ only in the protocol's name.
-        let of_udp = |rules: String| rules.replace("tcp", "udp");
+
         let file = folder.logs().join("rules");
         match kind {
             Kind::Nftables(_) if kube_proxy::program().is_some() => {
@@ -164,12 +164,8 @@ impl Subject {
                 let listing = ["iptables-save", "-t", "nat"];
                 kube_proxy = Some(KubeProxy::start(&fixture, "iptables", objects, &listing)?);
             }
-            Kind::Nftables(_) => {
-                rules::load(node, &["nft", "-f"], &of_udp(rules::nftables::rules(&services)), &file)?;
-            }
-            Kind::Iptables(_) => {
-                rules::load(node, &["iptables-restore"], &of_udp(rules::iptables::rules(&services)), &file)?;
-            }
+            Kind::Nftables(_) => rules::write(node, Backend::Nftables, &services, "udp", &file)?,
+            Kind::Iptables(_) => rules::write(node, Backend::IptablesNft, &services, "udp", &file)?,
             _ => {
                 Manifests::at(&folder.manifests())?.write("all", &objects)?;
                 let attach = if matches!(kind, Kind::Tc(_)) { "tc" } else { "xdp" };

@@ -7,7 +7,7 @@ use traffic_policy_bench::flows::floor;
 use traffic_policy_bench_ebpf::traffic::Arrived;
 use traffic_policy_dataplane::ToWire;
 use traffic_policy_ebpf::abi::{ABI_VERSION, PROTOCOL_TCP, Ports, Tuple};
-use traffic_policy_testing::{agent::Agent, netns::Owned, object::Manifests, pinned};
+use traffic_policy_testing::{agent::Agent, kube_proxy::Backend, netns::Owned, object::Manifests, pinned};
 
 use super::{
     conntrack,
@@ -112,11 +112,9 @@ impl Subject {
             Kind::Iptables(number) if kube_proxy::program().is_some() => {
                 self.kube_proxy("iptables", number, &["iptables-save", "-t", "nat"])
             }
-            Kind::Nftables(number) => {
-                rules::load(node, &["nft", "-f"], &rules::nftables::rules(&services(number)), &file)
-            }
+            Kind::Nftables(number) => rules::write(node, Backend::Nftables, &services(number), "tcp", &file),
             Kind::Iptables(number) => {
-                rules::load(node, &["iptables-restore"], &rules::iptables::rules(&services(number)), &file)
+                rules::write(node, Backend::IptablesNft, &services(number), "tcp", &file)
             }
         }
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use traffic_policy_testing::{
     agent::{Agent, AgentBuilder},
+    kube_proxy::Backend,
     netns::Namespace,
     object::{Manifests, Port, lease},
 };
@@ -141,16 +142,14 @@ impl Subject {
         let PodTestbed { front, home, folder, .. } = &self.fixture;
         let file = folder.logs().join("rules");
         let services = pods_services();
-        let of = |rules: String, protocol: &str| rules.replace("tcp", protocol);
+
         match self.kind {
             Kind::Router => {}
             Kind::Nftables(protocol) => {
-                let rules = of(rules::nftables::rules(&services), protocol);
-                rules::load(home, &["nft", "-f"], &rules, &file)?;
+                rules::write(home, Backend::Nftables, &services, protocol, &file)?;
             }
             Kind::Iptables(protocol) => {
-                let rules = of(rules::iptables::rules(&services), protocol);
-                rules::load(home, &["iptables-restore"], &rules, &file)?;
+                rules::write(home, Backend::IptablesNft, &services, protocol, &file)?;
             }
             Kind::Past(rules) | Kind::Stack(rules) => {
                 if rules {
