@@ -1,15 +1,18 @@
 //! Packets, all of one length, as the feed writes them, and their expected form: both by
 //! etherparse.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Result, ensure};
-use etherparse::{IpHeaders, IpNumber, PacketBuilder, PacketBuilderStep, TcpHeader, UdpHeader};
+use etherparse::IpNumber;
 use traffic_policy_bench_ebpf::{FRAME_LENGTH, FRAME_WORDS};
 
 use super::fixture::{MAC, ROUTER_MAC};
 use traffic_policy_ebpf::checksum;
-use traffic_policy_testing::netlink::Mac;
+use traffic_policy_testing::{
+    netlink::Mac,
+    packet::{Packet, Transport, flag},
+};
 
 /// A frame as words made of its bytes.
 pub type Frame = [u64; FRAME_WORDS];
@@ -97,57 +100,38 @@ fn bytes(
     destination: SocketAddr,
     content: Content,
 ) -> Result<Vec<u8>> {
-    let ethernet = PacketBuilder::ethernet2(from, to);
-    let ip: PacketBuilderStep<IpHeaders> = match (source.ip(), destination.ip()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            ethernet.ipv4(source.octets(), destination.octets(), ttl)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            ethernet.ipv6(source.octets(), destination.octets(), ttl)
-        }
-        _ => anyhow::bail!("{source} and {destination} are of two families"),
+    ensure!(source.is_ipv4() == destination.is_ipv4(), "{source} and {destination} are of two families");
+    let ends = [source, destination].map(|end| (end.ip(), end.port()));
+    let tcp = |flags, sequence, acknowledgement| {
+        let segment = Packet::tcp(ends[0], ends[1], flags).numbers(sequence, acknowledgement);
+        segment.with(|packet| packet.tcp_mut().window = 65_535)
     };
-    let (from, to) = (source.port(), destination.port());
-    let mut bytes = Vec::with_capacity(FRAME_LENGTH);
-    match content {
-        Content::Syn => tcp(ip.tcp(from, to, 1_000, 65_535).syn(), &mut bytes)?,
-        Content::SynAck => tcp(ip.tcp(from, to, SEQUENCE, 65_535).syn().ack(1_001), &mut bytes)?,
-        Content::Ack => tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?,
+    let other = |transport| Packet::new(source.ip(), destination.ip(), transport);
+    let packet = match content {
+        Content::Syn => tcp(flag::SYN, 1_000, 0),
+        Content::SynAck => tcp(flag::SYN | flag::ACK, SEQUENCE, 1_001),
+        Content::Ack => tcp(flag::ACK, 1_001, SEQUENCE + 1),
         Content::ReplyAck => {
             let headers = if source.is_ipv4() { ETHERNET + 20 + 20 } else { ETHERNET + 40 + 20 };
             // The SYN-ACK has been filled up with data.
-            let next = SEQUENCE + 1 + (FRAME_LENGTH - headers) as u32;
-            tcp(ip.tcp(from, to, next, 65_535).ack(1_001), &mut bytes)?;
+            tcp(flag::ACK, SEQUENCE + 1 + (FRAME_LENGTH - headers) as u32, 1_001)
         }
-        Content::Datagram => {
-            let step: PacketBuilderStep<UdpHeader> = ip.udp(from, to);
-            let payload = vec![0; FRAME_LENGTH - step.size(0)];
-            step.write(&mut bytes, &payload)?;
-        }
-        Content::Echo => {
-            let step = ip.icmpv4_echo_request(1, 2);
-            let payload = vec![0; FRAME_LENGTH - step.size(0)];
-            step.write(&mut bytes, &payload)?;
-        }
+        Content::Datagram => Packet::udp(ends[0], ends[1]).payload(&[]),
+        Content::Echo => other(Transport::Icmp { kind: 8, code: 0, rest: [0, 1, 0, 2] }),
         Content::WithinIp => {
-            let mut inner = Vec::new();
-            let segment = PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], ttl).tcp(from, to, 1, 1);
-            segment.write(&mut inner, &[])?;
-            inner.resize(FRAME_LENGTH - ETHERNET - 20, 0);
-            ip.write(&mut bytes, IpNumber::IPV4, &inner)?;
+            let (from, to) = (([192, 0, 2, 1].into(), ends[0].1), ([192, 0, 2, 2].into(), ends[1].1));
+            let segment = Packet::tcp(from, to, 0).numbers(1, 0).ttl(ttl);
+            let inner = segment.with(|packet| packet.tcp_mut().window = 1).bytes();
+            other(Transport::Other(IpNumber::IPV4.0)).payload(&inner[ETHERNET..])
         }
-        Content::LaterFragment => {
-            tcp(ip.tcp(from, to, 1_001, 65_535).ack(SEQUENCE + 1), &mut bytes)?;
-            // The word sets "more fragments" and an offset. The programs do not verify the checksum
-            // of the IP header.
-            bytes[20..22].copy_from_slice(&(1u16 << 13 | 185).to_be_bytes());
-        }
-    }
+        Content::LaterFragment => tcp(flag::ACK, 1_001, SEQUENCE + 1).with(|packet| {
+            (packet.dont_fragment, packet.more_fragments, packet.fragment_offset) = (false, true, 185);
+        }),
+    };
+    let mut packet = packet.macs(from, to).ttl(ttl);
+    let missing = FRAME_LENGTH.saturating_sub(packet.bytes().len());
+    packet.payload.resize(packet.payload.len() + missing, 0);
+    let bytes = packet.bytes();
     ensure!(bytes.len() == FRAME_LENGTH, "a frame of {} bytes", bytes.len());
     Ok(bytes)
-}
-
-fn tcp(step: PacketBuilderStep<TcpHeader>, bytes: &mut Vec<u8>) -> Result<()> {
-    let payload = vec![0; FRAME_LENGTH - step.size(0)];
-    Ok(step.write(bytes, &payload)?)
 }
