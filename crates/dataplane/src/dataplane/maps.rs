@@ -140,8 +140,16 @@ impl Room {
     }
 }
 
-fn take(object: &mut Ebpf, name: &str) -> Result<Map> {
-    object.take_map(name).with_context(|| format!("the packet path has no map {name}"))
+/// Takes a map out of a loaded object.
+///
+/// # Errors
+/// It is missing or of another type: object and agent are of different builds.
+pub(crate) fn take<M>(object: &mut Ebpf, name: &str) -> Result<M>
+where
+    M: TryFrom<Map, Error: std::error::Error + Send + Sync + 'static>,
+{
+    let map = object.take_map(name).with_context(|| format!("the packet path has no map {name}"))?;
+    map.try_into().with_context(|| format!("map {name} has another type"))
 }
 
 /// Returns the number of entries that fit into a map of a loaded object, before [`Maps::take`]
@@ -153,12 +161,6 @@ pub(crate) fn size(object: &Ebpf, name: &str) -> Result<u32> {
         anyhow::bail!("the packet path has no hash, trie or array {name}")
     };
     Ok(data.info().with_context(|| format!("the size of {name} cannot be read"))?.max_entries())
-}
-
-macro_rules! typed {
-    ($object:expr, $name:expr) => {
-        take($object, $name)?.try_into().with_context(|| format!("map {} has another type", $name))?
-    };
 }
 
 impl Maps {
@@ -175,46 +177,46 @@ impl Maps {
         let rows6 = (Rows::of(object, "tp_endpoints6")?, Rows::of(object, "tp_ep_routes6")?);
         Ok(Self {
             v4: Family {
-                flows: typed!(object, "tp_flows4"),
-                frontends: typed!(object, "tp_frontends4"),
-                sources: typed!(object, "tp_src_ranges4"),
-                service_cidrs: typed!(object, "tp_svc_cidrs4"),
-                node_addresses: typed!(object, "tp_node_addrs4"),
-                route_mtus: typed!(object, "tp_route_mtus4"),
-                slots: typed!(object, "tp_endpoints4"),
-                slot_routes: typed!(object, "tp_ep_routes4"),
+                flows: take(object, "tp_flows4")?,
+                frontends: take(object, "tp_frontends4")?,
+                sources: take(object, "tp_src_ranges4")?,
+                service_cidrs: take(object, "tp_svc_cidrs4")?,
+                node_addresses: take(object, "tp_node_addrs4")?,
+                route_mtus: take(object, "tp_route_mtus4")?,
+                slots: take(object, "tp_endpoints4")?,
+                slot_routes: take(object, "tp_ep_routes4")?,
                 slot_rows: rows4,
                 size: sizes[0],
             },
             v6: Family {
-                flows: typed!(object, "tp_flows6"),
-                frontends: typed!(object, "tp_frontends6"),
-                sources: typed!(object, "tp_src_ranges6"),
-                service_cidrs: typed!(object, "tp_svc_cidrs6"),
-                node_addresses: typed!(object, "tp_node_addrs6"),
-                route_mtus: typed!(object, "tp_route_mtus6"),
-                slots: typed!(object, "tp_endpoints6"),
-                slot_routes: typed!(object, "tp_ep_routes6"),
+                flows: take(object, "tp_flows6")?,
+                frontends: take(object, "tp_frontends6")?,
+                sources: take(object, "tp_src_ranges6")?,
+                service_cidrs: take(object, "tp_svc_cidrs6")?,
+                node_addresses: take(object, "tp_node_addrs6")?,
+                route_mtus: take(object, "tp_route_mtus6")?,
+                slots: take(object, "tp_endpoints6")?,
+                slot_routes: take(object, "tp_ep_routes6")?,
                 slot_rows: rows6,
                 size: sizes[1],
             },
             tables: Words::new(take(object, "tp_maglev")?)?,
-            services: typed!(object, "tp_svc_names"),
-            service_counts: typed!(object, "tp_svc_counts"),
-            sockets: typed!(object, "tp_sockets"),
-            local_node: typed!(object, "tp_local_node"),
-            hops: typed!(object, "tp_nexthops"),
-            hop_index: typed!(object, "tp_nexthop_ids"),
-            devices: typed!(object, "tp_devices"),
-            pod_devices: typed!(object, "tp_pod_devices"),
-            removed: typed!(object, "tp_removed_eps"),
-            sweep: typed!(object, "tp_gc_pass"),
+            services: take(object, "tp_svc_names")?,
+            service_counts: take(object, "tp_svc_counts")?,
+            sockets: take(object, "tp_sockets")?,
+            local_node: take(object, "tp_local_node")?,
+            hops: take(object, "tp_nexthops")?,
+            hop_index: take(object, "tp_nexthop_ids")?,
+            devices: take(object, "tp_devices")?,
+            pod_devices: take(object, "tp_pod_devices")?,
+            removed: take(object, "tp_removed_eps")?,
+            sweep: take(object, "tp_gc_pass")?,
             swept,
-            counters: Arc::new(typed!(object, "tp_counters")),
-            xdp_jumps: typed!(object, "tp_xdp_calls"),
-            tc_jumps: typed!(object, "tp_tc_calls"),
-            l3_jumps: typed!(object, "tp_l3_calls"),
-            pod_jumps: typed!(object, "tp_pod_calls"),
+            counters: Arc::new(take(object, "tp_counters")?),
+            xdp_jumps: take(object, "tp_xdp_calls")?,
+            tc_jumps: take(object, "tp_tc_calls")?,
+            l3_jumps: take(object, "tp_l3_calls")?,
+            pod_jumps: take(object, "tp_pod_calls")?,
             heartbeat: Mapped::new(take(object, "tp_heartbeat")?)?,
             config: Mapped::new(take(object, "tp_config")?)?,
             usage: Mapped::new(take(object, "tp_table_usage")?)?,

@@ -22,6 +22,7 @@ use super::{
     maps::{
         keys::from_wide,
         mmap::{Mapped, config},
+        take,
     },
 };
 use crate::node::HopAddress;
@@ -89,11 +90,9 @@ impl Silence {
     /// # Errors
     /// A map is missing or of another type, or the names cannot be read.
     pub fn open(object: &mut Ebpf) -> Result<Self> {
-        let mut take =
-            |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
-        let mut signs = Mapped::new(take("tp_node_silence")?)?;
-        let names = HashMap::try_from(take("tp_node_names")?)?;
-        let ring = RingBuf::try_from(take("tp_suspicions")?)?;
+        let mut signs = Mapped::new(take(object, "tp_node_silence")?)?;
+        let names: HashMap<_, _, _> = take(object, "tp_node_names")?;
+        let ring = take(object, "tp_suspicions")?;
         let mut numbered = BTreeMap::new();
         for entry in &names {
             let (number, name) = entry.context("the names of nodes cannot be read")?;

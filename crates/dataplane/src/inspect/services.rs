@@ -12,8 +12,8 @@ use traffic_policy_cluster::model::{
     Endpoint, Forwarding, FrontendKind, Policy, ServiceName, ServicePortKey,
 };
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, SLOT_LOCAL, SLOT_REMOTE, ServiceInfo,
-    Slot, frontend, frontend_kind, policy, scope,
+    Address, Address4, Address6, Frontend, FrontendKey, IndexRange, ServiceInfo, Slot, frontend,
+    frontend_kind, policy, scope,
 };
 
 use super::pinned::Pinned;
@@ -25,7 +25,6 @@ use crate::dataplane::{
     },
     sync::former::Former,
 };
-use crate::dispatch;
 
 /// A Service port of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,19 +286,7 @@ where
     Slot<A>: Pod,
 {
     (range.base..range.base.saturating_add(range.len))
-        .map(|index| {
-            let slot: Slot<A> = slots.value(index)?;
-            Ok(Endpoint {
-                address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
-                local: slot.flags & SLOT_LOCAL != 0,
-                remote: slot.flags & SLOT_REMOTE != 0,
-                opens: dispatch::of(slot.flags),
-                held: dispatch::held(slot.flags),
-                node: slot.node,
-                // Maps hold the shares that follow from it.
-                weight: 1,
-            })
-        })
+        .map(|index| Ok(keys::endpoint(&slots.value::<Slot<A>>(index)?)))
         .collect()
 }
 

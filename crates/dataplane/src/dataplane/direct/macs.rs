@@ -12,7 +12,10 @@ use aya::{
 };
 use traffic_policy_ebpf::abi::{MAC_TAKES, mac_key};
 
-use super::{super::maps::size, gone::Gone};
+use super::{
+    super::maps::{size, take},
+    gone::Gone,
+};
 
 const NAME: &str = "tp_direct_macs";
 
@@ -30,9 +33,7 @@ pub(super) struct Macs {
 impl Macs {
     pub(super) fn open(object: &mut Ebpf) -> Result<Self> {
         let room = size(object, NAME)? as usize;
-        let map = object.take_map(NAME).with_context(|| format!("the packet path has no map {NAME}"))?;
-        let map = map.try_into().with_context(|| format!("map {NAME} has another type"))?;
-        Ok(Self { map, held: None, gone: Gone::default(), room })
+        Ok(Self { map: take(object, NAME)?, held: None, gone: Gone::default(), room })
     }
 
     /// Makes the map equal to what is wanted: by each address, whether its node takes packets that

@@ -6,13 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use anyhow::Result;
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
-use traffic_policy_cluster::model::Protocol;
+use traffic_policy_cluster::model::{Endpoint, Protocol};
 use traffic_policy_ebpf::abi::{
     Address, Address4, Address6, DeviceInfo, EndpointKey, PROTOCOL_SCTP, PROTOCOL_TCP, PROTOCOL_UDP, Port,
-    SourceRange, WideAddress,
+    SLOT_LOCAL, SLOT_REMOTE, Slot, SourceRange, WideAddress,
 };
 
 use super::reader::Reader;
+use crate::dispatch;
 
 /// A frontend as a key of its map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -177,6 +178,20 @@ pub fn source<const W: usize>(key: &Key<SourceRange<W>>, ipv6: bool) -> Result<S
 /// Returns all source ranges of one family, from the pinned map.
 pub fn read_sources<const W: usize>(map: &Reader, ipv6: bool) -> Result<Vec<Source>> {
     map.entries::<Key<SourceRange<W>>, u32>()?.iter().map(|(key, _)| source(key, ipv6)).collect()
+}
+
+/// Returns the endpoint that a slot holds.
+pub fn endpoint<A: FromWire>(slot: &Slot<A>) -> Endpoint {
+    Endpoint {
+        address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
+        local: slot.flags & SLOT_LOCAL != 0,
+        remote: slot.flags & SLOT_REMOTE != 0,
+        opens: dispatch::of(slot.flags),
+        held: dispatch::held(slot.flags),
+        node: slot.node,
+        // Maps hold the shares that follow from it.
+        weight: 1,
+    }
 }
 
 #[cfg(test)]

@@ -71,18 +71,7 @@ fn read_family<A: Address + FromWire, const W: usize>(
                 continue;
             }
             let endpoints = (range.base..range.base + range.len)
-                .map(|index| {
-                    let slot = family.slots.get(&index, 0)?;
-                    Ok(Endpoint {
-                        address: SocketAddr::new(slot.address.to_ip(), slot.port.to_host()),
-                        local: slot.flags & SLOT_LOCAL != 0,
-                        remote: slot.flags & SLOT_REMOTE != 0,
-                        opens: dispatch::of(slot.flags),
-                        held: dispatch::held(slot.flags),
-                        node: slot.node,
-                        weight: 1,
-                    })
-                })
+                .map(|index| Ok(keys::endpoint(&family.slots.get(&index, 0)?)))
                 .collect::<Result<_>>()?;
             held.slots.insert((ipv6, range.base), endpoints);
         }
