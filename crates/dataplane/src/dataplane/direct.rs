@@ -4,6 +4,7 @@ mod gone;
 mod leaving;
 mod macs;
 mod namespaces;
+mod nodes;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap as Index},
@@ -14,19 +15,18 @@ use std::{
 use anyhow::{Context, Result};
 use aya::{
     Ebpf, Pod,
-    maps::{Array, HashMap, MapData},
+    maps::{HashMap, MapData},
 };
 use traffic_policy_cluster::model::{Changes, Desired, ServicePortKey};
 use traffic_policy_ebpf::abi::{
-    Address, Address4, Address6, DIRECT_NODES, DirectEndpoint, DirectEndpointKey, DirectNode, NO_SERVICE,
-    Port, SlotRoute,
+    Address, Address4, Address6, DirectEndpoint, DirectEndpointKey, NO_SERVICE, Port,
 };
 
-use self::{gone::Gone, leaving::Leaving, macs::Macs, namespaces::Namespaces};
+use self::{leaving::Leaving, macs::Macs, namespaces::Namespaces, nodes::Nodes};
 use super::{
     maps::{
         keys::{FromWire, ToWire as _},
-        size,
+        size, take,
     },
     sync::plan::Planner,
 };
@@ -97,8 +97,8 @@ impl Direct {
     /// The kernel refuses a change; the next sync reads the map again.
     pub fn forget_nodes(&mut self) -> Result<()> {
         let now = Instant::now();
-        self.v4.forget_nodes(now)?;
-        self.v6.forget_nodes(now)?;
+        self.v4.nodes.forget(now)?;
+        self.v6.nodes.forget(now)?;
         self.macs.forget_nodes(now)
     }
 
@@ -138,15 +138,12 @@ impl Key for Address6 {
     }
 }
 
-/// Both maps of a family, and what they hold.
+/// The maps of a family, and what they hold.
 struct OfFamily<A: Key> {
-    nodes: HashMap<MapData, A, u32>,
-    by_number: Array<MapData, DirectNode<A>>,
+    nodes: Nodes<A>,
     endpoints: HashMap<MapData, DirectEndpointKey<A>, DirectEndpoint>,
-    /// The elements as they are in the maps; `None`: not read yet.
-    held: Option<Held>,
-    /// The nodes among them that have no Lease any more.
-    gone: Gone<IpAddr>,
+    /// The endpoints as they are in the map; `None`: not read yet.
+    held: Option<BTreeMap<Place, Target>>,
     /// The elements that each Service port wants.
     wanted: Index<ServicePortKey, Vec<Element>>,
     /// The elements that no Service port wants any more, for connections that are still open.
@@ -161,15 +158,6 @@ struct OfFamily<A: Key> {
 /// The time for which an agent that knows of no other node leaves the maps alone: it may have been
 /// started without `--announce-opening`, and the others send packets until they have found out.
 const KEPT: Duration = Duration::from_secs(1800);
-
-#[derive(Debug, Default)]
-struct Held {
-    /// The addresses of nodes, with their numbers.
-    nodes: BTreeMap<IpAddr, u32>,
-    /// The number that was given last.
-    last_number: u32,
-    endpoints: BTreeMap<Place, Target>,
-}
 
 /// An endpoint's address, and the index of the Service port or [`NO_SERVICE`].
 type Place = (IpAddr, u32);
@@ -186,27 +174,15 @@ struct Target {
 
 impl<A: Key> OfFamily<A> {
     fn open(object: &mut Ebpf) -> Result<Self> {
-        let room = size(object, A::ENDPOINTS)? as usize;
-        let mut take =
-            |name: &str| object.take_map(name).with_context(|| format!("the packet path has no map {name}"));
-        let other = |name| format!("map {name} has another type");
-        let nodes = take(A::NODES)?.try_into().with_context(|| other(A::NODES))?;
-        let by_number = take(A::BY_NUMBER)?.try_into().with_context(|| other(A::BY_NUMBER))?;
-        let endpoints = take(A::ENDPOINTS)?.try_into().with_context(|| other(A::ENDPOINTS))?;
-        let kept_until = Instant::now().checked_add(KEPT);
-        let (gone, wanted, leaving) = (Gone::default(), Index::new(), Leaving::default());
-        let held = None;
         Ok(Self {
-            nodes,
-            by_number,
-            endpoints,
-            held,
-            gone,
-            wanted,
-            leaving,
-            room,
+            room: size(object, A::ENDPOINTS)? as usize,
+            nodes: Nodes::open(object)?,
+            endpoints: take(object, A::ENDPOINTS)?,
+            held: None,
+            wanted: Index::new(),
+            leaving: Leaving::default(),
             is_full: false,
-            kept_until,
+            kept_until: Instant::now().checked_add(KEPT),
         })
     }
 
@@ -224,19 +200,19 @@ impl<A: Key> OfFamily<A> {
         }
         // Also where all is compared anyway, as at a start.
         let all = self.kept_until.take().is_some() || all;
+        let mut written = self.nodes.sync(desired, all)?;
         let mut held = match self.held.take() {
             Some(held) if !all => held,
             _ => self.read().context("reading the maps of direct forwarding failed")?,
         };
-        let mut written = self.sync_nodes(desired, &mut held)?;
         let mut doubtful = BTreeSet::new();
         let now = Instant::now();
         doubtful.extend(self.leaving.expire(now));
         if all {
             self.wanted.clear();
-            doubtful.extend(held.endpoints.keys().copied());
+            doubtful.extend(held.keys().copied());
             let indices = desired.ports.keys().filter_map(|key| planner.index_of(key));
-            self.leaving.found(&held.endpoints, &indices.collect(), now);
+            self.leaving.found(&held, &indices.collect(), now);
         }
         if self.is_full {
             // What found no room may find some now, and lacks until then.
@@ -269,57 +245,16 @@ impl<A: Key> OfFamily<A> {
         self.wanted.get(key).into_iter().flatten().map(|((address, _), _)| *address)
     }
 
-    fn sync_nodes(&mut self, desired: &Desired, held: &mut Held) -> Result<usize> {
-        let wanted: BTreeSet<IpAddr> =
-            desired.direct_nodes.iter().copied().filter(|address| A::of(*address).is_some()).collect();
-        // Number 0 is none.
-        let room = DIRECT_NODES as usize - 1;
-        let over = self.gone.over(held.nodes.keys().copied(), &wanted, room, Instant::now());
-        let mut written = self.remove_nodes(over, held)?;
-        for address in wanted {
-            let Some(key) = A::of(address).filter(|_| !held.nodes.contains_key(&address)) else { continue };
-            let number = free_number(&held.nodes, held.last_number);
-            let named = || format!("naming {address}, which forwards directly, failed (is the map full?)");
-            let number = number.with_context(named)?;
-            let node = DirectNode { address: key, route: SlotRoute::default() };
-            self.by_number.set(number, node, 0).with_context(named)?;
-            self.nodes.insert(key, number, 0).with_context(named)?;
-            held.nodes.insert(address, number);
-            held.last_number = number;
-            written += 1;
-        }
-        Ok(written)
-    }
-
-    fn remove_nodes(&mut self, over: Vec<IpAddr>, held: &mut Held) -> Result<usize> {
-        let mut written = 0;
-        for address in over {
-            let Some(key) = A::of(address) else { continue };
-            self.nodes.remove(&key).context("forgetting a node that forwards directly failed")?;
-            // What its number leads to stays: replies of open flows may still go there.
-            held.nodes.remove(&address);
-            self.gone.forget(address);
-            written += 1;
-        }
-        Ok(written)
-    }
-
-    fn forget_nodes(&mut self, now: Instant) -> Result<()> {
-        let over = self.gone.expire(now);
-        // Without `held`, the next sync reads the map, and finds them there.
-        if let Some(mut held) = self.held.take_if(|_| !over.is_empty()) {
-            self.remove_nodes(over, &mut held)?;
-            self.held = Some(held);
-        }
-        Ok(())
-    }
-
     /// Brings these elements up to date: of Service ports with the same one, any may name the port.
-    fn sync_endpoints(&mut self, doubtful: &BTreeSet<Place>, held: &mut Held) -> Result<usize> {
+    fn sync_endpoints(
+        &mut self,
+        doubtful: &BTreeSet<Place>,
+        held: &mut BTreeMap<Place, Target>,
+    ) -> Result<usize> {
         let mut wanted: BTreeMap<_, _> =
             self.wanted.values().flatten().filter(|(key, _)| doubtful.contains(key)).copied().collect();
-        self.leaving.add_to(&mut wanted, doubtful, held.endpoints.len() < self.room);
-        let Plan { writes, lacking } = plan(doubtful, &wanted, &held.endpoints, self.room);
+        self.leaving.add_to(&mut wanted, doubtful, held.len() < self.room);
+        let Plan { writes, lacking } = plan(doubtful, &wanted, held, self.room);
         if lacking > 0 && !self.is_full {
             tracing::warn!(
                 "there is no room for {lacking} elements of {} in {}: packets that other nodes forward directly to \
@@ -336,37 +271,24 @@ impl<A: Key> OfFamily<A> {
                 let value = DirectEndpoint { port: Port::from_host(port), netns };
                 let written = self.endpoints.insert(element, value, 0);
                 written.with_context(|| format!("naming endpoint {} of direct forwarding failed", key.0))?;
-                held.endpoints.insert(*key, Target { port, netns });
+                held.insert(*key, Target { port, netns });
             } else {
                 let removed = self.endpoints.remove(&element);
                 removed.context("forgetting an endpoint of direct forwarding failed")?;
-                held.endpoints.remove(key);
+                held.remove(key);
             }
         }
         Ok(writes.len())
     }
 
-    fn read(&self) -> Result<Held> {
-        let mut held = Held::default();
-        for entry in &self.nodes {
-            let (address, number) = entry?;
-            held.nodes.insert(address.to_ip(), number);
-            held.last_number = held.last_number.max(number);
-        }
-        for entry in &self.endpoints {
+    fn read(&self) -> Result<BTreeMap<Place, Target>> {
+        let entries = self.endpoints.iter().map(|entry| {
             let (key, value) = entry?;
             let target = Target { port: value.port.to_host(), netns: value.netns };
-            held.endpoints.insert((key.address.to_ip(), key.service), target);
-        }
-        Ok(held)
+            Ok(((key.address.to_ip(), key.service), target))
+        });
+        entries.collect()
     }
-}
-
-/// Returns the next number after the last one that no node has; `None` if all are in use. A number
-/// that was given back comes last: replies of open flows may still have it.
-fn free_number(nodes: &BTreeMap<IpAddr, u32>, last: u32) -> Option<u32> {
-    let used: BTreeSet<_> = nodes.values().copied().collect();
-    (last + 1..DIRECT_NODES).chain(1..=last.min(DIRECT_NODES - 1)).find(|number| !used.contains(number))
 }
 
 /// The writes that make some elements equal to what is wanted: removals come first.
@@ -448,17 +370,6 @@ mod tests {
         let (wanted, held) = (elements(wanted), elements(held));
         let doubtful = wanted.keys().chain(held.keys()).copied().collect();
         plan(&doubtful, &wanted, &held, room)
-    }
-
-    #[test]
-    fn numbers_of_nodes_are_not_given_again_soon() {
-        let ip = |last| IpAddr::from(Ipv4Addr::new(192, 0, 2, last));
-        let nodes = BTreeMap::from([(ip(1), 1), (ip(3), 3)]);
-        assert_eq!(free_number(&BTreeMap::new(), 0), Some(1), "0 is none");
-        assert_eq!(free_number(&nodes, 3), Some(4), "2 was given back");
-        assert_eq!(free_number(&nodes, DIRECT_NODES - 1), Some(2));
-        let all = (1..DIRECT_NODES).map(|number| (IpAddr::from(Ipv4Addr::from(number)), number)).collect();
-        assert_eq!(free_number(&all, 7), None);
     }
 
     #[test]
