@@ -12,7 +12,6 @@ mod gc;
 mod health_ports;
 mod left_out;
 mod listening;
-mod maintenance;
 mod network;
 mod node_port_addresses;
 mod pod_devices;
@@ -29,7 +28,7 @@ mod tests;
 mod timing;
 mod unattached;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::{Result, bail};
 use tokio::{
@@ -38,20 +37,20 @@ use tokio::{
 };
 use traffic_policy_cluster::source::Source;
 use traffic_policy_dataplane::{
-    Changed, Dataplane, Followed, PacketPath,
+    Changed, Dataplane, PacketPath,
     inspect::service_count_reader,
     node::{self, Events, Network},
 };
 
 use self::{
     adoption::Adoption, direct_part::Part, direct_ways::DirectWays, gc::SweepPacer, network::NodeNetwork,
-    service_sync::ServiceSync, silent_nodes::NodeWatch, stop::Stop, timing::Timing, unattached::Unattached,
+    pod_devices::PodDevices, replacement::OtherLayout, service_sync::ServiceSync, silent_nodes::NodeWatch,
+    stop::Stop, timing::Timing, unattached::Unattached,
 };
 pub use self::{
     node_port_addresses::NodePortAddresses,
     reload::{Live, Reload, Reloads},
-    settings::{Origin, Settings},
-    silent_nodes::Silence,
+    settings::{Origin, Settings, Silence},
 };
 use crate::{
     check,
@@ -124,7 +123,8 @@ struct Controller<P> {
     path: P,
     network: NodeNetwork,
     unattached: Unattached,
-    pods: Followed,
+    pods: PodDevices,
+    other_layout: OtherLayout,
     services: ServiceSync,
     pacer: SweepPacer,
     health: ProxyHealth,
@@ -141,8 +141,6 @@ struct Controller<P> {
     silence: NodeWatch,
     /// Whether the node's addresses changed and the maps do not reflect that yet.
     needs_write: bool,
-    /// Whether programs of another layout version serve, on maps that are no longer updated.
-    others_serve: bool,
 }
 
 impl<P: PacketPath> Controller<P> {
@@ -154,16 +152,16 @@ impl<P: PacketPath> Controller<P> {
         health: ProxyHealth,
         metrics: Metrics,
     ) -> Self {
-        let (own, port) = (settings.node_name.clone(), settings.healthz.port());
         Self {
-            silence: NodeWatch::new(own, settings.silence, network.clone(), port),
+            silence: NodeWatch::new(&settings, network.clone(), health.clone(), metrics.clone()),
             network: NodeNetwork::new(network, settings.devices.clone(), settings.dataplane.mode),
             unattached: Unattached::default(),
-            pods: Followed::default(),
+            pods: PodDevices::new(settings.dataplane.local_delivery),
+            other_layout: OtherLayout::default(),
             services: ServiceSync::new(&settings, timing.retry, health.clone(), metrics.clone()),
             pacer: SweepPacer::new(),
             adoption: Adoption::new(settings.adopt),
-            part: Part::new(&settings),
+            part: Part::new(&settings, health.clone()),
             ways: DirectWays::new(&settings),
             settings,
             timing,
@@ -174,7 +172,6 @@ impl<P: PacketPath> Controller<P> {
             notifier: Notifier::default(),
             notices: JoinSet::new(),
             needs_write: false,
-            others_serve: false,
         }
     }
 
@@ -184,20 +181,19 @@ impl<P: PacketPath> Controller<P> {
             self.path.begin_adopting();
         }
         self.services.keep_node_numbers(self.path.node_numbers());
-        self.resume_ways();
+        self.ways.resume(self.settings.dataplane.pins.as_deref(), &mut self.services);
         self.path.suspect_after(self.settings.silence.suspect_syns);
         let serve = |address| listening::metrics(address, &self.metrics, &self.settings.in_effect);
         self.metrics_server = self.settings.metrics.map(serve).transpose()?;
         self.network.refresh().await?;
         if self.path.is_replacing() {
-            tracing::info!("programs of another layout version serve until this one's maps are filled");
-            self.others_serve = true;
-            self.report_detached();
+            self.other_layout.begin();
+            self.other_layout.report(&self.network, &self.health);
         } else {
             if self.network.find_devices(&mut self.path, &self.services.primary(), true).await? {
                 self.path.raise(Changed::Routes);
             }
-            self.follow_pods();
+            self.pods.follow(&mut self.path);
             self.path.attach_cgroup()?;
             self.network.compare(&mut self.path).await?;
         }
@@ -299,13 +295,15 @@ impl<P: PacketPath> Controller<P> {
                     }
                 }
                 happening = self.silence.next(&mut self.path) => {
-                    if self.follow_silence(happening, &source) {
+                    if self.silence.follow_up(happening, &mut self.path, &mut self.services, &source) {
                         waiting = false;
                         retry = self.write(&source).await.then(|| Instant::now() + retry_after);
                         next_write = Instant::now() + debounce.max(self.path.pause());
                     }
                 }
-                happening = self.ways.next() => waiting |= self.follow_ways(happening),
+                happening = self.ways.next() => {
+                    waiting |= self.ways.follow_up(happening, &mut self.services);
+                }
                 reload = reloads.next() => {
                     if self.apply(&reload.live) {
                         waiting = false;
@@ -377,7 +375,7 @@ impl<P: PacketPath> Controller<P> {
     /// Brings the maps up to date, then the health-check ports. Returns whether that failed.
     async fn write_maps(&mut self, source: &Source) -> bool {
         let was_ready = self.services.synced_once();
-        self.resume_part();
+        self.part.resume(&self.path, &self.network, &mut self.services);
         let (health, notifier) = (&self.health, &self.notifier);
         let beat = || {
             health.beat();
@@ -392,13 +390,73 @@ impl<P: PacketPath> Controller<P> {
             source.filled();
         }
         self.ways.endpoints_changed();
-        self.take_part();
+        self.part.take(&self.path, &self.network, &mut self.services, &mut self.ways);
         self.report_status(source);
         // Maintenance concludes a replacement that has begun: writes may come many times a second.
         if self.path.is_replacing() {
             self.replace_others().await;
         }
         failed
+    }
+
+    /// Replaces another layout version as soon as the maps are filled.
+    async fn replace_others(&mut self) {
+        let Self { path, network, pods, services, health, other_layout, .. } = self;
+        if services.synced_once()
+            && let Err(error) = other_layout.conclude(path, network, pods, &services.primary(), health).await
+        {
+            tracing::warn!("the other layout version is not replaced yet, trying again: {error:#}");
+        }
+    }
+
+    /// Looks for changes without a notification (routes, detached programs, failed writes), and
+    /// reports them by probes, metrics and Events. Each step beats: its requests to the kernel have
+    /// 10 s each, and together may take longer than a probe waits for a beat.
+    async fn maintain(&mut self, source: &Source) {
+        self.network.note_routes(&mut self.path, self.timing.maintenance).await;
+        self.beat();
+        self.network.look_for_programs(&mut self.path).await;
+        self.beat();
+        if self.path.has_others() {
+            self.replace_others().await;
+        }
+        self.part.take(&self.path, &self.network, &mut self.services, &mut self.ways);
+        self.needs_write |= self.services.holds_in_vain();
+        self.beat();
+        if (self.network.devices.needs_rescan() || self.needs_write)
+            && let Err(error) = self.rescan(source).await
+        {
+            self.network.devices.rescan_failed(&error);
+        }
+        self.pods.follow(&mut self.path);
+        self.beat();
+        let lacks_room = self.services.lacks_room() || self.path.opens_not_all().is_some();
+        if self.services.look_at(source) || lacks_room {
+            self.needs_write |= self.write_maps(source).await;
+        }
+        if self.services.has_health_failures() {
+            self.services.update_health(source, Some(&BTreeSet::new())).await;
+        }
+        self.beat();
+        self.report_attachments(source);
+        self.report_status(source);
+        self.adoption.look().await;
+        self.network.keep_neighbours(&self.path).await;
+        let (network, devices) = (self.network.netlink(), &self.settings.devices);
+        let endpoints = || self.services.remote_endpoints();
+        match self.unattached.look(network, &self.path, devices, endpoints).await {
+            Ok(events) => events.into_iter().for_each(|event| source.events().post(event)),
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    /// Reports detached programs, and whether they were attached again.
+    fn report_attachments(&mut self, source: &Source) {
+        self.metrics.restored(self.network.devices.attachments().restored());
+        self.other_layout.report(&self.network, &self.health);
+        for event in self.network.devices.take_events() {
+            source.events().post(event);
+        }
     }
 
     /// Follows a burst of changes of the network.
@@ -415,7 +473,7 @@ impl<P: PacketPath> Controller<P> {
     /// Reads addresses and devices again, and writes the resulting changes.
     async fn rescan(&mut self, source: &Source) -> Result<()> {
         self.network.rescan(&mut self.path, &self.services.primary()).await?;
-        self.follow_pods();
+        self.pods.follow(&mut self.path);
         if self.needs_write && self.services.has_objects() {
             // Frontends on the node's own addresses may have come or gone.
             self.needs_write = self.write_maps(source).await;

@@ -8,13 +8,13 @@ use std::{
 };
 
 use traffic_policy_cluster::{
-    model::{Dispatch, DispatchChoice, Index},
+    model::{Dispatch, DispatchChoice, Forwarding, Index},
     source::{DirectNews, DirectPart, DirectTold, Opening},
 };
 use traffic_policy_dataplane::PacketPath;
 
-use super::{Controller, Origin, Settings, direct_ways::Happening};
-use crate::health::DirectForwarding;
+use super::{Origin, Settings, direct_ways::DirectWays, network::NodeNetwork, service_sync::ServiceSync};
+use crate::health::{DirectForwarding, ProxyHealth};
 
 /// The time from when this node's Lease is written until its flows may be direct: the others have
 /// to hear of it, and to write its addresses into their maps.
@@ -22,16 +22,26 @@ const HEARD: Duration = Duration::from_secs(10);
 /// The number of nodes whose Leases this one looks at.
 const NEIGHBOURS: usize = 2;
 
-/// The news that this node tells and is told.
+/// The part, and what has been reported of it.
 pub(super) struct Part {
+    node_name: String,
+    forwarding: Forwarding,
+    dispatch: DispatchChoice,
+    choice: String,
+    health: ProxyHealth,
+    news: News,
+    /// The facts from which the last report was made.
+    reported: Option<Basis>,
+}
+
+/// The news that this node tells and is told.
+struct News {
     opening: Option<Opening>,
     /// The time since which the other nodes have been told the addresses of this one; `None`: they
     /// are not.
     told: Option<Instant>,
     /// Whether flows may be direct: once they may, they may for ever.
     sends: bool,
-    /// The facts from which the last report was made.
-    reported: Option<Basis>,
 }
 
 /// Everything that this node reports of its part follows from this. A report grows with the nodes
@@ -46,8 +56,8 @@ struct Basis {
     lacking: BTreeMap<String, String>,
 }
 
-impl Part {
-    pub(super) fn new(settings: &Settings) -> Self {
+impl News {
+    fn new(settings: &Settings) -> Self {
         let opening = settings.opening.clone();
         if opening.is_none()
             && settings.forwarding.is_direct()
@@ -58,7 +68,7 @@ impl Part {
                 settings.forwarding.name()
             );
         }
-        Self { sends: opening.is_none(), opening, told: None, reported: None }
+        Self { sends: opening.is_none(), opening, told: None }
     }
 
     /// Notes whether the other nodes know these addresses, by an earlier agent's Lease or by this
@@ -78,52 +88,75 @@ impl Part {
     }
 }
 
-impl<P: PacketPath> Controller<P> {
+impl Part {
+    pub(super) fn new(settings: &Settings, health: ProxyHealth) -> Self {
+        Self {
+            node_name: settings.node_name.clone(),
+            forwarding: settings.forwarding,
+            dispatch: settings.dispatch,
+            choice: settings.choice.clone(),
+            health,
+            news: News::new(settings),
+            reported: None,
+        }
+    }
+
     /// Lets flows go on being direct, before the first write, if the Lease that an earlier agent
     /// has written names all addresses.
-    pub(super) fn resume_part(&mut self) {
-        if self.services.synced_once() || !self.services.has_objects() {
+    pub(super) fn resume(
+        &mut self,
+        path: &impl PacketPath,
+        network: &NodeNetwork,
+        services: &mut ServiceSync,
+    ) {
+        if services.synced_once() || !services.has_objects() {
             return;
         }
-        let own = self.own_part();
-        let seen = seen(self.services.index(), &self.settings.node_name);
+        let own = self.own(path, network, services);
+        let seen = seen(services.index(), &self.node_name);
         let is_known = seen.is_some_and(|seen| {
             own.addresses.iter().all(|ip| seen.addresses.contains(ip))
                 && (!sends_by_mac(&own) || own.macs.iter().all(|mac| seen.macs.contains(mac)))
         });
-        let sends = self.part.sends || is_known && self.part.may_send(&own, true, Instant::now());
-        self.services.hold_direct(!sends);
+        let sends = self.news.sends || is_known && self.news.may_send(&own, true, Instant::now());
+        services.hold_direct(!sends);
     }
 
     /// Tells the other nodes what part this one takes, once the maps have been written.
-    pub(super) fn take_part(&mut self) {
-        if !self.services.synced_once() {
+    pub(super) fn take(
+        &mut self,
+        path: &impl PacketPath,
+        network: &NodeNetwork,
+        services: &mut ServiceSync,
+        ways: &mut DirectWays,
+    ) {
+        if !services.synced_once() {
             return;
         }
-        let own = self.own_part();
-        if self.part.may_send(&own, false, Instant::now()) {
-            self.services.hold_direct(false);
+        let own = self.own(path, network, services);
+        if self.news.may_send(&own, false, Instant::now()) {
+            services.hold_direct(false);
         }
-        let told = self.part.opening.as_ref().map(|opening| opening.told.borrow().clone());
-        self.ways.follow(told.as_ref().is_some_and(|told| told.held.is_some()), Instant::now().into());
+        let told = self.news.opening.as_ref().map(|opening| opening.told.borrow().clone());
+        ways.follow(told.as_ref().is_some_and(|told| told.held.is_some()), Instant::now().into());
         let basis = Basis {
             own,
-            nodes: self.services.index().direct_revision(),
+            nodes: services.index().direct_revision(),
             told: told.unwrap_or_default(),
-            sends: self.part.sends,
-            lacking: self.ways.lacking(),
+            sends: self.news.sends,
+            lacking: ways.lacking(),
         };
-        if self.part.reported.as_ref() != Some(&basis) {
-            self.report_part(&basis);
-            self.part.reported = Some(basis);
+        if self.reported.as_ref() != Some(&basis) {
+            self.report(services.index(), &basis);
+            self.reported = Some(basis);
         }
     }
 
     /// Reports the part that this node takes, to its own health and to the task that writes its
     /// Leases.
-    fn report_part(&self, basis: &Basis) {
-        let (index, name) = (self.services.index(), self.settings.node_name.as_str());
-        let nodes = index.direct_nodes(self.settings.forwarding);
+    fn report(&self, index: &Index, basis: &Basis) {
+        let name = self.node_name.as_str();
+        let nodes = index.direct_nodes(self.forwarding);
         let others = || index.direct_leases().filter(|lease| lease.node != name);
         let by_snat = others().map(|lease| &lease.node).filter(|other| !nodes.contains_key(*other));
         let addresses = others().map(|lease| (lease.node.clone(), lease.addresses.iter().copied().collect()));
@@ -136,7 +169,7 @@ impl<P: PacketPath> Controller<P> {
             lacking: basis.lacking.clone(),
             ..DirectForwarding::default()
         };
-        if let Some(opening) = &self.part.opening {
+        if let Some(opening) = &self.news.opening {
             let (own, DirectTold { held, trouble }) = (&basis.own, &basis.told);
             report.told = held.is_some();
             report.opens = held.as_ref().is_some_and(DirectPart::opens) && own.opens();
@@ -154,32 +187,15 @@ impl<P: PacketPath> Controller<P> {
                 differs
             });
         }
-        let takes_part = self.part.opening.is_some() || !report.nodes.is_empty();
+        let takes_part = self.news.opening.is_some() || !report.nodes.is_empty();
         self.health.set_direct(takes_part.then_some(report));
     }
 
-    /// Goes on with the ways to other nodes that an earlier agent has found.
-    pub(super) fn resume_ways(&mut self) {
-        if let Some(pins) = &self.settings.dataplane.pins {
-            self.ways.resume(pins);
-        }
-        self.services.set_ways(self.ways.ways());
-    }
-
-    /// Follows questions to other nodes. Returns whether the maps are to be written.
-    pub(super) fn follow_ways(&mut self, happening: Happening) -> bool {
-        let differs = self.ways.take(happening, self.services.index(), Instant::now().into());
-        if differs {
-            self.services.set_ways(self.ways.ways());
-        }
-        differs
-    }
-
     /// Returns the part that this node can take now.
-    fn own_part(&self) -> DirectPart {
-        let local: BTreeSet<_> = self.network.addresses().iter().map(|address| address.address).collect();
-        let primary = self.services.primary().into_iter().filter(|address| local.contains(address));
-        let attached = self.path.attached().flat_map(|(interface, _)| interface.addresses.iter().copied());
+    fn own(&self, path: &impl PacketPath, network: &NodeNetwork, services: &ServiceSync) -> DirectPart {
+        let local: BTreeSet<_> = network.addresses().iter().map(|address| address.address).collect();
+        let primary = services.primary().into_iter().filter(|address| local.contains(address));
+        let attached = path.attached().flat_map(|(interface, _)| interface.addresses.iter().copied());
         // Addresses of a link are those of many machines.
         let is_one_machines = |address: &IpAddr| match address {
             IpAddr::V4(address) => !address.is_link_local(),
@@ -191,21 +207,20 @@ impl<P: PacketPath> Controller<P> {
             Some(
                 waiting.unwrap_or_else(|| "its maps are not in sync, or no other node answers it".to_owned()),
             )
-        } else if self.path.attached().next().is_none() {
+        } else if path.attached().next().is_none() {
             Some("no device has the programs".to_owned())
         } else if addresses.is_empty() {
             Some("the devices with the programs have no address".to_owned())
-        } else if self.services.lacks_room() {
+        } else if services.lacks_room() {
             Some("its maps have no room for all Services and endpoints".to_owned())
-        } else if let Some(lack) = self.path.opens_not_all() {
+        } else if let Some(lack) = path.opens_not_all() {
             Some(lack)
         } else {
             self.health.leaving().map(|leaving| format!("it is about to go: {}", leaving.reason))
         };
-        let macs = self.path.attached().filter(|(interface, _)| interface.ethernet);
+        let macs = path.attached().filter(|(interface, _)| interface.ethernet);
         let macs = macs.map(|(interface, _)| interface.mac).collect();
-        let (dispatch, choice) = (self.settings.dispatch, self.settings.choice.clone());
-        DirectPart { addresses, macs, choice, dispatch, why_not }
+        DirectPart { addresses, macs, choice: self.choice.clone(), dispatch: self.dispatch, why_not }
     }
 }
 
@@ -246,19 +261,19 @@ mod tests {
     #[test]
     fn flows_are_direct_once_the_others_have_had_time_to_hear() {
         let opening = Opening::new("n".to_owned());
-        let mut part = Part { opening: Some(opening.clone()), told: None, sends: false, reported: None };
+        let mut news = News { opening: Some(opening.clone()), told: None, sends: false };
         let own = DirectPart { addresses: ["192.0.2.1".parse().unwrap()].into(), ..DirectPart::default() };
         let start = Instant::now();
-        assert!(!part.may_send(&own, false, start) && part.told.is_none(), "nobody is told");
+        assert!(!news.may_send(&own, false, start) && news.told.is_none(), "nobody is told");
         opening.told.send_modify(|told| told.held = Some(own.clone()));
-        assert!(!part.may_send(&own, false, start));
-        assert!(!part.may_send(&own, false, start + HEARD / 2));
+        assert!(!news.may_send(&own, false, start));
+        assert!(!news.may_send(&own, false, start + HEARD / 2));
         let other = DirectPart { addresses: ["192.0.2.2".parse().unwrap()].into(), ..DirectPart::default() };
-        assert!(!part.may_send(&other, false, start + HEARD), "another address, which nobody knows");
-        assert!(!part.may_send(&own, false, start + HEARD));
-        assert!(part.may_send(&own, false, start + HEARD * 2) && part.sends);
-        assert!(!part.may_send(&own, false, start + HEARD * 3), "it was said before");
-        let mut again = Part { opening: Some(opening), told: None, sends: false, reported: None };
+        assert!(!news.may_send(&other, false, start + HEARD), "another address, which nobody knows");
+        assert!(!news.may_send(&own, false, start + HEARD));
+        assert!(news.may_send(&own, false, start + HEARD * 2) && news.sends);
+        assert!(!news.may_send(&own, false, start + HEARD * 3), "it was said before");
+        let mut again = News { opening: Some(opening), told: None, sends: false };
         assert!(again.may_send(&other, true, start), "an earlier agent has told them");
     }
 }

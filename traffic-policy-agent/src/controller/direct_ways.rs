@@ -18,7 +18,7 @@ use tokio::{
 };
 use traffic_policy_cluster::model::{DirectTarget, Index, Passing, Way, Ways};
 
-use super::Settings;
+use super::{Settings, service_sync::ServiceSync};
 
 /// The time from when the other nodes are told this one's addresses until they are asked: they open
 /// packets of nodes that they know alone.
@@ -94,24 +94,23 @@ impl DirectWays {
         }
     }
 
-    /// Takes over, from the maps of an earlier agent, what packets to each node travel in.
-    pub(super) fn resume(&mut self, pins: &Path) {
-        if self.by.is_none() {
-            return;
-        }
-        match former::ways(pins) {
-            Ok(mut ways) => {
+    /// Goes on with what an earlier agent has found, by its maps.
+    pub(super) fn resume(&mut self, pins: Option<&Path>, services: &mut ServiceSync) {
+        match pins.filter(|_| self.by.is_some()).map(former::ways) {
+            Some(Ok(mut ways)) => {
                 ways.hold([true; 2]);
                 self.ways = ways;
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::debug!("no earlier agent has found out what gets to other nodes: {error:#}");
             }
+            None => {}
         }
+        services.set_ways(self.ways());
     }
 
     /// The ways, as far as they are known.
-    pub(super) fn ways(&self) -> Arc<Ways> {
+    fn ways(&self) -> Arc<Ways> {
         Arc::new(self.ways.clone())
     }
 
@@ -141,8 +140,17 @@ impl DirectWays {
         self.next.into_iter().chain(look).min().map(|due| due.max(since))
     }
 
-    /// Follows an occurrence. Returns whether a way is another one.
-    pub(super) fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> bool {
+    /// Follows an occurrence. Returns whether the maps are to be written.
+    pub(super) fn follow_up(&mut self, happening: Happening, services: &mut ServiceSync) -> bool {
+        let differs = self.take(happening, services.index(), Instant::now());
+        if differs {
+            services.set_ways(self.ways());
+        }
+        differs
+    }
+
+    /// Judges an occurrence. Returns whether a way is another one.
+    fn take(&mut self, happening: Happening, index: &Index, now: Instant) -> bool {
         let differs = self.judge(happening, index, now);
         let asked = self.nodes.values().filter(|asked| asked.target.is_some());
         self.next = asked.map(|asked| asked.due).min();

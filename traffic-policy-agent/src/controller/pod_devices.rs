@@ -3,22 +3,30 @@
 
 use traffic_policy_dataplane::{Followed, LocalDelivery, PacketPath};
 
-use super::Controller;
 use crate::check;
 
-impl<P: PacketPath> Controller<P> {
-    /// Attaches to the pods' devices of this node as they are now. A failure is logged; maintenance
-    /// tries again.
-    pub(super) fn follow_pods(&mut self) {
-        if self.path.is_replacing() {
+/// The pods' devices of this node.
+pub(super) struct PodDevices {
+    delivery: LocalDelivery,
+    followed: Followed,
+}
+
+impl PodDevices {
+    pub(super) fn new(delivery: LocalDelivery) -> Self {
+        Self { delivery, followed: Followed::default() }
+    }
+
+    /// Attaches to the pods' devices as they are now. A failure is logged; maintenance tries again.
+    pub(super) fn follow(&mut self, path: &mut impl PacketPath) {
+        if path.is_replacing() {
             return;
         }
-        let direct = self.settings.dataplane.local_delivery == LocalDelivery::Direct;
+        let direct = self.delivery == LocalDelivery::Direct;
         let obstacle = if direct { check::local_delivery_obstacle() } else { None };
-        match self.path.follow_pods(obstacle) {
+        match path.follow_pods(obstacle) {
             Ok(followed) => {
-                tell(&self.pods, &followed);
-                self.pods = followed;
+                tell(&self.followed, &followed);
+                self.followed = followed;
             }
             Err(error) => tracing::warn!("following the devices of pods failed: {error:#}"),
         }

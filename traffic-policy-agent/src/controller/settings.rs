@@ -9,7 +9,7 @@ use traffic_policy_cluster::{
 };
 use traffic_policy_dataplane::{Config, node::socket_ender::SocketEnder};
 
-use super::{NodePortAddresses, Silence};
+use super::NodePortAddresses;
 use crate::{
     in_effect::InEffect,
     notice::{self, Board},
@@ -20,6 +20,15 @@ use crate::{
 pub enum Origin {
     Manifests(Manifests),
     Kubernetes(Kubernetes),
+}
+
+/// Settings for silent nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence {
+    /// Unanswered connections after which a node is suspected; 0: no node ever is.
+    pub suspect_syns: u32,
+    /// The most nodes that are left out, in percent of those with endpoints.
+    pub max_left_out: u8,
 }
 
 /// All inputs of `run`.

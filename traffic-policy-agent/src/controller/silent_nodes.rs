@@ -19,10 +19,15 @@ use traffic_policy_dataplane::{
 };
 
 use super::{
-    Controller,
+    Settings,
+    service_sync::ServiceSync,
     silent_hops::{Look, SilentHops},
 };
-use crate::silent_nodes::{Effect, Heard, SilentNodes, Subject as Asked};
+use crate::{
+    health::ProxyHealth,
+    metrics::Metrics,
+    silent_nodes::{Effect, Heard, SilentNodes, Subject as Asked},
+};
 
 /// The interval at which time is told to the judgement, and after which the nodes with endpoints
 /// are looked up again.
@@ -35,15 +40,6 @@ const ENDPOINTS: usize = 3;
 
 /// The port of /healthz of other nodes, if this one's was left to chance.
 const HEALTH_PORT: u16 = 10256;
-
-/// Settings for silent nodes.
-#[derive(Clone, Copy, Debug)]
-pub struct Silence {
-    /// Unanswered connections after which a node is suspected; 0: no node ever is.
-    pub suspect_syns: u32,
-    /// The most nodes that are left out, in percent of those with endpoints.
-    pub max_left_out: u8,
-}
 
 /// The way to ask a node: a test of the loop answers itself.
 pub(super) type Ask = Arc<dyn Fn(Question) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync>;
@@ -73,6 +69,8 @@ pub(super) enum Happening {
 
 /// Questions that are under way, and what follows from the answers.
 pub(super) struct NodeWatch {
+    health: ProxyHealth,
+    metrics: Metrics,
     judgement: SilentNodes,
     hops: SilentHops,
     /// Whether suspicions are taken at all.
@@ -94,8 +92,11 @@ pub(super) struct NodeWatch {
 }
 
 impl NodeWatch {
-    pub(super) fn new(own: String, silence: Silence, network: Network, health_port: u16) -> Self {
+    pub(super) fn new(settings: &Settings, network: Network, health: ProxyHealth, metrics: Metrics) -> Self {
+        let (own, silence, port) = (settings.node_name.clone(), settings.silence, settings.healthz.port());
         Self {
+            health,
+            metrics,
             judgement: SilentNodes::new(own, silence.max_left_out),
             hops: SilentHops::new(),
             is_on: silence.suspect_syns > 0 && silence.max_left_out > 0,
@@ -103,7 +104,7 @@ impl NodeWatch {
             questions: JoinSet::new(),
             addresses: None,
             network,
-            health_port: if health_port == 0 { HEALTH_PORT } else { health_port },
+            health_port: if port == 0 { HEALTH_PORT } else { port },
             left_out: BTreeSet::new(),
             cleared: VecDeque::new(),
             looked: None,
@@ -301,58 +302,43 @@ impl NodeWatch {
         }
         silent
     }
-}
 
-/// Begins a sentence about one that the judgement knows by this name.
-fn who(name: &str) -> String {
-    match name.strip_prefix("next hop ") {
-        Some(address) => format!("Next hop {address}"),
-        None => format!("Node {name}"),
-    }
-}
-
-fn heard(answer: Answer) -> Heard {
-    tracing::debug!(?answer, "asked for a sign of life");
-    match answer {
-        Answer::Alive(_) => Heard::Alive,
-        Answer::Silent(asked) => {
-            let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
-            Heard::Silent(asked.join(", "))
-        }
-        Answer::Unjudged(_) => Heard::Nothing,
-    }
-}
-
-impl<P: PacketPath> Controller<P> {
     /// Follows an occurrence that concerns a silent node. Returns whether the maps are to be
     /// written.
-    pub(super) fn follow_silence(&mut self, happening: Happening, source: &Source) -> bool {
+    pub(super) fn follow_up(
+        &mut self,
+        happening: Happening,
+        path: &mut impl PacketPath,
+        services: &mut ServiceSync,
+        source: &Source,
+    ) -> bool {
         if let Happening::Again(suspect) = &happening {
-            self.path.suspect_again(suspect);
+            path.suspect_again(suspect);
             return false;
         }
-        let effects = self.silence.take(happening, self.services.index(), Instant::now());
+        let effects = self.take(happening, services.index(), Instant::now());
         for effect in effects {
             self.tell(&effect, source);
             if let Effect::Cleared(node) = effect {
-                let suspect = self.silence.named(&node);
-                self.silence.cleared.push_back((Instant::now() + AGAIN, suspect));
+                let suspect = self.named(&node);
+                self.cleared.push_back((Instant::now() + AGAIN, suspect));
             }
         }
-        let judgement = &self.silence.judgement;
+        let judgement = &self.judgement;
         let left_out = judgement.left_out();
         let left_out = left_out.iter().map(|node| (node.node.to_owned(), node.since, node.asked.to_owned()));
         self.health.set_silence(judgement.is_cut_off(), left_out.collect());
-        let changed = self.silence.changed();
+        let changed = self.changed();
         if !changed.is_empty() {
-            self.metrics.nodes_left_out(self.silence.left_out.len());
+            self.metrics.nodes_left_out(self.left_out.len());
         }
         for (suspect, dead) in changed {
-            self.path.set_dead(&suspect, dead);
+            path.set_dead(&suspect, dead);
         }
-        self.services.leave_out(self.silence.silent())
+        services.leave_out(self.silent())
     }
 
+    /// Logs, counts and posts an effect.
     fn tell(&self, effect: &Effect, source: &Source) {
         let post = |is_warning, reason: &str, message: String| {
             source.events().post(ObjectEvent {
@@ -411,5 +397,25 @@ impl<P: PacketPath> Controller<P> {
                 "too many nodes are dead: only those that have been for longest are left out (--max-left-out)"
             ),
         }
+    }
+}
+
+/// Begins a sentence about one that the judgement knows by this name.
+fn who(name: &str) -> String {
+    match name.strip_prefix("next hop ") {
+        Some(address) => format!("Next hop {address}"),
+        None => format!("Node {name}"),
+    }
+}
+
+fn heard(answer: Answer) -> Heard {
+    tracing::debug!(?answer, "asked for a sign of life");
+    match answer {
+        Answer::Alive(_) => Heard::Alive,
+        Answer::Silent(asked) => {
+            let asked: Vec<_> = asked.iter().map(ToString::to_string).collect();
+            Heard::Silent(asked.join(", "))
+        }
+        Answer::Unjudged(_) => Heard::Nothing,
     }
 }

@@ -12,9 +12,9 @@ use ipnet::IpNet;
 use traffic_policy_cluster::model::{Changes, Desired, Limits, ServicePort, ServicePortKey};
 use traffic_policy_dataplane::{
     Adopted, Attached, CgroupPrograms, Changed, ConnectionAdoption, DataplaneUsage, DevicePrograms, Figures,
-    FlowSweeps, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription, PodPrograms,
-    ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange, SnatPorts, Suspect,
-    Written,
+    FlowSweeps, Followed, IdleTimes, Interface, Lack, LeftOut, Lost, NextHop, NextHops, NodeDescription,
+    PodPrograms, ReadConnected, RemovedEndpoint, Replaced, Replacement, ServiceMaps, SnatPortRange,
+    SnatPorts, Suspect, Written,
     node::{HopAddress, RouteMtus, conntrack::Connection},
 };
 
