@@ -13,6 +13,7 @@ mod file_limit;
 mod flows;
 mod left_out;
 mod line;
+mod map_sizes;
 mod metrics_address;
 mod monitor;
 mod reload;
