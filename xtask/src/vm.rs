@@ -3,7 +3,7 @@
 
 pub(crate) mod arch;
 pub(crate) mod archive;
-mod climb;
+
 mod count;
 mod cpio;
 mod disk;
@@ -14,7 +14,7 @@ mod ladder;
 mod machine;
 mod records;
 mod root;
-mod selection;
+
 mod series;
 mod shell;
 mod wires;

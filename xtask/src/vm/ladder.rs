@@ -1,19 +1,18 @@
 //! `cargo xtask vm test`: suites on kernels, and the table of their results.
 
+mod climb;
+mod selection;
+
 use std::{collections::BTreeSet, process::ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Args;
 
-use super::{
-    Built, Choice, Workshop,
-    arch::Arch,
+use self::{
     climb::{Climb, Rung},
-    job::Run,
-    machine::PROCESSORS,
-    selection::{self, DEMO, SUITES},
-    series::Wanted,
+    selection::{DEMO, SUITES},
 };
+use super::{Built, Choice, Workshop, arch::Arch, job::Run, machine::PROCESSORS, series::Wanted};
 use crate::tally::Tally;
 
 /// The number of simultaneous tests of a test program: the number of a machine's processors.

@@ -9,15 +9,17 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    Built, Workshop,
-    job::{self, Mark, Run},
-    kernel::Kernel,
-    machine::Machine,
-    records::Recorder,
-    root::Root,
+    super::{
+        Built, Workshop,
+        job::{self, Mark, Run},
+        kernel::Kernel,
+        machine::Machine,
+        records::Recorder,
+        root::Root,
+        series::Series,
+        wires::{self, Wires},
+    },
     selection::DRIVERS,
-    series::Series,
-    wires::{self, Wires},
 };
 use crate::tally::Tally;
 
