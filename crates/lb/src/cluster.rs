@@ -24,8 +24,10 @@ pub struct Agents {
 pub struct Cluster {
     index: Index,
     agents: Agents,
-    /// Whether nodes that have no Lease of direct forwarding are known to have none.
-    has_leases: bool,
+    /// The settings that agents run with, as far as the user has said it.
+    told: (Option<Forwarding>, Option<Algorithm>),
+    /// Whether all Leases of direct forwarding have been listed.
+    leases_are_listed: bool,
     /// Whether no Node objects were given, so that the nodes are those that endpoints name.
     pub nodes_are_guessed: bool,
 }
@@ -33,27 +35,37 @@ pub struct Cluster {
 impl Cluster {
     #[must_use]
     pub fn new(index: Index) -> Self {
-        let has_leases = index.direct_leases().next().is_some();
-        let mut cluster = Self { index, agents: Agents::default(), has_leases, nodes_are_guessed: false };
+        let mut cluster = Self {
+            index,
+            agents: Agents::default(),
+            told: (None, None),
+            leases_are_listed: false,
+            nodes_are_guessed: false,
+        };
         cluster.prepare();
-        cluster.set_agents(None, None);
         cluster
     }
 
     /// Sets what agents run with. `None`: as the Leases of all nodes say that have one, else the
     /// agent's default.
     pub fn set_agents(&mut self, forwarding: Option<Forwarding>, algorithm: Option<Algorithm>) {
+        self.told = (forwarding, algorithm);
+        self.ask_leases();
+    }
+
+    /// Takes what agents run with from the Leases, as far as the user has not said it.
+    fn ask_leases(&mut self) {
         let told = || self.index.direct_leases().filter_map(DirectNode::settings);
         let agreed = told().next().filter(|first| told().all(|settings| settings == *first));
-        let told = agreed.unwrap_or_default();
+        let ((forwarding, algorithm), agreed) = (self.told, agreed.unwrap_or_default());
         self.agents =
-            Agents { forwarding: forwarding.unwrap_or(told.0), algorithm: algorithm.unwrap_or(told.1) };
+            Agents { forwarding: forwarding.unwrap_or(agreed.0), algorithm: algorithm.unwrap_or(agreed.1) };
     }
 
     /// Notes that all Leases have been listed: nodes without one open nothing. Otherwise that is
-    /// known as soon as there is one.
+    /// known while there is one.
     pub fn leases_are_listed(&mut self) {
-        self.has_leases = true;
+        self.leases_are_listed = true;
     }
 
     /// Returns how agents treat a Service: by its annotations, else by their own settings.
@@ -67,8 +79,9 @@ impl Cluster {
 
     /// Returns the nodes that open packets; `None`: all are taken to.
     pub(super) fn opening(&self) -> Option<BTreeSet<&str>> {
-        let opening = self.index.direct_leases().filter(|lease| lease.opens);
-        self.has_leases.then(|| opening.map(|lease| lease.node.as_str()).collect())
+        let mut leases = self.index.direct_leases().peekable();
+        let are_known = self.leases_are_listed || leases.peek().is_some();
+        are_known.then(|| leases.filter(|lease| lease.opens).map(|lease| lease.node.as_str()).collect())
     }
 
     /// Applies a change to the objects.
@@ -81,6 +94,7 @@ impl Cluster {
     }
 
     fn prepare(&mut self) {
+        self.ask_leases();
         let index = &mut self.index;
         self.nodes_are_guessed = index.nodes().next().is_none();
         if self.nodes_are_guessed {

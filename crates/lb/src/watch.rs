@@ -37,9 +37,13 @@ struct Service {
     /// The balancer, and the time until it acts on a refusal.
     believes: Option<String>,
     ports: BTreeMap<String, Port>,
-    /// Findings of level error: code and sentence.
-    errors: BTreeMap<&'static str, String>,
+    /// Findings of levels error and warning, by their codes.
+    findings: BTreeMap<&'static str, Found>,
 }
+
+/// The level of a finding, and its sentence.
+#[derive(Clone, Debug, PartialEq)]
+struct Found(Level, String);
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Port {
@@ -104,7 +108,10 @@ impl Snapshot {
                     Between { old: self, new, changed: &changed }.service(old, now, &mut told);
                     lines.extend(told.into_iter().map(|line| format!("{name}: {line}")));
                 }
-                (None, Some(now)) => lines.push(format!("{name}: is reached from outside: {}", now.state())),
+                (None, Some(now)) => {
+                    lines.push(format!("{name}: is reached from outside: {}", now.state()));
+                    lines.extend(now.found().map(|line| format!("{name}: {line}")));
+                }
                 (Some(_), None) => lines.push(format!("{name}: is not reached from outside any more")),
                 (None, None) => {}
             }
@@ -112,10 +119,15 @@ impl Snapshot {
         lines
     }
 
-    /// Returns the state of each Service, a sentence each.
+    /// Returns the state of each Service and its findings, a sentence each.
     #[must_use]
     pub fn beginning(&self) -> Vec<String> {
-        self.services.iter().map(|(name, service)| format!("{name}: {}", service.state())).collect()
+        let mut lines = Vec::new();
+        for (name, service) in &self.services {
+            lines.push(format!("{name}: {}", service.state()));
+            lines.extend(service.found().map(|line| format!("{name}: {line}")));
+        }
+        lines
     }
 
     /// Reports Nodes that were added, removed, or whose properties changed. Returns their names.
@@ -167,13 +179,19 @@ impl Service {
             believes: asks
                 .then(|| format!("{} knows within {about}{} s", balancer.name, notices.value.as_secs_f64())),
             ports,
-            errors: judgement
+            findings: judgement
                 .findings
                 .iter()
-                .filter(|finding| finding.level == Level::Error)
-                .map(|finding| (finding.code, finding.what.clone()))
+                .rev()
+                .filter(|finding| finding.level != Level::Note)
+                .map(|finding| (finding.code, Found(finding.level, finding.what.clone())))
                 .collect(),
         }
+    }
+
+    /// Returns the findings, a sentence each.
+    fn found(&self) -> impl Iterator<Item = String> {
+        self.findings.iter().map(|(code, found)| found.line(code))
     }
 
     fn state(&self) -> String {
@@ -186,6 +204,13 @@ impl Service {
             )
         });
         format!("policy {policy}, {}", ports.collect::<Vec<_>>().join("; "))
+    }
+}
+
+impl Found {
+    fn line(&self, code: &str) -> String {
+        let Self(level, what) = self;
+        format!("{} {code}: {what}", level.name())
     }
 }
 
@@ -239,12 +264,13 @@ impl Between<'_> {
                 None => lines.push(format!("{label}is judged by itself")),
             }
         }
-        for (code, what) in &new.errors {
-            if !old.errors.contains_key(code) {
-                lines.push(format!("error {code}: {what}"));
+        for (code, found) in &new.findings {
+            // Its sentence has numbers, which may change often.
+            if old.findings.get(code).is_none_or(|before| before.0 != found.0) {
+                lines.push(found.line(code));
             }
         }
-        for code in old.errors.keys().filter(|code| !new.errors.contains_key(*code)) {
+        for code in old.findings.keys().filter(|code| !new.findings.contains_key(*code)) {
             lines.push(format!("{code} is over"));
         }
     }

@@ -169,6 +169,143 @@ async fn the_api_is_followed() {
     assert_eq!(running.exit_code(), Some(0));
 }
 
+/// A Lease by which a node says what it opens, and what its agent runs with.
+fn lease(node: &str, opens: &str) -> String {
+    format!(
+        "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata:\n  name: traffic-policy-opens-{node}\n  \
+         namespace: opening\n  labels: {{traffic-policy.io/opens: {opens}}}\n  annotations: \
+         {{traffic-policy.io/opens-from: 192.0.2.1, traffic-policy.io/opens-l2-by: direct random 16381 1}}\n\
+         spec: {{holderIdentity: {node}}}\n"
+    )
+}
+
+/// The Service under policy Cluster, with these annotations.
+fn under_cluster(annotations: &str) -> String {
+    SERVICE
+        .replace("Local\n  healthCheckNodePort: 32080", "Cluster")
+        .replace("uid: web", &format!("uid: web, annotations: {{{annotations}}}"))
+}
+
+const BEGINNING_UNDER_CLUSTER: &str = "default/web: policy Cluster, 2 of 2 nodes healthy, 2 ready pods";
+const OPENS_NOTHING: &str =
+    "default/web: warning opens-nothing: default/web is forwarded directly, but node node-1 opens no packets";
+const OVER: &str = "default/web: opens-nothing is over";
+
+/// The beginning and the end of what is found, in turn.
+fn openings(path: &Path) -> Vec<bool> {
+    let all = lines(path).into_iter();
+    all.filter(|line| line.contains("opens-nothing"))
+        .map(|line| {
+            assert!(line == OVER || line.starts_with(OPENS_NOTHING), "{line}");
+            line != OVER
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_of_direct_forwarding_are_followed() {
+    let server = ApiServer::start().unwrap();
+    let objects = [NODES.to_owned(), under_cluster(""), slice(&["node-1", SECOND])];
+    for text in objects.iter().chain(&[lease("node-1", "ipip"), lease(SECOND, "ipip")]) {
+        text.split("---\n").for_each(|object| server.apply(object).unwrap());
+    }
+    let (access, out) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let kubeconfig = access.path().join("kubeconfig");
+    server.write_kubeconfig(&kubeconfig).unwrap();
+    let file = File::create(out.path()).unwrap();
+    let _running = Running::start(watch().arg("--kubeconfig").arg(&kubeconfig).stdout(file));
+    until("the first state", SOON, || lines(out.path()).iter().any(|line| line == BEGINNING_UNDER_CLUSTER));
+    server.apply(&lease("node-1", "none")).unwrap();
+    until("a node that opens nothing", SOON, || openings(out.path()) == [true]);
+    server.apply(&lease("node-1", "ipip")).unwrap();
+    until("a node that opens packets again", SOON, || openings(out.path()) == [true, false]);
+    server.delete(Kind::Lease, "opening", "traffic-policy-opens-node-1");
+    until("a node without a Lease", SOON, || openings(out.path()) == [true, false, true]);
+    // No Lease says any more that agents run with --forwarding direct.
+    server.delete(Kind::Lease, "opening", &format!("traffic-policy-opens-{SECOND}"));
+    until("no Lease", SOON, || openings(out.path()) == [true, false, true, false]);
+}
+
+/// Errors and warnings that `lb` prints of these objects.
+fn found_at_once(kubeconfig: &Path, arguments: &[&str]) -> Vec<String> {
+    let mut command = Command::new(plugin::program().unwrap());
+    command.args(["lb", "web", "--balancer", "gke", "--output", "json", "--kubeconfig"]).arg(kubeconfig);
+    let printed = command.args(arguments).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&printed.stdout).unwrap();
+    let findings = json["services"][0]["findings"].as_array().unwrap().iter();
+    let text = |finding: &serde_json::Value, field: &str| finding[field].as_str().unwrap().to_owned();
+    let mut lines: Vec<_> = findings
+        .filter(|finding| finding["level"] != "note")
+        .map(|finding| {
+            let [level, code, what] = ["level", "code", "what"].map(|field| text(finding, field));
+            format!("default/web: {level} {code}: {what}")
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// The findings at the beginning are those of `lb`: with Leases, without any, and for a role that
+/// may not read them.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_begins_with_the_findings_of_lb() {
+    const ANNOTATION: &str = "traffic-policy.io/forwarding: direct";
+    /// An act beforehand, annotations, arguments, and whether a node opens nothing.
+    type Case<'a> = (&'a dyn Fn(&ApiServer), &'a str, &'a [&'a str], bool);
+    let refuse = |server: &ApiServer| server.refuse(Kind::Lease, 403);
+    let give = |server: &ApiServer| server.apply(&lease(SECOND, "ipip")).unwrap();
+    let nothing = |_: &ApiServer| {};
+    let cases: [Case<'_>; 5] = [
+        (&nothing, ANNOTATION, &[], true),
+        (&refuse, ANNOTATION, &[], false),
+        (&give, "", &[], true),
+        (&give, "", &["--forwarding", "snat"], false),
+        (&nothing, "", &["--forwarding", "tunnel", "--algorithm", "maglev"], true),
+    ];
+    for (prepare, annotations, arguments, closed) in cases {
+        let server = ApiServer::start().unwrap();
+        for text in [NODES, &under_cluster(annotations), &slice(&["node-1"])] {
+            text.split("---\n").for_each(|object| server.apply(object).unwrap());
+        }
+        prepare(&server);
+        let (access, out) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let kubeconfig = access.path().join("kubeconfig");
+        server.write_kubeconfig(&kubeconfig).unwrap();
+        let wanted = found_at_once(&kubeconfig, arguments);
+        let is_closed = wanted.iter().any(|line| line.starts_with(OPENS_NOTHING));
+        assert_eq!(is_closed, closed, "{annotations} {arguments:?}: {wanted:#?}");
+        let file = File::create(out.path()).unwrap();
+        let mut command = watch();
+        let mut running =
+            Running::start(command.args(arguments).arg("--kubeconfig").arg(&kubeconfig).stdout(file));
+        until("the first state", SOON, || !lines(out.path()).is_empty());
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.exit_code(), Some(0));
+        let mut seen = lines(out.path()).split_off(1);
+        seen.sort();
+        assert_eq!(seen, wanted, "{annotations} {arguments:?}");
+    }
+}
+
+#[test]
+fn leases_of_a_folder_are_followed() {
+    let (folder, out) = (folder(), tempfile::NamedTempFile::new().unwrap());
+    write(folder.path(), "service.yaml", &under_cluster(""));
+    let file = File::create(out.path()).unwrap();
+    let _running = Running::start(watch().arg("--manifests").arg(folder.path()).stdout(file));
+    until("the first state", SOON, || lines(out.path()).iter().any(|line| line == BEGINNING_UNDER_CLUSTER));
+    let leases = |first: &str| format!("{}---\n{}", lease("node-1", first), lease(SECOND, "ipip"));
+    write(folder.path(), "leases.yaml", &leases("none"));
+    until("a node that opens nothing", SOON, || openings(out.path()) == [true]);
+    write(folder.path(), "leases.yaml", &leases("ipip"));
+    until("a node that opens packets", SOON, || openings(out.path()) == [true, false]);
+    write(folder.path(), "leases.yaml", &lease(SECOND, "ipip"));
+    until("a node without a Lease", SOON, || openings(out.path()) == [true, false, true]);
+    // Without any Lease nobody knows who opens packets.
+    fs::remove_file(folder.path().join("leases.yaml")).unwrap();
+    until("no Lease", SOON, || openings(out.path()) == [true, false, true, false]);
+}
+
 #[test]
 fn it_ends_when_nobody_reads_any_more() {
     let folder = folder();

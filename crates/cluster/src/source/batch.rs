@@ -57,6 +57,12 @@ impl Batch {
         }
     }
 
+    /// Whether all Leases of direct forwarding are in it, after a list.
+    #[must_use]
+    pub fn has_all_leases(&self) -> bool {
+        self.0.iter().any(|update| matches!(update, Update::Direct(Change::Reset { .. })))
+    }
+
     /// Applies the updates to the index. Returns whether anything changed that may have to be
     /// written.
     pub fn apply(self, index: &mut Index) -> bool {

@@ -102,6 +102,37 @@ fn leases_say_what_agents_run_with_and_who_opens() {
     assert!(has(&found(&none, "metallb-bgp"), "warning opens-nothing"));
 }
 
+/// A cluster that changes follows its Leases, as `lb watch` does.
+#[test]
+fn leases_are_heeded_after_each_change() {
+    let objects = |leases: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let yaml = manifests(NODES, "LoadBalancer Cluster", PODS) + leases;
+        std::fs::write(folder.path().join("a.yaml"), yaml).unwrap();
+        source::read_cluster(folder.path()).unwrap()
+    };
+    let all = |of_n1: &str| lease("n1", of_n1, "direct maglev") + &lease("n2", "ipip", "direct maglev");
+    let mut cluster = Cluster::new(Index::default());
+    // Leases, whether a node opens nothing, and whether agents are known to use direct forwarding.
+    for (leases, closed, direct) in [
+        (String::new(), false, false),
+        (all("ipip"), false, true),
+        (all("none"), true, true),
+        (all("ipip"), false, true),
+        (lease("n2", "ipip", "direct maglev"), true, true),
+        (String::new(), false, false),
+    ] {
+        cluster.change(|index| _ = objects(&leases).apply(index));
+        let treatment = cluster.treatment(cluster.index().services().next().unwrap());
+        assert_eq!(treatment.forwarding.is_direct(), direct, "{leases}");
+        assert_eq!(has(&found(&cluster, "metallb-bgp"), "warning opens-nothing"), closed, "{leases}");
+    }
+    // What the user says of agents stays.
+    cluster.set_agents(Some(Forwarding::Snat), None);
+    cluster.change(|index| _ = objects(&all("none")).apply(index));
+    assert!(!has(&found(&cluster, "metallb-bgp"), "warning opens-nothing"));
+}
+
 #[test]
 fn changes_and_simulations_begin_with_the_agents() {
     let cut = |cluster: &Cluster, proxy| {

@@ -44,7 +44,10 @@ const CASES: &[Case] = &[
     (
         ["n1 n2", LOCAL, "a@n1 b@n2 c@n2"],
         ["n1 n2", LOCAL, "a@n1 b@n2"],
-        &["shop/web: n2: stays healthy: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod"],
+        &[
+            "shop/web: n2: stays healthy: 200, 2 endpoints → 200, 1 endpoint; 2 → 1 pod",
+            "shop/web: uneven is over",
+        ],
     ),
     // Nodes without a pod share a line.
     (
@@ -54,6 +57,7 @@ const CASES: &[Case] = &[
             "shop/web: externalTrafficPolicy Cluster → Local",
             "shop/web: n1: stays healthy: 200 → 200, 1 endpoint",
             "shop/web: 2 nodes without a pod: turns unhealthy: 200 → 503; a request there: forwarded → dropped; gke knows within 6 s",
+            "shop/web: healthy-without-pod is over",
         ],
     ),
     // A Node is added, is removed, and changes.
@@ -65,7 +69,12 @@ const CASES: &[Case] = &[
     (
         ["n1", CLUSTER, "a@n1"],
         ["n1 n2", CLUSTER, "a@n1"],
-        &["n2: a new Node", "shop/web: n2: is there, healthy, 0 pods"],
+        &[
+            "n2: a new Node",
+            "shop/web: n2: is there, healthy, 0 pods",
+            "shop/web: warning healthy-without-pod: node n2 is healthy without a pod of shop/web and gets 50.0 % of its requests: \
+             each is forwarded, and dies if that node goes",
+        ],
     ),
     (
         ["n1 n2", CLUSTER, "a@n1"],
@@ -73,6 +82,7 @@ const CASES: &[Case] = &[
         &[
             "n2: said of the Node: nothing → leaving",
             "shop/web: n2: turns unhealthy: 200 → 503; gke knows within 24 s",
+            "shop/web: healthy-without-pod is over",
         ],
     ),
 ];
@@ -83,6 +93,20 @@ fn what_has_happened() {
         let [old, new] = [before, after].map(|[nodes, service, pods]| snapshot(nodes, service, pods));
         assert_eq!(old.changes(&new), *wanted, "{before:?} → {after:?}");
     }
+}
+
+/// Warnings are told as errors are: at the beginning, when they begin, and when they are over.
+#[test]
+fn warnings_are_told() {
+    let lines = |snapshot: &Snapshot| snapshot.beginning().split_off(1);
+    let [uneven, even] = ["a@n1 b@n2 c@n2", "a@n1 b@n2"].map(|pods| snapshot("n1 n2", LOCAL, pods));
+    let begins = lines(&uneven);
+    assert!(begins.len() == 1 && begins[0].starts_with("shop/web: warning uneven: "), "{begins:?}");
+    assert_eq!(lines(&even), [""; 0]);
+    assert_eq!(even.changes(&uneven).split_off(1), begins);
+    // Its sentence has numbers.
+    let more = snapshot("n1 n2", LOCAL, "a@n1 b@n2 c@n2 d@n2");
+    assert!(!uneven.changes(&more).concat().contains("uneven"), "{:?}", uneven.changes(&more));
 }
 
 #[test]

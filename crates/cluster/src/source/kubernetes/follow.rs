@@ -1,5 +1,5 @@
-//! Watches of all Nodes, Services and EndpointSlices of a cluster, for judging it as a whole:
-//! nothing is written, and no Event is posted.
+//! Watches of all Nodes, Services and EndpointSlices of a cluster, and of the Leases of direct
+//! forwarding, for judging it as a whole: nothing is written, and no Event is posted.
 
 use std::{
     sync::{Arc, atomic::AtomicUsize},
@@ -7,6 +7,7 @@ use std::{
 };
 
 use k8s_openapi::api::{
+    coordination::v1::Lease,
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
 };
@@ -16,7 +17,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Access, AccessError, lasting_client, watch};
+use super::{Access, AccessError, lasting_client, opening, watch};
 use crate::source::{
     batch::{QUEUE, Source, Update},
     convert::{
@@ -34,7 +35,7 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
     let (writer, status) = StatusWriter::new();
     let mut tasks = JoinSet::new();
     let (client, known) = lasting_client(access, &writer, &mut tasks).await?;
-    let (events, lists) = (EventRecorder::nowhere(), Arc::new(AtomicUsize::new(3)));
+    let (events, lists) = (EventRecorder::nowhere(), Arc::new(AtomicUsize::new(4)));
     let sink = watch::Sink {
         sender,
         status: writer,
@@ -68,13 +69,24 @@ pub async fn follow_cluster(access: &Access) -> Result<Source, AccessError> {
         sink.clone(),
     ));
     tasks.spawn(watch::run(
-        Api::all(client),
+        Api::all(client.clone()),
         labelled(convert::SLICE_SELECTOR),
         watch::Kind {
             plural: "EndpointSlices",
             without: None,
             convert: |slice: &EndpointSlice| detail::endpoint_slice(slice, Detail::Cluster),
             update: Update::EndpointSlice,
+        },
+        sink.clone(),
+    ));
+    tasks.spawn(watch::run(
+        Api::all(client),
+        labelled(opening::SELECTOR),
+        watch::Kind {
+            plural: "Leases of direct forwarding",
+            without: Some("all nodes are taken to open packets that are forwarded directly"),
+            convert: |lease: &Lease| convert::direct(lease),
+            update: Update::Direct,
         },
         sink,
     ));

@@ -29,7 +29,7 @@ use self::{
     screen::Screen,
 };
 use super::{
-    BalancerArguments, SourceArguments,
+    AgentArguments, BalancerArguments, SourceArguments,
     probe::{ProbeArguments, ask},
 };
 use crate::{
@@ -50,6 +50,8 @@ pub(super) struct Arguments {
     /// Interval between two rounds of probes, with --probe.
     #[arg(long, env = "TRAFFIC_POLICY_WATCH_PROBE_EVERY", value_name = "TIME", default_value = "5s")]
     probe_every: Span,
+    #[command(flatten)]
+    agents: AgentArguments,
     #[command(flatten)]
     source: SourceArguments,
     #[command(flatten)]
@@ -98,6 +100,9 @@ impl Arguments {
             askings: Vec::new(),
             out: Out { screen: screen.then(Screen::enter).transpose()?, log: VecDeque::new() },
         };
+        watch.cluster.set_agents(self.agents.forwarding, self.agents.algorithm);
+        // A folder without Leases may just have none.
+        let is_api = self.source.manifests.is_none();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The times of judging the changes that have come, and of probing the nodes.
@@ -111,12 +116,17 @@ impl Arguments {
                 () = stop.wait() => return Ok(()),
                 batch = source.next() => {
                     let Some(batch) = batch else { bail!("the source of objects has ended") };
+                    let mut has_leases = batch.has_all_leases();
                     watch.cluster.change(|index| {
                         batch.apply(index);
                         while let Some(more) = source.try_next() {
+                            has_leases |= more.has_all_leases();
                             more.apply(index);
                         }
                     });
+                    if is_api && has_leases {
+                        watch.cluster.leases_are_listed();
+                    }
                     due.get_or_insert_with(|| Instant::now() + GROUP);
                 }
                 () = at(due) => {
