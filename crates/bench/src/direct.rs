@@ -15,8 +15,8 @@ use traffic_policy_dataplane::{ToWire, node::pod_namespaces::by_address};
 use traffic_policy_ebpf::{
     abi::{
         self, Address, Address4, Address6, DirectEndpoint, DirectEndpointKey, DirectNode, FlowKey, Frontend,
-        FrontendKey, GUE_PORT, MAC_TAKES, NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port, Ports, SLOT_L2,
-        SLOT_OPENS, SLOT_UDP, Slot, Tuple, frontend, mac_key, scope,
+        FrontendKey, MAC_TAKES, NO_SERVICE, PROTOCOL_TCP, PROTOCOL_UDP, Port, SLOT_L2, SLOT_OPENS, SLOT_UDP,
+        Slot, Tuple, frontend, mac_key, scope,
     },
     checksum,
 };
@@ -91,7 +91,8 @@ impl Loaded {
         let v6 = &self.tables.v6;
         let FloorFlow { macs, source_mac_tail, .. } = service::macs();
         let (source, destination) = (Address6::of(V6.node)?, Address6::of(V6.router)?);
-        let own = FloorFlow6 { source, destination, macs, source_mac_tail, ..Default::default() };
+        let ports = service::floor_ports();
+        let own = FloorFlow6 { source, destination, ports, macs, source_mac_tail, ..Default::default() };
         let mut node: Array<_, FloorFlow6> = self.feeder.take("FLOOR_NODE6")?.try_into()?;
         node.set(0, own, 0)?;
         let mut slots: Array<_, Slot<Address6>> = self.feeder.take("FLOOR_SLOTS6")?.try_into()?;
@@ -268,13 +269,14 @@ pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
         match (flow.node.ip(), flow.endpoint.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let (source, destination) = (source.to_wire(), destination.to_wire());
-                let entry = FloorFlow { source, destination, ports: floor_ports(), ..service::macs() };
+                let entry =
+                    FloorFlow { source, destination, ports: service::floor_ports(), ..service::macs() };
                 loaded.feeder.floor.insert(request_key(flow)?, entry, 0)?;
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 let (source, destination) = (source.to_wire(), destination.to_wire());
                 let FloorFlow { macs, source_mac_tail, .. } = service::macs();
-                let ports = floor_ports();
+                let ports = service::floor_ports();
                 let entry =
                     FloorFlow6 { source, destination, ports, macs, source_mac_tail, ..Default::default() };
                 loaded.feeder.floor6.insert(FlowKey::of(&request_key(flow)?), entry, 0)?;
@@ -283,11 +285,6 @@ pub fn mirror(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the ports of what the floor sends within UDP.
-fn floor_ports() -> Ports {
-    Ports::from_host(packets::FLOOR_PORT, GUE_PORT.to_host())
 }
 
 /// Gives the floor at the endpoint's node both directions of these flows.
@@ -307,6 +304,23 @@ pub fn mirror_at_home(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
             table.insert(FlowKey::of(&from), floor6(from, to), 0)?;
             table.insert(FlowKey::of(&to.reversed()), floor6(to.reversed(), from.reversed()), 0)?;
         }
+    }
+    Ok(())
+}
+
+/// Removes both entries that the floor at the endpoint's node has of these flows.
+pub fn remove_floor_at_home(loaded: &mut Loaded, flows: &[Flow]) -> Result<()> {
+    for flow in flows {
+        if flow.client.is_ipv4() {
+            let (from, to) = ways::<Address4>(flow)?;
+            let table = &mut loaded.feeder.floor;
+            table.remove(&from).and_then(|()| table.remove(&to.reversed()))
+        } else {
+            let (from, to) = ways::<Address6>(flow)?;
+            let table = &mut loaded.feeder.floor6;
+            table.remove(&FlowKey::of(&from)).and_then(|()| table.remove(&FlowKey::of(&to.reversed())))
+        }
+        .context("the floor lacks a flow")?;
     }
     Ok(())
 }

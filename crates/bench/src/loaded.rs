@@ -99,9 +99,13 @@ pub enum DirectFloor {
     Request(Hook),
     Udp(Hook),
     ByMac(Hook),
-    /// The first packet, at the node in front: within IP, or to a MAC address.
+    /// The first packet, at the node in front: within IP, within UDP, or to a MAC address.
     New(Hook),
+    NewUdp(Hook),
     NewByMac(Hook),
+    /// The first packet at the endpoint's node, within IP or UDP.
+    OpenNew,
+    OpenNewUdp,
     /// Packets at the endpoint's node: one within IP or UDP; one that came as it is, in XDP (in TC
     /// it is as [`Self::Back`]); and the endpoint's.
     Open,
@@ -147,9 +151,10 @@ impl DirectFloor {
             | Self::Udp(hook)
             | Self::ByMac(hook)
             | Self::New(hook)
+            | Self::NewUdp(hook)
             | Self::NewByMac(hook) => hook,
             Self::Deliver => Hook::Xdp,
-            Self::Open | Self::OpenUdp | Self::OpenReply => Hook::Ingress,
+            Self::OpenNew | Self::OpenNewUdp | Self::Open | Self::OpenUdp | Self::OpenReply => Hook::Ingress,
             Self::Back | Self::SendBack => Hook::Egress,
         }
     }
@@ -164,8 +169,12 @@ impl DirectFloor {
             Self::ByMac(_) => ["floor_by_mac_tc4", "floor_by_mac_tc6"],
             Self::New(Hook::Xdp) => ["floor_direct_new_xdp4", "floor_direct_new_xdp6"],
             Self::New(_) => ["floor_direct_new_tc4", "floor_direct_new_tc6"],
+            Self::NewUdp(Hook::Xdp) => ["floor_udp_new_xdp4", "floor_udp_new_xdp6"],
+            Self::NewUdp(_) => ["floor_udp_new_tc4", "floor_udp_new_tc6"],
             Self::NewByMac(Hook::Xdp) => ["floor_by_mac_new_xdp4", "floor_by_mac_new_xdp6"],
             Self::NewByMac(_) => ["floor_by_mac_new_tc4", "floor_by_mac_new_tc6"],
+            Self::OpenNew => ["floor_open_new_tc4", "floor_open_new_tc6"],
+            Self::OpenNewUdp => ["floor_open_new_udp_tc4", "floor_open_new_udp_tc6"],
             Self::Open => ["floor_open_tc4", "floor_open_tc6"],
             Self::OpenUdp => ["floor_open_udp_tc4", "floor_open_udp_tc6"],
             Self::Deliver => ["floor_deliver_xdp4", "floor_deliver_xdp6"],

@@ -12,8 +12,8 @@ use traffic_policy_dataplane::{
     wide,
 };
 use traffic_policy_ebpf::abi::{
-    Address4, DeviceInfo, Frontend, FrontendKey, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP, PROTOCOL_UDP,
-    Port, RouteConfig, Slot, frontend, scope, source_check,
+    Address4, DeviceInfo, Frontend, FrontendKey, GUE_PORT, HOP_XDP, IndexRange, LocalNode, PROTOCOL_TCP,
+    PROTOCOL_UDP, Port, Ports, RouteConfig, Slot, frontend, scope, source_check,
 };
 
 use super::{
@@ -33,6 +33,8 @@ pub(super) const NO_LOCAL_PORT: u16 = 30_082;
 /// Offset of a load balancer's address of a Service from the node's.
 pub(super) const VIP: u32 = 9;
 pub(super) const TARGET_PORT: u16 = 8_080;
+/// The source port of what the floor, and another node, send within UDP.
+pub(super) const FLOOR_PORT: u16 = 600;
 /// Number of the node that the endpoints are on.
 const NODE: u16 = 1;
 /// Source ports towards endpoints.
@@ -125,7 +127,8 @@ pub(super) fn set_floor(feeder: &mut Feeder, tables: &Maps, endpoints: u32) -> R
         slots.set(i, tables.v4.slots.get(&i, 0)?, 0)?;
     }
     let mut own: Array<_, FloorFlow> = feeder.take("FLOOR_NODE")?.try_into()?;
-    own.set(0, FloorFlow { source: node.to_wire(), destination: router.to_wire(), ..macs() }, 0)?;
+    let (source, destination, ports) = (node.to_wire(), router.to_wire(), floor_ports());
+    own.set(0, FloorFlow { source, destination, ports, ..macs() }, 0)?;
     Ok(())
 }
 
@@ -137,6 +140,11 @@ pub(super) fn macs() -> FloorFlow {
         source_mac_tail: u32::from_ne_bytes(rest),
         ..FloorFlow::default()
     }
+}
+
+/// Returns the ports of what the floor sends within UDP.
+pub(super) fn floor_ports() -> Ports {
+    Ports::from_host(FLOOR_PORT, GUE_PORT.to_host())
 }
 
 fn key<A>(address: A, port: u16, protocol: u32) -> FrontendKey<A> {

@@ -1,10 +1,11 @@
 //! The minimum work of direct forwarding: a packet sent within an outer one, opened again, and
-//! answered past the node in front. And Katran's method for the first of them. By MAC address,
-//! through the node in front, and Cilium's method: files of their own.
+//! answered past the node in front. And Katran's method for the first of them. First packets that
+//! are opened, by MAC address, through the node in front, and Cilium's method: files of their own.
 
 mod by_mac;
 mod cilium;
 mod family;
+mod first;
 mod through_front;
 
 use core::mem::MaybeUninit;
@@ -89,6 +90,14 @@ fn lookup<K, V>(map: *mut c_void, key: &K) -> Option<*const V> {
 /// `entry`.
 #[inline(always)]
 fn begin<F: Family>(tuple: &Tuple<F::Address>, entry: &mut MaybeUninit<F::Flow>) -> Option<()> {
+    let slot = pick::<F>(tuple)?;
+    entry.write(F::towards(F::node()?, unsafe { (*slot).address }));
+    insert::<F>(tuple, entry)
+}
+
+/// Finds the Service of a packet, and one of its endpoints.
+#[inline(always)]
+fn pick<F: Family>(tuple: &Tuple<F::Address>) -> Option<*const Slot<F::Address>> {
     let key = FrontendKey {
         address: tuple.destination,
         port: tuple.ports.destination(),
@@ -97,8 +106,12 @@ fn begin<F: Family>(tuple: &Tuple<F::Address>, entry: &mut MaybeUninit<F::Flow>)
     };
     let frontend = lookup::<_, Frontend>(F::frontends(), &key)?;
     let range = unsafe { (*frontend).cluster };
-    let slot = F::slot(range.base + hash::pick(hash::tuple(tuple, 1), range.len))?;
-    entry.write(F::towards(F::node()?, unsafe { (*slot).address }));
+    F::slot(range.base + hash::pick(hash::tuple(tuple, 1), range.len))
+}
+
+/// Inserts the entry of packets with a tuple.
+#[inline(always)]
+fn insert<F: Family>(tuple: &Tuple<F::Address>, entry: &MaybeUninit<F::Flow>) -> Option<()> {
     let key = F::key(tuple);
     let (key, value) = (core::ptr::from_ref(&key).cast::<c_void>(), entry.as_ptr().cast::<c_void>());
     let result = unsafe { bpf_map_update_elem(F::flows(), key.cast_mut(), value.cast_mut(), NOEXIST) };
@@ -172,7 +185,7 @@ fn in_front_tc<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> i32 {
 }
 
 #[inline(always)]
-fn new_xdp<F: Family>(md: *mut xdp_md) -> u32 {
+fn new_xdp<F: Family, const UDP: bool>(md: *mut xdp_md) -> u32 {
     let Some(tuple) = parse::<F>(unsafe { (*md).data } as usize, unsafe { (*md).data_end } as usize) else {
         return XDP_PASS;
     };
@@ -180,11 +193,11 @@ fn new_xdp<F: Family>(md: *mut xdp_md) -> u32 {
     if begin::<F>(&tuple, &mut entry).is_none() {
         return XDP_PASS;
     }
-    wrap_xdp::<F, false>(md, entry.as_ptr())
+    wrap_xdp::<F, UDP>(md, entry.as_ptr())
 }
 
 #[inline(always)]
-fn new_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
+fn new_tc<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> i32 {
     let Some(tuple) = parse::<F>(unsafe { (*skb).data } as usize, unsafe { (*skb).data_end } as usize) else {
         return TC_NEXT;
     };
@@ -192,23 +205,27 @@ fn new_tc<F: Family>(skb: *mut __sk_buff) -> i32 {
     if begin::<F>(&tuple, &mut entry).is_none() {
         return TC_NEXT;
     }
-    wrap_tc::<F, false>(skb, entry.as_ptr())
+    wrap_tc::<F, UDP>(skb, entry.as_ptr())
 }
 
 /// Removes the outer headers, and translates what was inside.
 #[inline(always)]
 fn open<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> i32 {
+    if unwrap::<F, UDP>(skb) {
+        translate::<F>(skb);
+    }
+    TC_NEXT
+}
+
+/// Removes the outer headers. False: there are none.
+#[inline(always)]
+fn unwrap<F: Family, const UDP: bool>(skb: *mut __sk_buff) -> bool {
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
     let protocol = if UDP { self::UDP as u8 } else { F::OUTER };
-    if data + ETHERNET + room::<F, UDP>() + F::IP > end
-        || load16::<12>(data) != F::ETHERTYPE
-        || F::protocol(data + ETHERNET) != protocol
-        || unsafe { bpf_skb_adjust_room(skb, -(room::<F, UDP>() as i32), BEHIND_MAC, FIXED_GSO) } != 0
-    {
-        return TC_NEXT;
-    }
-    translate::<F>(skb);
-    TC_NEXT
+    data + ETHERNET + room::<F, UDP>() + F::IP <= end
+        && load16::<12>(data) == F::ETHERTYPE
+        && F::protocol(data + ETHERNET) == protocol
+        && unsafe { bpf_skb_adjust_room(skb, -(room::<F, UDP>() as i32), BEHIND_MAC, FIXED_GSO) } == 0
 }
 
 /// Finds the flow of a packet, and translates it. False: it has none.
@@ -217,15 +234,22 @@ fn translate<F: Family>(skb: *mut __sk_buff) -> bool {
     let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
     let Some(tuple) = parse::<F>(data, end) else { return false };
     let Some(flow) = find::<F>(&tuple) else { return false };
+    translate_by::<F>(skb, tuple.protocol, flow)
+}
+
+/// Translates a packet of this protocol by its entry.
+#[inline(always)]
+fn translate_by<F: Family>(skb: *mut __sk_buff, protocol: u32, flow: *const F::Flow) -> bool {
+    let (data, end) = unsafe { ((*skb).data as usize, (*skb).data_end as usize) };
     let ip = data + ETHERNET;
-    F::replace(ip, flow);
     let l4 = ip + F::IP;
     if l4 + 8 > end {
         return false;
     }
+    F::replace(ip, flow);
     store32::<0>(l4, F::ports(flow).wire());
     let (addresses, ports) = F::deltas(flow);
-    let (at, mangled) = if tuple.protocol == TCP { (16, 0) } else { (6, MARK_MANGLED_0) };
+    let (at, mangled) = if protocol == TCP { (16, 0) } else { (6, MARK_MANGLED_0) };
     let at = (ETHERNET + F::IP + at) as u32;
     // A partial checksum covers the addresses alone: the parts cannot be joined.
     unsafe {
@@ -266,13 +290,33 @@ pub fn floor_udp_tc6(ctx: TcContext) -> i32 {
 }
 
 #[xdp(frags)]
+pub fn floor_udp_new_xdp4(ctx: XdpContext) -> u32 {
+    new_xdp::<V4, true>(ctx.ctx)
+}
+
+#[xdp(frags)]
+pub fn floor_udp_new_xdp6(ctx: XdpContext) -> u32 {
+    new_xdp::<V6, true>(ctx.ctx)
+}
+
+#[classifier]
+pub fn floor_udp_new_tc4(ctx: TcContext) -> i32 {
+    new_tc::<V4, true>(ctx.skb.skb)
+}
+
+#[classifier]
+pub fn floor_udp_new_tc6(ctx: TcContext) -> i32 {
+    new_tc::<V6, true>(ctx.skb.skb)
+}
+
+#[xdp(frags)]
 pub fn floor_direct_new_xdp4(ctx: XdpContext) -> u32 {
-    new_xdp::<V4>(ctx.ctx)
+    new_xdp::<V4, false>(ctx.ctx)
 }
 
 #[xdp(frags)]
 pub fn floor_direct_new_xdp6(ctx: XdpContext) -> u32 {
-    new_xdp::<V6>(ctx.ctx)
+    new_xdp::<V6, false>(ctx.ctx)
 }
 
 #[classifier]
@@ -287,12 +331,12 @@ pub fn floor_direct_tc6(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub fn floor_direct_new_tc4(ctx: TcContext) -> i32 {
-    new_tc::<V4>(ctx.skb.skb)
+    new_tc::<V4, false>(ctx.skb.skb)
 }
 
 #[classifier]
 pub fn floor_direct_new_tc6(ctx: TcContext) -> i32 {
-    new_tc::<V6>(ctx.skb.skb)
+    new_tc::<V6, false>(ctx.skb.skb)
 }
 
 #[classifier]

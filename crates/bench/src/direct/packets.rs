@@ -24,8 +24,6 @@ use super::{
 
 /// TTL or hop limit of an outer packet.
 const TTL: u8 = 64;
-/// The source port of what the floor, and another node, send within UDP.
-pub(super) const FLOOR_PORT: u16 = 600;
 /// The MAC address of a router that is no node.
 const OTHER_ROUTER: Mac = [2, 0, 0, 0, 0, 3];
 /// Offsets in a frame: the identification and the checksum of an IPv4 header, and the last byte of
@@ -78,7 +76,7 @@ pub fn sent_by_floor(inner: &[u8], flow: &Flow, dispatch: Dispatch) -> Result<Ve
     match dispatch {
         Dispatch::Ip | Dispatch::Tunnel => sent_within(inner, flow),
         Dispatch::Udp => {
-            within_udp(inner, [MAC, ROUTER_MAC], (flow.node.ip(), flow.endpoint.ip()), FLOOR_PORT)
+            within_udp(inner, [MAC, ROUTER_MAC], (flow.node.ip(), flow.endpoint.ip()), service::FLOOR_PORT)
         }
         Dispatch::ByMac => Ok(sent_on(inner)),
     }
@@ -99,7 +97,7 @@ pub fn arriving_within(inner: &[u8], flow: &Flow, dispatch: Dispatch) -> Result<
     let (macs, ends) = ([ROUTER_MAC, MAC], (own(flow).router, flow.endpoint.ip()));
     match dispatch {
         Dispatch::Ip => within(inner, macs, ends),
-        Dispatch::Udp => within_udp(inner, macs, ends, FLOOR_PORT),
+        Dispatch::Udp => within_udp(inner, macs, ends, service::FLOOR_PORT),
         Dispatch::Tunnel => Ok(numbered(within(inner, macs, ends)?)),
         Dispatch::ByMac => Ok(inner.to_vec()),
     }
@@ -240,17 +238,23 @@ fn by_cilium(flow: &Flow, endpoint: IpAddr, kind: Kind) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the endpoint in whose outer packet, within IP, a frame is.
+/// Verifies that a packet is a frame as the floor sends it to one of the endpoints.
 ///
 /// # Errors
-/// It is in none of the endpoints'.
-pub fn endpoint_of(loaded: &Loaded, frame: &[u8], packet: &[u8], flow: &Flow) -> Result<IpAddr> {
+/// It is not.
+pub fn check_sent_by_floor(
+    loaded: &Loaded,
+    frame: &[u8],
+    packet: &[u8],
+    flow: &Flow,
+    dispatch: Dispatch,
+) -> Result<()> {
     let own = own(flow);
     for ip in (0..loaded.setup.endpoints).map(|i| service::endpoint(own, i)) {
         let flow = Flow { node: SocketAddr::new(own.node, 0), endpoint: SocketAddr::new(ip, 0), ..*flow };
-        if sent_within(frame, &flow)? == packet {
-            return Ok(ip);
+        if sent_by_floor(frame, &flow, dispatch)? == packet {
+            return Ok(());
         }
     }
-    bail!("the packet is in no endpoint's outer packet: {packet:02x?}")
+    bail!("the floor's packet goes to no endpoint: {packet:02x?}")
 }

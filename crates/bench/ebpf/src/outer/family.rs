@@ -41,6 +41,8 @@ pub trait Family {
     fn deltas(flow: *const Self::Flow) -> (u16, u16);
     /// Returns an entry of the node towards an endpoint.
     fn towards(node: *const Self::Flow, endpoint: Self::Address) -> Self::Flow;
+    /// Returns an entry whose packets get a tuple, with what that adds to their checksums.
+    fn entry(to: &Tuple<Self::Address>, deltas: (u16, u16)) -> Self::Flow;
     /// Writes the outer header in front of the packet at `inner`, with `UDP` that of UDP behind it.
     fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const Self::Flow);
     /// Replaces the addresses, and in IPv4 their part of the header's checksum.
@@ -131,6 +133,19 @@ impl Family for V4 {
     #[inline(always)]
     fn towards(node: *const FloorFlow, endpoint: Address4) -> FloorFlow {
         unsafe { FloorFlow { destination: endpoint, ..*node } }
+    }
+    #[inline(always)]
+    fn entry(to: &Tuple<Address4>, (address_delta, port_delta): (u16, u16)) -> FloorFlow {
+        FloorFlow {
+            source: to.source,
+            destination: to.destination,
+            ports: to.ports,
+            address_delta,
+            port_delta,
+            macs: 0,
+            source_mac_tail: 0,
+            zero: [0; 9],
+        }
     }
     #[inline(always)]
     fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const FloorFlow) {
@@ -226,6 +241,19 @@ impl Family for V6 {
     #[inline(always)]
     fn towards(node: *const FloorFlow6, endpoint: Address6) -> FloorFlow6 {
         unsafe { FloorFlow6 { destination: endpoint, ..*node } }
+    }
+    #[inline(always)]
+    fn entry(to: &Tuple<Address6>, (address_delta, port_delta): (u16, u16)) -> FloorFlow6 {
+        FloorFlow6 {
+            source: to.source,
+            destination: to.destination,
+            ports: to.ports,
+            address_delta,
+            port_delta,
+            macs: 0,
+            source_mac_tail: 0,
+            zero: [0; 13],
+        }
     }
     #[inline(always)]
     fn header<const UDP: bool>(ip: usize, inner: usize, flow: *const FloorFlow6) {

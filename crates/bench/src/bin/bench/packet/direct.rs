@@ -46,8 +46,9 @@ enum What {
     /// The former two by another balancer's method, in XDP over IPv4.
     RequestBy(Method),
     NewBy(Method),
-    /// A request that arrives at the endpoint's node.
+    /// A request that arrives at the endpoint's node; the first packet of a flow there.
     Arrived,
+    NewHere,
     Answer,
     /// A segment there of a connection that neither this node nor the stack of the pod knows.
     Unknown,
@@ -74,6 +75,7 @@ impl Wanted {
             What::RequestBy(Method::Cilium) => "Cilium's method, request",
             What::NewBy(Method::Cilium) => "Cilium's method, first packet",
             What::Arrived => "at the endpoint's node, request",
+            What::NewHere => "at the endpoint's node, first packet",
             What::Answer => "at the endpoint's node, reply",
             What::Unknown => "at the endpoint's node, segment of no connection",
         };
@@ -92,7 +94,7 @@ impl Wanted {
     }
 
     fn is_at_home(&self) -> bool {
-        matches!(self.what, What::Arrived | What::Answer | What::Unknown)
+        matches!(self.what, What::Arrived | What::NewHere | What::Answer | What::Unknown)
     }
 
     fn floor(self) -> Subject {
@@ -101,12 +103,15 @@ impl Wanted {
             (What::Request, Dispatch::Udp) => DirectFloor::Udp(hook),
             (What::Request, Dispatch::ByMac) => DirectFloor::ByMac(hook),
             (What::Request | What::RequestBy(_), _) => DirectFloor::Request(hook),
+            (What::New, Dispatch::Udp) => DirectFloor::NewUdp(hook),
             (What::New, Dispatch::ByMac) => DirectFloor::NewByMac(hook),
             (What::New | What::NewBy(_), _) => DirectFloor::New(hook),
             (What::Back, _) => DirectFloor::OpenReply,
             (What::Arrived, Dispatch::Udp) => DirectFloor::OpenUdp,
             (What::Arrived, Dispatch::ByMac) if hook == Hook::Xdp => DirectFloor::Deliver,
             (What::Arrived, Dispatch::Ip | Dispatch::Tunnel) | (What::Unknown, _) => DirectFloor::Open,
+            (What::NewHere, Dispatch::Udp) => DirectFloor::OpenNewUdp,
+            (What::NewHere, _) => DirectFloor::OpenNew,
             (What::Answer, Dispatch::Tunnel) => DirectFloor::SendBack,
             (What::Arrived | What::Answer, _) => DirectFloor::Back,
         };
@@ -148,7 +153,9 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
         add(What::Request, dispatch, &front, tcp);
     }
     add(What::New, Dispatch::Ip, &front, &both);
-    add(What::New, Dispatch::ByMac, &front, tcp);
+    for dispatch in [Dispatch::Udp, Dispatch::ByMac, Dispatch::Tunnel] {
+        add(What::New, dispatch, &front, tcp);
+    }
     add(What::Back, Dispatch::Tunnel, &[Hook::Ingress], tcp);
     // Before all rows that open flows here: no entry is to know its segments.
     add(What::Unknown, Dispatch::Ip, &[Hook::Ingress], tcp);
@@ -157,6 +164,9 @@ pub(super) fn wanted(effort: Effort, report: &mut Report) -> Vec<Wanted> {
         add(What::Arrived, dispatch, &[Hook::Ingress], tcp);
     }
     add(What::Arrived, Dispatch::ByMac, &front, tcp);
+    for dispatch in [Dispatch::Ip, Dispatch::Udp, Dispatch::Tunnel] {
+        add(What::NewHere, dispatch, &[Hook::Ingress], tcp);
+    }
     add(What::Answer, Dispatch::Ip, &[Hook::Egress], &both);
     add(What::Answer, Dispatch::Tunnel, &[Hook::Egress], tcp);
     let (dispatch, ipv6, protocol, hook) = (Dispatch::Ip, false, Protocol::Tcp, Hook::Xdp);
@@ -218,6 +228,7 @@ fn costs(loaded: &mut Loaded, row: Wanted, effort: Effort) -> Result<[Vec<f64>; 
         What::Request | What::RequestBy(_) => front::requests(loaded, row, effort, rounds),
         What::New | What::NewBy(_) => front::first_packets(loaded, row, rounds),
         What::Back => front::replies(loaded, row, rounds),
+        What::NewHere => home::first_packets(loaded, row, rounds),
         What::Unknown => home::refused(loaded, row, rounds),
         What::Arrived | What::Answer => home::costs(loaded, row, effort, rounds),
     }
