@@ -1,6 +1,8 @@
 //! deploy/monitoring: alert rules and the dashboard use only metrics, labels and outcomes that are
 //! exported.
 
+mod promql;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::Command,
@@ -10,6 +12,7 @@ use serde_json::Value;
 use traffic_policy_ebpf::outcome::Outcome;
 use traffic_policy_testing::exposition::Kind;
 
+use self::promql::{Sample, evaluate};
 use crate::{metrics, page};
 
 const ALERTS: &str = "deploy/monitoring/alerts.yaml";
@@ -40,6 +43,7 @@ fn exported() -> BTreeMap<String, BTreeSet<String>> {
 /// The faults of a query.
 fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut faults = Vec::new();
+    let mut grouped = Vec::new();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
     let mut found = 0;
     for (at, _) in query.match_indices(['t', 'k', 'p']) {
@@ -57,6 +61,7 @@ fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String
             faults.push(format!("{name} is not exported: {query}"));
             continue;
         };
+        grouped.extend(labels.iter().map(String::as_str));
         let Some(selector) = behind.strip_prefix('{').and_then(|behind| behind.split('}').next()) else {
             continue;
         };
@@ -82,7 +87,41 @@ fn faults(query: &str, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String
     if found == 0 {
         faults.push(format!("no metric is asked for: {query}"));
     }
+    for label in groups(query) {
+        // A histogram's samples have a bound, too.
+        if !grouped.contains(&label) && !TARGET.contains(&label) && label != "le" && faults.is_empty() {
+            faults.push(format!("none of its metrics has the label {label}: {query}"));
+        }
+    }
     faults
+}
+
+/// The labels by which a query groups or matches series.
+fn groups(query: &str) -> Vec<&str> {
+    let lists = ["by (", "on (", "ignoring (", "without ("]
+        .iter()
+        .flat_map(|word| query.match_indices(word).map(|(at, word)| &query[at + word.len()..]));
+    let lists = lists.filter_map(|list| list.split(')').next());
+    lists.flat_map(|list| list.split(',')).map(str::trim).filter(|label| !label.is_empty()).collect()
+}
+
+/// The labels that the annotations of a rule take from a series of its query, and that it lacks.
+fn lacking(rule: &Value, names: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let query = rule["expr"].as_str().unwrap();
+    let has = |label: &&str| {
+        let asked = names.iter().filter(|(name, _)| query.contains(name.as_str()));
+        // What an aggregation leaves are the labels of its list.
+        let left = query.starts_with("sum by").then(|| groups(query));
+        let own = left.map_or_else(
+            || asked.flat_map(|(_, labels)| labels).any(|own| own == label),
+            |left| left.contains(label),
+        );
+        own || TARGET.contains(label) && (!query.starts_with("sum by") || groups(query).contains(label))
+    };
+    let texts = ["summary", "action"].map(|text| rule["annotations"][text].as_str().unwrap_or_default());
+    let used = texts.iter().flat_map(|text| text.split("$labels.").skip(1));
+    let used = used.filter_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next());
+    used.filter(|label| !has(label)).map(|label| format!("{}: no label {label}", rule["alert"])).collect()
 }
 
 #[test]
@@ -101,6 +140,7 @@ fn alerts_ask_for_what_is_exported() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     for rule in rules {
         let name = &rule["alert"];
+        assert_eq!(lacking(rule, &names), [""; 0]);
         assert!(["warning", "critical"].contains(&rule["labels"]["severity"].as_str().unwrap()), "{name}");
         for text in ["summary", "action"] {
             assert!(rule["annotations"][text].is_string(), "{name} has no {text}");
@@ -108,17 +148,55 @@ fn alerts_ask_for_what_is_exported() {
     }
 }
 
-/// Nodes that are to open packets and do not, and packets that are opened for nobody.
-#[test]
-fn faults_of_direct_forwarding_are_alerts() {
+/// The instances for which an alert fires with these series, after what time.
+fn firing(alert: &str, series: &[Sample]) -> (Vec<String>, String) {
     let rules: Value = serde_yaml_ng::from_str(&page::text(ALERTS)).unwrap();
     let rules = rules["groups"][0]["rules"].as_array().unwrap();
-    for text in ["traffic_policy_direct_opens == 0", "outcome=\"dropped-unknown-endpoint\""] {
-        let about = rules.iter().filter(|rule| rule["expr"].as_str().unwrap().contains(text));
-        let times: Vec<_> = about.map(|rule| rule["for"].as_str()).collect();
-        // A rollout, and an endpoint that is newer than its own node knows, are no faults.
-        assert_eq!(times, [Some("10m")], "{text}");
-    }
+    let rule = rules.iter().find(|rule| rule["alert"] == alert).unwrap();
+    let found = evaluate(rule["expr"].as_str().unwrap(), series).unwrap();
+    let instances = found.iter().map(|sample| sample.labels["instance"].clone()).collect();
+    (instances, rule["for"].as_str().unwrap_or_default().to_owned())
+}
+
+/// A rollout, and an endpoint that is newer than its own node knows, are no faults.
+const LASTS: &str = "10m";
+
+/// A node that is to open packets and does not, while others do.
+#[test]
+fn nodes_that_open_nothing_are_alerts() {
+    let fires = |nodes: &[(&str, &str, f64, f64)]| {
+        let series = nodes.iter().flat_map(|(instance, job, opens, leaving)| {
+            let labels = [("instance", *instance), ("job", *job)];
+            [("traffic_policy_direct_opens", *opens), ("traffic_policy_leaving", *leaving)]
+                .map(|(metric, value)| Sample::new(metric, &labels, value))
+        });
+        let (instances, lasts) = firing("TrafficPolicyOpensNothing", &series.collect::<Vec<_>>());
+        assert_eq!(lasts, LASTS);
+        instances.join(" ")
+    };
+    assert_eq!(fires(&[("a", "x", 1.0, 0.0), ("b", "x", 0.0, 0.0), ("c", "x", 0.0, 0.0)]), "b c");
+    assert_eq!(fires(&[("a", "x", 1.0, 0.0), ("b", "x", 1.0, 0.0)]), "");
+    assert_eq!(fires(&[("a", "x", 0.0, 0.0), ("b", "x", 0.0, 0.0)]), "", "nobody is to open any");
+    assert_eq!(fires(&[("a", "x", 1.0, 0.0), ("b", "y", 0.0, 0.0)]), "", "those of another cluster do");
+    assert_eq!(fires(&[("a", "x", 1.0, 0.0), ("b", "x", 0.0, 1.0)]), "", "it is about to go");
+}
+
+/// Packets that other nodes forward directly to no endpoint.
+#[test]
+fn packets_for_no_endpoint_are_alerts() {
+    let fires = |rates: &[(&str, &str, &str, f64)]| {
+        let series = rates.iter().map(|(instance, hook, outcome, rate)| {
+            let labels = [("instance", *instance), ("job", "x"), ("hook", *hook), ("outcome", *outcome)];
+            Sample::new("traffic_policy_packets_total", &labels, *rate)
+        });
+        let (instances, lasts) = firing("TrafficPolicyUnknownEndpoint", &series.collect::<Vec<_>>());
+        assert_eq!(lasts, LASTS);
+        instances.join(" ")
+    };
+    let unknown = "dropped-unknown-endpoint";
+    assert_eq!(fires(&[("a", "xdp", unknown, 0.6), ("a", "tc-ingress", unknown, 0.6)]), "a");
+    assert_eq!(fires(&[("a", "xdp", unknown, 0.6), ("b", "xdp", unknown, 0.6)]), "", "one now and then");
+    assert_eq!(fires(&[("a", "xdp", "forwarded", 900.0), ("b", "xdp", unknown, 2.0)]), "b");
 }
 
 #[test]
@@ -153,6 +231,8 @@ fn wrong_queries_are_found() {
             "no outcome dropped-nothing",
         ),
         ("traffic_policy_map_entries{map!~\"flows|pending\"}", "no map pending"),
+        ("sum by (instance, device) (traffic_policy_packets_total)", "has the label device"),
+        ("traffic_policy_healthy == 0 and on (node) traffic_policy_leaving == 1", "has the label node"),
         ("up == 0", "no metric is asked for"),
     ] {
         let found = faults(query, &names);
